@@ -1,5 +1,4 @@
-// Element types of tiles. Python calls them by names, which stand in bind/bind_programs.cc in the order of these
-// numbers.
+// Element types of tiles. Python uses their names, which bind/bind_programs.cc lists in the order of these numbers.
 #pragma once
 #include <cstdint>
 

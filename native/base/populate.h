@@ -1,8 +1,8 @@
-// Memory that is mapped but has never been touched, had from the system beforehand.
+// Populates memory that is mapped but was never touched.
 //
-// Purpose: no thread that computes waits for the system to find pages and fill them with zeros; where a virtual
-// machine's host has to find them first, that takes seconds per GiB. Who may call: any thread, on memory that others
-// use meanwhile: what it holds stays. Blocks: until the pages are there. A hint: older systems do nothing.
+// Purpose: threads that compute should not wait until the system has found pages and zeroed them, which may take
+// seconds per GiB on a virtual machine. Who may call: any thread, also while others use the memory; its content does
+// not change. Blocks: until the pages exist. It is a hint; older systems do nothing.
 #pragma once
 #include <sys/mman.h>
 

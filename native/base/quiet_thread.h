@@ -1,4 +1,4 @@
-// Starts a thread that takes no signals but those of its own faults: Ctrl-C belongs to the thread that waits.
+// Starts a thread that receives no signals except those of its own faults, so that Ctrl-C goes to the waiting thread.
 #pragma once
 #include <signal.h>
 

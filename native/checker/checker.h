@@ -1,21 +1,21 @@
-// Checks concurrent code: runs its threads in every order, with every outcome that the C++ memory model permits.
+// Checks concurrent code: runs its threads in every order, with every result that the C++ memory model allows.
 //
-// A scenario is a class. Its constructor makes the shared state from Atomic and Plain (memory.h has the policy by which
-// the protocols of native/protocols are instantiated with them); `void run(int thread)` is what each of `kNumThreads`
-// threads does, `const char* thread_name(int)` what the report calls it, `void end()` looks at the result. explore()
-// calls them once per execution and returns how many there were and the first failure: a failed expect(), a data race
-// on a Plain, a deadlock, a thread that spins for ever; with the trace of its steps.
+// A scenario is a class. Its constructor creates the shared state from Atomic and Plain (memory.h has the policy that
+// instantiates the protocols of native/protocols with them). `void run(int thread)` is the function of each of
+// `kNumThreads` threads, `const char* thread_name(int)` their names in reports, and `void end()` checks the result.
+// explore() calls them once per execution. It returns the number of executions and the first failure with the trace of
+// its steps: a failed expect(), a data race on a Plain, a deadlock, or a thread that spins for ever.
 //
-// Each operation on an Atomic is one step. What lies between two steps is invisible to other threads, so it must touch
-// only Plain and Atomic and what is the thread's own. relax() says that a loop looks again and again at the same: the
-// look that fails is not repeated until something newer can be read. It belongs into loops that only look.
+// Each operation on an Atomic is one step. Code between two steps is invisible to other threads, so it may use only
+// Plain, Atomic and thread-local data. relax() marks a loop that only polls: a failed poll is repeated only after
+// something newer can be read.
 //
 // Executions that differ only in the order of independent steps are explored once (sleep sets, source sets: Abdulla et
-// al., POPL 2014; the write that a load reads is part of its step, so a load and a store are independent but for the
-// choices that the store adds).
+// al., POPL 2014). The write that a load reads is part of its step, so a load and a store are independent except for
+// the choices that the store adds.
 //
-// What the memory model covers stands in model.h. Who may call: tests, from one thread. Not under sanitizers: they do
-// not know the stacks between which this switches, and there is one real thread, so they would find nothing.
+// model.h describes what the memory model covers. Who may call: tests, from one thread. Sanitizers cannot be used with
+// it: they do not know the stacks between which it switches, and there is only one real thread.
 #pragma once
 #include <atomic>
 #include <cstdint>

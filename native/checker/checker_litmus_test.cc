@@ -1,5 +1,5 @@
-// The checker itself: litmus shapes whose outcomes the C++ standard decides, all of them found and no other; races,
-// deadlocks, lost wake-ups; and random programs, explored with and without the reduction.
+// Tests of the checker: litmus tests whose results the C++ standard determines, all of which must be found and no
+// others; races, deadlocks, lost wake-ups; and random programs, explored with and without the reduction.
 #include <functional>
 #include <map>
 #include <random>

@@ -1,4 +1,4 @@
-// The search: executions one after the other, each a run of the scenario along a path of choices. See checker.h.
+// The search: runs the scenario once per execution, along a path of choices. See checker.h.
 #include <algorithm>
 #include <ctime>
 #include <vector>

@@ -1,7 +1,7 @@
-// Threads of a checked program, one at a time on one real thread: a stack each, and the switch between them.
+// The threads of a checked program, which take turns on one real thread: a stack for each, and the switch between them.
 //
-// Who may call: explorer.cc. Memory: a stack per fiber, kept from one execution to the next. A fiber that is left in
-// the middle is simply begun anew: nothing on its stack is destroyed, so nothing there may own memory.
+// Who may call: explorer.cc. Memory: a stack per fiber, reused for every execution. A fiber that is abandoned in the
+// middle is started again without destroying anything on its stack, so objects on it must not own memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The memory policy of a checked protocol; see protocols/memory.h for the product's.
+// The memory policy of a checked protocol; protocols/memory.h has the product's policy.
 #pragma once
 #include "checker/checker.h"
 

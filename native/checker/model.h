@@ -1,16 +1,17 @@
-// The memory of a checked program: what the C++ memory model lets each thread read and write.
+// The memory of a checked program: what each thread may read and write according to the C++ memory model.
 //
-// An operational form of C++20's release/acquire memory with seq_cst accesses and fences. Every atomic keeps all that
-// was ever written to it, in modification order; a thread has a view (per atomic the oldest write that it may still
-// read), a write carries the view that it releases, and an acquiring read takes that over. So a load has several
-// outcomes, and so has a store: it may come before writes that its thread has not heard of. Which of them happens is
-// the explorer's choice. Plain variables have the vector clocks of their last accesses: what is not ordered is a race.
+// It is an operational form of C++20's release/acquire memory with seq_cst accesses and fences. Every atomic keeps all
+// values ever written to it, in modification order. A thread has a view: per atomic, the oldest write that it may still
+// read. A write carries the view that it releases, and an acquiring read merges that view. So a load has several
+// possible results, and a store several possible positions: it may precede writes that its thread has not seen. The
+// explorer chooses among them. Plain variables have the vector clocks of their last accesses; unordered accesses are a
+// race.
 //
-// heavy and light barriers are the asymmetric fences of P1202, weaker than membarrier(2): a heavy barrier stands in one
-// order with every light one, two light ones in none. Not covered: a load that reads a store which comes later (load
-// buffering; but see `pin`), consume, mixed sizes, accesses that a compiler invents.
+// heavy and light barriers are the asymmetric fences of P1202, weaker than membarrier(2): a heavy barrier is ordered
+// with every light one, two light ones are not ordered. Not covered: a load that reads a later store (load buffering;
+// but see `pin`), consume, mixed sizes, accesses that a compiler invents.
 //
-// Who may call: explorer.cc and, on its fibers, checker.h. Memory: reused from one execution to the next.
+// Who may call: explorer.cc and, on its fibers, checker.h. Memory: reused for every execution.
 #pragma once
 #include <array>
 #include <atomic>

@@ -1,5 +1,5 @@
-// HOLDS(Scenario), HOLDS_WITH(options, Scenario) and FOUND(Scenario): a test's words for "no execution fails" and "the
-// planted mistake is seen". DEEP_HOLDS(Scenario) is for what takes minutes.
+// Test macros: HOLDS(Scenario) and HOLDS_WITH(options, Scenario) for "no execution fails", FOUND(Scenario) for "the
+// planted mistake is found", DEEP_HOLDS(Scenario) for checks that take minutes.
 #pragma once
 #include <cstdio>
 #include <cstring>

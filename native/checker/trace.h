@@ -1,4 +1,4 @@
-// What an execution was: its steps in order, and how a report words them.
+// The trace of an execution: its steps in order, and their text in reports.
 #pragma once
 #include <string>
 

@@ -1,17 +1,17 @@
-// Messages between processes that share no memory, over MPI (mpi/tilewise_mpi.h).
+// Messages between processes without shared memory, over MPI (mpi/tilewise_mpi.h).
 //
-// Purpose: messages, which are short and tell something, and payloads, which are bytes from memory to memory. A payload
-// is announced by a message, that of its sender (give) or that of its receiver (ask), and travels under the message's
-// tag. MPI makes no progress by itself, so progress() must be called again and again: by idle workers, and by one
-// thread of every executor while all of them compute (remote_peers.h).
+// Purpose: short messages, and payloads, which are bytes copied from memory to memory. A message announces a payload,
+// either the sender's (give) or the receiver's (ask), and the payload uses the message's tag. MPI makes no progress by
+// itself, so progress() must be called again and again: by idle workers, and by one thread of every executor while all
+// of them compute (remote_peers.h).
 //
-// Who may call: any thread; one at a time is inside MPI, the others leave what they have in the outbox. Blocks:
-// nothing but leave(), wait() and finish(); a receiver's take() and what is called at an end run inside progress(), and
-// must neither wait nor call leave(). Memory: that of a payload stays its owner's until the end was told. Memory order:
-// what happened before a message was posted is seen by who takes it.
+// Who may call: any thread. One thread at a time is inside MPI; the others put their operations into the outbox.
+// Blocks: only leave(), wait() and finish(). A receiver's take(), and callbacks at an end, run inside progress(); they
+// must neither wait nor call leave(). Memory: the owner of a payload keeps it until its end was reported. Memory order:
+// the receiver of a message sees what happened before it was posted.
 //
-// Trusts nothing: a message is checked before anything of it is used (transport.h); what a message names is checked by
-// who takes it. After the first error nothing is handed to MPI any more: cause() says which it was, and no end is told.
+// Trusts nothing: a message is checked before any of it is used (transport.h), and the receiver checks what it names.
+// After the first error nothing is passed to MPI any more; cause() returns the error, and ends are no longer reported.
 #pragma once
 #include <atomic>
 #include <cstddef>

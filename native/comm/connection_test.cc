@@ -1,4 +1,4 @@
-// Messages and payloads between processes, over an MPI of threads that delays them; and what is refused.
+// Messages and payloads between processes, over a test MPI of threads that delays them; and rejected messages.
 #include "comm/connection.h"
 
 #include <thread>

@@ -1,15 +1,15 @@
-// Litmus shapes on our signals: threads as devices on the real Signal, thousands of rounds, under ThreadSanitizer too.
-// protocols/tests/counter_checked_test.cc has the same shapes in every execution.
+// Litmus tests of our signals: threads act as devices on the real Signal, in thousands of rounds, also under
+// ThreadSanitizer. protocols/tests/counter_checked_test.cc checks the same shapes in every execution.
 //
-// What docs/memory_model.md promises, per shape (x is a tile, s and t are signals, all start at 0):
+// The promises of docs/memory_model.md, per shape (x is a tile, s and t are signals, all start at 0):
 //   message passing   x = 1; post s             | s seen; read x                      x = 0 forbidden
 //   reuse             x = 1; post s; ack; x = 2 | s seen; read x; post ack           x = 2 forbidden
 //   ISA2              x = 1; post s | s seen; post t | t seen; read x                x = 0 forbidden
 //   store buffering   post s; look at t         | post t; look at s                  both 0: allowed for value(),
 //                                                                                      forbidden for wait()
 //   IRIW              post s | post t | look at s, t | look at t, s                  opposite orders: as above
-// value() is an acquire load. wait() registers, then compares; post() adds, then asks for waiters; all four in one
-// order that every thread agrees on, which a lost wake-up would have to break. Tasks only ever use wait().
+// value() is an acquire load. wait() registers, then compares; post() adds, then checks for waiters. All four are in
+// one order that every thread agrees on; a lost wake-up would have to break it. Tasks only use wait().
 #include <algorithm>
 #include <array>
 #include <barrier>

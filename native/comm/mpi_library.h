@@ -1,9 +1,9 @@
-// The MPI of a process: loaded from a file, started once.
+// The MPI library of a process: loaded from a file, started once.
 //
-// Purpose: one build serves every MPI. The library itself is loaded first, with its names for all to see, then the file
-// of functions that are built on it (mpi/tilewise_mpi.h). Who may call: one thread. Blocks: for all other processes.
-// Refuses: files that cannot be loaded, are of another version, or whose MPI does not start (ArgumentError). An MPI
-// that ends the process instead of saying why it does not start cannot be kept from it.
+// Purpose: one build works with every MPI. The library is loaded first, with global symbols, then the file of functions
+// built on it (mpi/tilewise_mpi.h). Who may call: one thread. Blocks: for all other processes. Rejects files that
+// cannot be loaded, are of another version, or whose MPI does not start (ArgumentError). If an MPI ends the process
+// instead of returning an error, this cannot be prevented.
 #pragma once
 #include <memory>
 #include <string>

@@ -1,5 +1,5 @@
-// What a process of a device group says to the others, where they read it: in memory that they share, or written by who
-// takes its messages. See peers.h.
+// The block of memory in which a process of a device group reports its state to the others. Either they share the
+// memory, or the receiver of its messages writes it. See peers.h.
 #pragma once
 #include <atomic>
 

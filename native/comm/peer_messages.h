@@ -1,4 +1,4 @@
-// What processes of a device group say to each other, as the runtime means it. See peers.h.
+// The messages that processes of a device group exchange. See peers.h.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,20 +1,21 @@
-// The processes that run one program, and what they say to each other: in memory that those of one host map, by
-// messages (connection.h) to those of another, which are remote.
+// The processes that run one program, and their communication: by shared memory on one host, by messages (connection.h)
+// to processes on other hosts, which are called remote.
 //
-// Purpose: one process leads: it orders runs, and all others answer when a run has ended. While one goes on, each
-// posts signals of the others' devices by messages (protocols/mailbox.h), and reports how far it has got. Signals
-// themselves stay in their owner's memory. Memory order: what happened before a post was sent is seen by who takes it;
-// what happened before an order or an answer by who receives it.
+// Purpose: one process is the leader. It orders runs, and all others answer when a run has ended. During a run, each
+// process posts signals of the others' devices by messages (protocols/mailbox.h) and reports its progress. The signals
+// themselves are in their owner's memory. Memory order: the receiver of a post sees what happened before it was sent;
+// the receiver of an order or an answer, what happened before that.
 //
-// A message carries the number of its run, which is its order's. Devices count signals from where a run begins, so a
-// message of a run that has not begun here is left until it has; those of earlier runs are taken before the next one
-// begins. On one host they had been sent before the leader heard of their end; from remote processes there may be some
-// under way, so each says when it has posted its last one of a run, and settle() waits for that.
+// A message carries the number of its run, which is that of its order. Devices count signals from the beginning of a
+// run. So a message of a run that has not begun here waits until it has, and all messages of earlier runs are received
+// before the next one begins. On one host they were sent before the leader learned of their end. Messages of remote
+// processes may still be in flight, so each process reports when it has posted its last one of a run, and settle()
+// waits for that.
 //
-// Who may call: post, look, stay, leave any worker of the process; listen one thread that does nothing else; the rest
-// the thread that leads or serves. Blocks: post while the other's mailbox is full, and takes its own messages
-// meanwhile; await_order and await_answers up to their limits. Trusts nothing: who takes a message checks what it
-// names. Refuses: sizes that do not fit (ArgumentError), and a mapping that the system refuses (ResourceError).
+// Who may call: post, look, stay, leave: any worker of the process; listen: one thread that does nothing else; the
+// rest: the thread that leads or serves. Blocks: post while the other's mailbox is full (it receives its own messages
+// meanwhile); await_order and await_answers up to their limits. Trusts nothing: the receiver of a message checks what
+// it names. Rejects sizes that do not fit (ArgumentError), and mappings that the system rejects (ResourceError).
 #pragma once
 #include <atomic>
 #include <cstdint>

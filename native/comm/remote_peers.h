@@ -1,9 +1,9 @@
-// The processes of a device group that are on other hosts: what is said to them in messages (connection.h), and a block
-// of each as of those that share memory (peer_block.h), written by who takes its messages.
+// The processes of a device group on other hosts: messages to them (connection.h), and a copy of the block of each
+// (peer_block.h), which the receiver of its messages writes.
 //
 // Purpose: the other half of comm/peers.h, which alone calls this. Who may call, and what blocks: as there; listen()
-// besides makes the connection's progress. Trusts nothing: a message that cannot be fails the connection, and nothing
-// of it is kept.
+// also makes progress for the connection. Trusts nothing: an impossible message fails the connection, and nothing of it
+// is used.
 #pragma once
 #include <deque>
 #include <functional>

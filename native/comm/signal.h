@@ -1,9 +1,9 @@
-// Signals: 64-bit counters between devices, and tasks that wait for them without holding a worker.
+// Signals: 64-bit counters between devices, and tasks that wait for them without occupying a worker.
 //
-// A signal counts up and never falls. post() releases: everything that the poster wrote before is visible to the
-// waiter, whose wait() or on_posted acquires the value.
+// A signal only counts up. post() releases: everything that the poster wrote before is visible to the waiter, whose
+// wait() or on_posted acquires the value.
 //
-// No wake-up can be lost: protocols/counter.h says why. on_posted runs outside the lock, once per waiter, in the
+// No wake-up can be lost; protocols/counter.h explains why. on_posted runs without the lock, once per waiter, in the
 // posting thread; the waiter's memory may be reused by then. No other lock is taken while a signal's lock is held.
 #pragma once
 #include <atomic>

@@ -1,7 +1,7 @@
-// An MPI for tests: ranks are threads of one process, and messages take as long as a seed says.
+// An MPI for tests: ranks are threads of one process, and the delays of messages depend on a seed.
 //
-// Between two ranks messages of one tag keep their order; everything else may overtake. A message becomes visible after
-// the receiver has looked for it some times, a send is done some looks later than it could be.
+// Between two ranks, messages of one tag keep their order; all others may overtake each other. A message becomes
+// visible after the receiver has polled several times, and a send completes some polls later than it could.
 #pragma once
 #include <algorithm>
 #include <cstring>

@@ -1,9 +1,9 @@
-// What is inside MPI: messages and payloads that have been begun, and messages that come.
+// What is inside of MPI: messages and payloads in progress, and arriving messages.
 //
-// Purpose: the part of comm/connection.h that one thread at a time does; it turns operations into MPI's requests and
-// tells their ends. Who may call: the thread that has the connection's lock. Blocks: never. Trusts nothing: a message's
-// mark, sequence and length are checked before anything of it is used, a payload's length before its end is told. After
-// the first error nothing is handed to MPI any more.
+// Purpose: the part of comm/connection.h that one thread at a time executes. It turns operations into MPI requests and
+// reports their ends. Who may call: the thread that has the connection's lock. Blocks: never. Trusts nothing: a
+// message's mark, sequence and length are checked before any of it is used, a payload's length before its end is
+// reported. After the first error nothing is passed to MPI any more.
 #pragma once
 #include <atomic>
 #include <cstddef>

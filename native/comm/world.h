@@ -1,11 +1,10 @@
-// The processes that a launcher has started together: the connection between them, and what it carries next to the runs
-// of device groups: frames, signs of life, probes.
+// The processes that a launcher started together: the connection between them, and its traffic besides the runs of
+// device groups: frames, heartbeats, probes.
 //
-// Purpose: `Frames` are bytes for a process itself, in order, and what a leader and its workers say to each other.
-// `Heartbeat` says now and then that this process is alive, and makes progress where no other thread does; so a process
-// that is heard of no more is gone, or stands still. `Probes` measure a link by the way that tiles take. Who may call:
-// any thread. Blocks: send, receive and measure up to their limits; leave() for all other processes. Trusts nothing:
-// what cannot be fails the connection.
+// Purpose: `Frames` are ordered bytes between a leader and its workers. `Heartbeat` reports now and then that this
+// process is alive, and makes progress if no other thread does; so a silent process has ended or is stopped. `Probes`
+// measure a link over the path that tiles take. Who may call: any thread. Blocks: send, receive and measure up to their
+// limits; leave() for all other processes. Trusts nothing: an impossible message fails the connection.
 #pragma once
 #include <atomic>
 #include <deque>

@@ -1,4 +1,4 @@
-// Frames, signs of life and probes between processes, over an MPI of threads that delays them.
+// Frames, heartbeats and probes between processes, over a test MPI of threads that delays them.
 #include "comm/world.h"
 
 #include <thread>

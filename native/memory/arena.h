@@ -1,10 +1,10 @@
-// The memory of one device: one zeroed, page-aligned mapping, huge pages advised. Behind it are as many addresses as
-// its file has bytes, if it has one.
+// The memory of one device: one zeroed, page-aligned mapping with huge pages advised. If the device has a file, the
+// mapping is followed by as many unmapped addresses as the file has bytes.
 //
-// Purpose: tensors live at planned offsets; nothing is allocated inside it at run time. A tensor in the file has an
-// offset like any other, from file_begin() on, but its addresses hold nothing: all reach it by transfers alone. Who may
-// call: anyone may read data(); the plan decides who touches which bytes. Blocks: never after construction. Memory
-// order: none. Memory: mmap; given back by the destructor. Refuses: sizes the system cannot map (ResourceError).
+// Purpose: tensors have planned offsets; nothing is allocated in it at run time. A tensor in the file has an offset
+// like any other, from file_begin() on, but no memory at its addresses; it is accessed only by transfers. Who may call:
+// any thread may call data(); the plan decides which bytes each task uses. Blocks: never after construction. Memory
+// order: none. Memory: mmap, unmapped by the destructor. Rejects sizes that the system cannot map (ResourceError).
 #pragma once
 #include <cstddef>
 #include <cstdint>

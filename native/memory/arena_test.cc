@@ -1,4 +1,4 @@
-// Arena: zeroed, aligned, refuses what cannot be mapped.
+// Arena: zeroed, aligned, rejects sizes that cannot be mapped.
 #include "memory/arena.h"
 
 #include "base/check.h"

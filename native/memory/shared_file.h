@@ -1,9 +1,9 @@
-// Memory of a file that several processes map: sealed, so that no other process can shrink it under this one.
+// Memory of a file that several processes map. It is sealed, so that no process can shrink it while another uses it.
 //
-// Purpose: devices' arenas and the device group's memory (comm/peers.h). The file is a memfd that one process has made
-// and handed to the others; it has no name. Who may call: anyone. Blocks: never after construction. Memory: a mapping,
-// given back by the destructor; the descriptor stays its owner's. Refuses: files that are not sealed or of another size
-// (ArgumentError), and what the system cannot map (ResourceError).
+// Purpose: arenas of devices and the device group's memory (comm/peers.h). The file is an unnamed memfd that one
+// process created and passed to the others. Who may call: any thread. Blocks: never after construction. Memory: a
+// mapping, unmapped by the destructor; the owner keeps the descriptor. Rejects files that are not sealed or have
+// another size (ArgumentError), and mappings that the system rejects (ResourceError).
 #pragma once
 #include <cstddef>
 #include <cstdint>

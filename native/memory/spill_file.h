@@ -1,13 +1,13 @@
-// A device's file: what does not fit into its memory lies there.
+// A device's file, for tensors that do not fit in its memory.
 //
-// Purpose: tensors at planned offsets, read and written past the page cache (O_DIRECT) where the file system has that.
-// The file has no name: it goes with the process. Who may call: any thread, on ranges that no other thread writes
-// meanwhile. Blocks: for the disk. Memory order: none; who starts a transfer orders it. Refuses: directories that take
-// no file, sizes the disk has no room for, and transfers that the system refuses (ResourceError). It is never mapped: a
-// disk that fails under a mapping would end the process (SIGBUS), where a transfer is refused in words.
+// Purpose: tensors at planned offsets, read and written past the page cache (O_DIRECT) if the file system supports it.
+// The file has no name and disappears with the process. Who may call: any thread, for ranges that no other thread
+// writes meanwhile. Blocks: for the disk. Memory order: none; the code that starts a transfer orders it. Rejects
+// directories that cannot hold the file, sizes beyond the free space, and failed transfers (ResourceError). The file is
+// never mapped: an error of the disk would then end the process (SIGBUS), while a failed transfer returns an error.
 //
-// A page of the file that a transfer covers in part goes through the page cache, whole ones do not, so that neighbours
-// that share a page do not write over each other.
+// If a transfer covers a page only in part, that page uses the page cache, so that neighbours sharing a page do not
+// overwrite each other.
 #pragma once
 #include <cstddef>
 #include <cstdint>

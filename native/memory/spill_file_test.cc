@@ -1,4 +1,4 @@
-// The file of a device: what is written is read again, whatever pages it covers; ranges that share a page; refusals.
+// The file of a device: written data is read again for any pages covered; ranges that share a page; rejections.
 #include "memory/spill_file.h"
 
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 // Opening and closing a runtime.
 //
-// Who may call: open and run_workers, any thread; close, one thread that is in none of its tasks. Blocks: open of a
-// shared file until the workers' process is there; close until every task has ended.
+// Who may call: open and run_workers: any thread; close: a thread that is in none of its tasks. Blocks: open of a
+// shared file until the workers' process exists; close until every task has ended.
 #pragma once
 #include <memory>
 #include <string>

@@ -1,9 +1,9 @@
-// Rectangles of stored tensors from files, or from memory, into the devices' parts: each byte is read once, converted
+// Reads rectangles of stored tensors from files or memory into the devices' parts: each byte is read once, converted,
 // and packed while it is in the cache.
 //
-// Purpose: loading at the speed of the page cache, without mapping files. Who may call: any thread; several at once
-// when what they write lies in different panels. Blocks: on the file. Memory: a buffer of a few MiB per thread, kept
-// until the thread ends. Refuses (ArgumentError): rectangles that do not fit a part, or begin within a panel or pair.
+// Purpose: loading at the speed of the page cache, without mapping files. Who may call: any thread; several at once if
+// they write different panels. Blocks: for the file. Memory: a buffer of a few MiB per thread, kept until the thread
+// ends. Rejects rectangles that do not fit a part, or begin within a panel or pair (ArgumentError).
 #pragma once
 #include <span>
 

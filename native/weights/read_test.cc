@@ -1,4 +1,4 @@
-// read_weights: panels from files, by several threads at once, and files and rectangles that are wrong.
+// read_weights: panels from files, by several threads at once; invalid files and rectangles.
 #include "weights/read.h"
 
 #include <fcntl.h>

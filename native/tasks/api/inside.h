@@ -1,4 +1,4 @@
-// Seeing inside a runtime: figures, traces, graphs.
+// Inspecting a runtime: figures, traces, graphs.
 //
 // Who may call: any thread; traces are read while nothing runs. Blocks: for the locks of what it counts.
 #pragma once

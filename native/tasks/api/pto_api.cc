@@ -1,4 +1,4 @@
-// The C border: exceptions become statuses, and the sentence stays for pto_last_error.
+// The C interface: exceptions become statuses, and the message is kept for pto_last_error.
 #include <dlfcn.h>
 
 #include <algorithm>

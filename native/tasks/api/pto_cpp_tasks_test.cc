@@ -1,5 +1,5 @@
-// The tasks of tilewise/pto.hpp: handles, groups, hints, scopes, recordings, kernels that submit; every wait times out,
-// nothing that is dropped blocks, and exceptions leave nothing open.
+// The tasks of tilewise/pto.hpp: handles, groups, hints, scopes, recordings, kernels that submit. Every wait has a
+// timeout, dropping never blocks, and exceptions leave nothing open.
 #include "tasks/api/testing_cpp.h"
 
 using namespace tilewise::pto;

@@ -1,5 +1,5 @@
-// The values of tilewise/pto.hpp: runtimes, kernels, buffers, scalars, parameters and outputs; their errors, and what
-// is left of them when they were moved from.
+// The values of tilewise/pto.hpp: runtimes, kernels, buffers, scalars, parameters and outputs; their errors, and their
+// moved-from states.
 #include "tasks/api/testing_cpp.h"
 #include "tilewise/pto.hpp"
 

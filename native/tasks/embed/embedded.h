@@ -1,11 +1,11 @@
-// A task engine inside other native code, which submits from its own workers and runs its own bodies.
+// A task engine inside other native code, which submits from its own workers and runs its own task bodies.
 //
-// Purpose: the planner's tile programs order and run their tasks here; see programs/device.h. A Host gives the bodies
-// and makes tasks when few are ready; no thread of its own submits. Refuses what a stand-alone engine has beyond that:
-// kernels by name, registered buffers, heap, scopes, failures (the host keeps its own). Who may call: take_task and
-// submit by one worker at a time, inside Host::submit_more; resume, the questions and close by any thread.
-// Blocks: worker_loop sleeps while there is nothing to do. Memory order: what a task wrote is visible to its
-// successors. Memory: an engine's store, and the states of the objects, which tasks name by index.
+// Purpose: the planner's tile programs order and run their tasks with it; see programs/device.h. A Host provides the
+// bodies, and submits more tasks when few are ready; no thread only submits. It does not have the other parts of a
+// stand-alone engine: kernels by name, registered buffers, heap, scopes, failures (the host has its own). Who may call:
+// take_task and submit: one worker at a time, inside Host::submit_more; resume, queries and close: any thread. Blocks:
+// worker_loop sleeps while there is nothing to do. Memory order: a task's writes are visible to its successors. Memory:
+// an engine's store, and the states of the objects, which tasks name by index.
 #pragma once
 #include <cstdint>
 #include <memory>

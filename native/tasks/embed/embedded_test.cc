@@ -1,5 +1,5 @@
-// The embedded engine with a host that submits by hand: order, places, priorities, admission, sleeping, closing.
-// One worker: the order of execution is then the engine's choice, and tells what it knew to be ready.
+// The embedded engine with a host that submits explicitly: order, places, priorities, admission, sleeping, closing.
+// With one worker, the order of execution is the engine's choice and shows which tasks were ready.
 #include "tasks/embed/embedded.h"
 
 #include <atomic>

@@ -1,8 +1,8 @@
-// Kernels that every runtime knows by name: what reductions and examples need.
+// Kernels that every runtime has by name, for reductions and examples.
 //
-// Each takes (target, source) and the number of bytes as its first scalar; fill takes (target) and (bytes, value of
-// each byte). Plain loops: the compiler makes vectors of them. No order of additions is changed by that, because every
-// element is its own sum. They check nothing: check_builtin (submit/checks.h) does, when a task is submitted.
+// Each takes (target, source), and the number of bytes as its first scalar; fill takes (target) and (bytes, value of
+// each byte). They are plain loops, which the compiler vectorizes. This does not change the order of additions, because
+// every element is its own sum. They check nothing; check_builtin (submit/checks.h) does, when a task is submitted.
 #pragma once
 #include <span>
 

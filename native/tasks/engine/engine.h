@@ -1,16 +1,17 @@
-// The task runtime of one device, as data: what its rooms work on.
+// The task runtime of one device, as data that its rooms work on.
 //
-// Purpose: orders tasks by the data they touch and runs them. No thread schedules: the thread that submits or completes
-// a task makes its successors ready, and workers (and waiting submitters) take ready tasks. The store holds everything
-// that two processes may share; next to it stands what only this process needs. The rooms are functions on it:
+// Purpose: orders tasks by the data that they access, and runs them. There is no scheduler thread: the thread that
+// submits or completes a task makes its successors ready, and workers (and waiting submitters) take ready tasks. The
+// store has everything that two processes may share; the rest is private to this process. The rooms are functions on
+// it:
 //
 //   engine/  thread slots, kernels, handles, failures  submit/  from a specification to a task that waits or is ready
-//   run/     ready tasks, order among live tasks,     replay/  recordings, and replays of them
-//            events, running and completing, workers  embed/   an engine inside other native code
-//   wait/    waiting for tasks and for room           api/     the C border; opening and closing; seeing inside
+//   run/     ready tasks, order among live tasks,      replay/  recordings, and replays of them
+//            events, running and completing, workers   embed/   an engine inside other native code
+//   wait/    waiting for tasks and for room            api/     the C interface; opening, closing, inspecting
 //
-// Who may write what stands at each field. Memory order: a task's writes reach its successors through the exchange of
-// its task state word and the compare-and-swap by which they had waited; see store/slots.h.
+// Each field says who may write it. Memory order: a task's writes reach its successors through the exchange of its task
+// state word and the compare-and-swap with which they started to wait; see store/slots.h.
 #pragma once
 #include <atomic>
 #include <memory>

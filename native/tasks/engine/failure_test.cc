@@ -1,4 +1,4 @@
-// Failures: what is poisoned and what is not, what heals it, and that remembering costs bounded memory.
+// Failures: what is poisoned and what is not, what clears the poison, and bounded memory for failures.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;

@@ -1,9 +1,9 @@
-// Errors, and the poison that travels along data.
+// Failures, and how they propagate along data (poison).
 //
-// A failed task is remembered by name until no thread can ask for it: no buffer's newest writers name it, and no task
-// that was submitted before it failed is still alive. Consumers find their producers here, and only when anything
-// failed. Who may call: any thread. Blocks: for the lock of the failures; a sweep needs the submission lock. Memory:
-// the store.
+// A failed task is recorded by name until no thread can ask for it: it is no longer among the newest writers of any
+// buffer, and no task submitted before it failed is still live. Consumers look up their producers here, but only if
+// anything has failed. Who may call: any thread. Blocks: for the lock of the failures; a sweep needs the submission
+// lock. Memory: the store.
 #pragma once
 #include "tasks/engine/engine.h"
 

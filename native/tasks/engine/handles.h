@@ -1,7 +1,7 @@
-// Handles of buffers, and the scopes in which they live.
+// Handles of buffers, and the scopes that they belong to.
 //
-// Who may call: the thread that owns the slot. Blocks: for the lock of the pools, and for the submission lock where
-// others may look at the buffer's state. Memory: the store; each thread keeps a stock of free handles.
+// Who may call: the thread that owns the slot. Blocks: for the lock of the pools, and for the submission lock if other
+// threads may access the buffer's state. Memory: the store; each thread has a stock of free handles.
 #pragma once
 #include "tasks/engine/engine.h"
 #include "tasks/engine/pool.h"

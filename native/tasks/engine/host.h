@@ -1,4 +1,4 @@
-// What an engine inside other native code asks of it. See embed/embedded.h.
+// The interface of the code that contains an embedded engine. See embed/embedded.h.
 //
 // Who may call: the engine's workers; admit also threads that post what a task waits for.
 #pragma once

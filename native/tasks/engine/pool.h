@@ -1,6 +1,6 @@
-// Chunks of references as one thread takes and gives them: from its thread's stock, refilled from the shared one.
+// Chunks of references for one thread: taken from and returned to its stock, which is refilled from the shared pool.
 //
-// Who may call: the thread that owns the slot. Blocks: for the lock of the pools when the stock is empty or too large.
+// Who may call: the thread that owns the slot. Blocks: for the lock of the pools if the stock is empty or too large.
 // Memory: the store.
 #pragma once
 #include <mutex>

@@ -1,7 +1,7 @@
-// What the runtime asks of recordings: those that are open, and those that are replayed. Implemented by replay/.
+// What the runtime needs of recordings: the open ones, and those being replayed. Implemented by replay/.
 //
-// Purpose: submitting, waiting and failing know that tasks may belong to a replay of a recording, and no more than
-// that. Who may call: see each; thread: of the calling thread.
+// Purpose: submitting, waiting and failing only know that a task may belong to a replay. Who may call: see each
+// function; `thread` is the calling thread's.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What every task has, and what stands in different places for one that was submitted and one of a recording's replay.
+// The parts of a task, whose places differ between submitted tasks and tasks of a recording's replay.
 //
 // Who may call: see the fields in store/slots.h.
 #pragma once

@@ -1,8 +1,8 @@
-// Thread slots: which of a runtime's threads this is.
+// Thread slots: the identity of a thread in a runtime.
 //
-// Purpose: every thread that submits gets a submission context of its own, the first time it asks, and gives it back
-// when it ends. Who may call: any thread. Blocks: for the registry's mutex, when a thread ends. Memory: tickets are
-// thread-local; the registry of open runtimes is the process's.
+// Purpose: every thread that submits gets its own submission context at its first call, and returns it when the thread
+// ends. Who may call: any thread. Blocks: for the registry's mutex, when a thread ends. Memory: tickets are
+// thread-local; the registry of open runtimes is global.
 #pragma once
 #include "tasks/engine/engine.h"
 #include "tasks/sched/thread_state.h"

@@ -1,7 +1,7 @@
-// Waking threads that sleep: workers for want of tasks, others for what they wait for.
+// Wakes sleeping threads: workers without tasks, and threads that wait for something.
 //
-// The protocol is in protocols/sleepers.h: the sleeper announces itself, then looks; the waker publishes, then looks
-// for sleepers. Who may call: any thread, after it has published what a sleeper looks for. Blocks: never.
+// The protocol is in protocols/sleepers.h: the sleeper announces itself and then checks; the waker publishes and then
+// checks for sleepers. Who may call: any thread, after it has published what a sleeper checks. Blocks: never.
 #pragma once
 #include "tasks/engine/engine.h"
 #include "tasks/sched/sleep.h"

@@ -1,7 +1,7 @@
-// The dependency graph of what was submitted, as it was decided.
+// Records the dependency graph of submitted tasks.
 //
-// Purpose: a file from which an offline check recomputes the order (tilewise.observe). Who may call: submitters, under
-// the locks of the submission. Blocks: for its mutex. Memory: of the process, one entry per task.
+// Purpose: a file from which an offline check computes the order again (tilewise.observe). Who may call: submitters,
+// with the locks of the submission. Blocks: for its mutex. Memory: of the process, one entry per task.
 #pragma once
 #include <mutex>
 #include <string>

@@ -1,10 +1,10 @@
-// Records of what every thread did, kept while tracing is on.
+// Records of what every thread did while tracing is on.
 //
-// Purpose: one record per task and per stall. Who may call: start, end and stall by the thread that owns the slot;
-// reading while nothing runs. Blocks: never. Memory: of the process; each thread's records grow to their limit as they
-// come, then the newest replace the oldest. With two processes the workers' tasks lie in the store instead, for the
-// other to read. Tasks are stamped with ticks(), which costs a third of the system's clock, and turned into ns when
-// they are read: two readings of both clocks, far apart, tell how long a tick is.
+// Purpose: one record per task and per stall. Who may call: start, end and stall: the thread that owns the slot;
+// reading: while nothing runs. Blocks: never. Memory: of the process; each thread's records grow up to a limit, then
+// the newest replace the oldest. With two processes, the workers' records are in the store, so that the other process
+// can read them. Tasks are stamped with ticks(), at a third of the cost of the system's clock. Ticks are converted to
+// ns when they are read, by two distant readings of both clocks.
 #pragma once
 #include <algorithm>
 #include <atomic>

@@ -1,10 +1,10 @@
-// Order between boxes of one buffer: every distinct box in use has a node with a dependency state of its own.
+// Order between boxes of one buffer: every distinct box in use has a node with its own dependency state.
 //
-// owner: the index of the buffer's handle. Purpose: an access waits for what every overlapping node says, and is
-// recorded in its own node; a write forgets the nodes it covers, because a box that overlaps them from now on overlaps
-// the write. What reads a box that one later write covers does not inherit the failures of earlier writers: the write
-// is newer than theirs, and has inherited what it read itself. Who may call: the submitter, under the submission lock.
-// Blocks: never. Memory: nodes of the RegionIndex in the store.
+// owner: the index of the buffer's handle. Purpose: an access waits for the tasks that every overlapping node names,
+// and is recorded in its own node. A write removes the nodes that it covers, because any box that overlaps them also
+// overlaps the write. A later reader of a box that one write covers does not inherit failures of earlier writers: the
+// write is newer and has already inherited those of its own inputs. Who may call: the submitter, with the submission
+// lock. Blocks: never. Memory: nodes of the RegionIndex in the store.
 #pragma once
 #include <algorithm>
 #include <array>

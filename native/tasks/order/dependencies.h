@@ -1,11 +1,11 @@
-// The one rule of ordering: whom a new access waits for, and what it leaves behind for the next.
+// The one ordering rule: which tasks a new access waits for, and what it records for the next.
 //
 // Purpose: read-after-write, write-after-write and write-after-read on one AccessState, for handles, boxes and
-// recordings alike. Who may call: the owner of the state (the submitter, under its lock). Blocks: never. Memory order:
+// recordings alike. Who may call: the owner of the state (the submitter, with its lock). Blocks: never. Memory order:
 // none of its own. Memory: chunks from the given pool.
 //
-// A Pool offers: take() -> index + 1 of an empty chunk; give(index + 1); chunk(index + 1); is_settled(ref): the task
-// has completed, and successfully if the reference carries poison.
+// A Pool has: take() -> index + 1 of an empty chunk; give(index + 1); chunk(index + 1); is_settled(ref): whether the
+// task has completed, and successfully if the reference carries poison.
 #pragma once
 #include <algorithm>
 #include <cstdint>

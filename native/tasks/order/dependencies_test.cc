@@ -1,4 +1,4 @@
-// The rule of ordering alone, with a scripted pool: which tasks an access waits for and what it leaves behind.
+// The ordering rule alone, with a scripted pool: which tasks an access waits for, and what it records.
 #include "tasks/order/dependencies.h"
 
 #include <deque>

@@ -1,8 +1,8 @@
-// Chunks of references for one thread alone, from memory of the process that grows as it must.
+// Chunks of references for a single thread, from process memory that grows as needed.
 //
-// Purpose: dependency states that no other thread touches: of a recording, and of an embedded engine's objects. Those
-// that threads share take their chunks from the store (engine/pool.h). dependencies.h says what else a pool must know
-// of tasks; the classes that derive from this one do. Blocks: never. Memory: references stay while it grows.
+// Purpose: dependency states that no other thread uses: those of a recording, and of an embedded engine's objects.
+// States that threads share take their chunks from the store (engine/pool.h). Derived classes add what dependencies.h
+// requires of a pool. Blocks: never. Memory: references stay valid while it grows.
 #pragma once
 #include <deque>
 

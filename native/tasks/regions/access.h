@@ -1,7 +1,7 @@
-// Names of tasks and the dependency state of one buffer (or one box of it).
+// References to tasks, and the dependency state of one buffer (or one box of it).
 //
-// A TaskRef is a slot and the generation that the slot had: when the slot's generation has moved on, the task has
-// completed. So a reference never dangles, needs no count, and no array is ever indexed by a growing id.
+// A TaskRef is a slot and the generation of the slot. If the slot's generation has changed, the task has completed. So
+// a reference never dangles, needs no reference count, and no array is indexed by an ever-growing id.
 #pragma once
 #include <cstdint>
 

@@ -1,6 +1,6 @@
-// Boxes of a buffer as the region index keeps them.
+// Boxes of a buffer as the region index stores them.
 //
-// Plain data, in the memory of the index; see region_index.h for who calls and what is refused.
+// Plain data in the memory of the index; region_index.h says who may call and what is rejected.
 #pragma once
 #include <cstdint>
 #if defined(__SSE2__)

@@ -1,7 +1,7 @@
-// The comparison of two boxes that have no common coordinates in their tree; the rest of region_geometry.h is inline.
+// Compares two boxes that have no common coordinates in their tree; the rest of region_geometry.h is inline.
 //
-// A pure function: no state, nothing blocks. Says kPartial where no system of strides holds both boxes, because then it
-// is not known whether they share a byte.
+// A pure function. It returns kPartial if no system of strides contains both boxes, because it is then unknown whether
+// they share a byte.
 #include "tasks/regions/region_geometry.h"
 
 namespace tilewise::tasks {

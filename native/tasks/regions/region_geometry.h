@@ -1,7 +1,7 @@
-// Arithmetic of boxes: the form in which equal boxes are equal, and their coordinates in a system of strides.
+// Arithmetic of boxes: a normal form, so that equal boxes compare equal, and coordinates in a system of strides.
 //
-// Pure functions and plain data: no state, nothing blocks, any thread may call. Refuses (false) empty boxes and boxes
-// that have no coordinates in a system. Boxes come from pto_region; cells go to the pages of the trees.
+// Pure functions and plain data: no state, nothing blocks, any thread may call. Returns false for empty boxes and boxes
+// without coordinates in a system. Boxes come from pto_region; cells go to the pages of the trees.
 #pragma once
 #include <cstdint>
 
@@ -26,9 +26,9 @@ inline bool divides(uint64_t reciprocal, uint64_t a) { return a * reciprocal <= 
 inline bool normalise(const Box& box, NormalBox& normal) {
   if (box.ndim == 0 || box.ndim > kMaxDims) return false;
   uint32_t d = box.ndim - 1;
-  uint32_t last = 0;            // the outermost dimension so far
+  uint32_t last = 0;  // the outermost dimension so far
   uint64_t size = box.size[d];  // its size
-  uint64_t next = size;         // the stride of a dimension that is contiguous with it
+  uint64_t next = size;  // the stride of a dimension that is contiguous with it
   if (size == 0) return false;
   while (d-- > 0) {
     const uint64_t count = box.size[d], stride = box.stride[d];

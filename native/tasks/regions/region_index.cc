@@ -1,7 +1,7 @@
-// The region index: nodes enter and leave; trees begin, change their grid, get their pages and end.
+// The region index: adding and removing nodes; creating and ending trees, changing their grid, moving them to pages.
 //
-// Owns nothing: everything lies in the memory that the caller gave. Refuses an insertion (before it changes anything)
-// for which nodes or pages are missing. Boxes come from the caller, already checked against the buffer's size.
+// It owns nothing: all data is in the caller's memory. An insertion without enough nodes or pages is rejected before it
+// changes anything. The caller has checked boxes against the buffer's size.
 #include "tasks/regions/region_index.h"
 
 #include <cassert>

@@ -1,15 +1,15 @@
-// Which recorded boxes of a buffer overlap a new box. Exact for boxes of one stride system, never missing an overlap
-// otherwise.
+// Finds the recorded boxes of a buffer that overlap a new box. Exact for boxes of one stride system; otherwise it never
+// misses an overlap.
 //
-// Who calls: one thread at a time (the caller's lock). Nothing blocks. All state lies in the caller's memory and is
-// linked by indices, so that two processes can map it at two addresses; the object itself is only a view of it.
-// Boxes come from pto_region; the states inside the nodes are the caller's. Refuses (kNone) when the memory is used up.
+// Who may call: one thread at a time (the caller's lock). Blocks: never. All state is in the caller's memory and linked
+// by indices, so that two processes can map it at different addresses; the object is only a view of it. Boxes come from
+// pto_region; the states inside the nodes are the caller's. Returns kNone if the memory is used up.
 //
-// How: every buffer has a tree of pages ordered by the lowest byte (region_pages.h); each entry of a page has the
-// bounds of all below it, as bytes and as coordinates in the stride system of the tree (region_geometry.h). Exact
-// lookup goes through one hash table (region_table.h). While all boxes of a buffer are cells of one grid
-// (region_tree.h), no two of them meet and no question needs the pages: so nodes are only listed, until the first
-// question about overlaps files them in pages.
+// How it works: every buffer has a tree of pages ordered by the lowest byte (region_pages.h). Each entry of a page has
+// the bounds of everything below it, as bytes and as coordinates in the tree's stride system (region_geometry.h). Exact
+// lookup uses one hash table (region_table.h). While all boxes of a buffer are cells of one grid (region_tree.h), no
+// two of them overlap and no query needs the pages. So nodes are only listed, until the first query about overlaps
+// moves them to pages.
 #pragma once
 #include <cstddef>
 #include <cstdint>

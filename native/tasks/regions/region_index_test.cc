@@ -1,5 +1,5 @@
-// The region index against sets of bytes: no overlap is missed, boxes of one stride system are answered exactly, and
-// insertions and removals in any order leave nothing behind. The comparison itself is shown to notice wrong answers.
+// The region index compared with sets of bytes: no overlap is missed, boxes of one stride system are exact, and
+// insertions and removals in any order leave nothing behind. The comparison is also shown to find wrong answers.
 #include "tasks/regions/region_index.h"
 
 #include <algorithm>

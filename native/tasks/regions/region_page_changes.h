@@ -1,7 +1,7 @@
-// What changes the pages of the store index's trees: promises, entries, splits, bounds.
+// Changes of the pages of the index's trees: reservations, entries, splits, bounds.
 //
-// The definitions of region_pages.h, which says who calls and what is refused. Included by region_index.cc alone, so
-// that an insertion, which goes to and fro between index and pages, is compiled as one.
+// The definitions of region_pages.h, which says who may call and what is rejected. Only region_index.cc includes it, so
+// that an insertion, which alternates between index and pages, is compiled as one.
 #pragma once
 #include <algorithm>
 #include <bit>

@@ -1,9 +1,9 @@
-// The pages of the store index's trees: finding the leaf for a key, adding and removing entries, splitting, bounds.
+// The pages of the index's trees: finding the leaf of a key, adding and removing entries, splitting, bounds.
 //
-// Who calls: the index, one thread at a time (the caller's lock). Nothing blocks. Pages lie in the caller's memory and
-// are linked by indices; the object is only a view of them. An inner entry bounds all below it; bounds may be too wide
-// after removals, never too narrow. Refuses (promise, has_room_in) what would need more pages than there are. What
-// changes pages is defined in region_page_changes.h.
+// Who may call: the index, one thread at a time (the caller's lock). Blocks: never. Pages are in the caller's memory
+// and linked by indices; the object is only a view of them. An inner entry bounds everything below it; bounds may be
+// too wide after removals, never too narrow. promise and has_room_in reject changes that need more pages than there
+// are. region_page_changes.h defines the changes.
 #pragma once
 #include <cstdint>
 

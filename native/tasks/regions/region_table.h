@@ -1,8 +1,8 @@
-// The hash table of the store index: which node is exactly this box of this buffer.
+// The hash table of the index: finds the node of exactly this box of this buffer.
 //
-// Who calls: one thread at a time (the caller's lock). Nothing blocks. Buckets and nodes lie in the caller's memory and
-// are linked by indices; the object is only a view of them. Refuses nothing: there is a bucket per node, and nodes of
-// one bucket form a list. Boxes come from the index, normalised.
+// Who may call: one thread at a time (the caller's lock). Blocks: never. Buckets and nodes are in the caller's memory
+// and linked by indices; the object is only a view of them. There is one bucket per node, and nodes of one bucket form
+// a list. Boxes are normalized by the index.
 #pragma once
 #include <bit>
 #include <cstdint>

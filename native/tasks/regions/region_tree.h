@@ -1,7 +1,7 @@
-// What the nodes of one buffer have in common: the grid, and the list that they stand in until they are filed in pages.
+// The common data of the nodes of one buffer: the grid, and the list of nodes that are not in pages yet.
 //
-// Plain data in the memory of the index, linked by indices; see region_index.h for who calls and what is refused. Boxes
-// come from the index, normalised.
+// Plain data in the memory of the index, linked by indices; region_index.h says who may call and what is rejected.
+// Boxes are normalized by the index.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
-// Replays of recordings that are kept ready: beginning one, and what it leaves in its buffers.
+// Replays of instantiated graphs: beginning one, and what it leaves in its buffers.
 //
 // Who may call: a replaying thread; settle_replay and inherit_in_replay as replays.h says. Blocks: replay_graph until
-// the last replay has ended, helping, as long as that goes on.
+// the last replay has ended, and helps to run it meanwhile.
 #pragma once
 #include "tasks/replay/instantiated_graph.h"
 

@@ -1,19 +1,20 @@
-// A recording made ready to run: its tasks keep slots of their own, with their successors written down.
+// An instantiated graph: a recording whose tasks have their own slots, with their successors stored.
 //
-// Purpose: replay at the cost of running. A task that is submitted takes a slot, asks its buffers who came before and
-// stands in a queue behind its producers; here all of that is done once. A replay begins by letting the tasks without
-// producers go; a task that ends counts down its successors, and makes itself ready for the next replay before it
-// counts itself as done. So one replay runs at a time; a replay that comes while one still runs helps, and when none of
-// its tasks ends for as long as submitting would take, it is submitted instead (replay.cc).
+// Purpose: a replay costs only the running of its tasks. A submitted task takes a slot, asks its buffers for earlier
+// accesses, and is queued behind its producers. Here all of that is done once. A replay begins by releasing the tasks
+// without producers. A task that ends decrements the counters of its successors, and resets itself for the next replay
+// before it counts itself as done. So only one replay runs at a time. A replay that is requested while another runs
+// helps it; if none of its tasks ends for as long as submitting would take, the replay is submitted task by task
+// instead (replay.cc).
 //
-// The world outside: while no other task touches its buffers, a replay needs nothing of them, because it follows the
-// one before. Their handles carry kReplayed; a submitter that meets that flag calls settle first, which leaves in every
-// buffer the task that accessed it last, by name: [generation of the replay | slot], a TaskRef like any other. The
-// first replay after that waits, task by task, for those that it meets in the buffers (enter).
+// Other tasks: while no other task accesses its buffers, a replay needs nothing of them, because it follows the one
+// before. Their handles have the flag kReplayed. A submitter that finds this flag first calls settle, which records in
+// every buffer the task that accessed it last, as [generation of the replay | slot], a TaskRef like any other. The
+// first replay after that waits, task by task, for the tasks that it finds in the buffers (enter).
 //
-// Who may call: replaying threads; everything but the tasks' own steps and is_done() under the submission lock. Blocks:
-// never. Memory order: a replay's writes reach its end through `done`; its beginning reaches the tasks through their
-// arrivals. Memory: of the process; the slots lie in the store.
+// Who may call: replaying threads; everything except the tasks' own steps and is_done() with the submission lock.
+// Blocks: never. Memory order: a replay's writes reach its end through `done`; its beginning reaches the tasks through
+// their arrivals. Memory: of the process; the slots are in the store.
 #pragma once
 #include <memory>
 #include <vector>

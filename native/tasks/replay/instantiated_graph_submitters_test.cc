@@ -1,5 +1,5 @@
-// Replays of recordings among several submitters and full windows: none is lost, none runs next to another, no false
-// alarm is given.
+// Replays of recordings with several submitters and full windows: none is lost, two never overlap, and no false
+// deadlock is reported.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;

@@ -1,4 +1,4 @@
-// Replays of recordings made ready to run: as good as submitting again, whatever happens around them.
+// Instantiated graphs have the effect of submitting again, whatever other tasks do.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -1,6 +1,6 @@
-// What later submissions find in a buffer after a replay: the recording's last accesses, by the names of that replay.
+// What later submissions find in a buffer after a replay: the recording's last accesses, as tasks of that replay.
 //
-// Who may call: a replaying thread, or one that settles a replay, under the submission lock. Blocks: for boxes_lock.
+// Who may call: a replaying thread, or one that settles a replay, with the submission lock. Blocks: for boxes_lock.
 #pragma once
 #include "tasks/engine/engine.h"
 #include "tasks/replay/recording.h"

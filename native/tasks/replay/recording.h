@@ -1,8 +1,8 @@
-// A recorded part of a program: its tasks, the order among them, and where it meets the world.
+// A recorded part of a program: its tasks, the order among them, and the accesses that depend on other tasks.
 //
-// Purpose: submit the same tasks again without asking each buffer who came before. While recording, every task also
-// goes through a dependency analysis of its own, in which nothing ever completes: the live one forgets readers that are
-// done, so its edges depend on timing. Who may call: the recording thread. Memory: of the process.
+// Purpose: submits the same tasks again without asking each buffer for earlier accesses. While recording, every task
+// also goes through a separate dependency analysis in which nothing ever completes, because the live one drops finished
+// readers, so its edges depend on timing. Who may call: the recording thread. Memory: of the process.
 #pragma once
 #include <deque>
 #include <memory>

@@ -1,4 +1,4 @@
-// Record and replay: a replay is as good as submitting again, with other buffers, however it is interleaved.
+// Record and replay: a replay has the effect of submitting again, with other buffers, in any interleaving.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;

@@ -1,8 +1,8 @@
-// The recordings of one runtime: open ones, and those that can be replayed, by a replay of the instantiated graph
+// The recordings of one runtime: open ones, and those that can be replayed, by an instantiated graph
 // (instantiated_graph.h) or task by task (replay.cc).
 //
-// Who may call: any thread outside tasks. Blocks: a replay for slots and for the replay before; else for the submission
-// lock and mutex_, which is taken after it. Memory: of the process.
+// Who may call: any thread outside of tasks. Blocks: a replay for slots and for the previous replay; otherwise for the
+// submission lock and mutex_, which is taken after it. Memory: of the process.
 #pragma once
 #include <map>
 #include <memory>

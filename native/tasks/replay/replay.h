@@ -1,7 +1,7 @@
-// Replaying a recording by submitting its tasks again, with known order.
+// Replays a recording by submitting its tasks again, with known order.
 //
-// Who may call: a replaying thread, outside tasks. Blocks: for slots, with the submission lock held, so that no other
-// submitter sees half a replay.
+// Who may call: a replaying thread, outside of tasks. Blocks: for slots, with the submission lock held, so that no
+// other submitter sees half a replay.
 #pragma once
 #include "tasks/engine/engine.h"
 #include "tasks/replay/recording.h"

@@ -1,8 +1,8 @@
-// External events: counters that rise, and the tasks that wait for a value of one. Cancelling and deadlines, which let
-// such tasks go before.
+// External events: counters that rise, and the tasks that wait for a value. Cancelling and deadlines, which release
+// such tasks early.
 //
-// Who may call: any thread. Blocks: for an event's lock. A value is compared and a task registered in one critical
-// section of the event, the event is posted in another: no wake-up is lost. Memory: the store.
+// Who may call: any thread. Blocks: for an event's lock. Comparing the value and registering a task is one critical
+// section of the event, posting is another, so no wake-up is lost. Memory: the store.
 #pragma once
 #include "tasks/engine/engine.h"
 

@@ -1,8 +1,8 @@
-// The order among live tasks: standing behind producers, events and mutexes.
+// The order among live tasks: waiting for producers, events and mutexes.
 //
-// Purpose: a task has a list of producers and stands behind one of them at a time; the thread that ends that one
-// advances it to the next. Who may call: the submitter until the task is submitted; then the one thread that advances
-// it. Blocks: for an event's lock. Memory order: store/slots.h. Memory: the store.
+// Purpose: a task has a list of producers and waits for one of them at a time; the thread that completes that one
+// advances the task to the next. Who may call: the submitter until the task is submitted; then the one thread that
+// advances it. Blocks: for an event's lock. Memory order: store/slots.h. Memory: the store.
 #pragma once
 #include "tasks/engine/failures.h"
 #include "tasks/engine/pool.h"

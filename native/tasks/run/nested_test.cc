@@ -1,4 +1,5 @@
-// Tasks that submit tasks: their own domain of dependencies, what they may touch, when they complete, and who helps.
+// Tasks that submit tasks: their own domain of dependencies, what they may access, when they complete, and which
+// threads help.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;

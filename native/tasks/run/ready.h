@@ -1,7 +1,7 @@
-// Ready tasks: where they stand, and taking one.
+// Ready tasks: their queues, and taking one.
 //
 // Purpose: a task goes to the ring of the thread that made it ready; one with a priority, or for one worker, to an
-// ordered queue. Who may call: making ready, any thread, for its own thread; taking, the thread that owns the slot.
+// ordered queue. Who may call: making ready: any thread, for its own thread; taking: the thread that owns the slot.
 // Blocks: for a queue's lock. Memory: the store.
 #pragma once
 #include "tasks/engine/task_parts.h"

@@ -1,4 +1,4 @@
-// Running tasks, and what their completion sets free.
+// Runs tasks, and releases their successors on completion.
 //
 // Who may call: workers, and submitters that wait. Blocks: for what kernels block for. Memory order: the exchange of
 // the task state word publishes a task's writes to its successors.

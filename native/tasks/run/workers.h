@@ -1,6 +1,6 @@
 // Workers: threads that take and run tasks until their runtime is closed.
 //
-// Who may call: worker_loop, the thread that is this worker; check_peer any. Blocks: a worker sleeps while there is
+// Who may call: worker_loop: the thread that is this worker; check_peer: any. Blocks: a worker sleeps while there is
 // nothing to do.
 #pragma once
 #include "tasks/engine/engine.h"

@@ -1,8 +1,8 @@
-// The floating-point modes of a kernel are the default ones, on whatever thread it runs.
+// Runs kernels with the default floating-point modes, on whatever thread.
 //
-// Purpose: a result must not depend on who ran the task. Workers begin with the default modes; a thread that helps
-// while it waits has its own (rounding, flushing of denormal numbers, traps), which are put aside for as long as it
-// helps. Who may call: any thread. Cost: two reads; writes only where the modes differ. Memory: of the stack.
+// Purpose: a result must not depend on the thread that ran the task. Workers begin with the default modes. A thread
+// that helps while it waits has its own (rounding, flushing of denormal numbers, traps), which are saved and restored
+// around the help. Who may call: any thread. Cost: two reads; writes only if the modes differ. Memory: of the stack.
 #pragma once
 #include <cfenv>
 #include <cstdint>

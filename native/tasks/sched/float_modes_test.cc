@@ -1,5 +1,5 @@
-// Kernels compute with the default floating-point modes, whatever the thread that opened the runtime, or that helps
-// while it waits, has set.
+// Kernels compute with the default floating-point modes, whatever modes are set in the thread that opened the runtime
+// or that helps while it waits.
 #include <cfenv>
 #if defined(__x86_64__)
 #include <xmmintrin.h>

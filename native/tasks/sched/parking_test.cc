@@ -1,7 +1,7 @@
-// Sleeping and waking: more threads than cores, thousands of sleeps, no sleeper forgotten.
+// Sleeping and waking: more threads than cores, thousands of sleeps, no forgotten sleeper.
 //
-// This program has a clock_gettime of its own, which the runtime in it calls. It is the system's, but for a worker
-// whose time is held: that is how a test gets between the worker's decision to park and its parking.
+// This program defines its own clock_gettime, which the runtime calls. It is the system's, except for a worker whose
+// time is stopped; with it a test gets between the worker's decision to park and its parking.
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
-// Ordered queues of ready tasks: those with a priority, one worker's own, and what did not fit the rings.
+// Ordered queues of ready tasks: those with a priority, those for one worker, and those that did not fit in the rings.
 //
-// Purpose: hand such tasks from the threads that made them ready to those that run them; all others go through a ring
-// (protocols/ready_ring.h). A queue is a heap under a lock. Who may call: any thread. Blocks: for its lock. Memory: the
+// Purpose: passes such tasks from the threads that made them ready to those that run them; all others use a ring
+// (protocols/ready_ring.h). A queue is a heap with a lock. Who may call: any thread. Blocks: for its lock. Memory: the
 // store.
 #pragma once
 #include <algorithm>

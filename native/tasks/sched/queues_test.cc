@@ -1,4 +1,4 @@
-// Rings and ordered queues: nothing is lost, nothing comes twice, and the order is what it says.
+// Rings and ordered queues: nothing is lost, nothing comes twice, and the order is as specified.
 #include "tasks/sched/queues.h"
 
 #include <memory>

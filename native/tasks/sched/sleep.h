@@ -1,7 +1,6 @@
-// How an idle thread passes time before it sleeps, and the clocks by which it does. Sleeping itself and being woken is
-// protocols/sleepers.h.
+// What an idle thread does before it sleeps, and the clocks that it uses. protocols/sleepers.h has sleeping and waking.
 //
-// Who may call: the idle thread, each with an Idle and a Pace of its own. Blocks: for a few microseconds at a time.
+// Who may call: the idle thread, each with its own Idle and Pace. Blocks: for a few microseconds at a time.
 #pragma once
 #include <sched.h>
 #include <time.h>

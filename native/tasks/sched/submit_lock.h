@@ -1,7 +1,7 @@
-// The submission lock, which costs nothing while one thread submits.
+// The submission lock, which costs nothing while only one thread submits.
 //
-// Purpose: the buffers' dependency states change under it. Most programs submit from one thread, the first submitter:
-// it owns the lock in the sense of protocols/biased_lock.h. Who may call: any thread. Blocks: for the lock. Memory: the
+// Purpose: it protects the buffers' dependency states. Most programs submit from one thread, the first submitter, which
+// owns the lock in the sense of protocols/biased_lock.h. Who may call: any thread. Blocks: for the lock. Memory: the
 // store.
 #pragma once
 #include "tasks/sched/sleep.h"

@@ -1,4 +1,4 @@
-// The submission lock with threads that come and go; protocols/tests/biased_lock_checked_test.cc has every execution.
+// The submission lock with threads that start and end; protocols/tests/biased_lock_checked_test.cc has every execution.
 #include "tasks/sched/submit_lock.h"
 
 #include <thread>

@@ -1,4 +1,4 @@
-// What this thread is doing for which runtime.
+// What the calling thread is doing, and for which runtime.
 //
 // Purpose: submit() must know whether it is called inside a task, and by which thread. Memory: thread-local.
 #pragma once

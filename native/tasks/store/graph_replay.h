@@ -1,7 +1,7 @@
-// What the tasks of a replayed recording need of it while they run; replay/instantiated_graph.h has the rest.
+// The part of an instantiated graph that its running tasks use; replay/instantiated_graph.h has the rest.
 //
-// Who may call: the replaying thread writes it under the submission lock, before the replay's first task is ready; the
-// threads that run its tasks read it, and each counts in a cell of its own. Memory: of the process.
+// Who may call: the replaying thread writes it with the submission lock, before the replay's first task is ready;
+// threads that run its tasks read it, and each counts in its own counter. Memory: of the process.
 #pragma once
 #include <atomic>
 #include <cstdint>

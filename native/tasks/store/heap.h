@@ -1,9 +1,9 @@
-// The heap of runtime-owned buffers: runs of segments, which belong to scopes and count the tasks that use them.
+// The heap of buffers that the runtime allocates: runs of segments, which belong to scopes and count the tasks that use
+// them.
 //
-// Purpose: one addition for most allocations; memory comes back when its scope has ended and every task that uses it.
-// Who may call: allocating and use_heap, the thread that owns the slot; releasing, the thread that ends the task or the
-// scope. Blocks: for the heap's lock, when a run begins or ends. Memory: the store. What waits for room stands in
-// wait/room.h.
+// Purpose: most allocations are one addition; memory is reused after its scope and every task that uses it have ended.
+// Who may call: allocating and use_heap: the thread that owns the slot; releasing: the thread that ends the task or the
+// scope. Blocks: for the heap's lock, when a run begins or ends. Memory: the store. wait/room.h waits for room.
 #pragma once
 #include "tasks/store/layout.h"
 

@@ -1,4 +1,4 @@
-// Runtime-owned outputs: packing, alignment, large runs, lifetimes of scopes, wrapping, and the end of the heap.
+// Outputs allocated by the runtime: packing, alignment, large runs, lifetimes of scopes, wrapping, and a full heap.
 #include <set>
 
 #include "tasks/tests/testing_runtime.h"

@@ -1,10 +1,10 @@
 // The store: everything that submitters and workers share, as plain structs addressed by index and offset.
 //
-// Purpose: one mapping, private or shared by two processes, holds thread slots, slots, handles, chunks,
-// queues, failures, events and the heap. No pointer lies in a shared one: buffers are kept as distances from its base.
-// (In a private one, slots of instantiated graphs and of tasks that keep their arguments have pointers.) Who may write
-// what stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages
-// that no thread touches cost nothing, and all-zero bytes are the empty state of every struct.
+// Purpose: one mapping, private or shared by two processes, contains thread slots, slots, handles, chunks, queues,
+// failures, events and the heap. A shared mapping contains no pointers; buffers are stored as distances from its base.
+// (In a private one, slots of instantiated graphs and of tasks that keep their arguments have pointers.) Each struct
+// says who may write it, and functions say which memory order they use. Memory: one anonymous or file mapping;
+// untouched pages cost nothing, and all-zero bytes are the empty state of every struct.
 #pragma once
 #include <atomic>
 #include <cstddef>

@@ -1,7 +1,7 @@
-// What a task and a buffer are: slots, arguments, handles, chunks of references.
+// Tasks and buffers as data: slots, arguments, handles, chunks of references.
 //
-// Purpose: the structs that submitters and workers share most, each with who writes it; layout.h says where they lie.
-// Memory order stands at the functions that use them. Memory: the store.
+// Purpose: the structs that submitters and workers share most, each with who may write it; layout.h has their places.
+// Functions say which memory order they use. Memory: the store.
 #pragma once
 #include <atomic>
 #include <cstddef>

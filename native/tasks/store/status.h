@@ -1,6 +1,7 @@
-// How the task runtime says what is wrong: a status of pto_api.h and a sentence.
+// Errors of the task runtime: a status of pto_api.h and a message.
 //
-// Purpose: thrown inside, a status at the C border (api/pto_api.cc). Who may call: any thread. Blocks: never.
+// Purpose: thrown inside, converted to a status by the C interface (api/pto_api.cc). Who may call: any thread. Blocks:
+// never.
 #pragma once
 #include <sstream>
 #include <stdexcept>

@@ -1,6 +1,6 @@
-// What can be wrong with a specification: found before anything is taken.
+// Checks of a specification before anything is allocated.
 //
-// Who may call: the submitting thread. Blocks: never. Raises PTO_BAD_ARGUMENT with a sentence.
+// Who may call: the submitting thread. Blocks: never. Raises PTO_BAD_ARGUMENT with a message.
 #pragma once
 #include "tasks/engine/handles.h"
 

@@ -1,4 +1,4 @@
-// What few tasks have: a name, a deadline, views of their parameters.
+// Rare attributes of tasks: a name, a deadline, views of their parameters.
 //
 // Who may call: the submitting thread; notes, while it fills the slot. Blocks: never. Memory: the store.
 #pragma once

@@ -1,5 +1,5 @@
-// What few tasks have: views of their parameters, names, deadlines, and the flag by which a running kernel learns of an
-// end.
+// Rare attributes of tasks: views of their parameters, names, deadlines, and the flag that tells a running kernel to
+// stop.
 #include <fstream>
 #include <sstream>
 

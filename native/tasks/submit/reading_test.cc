@@ -1,4 +1,4 @@
-// Reading and writing a part of a buffer: whom it waits for, whose failures it meets, and what it heals.
+// Reading and writing a part of a buffer: which tasks it waits for, whose failures it raises, and which it clears.
 #include <bitset>
 #include <random>
 

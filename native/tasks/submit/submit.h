@@ -1,8 +1,8 @@
 // From a specification to a task that is ready or waits.
 //
-// Most tasks take the short way (submit_plain.cc); the general one (submit.cc) decides whenever anything is unusual.
-// Who may call: any thread; a kernel only with PTO_SUBMITS. Blocks: when window, heap, handles or boxes are full. A
-// submission that fails has taken nothing.
+// Most tasks take the fast path (submit_plain.cc); the general one (submit.cc) handles everything unusual. Who may
+// call: any thread; a kernel only with PTO_SUBMITS. Blocks: when window, heap, handles or boxes are full. A failed
+// submission has no effect.
 #pragma once
 #include "tasks/engine/engine.h"
 

@@ -1,6 +1,7 @@
-// What nearly every task is: registered buffers, whole, read or written, outside tasks, and nothing else asked for.
+// The fast path of submission, for nearly every task: whole registered buffers, read or written, outside of tasks,
+// without other options.
 //
-// The same steps as the general way (submit.cc), without its questions.
+// It has the steps of the general path (submit.cc) without its checks for other cases.
 #include <bit>
 
 #include "tasks/engine/builtin_kernels.h"

@@ -1,4 +1,4 @@
-// Where a task's addresses and scalars stand: behind its producers when they are few, else in its SlotArgs.
+// Where a task's addresses and scalars are stored: after its producers if they are few, otherwise in its SlotArgs.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;

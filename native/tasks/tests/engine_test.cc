@@ -1,4 +1,4 @@
-// Every call of pto_api.h, each in the plainest situation that can tell right from wrong.
+// Every call of pto_api.h, each in the simplest situation that distinguishes right from wrong.
 #include <cstring>
 
 #include "tasks/tests/testing_runtime.h"

@@ -1,5 +1,5 @@
-// When tables run out. References to ended tasks are reclaimed; when those to live ones do not fit, submissions and
-// replays are refused, and no order is lost. Too many buffers: the error says what is full.
+// Full tables. References to ended tasks are reclaimed. If those to live ones do not fit, submissions and replays are
+// rejected, and no order is lost. With too many buffers, the error says what is full.
 #include <random>
 
 #include "tasks/api/inside.h"

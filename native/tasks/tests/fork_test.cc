@@ -1,4 +1,4 @@
-// A forked child: its copy of a runtime has no threads, so every call refuses; it closes at once.
+// A forked child: its copy of a runtime has no threads, so every call is rejected; it closes at once.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-// Every mistake in the brief (2.x) and every pitfall that the existing implementation met (3.x), as a named case. Those
-// whose protocol is small enough are planted in its template as well: see native/protocols.
+// Every mistake in the brief (2.x) and every pitfall of the existing implementation (3.x), as a named case. Those whose
+// protocol is small enough are also planted in the protocol's template: see native/protocols.
 #include <cstring>
 #include <set>
 

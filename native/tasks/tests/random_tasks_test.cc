@@ -1,5 +1,5 @@
-// Random programs against a sequential oracle: every task hashes all it reads and writes hashes, so that one access out
-// of order changes the end. Modes, boxes, runtime-owned outputs, nested tasks, predicates, priorities, edges,
+// Random programs compared with a sequential oracle. Every task hashes all that it reads and writes hashes, so that one
+// access out of order changes the result. Modes, boxes, allocated outputs, nested tasks, predicates, priorities, edges,
 // submitters.
 #include <array>
 #include <cstring>

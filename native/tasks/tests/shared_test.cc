@@ -1,4 +1,5 @@
-// Two processes: this one submits, a forked one works. Right products, refusals, and death noticed within a second.
+// Two processes: this one submits, a forked one runs tasks. Correct products, rejections, and detecting a death within
+// a second.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

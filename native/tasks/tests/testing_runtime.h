@@ -1,7 +1,6 @@
-// What the tests of the task runtime share: a runtime that closes itself, parameters in one word, plain kernels.
+// Shared by the tests of the task runtime: a runtime that closes itself, short parameters, plain kernels.
 //
-// Purpose: a test says what it is about. Who may call: tests only. Blocks: Gate kernels until they are opened.
-// Memory: of the test.
+// Who may call: tests only. Blocks: Gate kernels until they are opened. Memory: of the test.
 #pragma once
 #include <atomic>
 #include <chrono>

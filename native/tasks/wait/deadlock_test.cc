@@ -1,5 +1,5 @@
-// Deadlock is proven, at once, and named: heap, handles, boxes, window. And never claimed while another thread can
-// still help.
+// Deadlock is proven immediately and its cause is named: heap, handles, boxes, window. It is never reported while
+// another thread can still help.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;

@@ -1,8 +1,8 @@
 // Room for the next task: a slot of the window, a handle, memory of the heap, boxes. Waiting for it, and the proof that
-// waiting is in vain.
+// waiting cannot succeed.
 //
 // Who may call: the thread that owns the slot, while it submits. Blocks: until there is room: it helps, then sleeps.
-// Raises PTO_DEADLOCK when no task that could free any is left.
+// Raises PTO_DEADLOCK if no task that could free any is left.
 #pragma once
 #include "tasks/engine/handles.h"
 #include "tasks/sched/sleep.h"

@@ -1,7 +1,7 @@
 // Waiting for tasks: help, spin, yield, sleep.
 //
 // Who may call: any thread; a kernel only with PTO_SUBMITS. Blocks: yes. Without a deadline the caller helps to run
-// tasks; `helps` says so for waits that are cut into slices. They return a status, PTO_TIMEOUT when the time is over.
+// tasks; `helps` says so for waits that are divided into slices. Returns a status: PTO_TIMEOUT when the time is over.
 #pragma once
 #include <algorithm>
 

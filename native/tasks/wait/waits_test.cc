@@ -1,4 +1,4 @@
-// One meaning of timeouts and honest figures: infinity, negative numbers, NaN, what sentences say, who helped.
+// Timeouts and figures: infinity, negative numbers, NaN, messages, and which thread helped.
 #include <unistd.h>
 
 #include <cmath>

@@ -1,6 +1,6 @@
-/// What the headers of tilewise/pto.hpp share: errors, lists in braces, scalars.
+/// Shared by the headers of tilewise/pto.hpp: errors, braced lists, scalars.
 ///
-/// Include tilewise/pto.hpp, which says who may call and what the units are. Only an Error allocates: its text.
+/// Include tilewise/pto.hpp, which says who may call and gives the units. Only an Error allocates, for its text.
 #pragma once
 
 #include <algorithm>

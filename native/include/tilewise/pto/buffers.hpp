@@ -1,7 +1,7 @@
-/// Buffers of tilewise/pto.hpp: boxes, names of buffers, registered memory, outputs of the runtime's own.
+/// Buffers of tilewise/pto.hpp: boxes, names of buffers, registered memory, outputs allocated by the runtime.
 ///
-/// Include tilewise/pto.hpp, which says who may call and what the units are. Names of buffers own nothing; a Buffer
-/// owns its registration and nothing else. Blocks: read, write, and the end of a Buffer.
+/// Include tilewise/pto.hpp, which says who may call and gives the units. Names of buffers own nothing; a Buffer owns
+/// only its registration. Blocks: read, write, and the destructor of a Buffer.
 #pragma once
 
 #include <bit>

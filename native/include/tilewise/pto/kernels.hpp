@@ -1,8 +1,8 @@
-/// Kernels of tilewise/pto.hpp: from a function of the program to the one function type of the C interface.
+/// Kernels of tilewise/pto.hpp: converts a function of the program to the function type of the C interface.
 ///
-/// Include tilewise/pto.hpp. What the C interface can call as it is stays as it is; a capture-free lambda that returns
-/// something else gets a function of its own when it is compiled; a pointer to a function that returns nothing, or
-/// something else, gets one of a fixed number of functions that call it and return a status.
+/// Include tilewise/pto.hpp. A function that the C interface can call is used as it is. A capture-free lambda with
+/// another return type gets a wrapper when it is compiled. A pointer to such a function gets one of a fixed number of
+/// wrappers that call it and return a status.
 #pragma once
 
 #include <array>

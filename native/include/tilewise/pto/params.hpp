@@ -1,6 +1,6 @@
-/// What a task of tilewise/pto.hpp takes: kernels and parameters.
+/// The arguments of a task of tilewise/pto.hpp: kernels and parameters.
 ///
-/// Include tilewise/pto.hpp, which says who may call and what the units are. Parameters are plain values: nothing here
+/// Include tilewise/pto.hpp, which says who may call and gives the units. Parameters are plain values: nothing here
 /// blocks, and only an Error allocates.
 #pragma once
 

@@ -1,7 +1,7 @@
-/// Submitted tasks of tilewise/pto.hpp: handles, groups of them, events, and what a task asks of the scheduler.
+/// Submitted tasks of tilewise/pto.hpp: handles, groups, events, and hints for the scheduler.
 ///
-/// Include tilewise/pto.hpp, which says who may call and what the units are. Nothing here blocks but what is called
-/// wait..., exception or as_completed; all of these take a timeout. A handle is two words; a group holds handles.
+/// Include tilewise/pto.hpp, which says who may call and gives the units. Only functions named wait..., exception and
+/// as_completed block; all of these take a timeout. A handle is two words; a group holds handles.
 #pragma once
 #include <chrono>
 #include <cstddef>

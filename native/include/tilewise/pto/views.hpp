@@ -1,7 +1,7 @@
 /// Views of tilewise/pto.hpp: what a kernel with PTO_VIEWS sees of its parameters.
 ///
-/// Include tilewise/pto.hpp. A View is made inside a kernel, from what stands in its `buffers`; it is three words and a
-/// pointer, owns nothing and must not outlive the kernel. A wrong element type throws, which fails the task.
+/// Include tilewise/pto.hpp. A View is made inside a kernel from its `buffers`; it is three words and a pointer, owns
+/// nothing and must not outlive the kernel. A wrong element type throws, which fails the task.
 #pragma once
 
 #include <complex>
