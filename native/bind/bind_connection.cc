@@ -1,7 +1,7 @@
-// The Python face of native/comm's connection: the processes that mpiexec has started, and frames between them.
+// Python binding of native/comm's connection: the processes that mpiexec started, and frames between them.
 //
-// Checks nothing that the native side checks itself. What waits does so with the GIL released, in slices between which
-// Python sees its signals.
+// It checks nothing that the native side checks itself. Waiting functions release the GIL, and return to Python in
+// intervals so that signals are handled.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>

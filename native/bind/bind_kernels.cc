@@ -1,7 +1,7 @@
-// Python's view of the tile kernels, for tests, benchmarks and people: one call runs one kernel on NumPy arrays.
+// Python binding of the tile kernels, for tests, benchmarks and users: one call runs one kernel on NumPy arrays.
 //
-// Checks stand here, not in the kernels: known name, known level, element types that a tile can have. Operand counts
-// and shapes are the caller's duty (tilewise.kernels.table says them). The GIL is released while a kernel runs.
+// The checks are here, not in the kernels: known name, known level, dtypes that a tile can have. The caller is
+// responsible for operand counts and shapes (tilewise.kernels.table has them). The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

@@ -1,8 +1,8 @@
-// The Python face of native/programs: Program, Executor and their errors, as submodule `programs`.
+// Python binding of native/programs, as submodule `programs`: Program, Executor and their errors.
 //
-// Checks nothing that the native side checks itself; turns the planner's dataclasses into tensors and instructions.
-// run() releases the GIL and asks Python for pending signals every 50 ms. Each native error class has its Python class
-// here, once.
+// It converts the planner's dataclasses to tensors and instructions, and checks nothing that the native side checks
+// itself. run() releases the GIL and handles pending signals every 50 ms. Each native error class is mapped to its
+// Python class here.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>

@@ -1,7 +1,7 @@
-// The Python face of the task runtime's C interface, as submodule `tasks`.
+// Python binding of the task runtime's C interface, as submodule `tasks`.
 //
-// Thin: turns Python values into pto_* calls and statuses into exceptions; tilewise.runtime has the classes people use.
-// submit() keeps the GIL unless it must block; waits, replays, orchestrations and close() release it.
+// A thin layer: it converts Python values to pto_* calls and statuses to exceptions; tilewise.runtime has the public
+// classes. submit() keeps the GIL unless it must block; waits, replays, orchestrations and close() release it.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

@@ -1,7 +1,7 @@
-// Python's view of native/weights: one call reads one rectangle of a file, or stores one of memory, into parts. The GIL
-// is released meanwhile.
+// Python binding of native/weights: one call reads one rectangle of a file, or stores one of memory, into parts. The
+// GIL is released meanwhile.
 //
-// Checks that a part's array holds the part; what else must fit, native/weights checks.
+// It checks that a part's array has the part's size; native/weights checks the rest.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

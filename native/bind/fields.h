@@ -1,9 +1,9 @@
-// Structs that cross the border by the names of their members, instead of as a row of positional arguments.
+// Reads structs by the names of their members, instead of long lists of positional arguments.
 //
-// `read` takes an attribute of a Python object (a dataclass that the planner made), `Keywords` the keyword arguments of
-// a call. Both refuse by the member's name a value that its type cannot hold, Keywords also names that no member has;
-// what else a value must be is the native package's to check. Called under the GIL. Names are made into Python strings
-// once, so that reading an attribute costs no more than in Python.
+// `read` reads an attribute of a Python object (a dataclass of the planner), `Keywords` the keyword arguments of a
+// call. Both reject, with the member's name, a value that its type cannot hold; Keywords also rejects unknown names.
+// The native package checks everything else. Called with the GIL. Names are converted to Python strings once, so
+// reading an attribute costs no more than in Python.
 #pragma once
 #include <nanobind/nanobind.h>
 

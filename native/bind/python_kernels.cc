@@ -1,7 +1,7 @@
 // Python inside tasks: the GIL around waits, Python callables as kernels, callbacks at a task's end.
 //
 // A Python kernel is one C function whose first scalar is the address of a record (tilewise.runtime.python_tasks); the
-// record runs the callable. References are dropped under the GIL only: a record whose task has ended goes onto a list,
+// record runs the callable. References are dropped only with the GIL: the record of a completed task goes to a list,
 // and the next thread that calls into the module drops it.
 #include <pthread.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
-// What the files of the task runtime's Python binding share: the runtime as an object, its parameters, its tasks.
+// Shared by the files of the task runtime's Python binding: the runtime as an object, its parameters, its tasks.
 //
 // Only the C interface (tilewise/pto_api.h) is used, so Python, C and C++ programs see one library. Everything here is
-// read and written under the GIL. Failures become Python exceptions in one place: tilewise.runtime.failures.
+// accessed with the GIL. Failures become Python exceptions in one place: tilewise.runtime.failures.
 #pragma once
 #include <nanobind/nanobind.h>
 

@@ -1,4 +1,4 @@
-// Handles of submitted tasks: their end, their failure, what is called back then.
+// Handles of submitted tasks: their end, their failure, and callbacks.
 #include <string>
 
 #include "bind/tasks.h"

@@ -1,6 +1,6 @@
-// Parameters of tasks, as Python makes them.
+// Parameters of tasks, as Python creates them.
 //
-// Refuses what is no operand; what an output must be, Python says (tilewise.runtime.params).
+// It rejects values that are not operands; Python code checks the description of an output (tilewise.runtime.params).
 #include "bind/tasks.h"
 
 namespace nb = nanobind;

@@ -1,8 +1,8 @@
 // Buffers as arrays: from a NumPy index, or a box in bytes, to a region; grids of tiles.
 //
-// Indexing stands next to submission in every program, so a region is made here, without Python; what is refused,
-// Python says (tilewise.runtime.checks). Every region lies inside its buffer once it is made. Memory: a region keeps
-// its buffer, a grid its buffer and the regions asked for so far; both take part in Python's garbage collection,
+// Every program indexes buffers as often as it submits, so regions are made in native code; only errors are reported by
+// Python code (tilewise.runtime.checks). A region always lies inside its buffer. Memory: a region keeps its buffer
+// alive; a grid keeps its buffer and the regions requested so far. Both take part in Python's garbage collection,
 // because a buffer keeps its grids.
 #include <nanobind/stl/vector.h>
 

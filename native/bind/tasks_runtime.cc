@@ -1,7 +1,7 @@
-// Opening, counting and closing of calls into the task runtime, and what its statuses raise.
+// Opening and closing a runtime, counting the calls in progress, and raising errors from statuses.
 //
-// Close is where Python and the runtime meet most closely: other threads may be inside, kernels may need the GIL, and
-// arrays may lie on the runtime's memory. All of it runs under the GIL except the waits.
+// Closing is the most delicate interaction with Python: other threads may be inside of calls, kernels may need the GIL,
+// and arrays may use the runtime's memory. Everything except the waits runs with the GIL.
 #include <time.h>
 
 #include <chrono>
@@ -86,7 +86,7 @@ bool OpenRuntime::close_at_exit(double patience_s) {
   uint64_t num_ended = 0;
   bool cancels = false;
   nb::object interrupt;  // what a signal's handler raised
-  ask_to_leave(true);    // the main thread's waits end after a while, also where it must run the tasks itself
+  ask_to_leave(true);  // the main thread's waits end after a while, also where it must run the tasks itself
   const auto leave = [](void*) { ask_to_leave(false); };
   const std::unique_ptr<void, decltype(leave)> guard(this, leave);
   while (true) {

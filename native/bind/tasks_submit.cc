@@ -1,6 +1,6 @@
-// submit() from Python: the path that every task takes, so nothing here allocates unless the task asks for more.
+// submit() from Python. Every task takes this path, so nothing here allocates unless the task has rare options.
 //
-// The GIL is kept: the runtime's hook releases it where the call must block.
+// The GIL is kept; the runtime's hook releases it if the call must block.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

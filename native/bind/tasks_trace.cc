@@ -1,4 +1,4 @@
-// Seeing inside a runtime from Python: its counters, its trace, its dependency graph.
+// Inspecting a runtime from Python: its counters, its trace, its dependency graph.
 #include <algorithm>
 #include <vector>
 

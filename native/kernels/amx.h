@@ -1,9 +1,10 @@
 // The register block of bf16 products on processors with AMX: 32 rows times 32 lanes in four tile registers.
 //
-// One instruction takes 16 steps, which are pairs of bf16: from +0 it adds the products of even elements and those of
-// odd ones in two sums, each in the order of k, then both together, and that to the accumulator. So a k split is a sum
-// over groups of 16 steps counted from its begin, and segments are cut between groups alone (Blocking). Missing steps
-// of the last group are zeros: +0 changes no such sum, since none that begins with +0 is -0.
+// One instruction processes 16 steps, which are pairs of bf16. Starting from +0, it sums the products of even elements
+// and those of odd ones separately, each in the order of k, then adds both sums, and adds the result to the
+// accumulator. So a k split is a sum over groups of 16 steps counted from its beginning, and segments are cut only
+// between groups (Blocking). Missing steps of the last group are zeros. Adding +0 does not change such a sum, because a
+// sum that begins with +0 is never -0.
 #pragma once
 #include "kernels/microkernel.h"
 #include "kernels/register_block.h"
@@ -20,7 +21,7 @@ struct BF16Amx {
   static constexpr int kPerStep = 2;
 };
 
-inline constexpr int kAmxRows = 16;   // of a tile register
+inline constexpr int kAmxRows = 16;  // of a tile register
 inline constexpr int kAmxSteps = 16;  // of an instruction
 template <>
 inline constexpr int kRowsOf<DotAmx> = 2 * kAmxRows;

@@ -1,8 +1,8 @@
-// How a contraction is cut: into segments and k splits for the micro-kernel, and into windows that are packed at a
+// How a contraction is divided: into segments and k splits for the micro-kernel, and into windows that are packed at a
 // time.
 //
-// A window is the stretch of the contraction that is packed at a time; between windows a block's accumulators and stack
-// wait in scratch unrounded, so windows change no bit.
+// A window is the part of the contraction that is packed at a time. Between windows, a block's accumulators and stack
+// are stored in scratch without rounding, so windows change no bit.
 #pragma once
 #include "kernels/amx.h"
 #include "kernels/pack.h"

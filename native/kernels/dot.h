@@ -1,7 +1,7 @@
 // One step of a register block: rows of broadcast words times lanes of a panel, in fp32 and bf16.
 //
-// A step is one 32-bit word along the contraction: one fp32 value, or a pair of neighbouring bf16 values. Where nothing
-// multiplies bf16 and registers are few, the rows' side of a pair is two words of fp32 (kWordsOf).
+// A step is one 32-bit word along the contraction: one fp32 value, or a pair of adjacent bf16 values. On processors
+// without bf16 products and with few registers, the rows' side of a pair is two words of fp32 (kWordsOf).
 #pragma once
 #include "kernels/transfer.h"
 

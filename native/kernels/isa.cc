@@ -1,4 +1,4 @@
-// The table of levels and the look-up by name. Compiled once, without special instructions.
+// The table of levels and the lookup by name. Compiled once, without special instructions.
 #include "kernels/isa.h"
 
 #include <algorithm>

@@ -1,6 +1,7 @@
-// Instruction-set levels: which were built, which this machine has, which one is in use.
+// Instruction-set levels: those of this build, those of this machine, and the one in use.
 //
-// The level is chosen at the first look-up: the best that the processor has, or the one that TILEWISE_ISA names.
+// The level is chosen at the first lookup: the best one that the processor and the build have, or the one that
+// TILEWISE_ISA names.
 #pragma once
 #include <string_view>
 #include <vector>

@@ -1,4 +1,4 @@
-// The look-up of kernels in a build that has only the weakest level of this processor family.
+// The lookup of kernels in a build with only the weakest level of this processor family.
 #include "kernels/isa.h"
 
 #include <string>

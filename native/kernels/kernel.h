@@ -1,7 +1,7 @@
-// The form of every tile kernel and the table in which it is found by name.
+// The signature of tile kernels, and the table in which they are found by name.
 //
-// A kernel is a plain function on tiles: it allocates nothing, locks nothing, starts no thread and knows no Python.
-// Its operands and attributes come in the order that the table in src/tilewise/kernels/table.py states.
+// A kernel is a plain function on tiles: it does not allocate, lock, start threads or use Python. Its operands and
+// attributes are in the order of the table in src/tilewise/kernels/table.py.
 #pragma once
 #include <cstddef>
 #include <cstdint>

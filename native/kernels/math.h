@@ -1,5 +1,5 @@
-// exp, log, tanh and erf on 16 lanes: polynomials with an error of at most 2 ulp, the same bits on every level that has
-// fused multiply-add. Infinities, zeros and NaN give what the C library gives.
+// exp, log, tanh and erf on 16 lanes: polynomials with an error of at most 2 ulp, with the same bits on every level
+// that has fused multiply-add. Infinities, zeros and NaN give the results of the C library.
 #pragma once
 #include "kernels/register_block.h"
 

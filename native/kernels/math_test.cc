@@ -1,6 +1,6 @@
-// The functions of math.h at every level that this machine has: their error, their bits, their values at the edges.
+// The functions of math.h at every level of this machine: their error, their bits, their values at the edges.
 //
-// Compiled once per level with its TILEWISE_ISA_NS, which makes `apply`, and once without, which makes the program.
+// Compiled once per level with its TILEWISE_ISA_NS, which defines `apply`, and once without, which defines the program.
 #if defined(TILEWISE_ISA_NS)
 #include "kernels/math.h"
 

@@ -1,7 +1,7 @@
-// matmul, matmul_dx, gemm and the ceiling loops. Operand order: src/tilewise/kernels/table.py.
+// matmul, matmul_dx, gemm, and loops that measure the peak speed. Operand order: src/tilewise/kernels/table.py.
 //
-// matmul reads packed weights where they lie; matmul_dx transposes them per task, or what is multiplied with them and
-// the result; gemm packs both plain operands.
+// matmul reads packed weights in place; matmul_dx transposes them per task, or the other operand and the result; gemm
+// packs both plain operands.
 #include "kernels/kernel.h"
 #include "kernels/product.h"
 

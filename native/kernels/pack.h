@@ -1,5 +1,5 @@
-// Packing of operands for the micro-kernels: words (one fp32, or a pair of bf16 along the contraction) in the order in
-// which they are read. Everything outside the given range is written as zero, so edges need no other code.
+// Packs operands for the micro-kernels: words (one fp32, or a pair of bf16 along the contraction) in the order in which
+// they are read. Everything outside of the given range is written as zero, so edges need no other code.
 #pragma once
 #include "kernels/kernel.h"
 #include "kernels/microkernel.h"

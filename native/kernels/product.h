@@ -1,9 +1,9 @@
-// The driver of every contraction: packs what a window of it needs (Blocking), and runs register blocks.
+// The driver of every contraction: packs one window at a time (Blocking), and runs register blocks.
 //
-// A product supplies packing, panel addresses, where blocks are packed from, where a finished one is left (target: in
-// the block's own memory, or where rows lie `pitch` apart) and what to do with it; see Forward in matmul.cc. What later
-// calls of the micro-kernel read comes into L2 while earlier ones compute: the next panel, and the memory from which
-// the next row blocks are packed, each call asking for its share of both.
+// A product provides packing, panel addresses, the addresses that blocks are packed from, the place of a finished block
+// (target: in the block's own memory, or in rows `pitch` apart) and what to do with it; see Forward in matmul.cc. While
+// earlier calls of the micro-kernel compute, the data of later ones is prefetched into L2: the next panel, and the
+// memory from which the next row blocks are packed. Each call prefetches its share of both.
 #pragma once
 #include "kernels/blocking.h"
 

@@ -1,4 +1,4 @@
-// Trees over batch splits, of one call or resumed over several, and the gradient norm in fp64.
+// Trees over batch splits, in one call or resumed over several, and the gradient norm in fp64.
 #include "kernels/kernel.h"
 #include "kernels/math.h"
 #include "kernels/tree.h"

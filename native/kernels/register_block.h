@@ -1,7 +1,7 @@
-// Several `Lanes` side by side: every operation runs on all of them before the next one starts.
+// Several `Lanes` at once: every operation runs on all of them before the next one starts.
 //
-// A chain as long as exp leaves a processor waiting when vectors come one after the other; side by side their chains
-// overlap. The values are those of single `Lanes`, so nothing here changes a bit.
+// In a long chain of dependent operations such as exp, a processor would wait after each one. With several chains in
+// parallel it does not. The values are those of single `Lanes`, so nothing here changes a bit.
 #pragma once
 #include "kernels/transfer.h"
 

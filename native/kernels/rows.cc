@@ -1,6 +1,6 @@
 // Kernels that reduce along rows: norms, softmax, row sums, cross-entropy; and RoPE.
 //
-// A row reduction is 16 virtual lanes and a fixed tree; the last lanes of an edge hold the neutral element.
+// A row reduction has 16 virtual lanes and a fixed tree; unused lanes at the end hold the neutral element.
 #include "kernels/kernel.h"
 #include "kernels/math.h"
 #include "kernels/tree.h"

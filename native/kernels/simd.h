@@ -1,10 +1,10 @@
 // The portable vector layer of the kernels: 16 virtual fp32 lanes on every instruction set.
 //
-// `Lanes` is one zmm, two ymm or four 128-bit registers, so the order of every lane-wise sum is the same on every
-// level and, with fused multiply-add, so are the bits. Every kernel source is compiled once per level with its own
-// TILEWISE_ISA_NS; nothing here or in those sources may come from a std:: template, whose code the linker would share
-// between levels. Refuses: reductions in any other order, fast-math, hardware bf16 rounding of denormals (it flushes
-// them).
+// `Lanes` is one zmm, two ymm or four 128-bit registers, so the order of every lane-wise sum is the same on every level
+// and, with fused multiply-add, so are the bits. Every kernel source is compiled once per level with its own
+// TILEWISE_ISA_NS. Neither this header nor those sources may use std:: templates, because the linker would share their
+// code between levels. Not used: reductions in any other order, fast-math, hardware rounding to bf16 (it flushes
+// denormals).
 #pragma once
 #include <cstddef>
 #include <cstdint>

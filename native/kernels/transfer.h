@@ -1,7 +1,7 @@
-// Between memory and `Lanes`: fp32 and bf16, whole vectors, pairs, edges, and the words of bf16 steps.
+// Transfers between memory and `Lanes`: fp32 and bf16, whole vectors, pairs, edges, and the words of bf16 steps.
 //
-// bf16 is rounded to nearest even on every level, denormals included; only factors of a dot product, which takes
-// denormals for zero anyway, leave that out. Refuses: reading or writing beyond the lanes asked for.
+// bf16 is rounded to nearest even on every level, including denormals. Only factors of a dot product leave denormals
+// out, because it treats them as zero. Lanes beyond the requested ones are never read or written.
 #pragma once
 #include "kernels/simd.h"
 

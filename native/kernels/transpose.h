@@ -1,5 +1,4 @@
-// Squares of words transposed: what lies along a row comes to lie along the lanes. Rows and words that are missing are
-// zero.
+// Transposes squares of words: elements along a row become elements along the lanes. Missing rows and words are zero.
 #pragma once
 #include "kernels/transfer.h"
 

@@ -1,7 +1,8 @@
-// The fixed binary tree over k split slots (docs/numerics.md, rule 2) as a stack machine, and the carving of scratch.
+// The fixed binary tree over k splits (docs/numerics.md, rule 2) as a stack machine, and the division of scratch
+// memory.
 //
-// After each non-empty slot its sum is in hand; `pops` says how many finished subtrees to fold in (v = top + v) before
-// v goes on the stack or, at the root, leaves. Empty slots add nothing: the newest sum simply moves up.
+// After each non-empty k split, `pops` says how many finished subtrees to add (v = top + v) before v is pushed or, at
+// the root, stored. Empty k splits add nothing: the newest sum moves up unchanged.
 #pragma once
 #include "kernels/kernel.h"
 #include "kernels/simd.h"

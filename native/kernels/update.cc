@@ -1,9 +1,9 @@
-// An optimizer's update of one parameter: a straight-line program of element-wise steps.
+// An optimizer's update of one parameter: a program of element-wise steps without branches.
 //
-// The program comes with the call (src/tilewise/optim/rule.py writes it): the weight, its states and its gradient in,
-// the weight and its states out, in one pass over memory. A program of a known shape (update_shapes.h) is one loop in
-// registers; any other is run block by block: a block of values stays in the first-level cache, so a step's dispatch is
-// paid once per block. Nothing is written when the clipping scale is NaN.
+// The call contains the program (src/tilewise/optim/rule.py writes it). It reads the weight, its states and its
+// gradient and writes the weight and its states, in one pass over memory. A program of a known shape (update_shapes.h)
+// is one loop in registers. Any other is run block by block: a block of values stays in the L1 cache, so a step is
+// dispatched once per block. Nothing is written if the clipping scale is NaN.
 #include "kernels/kernel.h"
 #include "kernels/tree.h"
 #include "kernels/update_shapes.h"

@@ -1,9 +1,9 @@
-// The kinds of steps that an update is made of, and the shapes of programs that the compiler turns into one loop each.
+// The kinds of steps of an update, and the shapes of programs that the compiler turns into one loop each.
 //
-// A shape is what a program does to every element: the steps left when those on hyper-parameters and constants alone
-// are taken out. Whatever program has such a shape keeps its values in registers; any other is run step by step
-// (update.cc), with the same bits. Shapes are found by content: an optimizer is not named here, and one that is not
-// listed loses speed alone. tests/native/kernels/test_kernel_update.py holds that the optimizers of this package are.
+// A shape consists of the steps that are done for every element, without those on hyper-parameters and constants only.
+// A program with such a shape keeps its values in registers; any other is run step by step (update.cc), with the same
+// bits. Shapes are recognized by content: no optimizer is named here, and one with another shape is only slower.
+// tests/native/kernels/test_kernel_update.py checks that the optimizers of this package have shapes.
 #pragma once
 #include "kernels/math.h"
 

@@ -1,8 +1,8 @@
-// matmul_dw: packed weight gradients over batch splits, the embedding's scatter-add and earlier carries included.
+// matmul_dw: packed weight gradients over batch splits, with the embedding's scatter-add and earlier carries.
 //
-// Lanes run along n, so finished blocks are panel rows as they stand. Rows of a block are columns of X. Where sequences
-// may end in padding, whose rows of dY are zeros, every sequence begins a step of its own (a step of bf16 takes two
-// tokens at once), and + 0 takes the sign of a zero away: then padding leaves no trace.
+// Lanes are along n, so finished blocks are panel rows. Rows of a block are columns of X. If sequences may be padded,
+// with dY = 0 in the padding, every sequence begins a new step (a step of bf16 has two tokens), and adding +0 removes
+// the sign of a zero. So padding has no effect.
 #include "kernels/kernel.h"
 #include "kernels/product.h"
 

@@ -1,8 +1,8 @@
-// A device's templates as its instruction issuer executes them: numbers of the device filled in, device groups and
+// A device's templates as its instruction issuer executes them: numbers of the device are inserted, device groups and
 // members resolved.
 //
-// What remains open are symbols and numbers of the call. Operands of the device itself have lost their device group,
-// waits for and notifies to itself are gone. Made by Program::bound, frozen, read by every thread of the device.
+// Symbols and numbers of the call are still open. Operands on the device itself have no device group any more, and
+// waits for and posts to itself are removed. Made by Program::bound, frozen, read by every thread of the device.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
-// What Program::finish refuses, and what a program needs of its devices.
+// The checks of Program::finish, and what a program needs of its devices.
 //
-// Devices are checked one by one, everything else once per class: a number stands for the range of its values over the
-// class's devices, and over symbols from 0 to their bounds. A number of a call is checked with every call's own.
+// Devices are checked one by one, everything else once per class: a number is checked for the range of its values over
+// the class's devices, and over symbols from 0 to their bounds. A number of a call is checked for every call.
 #include <algorithm>
 
 #include "programs/program.h"

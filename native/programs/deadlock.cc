@@ -1,22 +1,24 @@
-// Shows that a tile program cannot deadlock, whatever the workers and the window, and that signals say what they mean.
+// Proves that a tile program cannot deadlock, for any number of workers and any window, and that signals are paired
+// correctly.
 //
-// One legal schedule is: every device runs its tasks strictly in submission order. If that schedule reaches the end,
-// every greedy execution does: of the tasks not completed when something is stuck, take the first in the order in
-// which this schedule completed them. All before it are complete, among them all that were submitted before it on its
-// device (so the window has room and it is submitted), all it depends on, and all posters it waits for: it can run.
+// In one legal schedule, every device runs its tasks strictly in submission order. If that schedule reaches the end, so
+// does every greedy execution. Suppose one is stuck. Of its uncompleted tasks, take the first in the order in which the
+// schedule completed them. All tasks before it are complete. These include all that were submitted before it on its
+// device (so the window has room and it is submitted), all that it depends on, and all posters that it waits for. So it
+// can run.
 //
-// With few devices there is a cursor per device. With more there is one per class, that of its first device, and a
-// step of a class posts what the step posts on all its devices: a wait for a peer is a wait for the peer's class.
-// That is the same proof where a class's devices are in lockstep: but for the names of signals and peers, each has the
-// waits of the first in every instruction, and gets from every instruction of every class the posts that the first
-// gets. Then a schedule of classes that ends is one of devices (let all devices of a class take a step at once: what
-// lets the first go on lets every other). And where the devices' schedule ends, so does the classes': order the steps
-// of classes by when the first device of each took them; it waited for devices that had taken theirs, so their classes
-// stand before it. Where a class is not in lockstep, every device has a cursor, however many there are. Sharded state
-// is such a case: each home is copied by an instruction of its own, and its owner waits in another one than its peers.
+// With few devices there is a cursor per device. With many there is one per class, that of its first device, and a step
+// of a class posts what the step posts on all its devices: a wait for a peer is a wait for the peer's class. This is
+// the same proof if the devices of a class are in lockstep. That means that, except for the names of signals and peers,
+// each has the waits of the first in every instruction, and gets the posts that the first gets from every instruction
+// of every class. Then a schedule of classes that ends is a schedule of devices: let all devices of a class take a step
+// at once. Conversely, if the schedule of devices ends, so does that of classes: order the steps of classes by when the
+// first device of each took them. It waited for devices that had taken theirs, so their classes come before it. If a
+// class is not in lockstep, every device has a cursor, however many there are. Sharded state is such a case: each
+// storage shard is copied by its own instruction, and its owner waits in another one than its peers.
 //
-// Signals only count, so the proof also pairs the n-th post of a signal with the n-th that is waited for, and refuses
-// a pair about different tensors or uses, or from another poster than the wait names.
+// Signals only count. So the proof also pairs the n-th post of a signal with the n-th wait for it, and rejects a pair
+// about different tensors or uses, or from another poster than the wait names.
 #include <algorithm>
 #include <array>
 #include <optional>

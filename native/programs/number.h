@@ -1,8 +1,8 @@
-// A number of a program that is known late: a constant plus a multiple of what a run, a device or a call brings.
+// A number of a program that is known later: a constant plus a multiple of a value of a run, a device or a call.
 //
-// Devices of one class share their templates, so what differs between them is a number of the device; what differs
-// between uses of one template is a number of the call; what changes from run to run is a symbol. Which of them a field
-// may take is stated at the field (program.h) and checked by Program::finish.
+// Devices of one class share their templates, so differences between them are numbers of the device. Differences
+// between uses of one template are numbers of the call. Values that change from run to run are symbols. Each field says
+// which of them it accepts (program.h), and Program::finish checks it.
 #pragma once
 #include <cstdint>
 #include <vector>

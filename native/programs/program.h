@@ -1,16 +1,16 @@
-// The tile program: what the planner made, as plain data.
+// The tile program as plain data, as the planner made it.
 //
-// A program is made of classes of devices. A class has tensors (tiles -> dependency handles), templates of instructions
-// and lists of calls, each under a name; the calls of all its lists bind the same templates to tensors. A device is a
-// class, its numbers and its device groups (ordered lists of devices): what an instruction says of a peer is a device
-// group and a member of it, and a member that is the device itself is no peer. A run executes one list on every device.
+// A program consists of classes of devices. A class has tensors (tiles -> dependency handles), templates of
+// instructions, and named lists of calls; the calls of all its lists bind the same templates to tensors. A device is a
+// class, its numbers and its device groups (ordered lists of devices). An instruction names a peer by a device group
+// and a member of it; a member that is the device itself is not a peer. A run executes one list on every device.
 //
-// Tensors from byte memory_bytes() on lie in the device's file. Instructions of the kernels `fetch` and `store` move
-// tiles between it and memory; no other touches it.
+// Tensors from byte memory_bytes() on are in the device's file. Instructions of the kernels `fetch` and `store` move
+// tiles between it and memory; no others access it.
 //
-// Built once at plan time, checked by finish(), then frozen; bound() is a device's part with its numbers and peers
-// filled in (bound.h), which every run walks. Refuses anything finish() cannot show to be well formed and free of
-// deadlock. Knows no thread but those that ask for bound(), no Python and no graph.
+// It is built once at plan time, checked by finish(), then frozen. bound() is a device's part with its numbers and
+// peers inserted (bound.h), which every run uses. finish() rejects every program that it cannot prove to be well formed
+// and free of deadlock. It does not depend on Python, on graphs, or on threads other than those that call bound().
 #pragma once
 #include <cstdint>
 #include <functional>

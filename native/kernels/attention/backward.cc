@@ -1,9 +1,10 @@
-// Attention backward over blocks of 64 positions: for each query head the query blocks ascend, within one the KV blocks
-// ascend.
+// Attention backward over blocks of 64 positions. For each query head, query blocks are visited in ascending order, and
+// within one the KV blocks.
 //
-// P and dS of one 64 x 64 pair of blocks are rebuilt from lse, then feed three products: dV += P^T dO, dK += dS^T Q,
-// dQ += dS K, each with one fp32 accumulator per element. dK and dV of a KV head are a tree over its query heads. What
-// a query does not see is +0 in P and dS; pairs of blocks without anything else are skipped.
+// P and dS of one 64 x 64 pair of blocks are recomputed from lse. They are then used in three products: dV += P^T dO,
+// dK += dS^T Q, dQ += dS K, each with one fp32 accumulator per element. dK and dV of a KV head are summed over its
+// query heads along a tree. P and dS are +0 for positions that a query does not attend to; pairs of blocks with only
+// such positions are skipped.
 #include "kernels/attention/kv_blocks.h"
 #include "kernels/kernel.h"
 #include "kernels/math.h"

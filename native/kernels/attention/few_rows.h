@@ -1,9 +1,9 @@
-// Attention of few query rows over one KV block, with keys and values read where they lie: what a decoding step does.
+// Attention of few query rows over one KV block, with keys and values read in place, for decoding.
 //
-// To pack a KV block takes several times as long as the products of few rows with it. So squares of 16 positions by 16
-// words of keys are transposed in registers and used there, and so are pairs of rows of values. Every product is that
-// of the packed way, in its order: the same bits. Only where a vector has 16 lanes and products are made of them;
-// elsewhere KV blocks are packed.
+// Packing a KV block takes several times as long as its products with few rows. So squares of 16 positions by 16 words
+// of keys are transposed in registers and used there, and so are pairs of rows of values. Every product is the same as
+// with packing, in the same order, so the bits are the same. It is used only if a vector has 16 lanes and products use
+// whole vectors; otherwise KV blocks are packed.
 #pragma once
 #include "kernels/attention/kv_blocks.h"
 #include "kernels/transpose.h"

@@ -1,8 +1,8 @@
-// Attention over KV blocks of 64 absolute positions: forward (dense and paged) in one core, and backward.
+// Attention over KV blocks of 64 absolute positions: the forward pass, dense and paged, in one core.
 //
-// A query row walks the KV blocks from position 0 upwards; which other rows share its block changes no bit of it.
-// Masked scores are -inf, and +0 is added to the output before each KV block and at the end, so masked lanes leave no
-// trace, whether they are computed or skipped: those behind a row, before its window, or behind its sequence's length.
+// A query row visits the KV blocks from position 0 upwards; the other rows in its block do not change its bits. Masked
+// scores are -inf, and +0 is added to the output before each KV block and at the end. So masked lanes have no effect,
+// whether they are computed or skipped: positions after a row, before its window, or beyond its sequence's length.
 #include "kernels/attention/few_rows.h"
 #include "kernels/kernel.h"
 #include "kernels/math.h"

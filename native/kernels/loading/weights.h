@@ -1,8 +1,8 @@
-// Stored weights into the layout in which devices hold them: converted, packed into panels, every number looked at.
+// Stores weights in the layout of devices: converted, packed into panels, every value checked.
 //
-// Purpose: what lies between a file's bytes and a device's arena, in one pass. Who may call: any thread; blocks of one
-// part may be stored at once by several threads when they touch different panels. Blocks: never. Allocates nothing.
-// Rounding is to nearest even. Refuses nothing: the caller holds blocks and parts to each other (weights/read.cc).
+// Purpose: the one pass from a file's bytes to a device's arena. Who may call: any thread; several threads may store
+// blocks of one part at once if they touch different panels. Blocks: never. Allocates nothing. Rounding is to nearest
+// even. The caller has checked that blocks fit the parts (weights/read.cc).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,9 @@
-// A task's tiles of remote devices, brought here before it starts.
+// Fetches a task's tiles from remote devices before it starts.
 //
-// Purpose: what comm/peers.h is for signals, this is for tiles. Tiles land in a block of memory that the task's end
-// gives back; those of a task that only copies them land where it would put them, and nothing is left for it to do. Who
-// may call: who admits the task. Blocks: never. Memory order: what the tiles were when their signals came is there when
-// fetched() is called.
+// Purpose: comm/peers.h does this for signals, this file for tiles. Tiles are stored in a block of memory that is
+// released at the task's end. If a task only copies them, they are stored at its destination, and the task has nothing
+// left to do. Who may call: the thread that admits the task. Blocks: never. Memory order: when fetched() is called, the
+// tiles are as they were when their signals arrived.
 #pragma once
 #include <functional>
 

@@ -1,13 +1,14 @@
 // The memory of devices that this process cannot map: read and written by messages (comm/connection.h).
 //
-// Purpose: a task that reads tiles of a remote device asks for them once its signals have come, as one waits for a
-// disk, and finds them in a block of this process's memory; the owner's processes answer without their workers. What
-// the tiles are is as certain as in memory that is shared: the owner overwrites them after this reader has said that it
-// is done. The host reads and writes remote memory between runs. Who may call: fetch and give_back any worker; move the
-// thread that has the executor; take who is inside Connection::progress(). Blocks: move, for the other process.
+// Purpose: a task that reads tiles of a remote device requests them after its signals have arrived, as if it waited for
+// a disk, and finds them in a block of this process's memory. The owner's processes answer without their workers. The
+// tiles are as well defined as in shared memory, because the owner overwrites them only after this reader has signalled
+// that it is done. The host reads and writes remote memory between runs. Who may call: fetch and give_back: any worker;
+// move: the thread that has the executor; take: the thread inside Connection::progress(). Blocks: move, for the other
+// process.
 //
-// Trusts nothing: a message that asks for bytes or brings some names a device of this process and a range inside its
-// memory, or the connection has failed. Memory: at most kStagingBytes for tasks, or one task's tiles if they are
+// Trusts nothing: a message that requests or brings bytes must name a device of this process and a range inside its
+// memory; otherwise the connection fails. Memory: at most kStagingBytes for tasks, or one task's tiles if they are
 // larger.
 #pragma once
 #include <atomic>

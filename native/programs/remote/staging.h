@@ -1,10 +1,9 @@
-// Memory for what tasks read of remote devices: blocks that are taken before a read begins and given back by the task's
-// end.
+// Memory for tiles that tasks read from remote devices: blocks that are taken before a read begins and released at the
+// task's end.
 //
-// Purpose: bounds what is under way, and keeps blocks whose pages the system has given. Who may call: any thread.
-// Blocks: never; who finds no room is told later, in order, by who makes some. A block is always given to who comes
-// while none is out, however large it is, and who has one needs nothing more to end: so there is no waiting in a
-// circle.
+// Purpose: limits the bytes in flight, and reuses blocks whose pages exist. Who may call: any thread. Blocks: never; a
+// caller without room is notified later, in order, by the thread that makes room. A block of any size is given if no
+// other is out, and the holder of a block needs nothing more to finish, so there is no circular wait.
 #pragma once
 #include <array>
 #include <cstddef>

@@ -1,19 +1,18 @@
 // The executor: all devices of this process, their worker threads, and run().
 //
-// A program's devices may be spread over several processes of a host: each has an executor of all devices, which makes
-// those that are its own, and maps the memory of all (comm/peers.h). Process 0 leads: its run() has every process run
-// the list and returns when all have ended; the others are in serve(). An error is thrown where it happened and by
-// run().
+// A program's devices may be in several processes. Each has an executor of all devices, which creates its own devices,
+// and maps the memory of all on its host (comm/peers.h). Process 0 is the leader: its run() lets every process run the
+// list and returns when all have ended; the others are in serve(). An error is thrown where it happened, and by run().
 //
 // Purpose: runs a finished tile program on every device at once and returns when all are done, failed, cancelled or
-// late. Who may call: one thread at a time (a second run() at once is refused). Blocks: run() until the end, asking
-// its poll every 50 ms; close() until the workers have left. Everything but memory() and allocated_bytes() is
-// refused while a run goes on. Memory: arenas live as long as the executor, or a view of theirs.
+// late. Who may call: one thread at a time (a second run() at once is rejected). Blocks: run() until the end, calling
+// its poll every 50 ms; close() until the workers have left. During a run, everything except memory() and
+// allocated_bytes() is rejected. Memory: arenas live as long as the executor, or as a view of them.
 //
-// After a failure or a cancel every device walks its program to the end without running kernels, so that signals and
-// expected values stay consistent and the next run starts clean. After a deadline that cannot be relied on (a worker
-// may never come back), so the executor is broken: later runs are refused. In a forked child, which has none of the
-// workers, every run is refused, and closing only lets go.
+// After a failure or a cancel, every device goes through its program to the end without running kernels, so that
+// signals and expected values stay consistent and the next run starts clean. After a deadline this is not certain (a
+// worker may never return), so the executor is broken: later runs are rejected. In a forked child, which has none of
+// the workers, every run is rejected, and closing only releases memory.
 #pragma once
 #include <functional>
 #include <map>

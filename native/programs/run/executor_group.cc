@@ -1,4 +1,4 @@
-// The executor of a process among several: joining the device group, posts that come, orders and answers. See
+// The executor of one of several processes: joining the device group, arriving posts, orders and answers. See
 // executor.h.
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,7 @@
 // From one iteration of an instruction to a task: tile views, handle accesses, waits.
 //
-// Pure apart from the task and the vectors it fills. Knows where every device's arena lies; refuses nothing: the
-// program was checked, and ranges are clipped to their tensor.
+// Pure except for the task and the vectors that it fills. It knows the address of every device's arena. It rejects
+// nothing: the program was checked, and ranges are clipped to their tensor.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // Transfers between devices' memory and their files, in order, by a few threads of their own.
 //
-// Purpose: workers compute while the disk works. Who may call: push any thread; work the threads that lend themselves
-// to it. Blocks: work while there is nothing to do, and for the disk. Memory order: what was written before push is
-// seen by the transfer, and the transfer by who is told of its end. Memory: a few words per waiting transfer; no more
-// wait than tasks fit the devices' windows.
+// Purpose: workers compute while the disk works. Who may call: push: any thread; work: the threads of the queue.
+// Blocks: work while there is nothing to do, and for the disk. Memory order: the transfer sees what was written before
+// push; the receiver of its end sees the transfer. Memory: a few words per waiting transfer; at most as many wait as
+// tasks fit in the devices' windows.
 #pragma once
 #include <condition_variable>
 #include <cstdint>

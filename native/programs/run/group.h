@@ -1,8 +1,8 @@
-// The devices of one executor, and waiting for the end of a run on them. Where several processes have devices of one
-// program, each has an executor, and the one that leads waits for all.
+// The devices of one executor, and waiting for the end of a run on them. If several processes have devices of one
+// program, each has an executor, and the leader waits for all.
 //
-// Purpose: everything that worker threads touch lives here, shared by the executor and its threads. Who may call:
-// watch_run, the thread in run(); num_completed any. Blocks: watch_run until the devices have finished.
+// Purpose: everything that worker threads access is here, shared by the executor and its threads. Who may call:
+// watch_run: the thread in run(); num_completed: any. Blocks: watch_run until the devices have finished.
 #pragma once
 #include <functional>
 #include <memory>

@@ -1,7 +1,7 @@
-// The tasks of a program as tables, for those who check it: through the instruction issuer that runs it, without
-// running anything.
+// The tasks of a program as tables, for checkers: made by the instruction issuer that runs it, without running
+// anything.
 //
-// Who may call: any thread, on a finished program. Memory: some hundred bytes a task.
+// Who may call: any thread, on a finished program. Memory: some hundred bytes per task.
 #pragma once
 #include <array>
 #include <cstdint>

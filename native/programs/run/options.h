@@ -1,4 +1,4 @@
-// What an executor is made with, and what is refused before anything is allocated.
+// The options of an executor, and the checks before anything is allocated.
 #pragma once
 #include <cstdint>
 #include <memory>

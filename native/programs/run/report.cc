@@ -1,4 +1,5 @@
-// The report of a passed deadline: who waits for what, who should post it, and what that device is doing.
+// The report of an exceeded deadline: which tasks wait for what, which device should post it, and what that device
+// does.
 #include <algorithm>
 #include <sstream>
 

@@ -1,10 +1,10 @@
-// What all devices of one executor share: how a run ends, its first error, its options.
+// State that all devices of one executor share: how a run ends, its first error, its options.
 //
-// Purpose: workers tell the run() that waits. Who may call: any thread. Blocks: only for the mutex's few
-// instructions (never on the path of a task that succeeds, except the last of a device). Memory order: stop_ is
-// stored with release after the error is recorded; finishing goes through the mutex, so that run() sees all a device
-// did. Memory: owned by a shared pointer in the executor and in every worker, so that a worker that never returns
-// from a kernel never touches freed memory.
+// Purpose: workers notify the waiting run(). Who may call: any thread. Blocks: only for the mutex's few instructions
+// (never on the path of a successful task, except the last of a device). Memory order: stop_ is stored with release
+// after the error is recorded; finishing uses the mutex, so that run() sees everything that a device did. Memory: owned
+// by a shared pointer in the executor and in every worker, so that a worker that never returns from a kernel never
+// touches freed memory.
 #pragma once
 #include <atomic>
 #include <chrono>

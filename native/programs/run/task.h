@@ -1,8 +1,9 @@
-// A task: everything a worker needs to run it, in its place in the device's window.
+// A task: everything that a worker needs to run it, in its place in the device's window.
 //
-// Filled by the instruction issuer while it alone knows the place, then used by one thread at a time (who admits it,
-// who runs it), then filled anew. Owns no tensor; refers to its instruction, which lives as long as the run's program.
-// More than kInlineViews operands go to side storage that the place keeps, so that the steady state allocates nothing.
+// The instruction issuer fills it while no other thread knows the place. Then one thread at a time uses it (the one
+// that admits it, the one that runs it), and then it is filled again. It owns no tensor, and refers to its instruction,
+// which lives as long as the run's program. More than kInlineViews operands use side storage that stays with the place,
+// so that the steady state allocates nothing.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -43,18 +44,18 @@ struct Task {
   const BoundInstr* instr = nullptr;
   const Call* call = nullptr;
   const int64_t* ints = nullptr;
-  int64_t index = 0;      // iteration of the instruction
+  int64_t index = 0;  // iteration of the instruction
   int64_t row_begin = 0;
   int64_t transfers = 0;  // elements read from other devices' memory
   Injected injected = Injected::kNothing;
   std::vector<TaskWait> waits;
-  size_t num_asked = 0;   // of the waits
+  size_t num_asked = 0;  // of the waits
   TaskWaiter waiter;
   bool is_moved = false;  // its transfer, or its fetch, has been handed over
   bool is_landed = false;  // and was all there is to do
   std::vector<RemoteView> remote = {};
   Staging::Block staging = {};  // where they have been fetched to
-  uint64_t poison = 0;    // an error's id, left by the posters of its signals, or of its transfer
+  uint64_t poison = 0;  // an error's id, left by the posters of its signals, or of its transfer
 
   void set_num_views(int64_t count) {
     num_views_ = count;

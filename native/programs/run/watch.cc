@@ -1,4 +1,4 @@
-// Waiting for the end of a run: the poll of its caller, and the deadline. See device group.h.
+// Waiting for the end of a run: the caller's poll, and the deadline. See group.h.
 #include <algorithm>
 #include <chrono>
 

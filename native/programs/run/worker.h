@@ -1,6 +1,6 @@
-// One worker of a device: its scratch memory, what it does now, and running a task's kernel.
+// One worker of a device: its scratch memory, its current activity, and running a task's kernel.
 //
-// Who may call: run_kernel and stall, the thread that is this worker; status any thread. Blocks: for the kernel.
+// Who may call: run_kernel and stall: the thread that is this worker; status: any thread. Blocks: for the kernel.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Classes of devices: one cursor per class against one per device, what signals are about, numbers that come late,
-// tasks as tables.
+// Classes of devices: one cursor per class compared with one per device, the tensors that signals are about, numbers
+// that are known later, tasks as tables.
 #include <random>
 
 #include "programs/run/inspect.h"

@@ -1,4 +1,4 @@
-// What goes wrong: kernels that throw, cancelled runs, workers that stop, deadlines.
+// Faults: kernels that throw, cancelled runs, workers that stop, deadlines.
 #include "programs/tests/testing_programs.h"
 
 using namespace tilewise;

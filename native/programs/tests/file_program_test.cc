@@ -1,5 +1,4 @@
-// Programs whose tensors lie in a device's file: transfers and kernels in order, next to each other; refusals; a disk
-// that fails.
+// Programs with tensors in a device's file: the order of transfers and kernels, rejections, a disk that fails.
 #include <unistd.h>
 
 #include <algorithm>

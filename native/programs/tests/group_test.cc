@@ -1,5 +1,5 @@
-// Programs whose devices are in several processes: the same memory as the sequential oracle's, failures that every
-// process hears of, processes that are killed or stopped.
+// Programs with devices in several processes: the same memory as the sequential oracle's, failures that reach every
+// process, processes that are killed or stopped.
 #include "programs/tests/testing_group.h"
 
 using namespace tilewise;

@@ -1,4 +1,4 @@
-// Tile programs: what finish() refuses, which rows each mode views, symbols, aliases.
+// Tile programs: what finish() rejects, the rows that each mode views, symbols, aliases.
 #include "programs/program.h"
 
 #include "programs/tests/testing_programs.h"

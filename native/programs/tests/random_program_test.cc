@@ -1,5 +1,5 @@
-// Random programs against the sequential oracle: every task hashes what it reads, so one wrong order changes bytes.
-// Devices, workers, windows, tile sizes, modes, aliases and delays are drawn at random from a printed seed.
+// Random programs compared with the sequential oracle: every task hashes what it reads, so one wrong order changes
+// bytes. Devices, workers, windows, tile sizes, modes, aliases and delays are generated from a printed seed.
 #include <random>
 
 #include "programs/tests/testing_remote.h"

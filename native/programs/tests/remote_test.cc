@@ -1,5 +1,5 @@
-// Programs whose devices are on several hosts: the same memory as the sequential oracle's, through an MPI that delays
-// and reorders what it may; memory of other hosts; failures that every process hears of.
+// Programs with devices on several hosts: the same memory as the sequential oracle's, with an MPI that delays and
+// reorders messages; memory of other hosts; failures that reach every process.
 #include <random>
 
 #include "programs/tests/testing_remote.h"

@@ -1,4 +1,4 @@
-// A program on several processes, for tests: the test's own leads, the others are forked from it and serve.
+// A program on several processes, for tests: the test's process is the leader; the others are forked from it and serve.
 #pragma once
 #include <fcntl.h>
 #include <signal.h>

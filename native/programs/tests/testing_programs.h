@@ -1,7 +1,7 @@
-// For the runtime's tests: fake kernels, short ways to build programs, and a sequential oracle.
+// For the tests of programs: fake kernels, short ways to build programs, and a sequential oracle.
 //
-// The oracle runs a program's devices in turns, each strictly in its submission order, on memory of its own. It knows
-// signals as plain counters and no handle, slot, window or thread.
+// The oracle runs a program's devices in turns, each strictly in its submission order, on its own memory. It treats
+// signals as plain counters and knows no handles, slots, windows or threads.
 #pragma once
 #include <cstring>
 #include <memory>

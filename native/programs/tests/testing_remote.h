@@ -1,5 +1,5 @@
-// A program on several hosts, for tests: every process is a thread of the test with an executor of its own, and reaches
-// those of other hosts through an MPI of threads (comm/testing_mpi.h).
+// A program on several hosts, for tests: every process is a thread of the test with its own executor, and reaches those
+// of other hosts through an MPI of threads (comm/testing_mpi.h).
 #pragma once
 #include <thread>
 
