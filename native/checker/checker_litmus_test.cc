@@ -195,7 +195,7 @@ CASE("coherence: a thread never sees one atomic go back, not even by way of anot
       },
       2);
   EXPECT(two_looks == (std::set<Outcome>{{0, 0}, {0, 1}, {0, 2}, {1, 1}, {1, 2}, {2, 2}}));
-  const std::set<Outcome> told = outcomes<3>(
+  const std::set<Outcome> outcomes_seen = outcomes<3>(
       [](Shared& s, int thread) {
         if (thread == 0) s.x.store(1, kRelaxed);
         if (thread == 1) {
@@ -208,8 +208,9 @@ CASE("coherence: a thread never sees one atomic go back, not even by way of anot
         }
       },
       3);
-  EXPECT(told.count({1, 1, 0}) == 0);
-  EXPECT(told.count({1, 0, 0}) == 1 && told.count({0, 1, 0}) == 1 && told.count({1, 1, 1}) == 1);
+  EXPECT(outcomes_seen.count({1, 1, 0}) == 0);
+  EXPECT(outcomes_seen.count({1, 0, 0}) == 1 && outcomes_seen.count({0, 1, 0}) == 1 &&
+         outcomes_seen.count({1, 1, 1}) == 1);
   const std::set<Outcome> stores = outcomes<2>(  // of two threads that read their own and the other's
       [](Shared& s, int thread) {
         s.x.store(thread + 1, kRelaxed);

@@ -137,7 +137,7 @@ CASE("a message that is no message, or not the next one, ends the connection and
   }
 }
 
-CASE("a payload of other bytes than were announced is not told as one that has come") {
+CASE("a payload of other bytes than were announced is not reported as arrived") {
   for (const int64_t difference : {-1, 1}) {
     FakeWorld world(2, 5, 0);
     Connection one(world.rank(0));

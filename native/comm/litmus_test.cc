@@ -33,16 +33,16 @@ void await(Signal& signal, uint64_t epoch) {
     while (signal.value() < epoch) std::this_thread::yield();
     return;
   }
-  struct Told : Waiter {
-    std::atomic<bool> told{false};
+  struct Notified : Waiter {
+    std::atomic<bool> notified{false};
   } waiter;
   waiter.threshold = epoch;
   waiter.on_posted = [](Waiter* self, uint64_t) {
-    static_cast<Told*>(self)->told.store(true, std::memory_order_release);
+    static_cast<Notified*>(self)->notified.store(true, std::memory_order_release);
   };
   uint64_t poison = 0;
   if (signal.wait(&waiter, &poison)) return;
-  while (!waiter.told.load(std::memory_order_acquire)) std::this_thread::yield();
+  while (!waiter.notified.load(std::memory_order_acquire)) std::this_thread::yield();
 }
 
 /// Whether wait() finds the epoch reached. An unmet waiter stays registered, so it lives as long as the board.

@@ -30,7 +30,7 @@ CASE("signals lie 128 bytes apart, at zero") {
   EXPECT_EQ(board[2].value(), 0u);
 }
 
-CASE("a met wait returns at once, an unmet one is told once when its value comes") {
+CASE("a met wait returns at once, an unmet one is notified once when its value comes") {
   SignalBoard board(1);
   Counting low, high, met;
   uint64_t poison = 0;
@@ -65,9 +65,9 @@ CASE("no wake-up is lost between a waiting and a posting thread (mistake: lost w
     if (board[0].wait(&waiters[i], &poison)) ++data_seen;
   }
   poster.join();
-  int64_t told = 0;
-  for (auto& waiter : waiters) told += waiter.calls.load();
-  EXPECT_EQ(told + data_seen, kRounds);
+  int64_t notified = 0;
+  for (auto& waiter : waiters) notified += waiter.calls.load();
+  EXPECT_EQ(notified + data_seen, kRounds);
 }
 
 TILEWISE_TEST_MAIN

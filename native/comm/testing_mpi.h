@@ -26,7 +26,7 @@ class FakeWorld {
   const TilewiseMpi& rank(int32_t number) const { return ranks_[number]->table; }
   /// What the next messages of a rank to another are changed by, as a network would that is broken.
   std::function<void(std::vector<std::byte>& message, int32_t tag)> spoil;
-  /// Is told of all memory that a rank hands over, to send it or to receive into it.
+  /// Called with all memory that a rank passes on, to send it or to receive into it.
   void watch(std::function<void(const std::byte* data)> sees) {
     std::lock_guard guard(mutex_);
     sees_ = std::move(sees);

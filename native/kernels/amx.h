@@ -174,7 +174,7 @@ void amx_micro(const MicroArgs& x) {
     for (int32_t left = s->steps; left > 0; left -= kAmxSteps, a += kAmxSteps, b += kAmxSteps * kPanel) {
       each_asking(left, x.every_ahead, [&] {
         __builtin_prefetch(ahead, 0, 2);
-        __builtin_prefetch(ahead + x.beside, 0, 2);
+        __builtin_prefetch(ahead + x.second, 0, 2);
         ahead += x.pace;
       });
       each_asking(left, x.every_piece, [&] {

@@ -85,8 +85,8 @@ struct MicroArgs {
   float* out;  // R rows of 32; nullptr: nothing is left outside the stack
   int64_t out_pitch = kPanel;  // floats between its rows; tiles of registers (amx.h) know no other
   const char* ahead = nullptr;  // what is read later: in every step i with i & every_ahead = 0 a cache line is asked
-                                // for, and the one `beside` bytes behind it; the next time, those `pace` bytes further
-  int64_t beside = 0, pace = 64;
+                                // for, and the one `second` bytes after it; the next time, those `pace` bytes further
+  int64_t second = 0, pace = 64;
   int32_t every_ahead = INT32_MAX;
   int32_t every_piece = INT32_MAX;
   const char* const* pieces = nullptr;  // the same, a piece per segment

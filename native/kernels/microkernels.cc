@@ -52,7 +52,7 @@ void micro(const MicroArgs& x) {
       const int32_t tail = is_stored ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
       const auto ask_ahead = [&]() __attribute__((always_inline)) {
         __builtin_prefetch(ahead, 0, kInto);
-        __builtin_prefetch(ahead + x.beside, 0, kInto);
+        __builtin_prefetch(ahead + x.second, 0, kInto);
         ahead += x.pace;
       };
       const auto ask_piece = [&]() __attribute__((always_inline)) {

@@ -191,7 +191,7 @@ class Product {
         const int64_t distance = height <= kFewRows ? kStreamAhead / 2 : kStreamAhead;
         call.ahead = reinterpret_cast<const char*>(bases[0] + blocking_.segments[window.first_segment].b) + distance;
         call.every_ahead = 0;
-        call.beside = 64;
+        call.second = 64;
         call.pace = kPanel * 4;
       }
       call.every_piece = every_piece;

@@ -71,7 +71,7 @@ TILEWISE_INLINE void norm_groups_backward(const KernelArgs& args) {
     for (int64_t group = 0; group < groups; ++group) {
       const int64_t first = group * d;
       const T *gradient = row_of<const T>(dy, r) + first, *value = row_of<const T>(x, r) + first;
-      const T* beside = residual.data ? row_of<const T>(residual, r) + first : nullptr;
+      const T* added = residual.data ? row_of<const T>(residual, r) + first : nullptr;
       T* to = row_of<T>(t[0], r) + first;
       float* split = batch_splits + first;
       const float scale = row_of<const float>(rstd, r)[group];
@@ -86,7 +86,7 @@ TILEWISE_INLINE void norm_groups_backward(const KernelArgs& args) {
         const Lanes g = load(gradient + c, n), v = load(value + c, n);
         store(split + c, fused(g, v * set(scale), load(split + c, n)), n);
         Lanes dx = fused(v, set(-shrink), set(scale) * (load_gain<kHasOffset>(gamma + c, n, offset) * g));
-        if (beside) dx = dx + load(beside + c, n);
+        if (added) dx = dx + load(added + c, n);
         store(to + c, dx, n);
       }
     }
@@ -145,14 +145,14 @@ void layer_norm_backward(const KernelArgs& args) {
       for (int i = 0; i < static_cast<int>(sizeof g.at / sizeof g.at[0]); ++i) dot = fused(g.at[i], normal.at[i], dot);
     });
     const float shift = sum_lanes(sum) / static_cast<float>(d), tilt = -sum_lanes(dot) / static_cast<float>(d);
-    const T* beside = residual.data ? row_of<const T>(residual, r) : nullptr;
+    const T* added = residual.data ? row_of<const T>(residual, r) : nullptr;
     T* to = row_of<T>(t[0], r);
     each_column(d, [&](auto at) TILEWISE_INLINED {
       const auto g = at.load(gradient), normal = (at.load(value) - at.set(mean)) * at.set(scale);
       at.store(dgamma, fused(g, normal, at.load(dgamma)));
       at.store(dbeta, at.load(dbeta) + g);
       auto dx = at.set(scale) * fused(normal, at.set(tilt), at.load(gamma) * g - at.set(shift));
-      if (beside) dx = dx + at.load(beside);
+      if (added) dx = dx + at.load(added);
       at.store(to, dx);
     });
   }

@@ -87,7 +87,7 @@ void wait_for_workers(Engine& engine, double timeout_s) {
 
 void stop(Engine& engine) {
   engine.is_closed = true;
-  engine.id_open = UINT64_MAX;  // no thread's last context: every further call is told
+  engine.id_open = UINT64_MAX;  // no thread's last context: every further call gets an error
   Header& header = *engine.store.header;
   header.closing.store(1, std::memory_order_seq_cst);
   header.parked.wake_all(header.is_shared != 0);

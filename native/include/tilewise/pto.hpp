@@ -81,7 +81,7 @@ class Recording {
 /// An open runtime. Any thread may call anything; every submitting thread has slots and scopes of its own. Move-only.
 ///
 /// Its end waits for every task, and skips what has not started when an exception is on its way. Failures of
-/// tasks without a wait are not told then: call wait_all before.
+/// tasks without a wait are not reported then: call wait_all before.
 class Runtime {
  public:
   explicit Runtime(const Config& config = {}) {

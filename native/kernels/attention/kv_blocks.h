@@ -133,7 +133,7 @@ struct Later {
     const int64_t lines = divide_up(divide_up(bytes, 64), parts), times = divide_up(lines, 2);
     if (!data || times == 0 || times > steps) return;
     call.ahead = static_cast<const char*>(data) + part * lines * 64;
-    call.beside = 64;
+    call.second = 64;
     call.pace = 128;
     int32_t every = 1;
     while (2 * every * times <= steps) every *= 2;

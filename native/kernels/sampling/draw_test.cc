@@ -134,7 +134,7 @@ CASE("threads draw what one draws") {
   const auto draw = [&](size_t i, Drawer& drawer) {
     return drawer.draw({rows[i].data(), 700, LogitsType::kF32}, {0.8, 50, 0.9, 0.0, 1.0}, {i, 1, 0});
   };
-  std::vector<int64_t> alone(kRows), beside(kRows);
+  std::vector<int64_t> alone(kRows), together(kRows);
   Drawer drawer;
   for (size_t i = 0; i < kRows; ++i) alone[i] = draw(i, drawer);
   {
@@ -142,10 +142,10 @@ CASE("threads draw what one draws") {
     for (size_t first = 0; first < 4; ++first)
       threads.emplace_back([&, first] {
         Drawer own;
-        for (size_t i = first; i < kRows; i += 4) beside[i] = draw(i, own);
+        for (size_t i = first; i < kRows; i += 4) together[i] = draw(i, own);
       });
   }
-  EXPECT(alone == beside);
+  EXPECT(alone == together);
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ void RemoteMemory::move(Way way, int64_t device, int64_t offset, std::byte* memo
                     " bytes of device ", device, " from process ", process, loss.empty() ? "" : ": ", loss,
                     "; look at that process's own messages, then start again from the last checkpoint");
   };
-  // MPI is given memory of its own, which stays until its end was told: the caller's may go as soon as this throws.
+  // MPI is given memory of its own, which stays until its end was reported: the caller's may go as soon as this throws.
   const auto piece = std::make_shared_for_overwrite<std::byte[]>(std::min(kPiece, bytes));
   for (int64_t done = 0; done < bytes; done += kPiece) {
     const int64_t size = std::min(kPiece, bytes - done);

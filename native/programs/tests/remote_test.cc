@@ -203,14 +203,14 @@ CASE("a process whose connection breaks is named by the others, each by itself")
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     group.world.break_rank(2);
   });
-  std::string told;
+  std::string message;
   try {
     group.leader().run(program, {});
   } catch (const PeerLost& lost) {
-    told = lost.what();
+    message = lost.what();
   }
   breaker.join();
-  EXPECT(told.find("process 2") != std::string::npos && told.find("has stood still") != std::string::npos);
+  EXPECT(message.find("process 2") != std::string::npos && message.find("has stood still") != std::string::npos);
   const std::vector<std::string>& failures = group.end();
   EXPECT(failures[1].find("every process must stay") != std::string::npos);
   EXPECT(failures[2].find("connection reset") != std::string::npos);

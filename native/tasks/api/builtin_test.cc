@@ -57,7 +57,7 @@ CASE("a built-in kernel stays inside its buffers and works on whole elements") {
   EXPECT_EQ(f.a[0], 2.0f);
 }
 
-CASE("a built-in kernel is told that it writes its target and reads its source") {
+CASE("a built-in kernel must write its target and read its source") {
   Fixture f;
   const char* target = "in parameter 0";
   f.refuses(f.sum, {in(f.ha), in(f.hb)}, {.scalars = {32}}, target);

@@ -109,7 +109,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   const TaskRef self = engine.store.name_at(slot);
   task.begin(kernel_, priority, 0, kIsEmbedded);
   task.sequence.store(sequence, std::memory_order_relaxed);
-  TaskWord::watch(task.word, generation_of(self));  // so that its completion is told to the host
+  TaskWord::watch(task.word, generation_of(self));  // so that its completion is reported to the host
   const auto sink = [&](TaskRef producer) {
     uint64_t& last = objects.marks[slot_of(producer) - first_slot_];
     if (last == sequence || objects.is_settled(producer)) return;

@@ -33,7 +33,7 @@ inline void settle_buffer(const Engine& engine, Handle& handle, uint32_t thread)
 /// A handle of a new buffer; kNone: none is free. wait/room.h has the one that waits.
 uint32_t try_take_handle(Engine& engine, uint32_t thread);
 
-/// Its generation moves on at once: a thread that still names it is told.
+/// Its generation moves on at once: a thread that still names it gets an error.
 void give_handle(Engine& engine, uint32_t index, uint32_t thread);
 /// Takes back the chunks that name only tasks which have ended, from every buffer that this thread may look at: inside
 /// a task the buffers of its children, elsewhere all others. Called under the submission lock, except inside a task.

@@ -25,7 +25,7 @@ class Host {
   virtual void execute(uint32_t task, uint32_t worker) = 0;
   /// While tracing, after execute.
   virtual TraceLabel label_of(uint32_t task) const = 0;
-  /// The task's successors have been told and its place is free.
+  /// The task's successors have been notified and its place is free.
   virtual void completed() = 0;
   /// A worker begins, or goes on after sleep: it will call submit_more between any two tasks.
   virtual void stay() {}

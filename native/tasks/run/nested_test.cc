@@ -313,7 +313,7 @@ CASE("a child may touch only the boxes that its parent declared") {
   EXPECT_EQ(results[3], PTO_BAD_ARGUMENT);
 }
 
-CASE("a task that waits for itself is told so") {
+CASE("a task that waits for itself gets an error") {
   Runtime runtime(1);
   static PTORuntime* shared = nullptr;
   static std::atomic<pto_task> own{0};

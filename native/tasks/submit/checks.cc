@@ -25,7 +25,7 @@ uint64_t run_of(const pto_region& box) {
 
 constexpr uint32_t bit(pto_mode mode) { return 1u << mode; }
 
-/// How a built-in kernel may be told to use its target (parameter 0) and its source. What a task overwrites, by its
+/// How a built-in kernel may use its target (parameter 0) and its source. What a task overwrites, by its
 /// mode, has no value that a kernel could read; what it reads must stay as it is.
 uint32_t modes_of(const BuiltinKernel& kernel, uint32_t p) {
   const uint32_t both = bit(PTO_INOUT) | bit(PTO_COMMUTE) | bit(PTO_NO_DEP);

@@ -71,7 +71,7 @@ CASE("more live edges than the tables hold: the task is refused, and those accep
     };
     submit(held, {param(PTO_INOUT, hx)}, {reinterpret_cast<uint64_t>(&gate)});
     gate.await_inside(1);
-    // A chain on `sum`, of readers of x: with one of them the references run out, after `sum` has been told of it.
+    // A chain on `sum`, of readers of x: with one of them the references run out, after `sum` has been notified of it.
     int64_t accepted = 0;
     bool is_refused = false;
     while (accepted < 400 && !is_refused) {

@@ -17,7 +17,7 @@ bool names(const char* resource, const char* knob) {
 
 }  // namespace
 
-CASE("heap: an open scope that holds it all is told at once, and ending it helps") {
+CASE("heap: an open scope that holds it all is reported at once, and ending it helps") {
   pto_config config = Runtime::config(1);
   config.heap_bytes = 2 * kSegment;
   Runtime runtime(config);
@@ -47,7 +47,7 @@ CASE("handles: no more than max_handles at once, and unregistering helps") {
   EXPECT(runtime.add(values[50]) != 0);
 }
 
-CASE("boxes: completed ones make room; a task with more boxes than there are is told") {
+CASE("boxes: completed ones make room; a task with more boxes than there are gets an error") {
   pto_config config = Runtime::config(1, 64);
   config.max_regions = 8;
   Runtime runtime(config);
@@ -159,7 +159,7 @@ CASE("no alarm while another submitter has an open scope that holds the heap") {
   other.join();
 }
 
-CASE("two submitters that hold half of the heap each and want more: at least one is told") {
+CASE("two submitters that hold half of the heap each and want more: at least one gets an error") {
   pto_config config = Runtime::config(1);
   config.heap_bytes = 2 * kSegment;
   Runtime runtime(config);

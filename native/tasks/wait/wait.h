@@ -38,7 +38,7 @@ template <class Done, class Watch>
 bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s, bool helps) {
   if (done()) return true;
   if (timeout_s <= 0) return false;
-  // Who only sleeps needs no submitter; but a leaf kernel must not wait, and is told so.
+  // Who only sleeps needs no submitter; but a leaf kernel must not wait, and gets an error.
   const uint32_t thread = helps || running.engine == &engine ? current_thread(engine) : 0;
   Header& header = *engine.store.header;
   Blocking let_others_run;

@@ -1,7 +1,7 @@
 """The dependency graph of submitted tasks, as data and as JSON.
 
 Owns the format that the task runtime writes (`pto_graph_begin`, `pto_graph_end`): per task what it accesses, what it
-was told to come after, and what the runtime made it wait for. Refuses files that do not follow the format.
+was declared to come after, and what the runtime made it wait for. Refuses files that do not follow the format.
 `graph_check` recomputes the dependencies from it, `graph_picture` draws it.
 """
 

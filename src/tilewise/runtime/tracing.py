@@ -144,7 +144,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 def _settle(native: OpenRuntime) -> None:
     """Wait until nothing runs, so that records can be read and recording can be switched."""
-    with suppress(TaskFailed, CancelledError):  # told by their handles
+    with suppress(TaskFailed, CancelledError):  # reported by their handles
         native.wait_all(None)
 
 

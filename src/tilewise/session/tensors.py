@@ -181,11 +181,11 @@ class NamedTensors:
         master = self.ids.get(master_name(name))
         for place in () if master is None else self.store.places(master):
             like = (p for p in found if (p[0].device, p[0].slices) == (place.device, place.slices))
-            beside = next(like, None)
-            if beside is None:
+            copies = next(like, None)
+            if copies is None:
                 found.append([place])
             else:
-                beside.append(place)
+                copies.append(place)
         return found
 
     def set(self, name: str, value: object) -> None:

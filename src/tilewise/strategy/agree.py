@@ -124,14 +124,14 @@ def require_equal_cuts(
             first = seen.setdefault((name, size, shared), label)
             if first is label or _is_cut_at_the_same(first, label, size, graph.k_splits, mesh.size(*shared)):
                 continue
-            told = [
+            described = [
                 "unlabelled" if one is None else f"{one.name!r} in pieces of {one.atom}"
                 for one in (first, label)
             ]
             raise LayoutError(
                 "[strategy.propagate] what devices share along one dim is cut alike; got "
-                f"{told[0]} and {told[1]} for {size} elements of {op.label!r} ({op.op}) over {show_axes(shared)}; give "
-                "both dims one label"
+                f"{described[0]} and {described[1]} for {size} elements of {op.label!r} ({op.op}) over "
+                f"{show_axes(shared)}; give both dims one label"
             )
 
 

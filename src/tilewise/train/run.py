@@ -189,7 +189,7 @@ def plan_run(
     if output.is_dir():
         with lock_directory(
             output
-        ):  # held for good when the run begins; who else holds it now is told so at once
+        ):  # locked for the whole run later; another run that has it now is reported at once
             pass
     for name in (_METRICS, _CURVE):
         check_replaceable(output / name, is_directory=False)

@@ -100,7 +100,7 @@ class TaskHandle {
   /// Skips the task, and those that need it, if it has not started; it waits for no event any more. A kernel that runs
   /// can ask should_stop().
   void cancel() const { detail::check(pto_cancel(runtime_, id())); }
-  /// Lets go of the task, which runs on: its error is told by no call. Does not block.
+  /// Lets go of the task, which runs on: no call reports its error. Does not block.
   void detach() noexcept {
     if (task_ != 0) pto_task_release(runtime_, std::exchange(task_, 0));
   }

@@ -109,11 +109,11 @@ class Reports:
             if data[:size] != self._opening[:size]:
                 out, data = out + data[:1], data[1:]
                 continue
-            told, closing, rest = data[1:].partition(MARK.encode())
+            report, closing, rest = data[1:].partition(MARK.encode())
             if not closing and len(data) < _LONGEST:
                 self._held = data
                 break
-            if closing and self._read(told.decode("utf-8", "replace").split(" ")):
+            if closing and self._read(report.decode("utf-8", "replace").split(" ")):
                 data = rest
             else:
                 out, data = out + data[:1], data[1:]

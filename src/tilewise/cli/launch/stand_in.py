@@ -53,7 +53,7 @@ def main() -> None:
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         if rank == 0:
-            process.send_signal(next(given for given, told in TOLD.items() if told == number))
+            process.send_signal(next(given for given, sent in TOLD.items() if sent == number))
 
     for number in TOLD.values():
         signal.signal(number, hand_on)
