@@ -4,7 +4,7 @@ A family's folder says everything about it: what its configuration file may ask 
 files. All decoders share one graph (`models/decoder/`), made from what a configuration chooses; a family that computes
 something else has a graph of its own. Nothing outside the folder knows the family's names.
 
-Names are loaded when they are first used: a process that traces layers (`core.workers`) reads no files of models.
+Names are loaded when they are first used, so importing the package imports no family.
 """
 
 from importlib import import_module
