@@ -120,7 +120,7 @@ def test_wrong_sizes_are_refused(purpose, sizes):
     with pytest.raises((ConfigError, ShapeError), match=r"\[models"):
         ParallelModelBuilder(config_of("llama"), purpose, **sizes)
     with pytest.raises(ShapeError, match="parts have their sizes"):
-        ParallelModelBuilder(models.model_parts(config_of("llama"), batch=1, seq=4), batch=3)
+        ParallelModelBuilder(models.model_parts(config_of("llama"), "training", batch=1, seq=4), batch=3)
 
 
 WINDOWS = st.lists(st.sampled_from([None, *range(1, 12)]), min_size=1, max_size=8)
