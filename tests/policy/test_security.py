@@ -14,7 +14,7 @@ MAY = {
     "src/tilewise/checkpoint/hub.py": {"huggingface_hub"},
     "src/tilewise/core/workers.py": {"multiprocessing"},  # children of this process, and pipes to them
     "src/tilewise/cli/build_mpi.py": {"subprocess"},  # mpicc, and this Python to load what it has built
-    "src/tilewise/core/spawn.py": {
+    "src/tilewise/core/process.py": {
         "socket",
         "subprocess",
     },  # children of this Python, and a pair of sockets to each
@@ -23,8 +23,6 @@ MAY = {
     "src/tilewise/cli/launch/over_mpi.py": {"subprocess"},
     "src/tilewise/cli/launch/stand_in.py": {"socket", "subprocess"},
     "src/tilewise/comm/channel.py": {"socket"},  # the other end of such a pair; no address, no port
-    "src/tilewise/generate/template_process.py": {"subprocess"},  # of this Python, for what must be stopped
-    "src/tilewise/serve/grammar_trial.py": {"subprocess"},  # the same, for what may end its process
     # the server: listens, and talks to the engine's process
     "src/tilewise/server/run.py": {"socket", "ssl"},
     "src/tilewise/server/lifecycle.py": {"socket", "ssl"},

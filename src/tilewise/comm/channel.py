@@ -1,6 +1,6 @@
 """`Channel`: messages between a group's leader and one of its workers, through one end of a pair of sockets.
 
-A message is a frame of JSON (`core.frames`), an object, and may bring descriptors: its entry `files` says how many.
+A message is a frame of JSON (`core.process`), an object, and may bring descriptors: its entry `files` says how many.
 Nothing is pickled, and what a message says is checked where it is used. Descriptors travel next to the first bytes of
 their frame, so that they are here when the frame is whole. What was read of a message stays when a call is interrupted
 or late: the next call goes on there.
@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from tilewise.core.errors import CommError, CommTimeout, PeerLost, ResourceError
-from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
+from tilewise.core.process import HEAD, MOST_BYTES, pack, unpack
 
 __all__ = ["Channel", "Message"]
 
