@@ -165,7 +165,7 @@ def plan_with(workers: int, unlike: str, layers: int = 1000) -> Plan:
     graph = tw.ComputeGraph("definition")
     with tw.WorkerPool(workers) if workers > 1 else nullcontext() as pool:
         progress = tw.ParallelDebugger()
-        models.ParallelModelBuilder(parts_of(layers, unlike), pool=pool, progress=progress).build(graph)
+        models.ParallelModelBuilder(parts_of(layers, unlike), progress=progress).build(graph)
         graph.optimize(optim.AdamW())
         plan = graph.plan({}, pool=pool, progress=progress)
     share = progress.seconds()

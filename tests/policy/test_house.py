@@ -91,7 +91,7 @@ def test_background_threads_are_stopped_at_exit():
     timers that run Python alone."""
     may = {
         "core/threads.py",
-        "core/worker_child.py",
+        "core/workers.py",
         "distributed/worker.py",
         "server/link/engine_process.py",
         "comm/world.py",

@@ -12,13 +12,9 @@ PROGRAMS = {"subprocess", "pty"}
 # The few modules that may, each for what SECURITY.md says of it.
 MAY = {
     "src/tilewise/checkpoint/hub.py": {"huggingface_hub"},
-    # calls and answers, through pipes to children of this process
-    "src/tilewise/core/workers.py": {"pickle"},
-    "src/tilewise/core/worker_link.py": {"subprocess"},
-    "src/tilewise/core/worker_child.py": {"pickle"},
+    "src/tilewise/core/workers.py": {"multiprocessing"},  # children of this process, and pipes to them
     "src/tilewise/cli/build_mpi.py": {"subprocess"},  # mpicc, and this Python to load what it has built
-    "src/tilewise/core/kept.py": {"pickle"},
-    "src/tilewise/core/spawn.py": {
+    "src/tilewise/core/process.py": {
         "socket",
         "subprocess",
     },  # children of this Python, and a pair of sockets to each
@@ -27,9 +23,6 @@ MAY = {
     "src/tilewise/cli/launch/over_mpi.py": {"subprocess"},
     "src/tilewise/cli/launch/stand_in.py": {"socket", "subprocess"},
     "src/tilewise/comm/channel.py": {"socket"},  # the other end of such a pair; no address, no port
-    "src/tilewise/graph/parallel/tracing.py": {"pickle"},  # whether a value can travel so; reads none
-    "src/tilewise/generate/template_process.py": {"subprocess"},  # of this Python, for what must be stopped
-    "src/tilewise/serve/grammar_trial.py": {"subprocess"},  # the same, for what may end its process
     # the server: listens, and talks to the engine's process
     "src/tilewise/server/run.py": {"socket", "ssl"},
     "src/tilewise/server/lifecycle.py": {"socket", "ssl"},

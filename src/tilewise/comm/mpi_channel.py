@@ -19,7 +19,7 @@ from tilewise._native.connection import World
 from tilewise.comm.channel import Message
 from tilewise.comm.memory import content_of, shared_content
 from tilewise.core.errors import CommTimeout, PeerLost, ResourceError
-from tilewise.core.frames import HEAD, pack, unpack
+from tilewise.core.process import HEAD, pack, unpack
 from tilewise.core.validation import shown
 
 __all__ = ["MpiChannel"]

@@ -32,18 +32,11 @@ from tilewise.ir.validate import validate_graph
 
 __all__ = [
     "BackwardTemplate",
-    "Foresee",
-    "OnMade",
     "calls_before",
     "differentiate",
     "differentiate_template",
-    "foresee_nothing",
 ]
 
-OnMade = Callable[[Sequence[tuple[Template, "BackwardTemplate"]]], None]
-"""What is told of the templates on the way to a loss and their gradients, once these are all there."""
-Foresee = Callable[[], OnMade]
-"""What prepares that while gradients are made."""
 _Wanted = tuple[str, Choice]  # a template's key, and what of it is computed again
 
 _FITS = "operands of what is appended fit together"
@@ -398,26 +391,19 @@ def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
 
 
 def _differentiate_all(
-    graph: Graph, wanted: Sequence[_Wanted], pool: WorkerPool | None, foresee: Foresee
-) -> tuple[dict[_Wanted, BackwardTemplate], OnMade]:
-    """The gradient of each; from other processes, where they are many. And what has been foreseen meanwhile."""
+    graph: Graph, wanted: Sequence[_Wanted], pool: WorkerPool | None
+) -> dict[_Wanted, BackwardTemplate]:
+    """The gradient of each. Workers compute them if there are many."""
     counts.differentiated += len(wanted)
     forward = [graph.templates[key] for key, _ in wanted]
     modules = modules_of_ops({op.op for template in forward for op in template.graph.ops})
+    choices = [choice for _, choice in wanted]
     if pool is None or modules is None or len(wanted) < ENOUGH:
-        made = [_validated_gradient(t, choice) for t, (_, choice) in zip(forward, wanted)]
-        on_made = foresee()
+        made = [*map(_validated_gradient, forward, choices)]
     else:
-        tasks = [(modules, t, choice) for t, (_, choice) in zip(forward, wanted)]
-        with pool.begin(_differentiate_apart, tasks, about=[t.graph for t in forward]) as shared:
-            on_made = foresee()
-            made = shared.finish()
-    return dict(zip(wanted, _with_own_keys(wanted, made))), on_made
-
-
-def foresee_nothing() -> OnMade:
-    """Where nothing is to begin."""
-    return lambda made: None
+        calls = [(modules, template, choice) for template, choice in zip(forward, choices)]
+        made = [*pool.map(_differentiate_in_worker, calls)]
+    return dict(zip(wanted, _with_own_keys(wanted, made)))
 
 
 def _validated_gradient(forward: Template, choice: Choice) -> BackwardTemplate:
@@ -428,8 +414,7 @@ def _validated_gradient(forward: Template, choice: Choice) -> BackwardTemplate:
     return backward
 
 
-def _differentiate_apart(modules: Sequence[str], forward: Template, choice: Choice) -> BackwardTemplate:
-    """The same in another process."""
+def _differentiate_in_worker(modules: Sequence[str], forward: Template, choice: Choice) -> BackwardTemplate:
     import_ops(modules)
     return _validated_gradient(forward, choice)
 
@@ -457,7 +442,6 @@ def differentiate(
     loss: int,
     pool: WorkerPool | None = None,
     recomputation: Recomputation = SAVE_ALL,
-    foresee: Foresee = foresee_nothing,
 ) -> tuple[Graph, dict[str, int]]:
     """The graph with the backward pass of `loss` appended, and the gradient's id of every parameter by name.
 
@@ -467,9 +451,8 @@ def differentiate(
     Args:
         graph: simplified.
         loss: id of the tensor.
-        pool: processes that make the gradients of templates, where they are many.
+        pool: worker processes that differentiate templates, if there are many.
         recomputation: what layers do not save.
-        foresee: called while templates' gradients are made; what it returns, before the graph is written.
 
     Raises:
         PlanError: a parameter does not influence the loss, or is used in a way that has no gradient; a name of what to
@@ -480,8 +463,7 @@ def differentiate(
     calls = calls_before(graph, loss)
     recomputation.require_fit(graph, calls)
     wanted = {op.id: (op.attrs["template"], recomputation.choice(op.label)) for op in calls}
-    backward, on_made = _differentiate_all(graph, list(dict.fromkeys(wanted.values())), pool, foresee)
-    on_made([(graph.templates[key], made) for (key, _), made in backward.items()])
+    backward = _differentiate_all(graph, list(dict.fromkeys(wanted.values())), pool)
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
     flow = tape.flow
 

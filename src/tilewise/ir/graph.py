@@ -19,7 +19,6 @@ from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size, upper_bound
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap, freeze_maps
-from tilewise.core.kept import keep
 from tilewise.core.mesh import Axes
 from tilewise.core.validation import Validator, shown
 
@@ -317,7 +316,6 @@ class OpNode:
         return tuple(i for i in self.inputs if i is not None)
 
 
-@keep
 @dataclass(frozen=True)
 class Graph:
     """A frozen graph.
@@ -362,17 +360,8 @@ class Graph:
         return {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle, tensors and ops as columns, which take half the time of so many objects."""
-        specs: dict[int, int] = {}
-        unique: list[TensorSpec] = []
-        for t in self.tensors:
-            if specs.setdefault(id(t.spec), len(unique)) == len(unique):
-                unique.append(t.spec)
-        tensors = [(t.id, specs[id(t.spec)], t.kind, t.producer) for t in self.tensors]
-        ops = [(op.id, op.op, op.inputs, op.outputs, op.attrs, op.phase, op.label) for op in self.ops]
-        rest = tuple(getattr(self, f.name) for f in fields(self)[3:])
-        forms = [(spec.family, spec.stem) for spec in unique]
-        return _graph_of, (self.name, *([*zip(*rows)] for rows in (forms, tensors, ops)), rest)
+        """Without `kept`, which is no part of the graph."""
+        return Graph, tuple(getattr(self, f.name) for f in fields(self))
 
     def _constant_bits(self) -> dict[int, tuple[object, ...]]:
         """The bytes of constants, for comparison; comparing arrays gives no single truth value."""
@@ -393,16 +382,6 @@ def _read_only(value: Any) -> Any:
         value = value.view()
         value.flags.writeable = False
     return value
-
-
-def _graph_of(name: str, forms: Any, tensors: Any, ops: Any, rest: tuple[Any, ...]) -> Graph:
-    """A graph from its columns."""
-    specs = [*map(_member, *forms)] if forms else []
-    nodes: tuple[TensorNode, ...] = ()
-    if tensors:
-        ids, numbers, kinds, producers = tensors
-        nodes = tuple(map(TensorNode, ids, map(specs.__getitem__, numbers), kinds, producers))
-    return Graph(name, nodes, tuple(map(OpNode, *ops)) if ops else (), *rest)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ names of tensors in files. All decoders share one graph (`models/decoder/`), whi
 parametrizes. A family that computes something else has its own graph. No code outside of the folder
 knows the family's names.
 
-Names are imported when they are first used, so that a process that only traces layers does not load
-readers of files.
+Names are imported when they are first used, so importing the package imports no family.
 """
 
 from importlib import import_module

@@ -10,7 +10,6 @@ from tilewise.core.collector import collector_paused
 from tilewise.core.errors import ShapeError
 from tilewise.core.progress import Progress
 from tilewise.core.validation import Validator
-from tilewise.core.workers import WorkerPool
 from tilewise.graph.parallel import ParallelGraphBuilder, SpecHandle
 from tilewise.ir.layer_spec import LayerSpec
 from tilewise.models.config import ModelConfig
@@ -33,7 +32,6 @@ class ParallelModelBuilder:
         purpose: `training`, `decoding` or `encoding`; of parts of one's own nothing is asked.
         sizes: what that function takes behind the configuration, by name: `batch=8, seq=128`.
         threads: that describe layers.
-        pool: processes that trace them, where many differ; see `ParallelGraphBuilder`.
         progress: receives the phases.
 
     Raises:
@@ -54,7 +52,6 @@ class ParallelModelBuilder:
         purpose: str = "training",
         *,
         threads: int = 2,
-        pool: WorkerPool | None = None,
         progress: Progress | None = None,
         **sizes: Any,
     ) -> None:
@@ -64,7 +61,7 @@ class ParallelModelBuilder:
             _validate.invalid(
                 "ParallelModelBuilder", "parts have their sizes", ", ".join(sizes), "leave them out"
             )
-        self.builder = ParallelGraphBuilder(threads, pool=pool, progress=progress)
+        self.builder = ParallelGraphBuilder(threads, progress=progress)
 
     def build(self, graph: GraphBuilder) -> None:
         """Write the model into an empty graph; all of it or nothing."""

@@ -1,6 +1,5 @@
 """Everything that is decided before a run: tiles, memory, order and communication."""
 
-from tilewise.plan.lower.ahead import LoweredAhead
 from tilewise.plan.make import make_plan
 from tilewise.plan.plan import Plan
 from tilewise.plan.prefetched_states import choose_prefetched
@@ -9,7 +8,6 @@ from tilewise.plan.shapes import LocalShapes, check_sizes, symbols_of
 
 __all__ = [
     "LocalShapes",
-    "LoweredAhead",
     "Plan",
     "check_sizes",
     "choose_prefetched",

@@ -1,9 +1,6 @@
-"""`Calls`: places the buffers of a plan in memory, and binds every use of a template as soon as it
-is lowered.
+"""`Calls`: places all buffers of a plan in memory, and binds every use of a template to them.
 
-Persistent tensors and results come first in memory, so the address of the temporaries is known
-before templates are lowered. On one device without microbatches and offloading, uses are bound
-while other templates are still being lowered.
+Buffers for the whole run come first, then results of segments, then temporaries of templates.
 """
 
 from __future__ import annotations
@@ -62,14 +59,8 @@ class Calls:
         if not (self._kept or self._stored):  # files begin behind all temporaries
             self.outside = self.binder.outside()
 
-    def take(self, use: Use, variant: Variant) -> None:
-        """Bind the next use, of a variant that has been bound before or is the next one."""
-        if variant.number == len(self.binder.variants):
-            self._place(variant)
-        self._bind(use)
-
     def take_all(self, variants: Variants) -> None:
-        """Bind all uses at once."""
+        """Place the temporaries of all variants and bind all uses."""
         room = max((b.end for variant in variants.variants for b in variant.temporaries), default=0)
         for variant in variants.variants:
             self._place(variant, room)
@@ -91,10 +82,9 @@ class Calls:
         regions["files"] = place_buffers(self._stored, place_in_sequence(self._kept, begin)) - begin
         return [*self._lasting, *self._results, *self._temporaries, *self._kept, *self._stored], regions
 
-    def _place(self, variant: Variant, room: int = 0) -> None:
-        """Place buffers. Templates run one after another, so the temporaries of all have the same
-        place. `room` is the size of the largest, if known.
-        """
+    def _place(self, variant: Variant, room: int) -> None:
+        """Place the temporaries of a template. Templates run one after the other, so the temporaries of all
+        start at one address; `room` is what the largest template needs."""
         own = template_buffers(variant, self._end, room)
         self._workspace_end = max(self._workspace_end, *(b.end for b in own)) if own else self._workspace_end
         self._temporaries += own

@@ -23,7 +23,6 @@ from tilewise.plan.buffers import (
 from tilewise.plan.calls import Calls
 from tilewise.plan.classes import DeviceNumbers, classes_of
 from tilewise.plan.lower import alias_roots
-from tilewise.plan.lower.ahead import LoweredAhead
 from tilewise.plan.memory import Buffer
 from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.plan import Plan
@@ -51,7 +50,6 @@ def make_plan(
     optimizer: object = None,
     overhead: Overhead = _no_overhead,
     pool: WorkerPool | None = None,
-    ahead: LoweredAhead | None = None,
     definition: str = "",
 ) -> Plan:
     """Lower, place and order a laid-out graph.
@@ -60,8 +58,7 @@ def make_plan(
         schedule: from the phases of all segments and the number of microbatches to the order of a step.
         overhead: bytes that a device with so many workers, signals and handles, and so much scratch per worker, needs
             besides its arena, by category.
-        pool: processes that lower templates, where they are many.
-        ahead: what they are lowering already.
+        pool: worker processes that lower templates, if there are many.
         definition: the digest of what the graph's author defined.
 
     Raises:
@@ -82,16 +79,10 @@ def make_plan(
     segments = cut_segments(graph)
     order = schedule([s.phase for s in segments], settings.accumulation)
     numbers = DeviceNumbers(shapes)
-    lasting, results = lasting_buffers(tensors), result_buffers(tensors, segments)  # while others lower
-    calls: Calls | None = None
-    if shapes.mesh.num_devices == 1 and settings.accumulation == 1 and not layout.files:
-        # no sum is kept, and nothing lies in rings or files: what comes before temporaries in memory is known
-        calls = Calls(graph, tensors, lasting, results)
-    take = None if calls is None else calls.take
-    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool, ahead, take)
-    if calls is None:
-        calls = Calls(graph, tensors, [*kept_buffers(tensors, variants), *lasting], results)
-        calls.take_all(variants)
+    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool)
+    lasting = [*kept_buffers(tensors, variants), *lasting_buffers(tensors)]
+    calls = Calls(graph, tensors, lasting, result_buffers(tensors, segments))
+    calls.take_all(variants)
     binder, outside = calls.binder, calls.outside
     buffers, regions = calls.placed()
     program = _program(calls, variants, numbers, classes, buffers)

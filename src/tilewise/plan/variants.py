@@ -4,7 +4,7 @@ that differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewise.core.workers import ENOUGH, WorkerPool
@@ -12,7 +12,7 @@ from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
-from tilewise.ir.op import modules_of_ops
+from tilewise.ir.op import import_ops, modules_of_ops
 from tilewise.ir.program import LoweredTemplate, Slot
 from tilewise.ir.schedule import Schedule
 from tilewise.ir.validate import Values
@@ -20,7 +20,6 @@ from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import place_signals
 from tilewise.plan.lower import LoweredVariant, LoweringTask, lower_variant, renumbered
-from tilewise.plan.lower.ahead import LoweredAhead, bare, lower_apart
 from tilewise.plan.memory import Buffer
 from tilewise.plan.rings import credits_of_uses
 from tilewise.plan.segments import Segment
@@ -117,8 +116,6 @@ def lower_variants(
     roots: dict[int, int],
     numbers: DeviceNumbers,
     pool: WorkerPool | None = None,
-    ahead: LoweredAhead | None = None,
-    on_use: Callable[[Use, Variant], None] | None = None,
 ) -> Variants:
     """Walk the schedule and lower what has not been lowered yet.
 
@@ -127,10 +124,7 @@ def lower_variants(
         sums: what waits for the last microbatch.
         roots: of the root graph's tensors.
         numbers: in which the devices of a class differ.
-        pool: processes that lower templates, where they are many.
-        ahead: templates that they are lowering already.
-        on_use: called with each use in order, as soon as its variant is there, while others lower;
-            without rings' numbers, which are known at the end.
+        pool: worker processes that lower templates, if there are many.
     """
     tasks: dict[tuple[object, ...], LoweringTask] = {}
     wanted: list[tuple[Segment, int, tuple[object, ...], tuple[object, ...]]] = []
@@ -158,64 +152,44 @@ def lower_variants(
             tasks[key] = LoweringTask(
                 name, graph, layout, ops, turn.microbatch, late.late_ops, None, frozenset(), roots
             )
-    lowered = _lower_all(list(tasks.values()), shapes, numbers, pool, ahead)
-    made, uses = dict[tuple[object, ...], Variant](), list[Use]()
-    for key, variant in _numbered(tasks, lowered, numbers, {key: identity for _, _, identity, key in wanted}):
-        made[key] = variant
-        while len(uses) < len(wanted) and (of := made.get(wanted[len(uses)][3])):
-            segment, microbatch, _, _ = wanted[len(uses)]
-            uses.append(Use(segment, microbatch, of.number))
-            if on_use is not None:
-                on_use(uses[-1], of)
+    lowered = _lower_all(list(tasks.values()), shapes, numbers, pool)
+    made = _numbered(tasks, lowered, numbers, {key: identity for _, _, identity, key in wanted})
+    uses = [Use(segment, microbatch, made[key].number) for segment, microbatch, _, key in wanted]
     variants = tuple(made.values())
     return Variants(variants, _with_credits(variants, uses))
 
 
 def _lower_all(
-    tasks: Sequence[LoweringTask],
-    shapes: LocalShapes,
-    numbers: DeviceNumbers,
-    pool: WorkerPool | None,
-    ahead: LoweredAhead | None,
-) -> Iterator[LoweredVariant]:
-    """Every task's own result, in order; those of templates from other processes, where they are many."""
-    places = {} if ahead is None else ahead.find(tasks, shapes)
-    if ahead is not None and places:
-        rest = {
-            i: lower_variant(task, shapes, numbers.known) for i, task in enumerate(tasks) if i not in places
-        }
-        coming, known = ahead.take(), list[LoweredVariant | None]()
-        for i, task in enumerate(tasks):
-            while i in places and len(known) <= places[i]:
-                known.append(next(coming))
-            yield rest.get(i) or known[places[i]] or lower_variant(task, shapes, numbers.known)
-        known.extend(coming)  # to its end: the pool is free then
-        return
+    tasks: Sequence[LoweringTask], shapes: LocalShapes, numbers: DeviceNumbers, pool: WorkerPool | None
+) -> list[LoweredVariant]:
+    """The result of every task, in order. Workers lower templates if there are many."""
     apart = [task for task in tasks if task.kept is not None]
     modules = modules_of_ops({op.op for task in apart for op in task.ops})
     if pool is None or modules is None or len(apart) < ENOUGH:
-        yield from [lower_variant(task, shapes, numbers.known) for task in tasks]
-        return
-    sizes = bare(shapes)
-    about = [task.graph for task in apart]
-    with pool.begin(lower_apart, [(modules, task, sizes) for task in apart], about=about) as shared:
-        here = iter([lower_variant(task, shapes, numbers.known) for task in tasks if task.kept is None])
-        theirs = iter(shared.finish())
-    yield from [next(here) if task.kept is None else next(theirs) for task in tasks]
+        return [lower_variant(task, shapes, numbers.known) for task in tasks]
+    plain = replace(shapes)  # without its caches, which are large
+    theirs = pool.map(_lower_in_worker, [(modules, task, plain) for task in apart])
+    here = iter([lower_variant(task, shapes, numbers.known) for task in tasks if task.kept is None])
+    return [next(here) if task.kept is None else next(theirs) for task in tasks]
+
+
+def _lower_in_worker(modules: Sequence[str], task: LoweringTask, shapes: LocalShapes) -> LoweredVariant:
+    import_ops(modules)
+    return lower_variant(task, shapes)
 
 
 def _numbered(
     tasks: Mapping[tuple[object, ...], LoweringTask],
-    lowered: Iterable[LoweredVariant],
+    lowered: Sequence[LoweredVariant],
     numbers: DeviceNumbers,
     identities: Mapping[tuple[object, ...], tuple[object, ...]],
-) -> Iterator[tuple[tuple[object, ...], Variant]]:
-    """Variants with the plan's numbers of signals and devices. `identities` are those of their
-    templates, because all variants of a template share its rings.
-    """
+) -> dict[tuple[object, ...], Variant]:
+    """Variants by key, with the plan's signals and device numbers. `identities` names the template of each key. All
+    variants of a template share its rings."""
+    made = {}
     rings: dict[object, tuple[int, int]] = {}  # the first variant of a template, and its rings' signals
     num_signals = 0
-    for number, (result, (key, task)) in enumerate(zip(lowered, tasks.items())):  # to the end of `lowered`
+    for number, (result, (key, task)) in enumerate(zip(lowered, tasks.items())):
         places = numbers.take(result.numbers)
         own = [renumbered(t, *places) for t in result.templates]
         identity, first_of_rings = identities[key], num_signals
@@ -225,7 +199,7 @@ def _numbered(
             rings[identity] = number, num_signals
             num_signals += sum(max(ranges) for ranges in zip(*(t.ring_signal_ranges for t in own)))
         templates = tuple(place_signals(own, num_signals, first_of_rings))
-        variant = Variant(
+        made[key] = Variant(
             number,
             templates,
             result.views,
@@ -240,7 +214,7 @@ def _numbered(
             result.values,
         )
         num_signals += templates[0].num_signals
-        yield key, variant
+    return made
 
 
 def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use, ...]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ from tilewise.graph.file import (
     read_content,
     require_definition,
 )
-from tilewise.graph.gradients import Foresee, calls_before, foresee_nothing
+from tilewise.graph.gradients import calls_before
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.digest import digest_graph
 from tilewise.ir.file import Unwritable
@@ -43,7 +41,6 @@ from tilewise.ir.show import show_graph
 from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
 from tilewise.plan import (
-    LoweredAhead,
     Plan,
     check_sizes,
     choose_prefetched,
@@ -52,7 +49,6 @@ from tilewise.plan import (
     symbols_of,
 )
 from tilewise.session.assemble import device_overhead
-from tilewise.session.foresee import lower_ahead
 from tilewise.session.inputs import check_constants
 from tilewise.session.instance import GraphInstance
 from tilewise.session.own_plan import definition_of, require_own
@@ -145,14 +141,8 @@ class ComputeGraph(GraphBuilder):
         with collector_paused():
             return self._completed(simplify(self.freeze()), recomputation, pool)
 
-    def _completed(
-        self,
-        graph: Graph,
-        recomputation: Recomputation,
-        pool: WorkerPool | None,
-        foresee: Foresee = foresee_nothing,
-    ) -> Graph:
-        """The same from the simplified graph on; what comes behind its gradients may begin meanwhile."""
+    def _completed(self, graph: Graph, recomputation: Recomputation, pool: WorkerPool | None) -> Graph:
+        """The same, from the simplified graph on."""
         loss = self.draft.loss_id
         if loss is None:
             validate_graph(graph)
@@ -161,7 +151,7 @@ class ComputeGraph(GraphBuilder):
         # templates with a gradient are validated where that is made, and so are the gradients
         seen = {id(graph.templates[op.attrs["template"]].graph) for op in calls_before(graph, loss)}
         validate_graph(graph, seen)
-        graph, gradients = differentiate(graph, loss, pool, recomputation, foresee)
+        graph, gradients = differentiate(graph, loss, pool, recomputation)
         seen |= {id(template.graph) for template in graph.templates.values()}
         if self._optimizer is not None:
             builder = GraphBuilder.thaw(graph)
@@ -212,7 +202,7 @@ class ComputeGraph(GraphBuilder):
                 and rows, where that is less than what else would cross.
             checkpoints: count the copy of parameters and optimizer states that is in memory while a checkpoint is
                 written and training goes on.
-            pool: processes that work on templates next to this one, where many differ; the plan is the same.
+            pool: worker processes that differentiate and lower templates, if at least 16 differ; the plan is the same.
             progress: receives the phases gradients, layouts and plan.
 
         Raises:
@@ -244,24 +234,10 @@ class ComputeGraph(GraphBuilder):
         )
         if pool is not None:
             _validate.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
-        is_whole = isinstance(accumulation, int) and accumulation == 1 and sizes is None
-        is_foreseen = used.num_devices == 1 and is_whole and strategy.sharding is None
         recomputation = Recomputation.of(recompute)
-        with collector_paused(), nullcontext() if pool is None else LoweredAhead(pool) as ahead:
+        with collector_paused():
             with seen.phase("gradients"):
-                graph, foresee = simplify(self.freeze()), foresee_nothing
-                if ahead is not None and is_foreseen:
-                    foresee = partial(
-                        lower_ahead,
-                        ahead,
-                        graph,
-                        used,
-                        batch_splits,
-                        workers_per_device,
-                        checkpoints,
-                        rows_per_tile,
-                    )
-                graph = self._completed(graph, recomputation, pool, foresee)
+                graph = self._completed(simplify(self.freeze()), recomputation, pool)
             with seen.phase("layouts"):
                 check_constants(graph)
                 fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
@@ -290,7 +266,6 @@ class ComputeGraph(GraphBuilder):
                     self._optimizer,
                     device_overhead,
                     pool,
-                    ahead,
                     definition_of(self),
                 )
 

@@ -66,8 +66,8 @@ def test_processes_that_die_or_are_late_are_replaced(grammars, monkeypatch):
     """One that was killed while it waited costs nothing but a start; one that takes too long ends its grammar alone."""
     grammars.prepare(PLAIN)
     for process in grammars._trials._idle:
-        os.kill(process._child.pid, signal.SIGKILL)
-        process._child.wait()
+        os.kill(process.process.pid, signal.SIGKILL)
+        process.process.wait()
     more = StructuredOutputsParams(choice=[f"word {place}" for place in range(300)])
     assert grammars.prepare(more).copy().allowed().any()
     monkeypatch.setattr("tilewise.serve.grammar_trial._DEADLINE_S", 0.05)

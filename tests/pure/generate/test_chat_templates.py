@@ -329,17 +329,17 @@ def test_a_process_is_kept_while_it_answers_well(tmp_path):
     for number in (1, 2, "x", 9999999999, 3):  # the last but one takes too much memory
         with contextlib.suppress(ConfigError):
             assert ours.render(TALK, variables={"n": number}) == TALK[0]["content"] * number
-        started += [each._child.pid for each in ours._processes._idle]
+        started += [each.process.pid for each in ours._processes._idle]
     assert len(set(started)) == 1
     (process,) = ours._processes._idle
     process._kill()
-    process._child.wait()
+    process.process.wait()
     assert ours.render(TALK, variables={"n": 1}) == TALK[0]["content"]
     (process,) = ours._processes._idle
-    assert process._child.pid not in started
+    assert process.process.pid not in started
     del ours
     gc.collect()
-    assert process._child.returncode is not None
+    assert process.process.returncode is not None
 
 
 def test_threads_render_at_once(tmp_path):

@@ -4,7 +4,6 @@ import os
 import time
 
 from tilewise.core.dims import BATCH
-from tilewise.core.kept import HERE
 from tilewise.graph import GraphBuilder, layer
 from tilewise.nn import linear, rms_norm
 
@@ -60,11 +59,6 @@ def describe(handle, item):
     handle.layer(block, *operands, path=f"layers.{number}", width=width, power=power)
 
 
-def describe_process(handle, item):
-    """Says where it was described."""
-    handle.layer(block, "x", path=f"layers.{item}", width=os.getpid())
-
-
 def fail_at_seven(handle, item):
     """Fails for one item."""
     handle.layer(block, "x", path=f"layers.{item}")
@@ -72,17 +66,6 @@ def fail_at_seven(handle, item):
         raise KeyError("seven")
 
 
-def leave_it(modules, task, shapes):
-    """Lowers nothing."""
-
-
-def die_elsewhere(modules, task, shapes):
-    """Ends a worker; the process that owns the pool works on."""
-    time.sleep(0.02)
-    if os.environ.get("OWNER_OF_TEST") != str(os.getpid()):
-        os._exit(3)
-
-
-def kept_here():
-    """How many objects this process keeps for another."""
-    return len(HERE.things)
+def die(*given):
+    """End the worker."""
+    os._exit(3)

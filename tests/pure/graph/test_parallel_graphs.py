@@ -4,7 +4,6 @@ import hashlib
 import pickle
 import sys
 import threading
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,19 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # also for workers, which get th
 import layers_of_tests as own
 
 from tilewise.core.errors import ShapeError
-from tilewise.core.workers import WorkerPool
-from tilewise.graph import layer
-from tilewise.graph.parallel import ParallelDebugger, ParallelGraphBuilder
-from tilewise.ir.counts import counts
+from tilewise.graph.parallel import ParallelGraphBuilder
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layer_spec import LayerSpec
 from tilewise.ir.show import show_graph
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with WorkerPool(2) as pool:
-        yield pool
 
 
 def digest(graph):
@@ -45,9 +35,9 @@ def in_turn(items):
     return graph
 
 
-def build_in_parallel(items, threads, pool=None, progress=None):
+def build_in_parallel(items, threads):
     graph = own.start()
-    builder = ParallelGraphBuilder(threads, pool=pool, progress=progress)
+    builder = ParallelGraphBuilder(threads)
     builder.assemble(graph, builder.specify(own.describe, items))
     return graph
 
@@ -86,87 +76,13 @@ def test_a_hundred_times_the_same():
     }
 
 
-def test_processes_make_the_same_graph(pool):
-    """Many distinct layers are traced before they are written, here and elsewhere, each once."""
-    items = [(number, 8 * (1 + number), 1, False, 0) for number in range(40)]
-    expected = in_turn(items)
-    counts.reset()
-    progress = ParallelDebugger("verbose")
-    built = build_in_parallel(items, 2, pool, progress)
-    assert counts.traced <= 40
-    assert digest(built) == digest(expected) and built.freeze() == expected.freeze()
-    who = Counter(
-        span[0].split()[0] for phase in progress.phases if phase.name == "templates" for span in phase.spans
-    )
-    assert who == {"process": 40}
-
-
-def test_descriptions_run_in_processes_where_they_are_many(pool):
-    """And can be imported by name; others run on threads, and the report says so."""
-    builder = ParallelGraphBuilder(2, pool=pool, progress=(progress := ParallelDebugger()))
-    specs = builder.specify(own.describe_process, range(200)).result()
-    assert [spec.path for spec in specs] == [f"layers.{n}" for n in range(200)]
-    assert {spec.attrs["width"] for spec in specs} != {0}  # the process that described it
-    assert not progress.notes
-    builder.specify(lambda handle, n: own.describe_process(handle, n), range(200)).result()
-    assert len(progress.notes) == 1 and "described on threads" in progress.notes[0]
-
-
-def test_layers_that_cannot_be_imported_are_traced_here(pool):
-    """To the same graph; the report says so."""
-
-    @layer
-    def inner(graph, x, *, factor):
-        return graph.scale(x, factor)
-
-    def describe(handle, number):
-        handle.layer(
-            inner, f"layers.{number - 1}" if number else "x", path=f"layers.{number}", factor=1.0 + number
-        )
-
-    graphs = []
-    for used in (None, pool):
-        progress = ParallelDebugger()
-        builder, graph = ParallelGraphBuilder(2, pool=used, progress=progress), own.start()
-        builder.assemble(graph, builder.specify(describe, range(20)))
-        graphs.append(digest(graph))
-    assert graphs[0] == graphs[1]
-    assert any("inner are not importable by name: traced here" in note for note in progress.notes)
-
-
-def test_results_of_another_shape_are_followed(pool):
-    """What was foreseen wrongly is traced in its turn."""
-
-    def describe(handle, number):
-        before = f"layers.{number - 1}" if number else "x"
-        if number == 3:
-            handle.layer(own.narrow, before, path="layers.3")
-        elif number == 4:
-            handle.layer(own.narrow, "layers.3", path="layers.4")
-        else:
-            handle.layer(
-                own.block, "layers.4" if number > 4 else before, path=f"layers.{number}", width=8 * number + 8
-            )
-
-    with pytest.raises(ShapeError, match=r"layer 'layers\.5' must fit what it reads"):
-        builder = ParallelGraphBuilder(2, pool=pool)
-        builder.assemble(own.start(), builder.specify(describe, range(24)))
-    graph = own.start()
-    builder.assemble(graph, builder.specify(describe, range(5)))
-    assert graph.draft.tensors[graph.draft.ops[-1].outputs[0]].shape == (4, own.WIDTH // 2)
-
-
-@pytest.mark.parametrize("in_processes", [False, True])
-def test_an_error_names_layer_and_place(pool, in_processes):
+def test_an_error_names_layer_and_thread():
     """That of the first item that fails, for any threads."""
-    builder = ParallelGraphBuilder(3, pool=pool if in_processes else None)
-    where = r"process \d+" if in_processes else r"thread 'layer_\d'"
-    items = range(100) if in_processes else range(12)
     with pytest.raises(
         ShapeError,
-        match=rf"layer 7 \(7\) must be described.*KeyError: .*seven.* in {where}, behind 'layers\.7'",
+        match=r"layer 7 \(7\) must be described.*KeyError: .*seven.* in thread 'layer_\d', behind 'layers\.7'",
     ):
-        builder.specify(own.fail_at_seven, items).result()
+        ParallelGraphBuilder(3).specify(own.fail_at_seven, range(12)).result()
 
 
 def test_nothing_is_half_assembled():
@@ -274,8 +190,8 @@ def test_specifications_are_frozen_and_travel():
 
 
 def test_what_is_none_is_refused():
-    """Threads, pools, progress objects, functions, graphs."""
-    for wrong in ({"threads": 0}, {"threads": 257}, {"threads": "2"}, {"pool": 2}, {"progress": print}):
+    """Threads, progress objects, functions, graphs."""
+    for wrong in ({"threads": 0}, {"threads": 257}, {"threads": "2"}, {"progress": print}):
         with pytest.raises(ShapeError):
             ParallelGraphBuilder(**wrong)
     builder = ParallelGraphBuilder()

@@ -68,19 +68,11 @@ def test_names_are_put_together():
 
 @pytest.mark.parametrize("layers", [0, 1, 3])
 def test_graphs_travel_whole(layers):
-    """In a pickle a graph is columns; it comes back equal, and what shared a spec shares one again."""
+    """A pickled graph comes back equal, and tensors that shared a spec share one again."""
     graph = trained(layers) if layers else GraphBuilder("empty").freeze()
     again = pickle.loads(pickle.dumps(graph))
     assert again == graph and again.templates == graph.templates
     assert len({id(t.spec) for t in again.tensors}) == len({id(t.spec) for t in graph.tensors})
-
-
-def test_a_damaged_column_is_noticed(monkeypatch):
-    """The twin: an op with another label is another graph."""
-    graph = trained(1)
-    make, (name, forms, tensors, ops, rest) = graph.__reduce__()
-    ops[-1] = ("other", *ops[-1][1:])
-    assert make(name, forms, tensors, ops, rest) != graph
 
 
 def test_an_input_keeps_its_label():

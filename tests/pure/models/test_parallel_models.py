@@ -1,8 +1,5 @@
 """`ParallelModelBuilder` builds what the families' own builders build, for every family and purpose."""
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,9 +7,7 @@ from hypothesis import strategies as st
 from tilewise import models
 from tilewise.core.dims import Dim
 from tilewise.core.errors import ConfigError, ShapeError
-from tilewise.core.workers import WorkerPool
 from tilewise.graph import GraphBuilder
-from tilewise.graph.parallel import ParallelDebugger
 from tilewise.models import ParallelModelBuilder
 
 SIZES = {
@@ -124,15 +119,11 @@ def test_wrong_sizes_are_refused(purpose, sizes):
     """When the builder is made."""
     with pytest.raises((ConfigError, ShapeError), match=r"\[models"):
         ParallelModelBuilder(config_of("llama"), purpose, **sizes)
+    with pytest.raises(ShapeError, match="parts have their sizes"):
+        ParallelModelBuilder(models.model_parts(config_of("llama"), "training", batch=1, seq=4), batch=3)
 
 
 WINDOWS = st.lists(st.sampled_from([None, *range(1, 12)]), min_size=1, max_size=8)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with WorkerPool(2) as pool:
-        yield pool
 
 
 @settings(max_examples=25)
@@ -152,38 +143,6 @@ def test_drawn_models(windows, threads, purpose):
     graph = GraphBuilder("model")
     ParallelModelBuilder(config, purpose, threads=threads, **PURPOSES[purpose]).build(graph)
     assert graph.freeze() == built(purpose, config)
-
-
-def test_dissimilar_layers_are_traced_in_processes(pool):
-    """Every layer another attention: the same graph, traced elsewhere."""
-    from dataclasses import replace
-
-    from tilewise.models.decoder.model import training_parts
-
-    decoder = config_of("llama").decoder
-    kinds = tuple(replace(decoder.layers[0], window=1 + i) for i in range(30))
-    parts = training_parts(replace(decoder, layers=kinds), 2, 32)
-    expected, graph, progress = GraphBuilder("model"), GraphBuilder("model"), ParallelDebugger("verbose")
-    parts.build(expected)
-    ParallelModelBuilder(parts, pool=pool, progress=progress).build(graph)
-    assert graph.freeze() == expected.freeze() and len(graph.freeze().templates) == 30
-    assert [phase.done for phase in progress.phases if phase.name == "templates"] == [30]
-    with pytest.raises(ShapeError, match="parts have their sizes"):
-        ParallelModelBuilder(parts, batch=3)
-
-
-def test_a_process_that_traces_reads_no_files():
-    """It starts with what layers and plans need: no readers of checkpoints, no families, no pictures of either."""
-    script = (
-        "import sys, tilewise.models.decoder.model, tilewise.plan.lower.ahead\n"
-        "print(*sorted(m for m in sys.modules if m.startswith(('pydantic', 'tilewise.checkpoint', 'tilewise.models'))))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    needed = "architecture model rope sharding"
-    assert done.stdout.split() == sorted(
-        ["tilewise.models", *(f"tilewise.models.{name}" for name in ("decoder", "parts", "require"))]
-        + [f"tilewise.models.decoder.{name}" for name in needed.split()]
-    )
 
 
 def test_every_name_of_the_package_is_there():

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from tilewise.cli.options import size
 from tilewise.core import ConfigError, TaskFailed
-from tilewise.core.frames import HEAD, pack, unpack
+from tilewise.core.process import HEAD, pack, unpack
 from tilewise.generate import served_settings
 from tilewise.serve import Delta, EngineStats, Logprob, SamplingParams, StructuredOutputsParams
 from tilewise.server import ServerSettings

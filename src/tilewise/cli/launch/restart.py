@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tilewise.core.errors import LOST, CommError, PeerLost
-from tilewise.core.spawn import Spawned
+from tilewise.core.process import Spawned
 from tilewise.core.threads import BackgroundThread
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Defining graphs in parallel: specifications made next to one another, put together in one order, and watched.
 
-`ParallelGraphBuilder` has layers described on threads and in processes and writes them into a graph all at once;
+`ParallelGraphBuilder` has layers described on threads and writes them into a graph all at once;
 `ProgressTracker` and `ParallelDebugger` show what happens meanwhile. The graph is that of the same calls made one after
 the other.
 """

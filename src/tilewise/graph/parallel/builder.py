@@ -1,10 +1,11 @@
-"""`ParallelGraphBuilder`: layers are described next to one another, without a graph, and put together in one order.
+"""`ParallelGraphBuilder`: describes layers on several threads, then writes them into a graph in one order.
 
-Three phases. *Specification*: functions of the caller describe items (layers, KV caches), each with a handle of its
-own, on threads, or in processes where they can be found by name. *Validation*: names, operands and references of all
-specifications are checked against each other and the graph. *Assembly*: distinct templates are traced, in processes
-where there are many, and everything is written into the graph in the order of the items, kind by kind, all of it or
-nothing. The graph is the one that the same calls make one after the other, for any number of threads.
+There are three phases. *Specification*: functions of the caller describe items (layers, KV caches)
+on threads, each with its own handle. *Validation*: names, operands and references of all
+specifications are checked against each other and the graph. *Assembly*: distinct templates are
+traced, and everything is written into the graph in the order of the items, kind by kind, all of it
+or nothing. The graph is the one that the same calls make one after the other, for any number of
+threads.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from typing import Any
 from tilewise.core.errors import ShapeError
 from tilewise.core.progress import Progress, thread_name
 from tilewise.core.validation import Validator, shown
-from tilewise.core.workers import WorkerPool, is_portable
 from tilewise.graph.builder import GraphBuilder
-from tilewise.graph.parallel.debugger import ParallelDebugger
-from tilewise.graph.parallel.handle import Describe, describe_item, describe_items, in_words
+from tilewise.graph.parallel.handle import Describe, describe_item, in_words
 from tilewise.graph.parallel.tracing import TemplateTable
 from tilewise.ir.graph import TensorNode, TensorSpec
 from tilewise.ir.layer_spec import LayerSpec
@@ -30,7 +29,6 @@ __all__ = ["ParallelGraphBuilder"]
 
 Specs = Sequence[LayerSpec]
 MAX_THREADS = 256
-_ITEMS_PER_CALL = 64  # for a process
 _validate = Validator("graph", ShapeError)
 
 
@@ -39,30 +37,23 @@ class ParallelGraphBuilder:
 
     Args:
         threads: that describe; by default 2.
-        pool: processes for what Python's lock keeps from running next to: descriptions by functions that other
-            processes can import, and the tracing of layers where many are distinct. None does all that here.
         progress: receives the phases; a `ParallelDebugger` or a `ProgressTracker`.
 
     Raises:
         ShapeError: threads are not between 1 and 256, or the others are invalid.
     """
 
-    def __init__(
-        self, threads: int = 2, *, pool: WorkerPool | None = None, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, threads: int = 2, *, progress: Progress | None = None) -> None:
         call = "ParallelGraphBuilder"
         self.threads = _validate.integer(call, "threads", threads, 1, MAX_THREADS)
-        if pool is not None:
-            _validate.instance(call, "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
         if progress is not None:
             _validate.instance(
                 call, "a progress", progress, Progress, "pass a ParallelDebugger or ProgressTracker"
             )
-        self.pool = pool
         self.progress = Progress() if progress is None else progress
 
     def specify(self, describe: Describe, items: Iterable[Any], *, kind: str = "layer") -> Future[Specs]:
-        """Have `describe(handle, item)` called for every item, each once, by several threads or processes.
+        """Have `describe(handle, item)` called for every item, each once, by several threads.
 
         Args:
             describe: describes one item with the methods of its `SpecHandle`; it must not touch a graph.
@@ -132,9 +123,6 @@ class ParallelGraphBuilder:
         table = TemplateTable(
             graph, layers, {**{n: t.spec for n, t in tensors.items()}, **{n: t[1] for n, t in alone.items()}}
         )
-        if self.pool is not None and (missing := table.missing()):
-            with self.progress.phase("templates", len(missing)) as phase:
-                table.trace(self.pool, missing, phase, self._note)
         with self.progress.phase("assembly", len(specs)) as phase, graph.all_or_nothing():
             counter, results = phase.counter(), dict[str, TensorNode]()
             used = table.declared_names(alone)
@@ -148,18 +136,8 @@ class ParallelGraphBuilder:
                 counter.count += 1
         return results
 
-    def _note(self, text: str) -> None:
-        if isinstance(self.progress, ParallelDebugger):
-            self.progress.note(text)
-
     def _specify(self, describe: Describe, items: list[Any], kind: str) -> Specs:
         with self.progress.phase("specification", len(items)) as phase:
-            if self.pool is not None and len(items) > _ITEMS_PER_CALL:
-                if is_portable(describe):
-                    return self._in_processes(self.pool, describe, items, kind, phase)
-                self._note(
-                    f"{getattr(describe, '__qualname__', describe)} is not importable by name: described on threads"
-                )
             numbers = itertools.count()  # its `next` is one step: no two threads get the same
             found: list[Specs] = [()] * len(items)
             failed: dict[int, ShapeError] = {}
@@ -182,18 +160,6 @@ class ParallelGraphBuilder:
         if failed:
             raise failed[min(failed)]
         return tuple(spec for specs in found for spec in specs)
-
-    def _in_processes(
-        self, pool: WorkerPool, describe: Describe, items: list[Any], kind: str, phase: Any
-    ) -> Specs:
-        calls = [
-            (describe, kind, first, items[first : first + _ITEMS_PER_CALL])
-            for first in range(0, len(items), _ITEMS_PER_CALL)
-        ]
-        counter = phase.counter()
-        parts = pool.map(describe_items, calls)
-        counter.count = len(items)
-        return tuple(spec for part in parts for specs in part for spec in specs)
 
 
 def _check_names(

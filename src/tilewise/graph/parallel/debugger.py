@@ -1,4 +1,4 @@
-"""`ParallelDebugger`: which thread or process did what when, as a table and as a file for Perfetto."""
+"""`ParallelDebugger`: which thread did what when, as a table and as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -36,17 +36,11 @@ class ParallelDebugger(Progress):
         super().__init__(*others)
         self.level = _validate.choice("ParallelDebugger", "level", level, LEVELS)
         self.phases: list[Phase] = []
-        self.notes: list[str] = []
 
     @property
     def wants_spans(self) -> bool:
         """At level `verbose`."""
         return self.level == "verbose" or super().wants_spans
-
-    def note(self, text: str) -> None:
-        """Something that the report says in words."""
-        if self.level != "off" and text not in self.notes:
-            self.notes.append(text)
 
     def seconds(self) -> dict[str, float]:
         """Wall time by phase, in order of their first beginning, then `unattributed`, what lies between them, and
@@ -73,14 +67,14 @@ class ParallelDebugger(Progress):
             for who, _, begin, end in phase.spans:
                 busy[f"{who}: {phase.name}"].append(end - begin)
         if busy:
-            lines += ["", f"{'thread or process':40}{'pieces':>8}{'busy ms':>10}"]
+            lines += ["", f"{'thread':40}{'pieces':>8}{'busy ms':>10}"]
             lines += [
                 f"{who:40}{len(times):8}{sum(times) / 1e6:10.1f}" for who, times in sorted(busy.items())
             ]
             slowest = sorted((s for p in self.phases for s in p.spans), key=lambda s: s[2] - s[3])[:10]
             lines += ["", f"{'slowest pieces':40}{'ms':>8}"]
             lines += [f"{what:40}{(end - begin) / 1e6:8.2f}" for _, what, begin, end in slowest]
-        return "\n".join([*lines, *([""] if self.notes else []), *self.notes])
+        return "\n".join(lines)
 
     def save_trace(self, path: str | Path) -> None:
         """Write all that was taken down as a trace for Perfetto (ui.perfetto.dev).

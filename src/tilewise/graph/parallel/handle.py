@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from tilewise.graph.templates import LayerFunction
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layer_spec import LayerSpec
 
-__all__ = ["Describe", "SpecHandle", "describe_item", "describe_items", "in_words"]
+__all__ = ["Describe", "SpecHandle", "describe_item", "in_words"]
 
 _validate = Validator("graph", ShapeError)
 
@@ -97,11 +96,3 @@ def in_words(error: Exception) -> str:
         if isinstance(error, TilewiseError)
         else f"{type(error).__name__}: {shown(str(error))[1:-1]}"
     )
-
-
-def describe_items(
-    describe: Describe, kind: str, first: int, items: Sequence[Any]
-) -> tuple[tuple[LayerSpec, ...], ...]:
-    """What items one behind the other consist of; for another process."""
-    where = f"process {os.getpid()}"
-    return tuple(describe_item(describe, kind, first + i, item, where) for i, item in enumerate(items))

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
 
-from tilewise.core.columns import columns_of, records_of
 from tilewise.ir.graph import Graph, OpNode, Template
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
@@ -22,7 +19,6 @@ from tilewise.ir.program import (
     Number,
     NumberLike,
     Operand,
-    Slot,
     Source,
     Wait,
 )
@@ -76,18 +72,6 @@ class LoweringTask:
         arguments = frozenset(template.arguments)
         return cls(template.key, graph, layout, graph.ops, microbatch, late_ops, kept, arguments, {})
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle, ops that are all of the graph's are sent with it alone."""
-        ops = None if self.ops is self.graph.ops else self.ops
-        rest = self.microbatch, self.late_ops, self.kept, self.arguments, self.roots
-        return _task_of, (self.name, self.graph, self.layout, ops, *rest)
-
-
-def _task_of(
-    name: str, graph: Graph, layout: GraphLayout, ops: tuple[OpNode, ...] | None, *rest: Any
-) -> LoweringTask:
-    return LoweringTask(name, graph, layout, graph.ops if ops is None else ops, *rest)
-
 
 @dataclass(frozen=True)
 class LoweredVariant:
@@ -116,75 +100,6 @@ class LoweredVariant:
     temporaries: tuple[Buffer, ...]
     written: tuple[frozenset[int], ...]
     values: Values | None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle, small records as columns."""
-        views = [columns_of(views) for views in self.views]
-        templates = [_template_columns(template) for template in self.templates]
-        temporaries = columns_of(self.temporaries)
-        rest = self.inner, self.roots, self.scratch_bytes, self.numbers, self.written, self.values
-        return _variant_of, (templates, views, temporaries, *rest)
-
-
-def _template_columns(template: LoweredTemplate) -> tuple[Any, ...]:
-    instructions = template.instructions
-    operands = columns_of([o for i in instructions for o in i.operands])
-    plain = [
-        (
-            i.kernel,
-            i.label,
-            i.extent,
-            i.step,
-            len(i.operands),
-            i.ints,
-            i.floats,
-            i.waits,
-            i.notifies,
-            i.priority,
-        )
-        for i in instructions
-    ]
-    rest = (
-        template.temps,
-        template.signal_ranges,
-        template.ring_signal_ranges,
-        template.reductions,
-        template.first_signal,
-    )
-    return template.name, [*zip(*plain)], operands, columns_of(template.slots), rest
-
-
-def _template_of(name: str, plain: Any, operands: Any, slots: Any, rest: tuple[Any, ...]) -> LoweredTemplate:
-    every = iter(records_of(Operand, operands))
-    if plain:
-        plain[4] = [tuple(islice(every, count)) for count in plain[4]]
-    return LoweredTemplate(
-        name, tuple(map(Instruction, *plain)) if plain else (), records_of(Slot, slots), *rest
-    )
-
-
-def _variant_of(
-    templates: Any,
-    views: Any,
-    temporaries: Any,
-    inner: Any,
-    roots: Any,
-    scratch_bytes: int,
-    numbers: NumberTable,
-    written: Any,
-    values: Values | None,
-) -> LoweredVariant:
-    return LoweredVariant(
-        tuple(_template_of(*t) for t in templates),
-        tuple(records_of(Ref, v) for v in views),
-        inner,
-        roots,
-        scratch_bytes,
-        numbers,
-        records_of(Buffer, temporaries),
-        written,
-        values,
-    )
 
 
 def lower_variant(

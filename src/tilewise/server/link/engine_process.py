@@ -22,7 +22,7 @@ from typing import Any
 
 from tilewise import models
 from tilewise.core import PeerLost, TilewiseError, configure_logging, get_logger
-from tilewise.core.frames import HEAD, MOST_BYTES, pack, unpack
+from tilewise.core.process import HEAD, MOST_BYTES, pack, unpack
 from tilewise.distributed import ProcessGroup
 from tilewise.encode import Encoder
 from tilewise.serve import Delta, Engine, SamplingParams, StructuredOutputsParams

@@ -6,8 +6,7 @@ from typing import Any
 
 from tilewise.comm import active_group
 from tilewise.comm.launcher import refuse_several
-from tilewise.core.frames import pack
-from tilewise.core.spawn import Spawned
+from tilewise.core.process import Spawned, pack
 
 __all__ = ["EngineSpawned", "spawn_engine"]
 

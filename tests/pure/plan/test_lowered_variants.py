@@ -1,4 +1,4 @@
-"""Plans whose templates other processes worked on are the plans made here, to the digest."""
+"""Lowered templates: the same from workers as from this process, and the values that they read and write."""
 
 import sys
 from pathlib import Path
@@ -8,10 +8,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))  # also for workers, which get this path
 import layers_of_tests as own
 
-from tilewise.core.errors import InternalError
+from tilewise.core.errors import InternalError, LayoutError, ResourceError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.core.workers import Shared, WorkerPool
-from tilewise.graph import GraphBuilder, Recomputation, differentiate, simplify
+from tilewise.core.workers import WorkerPool
+from tilewise.graph import GraphBuilder, Recomputation, differentiate, gradients, simplify
 from tilewise.ir.batch import cut_batch
 from tilewise.optim import AdamW
 from tilewise.plan import make, make_plan, settings_for, variants
@@ -44,38 +44,49 @@ def plan(pool, axes=None, accumulation=1, layers=20, recompute="none"):
     return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage, pool=pool)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({}, 4), ({"dp": 2}, 1)])
-def test_the_same_plan(pool, axes, accumulation):
-    """On one device and on several, whose numbers are put together here."""
-    expected = plan(None, axes, accumulation)
-    assert plan(pool, axes, accumulation).digest() == expected.digest()
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"accumulation": 4}, {"axes": {"dp": 2}}, {"recompute": ["layers.1*", "layers.*/rms_norm"]}],
+    ids=str,
+)
+def test_workers_make_the_same_plan(pool, options):
+    """Workers differentiate and lower, on one device and on several, whose device numbers are assigned here."""
+    assert plan(pool, **options).digest() == plan(None, **options).digest()
 
 
-@pytest.mark.parametrize("recompute", ["full", ["layers.1*", "layers.*/rms_norm"]], ids=str)
-@pytest.mark.slow
-def test_the_same_plan_of_layers_that_run_again(pool, recompute):
-    """What is computed again is decided there as here."""
-    expected = plan(None, recompute=recompute).digest()
-    assert plan(pool, recompute=recompute).digest() == expected != plan(None).digest()
+@pytest.mark.parametrize("planted", [gradients._differentiate_in_worker, variants._lower_in_worker])
+def test_a_wrong_result_of_a_worker_is_found(pool, monkeypatch, planted):
+    """The planted fault: two results in exchanged places."""
+    compute = WorkerPool.map
 
+    def spoil(self, function, calls):
+        results = [*compute(self, function, calls)]
+        if function is planted:
+            results[3], results[4] = results[4], results[3]
+        return iter(results)
 
-def test_a_planted_fault_is_found(pool, monkeypatch):
-    """The twin: what a worker answers reaches the plan."""
-    finish = Shared.finish
-
-    def spoil(self):
-        found = finish(self)
-        if self.function is variants.lower_apart:
-            found[3], found[4] = found[4], found[3]
-        return found
-
-    monkeypatch.setattr(Shared, "finish", spoil)
+    monkeypatch.setattr(WorkerPool, "map", spoil)
     try:
         digest = plan(pool).digest()
-    except Exception:  # the proofs may refuse it first
+    except Exception:  # a check of the plan may find it first
         return
     assert digest != plan(None).digest()
+
+
+def test_errors_are_those_of_one_process(pool, monkeypatch):
+    """Of a template that cannot be lowered, and of a worker that dies; the pool works on."""
+    expected = plan(None).digest()
+    words = []
+    for used in (None, pool):
+        with pytest.raises(LayoutError) as caught:
+            plan(used, {"dp": 3})
+        words.append(str(caught.value))
+    assert words[0] == words[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(variants, "_lower_in_worker", own.die)
+        with pytest.raises(ResourceError, match="got the end of one in a call of die"):
+            plan(pool)
+    assert plan(pool).digest() == expected
 
 
 @pytest.mark.parametrize("spoil", ["makes", "needs"])
