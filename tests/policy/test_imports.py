@@ -1,9 +1,10 @@
 """Who may import whom. The tables are the architecture; imports inside functions count too."""
 
+import ast
 import re
 from graphlib import TopologicalSorter
 
-from policy.source import NATIVE, PACKAGE, imports_of, native_files, python_files, relative
+from policy.source import NATIVE, PACKAGE, imports_of, native_files, python_files, relative, tree_of
 
 STAGES = (
     "core settings ir graph strategy plan kernels comm observe runtime checkpoint session nn optim models"
@@ -105,6 +106,34 @@ def test_the_table_has_no_circle():
         name: set(allowed.split()) - {"tilewise"} for name, allowed in ALLOWED.items() if name != "tilewise"
     }
     assert next(iter(TopologicalSorter(before).static_order())) == "core"  # a circle raises CycleError
+
+
+def _type_only_lines(path):
+    """Lines below `if TYPE_CHECKING:`, whose imports do not run."""
+    return {
+        node.lineno
+        for block in ast.walk(tree_of(path))
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
+        for node in block.body
+    }
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Also by imports inside functions. Imports for types alone do not count."""
+    name_of = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in python_files("src")
+    }
+    before = {name: set() for name in name_of}
+    for name, path in name_of.items():
+        ignored = _type_only_lines(path)
+        for line, module, names in imports_of(path):
+            if line not in ignored:
+                targets = {f"{module}.{n}" if f"{module}.{n}" in name_of else module for n in names} or {
+                    module
+                }
+                before[name] |= {target for target in targets if target in name_of and target != name}
+    TopologicalSorter(before).prepare()  # raises CycleError, which names the circle
 
 
 def test_imports_are_written_in_full():

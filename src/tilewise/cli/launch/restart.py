@@ -1,9 +1,8 @@
 """Starts a command again when it ends because a process was lost.
 
-The command runs in a child process, so it can be restarted however it ended. The child receives its
-arguments, and the signals that this process gets, through a socket; it has its own session, so that
-each signal arrives once. If the socket closes because this process was killed, the child stops as
-on Ctrl-C.
+The command runs in a child process (`cli.restarted`), so it can be restarted however it ended. The
+child receives its arguments, and the signals that this process gets, through a socket; it has its
+own session, so that each signal arrives once.
 """
 
 from __future__ import annotations
@@ -11,20 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING
 
-from tilewise.core.errors import LOST, CommError, PeerLost
+from tilewise.core.errors import LOST, CommError
 from tilewise.core.process import Spawned
-from tilewise.core.threads import BackgroundThread
 
-if TYPE_CHECKING:
-    from tilewise.comm.channel import Channel
-
-__all__ = ["main", "run_again"]
+__all__ = ["run_again"]
 
 
 def run_again(options: Sequence[str], command: Sequence[str], times: int) -> int:
@@ -62,7 +55,7 @@ def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
     from tilewise.comm.channel import Channel
 
     asked: list[int] = []
-    spawned = Spawned("tilewise.cli.launch.restart", apart=True)
+    spawned = Spawned("tilewise.cli.restarted", apart=True)
     channel = Channel(spawned.link, "the command")
     channel.send({"arguments": list(arguments)})
 
@@ -84,43 +77,3 @@ def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
         for number, handler in before.items():
             signal.signal(number, handler)
         spawned.end()
-
-
-def main(descriptor: int) -> None:
-    """The child: runs a command line of this program.
-
-    Args:
-        descriptor: of the socket to the parent.
-    """
-    from tilewise.cli.main import main as run
-    from tilewise.comm.channel import Channel
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    channel = Channel.of(descriptor, "the launch")
-    try:
-        message, _ = channel.receive()
-    except PeerLost:
-        os._exit(1)
-    try:
-        is_over = threading.Event()
-
-        def stop() -> None:
-            is_over.set()
-            channel.shut()
-
-        BackgroundThread(_hear, (channel, is_over), stop=stop).start()
-        run(message["arguments"])
-    except KeyboardInterrupt:  # before the command line hears of it
-        print("tilewise: interrupted", file=sys.stderr)
-        sys.exit(130)
-
-
-def _hear(channel: Channel, is_over: threading.Event) -> None:
-    """Send this process the signals that the parent reports, and SIGINT when the parent has ended."""
-    with suppress(PeerLost):
-        while True:
-            message, _ = channel.receive()
-            os.kill(os.getpid(), message["signal"])
-    if not is_over.is_set():
-        os.kill(os.getpid(), signal.SIGINT)
