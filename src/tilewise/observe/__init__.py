@@ -1,9 +1,8 @@
-"""What shows and checks runs: figures and reports of traces, files for Perfetto, dependency graphs and their check; and
-the pages of a model's graph and of a plan.
+"""What shows runs: figures and reports of traces, files for Perfetto, dependency graphs; and the pages of a model's
+graph and of a plan.
 
 Pure functions over graphs, and over records that the runtimes write; nothing here knows the native module or starts a
-task. The offline check recomputes the order of tasks from their accesses alone, so that it can judge the runtime.
-`Trace`, `TaskSpan` and `RuntimeStats`, which a `Runtime` hands out, are exported by `tilewise.runtime`.
+task. `Trace`, `TaskSpan` and `RuntimeStats`, which a `Runtime` hands out, are exported by `tilewise.runtime`.
 """
 
 from tilewise.observe.dependency_graph import (
@@ -14,7 +13,6 @@ from tilewise.observe.dependency_graph import (
     read_graph,
     write_graph,
 )
-from tilewise.observe.graph_check import GraphCheck, check_graph
 from tilewise.observe.graph_picture import write_graph_html, write_graph_svg
 from tilewise.observe.model_page import render_graph
 from tilewise.observe.perfetto import write_perfetto
@@ -25,14 +23,12 @@ from tilewise.observe.trace_report import write_report
 __all__ = [
     "CallPicture",
     "DependencyGraph",
-    "GraphCheck",
     "GraphParam",
     "GraphRegion",
     "GraphTask",
     "PlanPicture",
     "TaskRecord",
     "busy_overlap",
-    "check_graph",
     "read_graph",
     "render_graph",
     "render_plan",

@@ -2,7 +2,7 @@
 
 Owns the format that the task runtime writes (`pto_graph_begin`, `pto_graph_end`): per task what it accesses, what it
 was told to come after, and what the runtime made it wait for. Refuses files that do not follow the format.
-`graph_check` recomputes the dependencies from it, `graph_picture` draws it.
+`graph_picture` draws it; tests recompute the dependencies from it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The slots of a template name tensors of the graph that it was lowered from; a ca
 an entry says what lies there. Arguments and results of a layer are taken from the op that calls it, one after the
 other. So bindings that are exchanged, within a call or between layers, microbatches or devices, are found.
 
-Not shown: that entries with different keys lie apart (`validate_order`).
+Not checked: that entries with different keys have different bytes.
 """
 
 from __future__ import annotations

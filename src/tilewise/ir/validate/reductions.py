@@ -22,7 +22,7 @@ Copies of columns between layouts name every member once, side by side. Along th
 what is read has been given from outside or was written before.
 
 Not shown: that kernels compute what they say, and that what they update was begun (some begin it
-themselves); when tasks run (`validate_order`); which of several tensors of one shape a call means
+themselves); when tasks run; which of several tensors of one shape a call means
 (`validate_bindings`); what a broadcast copies.
 """
 
