@@ -13,7 +13,7 @@ import numpy as np
 import tilewise as tw
 from tilewise import models
 from tilewise.models import llama
-from tilewise.observe import check_graph, render_graph, write_graph_svg
+from tilewise.observe import render_graph, write_graph_svg
 from tilewise.runtime import InOut, Input, Runtime
 from tilewise.train import draw_loss_curve
 
@@ -119,4 +119,4 @@ def draw_tasks(folder: Path) -> None:
                     for near in ([grid[i - 1][j]] if i else []) + ([grid[i][j - 1]] if j else []):
                         rt.submit(add, [InOut(grid[i][j]), Input(near)], scalars=[4 << 16])
     (folder / "graph.json").unlink()
-    write_graph_svg(folder / "graph.svg", log.graph, check_graph(log.graph))
+    write_graph_svg(folder / "graph.svg", log.graph)

@@ -21,8 +21,6 @@ struct IssueTurnOrders {
   static constexpr auto kPause = std::memory_order_release;
   static constexpr auto kClose = std::memory_order_release;  // to a thread in hold()
   static constexpr auto kLeave = std::memory_order_acq_rel;
-  static constexpr bool kClosesBeforeCounting = true;
-  static constexpr bool kTakesByCompare = true;
 };
 
 template <class Memory, class Orders = IssueTurnOrders>
@@ -35,36 +33,30 @@ struct IssueTurn {
     unfinished.store(kOpen, std::memory_order_relaxed);
     turn.store(kFree, Orders::kStart);
   }
-  /// While it is open.
+  /// While a run is open.
   int64_t num_live() const { return unfinished.load(std::memory_order_relaxed) - kOpen; }
   bool is_free() const { return turn.load(std::memory_order_relaxed) == kFree; }
   /// True: this worker issues instructions until it pauses or closes.
   bool take() {
     Turn free = kFree;
-    if constexpr (!Orders::kTakesByCompare) {
-      if (turn.load(std::memory_order_acquire) != kFree) return false;
-      turn.store(kTaken, std::memory_order_relaxed);
-      return true;
-    }
     return turn.compare_exchange_strong(free, kTaken, Orders::kTakeTurn, std::memory_order_relaxed);
   }
-  /// There is more to submit; `count` tasks have been.
+  /// `count` more tasks have been submitted, and the program has further instructions.
   void pause(int64_t count) {
     unfinished.fetch_add(count, std::memory_order_relaxed);
     turn.store(kFree, Orders::kPause);
   }
-  /// The program is over; `count` tasks more have been submitted. True: all have ended, and so has the run.
+  /// `count` more tasks have been submitted, and the program has no further instructions. True: all tasks have ended,
+  /// and so has the run.
   bool close(int64_t count) {
-    if constexpr (Orders::kClosesBeforeCounting) turn.store(kClosed, Orders::kClose);
+    turn.store(kClosed, Orders::kClose);
     const int64_t change = count - kOpen;
-    const bool is_over = unfinished.fetch_add(change, Orders::kLeave) + change == 0;
-    if constexpr (!Orders::kClosesBeforeCounting) turn.store(kClosed, Orders::kClose);
-    return is_over;
+    return unfinished.fetch_add(change, Orders::kLeave) + change == 0;
   }
-  /// A task has ended. True: it was the last.
+  /// A task has ended. True: it was the last, and the run ends.
   bool left() { return unfinished.fetch_sub(1, Orders::kLeave) == 1; }
 
-  /// Keeps workers from issuing until let_go(); returns what it was.
+  /// Keeps workers from issuing until let_go(before); returns the state before.
   Turn hold() {
     Turn before = turn.exchange(kTaken, Orders::kTakeTurn);
     for (; before == kTaken; before = turn.exchange(kTaken, Orders::kTakeTurn)) Memory::relax();

@@ -1,16 +1,16 @@
-// Messages from many threads, of this process and others, to the threads of one that look for them between their work.
+// Messages from many threads, of this process and others, to one process whose threads look for them between tasks.
 //
-// Purpose: a post of a signal that another process's device waits for (comm/peers.h). Those who look say so: `awake`
-// counts them. While there is one, a sender only leaves its message; otherwise it rings the bell, by which a thread
-// that does nothing else sleeps. So a message costs its sender no system call while the receivers compute, and none is
-// left lying: who looks no more says so, then looks once more; the sender leaves its message, then looks for who is
-// awake; and each must see the other's first step. Before it sleeps the listener reads the bell, then looks; a ring in
-// between keeps it awake.
+// Purpose: posts of signals that another process's device waits for (comm/peers.h). `awake` counts the threads that
+// look. While it is above zero, a sender only stores its message; otherwise it rings the bell, on which a listener
+// thread sleeps. So sending needs no system call while the receivers compute. No message stays unread: a thread that
+// stops looking decrements `awake`, then looks once more; a sender stores its message, then reads `awake`; each must
+// see the other's first step. Before the listener sleeps, it reads the bell, then looks; a ring in between keeps it
+// awake.
 //
-// A message lies in the cell of its number. A cell's turn says what it waits for: 2n, a message of the n-th round; 2n +
-// 1, that the message is taken. Who may call: send any thread of any process; the rest the receiver's. Blocks: never,
-// but for the lock of those who take messages, and listen() until the bell rings. Memory: shared between processes;
-// all-zero bytes are an empty mailbox at which no thread looks.
+// A message is stored in the cell of its number. The cell's `turn` says what the cell waits for: 2n for the message of
+// round n, 2n + 1 for that message to be taken. Callers: send() any thread of any process; the rest the receiver's
+// threads. Blocks: never, except for the lock of the threads that take messages, and listen() until the bell rings.
+// Memory: shared between processes; all-zero bytes are an empty mailbox at which no thread looks.
 #pragma once
 #include <mutex>
 
@@ -19,14 +19,12 @@
 namespace tilewise::protocols {
 
 struct MailboxOrders {
-  static constexpr auto kPublish = std::memory_order_seq_cst;  // of a message: before the look for who is awake
+  static constexpr auto kPublish = std::memory_order_seq_cst;  // of a message, before the sender reads `awake`
   static constexpr auto kSeeAwake = std::memory_order_seq_cst;
   static constexpr auto kLeave = std::memory_order_seq_cst;  // before the last look
   static constexpr auto kLook = std::memory_order_seq_cst;
   static constexpr auto kTaken = std::memory_order_release;  // the message has been read: the cell is free
   static constexpr auto kSeeTaken = std::memory_order_acquire;
-  static constexpr bool kLooksAfterLeaving = true;
-  static constexpr bool kHearsBeforeLooking = true;
 };
 
 template <class Memory, class Message, uint32_t kCells, class Orders = MailboxOrders>
@@ -41,7 +39,7 @@ struct Mailbox {
     Plain<Message> message;
   };
 
-  /// False: there is no room now.
+  /// False: the mailbox is full.
   bool send(const Message& message) {
     uint64_t number = tail.load(std::memory_order_relaxed);
     while (true) {
@@ -49,7 +47,7 @@ struct Mailbox {
       const uint64_t free = number / kCells * 2;
       const uint64_t turn = cell.turn.load(Orders::kSeeTaken);
       if (turn < free) return false;
-      if (turn > free) {  // another was faster
+      if (turn > free) {  // another sender was faster
         number = tail.load(std::memory_order_relaxed);
         continue;
       }
@@ -63,46 +61,42 @@ struct Mailbox {
     return true;
   }
 
-  /// Between work: takes what is there unless another thread is at it. take(message): false leaves it and all behind
-  /// it.
+  /// Between tasks: takes the messages that are there, unless another thread is taking them. take(message) returns
+  /// false to leave this message and all later ones in the mailbox.
   template <class Take>
   void look(Take&& take) {
     if (!has_any() || !lock.try_lock()) return;
     take_all(take);
     lock.unlock();
   }
-  /// Takes all that was sent before, whatever other threads do.
+  /// Takes all messages that were sent before the call; waits for other threads that take messages.
   template <class Take>
   bool take_now(Take&& take) {
     std::lock_guard guard(lock);
     return take_all(take);
   }
 
-  /// The calling thread will look from now on.
+  /// The calling thread looks for messages from now on.
   void stay() { awake.fetch_add(1, std::memory_order_relaxed); }
-  /// It looks no more. False: a message had come, and it stays.
+  /// The calling thread stops looking. False: a message had come, and the thread still counts as looking.
   template <class Take>
   bool leave(Take&& take) {
-    bool has_taken = false;
-    if constexpr (!Orders::kLooksAfterLeaving) has_taken = take_now(take);
     awake.fetch_sub(1, Orders::kLeave);
-    if constexpr (Orders::kLooksAfterLeaving) has_taken = take_now(take);
-    if (has_taken) stay();
-    return !has_taken;
+    if (!take_now(take)) return true;
+    stay();
+    return false;
   }
 
-  /// Takes what is there, then sleeps until the bell rings, at most so long (limit_ns < 0: for ever), unless is_over():
-  /// what makes that true rings afterwards.
+  /// Takes the messages that are there. Then sleeps until the bell rings or limit_ns have passed (negative: no limit),
+  /// unless is_over(). A thread that makes is_over() true must ring afterwards.
   template <class Take, class IsOver>
   void listen(Take&& take, IsOver&& is_over, int64_t limit_ns) {
-    uint32_t heard = 0;
-    if constexpr (Orders::kHearsBeforeLooking) heard = bell.load(std::memory_order_acquire);
+    const uint32_t heard = bell.load(std::memory_order_acquire);
     take_now(take);
-    if constexpr (!Orders::kHearsBeforeLooking) heard = bell.load(std::memory_order_acquire);
     if (!is_over()) Memory::sleep(bell, heard, limit_ns, true);
   }
   void ring() {
-    bell.fetch_add(1, std::memory_order_release);  // what was sent is seen by who hears it
+    bell.fetch_add(1, std::memory_order_release);  // the listener acquires what was sent
     Memory::wake(bell, 1, true);
   }
 

@@ -1,14 +1,15 @@
-// The memory of a protocol: what its template needs of the machine, here as the product has it.
+// The memory policy of the protocols: atomics, barriers and futexes, here as the product uses them.
 //
-// A protocol of this folder is a template over a memory policy and over its orders: the product instantiates it with
-// StdMemory, its checked test with checker::CheckedMemory (checker/memory.h), so that what runs is what is checked.
-// Every memory order and every order of steps that a protocol depends on has a name in its orders; a test plants a
-// wrong one by deriving from them.
+// A protocol of this folder is a template over a memory policy and over its memory orders. The product instantiates it
+// with StdMemory, its checked test with checker::CheckedMemory (checker/memory.h), so the checked code is the product's
+// code. Tests plant mistakes from outside: weaker orders, a policy without a barrier, or a subclass whose step is
+// wrong.
 //
-// heavy_barrier and light_barrier are a pair. A thread that does something rare says so, then looks; those that do the
-// frequent thing do it, then look. Each must see the other's first step. A fence on both sides would do; but with
-// membarrier(2) the rare side issues a full fence on every thread of the process, and the frequent side only keeps the
-// compiler from reordering. `fences`: across processes, and where the system lacks it, both sides use a fence.
+// heavy_barrier and light_barrier are a pair. A thread that does something rare announces it, then looks; threads that
+// do the frequent thing do it, then look. Each must see the other's first step. A fence on both sides would suffice.
+// With membarrier(2), the rare side makes every thread of the process issue a full fence, and the frequent side only
+// keeps the compiler from reordering. With `fences`, both sides use a fence: across processes, and on systems without
+// membarrier.
 #pragma once
 #include <linux/futex.h>
 #include <linux/membarrier.h>
@@ -30,8 +31,8 @@ inline void relax() {
 #endif
 }
 
-/// Begins to fetch a cache line that this thread will write. A plain prefetch would fetch it shared, and the store
-/// would have to ask the other core a second time.
+/// Prefetches a cache line that this thread will write. A plain prefetch would fetch it in the shared state, and the
+/// store would then have to ask the other core a second time.
 inline void prefetch_for_write(const void* address) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(address)));
@@ -40,10 +41,10 @@ inline void prefetch_for_write(const void* address) {
 #endif
 }
 
-/// True when membarrier works here; call once before threads start.
+/// Whether membarrier works on this system; call once before threads start.
 inline bool register_membarrier() {
 #if defined(__SANITIZE_THREAD__)
-  return false;  // the sanitizer does not see it
+  return false;  // ThreadSanitizer does not see it
 #else
   return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
 #endif
@@ -71,7 +72,7 @@ struct StdMemory {
     }
   }
 
-  /// Sleeps while the word has the value expected, at most so long; limit_ns < 0: for ever.
+  /// Sleeps while the word has the expected value, at most limit_ns; negative: no limit.
   static void sleep(std::atomic<uint32_t>& word, uint32_t expected, int64_t limit_ns, bool is_shared) {
     const timespec limit{limit_ns / 1'000'000'000, limit_ns % 1'000'000'000};
     syscall(SYS_futex, &word, is_shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, expected, limit_ns < 0 ? nullptr : &limit,

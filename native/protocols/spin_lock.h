@@ -1,7 +1,7 @@
 // A lock for critical sections of well under a microsecond.
 //
-// Purpose: guards slots and handles of one device, and one signal. Who may call: any thread; not recursive.
-// Blocks: spins briefly, then yields the processor, so that a preempted holder runs when threads outnumber cores.
+// Purpose: guards slots and handles of one device, and one signal. Callers: any thread; not recursive. Blocks: spins
+// briefly, then yields the processor, so that a preempted holder runs when there are more threads than cores.
 // Memory order: lock acquires, unlock releases. Memory: one byte inside what it guards.
 #pragma once
 #include "protocols/memory.h"

@@ -1,15 +1,16 @@
-// The word by which a task tells those behind it that it has completed.
+// The state word of a task slot, by which tasks learn that a task has completed.
 //
-// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Completing posts
-// the generation and takes the waiters in one exchange; a waiter adds itself by compare-and-swap against the generation
-// that it knows. So a wake-up cannot be lost, and a slot that was used again cannot be mistaken.
+// The word is [generation 40 | watched 1 | first waiter + 1, 23 bits]. An odd generation means that a task occupies the
+// slot. Completing writes the next generation and takes the waiters in one exchange. A waiter adds itself by
+// compare-and-swap against the generation that it knows. So no wake-up is lost, and a reused slot is never mistaken for
+// the earlier task.
 //
-// Purpose: order between tasks, and the reuse of their slots. Who may call: begin the slot's submitter; complete the
-// thread that ends the task; the rest any thread. Blocks: never. Memory: one word of the slot; the links lie in the
+// Purpose: the order between tasks, and the reuse of their slots. Callers: begin() the slot's submitter; complete() the
+// thread that ends the task; the rest any thread. Blocks: never. Memory: one word of the slot; the links are in the
 // waiters.
 //
-// Memory order: completing releases what the task wrote to those that find its generation posted, and to the submitter
-// that uses the slot again; standing behind a task releases the waiter to the thread that completes the task.
+// Memory order: completing releases what the task wrote, to threads that see the next generation and to the submitter
+// that reuses the slot. Adding a waiter releases the waiter to the thread that completes the task.
 #pragma once
 #include <cstdint>
 
@@ -19,14 +20,10 @@ namespace tilewise::protocols {
 
 struct TaskWordOrders {
   static constexpr auto kSeeFree = std::memory_order_acquire;  // by the submitter, before it uses the slot again
-  static constexpr auto kSeeEnded = std::memory_order_acquire;  // by a reader, and by a waiter's first look
+  static constexpr auto kSeeEnded = std::memory_order_acquire;  // by a reader, and by a waiter's first load
   static constexpr auto kMiss = std::memory_order_acquire;  // by a waiter whose swap failed
   static constexpr auto kStand = std::memory_order_release;  // the waiter is handed over
-  static constexpr auto kComplete = std::memory_order_acq_rel;  // takes waiters, gives the task's writes
-  static constexpr bool kComparesGeneration = true;
-  static constexpr bool kComparesWord = true;
-  static constexpr bool kMarksWithExchange = true;
-  static constexpr bool kReadsNextFirst = true;
+  static constexpr auto kComplete = std::memory_order_acq_rel;  // takes waiters, publishes the task's writes
 };
 
 template <class Memory, class Orders = TaskWordOrders>
@@ -39,14 +36,14 @@ struct TaskWords {
   static constexpr uint32_t first_waiter(Bits bits) { return static_cast<uint32_t>(bits & (kWatched - 1)); }
   static constexpr Bits of_generation(uint64_t generation) { return generation << 24; }
 
-  /// Of a task that the caller knows to live, or for a look that orders nothing.
+  /// For a task that the caller knows to be live, or where the result orders nothing.
   [[gnu::always_inline]] static uint64_t generation(const Word& word) {
     return generation_in(word.load(std::memory_order_relaxed));
   }
 
-  /// What the submitter sees of a slot that it may use again when no task lives in it.
+  /// The submitter's load. It may reuse the slot if no task is live in it.
   [[gnu::always_inline]] static Bits look(const Word& word) { return word.load(Orders::kSeeFree); }
-  /// A new task in a free slot. seen: by look().
+  /// Begins a task in a free slot. seen: from look().
   [[gnu::always_inline]] static void begin(Word& word, Bits seen) {
     word.store(of_generation(generation_in(seen) + 1), std::memory_order_relaxed);
   }
@@ -56,18 +53,14 @@ struct TaskWords {
     return generation_in(word.load(Orders::kSeeEnded)) != generation;
   }
 
-  /// Puts a waiter on the list of those that wait for a task. enlist(first): `first` stands behind it; called before
-  /// each try. False: the task has completed. After true the waiter may be any thread's.
+  /// Adds a waiter to the list of a task. enlist(first) must set the waiter's link to `first`; it is called before each
+  /// try. False: the task has completed. True: another thread may run the waiter at any time.
   template <class Enlist>
   [[gnu::always_inline]] static bool stand_behind(Word& word, uint64_t generation, uint32_t waiter, Enlist&& enlist) {
     Bits bits = word.load(Orders::kSeeEnded);
-    while (Orders::kComparesGeneration ? generation_in(bits) == generation : is_live(bits)) {
+    while (generation_in(bits) == generation) {
       enlist(first_waiter(bits));
       const Bits with_me = (bits & ~(kWatched - 1)) | waiter;
-      if constexpr (!Orders::kComparesWord) {
-        word.store(with_me, Orders::kStand);
-        return true;
-      }
       if (word.compare_exchange_weak(bits, with_me, Orders::kStand, Orders::kMiss)) return true;
     }
     return false;
@@ -83,21 +76,14 @@ struct TaskWords {
     return false;
   }
 
-  /// The task ends; the slot has the next generation. Nothing of it may be touched afterwards. Returns the word as it
-  /// was: the caller wakes its waiters, and sleepers if it was watched.
+  /// The task ends, and the slot gets the next generation. Afterwards the caller must not touch the slot. Returns the
+  /// word before: the caller wakes its waiters, and sleeping threads if it was watched.
   [[gnu::always_inline]] static Bits complete(Word& word, uint64_t next_generation) {
-    if constexpr (!Orders::kMarksWithExchange) {
-      const Bits bits = word.exchange(of_generation(next_generation - 1), Orders::kComplete);
-      word.store(of_generation(next_generation), Orders::kComplete == std::memory_order_relaxed
-                                                     ? std::memory_order_relaxed
-                                                     : std::memory_order_release);
-      return bits;
-    }
     return word.exchange(of_generation(next_generation), Orders::kComplete);
   }
 
-  /// Calls wake(waiter) for a list of waiters in the order in which they came. next(waiter) is its link. A woken waiter
-  /// may be in another list at once.
+  /// Calls wake(waiter) for a list of waiters, in the order in which they came. next(waiter) is the waiter's link; it
+  /// is read first, because a woken waiter may enter another list at once.
   template <class Next, class Wake>
   [[gnu::always_inline]] static void for_each_waiter(uint32_t waiter, Next&& next, Wake&& wake) {
     if (next(waiter) != 0) {
@@ -112,9 +98,8 @@ struct TaskWords {
     }
     while (waiter != 0) {
       const uint32_t woken = waiter;
-      if constexpr (Orders::kReadsNextFirst) waiter = next(waiter);
+      waiter = next(waiter);
       wake(woken);
-      if constexpr (!Orders::kReadsNextFirst) waiter = next(woken);
     }
   }
 };

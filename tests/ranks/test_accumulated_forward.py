@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from support.task_order import validate_order
 from tilewise import models
 from tilewise.core.errors import InternalError
-from tilewise.ir.validate import validate_order
 from tilewise.models import llama
 from tilewise.plan import entries
 from tilewise.session.assemble import assemble_program

@@ -8,11 +8,14 @@ using tilewise::protocols::BiasedLockOrders;
 
 namespace {
 
+template <class Orders = BiasedLockOrders>
+using Checked = BiasedLock<CheckedMemory, Orders>;
+
 /// The owner takes the lock kTimes, every other thread once.
-template <class Orders, int kNewcomers, int kTimes, bool kFences = false>
+template <class Lock, int kNewcomers, int kTimes, bool kFences = false>
 struct Sharing {
   static constexpr int kNumThreads = 1 + kNewcomers;
-  BiasedLock<CheckedMemory, Orders> lock;
+  Lock lock;
   Plain<int> count = 0;
 
   Sharing() {
@@ -55,39 +58,59 @@ struct SeesLeftRelaxed : BiasedLockOrders {
 struct SeesSettledRelaxed : BiasedLockOrders {
   static constexpr auto kSeeSettled = std::memory_order_relaxed;
 };
-struct OwnerWithoutBarrier : BiasedLockOrders {
-  static constexpr bool kOwnerHasBarrier = false;
+struct WithoutLightBarrier : CheckedMemory {
+  static void light_barrier(bool /*fences*/) {}
 };
-struct OthersWithoutBarrier : BiasedLockOrders {
-  static constexpr bool kOthersHaveBarrier = false;
+struct WithoutHeavyBarrier : CheckedMemory {
+  static void heavy_barrier(bool /*fences*/) {}
 };
-struct OwnerLooksOnce : BiasedLockOrders {
-  static constexpr bool kOwnerLooksAgain = false;
+struct OwnerLooksOnce : Checked<> {
+  bool enter_lightly(bool fences) {
+    if (sharing.load(std::memory_order_relaxed) != kOwned) return false;
+    is_owner_inside.store(1, std::memory_order_relaxed);
+    CheckedMemory::light_barrier(fences);
+    return true;
+  }
 };
-struct OthersDoNotWait : BiasedLockOrders {
-  static constexpr bool kOthersWaitForOwner = false;
+struct OthersDoNotWait : Checked<> {
+  template <class Outwait>
+  void enter(bool fences, Outwait&& outwait) {
+    bool has_lock = false;
+    Checked<>::enter(fences, [&](auto&& done) {
+      if (!has_lock) outwait(done);
+      has_lock = true;
+    });
+  }
 };
-struct SettlesBeforeBarrier : BiasedLockOrders {
-  static constexpr bool kSettlesAfterBarrier = false;
+struct SettlesBeforeBarrier : Checked<> {
+  template <class Outwait>
+  void enter(bool fences, Outwait&& outwait) {
+    if (sharing.load(BiasedLockOrders::kSeeSettled) == kOwned) {
+      sharing.store(kShared, std::memory_order_relaxed);
+      CheckedMemory::heavy_barrier(fences);
+    }
+    outwait([&] { return lock.try_lock(); });
+    outwait([&] { return is_owner_inside.load(BiasedLockOrders::kSeeLeft) == 0; });
+  }
 };
 
 }  // namespace
 
 CASE("the biased lock lets one in at a time, with a barrier of one side or with fences on both") {
-  HOLDS(Sharing<BiasedLockOrders, 1, 2>);
-  HOLDS(Sharing<BiasedLockOrders, 2, 1>);
-  HOLDS(Sharing<BiasedLockOrders, 1, 2, true>);
-  HOLDS(Sharing<BiasedLockOrders, 1, 4>);
-  DEEP_HOLDS(Sharing<BiasedLockOrders, 2, 1, true>);
+  HOLDS(Sharing<Checked<>, 1, 2>);
+  HOLDS(Sharing<Checked<>, 2, 1>);
+  HOLDS(Sharing<Checked<>, 1, 2, true>);
+  HOLDS(Sharing<Checked<>, 1, 4>);
+  DEEP_HOLDS(Sharing<Checked<>, 2, 1, true>);
 }
 
 CASE("every order and step of the biased lock is needed") {
-  FOUND(Sharing<LeavesRelaxed, 1, 2>);
-  FOUND(Sharing<BacksOutRelaxed, 1, 2>);
-  FOUND(Sharing<SeesLeftRelaxed, 1, 2>);
-  FOUND(Sharing<SeesSettledRelaxed, 2, 1>);
-  FOUND(Sharing<OwnerWithoutBarrier, 1, 1>);
-  FOUND(Sharing<OthersWithoutBarrier, 1, 1>);
+  FOUND(Sharing<Checked<LeavesRelaxed>, 1, 2>);
+  FOUND(Sharing<Checked<BacksOutRelaxed>, 1, 2>);
+  FOUND(Sharing<Checked<SeesLeftRelaxed>, 1, 2>);
+  FOUND(Sharing<Checked<SeesSettledRelaxed>, 2, 1>);
+  FOUND(Sharing<BiasedLock<WithoutLightBarrier>, 1, 1>);
+  FOUND(Sharing<BiasedLock<WithoutHeavyBarrier>, 1, 1>);
   FOUND(Sharing<OwnerLooksOnce, 1, 1>);
   FOUND(Sharing<OthersDoNotWait, 1, 1>);
 }

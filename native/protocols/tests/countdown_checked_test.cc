@@ -8,12 +8,14 @@ using tilewise::protocols::Countdowns;
 
 namespace {
 
+template <class Orders = CountdownOrders>
+using Checked = Countdowns<CheckedMemory, Orders>;
+
 /// A piece of memory with two uses by its owner and one by another submitter, whose tasks come and go around its
 /// closing. Who frees it writes it.
-template <class Orders>
+template <class Own>
 struct Lending {
   static constexpr int kNumThreads = 3;
-  using Own = Countdowns<CheckedMemory, Orders>;
   typename Own::Loan loan;
   Atomic<int> submitted[2];
   Plain<int> bytes[3] = {0, 0, 0};
@@ -55,10 +57,9 @@ struct Lending {
 
 /// A parent that submits two children; the count begins at 1, for its kernel. The last completes the parent. kWaits:
 /// its kernel waits for them.
-template <class Orders, bool kCountsLate = false, bool kWaits = false>
+template <class Own, bool kCountsLate = false, bool kWaits = false>
 struct Family {
   static constexpr int kNumThreads = 3;
-  using Own = Countdowns<CheckedMemory, Orders>;
   Atomic<uint32_t> left{1};
   Atomic<int> started[2];
   Plain<int> written[3] = {0, 0, 0};
@@ -94,10 +95,9 @@ struct Family {
 };
 
 /// Three producers arrive at one task; the last makes it ready.
-template <class Orders>
+template <class Own>
 struct Arrivals {
   static constexpr int kNumThreads = 3;
-  using Own = Countdowns<CheckedMemory, Orders>;
   Atomic<uint32_t> left{3};
   Plain<int> written[3] = {0, 0, 0};
   Plain<int> num_ready = 0;
@@ -124,32 +124,47 @@ struct LeavesWithoutRelease : CountdownOrders {
 struct SeesLastRelaxed : CountdownOrders {
   static constexpr auto kSeeLast = std::memory_order_relaxed;
 };
-struct LeavesInTwoSteps : CountdownOrders {
-  static constexpr bool kLeavesInOneStep = false;
+struct LeavesInTwoSteps : Checked<> {
+  template <class T>
+  static bool leave(Atomic<T>& left, T count = 1) {
+    const T before = left.load(std::memory_order_acquire);
+    left.store(before - count, std::memory_order_release);
+    return before == count;
+  }
+  template <class T>
+  static bool arrive(Atomic<T>& left) {
+    return is_one_left(left) || leave(left);
+  }
 };
-struct ClosesInTwoSteps : CountdownOrders {
-  static constexpr bool kClosesInOneStep = false;
+struct ClosesInTwoSteps : Checked<> {
+  struct Loan : Checked<>::Loan {
+    bool close() {
+      if (state.fetch_sub(kOpen, CountdownOrders::kLeave) == kOpen) return true;
+      const int64_t own = uses.load(std::memory_order_relaxed);
+      return state.fetch_add(own, CountdownOrders::kLeave) + own == 0;
+    }
+  };
 };
 
 }  // namespace
 
-CASE("a piece of the heap is freed exactly once, after its scope and every task") { HOLDS(Lending<CountdownOrders>); }
-CASE("a parent completes once, after its kernel and every child") { HOLDS(Family<CountdownOrders>); }
-CASE("a parent that waits for its children sees what they wrote") { HOLDS(Family<CountdownOrders, false, true>); }
-CASE("a task becomes ready once, behind all of its producers") { HOLDS(Arrivals<CountdownOrders>); }
+CASE("a piece of the heap is freed exactly once, after its scope and every task") { HOLDS(Lending<Checked<>>); }
+CASE("a parent completes once, after its kernel and every child") { HOLDS(Family<Checked<>>); }
+CASE("a parent that waits for its children sees what they wrote") { HOLDS(Family<Checked<>, false, true>); }
+CASE("a task becomes ready once, behind all of its producers") { HOLDS(Arrivals<Checked<>>); }
 
 CASE("every order and step of the countdowns is needed") {
-  FOUND(Lending<LeavesWithoutAcquire>);
-  FOUND(Lending<LeavesWithoutRelease>);
+  FOUND(Lending<Checked<LeavesWithoutAcquire>>);
+  FOUND(Lending<Checked<LeavesWithoutRelease>>);
   FOUND(Lending<ClosesInTwoSteps>);
-  FOUND(Family<LeavesWithoutAcquire>);
-  FOUND(Family<LeavesWithoutRelease>);
+  FOUND(Family<Checked<LeavesWithoutAcquire>>);
+  FOUND(Family<Checked<LeavesWithoutRelease>>);
   FOUND(Family<LeavesInTwoSteps>);
-  FOUND(Family<SeesLastRelaxed, false, true>);
-  FOUND(Arrivals<SeesLastRelaxed>);
+  FOUND(Family<Checked<SeesLastRelaxed>, false, true>);
+  FOUND(Arrivals<Checked<SeesLastRelaxed>>);
   FOUND(Arrivals<LeavesInTwoSteps>);
 }
 
-CASE("a child that starts before it is counted is found") { FOUND(Family<CountdownOrders, true>); }
+CASE("a child that starts before it is counted is found") { FOUND(Family<Checked<>, true>); }
 
 CHECKED_TEST_MAIN

@@ -1,28 +1,30 @@
-// Ends from outside in every execution: the task completes once, behind its kernel, with the word of the one thread
-// that was heard.
+// Ends that another thread reports, in every execution: the task completes once, after its kernel, with the status of
+// the one report that was accepted.
 #include "checker/testing.h"
 #include "protocols/ending.h"
 
 using namespace tilewise::checker;
 using tilewise::protocols::EndingOrders;
 using tilewise::protocols::Endings;
-using tilewise::protocols::Told;
+using tilewise::protocols::EndResult;
 
 namespace {
 
 enum class State : uint8_t { kRunning, kExternal, kEnding, kEnded, kLeft };
 
-/// A worker's kernel returns; kTellers threads end the task, each in its own way.
-template <class Orders, int kTellers>
+template <class Orders = EndingOrders>
+using Checked = Endings<CheckedMemory, State, Orders>;
+
+/// A worker's kernel returns; kReporters threads end the task, each in its own way.
+template <class Own, int kReporters>
 struct Ending {
-  static constexpr int kNumThreads = 1 + kTellers;
-  using Own = Endings<CheckedMemory, State, Orders>;
+  static constexpr int kNumThreads = 1 + kReporters;
   typename Own::Word state{State::kRunning};
   Plain<int> written = 0;  // by the kernel
   Plain<int> status = 0;
   Plain<int> num_completed = 0;
-  int heard = 0;
-  int num_heard = 0;
+  int accepted = 0;
+  int num_accepted = 0;
 
   Ending() { state.set_name("state"); }
   void complete() {
@@ -37,25 +39,25 @@ struct Ending {
       return;
     }
     State found = State::kRunning;
-    const Told told = Own::end(state, &found, [&] { status = thread; });
-    if (told == Told::kRefused) return;
-    heard = thread;
-    ++num_heard;
-    if (told == Told::kComplete) complete();
+    const EndResult result = Own::end(state, &found, [&] { status = thread; });
+    if (result == EndResult::kRejected) return;
+    accepted = thread;
+    ++num_accepted;
+    if (result == EndResult::kCallerCompletes) complete();
   }
   void end() {
     expect(num_completed == 1, "completed once");
-    expect(num_heard == 1, "one end is heard");
-    expect(status == heard, "the end that was heard");
+    expect(num_accepted == 1, "one report is accepted");
+    expect(status == accepted, "the status of the accepted report");
   }
   static const char* thread_name(int thread) {
-    static constexpr const char* kNames[] = {"worker", "teller", "second teller"};
+    static constexpr const char* kNames[] = {"worker", "reporter", "second reporter"};
     return kNames[thread];
   }
 };
 
-struct SeesToldRelaxed : EndingOrders {
-  static constexpr auto kSeeTold = std::memory_order_relaxed;
+struct SeesReportRelaxed : EndingOrders {
+  static constexpr auto kSeeReport = std::memory_order_relaxed;
 };
 struct LeavesRelaxed : EndingOrders {
   static constexpr auto kLeave = std::memory_order_relaxed;
@@ -63,26 +65,30 @@ struct LeavesRelaxed : EndingOrders {
 struct ClaimsRelaxed : EndingOrders {
   static constexpr auto kClaim = std::memory_order_relaxed;
 };
-struct TellsRelaxed : EndingOrders {
-  static constexpr auto kTell = std::memory_order_relaxed;
+struct ReportsRelaxed : EndingOrders {
+  static constexpr auto kReport = std::memory_order_relaxed;
 };
-struct TellsBeforeItClaims : EndingOrders {
-  static constexpr bool kClaimsFirst = false;
+struct RecordsBeforeItClaims : Checked<> {
+  template <class Record>
+  static EndResult end(Word& word, State* found, Record&& record) {
+    record();
+    return Checked<>::end(word, found, [] {});
+  }
 };
 
 }  // namespace
 
-CASE("a task that is ended from outside completes once, behind its kernel, with the one end that is heard") {
-  HOLDS(Ending<EndingOrders, 1>);
-  HOLDS(Ending<EndingOrders, 2>);
+CASE("a task that is ended from outside completes once, behind its kernel, with the one report that is accepted") {
+  HOLDS(Ending<Checked<>, 1>);
+  HOLDS(Ending<Checked<>, 2>);
 }
 
 CASE("every order and step of an end from outside is needed") {
-  FOUND(Ending<SeesToldRelaxed, 1>);
-  FOUND(Ending<LeavesRelaxed, 1>);
-  FOUND(Ending<ClaimsRelaxed, 1>);
-  FOUND(Ending<TellsRelaxed, 1>);
-  FOUND(Ending<TellsBeforeItClaims, 2>);
+  FOUND(Ending<Checked<SeesReportRelaxed>, 1>);
+  FOUND(Ending<Checked<LeavesRelaxed>, 1>);
+  FOUND(Ending<Checked<ClaimsRelaxed>, 1>);
+  FOUND(Ending<Checked<ReportsRelaxed>, 1>);
+  FOUND(Ending<RecordsBeforeItClaims, 2>);
 }
 
 CHECKED_TEST_MAIN

@@ -13,14 +13,16 @@ using tilewise::protocols::TaskWords;
 
 namespace {
 
+template <class Orders = GraphReplayOrders>
+using Checked = GraphReplays<CheckedMemory, Orders>;
+
 /// Two tasks, each of a worker's own, before a third, which the last of them runs; and one alone, which the workers run
 /// in turn. The replaying thread lets the others go.
-template <class Orders, int kRounds>
+template <class Own, int kRounds>
 struct Replaying {
   static constexpr int kNumThreads = 3;
   static constexpr int kLast = 2;
   static constexpr int kAlone = 3;
-  using Own = GraphReplays<CheckedMemory, Orders>;
   using Wake = TaskWords<CheckedMemory>;
   typename Own::Count done[2];
   typename Wake::Word wake[4];
@@ -90,26 +92,39 @@ struct CountsRelaxed : GraphReplayOrders {
 struct SeesCountsRelaxed : GraphReplayOrders {
   static constexpr auto kSeeCounts = std::memory_order_relaxed;
 };
-struct PreparesLate : GraphReplayOrders {
-  static constexpr bool kPreparesFirst = false;
+struct PreparesLate : Checked<> {
+  template <class Prepare, class MoveOn, class Notify>
+  static void end_task(Count& own, Prepare&& prepare, MoveOn&& move_on, Notify&& notify) {
+    Checked<>::end_task(own, [] {}, move_on, notify);
+    prepare();
+  }
 };
-struct CountsFirst : GraphReplayOrders {
-  static constexpr bool kCountsLast = false;
+struct CountsFirst : Checked<> {
+  template <class Prepare, class MoveOn, class Notify>
+  static void end_task(Count& own, Prepare&& prepare, MoveOn&& move_on, Notify&& notify) {
+    prepare();
+    count(own);
+    move_on();
+    notify();
+  }
 };
-struct LastAlone : GraphReplayOrders {
-  static constexpr bool kSumsCounts = false;
+struct LastAlone : Checked<> {
+  template <class HasLastEnded, class CountOf>
+  static bool is_over(HasLastEnded&& has_last_ended, uint64_t /*target*/, uint32_t /*num_workers*/, CountOf&&) {
+    return has_last_ended();
+  }
 };
 
 }  // namespace
 
 CASE("every task runs once in each replay, and no replay begins before the last has ended") {
-  HOLDS(Replaying<GraphReplayOrders, 2>);
-  HOLDS(Replaying<GraphReplayOrders, 4>);
+  HOLDS(Replaying<Checked<>, 2>);
+  HOLDS(Replaying<Checked<>, 4>);
 }
 
 CASE("every order and step of the replays is needed") {
-  FOUND(Replaying<CountsRelaxed, 2>);
-  FOUND(Replaying<SeesCountsRelaxed, 2>);
+  FOUND(Replaying<Checked<CountsRelaxed>, 2>);
+  FOUND(Replaying<Checked<SeesCountsRelaxed>, 2>);
   FOUND(Replaying<PreparesLate, 2>);
   FOUND(Replaying<CountsFirst, 2>);
   FOUND(Replaying<LastAlone, 2>);

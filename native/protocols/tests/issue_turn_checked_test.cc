@@ -9,12 +9,15 @@ using tilewise::protocols::IssueTurnOrders;
 
 namespace {
 
+template <class Orders = IssueTurnOrders>
+using Checked = IssueTurn<CheckedMemory, Orders>;
+
 /// Two workers issue programs of kTasks tasks, in batches of one, and run what they have submitted. The worker that
 /// ends a run begins the next. A third thread may hold the turn to read the state.
-template <class Orders, int kRuns, int kTasks, bool kLooks = false>
+template <class Own, int kRuns, int kTasks, bool kLooks = false>
 struct Issuing {
   static constexpr int kNumThreads = 2 + kLooks;
-  IssueTurn<CheckedMemory, Orders> issue_turn;
+  Own issue_turn;
   Atomic<int> num_over;
   Plain<int> place = 0;  // of the instruction issuer
   Plain<int> written[kTasks];
@@ -88,29 +91,38 @@ struct LeavesWithoutAcquire : IssueTurnOrders {
 struct LeavesWithoutRelease : IssueTurnOrders {
   static constexpr auto kLeave = std::memory_order_acquire;
 };
-struct CountsBeforeClosing : IssueTurnOrders {
-  static constexpr bool kClosesBeforeCounting = false;
+struct CountsBeforeClosing : Checked<> {
+  bool close(int64_t count) {
+    const int64_t change = count - kOpen;
+    const bool is_over = unfinished.fetch_add(change, IssueTurnOrders::kLeave) + change == 0;
+    turn.store(kClosed, IssueTurnOrders::kClose);
+    return is_over;
+  }
 };
-struct TakesWithoutComparing : IssueTurnOrders {
-  static constexpr bool kTakesByCompare = false;
+struct TakesWithoutComparing : Checked<> {
+  bool take() {
+    if (turn.load(std::memory_order_acquire) != kFree) return false;
+    turn.store(kTaken, std::memory_order_relaxed);
+    return true;
+  }
 };
 
 }  // namespace
 
 CASE("every task is submitted once and every run ends once, behind all of its tasks") {
-  HOLDS(Issuing<IssueTurnOrders, 1, 2>);
-  HOLDS(Issuing<IssueTurnOrders, 2, 1>);
-  HOLDS(Issuing<IssueTurnOrders, 1, 2, true>);
-  DEEP_HOLDS(Issuing<IssueTurnOrders, 2, 2>);
+  HOLDS(Issuing<Checked<>, 1, 2>);
+  HOLDS(Issuing<Checked<>, 2, 1>);
+  HOLDS(Issuing<Checked<>, 1, 2, true>);
+  DEEP_HOLDS(Issuing<Checked<>, 2, 2>);
 }
 
 CASE("every memory order and every step of the issue turn is needed") {
-  FOUND(Issuing<OpensRelaxed, 2, 1>);
-  FOUND(Issuing<TakesRelaxed, 1, 2>);
-  FOUND(Issuing<PausesRelaxed, 1, 2>);
-  FOUND(Issuing<ClosesRelaxed, 1, 2, true>);
-  FOUND(Issuing<LeavesWithoutAcquire, 1, 2>);
-  FOUND(Issuing<LeavesWithoutRelease, 1, 2>);
+  FOUND(Issuing<Checked<OpensRelaxed>, 2, 1>);
+  FOUND(Issuing<Checked<TakesRelaxed>, 1, 2>);
+  FOUND(Issuing<Checked<PausesRelaxed>, 1, 2>);
+  FOUND(Issuing<Checked<ClosesRelaxed>, 1, 2, true>);
+  FOUND(Issuing<Checked<LeavesWithoutAcquire>, 1, 2>);
+  FOUND(Issuing<Checked<LeavesWithoutRelease>, 1, 2>);
   FOUND(Issuing<CountsBeforeClosing, 2, 1>);
   FOUND(Issuing<TakesWithoutComparing, 1, 2>);
 }

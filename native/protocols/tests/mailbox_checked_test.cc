@@ -9,13 +9,21 @@ using tilewise::protocols::MailboxOrders;
 
 namespace {
 
+template <class Orders>
+struct With {
+  template <uint32_t kCells>
+  using Mail = Mailbox<CheckedMemory, uint32_t, kCells, Orders>;
+};
+template <uint32_t kCells>
+using Checked = Mailbox<CheckedMemory, uint32_t, kCells>;
+
 /// Senders of kEach messages; a worker that looks, then leaves for ever; a listener, which takes the rest.
-template <class Orders, int kSenders, int kEach, uint32_t kCells>
+template <template <uint32_t> class Mail, int kSenders, int kEach, uint32_t kCells>
 struct Posting {
   static constexpr int kNumThreads = kSenders + 2;
   static constexpr int kWorker = kSenders;
   static constexpr uint32_t kMessages = kSenders * kEach;
-  Mailbox<CheckedMemory, uint32_t, kCells, Orders> mail;
+  Mail<kCells> mail;
   Plain<uint32_t> payload[kMessages];
   Atomic<uint32_t> num_taken;
   uint32_t next[kSenders] = {};
@@ -60,11 +68,11 @@ struct Posting {
 };
 
 /// The same without sleep: two threads take what senders send, one of them only where no other does.
-template <class Orders, int kSenders, int kEach, uint32_t kCells>
+template <template <uint32_t> class Mail, int kSenders, int kEach, uint32_t kCells>
 struct Passing {
   static constexpr int kNumThreads = kSenders + 2;
   static constexpr uint32_t kMessages = kSenders * kEach;
-  Posting<Orders, kSenders, kEach, kCells> posting;
+  Posting<Mail, kSenders, kEach, kCells> posting;
 
   void run(int thread) {
     if (thread < kSenders) return posting.run(thread);
@@ -76,7 +84,7 @@ struct Passing {
     }
   }
   void end() { posting.end(); }
-  static const char* thread_name(int thread) { return Posting<Orders, kSenders, kEach, kCells>::thread_name(thread); }
+  static const char* thread_name(int thread) { return Posting<Mail, kSenders, kEach, kCells>::thread_name(thread); }
 };
 
 struct PublishesWithoutFence : MailboxOrders {
@@ -97,30 +105,43 @@ struct FreesTooEarly : MailboxOrders {
 struct OverwritesTooEarly : MailboxOrders {
   static constexpr auto kSeeTaken = std::memory_order_relaxed;
 };
-struct LooksBeforeLeaving : MailboxOrders {
-  static constexpr bool kLooksAfterLeaving = false;
+template <uint32_t kCells>
+struct LooksBeforeLeaving : Checked<kCells> {
+  template <class Take>
+  bool leave(Take&& take) {
+    const bool has_taken = this->take_now(take);
+    this->awake.fetch_sub(1, MailboxOrders::kLeave);
+    if (has_taken) this->stay();
+    return !has_taken;
+  }
 };
-struct HearsAfterLooking : MailboxOrders {
-  static constexpr bool kHearsBeforeLooking = false;
+template <uint32_t kCells>
+struct HearsAfterLooking : Checked<kCells> {
+  template <class Take, class IsOver>
+  void listen(Take&& take, IsOver&& is_over, int64_t limit_ns) {
+    this->take_now(take);
+    const uint32_t heard = this->bell.load(std::memory_order_acquire);
+    if (!is_over()) CheckedMemory::sleep(this->bell, heard, limit_ns, true);
+  }
 };
 
 }  // namespace
 
 CASE("every message is taken once, and none is left lying") {
-  HOLDS(Posting<MailboxOrders, 1, 1, 2>);
-  HOLDS(Passing<MailboxOrders, 1, 3, 1>);
-  HOLDS(Passing<MailboxOrders, 1, 3, 2>);
-  HOLDS(Passing<MailboxOrders, 2, 1, 1>);
-  HOLDS_WITH(weak_compares(), Passing<MailboxOrders, 2, 1, 2>);
+  HOLDS(Posting<Checked, 1, 1, 2>);
+  HOLDS(Passing<Checked, 1, 3, 1>);
+  HOLDS(Passing<Checked, 1, 3, 2>);
+  HOLDS(Passing<Checked, 2, 1, 1>);
+  HOLDS_WITH(weak_compares(), Passing<Checked, 2, 1, 2>);
 }
 
 CASE("every order of the mailbox is needed") {
-  FOUND(Posting<PublishesWithoutFence, 1, 1, 2>);
-  FOUND(Posting<SeesAwakeAnytime, 1, 1, 2>);
-  FOUND(Posting<LeavesWithoutFence, 1, 1, 2>);
-  FOUND(Posting<LooksWithoutFence, 1, 1, 2>);
-  FOUND(Passing<FreesTooEarly, 1, 2, 1>);
-  FOUND(Passing<OverwritesTooEarly, 1, 2, 1>);
+  FOUND(Posting<With<PublishesWithoutFence>::Mail, 1, 1, 2>);
+  FOUND(Posting<With<SeesAwakeAnytime>::Mail, 1, 1, 2>);
+  FOUND(Posting<With<LeavesWithoutFence>::Mail, 1, 1, 2>);
+  FOUND(Posting<With<LooksWithoutFence>::Mail, 1, 1, 2>);
+  FOUND(Passing<With<FreesTooEarly>::Mail, 1, 2, 1>);
+  FOUND(Passing<With<OverwritesTooEarly>::Mail, 1, 2, 1>);
   FOUND(Posting<LooksBeforeLeaving, 1, 1, 2>);
   FOUND(Posting<HearsAfterLooking, 1, 1, 2>);
 }

@@ -11,11 +11,14 @@ namespace {
 
 constexpr uint32_t kNothing = 99;
 
+template <class Orders = RingOrders>
+using Checked = ReadyRing<CheckedMemory, 2, 4, kNothing, Orders>;
+
 /// The owner pushes kTasks tasks into two cells; when they are full it takes one itself.
-template <class Orders, int kTakers, int kTasks>
+template <class Ring, int kTakers, int kTasks>
 struct Stealing {
   static constexpr int kNumThreads = 1 + kTakers;
-  ReadyRing<CheckedMemory, 2, 4, kNothing, Orders> ring;
+  Ring ring;
   Plain<uint32_t> payload[kTasks];
   int num_taken[kTasks] = {};
   bool has_own = false;
@@ -75,29 +78,64 @@ struct SeesHeadRelaxed : RingOrders {
 struct MissesRelaxed : RingOrders {
   static constexpr auto kMiss = std::memory_order_relaxed;
 };
-struct ReadsLate : RingOrders {
-  static constexpr bool kReadsBeforeTaking = false;
+/// A ring whose takers make a mistake: the derived class's take() reads the numbers, or takes them, at the wrong time.
+template <class Mistaken>
+struct Taking : Checked<> {
+  uint32_t take_half(uint32_t* numbers, uint32_t limit) {
+    uint64_t first = head.load(RingOrders::kSeeHead);
+    while (true) {
+      const TailWord end = tail.load(RingOrders::kSeeTail);
+      const uint64_t available = distance(first, count_in(end));
+      if (available == 0) return 0;
+      const auto count = static_cast<uint32_t>(std::min<uint64_t>((available + 1) / 2, limit));
+      if (static_cast<Mistaken*>(this)->take(first, count, end, numbers)) return count;
+    }
+  }
+  uint32_t take_one() {
+    uint32_t number = kNothing;
+    return take_half(&number, 1) == 1 ? number : kNothing;
+  }
+  bool swap(uint64_t& first, uint32_t count) {
+    return head.compare_exchange_weak(first, (first + count) & kCountMask, RingOrders::kTake, RingOrders::kMiss);
+  }
 };
-struct NewestOfAnotherLook : RingOrders {
-  static constexpr bool kNewestOfSameLook = false;
+struct ReadsLate : Taking<ReadsLate> {
+  bool take(uint64_t& first, uint32_t count, TailWord end, uint32_t* numbers) {
+    if (!swap(first, count)) return false;
+    for (uint32_t i = 0; i < count; ++i) numbers[i] = peek(first + i, end);
+    pin(first, count, end);
+    return true;
+  }
+};
+struct NewestOfAnotherLook : Taking<NewestOfAnotherLook> {
+  bool take(uint64_t& first, uint32_t count, TailWord end, uint32_t* numbers) {
+    for (uint32_t i = 0; i < count; ++i) {
+      const bool is_newest = distance(first + i, count_in(end)) == 1;
+      numbers[i] = is_newest ? newest_in(tail.load(RingOrders::kSeeTail)) : peek(first + i, end);
+    }
+    const uint64_t begin = first;
+    if (!swap(first, count)) return false;
+    pin(begin, count, end);
+    return true;
+  }
 };
 
 }  // namespace
 
 CASE("one owner and two takers lose and duplicate nothing") {
-  HOLDS(Stealing<RingOrders, 1, 5>);
-  HOLDS(Stealing<RingOrders, 2, 3>);
-  HOLDS_WITH(weak_compares(), Stealing<RingOrders, 2, 2>);
-  DEEP_HOLDS(Stealing<RingOrders, 2, 4>);
+  HOLDS(Stealing<Checked<>, 1, 5>);
+  HOLDS(Stealing<Checked<>, 2, 3>);
+  HOLDS_WITH(weak_compares(), Stealing<Checked<>, 2, 2>);
+  DEEP_HOLDS(Stealing<Checked<>, 2, 4>);
 }
 
 CASE("every order of the ring is needed") {
-  FOUND(Stealing<PublishesRelaxed, 1, 3>);
-  FOUND(Stealing<SeesTailRelaxed, 1, 3>);
-  FOUND(Stealing<TakesRelaxed, 1, 3>);
-  FOUND(Stealing<SeesTakenRelaxed, 1, 3>);
-  FOUND(Stealing<SeesHeadRelaxed, 2, 2>);
-  FOUND(Stealing<MissesRelaxed, 2, 2>);
+  FOUND(Stealing<Checked<PublishesRelaxed>, 1, 3>);
+  FOUND(Stealing<Checked<SeesTailRelaxed>, 1, 3>);
+  FOUND(Stealing<Checked<TakesRelaxed>, 1, 3>);
+  FOUND(Stealing<Checked<SeesTakenRelaxed>, 1, 3>);
+  FOUND(Stealing<Checked<SeesHeadRelaxed>, 2, 2>);
+  FOUND(Stealing<Checked<MissesRelaxed>, 2, 2>);
   FOUND(Stealing<ReadsLate, 1, 3>);
   FOUND(Stealing<NewestOfAnotherLook, 2, 3>);
 }

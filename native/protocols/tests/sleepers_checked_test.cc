@@ -11,11 +11,14 @@ using tilewise::protocols::TaskWords;
 
 namespace {
 
+template <class Orders = SleepersOrders>
+using Checked = Sleepers<CheckedMemory, Orders>;
+
 /// kProducers threads make one piece of work each; kWorkers take what there is. Without work, a worker sleeps.
-template <class Orders, int kProducers, int kWorkers, bool kFences>
+template <class Own, int kProducers, int kWorkers, bool kFences>
 struct Working {
   static constexpr int kNumThreads = kProducers + kWorkers;
-  Sleepers<CheckedMemory, Orders> parked;
+  Own parked;
   Atomic<int> work[kProducers];
   Atomic<int> num_done;
 
@@ -63,11 +66,11 @@ struct Working {
 };
 
 /// Threads wait for a task: they have the task's word watched, and the worker that completes it wakes sleepers then.
-template <class Orders, int kWaiters, bool kFences>
+template <class Own, int kWaiters, bool kFences>
 struct Awaiting {
   static constexpr int kNumThreads = 1 + kWaiters;
   using Wake = TaskWords<CheckedMemory>;
-  Sleepers<CheckedMemory, Orders> waiting;
+  Own waiting;
   typename Wake::Word wake{Wake::of_generation(1)};
   Plain<int> result = 0;
 
@@ -91,10 +94,10 @@ struct Awaiting {
 };
 
 /// The end of everything, which wakes all without looking for sleepers and without a barrier.
-template <class Orders>
+template <class Own>
 struct Closing {
   static constexpr int kNumThreads = 3;
-  Sleepers<CheckedMemory, Orders> parked;
+  Own parked;
   Atomic<int> closing;
 
   void run(int thread) {
@@ -119,41 +122,56 @@ struct Closing {
 struct ChangesWordRelaxed : SleepersOrders {
   static constexpr auto kChangeWord = std::memory_order_relaxed;
 };
-struct ReadsWordLate : SleepersOrders {
-  static constexpr bool kReadsWordFirst = false;
+struct WithoutHeavyBarrier : CheckedMemory {
+  static void heavy_barrier(bool /*fences*/) {}
 };
-struct LooksFirst : SleepersOrders {
-  static constexpr bool kAnnouncesFirst = false;
+struct WithoutLightBarrier : CheckedMemory {
+  static void light_barrier(bool /*fences*/) {}
 };
-struct SleeperWithoutBarrier : SleepersOrders {
-  static constexpr bool kSleeperHasBarrier = false;
+using SleeperWithoutBarrier = Sleepers<WithoutHeavyBarrier>;
+using WakerWithoutBarrier = Sleepers<WithoutLightBarrier>;
+struct ReadsWordLate : Checked<> {
+  template <class StaysAwake, class Limit>
+  bool sleep(uint32_t /*seen*/, bool fences, bool is_shared, StaysAwake&& stays_awake, Limit&& limit_ns) {
+    count.fetch_add(1, std::memory_order_relaxed);
+    CheckedMemory::heavy_barrier(fences);
+    const bool stays = stays_awake();
+    const uint32_t seen = look();
+    if (!stays) CheckedMemory::sleep(word, seen, limit_ns(), is_shared);
+    count.fetch_sub(1, std::memory_order_relaxed);
+    return !stays;
+  }
 };
-struct WakerWithoutBarrier : SleepersOrders {
-  static constexpr bool kWakerHasBarrier = false;
+struct LooksFirst : Checked<> {
+  template <class StaysAwake, class Limit>
+  bool sleep(uint32_t seen, bool fences, bool is_shared, StaysAwake&& stays_awake, Limit&& limit_ns) {
+    const bool stays = stays_awake();
+    return Checked<>::sleep(seen, fences, is_shared, [&] { return stays; }, limit_ns);
+  }
 };
-struct KeepsWord : SleepersOrders {
-  static constexpr bool kChangesWord = false;
+struct KeepsWord : Checked<> {
+  void wake(int32_t num_threads, bool is_shared) { CheckedMemory::wake(word, num_threads, is_shared); }
 };
 
 }  // namespace
 
 CASE("no worker sleeps over work, with a barrier of one side or with fences on both") {
-  HOLDS(Working<SleepersOrders, 1, 1, false>);
-  HOLDS(Working<SleepersOrders, 1, 1, true>);
-  HOLDS(Working<SleepersOrders, 2, 1, false>);
-  HOLDS(Working<SleepersOrders, 2, 1, true>);
-  DEEP_HOLDS(Working<SleepersOrders, 2, 2, false>);
+  HOLDS(Working<Checked<>, 1, 1, false>);
+  HOLDS(Working<Checked<>, 1, 1, true>);
+  HOLDS(Working<Checked<>, 2, 1, false>);
+  HOLDS(Working<Checked<>, 2, 1, true>);
+  DEEP_HOLDS(Working<Checked<>, 2, 2, false>);
 }
 
 CASE("no thread sleeps over the end of the task that it waits for, none over the end of everything") {
-  HOLDS(Awaiting<SleepersOrders, 1, false>);
-  HOLDS(Awaiting<SleepersOrders, 2, false>);
-  HOLDS(Awaiting<SleepersOrders, 2, true>);
-  HOLDS(Closing<SleepersOrders>);
+  HOLDS(Awaiting<Checked<>, 1, false>);
+  HOLDS(Awaiting<Checked<>, 2, false>);
+  HOLDS(Awaiting<Checked<>, 2, true>);
+  HOLDS(Closing<Checked<>>);
 }
 
 CASE("every order and step of sleeping and waking is needed") {
-  FOUND(Closing<ChangesWordRelaxed>);
+  FOUND(Closing<Checked<ChangesWordRelaxed>>);
   FOUND(Working<ReadsWordLate, 1, 1, false>);
   FOUND(Working<LooksFirst, 1, 1, false>);
   FOUND(Working<SleeperWithoutBarrier, 1, 1, false>);

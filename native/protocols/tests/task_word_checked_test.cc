@@ -9,12 +9,14 @@ using tilewise::protocols::TaskWords;
 
 namespace {
 
+template <class Orders = TaskWordOrders>
+using Checked = TaskWords<CheckedMemory, Orders>;
+
 /// The submitter puts kConsumers tasks behind both producers, which two workers complete; then, if it can, it uses the
 /// second producer's slot again.
-template <class Orders, int kConsumers, bool kReuses>
+template <class Wake, int kConsumers, bool kReuses>
 struct Slots {
   static constexpr int kNumThreads = 3;
-  using Wake = TaskWords<CheckedMemory, Orders>;
   struct Consumer {
     Plain<uint32_t> next = 0;
     Plain<int> left = 2;
@@ -90,24 +92,41 @@ struct CompletesWithoutRelease : TaskWordOrders {
 struct CompletesWithoutAcquire : TaskWordOrders {
   static constexpr auto kComplete = std::memory_order_release;
 };
-struct ComparesNoGeneration : TaskWordOrders {
-  static constexpr bool kComparesGeneration = false;
+struct ComparesNoGeneration : Checked<> {
+  template <class Enlist>
+  static bool stand_behind(Word& word, uint64_t /*generation*/, uint32_t waiter, Enlist&& enlist) {
+    const Bits bits = word.load(TaskWordOrders::kSeeEnded);
+    return is_live(bits) && Checked<>::stand_behind(word, generation_in(bits), waiter, enlist);
+  }
 };
-struct StoresWithoutComparing : TaskWordOrders {
-  static constexpr bool kComparesWord = false;
+struct StoresWithoutComparing : Checked<> {
+  template <class Enlist>
+  static bool stand_behind(Word& word, uint64_t generation, uint32_t waiter, Enlist&& enlist) {
+    const Bits bits = word.load(TaskWordOrders::kSeeEnded);
+    if (generation_in(bits) != generation) return false;
+    enlist(first_waiter(bits));
+    word.store((bits & ~(kWatched - 1)) | waiter, TaskWordOrders::kStand);
+    return true;
+  }
 };
-struct MarksAfterTaking : TaskWordOrders {
-  static constexpr bool kMarksWithExchange = false;
+struct MarksAfterTaking : Checked<> {
+  static Bits complete(Word& word, uint64_t next_generation) {
+    const Bits bits = word.exchange(of_generation(next_generation - 1), TaskWordOrders::kComplete);
+    word.store(of_generation(next_generation), std::memory_order_release);
+    return bits;
+  }
 };
-struct ReadsNextLate : TaskWordOrders {
-  static constexpr bool kReadsNextFirst = false;
+struct ReadsNextLate : Checked<> {
+  template <class Next, class Wake>
+  static void for_each_waiter(uint32_t waiter, Next&& next, Wake&& wake) {
+    for (; waiter != 0; waiter = next(waiter)) wake(waiter);
+  }
 };
 
 /// A second consumer that another thread submits, when the slot may have been used again.
-template <class Orders>
+template <class Wake>
 struct Reuse {
   static constexpr int kNumThreads = 3;
-  using Wake = TaskWords<CheckedMemory, Orders>;
   typename Wake::Word wake{Wake::of_generation(1)};
   Plain<uint32_t> next = 0;
   bool is_ready = false;
@@ -132,20 +151,20 @@ struct Reuse {
 }  // namespace
 
 CASE("every consumer becomes ready exactly once, behind two producers, one slot used again") {
-  HOLDS(Slots<TaskWordOrders, 1, true>);
-  HOLDS(Slots<TaskWordOrders, 2, true>);
-  HOLDS_WITH(weak_compares(), Slots<TaskWordOrders, 2, true>);
-  HOLDS(Slots<TaskWordOrders, 5, true>);
-  HOLDS(Reuse<TaskWordOrders>);
+  HOLDS(Slots<Checked<>, 1, true>);
+  HOLDS(Slots<Checked<>, 2, true>);
+  HOLDS_WITH(weak_compares(), Slots<Checked<>, 2, true>);
+  HOLDS(Slots<Checked<>, 5, true>);
+  HOLDS(Reuse<Checked<>>);
 }
 
 CASE("every order and step of the task state word is needed") {
-  FOUND(Slots<SeesFreeRelaxed, 1, true>);
-  FOUND(Slots<SeesEndedRelaxed, 1, false>);
-  FOUND(Slots<MissesRelaxed, 1, false>);
-  FOUND(Slots<StandsRelaxed, 1, false>);
-  FOUND(Slots<CompletesWithoutRelease, 1, false>);
-  FOUND(Slots<CompletesWithoutAcquire, 1, false>);
+  FOUND(Slots<Checked<SeesFreeRelaxed>, 1, true>);
+  FOUND(Slots<Checked<SeesEndedRelaxed>, 1, false>);
+  FOUND(Slots<Checked<MissesRelaxed>, 1, false>);
+  FOUND(Slots<Checked<StandsRelaxed>, 1, false>);
+  FOUND(Slots<Checked<CompletesWithoutRelease>, 1, false>);
+  FOUND(Slots<Checked<CompletesWithoutAcquire>, 1, false>);
   FOUND(Slots<StoresWithoutComparing, 1, false>);
   FOUND(Slots<MarksAfterTaking, 1, false>);
   FOUND(Slots<ReadsNextLate, 2, false>);

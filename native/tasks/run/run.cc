@@ -307,14 +307,14 @@ void complete_external(Engine& engine, pto_task name, int status) {
   Slot& task = engine.store.slots[slot];
   const uint32_t thread = running.engine == &engine ? running.thread : current_thread(engine);
   SlotState found = SlotState::kRunning;
-  const protocols::Told told = Ending::end(task.state, &found, [&] { status_of(engine, slot) = status; });
-  if (told == protocols::Told::kKernelCompletes) return;
-  if (told == protocols::Told::kRefused && found < SlotState::kRunning) {
+  const protocols::EndResult result = Ending::end(task.state, &found, [&] { status_of(engine, slot) = status; });
+  if (result == protocols::EndResult::kKernelCompletes) return;
+  if (result == protocols::EndResult::kRejected && found < SlotState::kRunning) {
     throw_error(PTO_BAD_ARGUMENT,
                 "[runtime.task_complete] a task is ended after its kernel has begun; got one that has not ",
                 "started; let the kernel hand out its id");
   }
-  if (told == protocols::Told::kRefused) {
+  if (result == protocols::EndResult::kRejected) {
     throw_error(PTO_BAD_ARGUMENT,
                 "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
                 "that has been ended; check who ends it");

@@ -1,4 +1,4 @@
-"""Shows runs and checks them: figures and reports of traces, files for Perfetto, dependency graphs,
+"""Shows runs: figures and reports of traces, files for Perfetto, dependency graphs,
 and pages of graphs and plans.
 
 The functions are pure functions of graphs, and of records that the runtimes write. They do not use
@@ -14,7 +14,6 @@ from tilewise.observe.dependency_graph import (
     read_graph,
     write_graph,
 )
-from tilewise.observe.graph_check import GraphCheck, check_graph
 from tilewise.observe.graph_picture import write_graph_html, write_graph_svg
 from tilewise.observe.model_page import render_graph
 from tilewise.observe.perfetto import write_perfetto
@@ -25,14 +24,12 @@ from tilewise.observe.trace_report import write_report
 __all__ = [
     "CallPicture",
     "DependencyGraph",
-    "GraphCheck",
     "GraphParam",
     "GraphRegion",
     "GraphTask",
     "PlanPicture",
     "TaskRecord",
     "busy_overlap",
-    "check_graph",
     "read_graph",
     "render_graph",
     "render_plan",

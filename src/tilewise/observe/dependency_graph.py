@@ -1,8 +1,9 @@
 """The dependency graph of submitted tasks, as data and as JSON.
 
-Owns the format that the task runtime writes (`pto_graph_begin`, `pto_graph_end`): per task what it accesses, what it
-was declared to come after, and what the runtime made it wait for. Refuses files that do not follow the format.
-`graph_check` recomputes the dependencies from it, `graph_picture` draws it.
+The task runtime writes the format (`pto_graph_begin`, `pto_graph_end`): for each task its accesses,
+the predecessors that the user declared, and the tasks that the runtime made it wait for. Files that
+do not follow the format are rejected. `graph_picture` draws the graph; tests compute the
+dependencies again from it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A dependency graph as a picture: SVG by itself, or in an HTML page with what the check found.
+"""A dependency graph as a picture: SVG by itself, or in an HTML page.
 
-Tasks stand in levels: each below all that it waits for, and below the task that submitted it. Colours tell kernels,
-frames tell scopes. Draws at most 500 tasks; beyond that it says so and counts tasks by kernel. Reads graphs, changes
-nothing.
+Each task is drawn below all tasks that it waits for, and below the task that submitted it. Colours show kernels, frames
+show scopes. Draws at most 500 tasks; for larger graphs it counts tasks by kernel instead.
 """
 
 from __future__ import annotations
@@ -20,36 +19,30 @@ from tilewise.observe.flow import (
     order_levels,
     place_boxes,
 )
-from tilewise.observe.graph_check import GraphCheck
 from tilewise.observe.page import STYLE, html_page, html_table, kernel_classes, text
 
 __all__ = ["MAX_DRAWN", "write_graph_html", "write_graph_svg"]
 
 MAX_DRAWN = 500
-MAX_MESSAGES = 100
 BOXES = Sizes(128, 34, 18, 46)
 
 GRAPH_STYLE = f"""{FLOW_STYLE}
 .child {{ fill: none; stroke: var(--soft); stroke-dasharray: 2 4; stroke-opacity: 0.7; }}
-.lost {{ fill: none; stroke: var(--alarm); stroke-width: 2.5; }}
-.false {{ fill: none; stroke: var(--alarm); stroke-dasharray: 6 4; stroke-width: 1.5; }}
 .s0 {{ stroke: none; }} .s1 {{ stroke: var(--c0); }} .s2 {{ stroke: var(--c1); }} .s3 {{ stroke: var(--c2); }}
 .s4 {{ stroke: var(--c3); }} .s5 {{ stroke: var(--c4); }} .s6 {{ stroke: var(--c6); }}
 .scope {{ fill: none; stroke-width: 2.5; }}
 """
 
 
-def write_graph_html(path: str | Path, graph: DependencyGraph, check: GraphCheck | None = None) -> None:
-    """Write a page with the picture of a graph, its kernels, and the result of the check.
+def write_graph_html(path: str | Path, graph: DependencyGraph) -> None:
+    """Write a page with the picture of a graph and its kernels.
 
     Args:
         path: file to write; any browser opens it.
         graph: the tasks, with the producers that the runtime recorded.
-        check: what `check_graph` found; missing edges are drawn in red, false ones dashed.
     """
     edges = sum(len(task.producers) for task in graph.tasks)
-    head = f"<p>{len(graph.tasks):,} tasks, {edges:,} edges.</p>"
-    sections = [head + (_check_text(check) if check else "")]
+    sections = [f"<p>{len(graph.tasks):,} tasks, {edges:,} edges.</p>"]
     if len(graph.tasks) > MAX_DRAWN:
         sections.append(f"<p>{text(_too_many(graph))}</p>")
     else:
@@ -57,27 +50,26 @@ def write_graph_html(path: str | Path, graph: DependencyGraph, check: GraphCheck
             "<p class='soft'>Each task stands below all that it waits for. Frames of one colour belong to one scope; "
             "dotted lines lead from a task to those that it submitted.</p>"
         )
-        sections.append(f"<style>{GRAPH_STYLE}</style>{legend}<div class='scroll'>{_svg(graph, check)}</div>")
+        sections.append(f"<style>{GRAPH_STYLE}</style>{legend}<div class='scroll'>{_svg(graph)}</div>")
     sections.append(
         f"<h2>Tasks by kernel</h2>{html_table(('kernel', 'tasks', 'edges in'), _by_kernel(graph))}"
     )
     Path(path).write_text(html_page("Dependency graph", sections), encoding="utf-8")
 
 
-def write_graph_svg(path: str | Path, graph: DependencyGraph, check: GraphCheck | None = None) -> None:
+def write_graph_svg(path: str | Path, graph: DependencyGraph) -> None:
     """Write the picture of a graph by itself.
 
     Args:
         path: SVG file to write.
         graph: the tasks, with the producers that the runtime recorded.
-        check: what `check_graph` found; missing edges are drawn in red, false ones dashed.
     """
     if len(graph.tasks) > MAX_DRAWN:
         lines = [_too_many(graph), *(f"{kernel}: {count}" for kernel, count, _ in _by_kernel(graph)[:40])]
         body = "".join(f'<text x="10" y="{20 + 16 * i}">{text(line)}</text>' for i, line in enumerate(lines))
         svg = draw_frame(900, 20 + 16 * len(lines), body)
     else:
-        svg = _svg(graph, check)
+        svg = _svg(graph)
     style = f"<style>{STYLE}{GRAPH_STYLE}</style>"
     Path(path).write_text(svg.replace(">", f">{style}", 1), encoding="utf-8")
 
@@ -97,33 +89,13 @@ def _by_kernel(graph: DependencyGraph) -> list[tuple[str, int, int]]:
     return [(kernel, count, edges[kernel]) for kernel, count in counts.most_common()]
 
 
-def _check_text(check: GraphCheck) -> str:
-    parts = []
-    if not check.errors:
-        parts.append("<p>Every pair of tasks that must be ordered is.</p>")
-    for title, style, messages in (
-        ("Missing edges", "error", check.errors),
-        ("False dependencies", "", check.warnings),
-    ):
-        if messages:
-            items = "".join(f"<li class='{style}'>{text(m)}</li>" for m in messages[:MAX_MESSAGES])
-            more = (
-                f"<li>and {len(messages) - MAX_MESSAGES:,} more</li>" if len(messages) > MAX_MESSAGES else ""
-            )
-            parts.append(f"<h2>{title}</h2><ul>{items}{more}</ul>")
-    return "".join(parts)
-
-
-def _svg(graph: DependencyGraph, check: GraphCheck | None) -> str:
+def _svg(graph: DependencyGraph) -> str:
     index = {task.id: i for i, task in enumerate(graph.tasks)}
     edges = [(index[p], i) for i, task in enumerate(graph.tasks) for p in task.producers if p in index]
     children = [(index[task.domain], i) for i, task in enumerate(graph.tasks) if task.domain in index]
     places = place_boxes(order_levels(len(graph.tasks), edges + children), BOXES)
-    lost = {(index[a], index[b]) for a, b in check.missing} if check else set()
-    unneeded = {(index[a], index[b]) for a, b in check.unneeded} if check else set()
-    parts = [draw_curve(places, edge, "false" if edge in unneeded else "edge", BOXES) for edge in edges]
+    parts = [draw_curve(places, edge, "edge", BOXES) for edge in edges]
     parts += [draw_curve(places, edge, "child", BOXES) for edge in children]
-    parts += [draw_curve(places, edge, "lost", BOXES) for edge in sorted(lost)]
     kernels = kernel_classes(kernel for kernel, _, _ in _by_kernel(graph))
     scopes = {scope: i % 7 for i, scope in enumerate(dict.fromkeys(task.scope for task in graph.tasks))}
     parts += [

@@ -11,8 +11,8 @@ import random
 
 import numpy as np
 
+from support.task_order import happens_before
 from tilewise.ir.program import Access, TileProgram
-from tilewise.ir.validate.order import happens_before
 from tilewise.session.assemble import NO_FILE, native_program
 
 _WORD = 2  # bytes of the smallest element

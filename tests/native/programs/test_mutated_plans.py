@@ -18,12 +18,12 @@ from small_llama import config, training_graph
 
 from native.programs.plan_mutations import change_call, mutate, with_instructions
 from native.programs.symbolic_run import final_memory
+from support.task_order import validate_order
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.ir.program import TileProgram
 from tilewise.ir.validate import (
     validate_acknowledgements,
     validate_bindings,
-    validate_order,
     validate_reductions,
 )
 from tilewise.plan import Plan

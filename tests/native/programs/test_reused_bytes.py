@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import tilewise as tw
+from support.task_order import validate_order
 from tilewise.core.errors import InternalError
 from tilewise.graph import GraphBuilder, layer
-from tilewise.ir.validate import validate_order
 from tilewise.nn import linear, rms_norm
 from tilewise.session.assemble import native_program
 

@@ -9,10 +9,10 @@ import pytest
 from plan_mutations import with_instructions
 
 import tilewise as tw
+from support.task_order import validate_order
 from tilewise import models
 from tilewise.core.errors import InternalError
 from tilewise.ir.program import Access, Mode
-from tilewise.ir.validate import validate_order
 from tilewise.models import BLOCK_SIZE, llama
 from tilewise.session.assemble import native_program
 

@@ -10,9 +10,9 @@ from plan_mutations import with_instructions
 from test_shared_products import by_columns, instruction_at
 
 import tilewise as tw
+from support.task_order import validate_order
 from tilewise import models
 from tilewise.ir.program import Mode
-from tilewise.ir.validate import validate_order
 from tilewise.models import llama
 from tilewise.session.assemble import native_program
 

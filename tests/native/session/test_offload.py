@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from support.task_order import validate_order
 from tilewise import models
 from tilewise.checkpoint.shards import save_tensors
 from tilewise.core.errors import CheckpointError, InternalError, NotFinite, PlanError, ResourceError
-from tilewise.ir.validate import validate_order
 from tilewise.plan.picture import draw_plan
 from tilewise.session import GraphInstance, compute_graph, require_origin
 from tilewise.session.assemble import assemble_program

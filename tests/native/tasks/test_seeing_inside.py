@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from support.graph_check import GraphCheck, check_graph
 from tilewise.core.errors import ConfigError, TaskFailed
-from tilewise.observe import GraphCheck, check_graph, read_graph
+from tilewise.observe import read_graph
 from tilewise.runtime import InOut, Input, Output, Runtime
 
 

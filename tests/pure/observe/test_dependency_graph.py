@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pure.observe.boxes import BUFFER_BYTES, byte_set, regions
+from support.graph_check import check_graph
 from tilewise.core.errors import ConfigError
 from tilewise.observe.dependency_graph import (
     MODES,
@@ -18,7 +19,6 @@ from tilewise.observe.dependency_graph import (
     read_graph,
     write_graph,
 )
-from tilewise.observe.graph_check import check_graph
 
 
 def task(id, *params, **fields):

@@ -4,8 +4,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pure.observe.boxes import byte_set, regions
+from support.region_overlap import RegionTable
 from tilewise.observe.dependency_graph import GraphRegion
-from tilewise.observe.region_overlap import RegionTable
 
 HOLED = GraphRegion(0, (2, 2, 2), (5, 1, 1))  # as many steps as its span has bytes, but with holes at 3 and 4
 INTO_NEXT_ROW = GraphRegion(4, (2, 5), (8, 1))  # its last byte of a row is the first of the next

@@ -6,7 +6,6 @@
 from tilewise.ir.validate.batch import validate_batch_sums, validate_microbatches
 from tilewise.ir.validate.bindings import Work, validate_bindings
 from tilewise.ir.validate.graph import validate_graph
-from tilewise.ir.validate.order import validate_order
 from tilewise.ir.validate.pending_reductions import validate_pending_reductions
 from tilewise.ir.validate.program import validate_acknowledgements
 from tilewise.ir.validate.reductions import Values, validate_reductions, values_of
@@ -19,7 +18,6 @@ __all__ = [
     "validate_bindings",
     "validate_graph",
     "validate_microbatches",
-    "validate_order",
     "validate_pending_reductions",
     "validate_reductions",
     "values_of",

@@ -179,7 +179,7 @@ def _runs(region: GraphRegion) -> tuple[Numbers, int]:
     outer = len(region.size) - 1 if is_dense else len(region.size)
     if prod(region.size[:outer]) > _MOST_RUNS:
         raise ConfigError(
-            f"[observe.check_graph] regions of one buffer with different strides are compared run by run, and must "
+            f"[support.check_graph] regions of one buffer with different strides are compared run by run, and must "
             f"have at most {_MOST_RUNS} runs of bytes; got {region}; record smaller ones"
         )
     starts = np.array([region.offset], np.int64)

@@ -1,8 +1,8 @@
-"""The offline check of a dependency graph: are the tasks ordered that must be, and no others made to wait?
+"""Oracle for dependency graphs: finds missing edges and false dependencies in what the task runtime recorded.
 
 Recomputes from the accesses alone, in order of submission within each domain, which pairs of tasks must be ordered:
-read-after-write, write-after-write and write-after-read on every byte, and explicit edges. It knows nothing of how the
-runtime finds dependencies, so that it can judge it. Reads graphs, changes nothing.
+read-after-write, write-after-write and write-after-read on every byte, and explicit edges. It shares no code with the
+runtime's own search for dependencies.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
+from support.region_overlap import RegionTable
 from tilewise.observe.dependency_graph import DependencyGraph, GraphParam, GraphTask
-from tilewise.observe.region_overlap import RegionTable
 
 __all__ = ["GraphCheck", "check_graph"]
 

@@ -1,14 +1,16 @@
-"""Every two accesses to the same bytes, one of them a write, are ordered: shown on the expanded tasks of a small mesh.
+"""Oracle for tile programs: every two accesses to the same bytes, one of them a write, are ordered.
 
-What happens before what is taken from the tables of `Program.tasks` of all devices: on a device, the engine's rule over
-handles in the order of submission (native/tasks/order/dependencies.h); between devices, the post that brings a signal
-to a wait's threshold. The posts of one signal come from one device, whose engine orders them.
+Works on the expanded tasks of a small mesh, from the tables of `Program.tasks` of all devices. Two tasks are ordered
+on a device by the engine's rule over handles in the order of submission (native/tasks/order/dependencies.h), and
+between devices by the post that brings a signal to a wait's threshold. One device posts all posts of a signal, and its
+engine orders them.
 
-Bytes are an arena's, whether a task of its own device or of a peer uses them. They are cut where any view begins or
-ends; pieces under the same views are one. The accesses to a piece, in an order that fits all edges, must be a chain:
-each read behind the last write, each write behind the last one and behind the reads since. Then all pairs are ordered.
+Bytes belong to an arena, whether a task of that device or of another one uses them. The arena is cut wherever a view
+begins or ends, and pieces under the same views are checked once. In an order that fits all edges, the accesses to a
+piece must form a chain: each read comes after the last write, and each write after the last write and the reads since
+then. Then all pairs are ordered.
 
-Not shown: that a read sees the right write (`validate_reductions`), and anything about other sizes than those expanded.
+Not checked: that a read sees the right write (`validate_reductions`), and sizes other than the expanded ones.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def validate_order(devices: Sequence[Tables], labels: Labels = ()) -> None:
             if pair:
                 one, other = (_name(devices, before.first, labels, task) for task in pair)
                 raise InternalError(
-                    "[ir.validate] two uses of the same bytes, one of them a write, are ordered; got "
+                    "[support.task_order] two uses of the same bytes, one of them a write, are ordered; got "
                     f"{one} and {other} over bytes [{begin}, {end}) of device {arena}; please report the plan"
                 )
 
@@ -128,7 +130,7 @@ def _by_signals(devices: Sequence[Tables], first: Sequence[int], edges: list[set
             earlier = posters.setdefault((target, signal), [])
             if earlier and earlier[-1] < first[device]:
                 raise InternalError(
-                    "[ir.validate] one device posts a signal; got two for "
+                    "[support.task_order] one device posts a signal; got two for "
                     f"signal {signal} of device {target}, one of them {device}; please report the plan"
                 )
             earlier.append(task + first[device])
@@ -139,8 +141,8 @@ def _by_signals(devices: Sequence[Tables], first: Sequence[int], edges: list[set
             earlier = posters.get((device, signal), [])
             if len(earlier) < threshold:
                 raise InternalError(
-                    f"[ir.validate] a wait has its post; got {len(earlier)} of signal {signal} of device {device}, "
-                    f"where task {task} waits for {threshold}; please report the plan"
+                    f"[support.task_order] a wait has its post; got {len(earlier)} of signal {signal} of device "
+                    f"{device}, where task {task} waits for {threshold}; please report the plan"
                 )
             edges[task + first[device]].add(earlier[threshold - 1])
 
@@ -160,8 +162,8 @@ def _sorted(edges: Sequence[set[int]]) -> list[int]:
                 order.append(follower)
     if len(order) < len(edges):
         raise InternalError(
-            f"[ir.validate] no task waits for itself; got {len(edges) - len(order)} tasks that do, through others; "
-            "please report the plan"
+            f"[support.task_order] no task waits for itself; got {len(edges) - len(order)} tasks that do, through "
+            "others; please report the plan"
         )
     return order
 
