@@ -181,7 +181,7 @@ def test_a_process_that_traces_reads_no_files():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     needed = "architecture model rope sharding"
     assert done.stdout.split() == sorted(
-        ["tilewise.models", *(f"tilewise.models.{name}" for name in ("decoder", "parts", "require"))]
+        ["tilewise.models", *(f"tilewise.models.{name}" for name in ("decoder", "fields", "parts"))]
         + [f"tilewise.models.decoder.{name}" for name in needed.split()]
     )
 
