@@ -69,7 +69,6 @@ def train_tokenizer(
 def _each_text(texts: Iterable[str]) -> Iterator[str]:
     """The texts, held to be some; what refuses one in the library's hands comes out of it as it is."""
     for text in texts:
-        _validate.instance("tokenizer", "a text", text, str, "decode it")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:

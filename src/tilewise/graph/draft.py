@@ -194,9 +194,6 @@ class GraphDraft:
 
     def own(self, call: str, tensor: TensorNode) -> TensorNode:
         """A tensor of this graph; another graph's would stand for whatever has its number here."""
-        _validate.instance(
-            call, "an operand", tensor, TensorNode, "pass tensors of the graph, as its methods return them"
-        )
         if tensor.id >= len(self.tensors) or self.tensors[tensor.id] is not tensor:
             _validate.invalid(
                 call,

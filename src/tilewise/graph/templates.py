@@ -57,7 +57,6 @@ class LayerFunction:
         traced: Template | None = None,
     ) -> TensorNode:
         """As a call; `traced` is what `trace_layer` has made of the same signature, if it has been asked."""
-        _validate.instance("layer", "the first argument", graph, GraphBuilder, "pass the graph")
         _validate.text("layer", "the path of a layer", path)
         for t in operands:
             graph.draft.own("layer", t)

@@ -59,7 +59,6 @@ class ModelParts:
 
     def build(self, graph: GraphBuilder) -> None:
         """Write the model into an empty graph, layer by layer; all of it or nothing."""
-        _validate.instance("build", "the first argument", graph, GraphBuilder, "pass the graph")
         with collector_paused(), graph.all_or_nothing():
             named = self.before(graph)
             x = named[STREAM]

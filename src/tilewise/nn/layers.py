@@ -37,8 +37,7 @@ def linear(
         ShapeError: the last dim of x has no fixed size, x cannot be multiplied, or the weight's name does not end so;
             nothing is declared then.
     """
-    _validate.truth("linear", "bias", bias)
-    inner = _operand("linear", graph, x).shape[-1]
+    inner = x.shape[-1]
     if not isinstance(inner, int):
         _validate.invalid(
             "linear", "the last dim must have a fixed size", f"{x.spec} for {name!r}", "reorder the dims"
@@ -76,7 +75,7 @@ def rms_norm(
         offset: likewise; the vector is ones at first, or zeros where there is an offset.
         head_dim: likewise.
     """
-    width = _operand("rms_norm", graph, x).shape[-1]
+    width = x.shape[-1]
     if head_dim is not None:
         width = _validate.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
     init = "zeros" if _validate.number("rms_norm", "offset", offset) else "ones"
@@ -92,7 +91,7 @@ def layer_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> 
         name: what the vectors' names begin with; they end in `.weight` and `.bias`.
         eps: see `GraphBuilder.layer_norm`.
     """
-    width = _operand("layer_norm", graph, x).shape[-1]
+    width = x.shape[-1]
     _validate.text("layer_norm", "a norm's name", name)
     with graph.all_or_nothing():
         gamma = graph.parameter([width], x.spec.dtype, name=f"{name}.weight")
@@ -107,8 +106,3 @@ def _bias_of(call: str, name: str) -> str:
             call, "a weight with a bias is named so", f"{name!r} without '.weight' at its end", "append it"
         )
     return f"{name.removesuffix('.weight')}.bias"
-
-
-def _operand(call: str, graph: GraphBuilder, x: TensorNode) -> TensorNode:
-    _validate.instance(call, "the first argument", graph, GraphBuilder, "pass the graph")
-    return _validate.instance(call, "x", x, TensorNode, "pass a tensor of the graph")

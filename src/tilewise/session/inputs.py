@@ -131,7 +131,6 @@ def check_inputs(
     Raises:
         ShapeError: an input is missing, unknown, of another shape or kind, or holds an index that names nothing.
     """
-    _validate.mapping("run", "inputs", inputs, "arrays")
     odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
     if odd:
         raise ShapeError(

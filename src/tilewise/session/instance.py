@@ -93,7 +93,6 @@ class GraphInstance:
         deadline_s: float = 60.0,
         offload_directory: str | Path | None = None,
     ) -> None:
-        _validate.instance("instantiate", "a plan", plan, Plan, "pass what graph.plan() returned")
         _validate.integer("instantiate", "memory_limit_bytes", memory_limit_bytes, 0, _MAX_BYTES)
         _validate.number("instantiate", "deadline_s", deadline_s, 1e-3, _LONGEST_S)
         if offload_directory is not None:
@@ -135,7 +134,6 @@ class GraphInstance:
             ShapeError: no tensor has that name.
             PlanError: a gradient behind another forward pass, whose activations have its memory.
         """
-        _validate.truth("get_tensor", "copy", copy)
         with self._alone("get_tensor"):
             return self._tensors.read(name) if copy else self._tensors.view(name)
 
@@ -278,7 +276,6 @@ class GraphInstance:
             lazily: copy each part when it is made an array, and keep no copy. The state is then valid until the next
                 call that changes weights or optimizer states.
         """
-        _validate.truth("copy_state", "lazily", lazily)
         with self._alone("copy_state"):
             return {**self._tensors.copy_state(lazily), _STEP: np.array([self.step_count], np.int64)}
 
@@ -291,7 +288,6 @@ class GraphInstance:
                 finite, or is an array with negative means of squares. Nothing is changed then, but by what is not
                 finite in a file.
         """
-        _validate.mapping("load_state_dict", "a state", state, "arrays")
         with self._alone("load_state_dict"):
             _require_entry("load_state_dict", state, _STEP, _STEP)
             count = as_array("load_state_dict", _STEP, state[_STEP])
@@ -419,10 +415,10 @@ class GraphInstance:
         """Record the timeline of the following runs, or stop.
 
         Raises:
-            PlanError: `enable` is neither True nor False; a call of another thread is under way.
+            PlanError: a call of another thread is under way.
         """
         with self._alone("trace"):
-            self._executor.trace(_validate.truth("trace", "enable", enable))
+            self._executor.trace(enable)
 
     def timeline(self) -> list[tuple[Any, ...]]:
         """Tasks of the last run, when traced: (device, worker, label, row, submit, ready, start, end in ns)."""
