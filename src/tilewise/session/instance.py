@@ -207,17 +207,7 @@ class GraphInstance:
             CheckpointError: a parameter is missing, has another shape, is no floating-point array or holds what is no
                 finite number in the parameter's dtype; or something is stored that the graph has no parameter for.
         """
-        if not isinstance(source, (str, Path, Mapping)):
-            _validate.invalid(
-                "load_parameters", "weights come from a path or a dictionary", shown(source), "pass one"
-            )
-        if on_progress is not None and not callable(on_progress):
-            _validate.invalid(
-                "load_parameters",
-                "on_progress must be a function",
-                shown(on_progress),
-                "pass one of two numbers",
-            )
+        _validate.function("load_parameters", "on_progress", on_progress)
         with self._alone("load_parameters"):
             weights = source if isinstance(source, Mapping) else _open(Path(source))
             names = self.parameter_names()
