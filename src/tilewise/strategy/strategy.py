@@ -66,6 +66,7 @@ class StateSharding:
         if not axes or not all(isinstance(a, str) for a in axes) or len({*axes}) != len(axes):
             _validate.invalid("sharding", "axes are names, each once", shown(self.axes), 'pass ("fsdp",)')
         object.__setattr__(self, "axes", axes)
+        _validate.truth("sharding", "reshard_after_forward", self.reshard_after_forward)
         prefetch = _validate.integer("sharding", "prefetch", self.prefetch, 0, _MAX_PREFETCH)
         object.__setattr__(self, "prefetch", prefetch)
         _validate.choice("sharding", "reduce", self.reduce, ("microbatch", "step"))
