@@ -181,7 +181,7 @@ def _whole_numbers(name: str, values: Any) -> list[int]:
 
 def shape_of(call: str, value: Any) -> tuple[int, ...]:
     """The sizes of an array: of a positive integer, or of a sequence of them."""
-    sizes = value if isinstance(value, Sequence) else (value,)
+    sizes = value if isinstance(value, Sequence) and not isinstance(value, bytes) else (value,)
     return tuple(_validate.integer(call, "every size of a shape", size, 1, MAX_BYTES) for size in sizes)
 
 

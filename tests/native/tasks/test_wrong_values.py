@@ -111,6 +111,7 @@ CALLS = {
     "register objects": lambda w: w.rt.register(np.array([None])),
     "register buffer": lambda w: w.rt.register(w.x),
     "alloc none": lambda w: w.rt.alloc(0),
+    "alloc bytes": lambda w: w.rt.alloc(b"\x04"),
     "alloc fraction": lambda w: w.rt.alloc(3.5),
     "alloc array": lambda w: w.rt.alloc(np.array(3)),
     "alloc array of sizes": lambda w: w.rt.alloc(np.array([3, 3])),
