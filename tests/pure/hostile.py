@@ -38,6 +38,11 @@ HOSTILE: dict[str, Any] = {
 }  # fmt: skip
 
 
+FROM_JSON = [v for v in HOSTILE.values() if v is None or type(v) in (bool, int, float, str, list, dict)]
+INVALID = (TilewiseError, TypeError, AttributeError, ValueError, LookupError, OverflowError)
+"""What an invalid argument raises: an error of the project, or the one of Python or NumPy at a wrong type."""
+
+
 def accepted(call: Callable[..., object], given: Mapping[str, Any]) -> dict[str, set[str]]:
     """Which hostile values a call takes in the place of each argument; arguments that take none are left out.
 
@@ -50,8 +55,8 @@ def accepted(call: Callable[..., object], given: Mapping[str, Any]) -> dict[str,
         for name, value in HOSTILE.items():
             try:
                 call(**{**given, argument: value})
-            except TilewiseError as error:
-                assert "\n" not in str(error), (argument, name)
+            except INVALID as error:
+                assert not isinstance(error, TilewiseError) or "\n" not in str(error), (argument, name)
             else:
                 taken[argument].add(name)
     return {argument: names for argument, names in taken.items() if names}

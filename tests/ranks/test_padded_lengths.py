@@ -391,7 +391,6 @@ def test_what_a_batch_may_leave_open(shape, words):
         ({"seq": 65}, "size 'seq'"),
         ({"seq": 0}, "size 'seq'"),
         ({"seq": 2.5}, "size 'seq'"),
-        ([5], "sizes"),
     ],
     ids=str,
 )

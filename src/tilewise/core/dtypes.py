@@ -10,7 +10,17 @@ import numpy as np
 from tilewise.core.errors import ConfigError, ShapeError
 from tilewise.core.validation import shown
 
-__all__ = ["DTYPES", "MAX_F32", "MODEL_DTYPES", "DType", "choose_dtype", "dtype", "is_float", "model_dtype"]
+__all__ = [
+    "DTYPES",
+    "MAX_F32",
+    "MIN_F32",
+    "MODEL_DTYPES",
+    "DType",
+    "choose_dtype",
+    "dtype",
+    "is_float",
+    "model_dtype",
+]
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,7 @@ DTYPES = {
     "f64": DType("f64", np.dtype(np.float64)),
 }
 MAX_F32 = float(np.finfo(np.float32).max)
+MIN_F32 = float(np.finfo(np.float32).tiny)  # the smallest positive normal number
 _SPELLINGS = {
     "float32": "f32",
     "fp32": "f32",

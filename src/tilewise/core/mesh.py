@@ -41,7 +41,6 @@ class DeviceMesh:
     sizes: tuple[int, ...]
 
     def __init__(self, axes: Mapping[str, int]) -> None:
-        _validate.mapping("mesh", "axes", axes, "sizes")
         sizes: list[int] = []
         for name, size in axes.items():
             _validate.text("mesh", "the name of an axis", name)

@@ -27,6 +27,7 @@ from tilewise.core.errors import ConfigError, TilewiseError
 __all__ = ["Validator", "bare", "cut", "nearest", "shown"]
 
 MAX_SHOWN = 80
+_LONGEST_S = 1e9  # of a wait; about 30 years
 
 T = TypeVar("T")
 
@@ -100,6 +101,12 @@ class Validator:
         """Raise the package's error."""
         raise self.error(f"[{self.package}.{call}] {rule}; got {got}; {advice}")
 
+    def require(self, call: str, holds: bool, name: str, rule: str, got: object, advice: str) -> None:
+        """Raise the package's error unless `holds`; `got` is the value of the field `name`, or text about it."""
+        if not holds:
+            text = " ".join(got.split()) if isinstance(got, str) else shown(got)
+            self.invalid(call, f"{name} {rule}", text, advice)
+
     def integer(self, call: str, name: str, value: Any, low: int, high: int) -> int:
         """An integer in [low, high]. Truth values and arrays are invalid."""
         if type(value) is int and low <= value <= high:
@@ -135,7 +142,7 @@ class Validator:
             self.invalid(call, f"{name} must be True or False", shown(value), "correct it")
         return bool(value)
 
-    def choice(self, call: str, name: str, value: Any, choices: Sequence[str]) -> str:
+    def choice(self, call: str, name: str, value: Any, choices: Collection[str]) -> str:
         """One of some names."""
         if not isinstance(value, str) or value not in choices:
             self.invalid(
@@ -203,6 +210,17 @@ class Validator:
         if not is_path:
             self.invalid(call, f"{name} must be a path", shown(value), "pass a str or a Path")
         return Path(value)
+
+    def seconds(self, call: str, name: str, value: Any, *, is_positive: bool = False) -> float | None:
+        """A time in seconds, also infinite; None if there is none. A NaN is invalid: no comparison with it holds."""
+        if value is None and not is_positive:
+            return None
+        is_real = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
+        if not is_real or value != value:
+            self.invalid(call, f"{name} must be a number of seconds", shown(value), "pass a float")
+        if is_positive and value <= 0:
+            self.invalid(call, f"{name} must be more than 0 seconds", shown(value), "pass 10.0")
+        return float(min(max(value, -_LONGEST_S), _LONGEST_S))
 
     def text(self, call: str, name: str, value: Any) -> str:
         """Printable text that is not empty: a name, for example."""

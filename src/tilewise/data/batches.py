@@ -46,7 +46,7 @@ class Batches:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        stream = _validate.instance("batches", "a stream", self.stream, np.ndarray, "pass an array of ids")
+        stream = self.stream
         if stream.ndim != 1 or stream.dtype.kind not in "iu":
             _validate.invalid("batches", "a stream is one row of integers", shown(stream), "flatten it")
         if not np.can_cast(stream.dtype, np.int32) and stream.size:

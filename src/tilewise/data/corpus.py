@@ -66,7 +66,6 @@ class Corpus:
 
 def is_held_out(name: str, percent: float = 5.0) -> bool:
     """Whether the file with this relative path is held out: `percent` of all names, by SHA-256."""
-    _validate.instance("corpus", "a name", name, str, "pass a relative path")
     percent = _validate.number("corpus", "the held-out share in percent", percent, 0.0, 100.0)
     # the system's own bytes where a name is not UTF-8
     value = int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big")

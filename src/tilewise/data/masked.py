@@ -37,7 +37,6 @@ class MaskedBatches:
     percent: float = 15.0
 
     def __post_init__(self) -> None:
-        _validate.instance("masked", "batches", self.batches, Batches, "pass Batches(...)")
         vocab_size = _validate.integer("masked", "vocab_size", self.vocab_size, 1, _MOST)
         _validate.integer("masked", "mask", self.mask, 0, vocab_size - 1)
         _validate.number("masked", "percent", self.percent, 0.0, 100.0)

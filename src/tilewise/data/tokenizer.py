@@ -71,7 +71,6 @@ def train_tokenizer(
 def _each_text(texts: Iterable[str]) -> Iterator[str]:
     """The texts, checked one by one. An exception raised inside of the library is passed on unchanged."""
     for text in texts:
-        _validate.instance("tokenizer", "a text", text, str, "decode it")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:

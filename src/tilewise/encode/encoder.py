@@ -67,12 +67,10 @@ class Encoder:
 
         tp = _validate.integer("encoder", "tp", tp, 1, MAX_DEVICES)
         self._batch = _validate.integer("encoder", "batch", batch, 1, _MOST)
-        self._truncate = _validate.truth("encoder", "truncate", truncate)
+        self._truncate = bool(truncate)
         self.config = models.open(model_dir, ignore=ignore_config_fields)
         dtype = choose_dtype(dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
-        if pooling is not None:
-            _validate.instance("encoder", "pooling", pooling, Pooling, "pass Pooling(...)")
         self.pooling = load_pooling(model_dir) if pooling is None else pooling
         longest, limit = models.max_context(self.config), load_max_length(model_dir)
         self.max_context = longest if limit is None else min(longest, limit)

@@ -81,13 +81,13 @@ class ChatTemplate:
         """
         shown_messages = [_with_reasoning(m) for m in _dictionaries("messages", messages)]
         final = ""
-        if _validate.truth("chat", "continue_final_message", continue_final_message):
+        if continue_final_message:
             final = _mark_end(shown_messages, add_generation_prompt)
         given = {
             "messages": shown_messages,
             "tools": None if tools is None else _dictionaries("tools", tools),
             "documents": None if documents is None else _dictionaries("documents", documents),
-            "add_generation_prompt": _validate.truth("chat", "add_generation_prompt", add_generation_prompt),
+            "add_generation_prompt": bool(add_generation_prompt),
         }
         more = _validate.json("chat", "variables", {} if variables is None else variables)
         chosen = self._choose(name, bool(tools))

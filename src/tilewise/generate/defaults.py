@@ -48,7 +48,6 @@ def served_settings(file: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         Settings under the names of `SamplingParams`.
     """
-    file = _validate.mapping("served_settings", "file", file, "settings")
     for name, neutral in _NOT_SERVED.items():
         if name in file and file[name] != neutral:
             rule = f"[generate.served_settings] {name} of generation_config.json is ignored, as in vLLM"
@@ -74,8 +73,6 @@ def combine_settings(
     Raises:
         ConfigError: a name or a value that `Sampling` does not have, or a prompt longer than the file's `max_length`.
     """
-    file = _validate.mapping("combine_settings", "file", file, "settings")
-    given = _validate.mapping("combine_settings", "given", given, "settings of Sampling")
     num_prompt = _validate.integer("combine_settings", "num_prompt", num_prompt, 0, _MOST)
     declared = settings_of(Sampling)
     for name in given:

@@ -40,7 +40,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], *, skip_special_tokens: bool = True) -> None:
-        self._skips = _validate.truth("detokenizer", "skip_special_tokens", skip_special_tokens)
+        self._skips = bool(skip_special_tokens)
         self._tokenizer = tokenizer
         ids = list(_validate.sequence("detokenizer", "a prompt", prompt, "ids"))[-8:]
         self._ids = [

@@ -37,7 +37,6 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, add_special_tokens: bool
     Raises:
         ConfigError: the prompt is no UTF-8 text, or the tokenizer has no tokens for it.
     """
-    _validate.instance("prompt", "a prompt", prompt, str, "pass text")
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -85,8 +85,6 @@ def choose_token(
         ConfigError: the logits are not one row of numbers, or no token is left to choose.
         NotFinite: a logit is NaN or infinite.
     """
-    _validate.instance("sampling", "sampling", sampling, Sampling, "pass Sampling(...)")
-    _validate.instance("sampling", "history", history, History, "pass History(ids)")
     choice = _validate.integer("sampling", "a choice", choice, 0, _MAX_CHOICES)
     if (
         not isinstance(logits, np.ndarray)

@@ -330,7 +330,7 @@ class GraphBuilder:
         """
         self.draft.own("matmul", a)
         if self.draft.own("matmul", b).kind == "parameter":
-            if _validate.truth("matmul", "transpose_a", transpose_a):
+            if transpose_a:
                 _validate.invalid(
                     "matmul",
                     "the rows of x count against a weight as they are",
@@ -528,7 +528,6 @@ class GraphBuilder:
         Raises:
             ShapeError: there is none.
         """
-        _validate.text("find", "a tensor's name", name)
         names = self.draft.names
         if name not in names:
             raise ShapeError(
@@ -558,7 +557,7 @@ _dtype = dtype
 def _spec(
     call: str, shape: Sequence[Size], dtype: str | DType, labels: Labels, name: str, storage: str
 ) -> TensorSpec:
-    if isinstance(name, str) and name in (INV_COUNT, SEED, POSITIONS):
+    if name in (INV_COUNT, SEED, POSITIONS):
         _validate.invalid(call, f"{name!r} is the graph's own", "another of that name", "rename it")
     sizes = tuple(_validate.sequence(call, "a shape", shape, "sizes"))
     kinds = tuple(_validate.sequence(call, "labels", labels, "labels"))

@@ -204,9 +204,6 @@ class GraphDraft:
         """Check that a tensor belongs to this graph. A tensor of another graph would be taken for
         the one with the same id here.
         """
-        _validate.instance(
-            call, "an operand", tensor, TensorNode, "pass tensors of the graph, as its methods return them"
-        )
         if tensor.id >= len(self.tensors) or self.tensors[tensor.id] is not tensor:
             _validate.invalid(
                 call,

@@ -60,7 +60,6 @@ class LayerFunction:
         traced: Template | None = None,
     ) -> TensorNode:
         """Like a call; `traced` is the result of `trace_layer` for the same signature, if available."""
-        _validate.instance("layer", "the first argument", graph, GraphBuilder, "pass the graph")
         _validate.text("layer", "the path of a layer", path)
         for t in operands:
             graph.draft.own("layer", t)

@@ -20,8 +20,7 @@ from tilewise.core.errors import ConfigError
 from tilewise.core.log import warn_once
 from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
 from tilewise.core.validation import Validator, bare, nearest, shown
-from tilewise.models.fields import ADVICE, ONLY, WITHOUT_EFFECT, decides_nothing, ignore_advice
-from tilewise.models.require import MAX_POSITIONS, Require
+from tilewise.models.fields import ADVICE, MAX_POSITIONS, ONLY, WITHOUT_EFFECT, decides_nothing, ignore_advice
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -147,16 +146,28 @@ class ModelConfig:
     without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT
 
     def __post_init__(self) -> None:
-        require = self.require()
+        family = self.model_type
         for name, limit in {**_LIMITS, **self.limits()}.items():
-            require.integer(self.spelled(name), getattr(self, name), 1, limit)
-        require.truth("tie_word_embeddings", self.tie_word_embeddings)
+            size = _validate.integer(family, self.spelled(name), getattr(self, name), 1, limit)
+            object.__setattr__(self, name, size)
+        _validate.truth(family, "tie_word_embeddings", self.tie_word_embeddings)
         pad, dtype = self.pad_token_id, self.dtype
         is_integer = isinstance(pad, int) and not isinstance(pad, bool)
-        require(pad is None or is_integer, "pad_token_id", "must be an integer", pad, "correct it")
-        require(dtype is None or isinstance(dtype, str), "dtype", "must be a name", dtype, "correct it")
+        _validate.require(
+            family, pad is None or is_integer, "pad_token_id", "must be an integer", pad, "correct it"
+        )
+        _validate.require(
+            family, dtype is None or isinstance(dtype, str), "dtype", "must be a name", dtype, "correct it"
+        )
         ends = self.eos_token_ids
-        require(isinstance(ends, tuple | list), "eos_token_ids", "must be a tuple of ids", ends, "write one")
+        _validate.require(
+            family,
+            isinstance(ends, tuple | list),
+            "eos_token_ids",
+            "must be a tuple of ids",
+            ends,
+            "write one",
+        )
         object.__setattr__(self, "eos_token_ids", tuple(ends))
         for name, tokens in (("bos_token_id", (self.bos_token_id,)), ("eos_token_id", self.eos_token_ids)):
             for token in tokens:
@@ -164,17 +175,12 @@ class ModelConfig:
                     isinstance(token, int) and not isinstance(token, bool) and 0 <= token < self.vocab_size
                 )
                 rule = f"must lie in the vocabulary, 0 to {self.vocab_size - 1}"
-                require(token is None or is_id, name, rule, token, "correct it")
+                _validate.require(family, token is None or is_id, name, rule, token, "correct it")
 
     @classmethod
     def limits(cls) -> Mapping[str, int]:
         """The largest values of a family's other sizes, which are at least 1."""
         return {}
-
-    @classmethod
-    def require(cls) -> Require:
-        """The family's checks."""
-        return Require(cls.model_type)
 
     @classmethod
     def spelled(cls, field: str) -> str:
@@ -196,7 +202,9 @@ class ModelConfig:
         """
         agree = theirs is None or ours is None or theirs == ours
         got = f"{shown(theirs)} and {shown(ours)}"
-        cls.require()(agree, older, f"must say what {name} says", got, "remove one of them")
+        _validate.require(
+            cls.model_type, agree, older, f"must say what {name} says", got, "remove one of them"
+        )
         return ours if ours is not None else theirs
 
     @classmethod
@@ -246,13 +254,18 @@ class ModelConfig:
 
         values = dict(_validate.mapping(cls.model_type, "a configuration", data, "values"))
         ignore = _validate.sequence("open", "ignore", ignore, "names of fields", in_any_order=True)
-        require = cls.require()
+        family = cls.model_type
         kind, names = values.pop("model_type", None), values.pop("architectures", None)
         known = (cls.architecture, *cls.also)
         fits = kind in (None, cls.model_type) and names in (None, [], *([name] for name in known))
         rule = f"must be {' or '.join(known)}"
-        require(
-            fits, "architectures", rule, f"{shown(kind)} {shown(names)}", f"give a {cls.model_type} model"
+        _validate.require(
+            family,
+            fits,
+            "architectures",
+            rule,
+            f"{shown(kind)} {shown(names)}",
+            f"give a {cls.model_type} model",
         )
         spelled = {cls.spelled(name): name for name in _types(cls).model_fields}
         cls._check_ignored(ignore, spelled)
@@ -261,7 +274,7 @@ class ModelConfig:
             value = values.pop(key, None)
             holds = value is None or any(type(value) is type(a) and value == a for a in allowed)
             rule = f"must be {' or '.join(shown(a) for a in allowed)}" if allowed else "must be absent"
-            require(holds, key, rule, value, ADVICE.get(key, "others are not supported"))
+            _validate.require(family, holds, key, rule, value, ADVICE.get(key, "others are not supported"))
         without_effect = frozenset().union(*cls._each("without_effect"))
         values = {key: value for key, value in values.items() if key not in without_effect}
         values, unknown = cls._without_unknown_nested(values, ignore)
@@ -277,7 +290,7 @@ class ModelConfig:
             if key in cls.spellings:
                 advice = f"this family's files spell it {cls.spelled(key)}"
             is_left_aside = not only_known and decides_nothing(key, value)
-            require(is_left_aside, bare(key), rule, "an unknown one", advice)
+            _validate.require(family, is_left_aside, bare(key), rule, "an unknown one", advice)
         if unknown:
             _say_left_aside(cls.model_type, where, unknown)
         try:
@@ -304,7 +317,7 @@ class ModelConfig:
         for name in ignore:
             _validate.text("open", "a field to ignore", name)
             rule, advice = "must not be ignored, because the model is computed by it", "do not name it"
-            cls.require()(name not in computed, name, rule, f"ignore={[*ignore]}", advice)
+            _validate.require(cls.model_type, name not in computed, name, rule, f"ignore={[*ignore]}", advice)
 
     @classmethod
     def _without_unknown_nested(

@@ -10,8 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["ADVICE", "ONLY", "WITHOUT_EFFECT", "decides_nothing", "ignore_advice"]
+__all__ = [
+    "ADVICE",
+    "MAX_POSITIONS",
+    "ONLY",
+    "WITHOUT_EFFECT",
+    "decides_nothing",
+    "ignore_advice",
+]
 
+MAX_POSITIONS = 1 << 20  # of any model
 _UNUSED = """
 _name_or_path name_or_path _commit_hash transformers_version tokenizer_class auto_map custom_pipelines
 unsloth_version unsloth_fixed transformers.js_config

@@ -62,7 +62,6 @@ class ModelParts:
 
     def build(self, graph: GraphBuilder) -> None:
         """Add the model to an empty graph, layer by layer; completely or not at all."""
-        _validate.instance("build", "the first argument", graph, GraphBuilder, "pass the graph")
         with collector_paused(), graph.all_or_nothing():
             named = self.before(graph)
             x = named[STREAM]

@@ -108,13 +108,6 @@ def config_from_dict(
     return family.config.from_dict(values, ignore=ignore, where=where, only_known=only_known)
 
 
-def _family_of(call: str, config: ModelConfig) -> Family:
-    _validate.instance(
-        call, "config", config, ModelConfig, "pass a family's configuration, such as LlamaConfig(...)"
-    )
-    return FAMILIES[config.model_type]
-
-
 def file_layout(config: ModelConfig, *, with_head: bool = True) -> FileLayout:
     """How files store a model's parameters.
 
@@ -123,7 +116,7 @@ def file_layout(config: ModelConfig, *, with_head: bool = True) -> FileLayout:
         with_head: False omits what vectors do not need: a decoder's head, or the head that an
             encoder is trained with. Files may have it or not.
     """
-    return _family_of("file_layout", config).layout(config, with_head=with_head)
+    return FAMILIES[config.model_type].layout(config, with_head=with_head)
 
 
 def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool = True) -> StoredWeights:
@@ -170,7 +163,7 @@ def parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]
     """Every parameter's name in the training graph and its shape, in the order of the forward pass;
     a tied head has no entry of its own.
     """
-    return _family_of("parameter_shapes", config).shapes(config)
+    return FAMILIES[config.model_type].shapes(config)
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -180,7 +173,7 @@ def num_parameters(config: ModelConfig) -> int:
 
 def max_context(config: ModelConfig) -> int:
     """The longest sequence that a model supports."""
-    return _family_of("max_context", config).max_context(config)
+    return FAMILIES[config.model_type].max_context(config)
 
 
 def default_context(config: ModelConfig) -> int:
@@ -188,17 +181,17 @@ def default_context(config: ModelConfig) -> int:
     scaling applies to texts of every length. Only models with `dynamic` scaling support more, up to
     `max_context`.
     """
-    return _family_of("default_context", config).default_context(config)
+    return FAMILIES[config.model_type].default_context(config)
 
 
 def kv_elements_per_token(config: ModelConfig) -> int:
     """Elements of the KV cache for one token; 0 for encoders."""
-    return _family_of("kv_elements_per_token", config).kv_elements(config)
+    return FAMILIES[config.model_type].kv_elements(config)
 
 
 def is_encoder(config: ModelConfig) -> bool:
     """Whether a model encodes texts as vectors and does not generate."""
-    return _family_of("is_encoder", config).encoding is not None
+    return FAMILIES[config.model_type].encoding is not None
 
 
 def maker_of(config: ModelConfig, purpose: str) -> Callable[..., ModelParts]:
@@ -208,7 +201,7 @@ def maker_of(config: ModelConfig, purpose: str) -> Callable[..., ModelParts]:
         ConfigError: the model does not support this purpose.
     """
     _validate.choice("model_parts", "a purpose", purpose, PURPOSES)
-    family = _family_of(f"build_{purpose}_graph", config)
+    family = FAMILIES[config.model_type]
     make: Callable[..., ModelParts] | None = getattr(family, purpose)
     if make is None:
         wrong = {

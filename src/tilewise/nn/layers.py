@@ -38,8 +38,7 @@ def linear(
         ShapeError: the last dim of x has no fixed size, x cannot be multiplied, or the weight's
             name does not end in `.weight`; nothing is declared then.
     """
-    _validate.truth("linear", "bias", bias)
-    inner = _operand("linear", graph, x).shape[-1]
+    inner = x.shape[-1]
     if not isinstance(inner, int):
         _validate.invalid(
             "linear", "the last dim must have a fixed size", f"{x.spec} for {name!r}", "reorder the dims"
@@ -77,7 +76,7 @@ def rms_norm(
         offset: see `GraphBuilder.rms_norm`; the vector is initially ones, or zeros with an offset.
         head_dim: see `GraphBuilder.rms_norm`.
     """
-    width = _operand("rms_norm", graph, x).shape[-1]
+    width = x.shape[-1]
     if head_dim is not None:
         width = _validate.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
     init = "zeros" if _validate.number("rms_norm", "offset", offset) else "ones"
@@ -93,7 +92,7 @@ def layer_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> 
         name: prefix of the vectors' names, which end in `.weight` and `.bias`.
         eps: see `GraphBuilder.layer_norm`.
     """
-    width = _operand("layer_norm", graph, x).shape[-1]
+    width = x.shape[-1]
     _validate.text("layer_norm", "a norm's name", name)
     with graph.all_or_nothing():
         gamma = graph.parameter([width], x.spec.dtype, name=f"{name}.weight")
@@ -108,8 +107,3 @@ def _bias_of(call: str, name: str) -> str:
             call, "a weight with a bias is named so", f"{name!r} without '.weight' at its end", "append it"
         )
     return f"{name.removesuffix('.weight')}.bias"
-
-
-def _operand(call: str, graph: GraphBuilder, x: TensorNode) -> TensorNode:
-    _validate.instance(call, "the first argument", graph, GraphBuilder, "pass the graph")
-    return _validate.instance(call, "x", x, TensorNode, "pass a tensor of the graph")

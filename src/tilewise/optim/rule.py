@@ -130,10 +130,6 @@ class Value:
     def __repr__(self) -> str:
         return "a value of an update"
 
-    def __format__(self, how: str) -> str:
-        """A text for messages; a symbolic value has no digits."""
-        return repr(self) if not how else _refuse_operation(f"a format, {how!r}")
-
     def __array_ufunc__(self, function: np.ufunc, method: str, *operands: object, **options: object) -> Value:
         """Supports operators with NumPy numbers on the left; NumPy's functions are rejected."""
         kind = _OF_NUMPY.get(function) if method == "__call__" and not options else None
@@ -177,27 +173,9 @@ class Value:
         )
 
 
-# What Python does with any object, or tries, and no program can: a comparison of objects would decide nothing.
-for _what, _names in {
-    "==": "eq",
-    "!=": "ne",
-    "<": "lt",
-    "<=": "le",
-    ">": "gt",
-    ">=": "ge",
-    "**": "pow rpow",
-    "%": "mod rmod",
-    "//": "floordiv rfloordiv",
-    "@": "matmul rmatmul",
-    "divmod": "divmod rdivmod",
-    "unary +": "pos",
-    "abs": "abs",
-    "round": "round",
-    "float": "float complex",
-    "int": "int index trunc floor ceil",
-    "one element": "getitem setitem len iter contains",
-    "a function of NumPy": "array array_function",
-}.items():
+# What Python and NumPy do with any object: a comparison would be one of objects, and an array one of Python objects.
+# Operators that are not defined here raise Python's TypeError.
+for _what, _names in {"==": "eq", "!=": "ne", "a function of NumPy": "array array_function"}.items():
     for _name in _names.split():
         setattr(Value, f"__{_name}__", _refusal(_what))
 

@@ -184,7 +184,6 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     Raises:
         PlanError: there is no such tensor.
     """
-    _validate.text("why", "a tensor's name", name)
     tensor = next((t for t in plan.graph.tensors if t.spec.name == name), None)
     if tensor is None:
         _validate.invalid(

@@ -9,6 +9,7 @@ calls if it has as many tasks as the plan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
+from typing import Any
 
 from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator, shown
@@ -28,7 +29,7 @@ _validate = Validator("plan", PlanError)
 _TASK = (int, int, str, int, int, int, int, int)
 
 
-def read_timeline(plan: PlanTables, timeline: object) -> tuple[TaskRecord, ...]:
+def read_timeline(plan: PlanTables, timeline: Iterable[Any]) -> tuple[TaskRecord, ...]:
     """The result of `GraphInstance.timeline()`, checked.
 
     Raises:
@@ -37,7 +38,7 @@ def read_timeline(plan: PlanTables, timeline: object) -> tuple[TaskRecord, ...]:
     templates = [template for of in plan.program.classes for template in of.templates]
     labels = {instruction.label for template in templates for instruction in template.instructions}
     tasks = []
-    for entry in _validate.sequence("save_picture", "a timeline", timeline, "tasks"):
+    for entry in timeline:
         fits = isinstance(entry, tuple) and [type(value) for value in entry] == [*_TASK]
         if not fits or not _is_of(plan, labels, TaskRecord(*entry)):
             _validate.invalid(

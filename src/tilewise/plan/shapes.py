@@ -362,7 +362,7 @@ def check_sizes(call: str, symbols: Sequence[Dim], sizes: Mapping[str, int]) -> 
     """
     by_name = {s.name: s for s in symbols}
     values = {}
-    for name, value in _validate.mapping(call, "sizes", sizes, "numbers by a symbol's name").items():
+    for name, value in sizes.items():
         if not by_name:
             _validate.invalid(call, "sizes are of symbols", f"{name!r}, and the graph has none", "drop it")
         symbol = by_name[_validate.choice(call, "a size", name, list(by_name))]

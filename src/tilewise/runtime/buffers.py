@@ -8,18 +8,33 @@ docs/runtime.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tilewise._native.tasks import BufferBase, OpenRuntime, Region, TileGrid
-from tilewise.runtime import checks
+from tilewise.core.validation import Validator, shown
 
-__all__ = ["Buffer", "Region", "TileGrid", "array_of", "array_of_region", "iterate_grid", "text_of_region"]
+__all__ = [
+    "MAX_BYTES",
+    "Buffer",
+    "Region",
+    "TileGrid",
+    "array_of",
+    "array_of_region",
+    "dtype_of",
+    "iterate_grid",
+    "shape_of",
+    "text_of_region",
+]
+
+_validate = Validator("runtime")
 
 MAX_DIMS = 4
+MAX_BYTES = (1 << 63) - 1
 
 Array = NDArray[Any]
 
@@ -30,15 +45,15 @@ def array_of(source: object) -> Array:
     try:
         array: Array = source if isinstance(source, np.ndarray) else np.asarray(memoryview(source))  # type: ignore[arg-type]
     except (TypeError, ValueError, NotImplementedError, BufferError):
-        checks.invalid(
+        _validate.invalid(
             "register",
             "memory must be an array or offer the buffer protocol",
-            checks.shown(source),
+            shown(source),
             "pass numpy.asarray(x), and keep what it returns",
         )
-    checks.without_mask("register", "memory", array)
+    _validate.without_mask("register", "memory", array)
     if not array.flags.c_contiguous or array.nbytes == 0 or array.dtype.hasobject:
-        checks.invalid(
+        _validate.invalid(
             "register",
             "a buffer must be contiguous memory without Python objects",
             f"shape {array.shape}, strides {array.strides}, dtype {array.dtype}",
@@ -98,19 +113,19 @@ class Buffer(BufferBase):
         Raises:
             ConfigError: the region does not lie inside the buffer, or is invalid.
         """
-        offset = checks.integer("region", "offset", offset, 0, checks.MAX_BYTES)
+        offset = _validate.integer("region", "offset", offset, 0, MAX_BYTES)
         sizes = _whole_numbers("size", size)
         strides = _whole_numbers("stride", (1,) if stride is None else stride)
         long = [step for count, step in zip(sizes, strides) if count > 1]
         if len(strides) != len(sizes) or not 1 <= len(sizes) <= MAX_DIMS or strides[-1] != 1:
-            checks.invalid(
+            _validate.invalid(
                 "region",
                 f"a region must have as many strides as sizes, at most {MAX_DIMS}, and the last stride 1",
-                f"size {checks.shown(sizes)} and stride {checks.shown(strides)}",
+                f"size {shown(sizes)} and stride {shown(strides)}",
                 "correct it",
             )
         if long != sorted(long, reverse=True):
-            checks.invalid("region", "strides must descend", checks.shown(strides), "put the largest first")
+            _validate.invalid("region", "strides must descend", shown(strides), "put the largest first")
         return self.byte_region(offset, sizes, strides)
 
     def tiles(self, *sizes: int) -> TileGrid:
@@ -126,7 +141,7 @@ class Buffer(BufferBase):
         Raises:
             ConfigError: more sizes than dimensions, or more than 2**24 tiles.
         """
-        tile = tuple(checks.integer("tiles", "a tile's size", size, 1, checks.MAX_BYTES) for size in sizes)
+        tile = tuple(_validate.integer("tiles", "a tile's size", size, 1, MAX_BYTES) for size in sizes)
         return self._grids.get(tile) or self._grids.setdefault(tile, self.make_grid(tile))
 
     def __repr__(self) -> str:
@@ -166,5 +181,27 @@ def _written(entry: Any) -> str:
 
 
 def _whole_numbers(name: str, values: Any) -> list[int]:
-    entries = checks.sequence("region", name, values, "integers")
-    return [checks.integer("region", name, entry, 1, checks.MAX_BYTES) for entry in entries]
+    return [_validate.integer("region", name, entry, 1, MAX_BYTES) for entry in values]
+
+
+def shape_of(call: str, value: Any) -> tuple[int, ...]:
+    """The sizes of an array: of a positive integer, or of a sequence of them."""
+    sizes = value if isinstance(value, Sequence) and not isinstance(value, bytes) else (value,)
+    return tuple(_validate.integer(call, "every size of a shape", size, 1, MAX_BYTES) for size in sizes)
+
+
+def dtype_of(call: str, value: DTypeLike, sizes: Sequence[int]) -> np.dtype[Any]:
+    """The type of an array's elements: no Python objects, and the whole array within 63 bits."""
+    kind = np.dtype(value)
+    if kind.hasobject or kind.itemsize == 0 or kind.subdtype is not None:
+        _validate.invalid(
+            call, "elements must be plain memory of one byte or more", f"dtype {kind}", "choose another dtype"
+        )
+    if math.prod(sizes) * kind.itemsize > MAX_BYTES:
+        _validate.invalid(
+            call,
+            "an array must have less than 2**63 bytes",
+            f"shape {tuple(sizes)} of {kind}",
+            "make it smaller",
+        )
+    return kind

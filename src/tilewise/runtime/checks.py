@@ -1,37 +1,21 @@
-"""Validation of arguments of the task runtime.
+"""Error messages of the native bindings of tasks (`native/bind/tasks_*.cc`), which look these functions up by name.
 
-Owns what `core.validation` lacks: timeouts, shapes, dtypes, paths, and what the native side would report in other words
-or not at all. Every error is a `ConfigError`, raised before anything starts; an index out of range is an `IndexError`.
-A submission is validated here only after the native side has found something wrong, or if it uses more than buffers and
-scalars.
+The native code validates a value while it converts it, and calls the function here only when the value is invalid.
+Every error is a `ConfigError`; an index out of range is an `IndexError`.
 """
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Sequence
-from numbers import Integral, Real
-from pathlib import Path
+from numbers import Integral
 from typing import Any, NoReturn
-
-import numpy as np
-from numpy.typing import DTypeLike
 
 from tilewise.core.errors import ConfigError
 from tilewise.core.validation import Validator, shown
 
 __all__ = [
     "callback",
-    "dtype",
-    "instance",
-    "integer",
-    "invalid",
     "operand",
-    "output_path",
     "parameter",
-    "path",
-    "patience",
     "region_bytes",
     "region_dimensions",
     "region_entries",
@@ -40,27 +24,14 @@ __all__ = [
     "scalar",
     "seconds",
     "sequence",
-    "shape",
-    "shown",
-    "text",
     "tile",
     "tiles",
-    "truth",
-    "without_mask",
     "worker_type",
 ]
 
-MAX_BYTES = (1 << 63) - 1
-LONGEST_S = 1e9
-
 _validate = Validator("runtime", ConfigError)
 invalid = _validate.invalid
-integer = _validate.integer
-truth = _validate.truth
-instance = _validate.instance
 sequence = _validate.sequence
-text = _validate.text
-without_mask = _validate.without_mask
 
 
 def scalar(call: str, value: Any) -> NoReturn:
@@ -154,6 +125,11 @@ def tile(place: Any, counts: tuple[int, ...]) -> NoReturn:
     invalid("tiles", f"a tile must be named by {len(counts)} integers", shown(place), "pass grid[i, j]")
 
 
+def seconds(call: str, value: Any) -> float | None:
+    """A timeout that is no Python float: seconds, or None for ever. A negative one has passed already."""
+    return _validate.seconds(call, "a timeout", value)
+
+
 def tiles(sizes: tuple[int, ...], lengths: tuple[int, ...], max_tiles: int) -> NoReturn:
     """Says what a grid of tiles is."""
     invalid(
@@ -162,74 +138,3 @@ def tiles(sizes: tuple[int, ...], lengths: tuple[int, ...], max_tiles: int) -> N
         f"tiles of {shown(sizes)} for shape {lengths}",
         "correct them",
     )
-
-
-def seconds(call: str, value: Any, name: str = "a timeout") -> float | None:
-    """A timeout: seconds, or None for ever. A negative one has passed already."""
-    if value is None:
-        return None
-    try:
-        number = float(value) if isinstance(value, Real) else math.nan
-    except OverflowError:
-        number = math.inf
-    if math.isnan(number):
-        invalid(call, f"{name} must be a number of seconds, or None", shown(value), "pass a float")
-    return number
-
-
-def patience(call: str, name: str, value: Any) -> float:
-    """Seconds to wait for something that must come: more than none."""
-    number = seconds(call, value, name)
-    if number is None or number <= 0:
-        invalid(call, f"{name} must be more than 0 seconds", shown(value), "pass 10.0")
-    return min(number, LONGEST_S)
-
-
-def shape(call: str, value: Any) -> tuple[int, ...]:
-    """The sizes of an array: a positive integer, or a sequence of them."""
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return tuple(integer(call, "every size of a shape", size, 1, MAX_BYTES) for size in value)
-    return (integer(call, "a shape that is no sequence", value, 1, MAX_BYTES),)
-
-
-def dtype(call: str, value: DTypeLike, sizes: Sequence[int]) -> np.dtype[Any]:
-    """The type of an array's elements: no Python objects, and the whole array within 63 bits."""
-    try:
-        kind = np.dtype(value)
-    except (TypeError, ValueError):
-        invalid(call, "a dtype must be one that NumPy knows", shown(value), "correct it")
-    if kind.hasobject or kind.itemsize == 0 or kind.subdtype is not None:
-        invalid(
-            call, "elements must be plain memory of one byte or more", f"dtype {kind}", "choose another dtype"
-        )
-    if math.prod(sizes) * kind.itemsize > MAX_BYTES:
-        invalid(
-            call,
-            "an array must have less than 2**63 bytes",
-            f"shape {tuple(sizes)} of {kind}",
-            "make it smaller",
-        )
-    return kind
-
-
-def path(call: str, value: Any) -> str:
-    """A path as text, as the native side takes it."""
-    given = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if not isinstance(given, str) or not given or "\0" in given:
-        invalid(
-            call, "a path must be a str or a Path, neither empty nor with a zero", shown(value), "correct it"
-        )
-    return given
-
-
-def output_path(call: str, value: Any) -> Path:
-    """A path to write to when a block has ended: its folder must exist before the block begins."""
-    target = Path(path(call, value))
-    if target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
-        invalid(
-            call,
-            "a file must be writable in a folder that exists",
-            f"'{target}'",
-            "make the folder, or choose another",
-        )
-    return target

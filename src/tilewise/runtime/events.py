@@ -7,9 +7,11 @@ kernel.
 from __future__ import annotations
 
 from tilewise._native.tasks import OpenRuntime
-from tilewise.runtime import checks
+from tilewise.core.validation import Validator
 
 __all__ = ["Event"]
+
+_validate = Validator("runtime")
 
 
 class Event:
@@ -23,7 +25,7 @@ class Event:
 
     def post(self, by: int = 1) -> None:
         """Count up; tasks that waited for the value it reaches become ready."""
-        by = checks.integer("Event.post", "an event must only rise: the step", by, 0, (1 << 63) - 1)
+        by = _validate.integer("Event.post", "an event must only rise: the step", by, 0, (1 << 63) - 1)
         self._native.event_post(self.id, by)
 
     @property

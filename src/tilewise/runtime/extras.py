@@ -9,33 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewise._native.tasks import OpenRuntime
-from tilewise.runtime import checks
-from tilewise.runtime.buffers import Buffer, Region
+from tilewise._native.tasks import OpenRuntime, Operand
+from tilewise.core.validation import Validator, shown
+from tilewise.runtime.buffers import Buffer
 from tilewise.runtime.events import Event
 from tilewise.runtime.handles import TaskHandle
 from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.views import Views
 
-__all__ = ["Extras", "extras_of", "own_buffer", "own_task"]
+__all__ = ["Extras", "check_owner", "extras_of", "own_buffer"]
+
+_validate = Validator("runtime")
 
 Extras = tuple[list[int], list[tuple[int, int]], int, int, int, str, float, Views]
 
 
-def own_buffer(
-    native: OpenRuntime, buffer: object, call: str, kinds: tuple[type[Buffer | Region], ...] = (Buffer,)
-) -> None:
-    """Reject an object that is not a buffer of this runtime."""
-    if not isinstance(buffer, kinds):
-        names = " or a ".join(kind.__name__ for kind in kinds)
-        checks.invalid(call, f"memory must be given as a {names}", checks.shown(buffer), "register it first")
-    _check_owner(native, buffer, buffer.native, call)
-
-
-def own_task(native: OpenRuntime, task: object, call: str) -> None:
-    """Reject an object that is not a task of this runtime."""
-    handle = checks.instance(call, "a task", task, TaskHandle, "pass what submit returned")
-    _check_owner(native, handle, handle.native, call)
+def own_buffer(native: OpenRuntime, buffer: Operand, call: str) -> None:
+    """Raise ConfigError unless it is a whole buffer of this runtime: a region's handle names the whole buffer, too."""
+    whole = _validate.instance(call, "memory", buffer, Buffer, "register it, and drop an index")
+    check_owner(native, whole, whole.native, call)
 
 
 def extras_of(
@@ -53,44 +45,33 @@ def extras_of(
     Ids of tasks, of events with values, priority, 1 + worker or 0, predicate or 0, name or "",
     deadline or 0, views.
     """
-    tasks = checks.sequence("submit", "after", () if after is None else after, "tasks", in_any_order=True)
+    tasks = [] if after is None else list(after)
     for task in tasks:
-        own_task(native, task, "submit")
-    pairs = checks.sequence(
-        "submit", "wait_for", () if wait_for is None else wait_for, "pairs", in_any_order=True
-    )
-    waits = [_wait_of(native, pair) for pair in pairs]
+        check_owner(native, task, task.native, "submit")
+    waits = [] if wait_for is None else [_wait_of(native, *pair) for pair in wait_for]
     priority, worker = 0, 0
     if hints is not None:
-        checks.instance("submit", "hints", hints, TaskExecutionHints, "pass TaskExecutionHints(...)")
         hints.check_handles(native)
         priority, worker = hints.priority, 0 if hints.target_worker is None else hints.target_worker + 1
     if predicate is not None:
         own_buffer(native, predicate, "submit")
     handle = 0 if predicate is None else predicate.handle
-    title = "" if name is None else checks.text("submit", "a task's name", name)
-    limit = 0.0 if deadline is None else checks.patience("submit", "deadline", deadline)
-    return [task.id for task in tasks], waits, priority, worker, handle, title, limit, views
+    title = "" if name is None else _validate.text("submit", "a task's name", name)
+    limit = None if deadline is None else _validate.seconds("submit", "deadline", deadline, is_positive=True)
+    return [task.id for task in tasks], waits, priority, worker, handle, title, limit or 0.0, views
 
 
-def _wait_of(native: OpenRuntime, pair: object) -> tuple[int, int]:
-    if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], Event):
-        checks.invalid(
-            "submit",
-            "wait_for must hold pairs of an event and a value",
-            checks.shown(pair),
-            "pass (event, value)",
-        )
-    event, value = pair
-    _check_owner(native, event, event._native, "submit")
-    return event.id, checks.integer("submit", "a value to wait for", value, 0, (1 << 64) - 1)
+def _wait_of(native: OpenRuntime, event: Event, value: int) -> tuple[int, int]:
+    check_owner(native, event, event._native, "submit")
+    return event.id, _validate.integer("submit", "a value to wait for", value, 0, (1 << 64) - 1)
 
 
-def _check_owner(native: OpenRuntime, thing: object, owner: object, call: str) -> None:
+def check_owner(native: OpenRuntime, thing: object, owner: object, call: str) -> None:
+    """Raise ConfigError unless `owner`, the runtime of `thing`, is this one."""
     if owner is not native:
-        checks.invalid(
+        _validate.invalid(
             call,
             "tasks, buffers and events must belong to the runtime they are used with",
-            f"{checks.shown(thing)} of another",
+            f"{shown(thing)} of another",
             "use the runtime that made it",
         )

@@ -18,10 +18,12 @@ from types import TracebackType
 from typing import Any
 
 from tilewise.core.errors import ConfigError, TaskFailed
-from tilewise.runtime import checks
+from tilewise.core.validation import Validator
 from tilewise.runtime.handles import TaskHandle, wake_loop
 
 __all__ = ["TaskGroup"]
+
+_validate = Validator("runtime")
 
 SLICE_S = 0.05  # how long a wait with a deadline may miss tasks that another thread adds to the group
 
@@ -39,20 +41,15 @@ class TaskGroup:
         self._lock = threading.Lock()
         self._tasks: list[TaskHandle] = []
         self._pending: dict[int, TaskHandle] = {}  # not handed out yet
-        if not isinstance(tasks, Iterable):
-            checks.invalid(
-                "TaskGroup", "a group must be made of tasks", checks.shown(tasks), "pass a list of handles"
-            )
         for task in tasks:
             self.add(task)
 
     def add(self, task: TaskHandle) -> TaskHandle:
         """Add a task of the same runtime as the others; returns it."""
-        checks.instance("TaskGroup.add", "a group's member", task, TaskHandle, "add what submit returned")
         with self._lock:
             self._check_runtime(task)
-            self._tasks.append(task)
             self._pending[task.id] = task
+            self._tasks.append(task)
         return task
 
     def wait_all(self, timeout: float | None = None) -> None:
@@ -91,7 +88,7 @@ class TaskGroup:
         """
         task = self._next(_deadline(timeout), timeout)
         if task is None:
-            checks.invalid(
+            _validate.invalid(
                 "TaskGroup.wait_any", "a task must be left to wait for", f"none of {len(self)}", "add one"
             )
         return task
@@ -173,7 +170,7 @@ class TaskGroup:
 
     def _check_runtime(self, task: TaskHandle) -> None:
         if self._tasks and self._tasks[0].native is not task.native:  # ids of two runtimes may be equal
-            checks.invalid(
+            _validate.invalid(
                 "TaskGroup.add",
                 "a group's tasks must belong to one runtime",
                 f"{task!r} of another",
@@ -212,7 +209,7 @@ class TaskGroup:
 
 
 def _deadline(timeout: float | None) -> float | None:
-    seconds = checks.seconds("TaskGroup", timeout)
+    seconds = _validate.seconds("TaskGroup", "a timeout", timeout)
     return None if seconds is None else time.monotonic() + seconds
 
 

@@ -13,9 +13,11 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from tilewise._native.tasks import OpenRuntime
-from tilewise.runtime import checks
+from tilewise.core.validation import Validator, shown
 
 __all__ = ["LATER", "Kernel", "KernelTable", "Later", "WorkerType", "type_masks"]
+
+_validate = Validator("runtime")
 
 SUBMITS, VIEWS = 1, 2  # flags of the C interface
 MAX_NAME_BYTES = 59
@@ -48,18 +50,13 @@ class WorkerType(IntEnum):
     ACCELERATOR = 3
 
 
-def type_masks(worker_types: object) -> list[int]:
+def type_masks(worker_types: Iterable[Iterable[WorkerType]]) -> list[int]:
     """Per worker, a bit for each type that it serves, from `Runtime(worker_types=...)`."""
     masks = []
-    for types in checks.sequence("Runtime", "worker_types", worker_types, "lists of WorkerType"):
-        if not isinstance(types, Iterable) or isinstance(types, (str, bytes)):
-            checks.invalid(
-                "Runtime",
-                "worker_types must have a list of WorkerType for each worker",
-                checks.shown(types),
-                "pass [[WorkerType.CUBE], ...]",
-            )
-        kinds = {checks.integer("Runtime", "a worker type", kind, 0, len(WorkerType) - 1) for kind in types}
+    for types in worker_types:
+        kinds = {
+            _validate.integer("Runtime", "a worker type", kind, 0, len(WorkerType) - 1) for kind in types
+        }
         masks.append(sum(1 << kind for kind in kinds))
     return masks
 
@@ -103,13 +100,10 @@ class KernelTable:
 
     def find(self, kernel: object, submits: bool, name: str | None, views: bool = False) -> Kernel:
         """The kernel for a name, an address, something with an address, or a callable."""
-        checks.truth("kernel", "submits", submits)
-        flags = (SUBMITS if submits else 0) | (VIEWS if checks.truth("kernel", "views", views) else 0)
-        if name is not None:
-            checks.text("kernel", "a kernel's name", name)
+        flags = (SUBMITS if submits else 0) | (VIEWS if views else 0)
         if isinstance(kernel, Kernel):
             if kernel.native is not self._native:
-                checks.invalid(
+                _validate.invalid(
                     "kernel",
                     "a kernel must be one of this runtime's",
                     f"{kernel!r} of another",
@@ -119,34 +113,34 @@ class KernelTable:
         if isinstance(kernel, str):
             return self._named(kernel, flags)
         if self._is_shared:
-            checks.invalid(
+            _validate.invalid(
                 "kernel",
                 "with two processes a kernel must be a name that both sides' libraries export",
-                checks.shown(kernel),
+                shown(kernel),
                 "compile it into a library",
             )
         address = _address_of(kernel)
         if address is not None and 0 < address < 1 << 64:
             return self._addressed(address, kernel, flags, name)
         if address is not None or not callable(kernel):
-            checks.invalid(
+            _validate.invalid(
                 "kernel",
                 "a kernel must be a name, an address, a compiled function or a callable",
-                checks.shown(kernel),
+                shown(kernel),
                 "correct it",
             )
         if views:
-            checks.invalid(
+            _validate.invalid(
                 "kernel",
                 "only native kernels have views",
-                checks.shown(kernel),
+                shown(kernel),
                 "drop views=True: a Python kernel gets arrays",
             )
         return self._python(kernel, name)
 
     def _named(self, name: str, flags: int) -> Kernel:
         if (name, flags) not in self._by_name:
-            id = self._native.find_kernel(checks.text("kernel", "a kernel's name", name), flags)
+            id = self._native.find_kernel(name, flags)
             self._by_name[name, flags] = Kernel(self._native, id, name, None, False, bool(flags & VIEWS))
         return self._by_name[name, flags]
 
@@ -191,10 +185,10 @@ def _check_signature(kernel: Any) -> None:
     else:
         return
     if not is_status or num_arguments > 2:
-        checks.invalid(
+        _validate.invalid(
             "kernel",
             "a compiled kernel must be int (*)(void* const* buffers, const uint64_t* scalars)",
-            f"{checks.shown(signature if signature is not None else kernel)}",
+            f"{shown(signature if signature is not None else kernel)}",
             "return a status of 32 or 64 bits, 0 for success",
         )
 

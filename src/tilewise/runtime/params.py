@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tilewise._native.tasks import Commute, InOut, Input, OpenRuntime, Operand, Output, Param
-from tilewise.runtime import checks
-from tilewise.runtime.buffers import Buffer, Region
+from tilewise.core.validation import Validator, shown
+from tilewise.runtime.buffers import MAX_BYTES, Buffer, Region, dtype_of, shape_of
 from tilewise.runtime.kernels import Kernel
 
 __all__ = [
@@ -32,6 +32,8 @@ __all__ = [
     "TaskExecutionHints",
     "describe_output",
 ]
+
+_validate = Validator("runtime")
 
 MAX_INT = (1 << 31) - 1
 SUMS = {np.dtype(np.float32): "sum_f32", np.dtype(np.float64): "sum_f64", np.dtype(np.int64): "sum_i64"}
@@ -63,22 +65,20 @@ def describe_output(
     native class.
     """
     if (bytes is None) == (shape is None) or x is not None or (bytes is not None and dtype is not None):
-        checks.invalid(
+        _validate.invalid(
             "Output",
             "an output must be a buffer, a number of bytes, or a shape and dtype",
-            ", ".join(f"{name} {checks.shown(value)}" for name, value in _named(x, bytes, shape, dtype))
+            ", ".join(f"{name} {shown(value)}" for name, value in _named(x, bytes, shape, dtype))
             or "nothing",
             "pass exactly one",
         )
     if bytes is not None:
         sizes: tuple[int, ...] = (
-            checks.integer(
-                "Output", "an output must have at least one byte: bytes", bytes, 1, checks.MAX_BYTES
-            ),
+            _validate.integer("Output", "an output must have at least one byte: bytes", bytes, 1, MAX_BYTES),
         )
         return NewOutput(sizes, np.dtype(np.uint8))
-    sizes = checks.shape("Output", shape)
-    return NewOutput(sizes, checks.dtype("Output", np.float32 if dtype is None else dtype, sizes))
+    sizes = shape_of("Output", shape)
+    return NewOutput(sizes, dtype_of("Output", np.float32 if dtype is None else dtype, sizes))
 
 
 def _named(*given: object) -> list[tuple[str, object]]:
@@ -103,9 +103,7 @@ class Reduce(Param):
 
     def __init__(self, x: Buffer, combine: Any = None) -> None:
         if isinstance(x, Region):
-            checks.invalid(
-                "Reduce", "a reduction must name a whole buffer", checks.shown(x), "drop the index"
-            )
+            _validate.invalid("Reduce", "a reduction must name a whole buffer", shown(x), "drop the index")
         kernel = _combine_id(x, combine) if isinstance(x, Buffer) else 0
         super().__init__("Reduce", x, Mode.REDUCE, kernel)
 
@@ -115,19 +113,19 @@ def _combine_id(x: Buffer, combine: Any) -> int:
     if combine is None:
         combine = SUMS.get(x.dtype)
         if combine is None:
-            checks.invalid(
+            _validate.invalid(
                 "Reduce",
                 "a reduction without `combine` must be of float32, float64 or int64",
                 f"a buffer of {x.dtype}",
                 'pass combine="sum_f32" for its bytes as such, or a native kernel',
             )
     if isinstance(combine, str):
-        return int(native.find_kernel(checks.text("Reduce", "a kernel's name", combine)))
+        return int(native.find_kernel(combine))
     if not isinstance(combine, Kernel) or combine.native is not native or combine.is_python:
-        checks.invalid(
+        _validate.invalid(
             "Reduce",
             "combine must be the name of a kernel, or a native kernel of the buffer's runtime",
-            checks.shown(combine),
+            shown(combine),
             'pass "sum_f32", or what Runtime.kernel returned',
         )
     return combine.id
@@ -144,16 +142,16 @@ class NoDep(Param):
 
     def __init__(self, x: Operand | None = None, *, address: int | None = None) -> None:
         if (x is None) == (address is None):
-            checks.invalid(
+            _validate.invalid(
                 "NoDep",
                 "pass a buffer or an address",
-                f"{checks.shown(x)} and {checks.shown(address)}",
+                f"{shown(x)} and {shown(address)}",
                 "drop or add one",
             )
         if address is None:
             super().__init__("NoDep", x, Mode.NO_DEP)
         else:
-            at = checks.integer("NoDep", "an address", address, 0, (1 << 64) - 1)
+            at = _validate.integer("NoDep", "an address", address, 0, (1 << 64) - 1)
             super().__init__(Mode.NO_DEP, at, at)
 
 
@@ -179,28 +177,23 @@ class TaskExecutionHints:
     def __post_init__(self) -> None:
         if (
             self.target_node is not None
-            and checks.integer("hints", "target_node", self.target_node, 0, MAX_INT) != 0
+            and _validate.integer("hints", "target_node", self.target_node, 0, MAX_INT) != 0
         ):
-            checks.invalid(
+            _validate.invalid(
                 "hints",
                 "target_node must be this runtime's device",
                 str(self.target_node),
                 "a runtime is device 0: submit to the other device's runtime",
             )
         if self.target_worker is not None:
-            checks.integer("hints", "target_worker", self.target_worker, 0, MAX_INT - 1)
-        checks.integer("hints", "priority", self.priority, -MAX_INT - 1, MAX_INT)
-        checks.truth("hints", "prefetch_inputs", self.prefetch_inputs)
-        given = self.prefetch_handles
-        for buffer in checks.sequence("hints", "prefetch_handles", given, "buffers", in_any_order=True):
-            if not isinstance(buffer, (Buffer, Region)):
-                checks.operand("hints", buffer)
+            _validate.integer("hints", "target_worker", self.target_worker, 0, MAX_INT - 1)
+        _validate.integer("hints", "priority", self.priority, -MAX_INT - 1, MAX_INT)
 
     def check_handles(self, native: OpenRuntime) -> None:
         """Raise ConfigError if a buffer to prefetch belongs to another runtime, or is no longer valid."""
         for buffer in self.prefetch_handles:
             if buffer.native is not native:
-                checks.invalid(
+                _validate.invalid(
                     "hints",
                     "buffers to prefetch must be the runtime's own",
                     f"{buffer!r} of another",

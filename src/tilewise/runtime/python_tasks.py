@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewise._native.tasks import OpenRuntime, Param, addresses, note_interrupt
-from tilewise.runtime import checks
+from tilewise.core.validation import Validator, shown
 from tilewise.runtime.failures import describe_exception
 from tilewise.runtime.kernels import LATER
 from tilewise.runtime.params import Mode, NewOutput
 
 __all__ = ["PythonTask"]
+
+_validate = Validator("runtime")
 
 PTO_LATER = 1  # the status by which a kernel says it
 
@@ -50,10 +52,10 @@ class PythonTask:
             places = addresses(buffers, len(params))
             result = function(*(self._array(p, a) for p, a in zip(params, places)), *scalars)
             if result is not None and result is not LATER:
-                checks.invalid(
+                _validate.invalid(
                     "kernel",
                     "a Python kernel must return None, or LATER",
-                    checks.shown(result),
+                    shown(result),
                     "write results into its arrays",
                 )
         except BaseException as error:  # also SystemExit: a worker thread is not the place to end a program

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewise._native.tasks import OpenRuntime
-from tilewise.runtime import checks
+from tilewise.core.validation import Validator
 from tilewise.runtime.buffers import Buffer
 
 __all__ = ["Recording"]
+
+_validate = Validator("runtime")
 
 
 class Recording:
@@ -34,29 +36,25 @@ class Recording:
             ConfigError: sizes differ, two buffers became one, or a buffer is no longer valid.
         """
         if self._id == 0:
-            checks.invalid(
+            _validate.invalid(
                 "Recording.replay",
                 "a recording must have ended and not been freed",
                 "one that is open or freed",
                 "replay after the block, before free()",
             )
-        if bind is not None and not isinstance(bind, Mapping):
-            checks.invalid(
-                "Recording.replay", "bind must be a dict of buffers", checks.shown(bind), "pass {old: new}"
-            )
-        pairs = (bind or {}).items()
-        for buffer in (buffer for pair in pairs for buffer in pair):
-            checks.instance(
+        pairs = {} if bind is None else bind
+        for buffer in (buffer for pair in pairs.items() for buffer in pair):
+            _validate.instance(
                 "Recording.replay", "what is bound", buffer, Buffer, "pass buffers, not regions or arrays"
             )
             if buffer.native is not self._native:
-                checks.invalid(
+                _validate.invalid(
                     "Recording.replay",
                     "buffers must belong to the recording's runtime",
                     f"{buffer!r} of another",
                     "register them there",
                 )
-        self._native.replay(self._id, [old.handle for old, _ in pairs], [new.handle for _, new in pairs])
+        self._native.replay(self._id, [old.handle for old in pairs], [new.handle for new in pairs.values()])
 
     def free(self) -> None:
         """Forget the recorded tasks."""

@@ -13,10 +13,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tilewise._native.tasks import OpenRuntime
-from tilewise.runtime import checks
+from tilewise.core.validation import Validator
 from tilewise.runtime.buffers import Buffer, array_of
 
 __all__ = ["Registry"]
+
+_validate = Validator("runtime")
 
 
 class Registry:
@@ -37,7 +39,7 @@ class Registry:
             for first, end in self._ranges[max(0, at - 1) : at + 1]
         )
         if is_taken:
-            checks.invalid(
+            _validate.invalid(
                 "register",
                 "memory must be registered once",
                 "an array that shares bytes with a registered one",
@@ -53,7 +55,7 @@ class Registry:
     def remove(self, buffer: Buffer, timeout: float | None) -> None:
         """Wait for the buffer's tasks, then unregister it and release its memory."""
         if buffer._array is None:
-            checks.invalid(
+            _validate.invalid(
                 "unregister",
                 "a buffer must have been registered",
                 "one of the runtime's own",

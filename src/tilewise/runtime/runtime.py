@@ -25,11 +25,11 @@ from numpy.typing import DTypeLike, NDArray
 from tilewise._native.tasks import OpenRuntime, Operand, Param
 from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
 from tilewise.core.limits import num_cores
+from tilewise.core.validation import Validator
 from tilewise.observe.stats import RuntimeStats
-from tilewise.runtime import checks
-from tilewise.runtime.buffers import Buffer, Region
+from tilewise.runtime.buffers import MAX_BYTES, Buffer, Region, dtype_of, shape_of
 from tilewise.runtime.events import Event
-from tilewise.runtime.extras import extras_of, own_buffer, own_task
+from tilewise.runtime.extras import check_owner, extras_of, own_buffer
 from tilewise.runtime.failures import forget_exceptions
 from tilewise.runtime.handles import TaskHandle
 from tilewise.runtime.kernels import Kernel, KernelTable, WorkerType, type_masks
@@ -41,6 +41,8 @@ from tilewise.runtime.tracing import GraphLog, Tracing
 from tilewise.runtime.views import views_of
 
 __all__ = ["Runtime"]
+
+_validate = Validator("runtime")
 
 MAX_WORKERS = 256
 MAX_COUNT = (1 << 32) - 1
@@ -95,9 +97,9 @@ class Runtime:
         masks = None if worker_types is None else type_masks(worker_types)
         if num_workers is None:
             num_workers = max(1, num_cores() - 1) if masks is None else len(masks)
-        self.num_workers = checks.integer("Runtime", "num_workers", num_workers, 0, MAX_WORKERS)
+        self.num_workers = _validate.integer("Runtime", "num_workers", num_workers, 0, MAX_WORKERS)
         if masks is not None and len(masks) != num_workers:
-            checks.invalid(
+            _validate.invalid(
                 "Runtime",
                 "worker_types must name every worker",
                 f"{len(masks)} entries for {num_workers} workers",
@@ -108,18 +110,18 @@ class Runtime:
             "max_events": max_events,
         }  # fmt: skip
         for name, count in counts.items():  # what fits here and not there, the native side says
-            checks.integer("Runtime", name, count, 1, MAX_COUNT)
-        checks.integer("Runtime", "heap_bytes", heap_bytes, 1, checks.MAX_BYTES)
-        path = None if shared_path is None else checks.path("Runtime", shared_path)
+            _validate.integer("Runtime", name, count, 1, MAX_COUNT)
+        _validate.integer("Runtime", "heap_bytes", heap_bytes, 1, MAX_BYTES)
+        path = None if shared_path is None else _path("Runtime", shared_path)
         self._native = OpenRuntime(
             TaskHandle,
             num_workers=self.num_workers,
             **counts,
             heap_bytes=heap_bytes,
             worker_types=masks or [],
-            pin=checks.truth("Runtime", "pin", pin),
+            pin=bool(pin),
             shared_path=path,
-            peer_timeout_s=checks.patience("Runtime", "peer_timeout_s", peer_timeout_s),
+            peer_timeout_s=_validate.seconds("Runtime", "peer_timeout_s", peer_timeout_s, is_positive=True),
         )
         native: Any = self._native
         self._native_submit: Callable[..., TaskHandle] = native.submit
@@ -192,7 +194,7 @@ class Runtime:
 
     def load_library(self, path: str | Path) -> None:
         """Load a shared library whose exported functions are kernels by name."""
-        self._native.load_library(checks.path("load_library", path))
+        self._native.load_library(_path("load_library", path))
 
     # Buffers.
 
@@ -237,8 +239,8 @@ class Runtime:
         """A buffer in the runtime's own memory, valid until the scope ends. Its initial values are
         arbitrary.
         """
-        sizes = checks.shape("alloc", shape)
-        kind = checks.dtype("alloc", dtype, sizes)
+        sizes = shape_of("alloc", shape)
+        kind = dtype_of("alloc", dtype, sizes)
         handle = self._native.alloc(math.prod(sizes) * kind.itemsize)
         return Buffer(self._native, handle, None, sizes, kind)
 
@@ -247,7 +249,7 @@ class Runtime:
         weights). Waits for its writers.
         """
         own_buffer(self._native, buffer, "freeze")
-        if not checks.truth("freeze", "frozen", frozen):
+        if not frozen:
             _check_writeable(buffer, "freeze")
         self._native.freeze(buffer.handle, bool(frozen))
 
@@ -262,7 +264,7 @@ class Runtime:
             TaskFailed: the task that should have written it failed.
             TimeoutError: a writer still runs after `timeout` seconds.
         """
-        own_buffer(self._native, buffer, "read", (Buffer, Region))
+        check_owner(self._native, buffer, buffer.native, "read")
         self._native.read(buffer, timeout)
         array: Array = buffer.array.view()
         array.flags.writeable = False
@@ -275,7 +277,7 @@ class Runtime:
         The whole buffer or region counts as written: failures of earlier writers of these bytes
         have no further effect.
         """
-        own_buffer(self._native, buffer, "write", (Buffer, Region))
+        check_owner(self._native, buffer, buffer.native, "write")
         _check_writeable(buffer, "write")
         self._native.write(buffer, timeout)
         return buffer.array
@@ -359,9 +361,9 @@ class Runtime:
         """End a task whose kernel returned `LATER`; 0: it succeeded, anything else: it failed. May
         be called once, from any thread.
         """
-        own_task(self._native, task, "task_complete")
+        check_owner(self._native, task, task.native, "task_complete")
         self._native.task_complete(
-            task.id, checks.integer("task_complete", "status", status, -(1 << 31), (1 << 31) - 1)
+            task.id, _validate.integer("task_complete", "status", status, -(1 << 31), (1 << 31) - 1)
         )
 
     def wait_all(self, timeout: float | None = None) -> None:
@@ -409,12 +411,8 @@ class Runtime:
             name: the function, exported with C linkage.
             args: integers, floats (bits of a double), buffers (their handles), arrays (their addresses).
         """
-        values = [
-            _argument(self._native, value)
-            for value in checks.sequence("run_orchestration", "args", args, "values")
-        ]
-        checks.text("run_orchestration", "the function's name", name)
-        self._native.run_orchestration(checks.path("run_orchestration", path), name, values)
+        values = [_argument(self._native, value) for value in args]
+        self._native.run_orchestration(_path("run_orchestration", path), name, values)
 
     def stats(self) -> RuntimeStats:
         """Counters and high-water marks; `stats().advice()` says how to size the runtime."""
@@ -457,22 +455,27 @@ class Runtime:
         extras: object,
     ) -> TaskHandle:
         if threading.get_ident() in self._recording_threads:
-            checks.invalid(
+            _validate.invalid(
                 "submit",
                 "a recording must not hold Python kernels",
                 f"{kernel!r}",
                 "compile it, or submit it outside the block",
             )
-        params = checks.sequence("submit", "params", params, "parameters")
-        scalars = checks.sequence("submit", "scalars", scalars, "values")
+        params = tuple(params)
         function: Any = kernel.function
         record = PythonTask(self._native, function, params, scalars)
-        return self._native_submit_python(kernel.id, worker_type, tuple(params), record, extras)
+        return self._native_submit_python(kernel.id, worker_type, params, record, extras)
+
+
+def _path(call: str, path: str | Path) -> str:
+    """A path as text; a zero in it, where C's text ends, is invalid."""
+    _validate.path(call, "a path", path)
+    return os.fspath(path)
 
 
 def _check_writeable(buffer: Buffer | Region, call: str) -> None:
     if not buffer.array.flags.writeable:
-        checks.invalid(
+        _validate.invalid(
             call, "read-only memory must only be read", "the buffer of a read-only array", "register a copy"
         )
 

@@ -19,14 +19,16 @@ from types import TracebackType
 
 from tilewise._native.tasks import OpenRuntime
 from tilewise.core.errors import TaskFailed
+from tilewise.core.validation import Validator
 from tilewise.observe.dependency_graph import DependencyGraph, read_graph
 from tilewise.observe.graph_picture import write_graph_html
 from tilewise.observe.perfetto import write_perfetto
 from tilewise.observe.trace import STALL_CAUSES, Stall, TaskSpan, Trace
 from tilewise.observe.trace_report import write_report
-from tilewise.runtime import checks
 
 __all__ = ["GraphLog", "Tracing"]
+
+_validate = Validator("runtime")
 
 
 class Tracing:
@@ -47,8 +49,8 @@ class Tracing:
     ) -> None:
         self._native = native
         self._num_workers = num_workers
-        self._paths = [checks.output_path("trace", path) for path in paths]
-        self._max_records = checks.integer(
+        self._paths = [_output_path("trace", path) for path in paths]
+        self._max_records = _validate.integer(
             "trace", "max_records_per_thread", max_records_per_thread, 1, 1 << 28
         )
         self._log = None if graph is None else GraphLog(native, [graph])
@@ -58,7 +60,7 @@ class Tracing:
     def graph(self) -> DependencyGraph:
         """The dependency graph of the same run."""
         if self._log is None:
-            checks.invalid(
+            _validate.invalid(
                 "trace", "a graph must have been asked for", "none", "call trace(..., graph='graph.json')"
             )
         return self._log.graph
@@ -99,7 +101,7 @@ class GraphLog:
 
     def __init__(self, native: OpenRuntime, paths: Sequence[str | Path]) -> None:
         self._native = native
-        self._paths = [checks.output_path("graph", path) for path in paths]
+        self._paths = [_output_path("graph", path) for path in paths]
         self.graph = DependencyGraph(())
 
     def __enter__(self) -> GraphLog:
@@ -168,3 +170,16 @@ def _trace_of(native: OpenRuntime, num_workers: int) -> Trace:
     ]
     order = sorted(tasks, key=lambda task: (task.submit_ns, task.task))
     return Trace(tuple(order), tuple(stalls), num_workers)
+
+
+def _output_path(call: str, path: str | Path) -> Path:
+    """A path to write to when a block has ended: its folder must exist before the block begins."""
+    target = _validate.path(call, "a path", path)
+    if target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
+        _validate.invalid(
+            call,
+            "a file must be writable in a folder that exists",
+            f"'{target}'",
+            "make the folder, or choose another",
+        )
+    return target

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewise import models
 from tilewise.checkpoint import load_generation_config, load_tokenizer
-from tilewise.core import ResourceError, Validator, choose_dtype, dtype, get_logger, shown
+from tilewise.core import ResourceError, Validator, choose_dtype, dtype, get_logger
 from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.sizes import format_bytes
 from tilewise.models import BLOCK_SIZE
@@ -88,9 +88,7 @@ class ServedModel:
     ) -> None:
         from tilewise.session import GraphInstance  # which loads the native module
 
-        if on_progress is not None and not callable(on_progress):
-            rule, advice = "on_progress must be a function", "pass one of two numbers"
-            _validate.invalid("engine", rule, shown(on_progress), advice)
+        _validate.function("engine", "on_progress", on_progress)
         self.settings = settings
         self.config: ModelConfig = models.open(model_dir, ignore=settings.ignore_config_fields)
         maker_of(self.config, "decoding")  # raises for an encoder, which has no KV cache

@@ -210,12 +210,8 @@ class ComputeGraph(GraphBuilder):
                 `offload` is unknown or fits nothing.
             ShapeError: a constant is used as an index and names nothing.
         """
-        _validate.truth("plan", "strict", strict)
-        _validate.truth("plan", "checkpoints", checkpoints)
         offloaded = check_offload(offload)
         device_mesh = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
-        if device_mesh is not None:
-            _validate.instance("plan", "a mesh", device_mesh, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
         strategy = self._strategy
         if device_mesh is not None and not strategy.axes:
             strategy = DistributionStrategy.for_mesh(device_mesh)
@@ -227,11 +223,7 @@ class ComputeGraph(GraphBuilder):
                 f"{used}",
                 "plan without a mesh, name them, or choose another strategy",
             )
-        seen = (
-            Progress()
-            if progress is None
-            else _validate.instance("plan", "a progress", progress, Progress, "pass a progress")
-        )
+        seen = Progress() if progress is None else progress
         if pool is not None:
             _validate.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
         recomputation = Recomputation.of(recompute)

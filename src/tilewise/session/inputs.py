@@ -135,7 +135,6 @@ def check_inputs(
         ShapeError: an input is missing, unknown, of another shape or kind, or has an index out of
             range.
     """
-    _validate.mapping("run", "inputs", inputs, "arrays")
     odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
     if odd:
         raise ShapeError(

@@ -95,7 +95,6 @@ class GraphInstance:
         deadline_s: float = 60.0,
         offload_directory: str | Path | None = None,
     ) -> None:
-        _validate.instance("instantiate", "a plan", plan, Plan, "pass what graph.plan() returned")
         _validate.integer("instantiate", "memory_limit_bytes", memory_limit_bytes, 0, _MAX_BYTES)
         _validate.number("instantiate", "deadline_s", deadline_s, 1e-3, _LONGEST_S)
         if offload_directory is not None:
@@ -141,7 +140,6 @@ class GraphInstance:
             PlanError: a gradient is read after another forward pass, whose activations have
                 overwritten it.
         """
-        _validate.truth("get_tensor", "copy", copy)
         with self._alone("get_tensor"):
             return self._tensors.read(name) if copy else self._tensors.view(name)
 
@@ -221,17 +219,7 @@ class GraphInstance:
                 array, or has a value that is not finite in the parameter's dtype; or the source has
                 a tensor for which the graph has no parameter.
         """
-        if not isinstance(source, (str, Path, Mapping)):
-            _validate.invalid(
-                "load_parameters", "weights come from a path or a dictionary", shown(source), "pass one"
-            )
-        if on_progress is not None and not callable(on_progress):
-            _validate.invalid(
-                "load_parameters",
-                "on_progress must be a function",
-                shown(on_progress),
-                "pass one of two numbers",
-            )
+        _validate.function("load_parameters", "on_progress", on_progress)
         with self._alone("load_parameters"):
             weights = source if isinstance(source, Mapping) else _open(Path(source))
             names = self.parameter_names()
@@ -293,7 +281,6 @@ class GraphInstance:
             lazily: copy each part only when it is converted to an array, and keep no copy. The
                 state is then valid until the next call that changes weights or optimizer states.
         """
-        _validate.truth("copy_state", "lazily", lazily)
         with self._alone("copy_state"):
             return {**self._tensors.copy_state(lazily), _STEP: np.array([self.step_count], np.int64)}
 
@@ -307,7 +294,6 @@ class GraphInstance:
                 shape or kind, is not finite, or is an array with negative means of squares. Nothing
                 is changed then, except if a value in a file is not finite.
         """
-        _validate.mapping("load_state_dict", "a state", state, "arrays")
         with self._alone("load_state_dict"):
             _require_entry("load_state_dict", state, _STEP, _STEP)
             count = as_array("load_state_dict", _STEP, state[_STEP])
@@ -442,10 +428,10 @@ class GraphInstance:
         """Start or stop recording the timeline of the following runs.
 
         Raises:
-            PlanError: `enable` is neither True nor False, or another thread's call is in progress.
+            PlanError: another thread's call is in progress.
         """
         with self._alone("trace"):
-            self._executor.trace(_validate.truth("trace", "enable", enable))
+            self._executor.trace(enable)
 
     def timeline(self) -> list[tuple[Any, ...]]:
         """Tasks of the last run, if it was traced: (device, worker, label, row, submit, ready,

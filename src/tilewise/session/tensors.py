@@ -99,7 +99,6 @@ class NamedTensors:
         )
 
     def _id(self, call: str, name: str) -> int:
-        _validate.text(call, "a tensor's name", name)
         found = self.ids.get(name, self.plan.graph.outputs.get(name))
         if found is None:
             known = ", ".join([*self.ids, *self.plan.graph.outputs][:12])

@@ -92,20 +92,11 @@ def verify_strategy(
     Raises:
         LayoutError, PlanError: the mesh is not possible for this graph.
     """
-    _validate.instance(
-        "verify", "a graph", graph, ComputeGraph, "pass a ComputeGraph with loss and optimizer"
-    )
-    if len(_validate.sequence("verify", "batches", batches, "batches")) == 0:
+    if len(batches) == 0:
         _validate.invalid("verify", "batches must be one or more", shown(batches), "pass a list of them")
-    for batch in batches:
-        _validate.mapping("verify", "a batch", batch, "inputs by name")
     device_mesh = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
-    _validate.instance("verify", "a mesh", device_mesh, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
     _validate.integer("verify", "seed", seed, 0, (1 << 64) - 1)
     _validate.number("verify", "lr", lr, 0.0, MAX_F32)
-    for name, function in (("report", report), ("change", change)):
-        if not callable(function):
-            _validate.invalid("verify", f"{name} must be callable", shown(function), "leave it out")
     if strategy is None:
         strategy = DistributionStrategy.for_mesh(device_mesh)
     own = graph.distribution

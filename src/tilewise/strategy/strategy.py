@@ -117,14 +117,9 @@ class DistributionStrategy:
             "strategy", "mode", self.mode, ParallelismMode, "pass ParallelismMode.HYBRID, for example"
         )
         mesh = DeviceMesh(self.axes)
-        rules = {
-            label: _axes_of(label, pattern_axes, mesh)
-            for label, pattern_axes in _validate.mapping("strategy", "rules", self.rules, "axes").items()
-        }
+        rules = {label: _axes_of(label, pattern_axes, mesh) for label, pattern_axes in self.rules.items()}
         layouts = {}
-        for pattern, pattern_axes in _validate.mapping(
-            "strategy", "layouts", self.layouts, "layouts by name"
-        ).items():
+        for pattern, pattern_axes in self.layouts.items():
             _validate.text("strategy", "a pattern of names", pattern)
             layouts[pattern], axes = as_kept_hint("strategy", pattern_axes, pattern)
             unknown = sorted(axes - {*mesh.names})
@@ -145,9 +140,6 @@ class DistributionStrategy:
         """State may be sharded only over devices that share the batch."""
         if self.sharding is None:
             return
-        _validate.instance(
-            "strategy", "sharding", self.sharding, StateSharding, 'pass StateSharding(("fsdp",))'
-        )
         for axis in self.sharding.axes:
             labels = [label for label, axes in self.rules.items() if axis in axes]
             if axis not in mesh.names or labels != [BATCH.name]:
@@ -284,7 +276,6 @@ class DistributionStrategy:
         Raises:
             LayoutError: an axis is none of `dp`, `fsdp` and `tp`.
         """
-        _validate.instance("for_mesh", "a mesh", mesh, DeviceMesh, "pass DeviceMesh({'dp': 2})")
         known = ("dp", "fsdp", "tp")
         unknown = [n for n in mesh.names if n not in known]
         if unknown:

@@ -551,7 +551,6 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
         ConfigError: sizes do not fit together, a key is unknown, or there is no model at
             `model.path`.
     """
-    _validate.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
     if config.model.path is not None:
         return models.open(config.model.path, ignore=config.model.ignore_config_fields)
     family = models.FAMILIES.get(config.model.model_type)
@@ -609,7 +608,6 @@ def make_optimizer(config: TrainConfig) -> Optimizer:
     Raises:
         ConfigError: a value is beyond fp32.
     """
-    _validate.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
     make = getattr(optim, _OPTIMIZERS[config.optimizer.name])
     optimizer: Optimizer = make(**config.optimizer.hyperparameters())
     return optimizer

@@ -36,7 +36,7 @@ from tilewise.checkpoint import (
     open_checkpoint,
     remove_leftovers,
 )
-from tilewise.core import CheckpointError, ConfigError, ResourceError, Validator
+from tilewise.core import CheckpointError, ConfigError, ResourceError
 from tilewise.core.limits import available_memory
 from tilewise.core.progress import Progress
 from tilewise.core.sizes import format_bytes
@@ -239,7 +239,6 @@ def run_training(run: PlannedRun, console: Console, explain: bool = False) -> Ru
         NotFinite: values are no longer finite; the last checkpoint is from before.
         ResourceError, TaskFailed, CommError: during the run; the last checkpoint is complete.
     """
-    Validator("train").instance("run", "a run", run, PlannedRun, "pass what plan_run returned")
     output = Path(run.config.output.directory)
     with lock_directory(output):
         _check_output(run.config, run.resume)  # again, now that no other run can write there

@@ -92,7 +92,6 @@ def tune_run(config: TrainConfig, num_steps: int, seconds: float, report: Callab
         ResourceError: nothing fits into this machine's memory.
         NotFinite: a loss is not finite.
     """
-    _validate.instance("tune", "a configuration", config, TrainConfig, "pass what load_config returned")
     num_steps = _validate.integer("tune", "steps", num_steps, 1, _MOST_STEPS)
     seconds = _validate.number("tune", "seconds", seconds, 0, _MOST_SECONDS)
     return _Search(config, num_steps, seconds, report).run()

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from small_llama import batches, config, training_graph
 
 import tilewise as tw
-from pure.hostile import HOSTILE, accepted
+from pure.hostile import HOSTILE, INVALID, accepted
 from tilewise.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from tilewise.core import PlanError, TilewiseError
 from tilewise.nn import layer, linear
@@ -40,8 +40,6 @@ CALLS = {
             "batch_splits": 4,
             "workers_per_device": 1,
             "sizes": {},
-            "strict": False,
-            "checkpoints": False,
             "recompute": "none",
         },
     ),
@@ -49,7 +47,6 @@ CALLS = {
     "instantiate": (_instantiate, {"plan": GRAPH.plan(), "memory_limit_bytes": 0, "deadline_s": 60.0}),
     "optimize": (training_graph(MODEL, "f32").optimize, {"optimizer": GRAPH._optimizer}),
     "set_distribution": (training_graph(MODEL, "f32").set_distribution, {"strategy": GRAPH._strategy}),
-    "why": (GRAPH.plan().why, {"name": "norm.weight"}),
     "traffic": (GRAPH.plan().traffic, {"program": "step", "sizes": {}}),
     "require_memory": (GRAPH.plan().require_memory, {"limit_bytes": 0}),
 }
@@ -83,8 +80,6 @@ TAKEN: dict[str, dict[str, set[str]]] = {  # besides what an argument is meant t
         "batch_splits": {"None"},
         "workers_per_device": {"None"},
         "sizes": {"None", "{}"},
-        "strict": {"True"},
-        "checkpoints": {"True"},
         "recompute": {"()", "[]"},
     },
     "estimate_memory_usage": {"mesh": {"None", "{}"}},
@@ -119,7 +114,7 @@ def test_running_refuses_in_its_own_words(model, name):
             before = {n: v.tobytes() for n, v in model.state_dict().items()}
             try:
                 getattr(model, name)(**{**given, argument: value})
-            except TilewiseError:
+            except INVALID:
                 after = {n: v.tobytes() for n, v in model.state_dict().items()}
                 assert after == before, (argument, label)
             else:
@@ -132,13 +127,12 @@ def test_comparing_strategies_refuses_in_its_own_words(monkeypatch):
     monkeypatch.setattr(type(GRAPH), "instantiate", lambda *_, **__: pytest.fail("a model was allocated"))
     given = {"graph": GRAPH, "mesh": {"dp": 2}, "batches": [BATCH], "accumulation": 1, "seed": 0, "lr": 1e-3}
     given["recompute"] = "full"
-    for argument in given:
-        for value in (None, -1, "x", float("nan"), object(), [3]):
-            with pytest.raises(TilewiseError):
-                verify_strategy(**{**given, argument: value})
-    for argument in ("report", "change"):
-        with pytest.raises(TilewiseError, match=argument):
-            verify_strategy(**given, **{argument: 3})
+    for argument, value in (
+        ("mesh", {"dp": 0}), ("batches", []),
+        ("accumulation", -1), ("seed", -1), ("lr", float("nan")), ("recompute", 3),
+    ):  # fmt: skip
+        with pytest.raises(TilewiseError):
+            verify_strategy(**{**given, argument: value})
 
 
 def test_comparing_strategies_leaves_a_graph_its_own():

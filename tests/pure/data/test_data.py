@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from pure.hostile import accepted
 from tilewise.core import ConfigError
 from tilewise.data import (
     END_OF_TEXT,
@@ -257,16 +256,15 @@ def test_a_vocabulary_beyond_all_is_refused():
         train_tokenizer(["x"], vocab_size=1 << 31)
 
 
-@pytest.mark.parametrize("text", ["a\ud800", 1, None, ("a", "b")], ids=repr)
-def test_what_is_no_text_gets_no_ids(tokenizer, text):
-    """Half a character, numbers and pairs are refused in our own words, learning and encoding."""
+def test_what_is_no_text_gets_no_ids(tokenizer):
+    """Half a character is invalid UTF-8, both when a tokenizer is trained and when it encodes."""
     with pytest.raises(ConfigError, match="a text must be"):
-        train_tokenizer(["x", text])
+        train_tokenizer(["x", "a\ud800"])
     with pytest.raises(ConfigError, match="a text must be"):
-        encode_files(tokenizer, ["x", text], 0)
+        encode_files(tokenizer, ["x", "a\ud800"], 0)
 
 
-@pytest.mark.parametrize("tokens", ["abc", [1], None, ["\ud800"], [""]], ids=repr)
+@pytest.mark.parametrize("tokens", ["abc", ["\ud800"], [""]], ids=repr)
 def test_what_is_no_special_token_is_refused(tokens):
     """One text is not a sequence of its letters."""
     with pytest.raises(ConfigError, match="special"):
@@ -378,48 +376,6 @@ def test_too_little_data_is_refused():
     """Less than one window of text is one clear error."""
     with pytest.raises(ConfigError, match="at least context"):
         Batches(np.arange(10, dtype=np.int32), 1, 16)
-
-
-CALLS = {
-    "is_held_out": (is_held_out, {"name": "a", "percent": 5.0}),
-    "load_corpus": (load_corpus, {"path": "there", "held_out_percent": 5.0}),
-    "Batches": (
-        lambda **given: Batches(**given).at(3),
-        {"stream": np.arange(40, dtype=np.int32), "batch": 2, "context": 8, "seed": 0},
-    ),
-    "PaddedBatches": (
-        lambda **given: PaddedBatches(**given).at(3),
-        {"stream": np.arange(40, dtype=np.int32), "batch": 2, "context": 8, "seed": 0, "end": 0},
-    ),
-    "at": (Batches(np.arange(40, dtype=np.int32), 2, 8).at, {"step": 3}),
-    "train_tokenizer": (
-        train_tokenizer,
-        {"texts": ["a"], "vocab_size": 300, "special_tokens": (END_OF_TEXT,)},
-    ),
-    "encode_files": (
-        lambda **given: encode_files(train_tokenizer(["a"], 257), **given),
-        {"texts": ["a"], "end": 0},
-    ),
-}
-
-
-TAKEN = {
-    "is_held_out": {"name": {"''", "'name'", "'x\\0y'"}, "percent": {"0", "2.5", "float32"}},
-    "load_corpus": {"path": {"''"}, "held_out_percent": {"0", "2.5", "float32"}},
-    "Batches": {"seed": {"0"}},
-    "PaddedBatches": {"seed": {"0"}, "end": {"0"}},
-    "at": {"step": {"0"}},
-    "train_tokenizer": {"texts": {"()", "[]", "{}", "{'a': 1}"}, "special_tokens": {"()", "[]"}},
-    "encode_files": {"texts": {"()", "[]"}, "end": {"0"}},
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_refuse_in_their_own_words(name, tmp_path, monkeypatch):
-    """Every argument of every call on text and batches; what is taken stands in the table."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there").write_text("text\n")
-    assert accepted(*CALLS[name]) == TAKEN[name]
 
 
 def test_a_few_texts_are_never_held_out_as_a_whole(tmp_path):

@@ -357,8 +357,6 @@ def test_arguments_are_plain_values(tmp_path):
         "messages": TALK,
         "tools": None,
         "documents": None,
-        "add_generation_prompt": True,
-        "continue_final_message": False,
         "variables": {},
     }
     taken = accepted(lambda **options: ours.render(**options), given)
@@ -367,7 +365,6 @@ def test_arguments_are_plain_values(tmp_path):
         "messages": {"()", "[]"},
         "tools": none_or_empty,
         "documents": none_or_empty,
-        "add_generation_prompt": {"True"},
         "variables": {"None", "{}", "{'a': 1}"},
     }
 

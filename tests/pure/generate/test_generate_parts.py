@@ -6,7 +6,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from pure.hostile import accepted
 from tilewise.core import ConfigError, NotFinite
 from tilewise.data import train_tokenizer
 from tilewise.generate import check_prompt, encode_prompt
@@ -168,84 +167,6 @@ def test_what_was_kept_back_is_shown_at_the_end():
     for token in TOKENIZER.encode("a\U0001f680").ids[:-1]:
         detokenizer.add(token)
     assert [detokenizer.finish(), detokenizer.finish()] == ["\ufffd", ""]
-
-
-CALLS = {
-    "Detokenizer": (
-        lambda prompt, skip_special_tokens: Detokenizer(
-            TOKENIZER, prompt, skip_special_tokens=skip_special_tokens
-        ),
-        {"prompt": [1, 2], "skip_special_tokens": True},
-    ),
-    "add": (lambda token: Detokenizer(TOKENIZER, []).add(token), {"token": 3}),
-    "History": (History, {"prompt": [1, 2]}),
-    "append": (lambda token: History([]).append(token), {"token": 3}),
-    "check_prompt": (check_prompt, {"num_tokens": 3, "max_context": 8}),
-    "encode_prompt": (lambda prompt: encode_prompt(TOKENIZER, prompt), {"prompt": "a"}),
-    "choose_token": (
-        choose_token,
-        {
-            "logits": np.zeros(4, np.float32),
-            "sampling": Sampling(temperature=1.0),
-            "history": History([]),
-            "end_ids": (),
-            "choice": 0,
-        },
-    ),
-    "Sampling": (
-        Sampling,
-        {
-            "max_tokens": 3,
-            "temperature": 0.5,
-            "top_k": 2,
-            "top_p": 0.5,
-            "min_p": 0.5,
-            "typical_p": 0.5,
-            "repetition_penalty": 1.5,
-            "presence_penalty": 0.5,
-            "frequency_penalty": 0.5,
-            "no_repeat_ngram_size": 2,
-            "bad_words": ("a",),
-            "bad_words_ids": ((1,),),
-            "min_tokens": 1,
-            "logit_bias": {1: 2.0},
-            "allowed_token_ids": (1, 2),
-            "ignore_eos": True,
-            "stop_token_ids": (1,),
-            "stop": ("a",),
-            "include_stop_str_in_output": True,
-            "n": 2,
-            "seed": 1,
-        },
-    ),
-}
-
-
-TAKEN = {
-    "Detokenizer": {"prompt": {"()", "[]"}, "skip_special_tokens": {"True"}},
-    "add": {"token": {"0"}},
-    "check_prompt": {"num_tokens": {"0"}},
-    "encode_prompt": {"prompt": {"''", "'name'", "'x\\0y'"}},
-    "History": {"prompt": {"()", "[]"}},
-    "append": {"token": {"0"}},
-    "choose_token": {"logits": {"array"}, "choice": {"0"}, "end_ids": {"()", "[]"}},
-    "Sampling": {
-        "temperature": {"2.5", "2**70", "float32"},
-        "repetition_penalty": {"2.5", "2**70", "float32"},
-        **{name: {"-1", "0", "float32"} for name in ("presence_penalty", "frequency_penalty")},
-        **{name: {"()", "[]"} for name in ("bad_words", "stop", "allowed_token_ids", "stop_token_ids")},
-        "logit_bias": {"()", "[]", "{}"},
-        "bad_words_ids": {"objects", "()", "[]"},
-        **{name: {"0"} for name in ("top_k", "top_p", "min_p", "no_repeat_ngram_size", "min_tokens", "seed")},
-        **{name: {"True"} for name in ("ignore_eos", "include_stop_str_in_output")},
-    },
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_refuse_in_their_own_words(name):
-    """Every argument of every call that generation is made of; what is taken stands in the table."""
-    assert accepted(*CALLS[name]) == TAKEN[name]
 
 
 def _streamed(tokenizer, ids):

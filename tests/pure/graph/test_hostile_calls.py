@@ -7,16 +7,13 @@ import inspect
 import numpy as np
 import pytest
 
-from pure.hostile import HOSTILE, accepted
-from tilewise import models
+from pure.hostile import HOSTILE, INVALID
 from tilewise.core.dims import BATCH, Dim, DimLabel
 from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, layer
 from tilewise.ir.graph import TensorSpec
-from tilewise.ir.hints import Shard
 from tilewise.ir.show import show_graph
-from tilewise.models import llama
 from tilewise.nn import layer_norm, linear, rms_norm
 from tilewise.optim import SGD, AdamW, Lion, ParameterGroup
 from tilewise.strategy import DistributionStrategy, ParallelismMode
@@ -104,7 +101,7 @@ CALLS = {
     "has": lambda g, t: (g.has, ["x"], {}),
     "layer": lambda g, t: (block, [g, t["x"]], {"path": "layers.0", "width": 8}),
     "linear": lambda g, t: (
-        linear, [g, t["x"], "up.weight", 6], {"in_label": None, "out_label": DimLabel("mlp"), "bias": True}
+        linear, [g, t["x"], "up.weight", 6], {"in_label": None, "out_label": DimLabel("mlp")}
     ),
     "nn.layer_norm": lambda g, t: (layer_norm, [g, t["x"], "norm"], {"eps": 1e-5}),
     "nn.rms_norm": lambda g, t: (rms_norm, [g, t["x"], "norm"], {"eps": 1e-5, "offset": 1.0, "head_dim": 4}),
@@ -114,6 +111,7 @@ CALLS = {
 NAMED = {"name": {"'name'"}, "labels": {"()", "[]"}}
 POSITIVE = {"2.5", "2**70", "float32"}
 NUMBERS = {"-1", "0", *POSITIVE}
+FALSE = {"None", "0", "''", "()", "[]", "{}"}
 SHAPED = {"window": {"None"}, "softcap": {"None", "2.5", "float32"}}
 TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is meant to be
     "input": NAMED,
@@ -125,7 +123,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "op": {"factor": NUMBERS},
     "scale": {1: NUMBERS},
     "softcap": {1: {"2.5", "float32"}},
-    "matmul": {"transpose_b": {"True"}, "residual": {"None"}},
+    "matmul": {"transpose_a": FALSE, "transpose_b": {"True"}, "residual": {"None"}},
     "rms_norm": {"eps": POSITIVE, "offset": NUMBERS, "head_dim": {"None"}},
     "attention": {"causal": {"True"}, "scale": {"None", *NUMBERS}, **SHAPED},
     "attention_with_lengths": {"lengths": {"None"}},
@@ -135,7 +133,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "output_id": {0: {"0"}, 1: {"'name'"}},
     "has": {0: set(HOSTILE)},  # whatever is asked for: it is not there
     "layer": {"path": {"'name'"}},
-    "linear": {"in_label": {"None", "DimLabel"}, "out_label": {"None", "DimLabel"}, "bias": {"True"}},
+    "linear": {2: {"'name'"}, "in_label": {"None", "DimLabel"}, "out_label": {"None", "DimLabel"}},
     "layer_norm": {"eps": POSITIVE},
     "nn.layer_norm": {2: {"'name'"}, "eps": POSITIVE},
     "nn.rms_norm": {2: {"'name'"}, "eps": POSITIVE, "offset": NUMBERS, "head_dim": {"None"}},
@@ -183,7 +181,7 @@ def test_a_refused_call_leaves_the_graph_as_it_was(name):
                 named = {**named, position: value}
             try:
                 function(*args, **named)
-            except TilewiseError:
+            except INVALID:
                 assert show_graph(graph.freeze()) == before, (position, label)
             else:
                 show_graph(graph.freeze())  # what is taken can be printed
@@ -214,10 +212,6 @@ def test_calls_in_the_wrong_form():
             "a weight must be a parameter",
         ),
         (lambda: graph.op("global_norm", [], max_norm=1.0), "at least one operands; got 0"),
-        (lambda: linear(None, x, "n", 3), r"\[nn.linear\] the first argument must be a GraphBuilder"),
-        (lambda: rms_norm("graph", x, "n", eps=1e-5), r"\[nn.rms_norm\] the first argument must be"),
-        (lambda: block(None, x, path="p", width=8), r"\[graph.layer\] the first argument must be"),
-        (lambda: block(graph, None, path="p", width=8), "an operand must be a TensorNode; got None"),
     ):
         with pytest.raises(TilewiseError, match=words):
             wrong()
@@ -267,7 +261,7 @@ def test_what_fails_in_its_second_half_leaves_nothing():
     total, square = graph.sum(t["x"]), graph.input([8, 8], name="square")
     before = show_graph(graph.freeze())
     for residual in (total, "x"):
-        with pytest.raises(TilewiseError):
+        with pytest.raises(INVALID):
             graph.matmul(t["rows"], square, residual=residual)
         assert show_graph(graph.freeze()) == before
     with pytest.raises(TilewiseError, match="output names must be unique; got 'loss'"):
@@ -311,88 +305,41 @@ def test_attributes_that_look_alike_are_two_templates():
     assert sizes == [3, 5] and len(graph.draft.templates) == 2
 
 
-SMALL = llama.LlamaConfig(64, 32, 48, 1, 2, num_key_value_heads=1, max_position_embeddings=16)
-MAKERS = {
-    "Dim": (Dim, {"name": "n", "min": 1, "max": 4}),
-    "DimLabel": (DimLabel, {"name": "n", "atom": 2, "group": 1, "is_summed_by_batch_splits": False}),
-    "Shard": (Shard, {"dim": 1}),
-    "DeviceMesh": (DeviceMesh, {"axes": {"dp": 2}}),
-    "parse": (DeviceMesh.parse, {"text": "dp=2"}),
-    "coordinate": (lambda device: DeviceMesh({"dp": 2}).coordinate(device, "dp"), {"device": 1}),
-    "group": (lambda device: DeviceMesh({"dp": 2}).group(device, "dp"), {"device": 1}),
-    "layer": (layer, {"function": block.function}),
-    "rule": (
-        lambda axis: DistributionStrategy(ParallelismMode.HYBRID, {"dp": 2}, {"batch": axis}),
-        {"axis": "dp"},
-    ),
-    "TensorSpec": (
-        TensorSpec,
-        {
-            "shape": (2, 3),
-            "dtype": "f32",
-            "labels": (),
-            "name": "n",
-            "tile_hint": 32,
-            "storage": "rows",
-            "init": "zeros",
-            "init_scale": 1.0,
-        },
-    ),
-    "GraphBuilder": (GraphBuilder, {"name": "n", "k_splits": 8}),
-    "AdamW": (
-        AdamW,
-        {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0, "groups": ()},
-    ),
-    "SGD": (SGD, {"momentum": 0.9, "nesterov": False}),
-    "Lion": (Lion, {"beta1": 0.9, "beta2": 0.95}),
-    "ParameterGroup": (ParameterGroup, {"names": "*norm*", "lr": 0.5, "changes": {}}),
-    "strategy": (
-        DistributionStrategy,
-        {"mode": ParallelismMode.HYBRID, "axes": {"dp": 2}, "rules": {"batch": "dp"}, "layouts": {}},
-    ),
-    "ddp": (DistributionStrategy.ddp, {"world_size": 2}),
-    "tensor_parallel": (DistributionStrategy.tensor_parallel, {"world_size": 2}),
-    "hybrid": (DistributionStrategy.hybrid, {"dp": 2, "tp": 2}),
-    "for_mesh": (DistributionStrategy.for_mesh, {"mesh": DeviceMesh({"dp": 2})}),
-    "training": (
-        lambda **given: models.build_training_graph(GraphBuilder("llama"), **given),
-        {"config": SMALL, "batch": 2, "seq": 8, "dtype": "bf16"},
-    ),
-    "decoding": (
-        lambda **given: models.build_decoding_graph(GraphBuilder("llama"), **given),
-        {"config": SMALL, "max_tokens": 8, "max_sequences": 2, "num_blocks": 4, "dtype": "bf16"},
-    ),
-}
-
-
-TAKEN_BY_MAKERS: dict[str, dict[str, set[str]]] = {
-    "Dim": {"name": {"'name'"}, "min": {"0"}},
-    "DimLabel": {"name": {"'name'"}, "is_summed_by_batch_splits": {"True"}},
-    "Shard": {"dim": {"0"}},
-    "DeviceMesh": {"axes": {"{}", "{'a': 1}"}},
-    "coordinate": {"device": {"0"}},
-    "group": {"device": {"0"}},
-    "rule": {"axis": {"()"}},  # no axis: replicated
-    "layer": {"function": {"class", "function"}},
-    "TensorSpec": {"labels": {"()", "[]"}, "name": {"''", "'name'", "'x\\0y'"}, "tile_hint": {"None"},
-                   "init_scale": {"0", "2.5", "float32"}},
-    "GraphBuilder": {"name": {"'name'"}},
-    "AdamW": {
-        "beta1": {"0"}, "beta2": {"0"}, "eps": {"2.5", "2**70", "float32"},
-        "weight_decay": {"0", "2.5", "2**70", "float32"}, "max_grad_norm": {"0", "2.5", "2**70", "float32"},
-        "groups": {"()", "[]"},
-    },
-    "SGD": {"momentum": {"0"}, "nesterov": {"True"}},
-    "Lion": {"beta1": {"0"}, "beta2": {"0"}},
-    "ParameterGroup": {
-        "names": {"'name'", "'x\\0y'"}, "lr": {"0", "2.5", "2**70", "float32"}, "changes": {"{}", "{'a': 1}"},
-    },
-    "strategy": {"rules": {"{}"}, "layouts": {"{}"}},
-    "training": {"seq": {"Dim"}},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_what_is_made_is_checked_when_it_is_made(name):
-    """Sizes, labels, meshes, specs, optimizers, strategies and model graphs refuse in the project's words."""
-    assert accepted(*MAKERS[name]) == TAKEN_BY_MAKERS.get(name, {})
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dim("n", -1, 4),
+        lambda: Dim("n", 1, 2.5),
+        lambda: Dim("x\0y", 1, 4),
+        lambda: DimLabel("n", 0),
+        lambda: DimLabel("n", atom=True),
+        lambda: DeviceMesh({"dp": 2}).coordinate(2, "dp"),
+        lambda: DeviceMesh({"dp": 2}).group(-1, "dp"),
+        lambda: DeviceMesh({"dp": True}),
+        lambda: TensorSpec("ab", "f32", (), name="n"),
+        lambda: TensorSpec((2, 2.5), "f32", (), name="n"),
+        lambda: TensorSpec((2, True), "f32", (), name="n"),
+        lambda: TensorSpec((2, -1), "f32", (), name="n"),
+        lambda: TensorSpec((2, 3), "f32", (), name="n", init_scale=np.nan),
+        lambda: GraphBuilder("n", k_splits=0),
+        lambda: GraphBuilder("n", k_splits=2.5),
+        lambda: AdamW(beta1=1.0),
+        lambda: AdamW(beta2=-0.1),
+        lambda: AdamW(eps=0.0),
+        lambda: AdamW(weight_decay=np.nan),
+        lambda: AdamW(max_grad_norm=np.inf),
+        lambda: SGD(momentum=1.0),
+        lambda: SGD(nesterov="no"),
+        lambda: Lion(beta1=True),
+        lambda: ParameterGroup("*", lr=-1.0),
+        lambda: ParameterGroup("*", changes={"eps": np.nan}),
+        lambda: DistributionStrategy("hybrid", {"dp": 2}),
+        lambda: DistributionStrategy(ParallelismMode.HYBRID, {"dp": 2}, {"batch": "tp"}),
+        lambda: DistributionStrategy.ddp(2.5),
+        lambda: layer(3),
+    ],
+)
+def test_values_that_would_be_wrong_in_silence_are_refused(make):
+    """Out of range, a fraction where a count belongs, a NaN, a truth value as a number, text as a sequence."""
+    with pytest.raises(TilewiseError):
+        make()

@@ -76,7 +76,6 @@ def test_layouts_of_a_strategy_name_its_axes():
         ({"w*": ("micro",)}, "does not name 'micro'"),
         ({"w*": "a"}, "one of two forms"),
         ({"": ("a",)}, "a pattern of names"),
-        ([], "layouts"),
     ):
         with pytest.raises(LayoutError, match=words):
             DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, {}, layouts)

@@ -239,9 +239,9 @@ def test_sizes_must_be_there(family):
         ("phi3", {"original_max_position_embeddings": 1}, "original_max_position_embeddings"),
         ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
         ("gpt2", {"n_embd": 30}, "n_embd must divide by n_head"),
-        ("gpt2", {"n_embd": 4}, "n_embd / n_head must be"),
+        ("gpt2", {"n_embd": 4}, "n_embd / n_head must lie in"),
         ("gpt2", {"hidden_size": 32}, "hidden_size must be a field .* spell it n_embd"),
-        ("bert", {"hidden_size": 4}, "hidden_size / num_attention_heads must be"),
+        ("bert", {"hidden_size": 4}, "hidden_size / num_attention_heads must lie in"),
         ("llama", {"dtype": "bfloat16", "torch_dtype": "float16"}, "torch_dtype must say what dtype says"),
         (
             "llama",

@@ -188,7 +188,7 @@ TASK = (0, 0, "silu_gate", 0, 1, 2, 3, 4)
 
 @pytest.mark.parametrize(
     "entries",
-    [3, "tasks", [3], [TASK[:7]], [(*TASK[:2], 5, *TASK[3:])], [(1, *TASK[1:])], [(-1, *TASK[1:])],
+    ["tasks", [3], [TASK[:7]], [(*TASK[:2], 5, *TASK[3:])], [(1, *TASK[1:])], [(-1, *TASK[1:])],
      [(*TASK[:6], 5, 4)], [(True, *TASK[1:])], [list(TASK)], [(0, 10**30, *TASK[2:])], [(0, -1, *TASK[2:])],
      [(0, 0, "no such label", *TASK[3:])], [(*TASK[:3], -5, *TASK[4:])]],
     ids=str,

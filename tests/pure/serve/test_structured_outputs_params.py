@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from pure.hostile import HOSTILE
+from pure.hostile import FROM_JSON
 from tilewise.core import ConfigError
 from tilewise.serve import SamplingParams, StructuredOutputsParams
 
@@ -39,12 +39,12 @@ def test_mistakes_are_named(given, words):
         StructuredOutputsParams(**given)
 
 
-@pytest.mark.parametrize("value", HOSTILE, ids=repr)
 @pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "whitespace_pattern", "json_object"])
-def test_hostile_values_are_refused_or_taken(name, value):
-    """Any value is one or the other; no foreign exception."""
-    with contextlib.suppress(ConfigError):
-        StructuredOutputsParams(**{name: value})
+def test_hostile_values_are_refused_or_taken(name):
+    """Any value is valid or a ConfigError."""
+    for value in FROM_JSON:
+        with contextlib.suppress(ConfigError):
+            StructuredOutputsParams(**{name: value})
 
 
 def test_equal_ones_are_one():

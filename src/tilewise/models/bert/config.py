@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tilewise.core.dtypes import MAX_F32, MIN_F32
+from tilewise.core.validation import Validator
 from tilewise.models.config import ModelConfig
 from tilewise.models.decoder.config import ACTIVATIONS, MAX_HEAD_DIM
-from tilewise.models.require import HUGE, TINY
 
 __all__ = ["BertConfig"]
+
+_validate = Validator("models")
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,23 @@ class BertConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require = self.require()
+        family = self.model_type
         divides = self.hidden_size % self.num_attention_heads == 0
         got = f"{self.hidden_size} over {self.num_attention_heads}"
-        require(divides, "hidden_size", "must divide by num_attention_heads", got, "choose sizes that divide")
-        require.integer("hidden_size / num_attention_heads", self.head_dim, 2, MAX_HEAD_DIM)
-        require.choice("hidden_act", self.hidden_act, ACTIVATIONS)
-        require.number("layer_norm_eps", self.layer_norm_eps, TINY, HUGE)
+        _validate.require(
+            family,
+            divides,
+            "hidden_size",
+            "must divide by num_attention_heads",
+            got,
+            "choose sizes that divide",
+        )
+        _validate.integer(family, "hidden_size / num_attention_heads", self.head_dim, 2, MAX_HEAD_DIM)
+        _validate.choice(family, "hidden_act", self.hidden_act, ACTIVATIONS)
+        _validate.number(family, "layer_norm_eps", self.layer_norm_eps, MIN_F32, MAX_F32)
         tied = self.tie_word_embeddings
-        require(
+        _validate.require(
+            family,
             tied,
             "tie_word_embeddings",
             "must be true",

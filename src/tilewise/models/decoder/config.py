@@ -10,12 +10,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tilewise.core.dtypes import MAX_F32, MIN_F32
+from tilewise.core.validation import Validator
 from tilewise.models.config import ModelConfig
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.rope import ORIGINAL, SCALING_FIELDS, SLOWEST, Rope, checked_scaling
-from tilewise.models.require import HUGE, TINY
 
 __all__ = ["ACTIVATIONS", "MAX_HEAD_DIM", "RotaryConfig", "layer_kinds"]
+
+_validate = Validator("models")
 
 MAX_HEAD_DIM = 1024  # of attention's kernels
 _SCALINGS = ("rope_scaling", "rope_parameters")  # two spellings of one field
@@ -69,15 +72,16 @@ class RotaryConfig(ModelConfig):
     )  # in some files; transformers ignores it
 
     def __post_init__(self) -> None:
-        require = self.require()
+        family = self.model_type
         for name in ("num_key_value_heads", "head_dim", "num_attention_heads", "hidden_size"):
             value = getattr(self, name)
             is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            require(is_count, name, "must be an integer, 0 or more", value, "correct it")
+            _validate.require(family, is_count, name, "must be an integer, 0 or more", value, "correct it")
         if not self.num_key_value_heads:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if not self.head_dim:
-            require(
+            _validate.require(
+                family,
                 self.num_attention_heads > 0 and self.hidden_size % self.num_attention_heads == 0,
                 "hidden_size",
                 "must divide by num_attention_heads",
@@ -86,7 +90,8 @@ class RotaryConfig(ModelConfig):
             )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         super().__post_init__()
-        require(
+        _validate.require(
+            family,
             self.num_attention_heads % self.num_key_value_heads == 0,
             "num_attention_heads",
             "must divide by num_key_value_heads",
@@ -94,16 +99,16 @@ class RotaryConfig(ModelConfig):
             "choose a divisor",
         )
         advice = "choose an even size (RoPE turns pairs)"
-        require(self.head_dim % 2 == 0, "head_dim", "must be even", self.head_dim, advice)
-        require.choice(self.spelled("hidden_act"), self.hidden_act, ACTIVATIONS)
-        require.number("rms_norm_eps", self.rms_norm_eps, TINY, HUGE)
-        require.number("rope_theta", self.rope_theta, SLOWEST, HUGE)
+        _validate.require(family, self.head_dim % 2 == 0, "head_dim", "must be even", self.head_dim, advice)
+        _validate.choice(family, self.spelled("hidden_act"), self.hidden_act, ACTIVATIONS)
+        _validate.number(family, "rms_norm_eps", self.rms_norm_eps, MIN_F32, MAX_F32)
+        _validate.number(family, "rope_theta", self.rope_theta, SLOWEST, MAX_F32)
         if self.rope_scaling is not None:
             object.__setattr__(self, "rope_scaling", self.checked(self.rope_scaling, self.rope_theta))
 
     def checked(self, scaling: Mapping[str, Any], theta: float) -> dict[str, Any]:
         """A scaling of this model's RoPE, in one notation and with valid numbers."""
-        return checked_scaling(scaling, theta, self.head_dim, self.max_position_embeddings, self.require())
+        return checked_scaling(scaling, theta, self.head_dim, self.max_position_embeddings, self.model_type)
 
     @classmethod
     def limits(cls) -> Mapping[str, int]:
@@ -139,14 +144,19 @@ class RotaryConfig(ModelConfig):
     def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
         original = None if ORIGINAL in cls.__dataclass_fields__ else given.pop(ORIGINAL, None)
         partial = given.pop("partial_rotary_factor", None)
-        cls.require()(
-            partial in (None, 1), "partial_rotary_factor", "must be 1", partial, "others are not supported"
+        _validate.require(
+            cls.model_type,
+            partial in (None, 1),
+            "partial_rotary_factor",
+            "must be 1",
+            partial,
+            "others are not supported",
         )
         scaling, parameters = given.get("rope_scaling"), given.pop("rope_parameters", None)
         if isinstance(parameters, Mapping) and isinstance(scaling, Mapping):
             same = {**scaling, "rope_theta": None} == {**parameters, "rope_theta": None}
             rule, got = "must say what rope_parameters says", "two answers"
-            cls.require()(same, "rope_scaling", rule, got, "remove one of them")
+            _validate.require(cls.model_type, same, "rope_scaling", rule, got, "remove one of them")
         one = parameters if parameters is not None else scaling
         if isinstance(one, Mapping):
             one = dict(one)
@@ -201,16 +211,22 @@ def layer_kinds(
         ConfigError: the number of layers is wrong, a kind is unknown, or a sliding layer has no
             window.
     """
-    require, count = config.require(), config.num_hidden_layers
+    family, count = config.model_type, config.num_hidden_layers
     names = ("full_attention",) * count if layer_types is None else layer_types
-    require(isinstance(names, tuple | list), "layer_types", "must be a tuple of names", names, "write one")
+    _validate.require(
+        family, isinstance(names, tuple | list), "layer_types", "must be a tuple of names", names, "write one"
+    )
     rule = f"must name {count} layers, as num_hidden_layers says"
-    require(len(names) == count, "layer_types", rule, f"{len(names)}", "correct one of them")
+    _validate.require(
+        family, len(names) == count, "layer_types", rule, f"{len(names)}", "correct one of them"
+    )
     for name in names:
-        require.choice("layer_types", name, ("full_attention", "sliding_attention"))
+        _validate.choice(family, "layer_types", name, ("full_attention", "sliding_attention"))
     slides = "sliding_attention" in names
     rule = "must be set where layer_types has sliding_attention"
-    require(not slides or window is not None, "sliding_window", rule, None, "correct one of them")
+    _validate.require(
+        family, not slides or window is not None, "sliding_window", rule, None, "correct one of them"
+    )
     if window is not None:
-        require.integer("sliding_window", window, 1, 1 << 30)
+        _validate.integer(family, "sliding_window", window, 1, 1 << 30)
     return tuple(LayerKind(window if name == "sliding_attention" else None) for name in names)

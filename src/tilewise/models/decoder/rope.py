@@ -20,9 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.models.require import HUGE, MAX_POSITIONS, Require
+from tilewise.core.dtypes import MAX_F32
+from tilewise.core.validation import Validator
+from tilewise.models.fields import MAX_POSITIONS
 
 __all__ = ["ORIGINAL", "SCALING_FIELDS", "SLOWEST", "Rope", "checked_scaling", "rope_table"]
+
+_validate = Validator("models")
 
 SLOWEST = 1e-9  # of theta and of what divides frequencies: the angle at the longest position is finite
 ORIGINAL = "original_max_position_embeddings"
@@ -91,7 +95,7 @@ class Rope:
 
 
 def checked_scaling(
-    scaling: Mapping[str, Any], theta: float, head_dim: int, max_positions: int, require: Require
+    scaling: Mapping[str, Any], theta: float, head_dim: int, max_positions: int, family: str
 ) -> dict[str, Any]:
     """The fields of a scaling under one spelling, with numbers that its formula can use.
 
@@ -100,43 +104,60 @@ def checked_scaling(
         theta: the base that it changes.
         head_dim: of the model.
         max_positions: the model's `max_position_embeddings`.
-        require: of the family, for messages.
+        family: `model_type`, for messages.
 
     Raises:
         ConfigError: an unknown type, a field that is missing, unknown or has no such value; names it.
     """
-    require(isinstance(scaling, Mapping), "rope_scaling", "must be a dictionary", scaling, "correct it")
+    _validate.require(
+        family, isinstance(scaling, Mapping), "rope_scaling", "must be a dictionary", scaling, "correct it"
+    )
     values = {key: value for key, value in scaling.items() if value is not None}
     types = {str(values.pop(key)) for key in ("rope_type", "type") if key in values}
-    require(len(types) == 1, "rope_scaling", "must name one rope_type", sorted(types), "name one")
+    _validate.require(
+        family, len(types) == 1, "rope_scaling", "must name one rope_type", sorted(types), "name one"
+    )
     kind = _ALIASES.get(*types, *types) if len(types) == 1 else ""
     partial = values.pop("partial_rotary_factor", 1)
-    require(partial == 1, "partial_rotary_factor", "must be 1", partial, "others are not supported")
+    _validate.require(
+        family, partial == 1, "partial_rotary_factor", "must be 1", partial, "others are not supported"
+    )
     known = ", ".join(_FIELDS)
-    require(
-        kind in _FIELDS, "rope_scaling", f"must have a rope_type of {known}", kind, "others are not supported"
+    _validate.require(
+        family,
+        kind in _FIELDS,
+        "rope_scaling",
+        f"must have a rope_type of {known}",
+        kind,
+        "others are not supported",
     )
     if kind == "yarn":
         values = {name: value for name, value in values.items() if not _is_unset(name, value)}
     needed, optional = _FIELDS[kind]
     for name in needed:
         rule = f"must hold {', '.join(needed)} when its type is {kind}"
-        require(name in values, "rope_scaling", rule, f"no {name}", "add it")
+        _validate.require(family, name in values, "rope_scaling", rule, f"no {name}", "add it")
     for name in values:
         rule = f"must hold {', '.join((*needed, *optional))} and no more when its type is {kind}"
-        require(name in needed or name in optional, "rope_scaling", rule, name, "remove it")
-        _check_field(name, values[name], head_dim, require)
+        _validate.require(family, name in needed or name in optional, "rope_scaling", rule, name, "remove it")
+        _check_field(name, values[name], head_dim, family)
     if kind == "llama3":
         low, high = values["low_freq_factor"], values["high_freq_factor"]
         place = "rope_scaling.low_freq_factor"
-        require(low < high, place, "must be below high_freq_factor", f"{low} and {high}", "correct them")
+        _validate.require(
+            family, low < high, place, "must be below high_freq_factor", f"{low} and {high}", "correct them"
+        )
     if kind == "yarn":
         fast, slow = values.get("beta_fast", 32), values.get("beta_slow", 1)
         place = "rope_scaling.beta_slow"
-        require(slow < fast, place, "must be below beta_fast", f"{slow} and {fast}", "correct them")
-        require(theta > 1, "rope_theta", "must be above 1 when rope_scaling is yarn", theta, "correct it")
+        _validate.require(
+            family, slow < fast, place, "must be below beta_fast", f"{slow} and {fast}", "correct them"
+        )
+        _validate.require(
+            family, theta > 1, "rope_theta", "must be above 1 when rope_scaling is yarn", theta, "correct it"
+        )
     if kind in ("yarn", "longrope"):
-        require.integer(f"rope_scaling.{ORIGINAL}", values.get(ORIGINAL, max_positions), 2, 1 << 30)
+        _validate.integer(family, f"rope_scaling.{ORIGINAL}", values.get(ORIGINAL, max_positions), 2, 1 << 30)
     return {"rope_type": kind, **values}
 
 
@@ -144,20 +165,22 @@ def _is_unset(name: str, value: object) -> bool:
     return name in _UNSET_AT_ZERO and value == 0 and not isinstance(value, bool)
 
 
-def _check_field(name: str, value: object, head_dim: int, require: Require) -> None:
+def _check_field(name: str, value: object, head_dim: int, family: str) -> None:
     place = f"rope_scaling.{name}"
     if name == ORIGINAL:
-        require.integer(place, value, 2, 1 << 30)
+        _validate.integer(family, place, value, 2, 1 << 30)
     elif name in ("truncate", "finetuned"):
-        require(isinstance(value, bool), place, "must be true or false", value, "write one of them")
+        _validate.require(
+            family, isinstance(value, bool), place, "must be true or false", value, "write one of them"
+        )
     elif name in ("long_factor", "short_factor"):
         rule = f"must be a list of {head_dim // 2} numbers, one per pair of a head"
         is_list = isinstance(value, list | tuple) and len(value) == head_dim // 2
-        require(is_list, place, rule, value, "correct it")
+        _validate.require(family, is_list, place, rule, value, "correct it")
         for number in value if isinstance(value, list | tuple) else ():
-            require.number(place, number, SLOWEST, HUGE)
+            _validate.number(family, place, number, SLOWEST, MAX_F32)
     else:
-        require.number(place, value, SLOWEST, HUGE)
+        _validate.number(family, place, value, SLOWEST, MAX_F32)
 
 
 def rope_table(rope: Rope, head_dim: int, num_positions: int, context: int) -> NDArray[np.float32]:

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tilewise.core.dtypes import MAX_F32, MIN_F32
+from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.config import RotaryConfig, layer_kinds
-from tilewise.models.require import HUGE, TINY
 
 __all__ = ["Gemma2Config", "GemmaConfig"]
+
+_validate = Validator("models")
 
 # What the first files hold besides the field of that meaning.
 _TWICE = {"hidden_act": "hidden_activation", "sliding_window_size": "sliding_window"}
@@ -48,12 +51,12 @@ class GemmaConfig(RotaryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require = self.require()
-        require.integer("query_pre_attn_scalar", self.query_pre_attn_scalar, 1, 1 << 30)
+        family = self.model_type
+        _validate.integer(family, "query_pre_attn_scalar", self.query_pre_attn_scalar, 1, 1 << 30)
         for name in ("attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(self, name) is not None:
-                require.number(name, getattr(self, name), TINY, HUGE)
-        require.truth("attention_bias", self.attention_bias)
+                _validate.number(family, name, getattr(self, name), MIN_F32, MAX_F32)
+        _validate.truth(family, "attention_bias", self.attention_bias)
         self.kinds()
 
     @classmethod

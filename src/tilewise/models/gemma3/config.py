@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from tilewise.core.dtypes import MAX_F32
+from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.config import layer_kinds
 from tilewise.models.decoder.rope import SLOWEST, Rope
 from tilewise.models.gemma2.config import GemmaConfig
-from tilewise.models.require import HUGE
 
 __all__ = ["Gemma3Config"]
+
+_validate = Validator("models")
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class Gemma3Config(GemmaConfig):
     also: ClassVar[tuple[str, ...]] = ("Gemma3TextModel",)
 
     def __post_init__(self) -> None:
-        self.require().integer("sliding_window_pattern", self.sliding_window_pattern, 1, 1 << 20)
+        _validate.integer(self.model_type, "sliding_window_pattern", self.sliding_window_pattern, 1, 1 << 20)
         super().__post_init__()
-        self.require().number("rope_local_base_freq", self.rope_local_base_freq, SLOWEST, HUGE)
+        _validate.number(self.model_type, "rope_local_base_freq", self.rope_local_base_freq, SLOWEST, MAX_F32)
 
     @classmethod
     def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -73,13 +76,16 @@ def _flattened(
     """`rope_parameters` by kind of layer, as transformers 5 writes them, converted to the earlier
     fields.
     """
-    require = cls.require()
+    family = cls.model_type
     known = ("full_attention", "sliding_attention")
     for name in parameters:
-        require(name in known, "rope_parameters", f"must hold {' and '.join(known)}", name, "correct it")
+        _validate.require(
+            family, name in known, "rope_parameters", f"must hold {' and '.join(known)}", name, "correct it"
+        )
     local = parameters.get("sliding_attention")
     local = {} if local is None else local
-    require(
+    _validate.require(
+        family,
         isinstance(local, Mapping),
         "rope_parameters.sliding_attention",
         "must be a dictionary",
@@ -91,7 +97,9 @@ def _flattened(
     }
     is_plain = not others and local.get("rope_type", local.get("type")) in (None, "default")
     rule = "must be plain: a rope_theta and no scaling"
-    require(is_plain, "rope_parameters.sliding_attention", rule, dict(local), "others are not supported")
+    _validate.require(
+        family, is_plain, "rope_parameters.sliding_attention", rule, dict(local), "others are not supported"
+    )
     found = {**given, "rope_parameters": parameters.get("full_attention")}
     name = "rope_local_base_freq"
     place = "rope_parameters.sliding_attention.rope_theta"

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tilewise.core.dtypes import MAX_F32, MIN_F32
+from tilewise.core.validation import Validator
 from tilewise.models.config import ModelConfig
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.config import ACTIVATIONS, MAX_HEAD_DIM
-from tilewise.models.require import HUGE, TINY
 
 __all__ = ["GPT2Config"]
+
+_validate = Validator("models")
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,16 @@ class GPT2Config(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require = self.require()
+        family = self.model_type
         divides = self.hidden_size % self.num_attention_heads == 0
         got = f"{self.hidden_size} over {self.num_attention_heads}"
-        require(divides, "n_embd", "must divide by n_head", got, "choose sizes that divide")
-        require.integer("n_embd / n_head", self.hidden_size // self.num_attention_heads, 2, MAX_HEAD_DIM)
-        require.choice("activation_function", self.hidden_act, ACTIVATIONS)
-        require.number("layer_norm_epsilon", self.layer_norm_epsilon, TINY, HUGE)
-        require.truth("scale_attn_weights", self.scale_attn_weights)
+        _validate.require(family, divides, "n_embd", "must divide by n_head", got, "choose sizes that divide")
+        _validate.integer(
+            family, "n_embd / n_head", self.hidden_size // self.num_attention_heads, 2, MAX_HEAD_DIM
+        )
+        _validate.choice(family, "activation_function", self.hidden_act, ACTIVATIONS)
+        _validate.number(family, "layer_norm_epsilon", self.layer_norm_epsilon, MIN_F32, MAX_F32)
+        _validate.truth(family, "scale_attn_weights", self.scale_attn_weights)
 
     @classmethod
     def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.config import RotaryConfig
 
 __all__ = ["LlamaConfig"]
+
+_validate = Validator("models")
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class LlamaConfig(RotaryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require().truth("attention_bias", self.attention_bias)
-        self.require().truth("mlp_bias", self.mlp_bias)
+        _validate.truth(self.model_type, "attention_bias", self.attention_bias)
+        _validate.truth(self.model_type, "mlp_bias", self.mlp_bias)
 
     @property
     def decoder(self) -> Decoder:

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder
 from tilewise.models.decoder.config import RotaryConfig, layer_kinds
 from tilewise.models.decoder.rope import Rope
 
 __all__ = ["Phi3Config"]
+
+_validate = Validator("models")
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,21 @@ class Phi3Config(RotaryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require().integer(
-            "original_max_position_embeddings", self.original_max_position_embeddings, 2, 1 << 30
+        _validate.integer(
+            self.model_type,
+            "original_max_position_embeddings",
+            self.original_max_position_embeddings,
+            2,
+            1 << 30,
         )
         kind = None if self.rope_scaling is None else self.rope_scaling["rope_type"]
-        self.require()(
-            kind in (None, "longrope"), "rope_scaling", "must be absent or longrope", kind, "correct it"
+        _validate.require(
+            self.model_type,
+            kind in (None, "longrope"),
+            "rope_scaling",
+            "must be absent or longrope",
+            kind,
+            "correct it",
         )
         _ = self.decoder
 

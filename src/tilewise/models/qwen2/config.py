@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.config import RotaryConfig, layer_kinds
 
 __all__ = ["Qwen2Config", "QwenConfig"]
+
+_validate = Validator("models")
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,19 @@ class QwenConfig(RotaryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require().truth("use_sliding_window", self.use_sliding_window)
-        self.require().integer("max_window_layers", self.max_window_layers, 0, 1 << 20)
+        _validate.truth(self.model_type, "use_sliding_window", self.use_sliding_window)
+        _validate.integer(self.model_type, "max_window_layers", self.max_window_layers, 0, 1 << 20)
         slides, window = self.use_sliding_window, self.sliding_window
         if window is not None:
-            self.require().integer("sliding_window", window, 0, 1 << 30)  # 0 where none slides
+            _validate.integer(self.model_type, "sliding_window", window, 0, 1 << 30)  # 0 where none slides
         rule = "must be set where use_sliding_window is true"
-        self.require()(
-            not slides or window is not None, "sliding_window", rule, window, "correct one of them"
+        _validate.require(
+            self.model_type,
+            not slides or window is not None,
+            "sliding_window",
+            rule,
+            window,
+            "correct one of them",
         )
         self.kinds()
 

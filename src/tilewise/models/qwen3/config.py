@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder
 from tilewise.models.qwen2.config import QwenConfig
 
 __all__ = ["Qwen3Config"]
+
+_validate = Validator("models")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Qwen3Config(QwenConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require().truth("attention_bias", self.attention_bias)
+        _validate.truth(self.model_type, "attention_bias", self.attention_bias)
 
     @property
     def decoder(self) -> Decoder:
