@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 
 from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.ir.counts import counts
@@ -25,8 +24,6 @@ from tilewise.plan.segments import Segment
 from tilewise.plan.shapes import LocalShapes
 
 __all__ = ["Use", "Variant", "Variants", "lower_variants"]
-
-_FEW_OPS = 4  # lowering a template of so few ops takes as long as sending it to another process
 
 
 @dataclass(frozen=True)
@@ -162,16 +159,15 @@ def lower_variants(
 def _lower_all(
     tasks: Sequence[LoweringTask], shapes: LocalShapes, numbers: DeviceNumbers, pool: WorkerPool | None
 ) -> list[LoweredVariant]:
-    """The result of every task, in order. Workers lower the larger templates if there are many."""
-    is_apart = [task.kept is not None and len(task.ops) > _FEW_OPS for task in tasks]
-    apart = [*compress(tasks, is_apart)]
+    """The result of every task, in order. Workers lower templates if there are many."""
+    apart = [task for task in tasks if task.kept is not None]
     modules = modules_of_ops({op.op for task in apart for op in task.ops})
     if pool is None or modules is None or len(apart) < ENOUGH:
         return [lower_variant(task, shapes, numbers.known) for task in tasks]
     plain = replace(shapes)  # without its caches, which are large
     theirs = pool.map(_lower_in_worker, [(modules, task, plain) for task in apart])
-    here = iter([lower_variant(t, shapes, numbers.known) for t, away in zip(tasks, is_apart) if not away])
-    return [next(theirs) if away else next(here) for away in is_apart]
+    here = iter([lower_variant(task, shapes, numbers.known) for task in tasks if task.kept is None])
+    return [next(here) if task.kept is None else next(theirs) for task in tasks]
 
 
 def _lower_in_worker(modules: Sequence[str], task: LoweringTask, shapes: LocalShapes) -> LoweredVariant:
