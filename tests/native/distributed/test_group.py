@@ -46,8 +46,9 @@ def left_open():
 
 
 def shared_names():
-    """Names of shared memory. Those of MPI are others': groups have none, and other tests may run it meanwhile."""
-    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith("mpich_shm_"))
+    """Names of shared memory. Groups have none. Other tests may make those of MPI and of worker pools meanwhile."""
+    others = ("mpich_shm_", "sem.mp-")
+    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(others))
 
 
 def test_a_group_from_start_to_end():
