@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from tilewise.core.dims import BATCH, Dim, DimLabel
     from tilewise.core.errors import TilewiseError
     from tilewise.core.mesh import DeviceMesh
-    from tilewise.core.workers import WorkerPool
     from tilewise.distributed import ProcessGroup
     from tilewise.graph import GraphBuilder, layer
     from tilewise.graph.parallel import ParallelDebugger, ParallelGraphBuilder, ProgressTracker
     from tilewise.ir.graph import TensorSpec
     from tilewise.ir.hints import Replicate, Shard
     from tilewise.ir.layer_spec import LayerSpec
+    from tilewise.processes.workers import WorkerPool
     from tilewise.serve import LLM, Engine, SamplingParams, StructuredOutputsParams
     from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
     from tilewise.strategy import DistributionStrategy, ParallelismMode, StateSharding
@@ -54,7 +54,7 @@ _MODULES = {
     "StepResult": "tilewise.session",
     "TensorSpec": "tilewise.ir.graph",
     "TilewiseError": "tilewise.core.errors",
-    "WorkerPool": "tilewise.core.workers",
+    "WorkerPool": "tilewise.processes.workers",
     "layer": "tilewise.graph",
 }
 

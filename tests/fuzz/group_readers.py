@@ -14,7 +14,7 @@ from tilewise.comm.facts import own_facts, require_equal
 from tilewise.comm.mpi_channel import MpiChannel
 from tilewise.comm.peer import error_of
 from tilewise.core import PeerLost, TilewiseError
-from tilewise.core.process import HEAD, pack
+from tilewise.processes.children import HEAD, pack
 
 
 def read_messages(folder: Path, data: bytes) -> None:

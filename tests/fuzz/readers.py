@@ -47,9 +47,9 @@ from tilewise.checkpoint.header import dtype_name, parse_header
 from tilewise.checkpoint.manifest import Manifest, device_file
 from tilewise.checkpoint.tensors import WeightsFile
 from tilewise.core import CheckpointError, ConfigError, TilewiseError
-from tilewise.core.reading import Unreadable
 from tilewise.data import load_corpus
 from tilewise.encode import load_max_length, load_pooling
+from tilewise.files.reading import Unreadable
 from tilewise.models.llama import LlamaConfig
 from tilewise.nn import linear
 from tilewise.observe import (
@@ -65,8 +65,8 @@ from tilewise.observe import (
 from tilewise.optim.optimizer import is_hyper
 from tilewise.plan.file import encode_plan
 from tilewise.session import require_origin
-from tilewise.train.config import TrainConfig, load_config, make_optimizer
 from tilewise.train.metrics import MetricsFile, read_metrics
+from tilewise.train.train_config import TrainConfig, load_config, make_optimizer
 
 VOCABULARY = 300
 SETTINGS = {"model": {"hidden_size": 32}, "train": {"seed": 0}}

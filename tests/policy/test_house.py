@@ -90,8 +90,8 @@ def test_background_threads_are_stopped_at_exit():
     """No daemon thread but `BackgroundThread`, except in processes that end without taking the interpreter down, and
     timers that run Python alone."""
     may = {
-        "core/threads.py",
-        "core/workers.py",
+        "processes/threads.py",
+        "processes/workers.py",
         "distributed/worker.py",
         "server/link/engine_process.py",
         "comm/world.py",

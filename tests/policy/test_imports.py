@@ -7,35 +7,39 @@ from graphlib import TopologicalSorter
 from policy.source import NATIVE, PACKAGE, imports_of, native_files, python_files, relative, tree_of
 
 STAGES = (
-    "core settings ir graph strategy plan kernels comm observe runtime checkpoint session nn optim models"
+    "core processes files settings ir graph strategy plan kernels comm observe runtime checkpoint "
+    "session nn optim models"
 )
 ALLOWED = {
     "core": "",
+    "processes": "core",
+    "files": "core",
     "settings": "core",
-    "ir": "core",
+    "ir": "core files",
     # elementwise ops are what the table of kernels says; what was watched is written as other traces are
-    "graph": "core ir kernels observe",
+    "graph": "core files processes ir kernels observe",
     "strategy": "core ir",
-    "plan": "core ir kernels observe",  # what a kernel needs and costs stands in its table; a plan draws its own page
+    # what a kernel needs and costs stands in its table; a plan draws its own page
+    "plan": "core files processes ir kernels observe",
     "kernels": "core ir",
-    "comm": "core ir",
-    "observe": "core ir",  # pure functions over graphs, and over records that the runtimes hand to it
+    "comm": "core processes files ir",
+    "observe": "core files ir",  # pure functions over graphs, and over records that the runtimes hand to it
     "runtime": "core ir kernels comm observe",
-    "checkpoint": "core settings ir runtime",
+    "checkpoint": "core files processes settings ir runtime",
     # a session completes a graph with its optimizer's update, so it knows what an optimizer is
-    "session": "core ir graph strategy plan kernels comm runtime checkpoint optim",
+    "session": "core files processes ir graph strategy plan kernels comm runtime checkpoint optim",
     "distributed": "core comm runtime session",  # what a worker of a group does; everything else is the leader's
     "nn": "core ir graph",
     "optim": "core ir graph kernels",  # what steps of an update compute
     # a family says how files hold its parameters; its layers may be described next to one another
-    "models": "core ir graph nn strategy checkpoint",
+    "models": "core files ir graph nn strategy checkpoint",
     "data": f"{STAGES}",
     "generate": f"{STAGES} data",
     "encode": f"{STAGES} generate",
     "train": f"{STAGES} data generate",
     "serve": f"{STAGES} data generate encode",
     # between HTTP and the engine; knows no graph
-    "server": "core settings comm distributed models checkpoint generate encode serve",
+    "server": "core files processes settings comm distributed models checkpoint generate encode serve",
     "machine": "core kernels comm",  # which MPI there is
     "cli": f"{STAGES} machine distributed data generate encode train serve server tilewise",
     "tilewise": f"{STAGES} distributed serve cli",  # `python -m tilewise`

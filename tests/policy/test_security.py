@@ -12,9 +12,9 @@ PROGRAMS = {"subprocess", "pty"}
 # The few modules that may, each for what SECURITY.md says of it.
 MAY = {
     "src/tilewise/checkpoint/hub.py": {"huggingface_hub"},
-    "src/tilewise/core/workers.py": {"multiprocessing"},  # children of this process, and pipes to them
+    "src/tilewise/processes/workers.py": {"multiprocessing"},  # children of this process, and pipes to them
     "src/tilewise/cli/build_mpi.py": {"subprocess"},  # mpicc, and this Python to load what it has built
-    "src/tilewise/core/process.py": {
+    "src/tilewise/processes/children.py": {
         "socket",
         "subprocess",
     },  # children of this Python, and a pair of sockets to each

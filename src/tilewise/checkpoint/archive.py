@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilewise.checkpoint.tensors import OpenFile
-from tilewise.core.reading import Unreadable
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable
 
 __all__ = ["Part", "read_archive", "read_part"]
 

@@ -16,8 +16,8 @@ from typing import Any
 from tilewise.checkpoint.concurrent_files import EXIT_PATIENCE_S
 from tilewise.checkpoint.training import TrainingState, checkpoint_path, save_checkpoint
 from tilewise.core import CheckpointError
-from tilewise.core.threads import BackgroundThread
 from tilewise.core.validation import Validator
+from tilewise.processes.threads import BackgroundThread
 
 __all__ = ["CheckpointWriter"]
 

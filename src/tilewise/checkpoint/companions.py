@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilewise.core import CheckpointError
-from tilewise.core.reading import Unreadable, read_whole
+from tilewise.files.reading import Unreadable, read_whole
 
 __all__ = ["CODE", "CONFIG", "GENERATION", "MODULES", "TEMPLATES", "TOKENIZER", "read_companions"]
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from tilewise.core.limits import num_cores
-from tilewise.core.threads import BackgroundThread
+from tilewise.processes.threads import BackgroundThread
 
 __all__ = ["EXIT_PATIENCE_S", "run_concurrently"]
 

@@ -21,8 +21,8 @@ from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pi
 from tilewise.checkpoint.tensors import FileTensor, OpenFile, PartedTensor, TensorPart
 from tilewise.checkpoint.torch_files import Storages, dtype_of, sizes_of
 from tilewise.core import CheckpointError
-from tilewise.core.reading import Unreadable, open_regular, read_whole
 from tilewise.core.validation import Validator, shown
+from tilewise.files.reading import Unreadable, open_regular, read_whole
 
 __all__ = ["is_distributed", "open_distributed"]
 

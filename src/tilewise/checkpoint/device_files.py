@@ -29,9 +29,9 @@ from tilewise.checkpoint.tensors import (
     read_array,
 )
 from tilewise.core import CheckpointError
-from tilewise.core.reading import Forbidden, Unreadable
 from tilewise.core.validation import shown
-from tilewise.core.writing import sync_file
+from tilewise.files.reading import Forbidden, Unreadable
+from tilewise.files.writing import sync_file
 
 __all__ = ["DeviceFile", "assemble", "damages", "describe", "open_device_files", "write_device_files"]
 

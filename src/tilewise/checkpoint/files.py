@@ -1,7 +1,7 @@
 """Replaces and removes directories so that a reader sees either the old one or the new one, never a
 part.
 
-It does for directories what `core.writing` does for files. A directory that is replaced or removed
+It does for directories what `files.writing` does for files. A directory that is replaced or removed
 is first renamed to a hidden name; between the two renames of a replacement there is no directory of
 that name. On request it checks in advance that a place is writable.
 """
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tilewise.core import ConfigError
-from tilewise.core.writing import HIDDEN, sync_directory, sync_file, writing
+from tilewise.files.writing import HIDDEN, sync_directory, sync_file, writing
 
 __all__ = [
     "check_replaceable",

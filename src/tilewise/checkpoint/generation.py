@@ -17,8 +17,8 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from tilewise.core import CheckpointError, Validator
 from tilewise.core.log import warn_once
-from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
 from tilewise.core.validation import bare, shown
+from tilewise.files.reading import Unreadable, first_problem, plain_json, read_whole
 from tilewise.settings import Sampling, json_type, settings_of
 
 __all__ = ["load_generation_config"]

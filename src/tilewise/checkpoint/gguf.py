@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tilewise.core import ConfigError
-from tilewise.core.reading import Unreadable, open_regular
+from tilewise.files.reading import Unreadable, open_regular
 
 __all__ = ["refuse_gguf"]
 

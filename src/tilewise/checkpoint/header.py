@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from tilewise.core.reading import Unreadable, parse_json
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable, parse_json
 
 __all__ = [
     "MAX_DIMS",

@@ -16,8 +16,8 @@ from tilewise.checkpoint.companions import GENERATION, MODULES, TEMPLATES, TOKEN
 from tilewise.checkpoint.gguf import refuse_gguf
 from tilewise.checkpoint.weights import INDEX, SINGLE, files_of_index
 from tilewise.core import ConfigError, Validator
-from tilewise.core.reading import Unreadable, refusals_of
 from tilewise.core.validation import cut, shown
+from tilewise.files.reading import Unreadable, refusals_of
 
 __all__ = ["find_model"]
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tilewise.core import ConfigError, Validator, get_logger
-from tilewise.core.writing import writing
+from tilewise.files.writing import writing
 
 __all__ = ["lock_directory"]
 

@@ -23,9 +23,9 @@ from tilewise.checkpoint.boxes import Box, Misfit, misfit
 from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE, dtype_of_name
 from tilewise.core.dtypes import is_float
 from tilewise.core.mesh import MAX_DEVICES
-from tilewise.core.reading import Unreadable, parse_json, read_whole
 from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable, parse_json, read_whole
 
 __all__ = [
     "MANIFEST",

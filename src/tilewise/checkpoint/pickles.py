@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.core.reading import Unreadable
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable
 
 __all__ = ["MAX_PICKLE_BYTES", "Name", "Record", "parse_pickle", "worded"]
 

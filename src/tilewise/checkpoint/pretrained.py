@@ -25,7 +25,7 @@ from tilewise.checkpoint.files import replace_directory
 from tilewise.checkpoint.shards import MAX_SHARD_BYTES, write_weights
 from tilewise.checkpoint.tensors import Tensor
 from tilewise.core import CheckpointError, Validator
-from tilewise.core.writing import writing
+from tilewise.files.writing import writing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

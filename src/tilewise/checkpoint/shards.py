@@ -20,7 +20,7 @@ from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor, read_arr
 from tilewise.checkpoint.weights import INDEX, SINGLE
 from tilewise.core import CheckpointError
 from tilewise.core.validation import Validator, shown
-from tilewise.core.writing import HIDDEN, replace_file, replace_text, sync_directory, sync_file, writing
+from tilewise.files.writing import HIDDEN, replace_file, replace_text, sync_directory, sync_file, writing
 from tilewise.ir.graph import METADATA
 
 __all__ = ["MAX_SHARD_BYTES", "save_tensors", "write_weights"]

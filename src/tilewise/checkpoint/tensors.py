@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from tilewise.checkpoint.boxes import Box
 from tilewise.checkpoint.header import TensorEntry, dtype_of_name, header_end, parse_header
 from tilewise.core import CheckpointError
-from tilewise.core.reading import Unreadable, open_regular
 from tilewise.core.validation import Validator, shown
+from tilewise.files.reading import Unreadable, open_regular
 
 __all__ = [
     "Checksum",

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from tilewise.checkpoint.tokenizer_config import AddedTokenFile, TokenizerConfig, load_tokenizer_config
 from tilewise.core import CheckpointError, ConfigError, Validator
 from tilewise.core.log import warn_once
-from tilewise.core.reading import (
+from tilewise.core.validation import shown
+from tilewise.files.reading import (
     Unreadable,
     decode_text,
     parse_json,
@@ -27,7 +28,6 @@ from tilewise.core.reading import (
     refusals_of,
     validate_json,
 )
-from tilewise.core.validation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tilewise.core import CheckpointError, Validator, shown
-from tilewise.core.reading import Unreadable, decode_text, read_json, read_whole
+from tilewise.files.reading import Unreadable, decode_text, read_json, read_whole
 
 __all__ = ["AddedTokenFile", "TokenizerConfig", "load_tokenizer_config"]
 

@@ -23,8 +23,8 @@ from tilewise.checkpoint.archive import Part, read_archive, read_part
 from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle, worded
 from tilewise.checkpoint.tensors import Checksum, FileTensor, OpenFile
 from tilewise.core import CheckpointError
-from tilewise.core.reading import Unreadable, open_regular
 from tilewise.core.validation import Validator, bare, shown
+from tilewise.files.reading import Unreadable, open_regular
 
 __all__ = [
     "Storages",

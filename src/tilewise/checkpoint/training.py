@@ -46,9 +46,9 @@ from tilewise.checkpoint.parts import make_parts
 from tilewise.checkpoint.tensors import FileTensor, PartedTensor
 from tilewise.core import CheckpointError, ResourceError
 from tilewise.core.mesh import MAX_DEVICES
-from tilewise.core.reading import Forbidden, Unreadable, first_problem, read_whole
 from tilewise.core.validation import Validator, bare, shown
-from tilewise.core.writing import writing
+from tilewise.files.reading import Forbidden, Unreadable, first_problem, read_whole
+from tilewise.files.writing import writing
 
 __all__ = [
     "RENAMED_SETTINGS",

@@ -21,8 +21,8 @@ from tilewise.checkpoint.gguf import refuse_gguf
 from tilewise.checkpoint.tensors import FileTensor, WeightsFile
 from tilewise.checkpoint.torch_files import is_torch_file, open_state_dict
 from tilewise.core import CheckpointError
-from tilewise.core.reading import Unreadable, read_json
 from tilewise.core.validation import Validator, shown
+from tilewise.files.reading import Unreadable, read_json
 
 __all__ = ["INDEX", "SINGLE", "files_of_index", "open_weights"]
 

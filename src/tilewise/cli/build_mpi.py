@@ -47,7 +47,7 @@ def build_mpi(
     openmpi.so`
     """
     from tilewise.comm.mpi_library import site_table
-    from tilewise.core.writing import replace_file
+    from tilewise.files.writing import replace_file
 
     target = site_table() if out is None else out.absolute()
     if not os.access(target.parent, os.W_OK):

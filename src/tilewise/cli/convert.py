@@ -207,7 +207,7 @@ def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
 
 def _write_file(target: Path, source: _Source, show: Callable[[int, int], object]) -> None:
     from tilewise.checkpoint.shards import save_tensors
-    from tilewise.core.writing import replace_file
+    from tilewise.files.writing import replace_file
     from tilewise.models.layout import without_wrappers
 
     tensors = dict(_counted(without_wrappers(source.tensors).items(), show))

@@ -55,8 +55,8 @@ def encode_texts(
         ResourceError: the file cannot be written.
     """
     from tilewise.checkpoint import check_replaceable, check_writable
-    from tilewise.core.writing import replace_file, writing
     from tilewise.encode import POOLINGS, Encoder, load_pooling
+    from tilewise.files.writing import replace_file, writing
     from tilewise.train import track_work
 
     if pooling not in (*POOLINGS, "auto"):

@@ -288,7 +288,7 @@ def inspect(
     from tilewise.cli.estimate import Given, describe_training
     from tilewise.cli.inspect import describe_model
     from tilewise.cli.picture import draw_graph, plan_of_training
-    from tilewise.core.writing import replace_text
+    from tilewise.files.writing import replace_text
 
     ignored = EngineSettings(**engine).ignore_config_fields
     is_file = Path(model).suffix.lower() in (".toml", ".json")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_type_hi
 import typer
 
 from tilewise.core import CheckpointError, ConfigError
-from tilewise.core.reading import Unreadable, decode_text, read_whole
+from tilewise.files.reading import Unreadable, decode_text, read_whole
 from tilewise.settings import Setting, settings_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from tilewise.cli.main import main as run
 from tilewise.comm.channel import Channel
 from tilewise.core.errors import PeerLost
-from tilewise.core.threads import BackgroundThread
+from tilewise.processes.threads import BackgroundThread
 
 __all__ = ["main"]
 

@@ -13,7 +13,7 @@ import typer
 from tilewise.cli.before_work import before_work
 from tilewise.cli.options import MODEL, REVISION, Options, Values, make_console
 from tilewise.core import ConfigError
-from tilewise.core.reading import Unreadable, decode_text, read_whole
+from tilewise.files.reading import Unreadable, decode_text, read_whole
 from tilewise.settings import EngineSettings
 
 __all__ = ["run_batch"]
@@ -56,7 +56,7 @@ def run_batch(
     Example: `tilewise run-batch demo/model requests.jsonl -o answers.jsonl`
     """
     from tilewise.checkpoint import check_replaceable, check_writable, find_model
-    from tilewise.core.writing import replace_text, writing
+    from tilewise.files.writing import replace_text, writing
     from tilewise.graph.parallel import ProgressTracker
     from tilewise.serve import Engine
     from tilewise.server import ServerSettings, answer_lines

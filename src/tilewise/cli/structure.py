@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tilewise.core import ConfigError
-from tilewise.core.reading import Unreadable, decode_text, read_whole
+from tilewise.files.reading import Unreadable, decode_text, read_whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

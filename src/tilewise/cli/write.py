@@ -14,8 +14,8 @@ from tilewise.cli.before_work import before_work
 from tilewise.cli.structure import check_structure
 from tilewise.cli.terminal import write_to
 from tilewise.core import ConfigError
-from tilewise.core.reading import Unreadable, decode_text, read_whole
 from tilewise.core.sizes import format_bytes
+from tilewise.files.reading import Unreadable, decode_text, read_whole
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,7 +1,7 @@
 """`Channel`: messages between a group's leader and one of its workers, over one end of a socket
 pair.
 
-A message is a frame with a JSON object (`core.process`). It may carry file descriptors; its entry
+A message is a frame with a JSON object (`processes.children`). It may carry file descriptors; its entry
 `files` gives their number. Nothing is pickled, and the receiver checks every message. Descriptors
 are sent with the first bytes of their frame, so they have arrived when the frame is complete. If a
 call is interrupted or times out, the bytes already read are kept and the next call continues there.
@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from tilewise.core.errors import CommError, CommTimeout, PeerLost, ResourceError
-from tilewise.core.process import HEAD, MOST_BYTES, pack, unpack
+from tilewise.processes.children import HEAD, MOST_BYTES, pack, unpack
 
 __all__ = ["Channel", "Message"]
 

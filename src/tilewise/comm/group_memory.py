@@ -16,7 +16,7 @@ from tilewise._native.programs import group_bytes, make_spill_file
 from tilewise.comm.memory import shared_memory
 from tilewise.core.environment import on_host
 from tilewise.core.errors import ResourceError
-from tilewise.core.writing import name_in_utf8
+from tilewise.files.writing import name_in_utf8
 
 __all__ = ["executor_files", "make_memory", "needed_memory"]
 

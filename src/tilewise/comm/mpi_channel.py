@@ -19,8 +19,8 @@ from tilewise._native.connection import World
 from tilewise.comm.channel import Message
 from tilewise.comm.memory import content_of, shared_content
 from tilewise.core.errors import CommTimeout, PeerLost, ResourceError
-from tilewise.core.process import HEAD, pack, unpack
 from tilewise.core.validation import shown
+from tilewise.processes.children import HEAD, pack, unpack
 
 __all__ = ["MpiChannel"]
 

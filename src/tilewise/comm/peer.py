@@ -16,7 +16,7 @@ from tilewise.comm.channel import Channel, Message
 from tilewise.comm.mpi_channel import MpiChannel
 from tilewise.core import errors
 from tilewise.core.errors import CommError, InternalError, PeerLost, ResourceError, TilewiseError
-from tilewise.core.process import Spawned
+from tilewise.processes.children import Spawned
 
 __all__ = ["JoinedPeer", "Peer", "SpawnedPeer", "error_of", "row_of_error", "watched", "watched_too"]
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewise.core import ConfigError, Validator, get_logger
-from tilewise.core.reading import Unreadable
 from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import shown
 from tilewise.data.text_files import read_pieces, read_text
+from tilewise.files.reading import Unreadable
 
 __all__ = ["Corpus", "TextFile", "is_held_out", "load_corpus", "load_standard_library"]
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tilewise.core.reading import Unreadable, open_regular
+from tilewise.files.reading import Unreadable, open_regular
 
 __all__ = ["read_pieces", "read_text"]
 

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from tilewise.core import ConfigError, Validator
 from tilewise.core.dtypes import is_float
-from tilewise.core.reading import Unreadable, read_json
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable, read_json
 
 __all__ = ["POOLINGS", "Pooling", "load_max_length", "load_pooling"]
 

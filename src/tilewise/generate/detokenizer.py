@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilewise.core import ConfigError, Validator
-from tilewise.core.reading import Unreadable, refusals_of
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable, refusals_of
 from tilewise.generate.token_bytes import TokenBytes
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewise.core.process import DisposableProcess, DisposableProcesses, unpack
 from tilewise.generate import template_child
+from tilewise.processes.children import DisposableProcess, DisposableProcesses, unpack
 
 __all__ = ["TemplateProcesses"]
 

@@ -12,7 +12,7 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tilewise.core.reading import Unreadable, refusals_of
+from tilewise.files.reading import Unreadable, refusals_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

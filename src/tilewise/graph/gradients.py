@@ -20,7 +20,6 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
-from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.graph.builder import SEED, GraphBuilder
 from tilewise.graph.draft import GraphDraft
 from tilewise.graph.recompute import NONE, SAVE_ALL, Choice, Recomputation, choose_ops
@@ -29,6 +28,7 @@ from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import Op, check_call, import_ops, modules_of_ops, op_named
 from tilewise.ir.tape import Gradient, Later, Term
 from tilewise.ir.validate import validate_graph
+from tilewise.processes.workers import ENOUGH, WorkerPool
 
 __all__ = [
     "BackwardTemplate",

@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewise.models.config import ModelConfig, config_content
     from tilewise.models.decoder.model import BLOCK_SIZE
     from tilewise.models.layout import FileLayout
+    from tilewise.models.model_config import ModelConfig, config_content
     from tilewise.models.parallel import ParallelModelBuilder
     from tilewise.models.parts import LayerUse, ModelParts
     from tilewise.models.registry import (
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
-    "ModelConfig": "tilewise.models.config",
-    "config_content": "tilewise.models.config",
+    "ModelConfig": "tilewise.models.model_config",
+    "config_content": "tilewise.models.model_config",
     "BLOCK_SIZE": "tilewise.models.decoder.model",
     "FileLayout": "tilewise.models.layout",
     "ParallelModelBuilder": "tilewise.models.parallel",

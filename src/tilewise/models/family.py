@@ -11,11 +11,11 @@ from functools import wraps
 from typing import Any
 
 from tilewise.checkpoint import StoredTensor
-from tilewise.models.config import ModelConfig
 from tilewise.models.decoder import model
 from tilewise.models.decoder.architecture import Decoder
 from tilewise.models.decoder.weights import HEAD, parameter_shapes, stored_by_name
 from tilewise.models.layout import FileLayout
+from tilewise.models.model_config import ModelConfig
 from tilewise.models.parts import ModelParts
 
 __all__ = ["Family", "decoder_family"]

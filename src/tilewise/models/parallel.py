@@ -12,7 +12,7 @@ from tilewise.core.progress import Progress
 from tilewise.core.validation import Validator
 from tilewise.graph.parallel import ParallelGraphBuilder, SpecHandle
 from tilewise.ir.layer_spec import LayerSpec
-from tilewise.models.config import ModelConfig
+from tilewise.models.model_config import ModelConfig
 from tilewise.models.parts import STREAM, ModelParts
 from tilewise.models.registry import model_parts
 from tilewise.nn import GraphBuilder

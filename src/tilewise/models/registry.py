@@ -18,10 +18,10 @@ from tilewise.core.dims import Size
 from tilewise.core.errors import CheckpointError, ConfigError
 from tilewise.core.validation import Validator, shown
 from tilewise.models import bert, gemma2, gemma3, gpt2, llama, mistral, phi3, qwen2, qwen3
-from tilewise.models.config import ModelConfig, read_config_file
 from tilewise.models.decoder.weights import HEAD
 from tilewise.models.family import Family
 from tilewise.models.layout import FileLayout
+from tilewise.models.model_config import ModelConfig, read_config_file
 from tilewise.models.parts import ModelParts
 from tilewise.nn import GraphBuilder
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewise.core.errors import ConfigError
-from tilewise.core.reading import Unreadable, read_json
+from tilewise.files.reading import Unreadable, read_json
 
 if TYPE_CHECKING:
     from tilewise.observe.graph_file import ParamRow, TaskRow

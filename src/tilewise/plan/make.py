@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilewise.core.errors import PlanError
-from tilewise.core.workers import WorkerPool
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceClass, TileProgram
@@ -31,6 +30,7 @@ from tilewise.plan.segments import cut_segments
 from tilewise.plan.shapes import LocalShapes, PlanSettings, symbols_of
 from tilewise.plan.validate import validate_plan
 from tilewise.plan.variants import Use, Variants, lower_variants
+from tilewise.processes.workers import WorkerPool
 
 __all__ = ["make_plan"]
 

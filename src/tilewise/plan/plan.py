@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.core.limits import available_memory
-from tilewise.core.reading import Unreadable
 from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import Validator
-from tilewise.core.writing import replace_file, replace_text
+from tilewise.files.reading import Unreadable
+from tilewise.files.writing import replace_file, replace_text
 from tilewise.ir.file import Unwritable
 from tilewise.observe import render_plan
 from tilewise.plan.costs import DeviceCosts, count_costs

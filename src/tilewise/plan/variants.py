@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
@@ -24,6 +23,7 @@ from tilewise.plan.memory import Buffer
 from tilewise.plan.rings import credits_of_uses
 from tilewise.plan.segments import Segment
 from tilewise.plan.shapes import LocalShapes
+from tilewise.processes.workers import ENOUGH, WorkerPool
 
 __all__ = ["Use", "Variant", "Variants", "lower_variants"]
 

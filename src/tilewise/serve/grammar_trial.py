@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilewise.core.process import DisposableProcess, DisposableProcesses, unpack
+from tilewise.processes.children import DisposableProcess, DisposableProcesses, unpack
 from tilewise.serve import grammar_child
 
 __all__ = ["GrammarTrials"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from tilewise.core import ConfigError, InternalError, PlanError, ResourceError, TilewiseError, get_logger
-from tilewise.core.threads import BackgroundThread
+from tilewise.processes.threads import BackgroundThread
 from tilewise.serve.core import EngineCore, Event
 from tilewise.serve.outputs import Delta
 from tilewise.serve.request import Request

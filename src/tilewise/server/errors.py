@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from tilewise.core import ConfigError, TilewiseError
-from tilewise.core.reading import first_fault, joined_rules
 from tilewise.core.validation import cut, shown
+from tilewise.files.reading import first_fault, joined_rules
 from tilewise.server.requests.bodies import BodyModel
 
 __all__ = ["ApiError", "context_error", "engine_error", "error_body", "of_exception", "validation_error"]

@@ -21,7 +21,7 @@ import uvicorn
 
 from tilewise import core
 from tilewise.core import InternalError, TilewiseError, get_logger
-from tilewise.core.process import Spawned
+from tilewise.processes.children import Spawned
 from tilewise.server.app import make_app
 from tilewise.server.connection import connection_class
 from tilewise.server.errors import ApiError

@@ -11,8 +11,8 @@ from tempfile import gettempdir
 from tilewise.comm import active_group
 from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.errors import PlanError
-from tilewise.core.reading import Unreadable
-from tilewise.core.writing import name_in_utf8
+from tilewise.files.reading import Unreadable
+from tilewise.files.writing import name_in_utf8
 from tilewise.ir.program import TileProgram
 from tilewise.plan import Plan
 from tilewise.plan.file import decode_plan, encode_plan

@@ -11,10 +11,9 @@ from tilewise.core.collector import collector_paused
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.progress import Progress
-from tilewise.core.reading import Unreadable
 from tilewise.core.validation import Validator
-from tilewise.core.workers import WorkerPool
-from tilewise.core.writing import replace_file
+from tilewise.files.reading import Unreadable
+from tilewise.files.writing import replace_file
 from tilewise.graph import (
     GraphBuilder,
     Recomputation,
@@ -48,6 +47,7 @@ from tilewise.plan import (
     settings_for,
     symbols_of,
 )
+from tilewise.processes.workers import WorkerPool
 from tilewise.session.assemble import device_overhead
 from tilewise.session.inputs import check_constants
 from tilewise.session.instance import GraphInstance

@@ -6,7 +6,14 @@ this package calls `step`.
 
 from tilewise.train.alternatives import as_toml
 from tilewise.train.comparison import compare_strategy
-from tilewise.train.config import (
+from tilewise.train.evaluation import CompressionReport, Score, compress_files, score_files
+from tilewise.train.metrics import draw_loss_curve, read_metrics
+from tilewise.train.pacing import TimeBudget
+from tilewise.train.progress import StepProgress, format_duration, track_work
+from tilewise.train.run import PlannedRun, RunResult, plan_run, run_training, train_steps
+from tilewise.train.savings import Saving, find_savings, need_of_all, need_per_device
+from tilewise.train.schedule import learning_rate
+from tilewise.train.train_config import (
     DataSection,
     DistributionSection,
     ModelSection,
@@ -20,13 +27,6 @@ from tilewise.train.config import (
     make_optimizer,
     setting_names,
 )
-from tilewise.train.evaluation import CompressionReport, Score, compress_files, score_files
-from tilewise.train.metrics import draw_loss_curve, read_metrics
-from tilewise.train.pacing import TimeBudget
-from tilewise.train.progress import StepProgress, format_duration, track_work
-from tilewise.train.run import PlannedRun, RunResult, plan_run, run_training, train_steps
-from tilewise.train.savings import Saving, find_savings, need_of_all, need_per_device
-from tilewise.train.schedule import learning_rate
 from tilewise.train.trainer import (
     Trainer,
     TrainingData,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tilewise.core.limits import num_cores
-from tilewise.train.config import DistributionSection, TrainConfig
+from tilewise.train.train_config import DistributionSection, TrainConfig
 
 __all__ = [
     "as_toml",

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewise.core import DeviceMesh, Validator
-from tilewise.core.writing import writing
+from tilewise.files.writing import writing
 from tilewise.strategy import check_offload
-from tilewise.train.config import TrainConfig, make_optimizer, make_strategy
 from tilewise.train.random_batches import RandomBatches
+from tilewise.train.train_config import TrainConfig, make_optimizer, make_strategy
 from tilewise.train.trainer import make_graph
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import IO, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from tilewise.core import ConfigError, get_logger
-from tilewise.core.reading import Unreadable, open_regular, parse_json
-from tilewise.core.writing import replace_file, replace_text, writing
+from tilewise.files.reading import Unreadable, open_regular, parse_json
+from tilewise.files.writing import replace_file, replace_text, writing
 
 __all__ = ["MetricsFile", "draw_loss_curve", "read_metrics"]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tilewise import models
 from tilewise.data import IGNORED
-from tilewise.train.config import TrainConfig, make_model_config
+from tilewise.train.train_config import TrainConfig, make_model_config
 
 __all__ = ["RandomBatches"]
 

@@ -41,10 +41,10 @@ from tilewise.core.limits import available_memory
 from tilewise.core.progress import Progress
 from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import bare
-from tilewise.train.config import TrainConfig, is_changeable, make_model_config
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration, track_work
+from tilewise.train.train_config import TrainConfig, is_changeable, make_model_config
 from tilewise.train.trainer import Trainer, evaluate_model, make_plan, prepare_data
 
 if TYPE_CHECKING:

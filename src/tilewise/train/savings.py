@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tilewise.core import LayoutError, PlanError
 from tilewise.core.tree import allowed_widths
-from tilewise.train.config import DistributionSection, TrainConfig
+from tilewise.train.train_config import DistributionSection, TrainConfig
 from tilewise.train.trainer import make_plan
 
 __all__ = ["Saving", "find_savings", "need_of_all", "need_per_device"]

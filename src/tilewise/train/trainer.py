@@ -35,7 +35,6 @@ from tilewise.core import ConfigError, LayoutError, NotFinite, TilewiseError, ge
 from tilewise.core.dims import Dim
 from tilewise.core.progress import Progress
 from tilewise.core.tree import allowed_widths
-from tilewise.core.writing import writing
 from tilewise.data import (
     END_OF_TEXT,
     IGNORED,
@@ -50,10 +49,11 @@ from tilewise.data import (
     special_id,
     train_tokenizer,
 )
-from tilewise.train.config import TrainConfig, make_model_config, make_optimizer, make_strategy
+from tilewise.files.writing import writing
 from tilewise.train.evaluation import score_files
 from tilewise.train.progress import track_work
 from tilewise.train.schedule import learning_rate
+from tilewise.train.train_config import TrainConfig, make_model_config, make_optimizer, make_strategy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

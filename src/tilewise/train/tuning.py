@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tilewise.core import InternalError, LayoutError, PlanError, ResourceError, TilewiseError, Validator
 from tilewise.core.sizes import format_bytes
-from tilewise.core.writing import writing
+from tilewise.files.writing import writing
 from tilewise.train.alternatives import (
     describe_settings,
     larger_and_smaller_tiles,
@@ -26,8 +26,8 @@ from tilewise.train.alternatives import (
     other_meshes,
     with_more_microbatches,
 )
-from tilewise.train.config import TrainConfig, make_model_config
 from tilewise.train.random_batches import RandomBatches
+from tilewise.train.train_config import TrainConfig, make_model_config
 from tilewise.train.trainer import make_plan, rate_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from tilewise.comm.channel import Channel
 from tilewise.core import CommTimeout, PeerLost
-from tilewise.core.process import HEAD, pack
+from tilewise.processes.children import HEAD, pack
 
 NO_MESSAGES = {
     "no JSON": HEAD.pack(3) + b"{]}",

@@ -14,7 +14,7 @@ import pytest
 from native.distributed.test_group import are_gone
 from native.distributed.test_launch import command, make_run, weights
 from native.distributed.test_mpi_failures import NOTED
-from tilewise.train.config import load_config
+from tilewise.train.train_config import load_config
 from tilewise.train.trainer import make_plan
 
 pytestmark = pytest.mark.slow
@@ -127,7 +127,7 @@ def test_no_room_for_a_checkpoint(two_hosts, two_disks, tmp_path, by):
     run = Started(two_hosts, tmp_path, by)
     path = CHECKPOINTS / "step-00000010"
     run.require_refusal(
-        "[core.writing]", f"'{path}' on {two_hosts.names[0]}: No space left on device; make room"
+        "[files.writing]", f"'{path}' on {two_hosts.names[0]}: No space left on device; make room"
     )
     first = {name: data for name, data in contents(alone / "checkpoints").items() if name.startswith(FIRST)}
     assert contents(disk) == first and os.listdir(disk) == [FIRST]

@@ -7,7 +7,7 @@ import pytest
 
 from tilewise.comm.mpi_channel import MpiChannel
 from tilewise.core import PeerLost
-from tilewise.core.process import HEAD, pack
+from tilewise.processes.children import HEAD, pack
 
 NO_MESSAGES = {
     "nothing": [b""],

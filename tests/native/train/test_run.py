@@ -348,7 +348,7 @@ def test_a_full_disk_ends_a_run_in_one_line(texts, whole_run, tmp_path, limit_by
     )
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert last.startswith("tilewise: [core.writing]") and re.search(where, last), last
+    assert last.startswith("tilewise: [files.writing]") and re.search(where, last), last
     assert not list((tmp_path / "out").rglob(".*")) and not (tmp_path / "out" / "model").exists()
     if arguments:
         run(config, resume=True)

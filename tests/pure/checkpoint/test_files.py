@@ -13,7 +13,7 @@ import pytest
 from tilewise.checkpoint import check_replaceable, check_writable, lock_directory
 from tilewise.checkpoint.files import replace_directory
 from tilewise.core import ConfigError, ResourceError
-from tilewise.core.writing import replace_file, replace_text
+from tilewise.files.writing import replace_file, replace_text
 
 
 def _fill(directory):

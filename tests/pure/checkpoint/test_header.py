@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from tilewise.checkpoint import open_weights
 from tilewise.checkpoint.header import parse_header
 from tilewise.core import CheckpointError
-from tilewise.core.reading import Unreadable
+from tilewise.files.reading import Unreadable
 
 F32, I32 = {"dtype": "F32"}, {"dtype": "I32"}
 TENSORS = {

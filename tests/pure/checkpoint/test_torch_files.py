@@ -15,7 +15,7 @@ from pure.checkpoint.planted import planted, tricks, write_archive
 from tilewise.checkpoint import open_state_dict, open_weights
 from tilewise.checkpoint.pickles import Name, Record, parse_pickle
 from tilewise.core import CheckpointError
-from tilewise.core.reading import Unreadable
+from tilewise.files.reading import Unreadable
 
 BASE = torch.arange(24.0).reshape(4, 6)
 STATE = {

@@ -10,13 +10,13 @@ import layers_of_tests as own
 
 from tilewise.core.errors import InternalError, LayoutError, ResourceError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.core.workers import WorkerPool
 from tilewise.graph import GraphBuilder, Recomputation, differentiate, gradients, simplify
 from tilewise.ir.batch import cut_batch
 from tilewise.optim import AdamW
 from tilewise.plan import make, make_plan, settings_for, variants
 from tilewise.plan.lower import variant
 from tilewise.plan.validate import validate_plan
+from tilewise.processes.workers import WorkerPool
 from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 

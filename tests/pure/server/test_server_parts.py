@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from tilewise.cli.options import size
 from tilewise.core import ConfigError, TaskFailed
-from tilewise.core.process import HEAD, pack, unpack
 from tilewise.generate import served_settings
+from tilewise.processes.children import HEAD, pack, unpack
 from tilewise.serve import Delta, EngineStats, Logprob, SamplingParams, StructuredOutputsParams
 from tilewise.server import ServerSettings
 from tilewise.server.endpoints.chat import open_run, take, whole_chat

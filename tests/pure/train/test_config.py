@@ -7,7 +7,7 @@ import pytest
 
 from tilewise.core import ConfigError
 from tilewise.optim import SGD, AdamW, Lion
-from tilewise.train.config import (
+from tilewise.train.train_config import (
     DataSection,
     OutputSection,
     TrainConfig,

@@ -17,7 +17,7 @@ from tilewise.cli.bench.serve import serve
 from tilewise.cli.help import App
 from tilewise.cli.options import MODEL, REVISION, Options, Values, make_console
 from tilewise.core import ConfigError
-from tilewise.core.reading import Unreadable, decode_text, read_whole
+from tilewise.files.reading import Unreadable, decode_text, read_whole
 from tilewise.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _finish(
     title: str,
 ) -> None:
     """Print times per token; write the files."""
-    from tilewise.core.writing import replace_text, writing
+    from tilewise.files.writing import replace_text, writing
 
     for name, words in (("ttft_ms", "Time to first token"), ("itl_ms", "Inter-token latency")):
         if name in figures:
@@ -238,7 +238,7 @@ def _draw(path: Path, times: Sequence[Times], title: str) -> None:
     import matplotlib
     import numpy as np
 
-    from tilewise.core.writing import replace_file
+    from tilewise.files.writing import replace_file
 
     matplotlib.use("Agg")
     from matplotlib import pyplot

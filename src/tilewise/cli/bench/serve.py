@@ -16,7 +16,7 @@ import typer
 from tilewise.cli.options import REVISION, Options, Values, make_console
 from tilewise.cli.serve import read_keys
 from tilewise.core import CheckpointError, ConfigError
-from tilewise.core.reading import Unreadable, decode_text, read_whole
+from tilewise.files.reading import Unreadable, decode_text, read_whole
 from tilewise.settings import SamplingSettings
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def serve(
     figures = asyncio.run(run())
     _print(figures)
     if output_json is not None:
-        from tilewise.core.writing import replace_text, writing
+        from tilewise.files.writing import replace_text, writing
 
         about = {"backend": backend, "model_id": name, "num_prompts": len(wanted) - num_warmups, "seed": seed}
         about |= {

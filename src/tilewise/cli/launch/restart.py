@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import FrameType
 
 from tilewise.core.errors import LOST, CommError
-from tilewise.core.process import Spawned
+from tilewise.processes.children import Spawned
 
 __all__ = ["run_again"]
 

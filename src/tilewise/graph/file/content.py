@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from tilewise.core.collector import collector_paused
-from tilewise.core.reading import Unreadable, plain_json, read_whole
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable, plain_json, read_whole
 from tilewise.ir.digest import digest_graph
 from tilewise.ir.file import RowReader, RowWriter, Unwritable, array_form, array_named, fields_of
 from tilewise.ir.graph import Graph

@@ -15,8 +15,8 @@ from dataclasses import replace
 from tilewise.core.dims import Dim
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import TilewiseError
-from tilewise.core.reading import Unreadable
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable
 from tilewise.graph.builder import INV_COUNT, POSITIONS, SEED, GraphBuilder
 from tilewise.graph.draft import refuse_packed
 from tilewise.graph.file.content import Definition

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.dtypes import DTYPES
-from tilewise.core.reading import Unreadable
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable
 
 __all__ = ["ArrayForm", "array_form", "array_named"]
 

@@ -7,8 +7,8 @@ graph.
 
 from __future__ import annotations
 
-from tilewise.core.reading import Unreadable
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.op import check_call, op_named
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tilewise.core.dtypes import DTYPES, DType
 from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.core.reading import Unreadable
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable
 from tilewise.ir.file.fields import (
     DEEPEST,
     IN_ATTRIBUTES,

@@ -1,6 +1,6 @@
 """BERT encoders: configuration, graphs, sharding of dims, names of tensors in files."""
 
-from tilewise.models.bert.config import BertConfig
+from tilewise.models.bert.bert_config import BertConfig
 from tilewise.models.bert.model import encoding_parts, training_parts
 from tilewise.models.bert.weights import file_layout, parameter_shapes
 from tilewise.models.family import Family

@@ -12,9 +12,9 @@ from tilewise.core.dims import BATCH, MAX_SIZE, Dim, DimLabel, Size, upper_bound
 from tilewise.core.errors import ShapeError
 from tilewise.core.validation import Validator
 from tilewise.ir.graph import TensorNode
-from tilewise.models.bert.config import BertConfig
-from tilewise.models.decoder.config import ACTIVATIONS
+from tilewise.models.bert.bert_config import BertConfig
 from tilewise.models.decoder.model import activate
+from tilewise.models.decoder.rotary_config import ACTIVATIONS
 from tilewise.models.decoder.sharding import MLP, VOCAB
 from tilewise.models.parts import STREAM, LayerUse, ModelParts
 from tilewise.nn import GraphBuilder, layer, layer_norm, linear

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewise.checkpoint import StoredTensor
-from tilewise.models.bert.config import BertConfig
+from tilewise.models.bert.bert_config import BertConfig
 from tilewise.models.layout import FileLayout
 
 __all__ = ["file_layout", "parameter_shapes"]

@@ -1,6 +1,6 @@
 """The description of a decoder in terms that are common to all families. Graphs are made from it.
 
-A family's configuration (its `config.py`) translates config.json to this description, and
+A family's configuration (its `*_config.py`) translates config.json to this description, and
 `model.py` makes the graph. A family with a new combination of choices needs no model code.
 """
 

@@ -1,7 +1,7 @@
 """Gemma 3 for text: its configuration. It uses the graph of all decoders."""
 
 from tilewise.models.family import decoder_family
-from tilewise.models.gemma3.config import Gemma3Config
+from tilewise.models.gemma3.gemma3_config import Gemma3Config
 
 __all__ = ["FAMILY", "Gemma3Config"]
 

@@ -1,7 +1,7 @@
 """GPT-2: its configuration and the names in its files. It uses the graph of all decoders."""
 
 from tilewise.models.family import decoder_family
-from tilewise.models.gpt2.config import GPT2Config
+from tilewise.models.gpt2.gpt2_config import GPT2Config
 from tilewise.models.gpt2.weights import DERIVED, stored_conv
 
 __all__ = ["DERIVED", "FAMILY", "GPT2Config", "stored_conv"]

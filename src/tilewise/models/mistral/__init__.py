@@ -1,7 +1,7 @@
 """Mistral: its configuration. It uses the graph of all decoders."""
 
 from tilewise.models.family import decoder_family
-from tilewise.models.mistral.config import MistralConfig
+from tilewise.models.mistral.mistral_config import MistralConfig
 
 __all__ = ["FAMILY", "MistralConfig"]
 

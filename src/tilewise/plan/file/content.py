@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from tilewise.core.collector import collector_paused
-from tilewise.core.reading import Unreadable, open_regular, plain_json, read_whole
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable, open_regular, plain_json, read_whole
 from tilewise.ir.file import RowReader, RowWriter, Unwritable, array_form, array_named, fields_of
 
 __all__ = ["MAX_BYTES", "decode_plan", "digest_of", "encode_plan", "read_content"]

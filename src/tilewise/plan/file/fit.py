@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import MICRO, DeviceMesh
-from tilewise.core.reading import Unreadable
 from tilewise.core.tree import MAX_COUNT
 from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.file import hold, require_graph
 from tilewise.ir.graph import Graph

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from math import prod
 
-from tilewise.core.reading import Unreadable
+from tilewise.files.reading import Unreadable
 from tilewise.ir.file import hold
 from tilewise.ir.graph import Graph
 from tilewise.ir.lowering import Ref

@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 from tilewise.core import get_logger
-from tilewise.core.process import HEAD, MOST_BYTES, Spawned, pack, unpack
+from tilewise.processes.children import HEAD, MOST_BYTES, Spawned, pack, unpack
 from tilewise.serve import Delta, EngineStats, SamplingParams
 from tilewise.server.errors import ApiError, engine_error
 from tilewise.server.link.rows import delta_of

@@ -22,9 +22,9 @@ from typing import Any
 
 from tilewise import models
 from tilewise.core import PeerLost, TilewiseError, configure_logging, get_logger
-from tilewise.core.process import HEAD, MOST_BYTES, pack, unpack
 from tilewise.distributed import ProcessGroup
 from tilewise.encode import Encoder
+from tilewise.processes.children import HEAD, MOST_BYTES, pack, unpack
 from tilewise.serve import Delta, Engine, SamplingParams, StructuredOutputsParams
 from tilewise.serve.model import ENCODER_SETTINGS, encoder_settings
 from tilewise.server.link.rows import row_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilewise.comm import active_group
 from tilewise.comm.launcher import refuse_several
-from tilewise.core.process import Spawned, pack
+from tilewise.processes.children import Spawned, pack
 
 __all__ = ["EngineSpawned", "spawn_engine"]
 

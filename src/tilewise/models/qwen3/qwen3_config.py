@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder
-from tilewise.models.qwen2.config import QwenConfig
+from tilewise.models.qwen2.qwen2_config import QwenConfig
 
 __all__ = ["Qwen3Config"]
 

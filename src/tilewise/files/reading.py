@@ -83,8 +83,8 @@ def open_regular(path: str | Path) -> BinaryIO:
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise ResourceError(
-                f"[core.reading] a file must be opened to be read; got {error.strerror!r} for {str(path)!r}; raise the "
-                "limit of open files (ulimit -n)"
+                f"[files.reading] a file must be opened to be read; got {error.strerror!r} for {str(path)!r}; raise "
+                "the limit of open files (ulimit -n)"
             ) from None
         refusal = Forbidden if isinstance(error, PermissionError) else Unreadable
         raise refusal(_reason(error)) from None

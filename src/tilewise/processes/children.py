@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from threading import Lock, Timer
 from typing import Any
 
-from tilewise.core import child
+from tilewise.processes import child
 
 __all__ = ["HEAD", "MOST_BYTES", "DisposableProcess", "DisposableProcesses", "Spawned", "pack", "unpack"]
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from tilewise.core.dtypes import MAX_F32, MIN_F32
 from tilewise.core.validation import Validator
-from tilewise.models.config import ModelConfig
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.rope import ORIGINAL, SCALING_FIELDS, SLOWEST, Rope, checked_scaling
+from tilewise.models.model_config import ModelConfig
 
 __all__ = ["ACTIVATIONS", "MAX_HEAD_DIM", "RotaryConfig", "layer_kinds"]
 

@@ -35,7 +35,7 @@ ENOUGH = 16
 """The number of calls that is worth starting processes for."""
 MAX_WORKERS = 256
 _CHUNKS_PER_WORKER = 8
-_validate = Validator("core")
+_validate = Validator("processes")
 _starting = threading.Lock()
 
 
@@ -123,7 +123,9 @@ class WorkerPool:
         every = [*calls]
         with self._lock:
             if self._is_closed:
-                raise ResourceError("[core.WorkerPool] a pool must be open; got a closed one; make another")
+                raise ResourceError(
+                    "[processes.WorkerPool] a pool must be open; got a closed one; make another"
+                )
             if self.count == 1 or isinstance(multiprocessing.current_process(), _Worker):
                 return starmap(function, every)
             executor = self._executor = self._executor or ProcessPoolExecutor(self.count, _Context())
@@ -158,6 +160,6 @@ class WorkerPool:
                     self._executor = None
             name = getattr(function, "__qualname__", function)
             raise ResourceError(
-                "[core.WorkerPool] worker processes must live as long as their pool; got the end of one in a call of "
-                f"{name}; read what it printed, and check whether memory is short"
+                "[processes.WorkerPool] worker processes must live as long as their pool; got the end of one in a "
+                f"call of {name}; read what it printed, and check whether memory is short"
             ) from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewise.models.decoder.architecture import Decoder
-from tilewise.models.decoder.config import RotaryConfig, layer_kinds
+from tilewise.models.decoder.rotary_config import RotaryConfig, layer_kinds
 
 __all__ = ["MistralConfig"]
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder, LayerKind
-from tilewise.models.decoder.config import RotaryConfig
+from tilewise.models.decoder.rotary_config import RotaryConfig
 
 __all__ = ["LlamaConfig"]
 

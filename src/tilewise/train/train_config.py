@@ -34,8 +34,8 @@ from tilewise.core.dims import MAX_SIZE
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.log import warn_once
 from tilewise.core.mesh import DeviceMesh
-from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
 from tilewise.core.validation import nearest, shown
+from tilewise.files.reading import Unreadable, decode_text, first_problem, read_whole
 from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
 from tilewise.plan.settings import MAX_ROWS_PER_TILE

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder
-from tilewise.models.decoder.config import RotaryConfig, layer_kinds
 from tilewise.models.decoder.rope import Rope
+from tilewise.models.decoder.rotary_config import RotaryConfig, layer_kinds
 
 __all__ = ["Phi3Config"]
 

@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from tilewise.core import reading
-from tilewise.core.reading import Forbidden, Unreadable, decode_text, parse_json, read_json, read_whole, shown
+from tilewise.files import reading
+from tilewise.files.reading import (
+    Forbidden,
+    Unreadable,
+    decode_text,
+    parse_json,
+    read_json,
+    read_whole,
+    shown,
+)
 
 VALUES = st.recursive(
     st.none()

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_h
 from tilewise.checkpoint import refuse_gguf
 from tilewise.core.errors import ConfigError
 from tilewise.core.log import warn_once
-from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
 from tilewise.core.validation import Validator, bare, nearest, shown
+from tilewise.files.reading import Unreadable, first_problem, plain_json, read_whole
 from tilewise.models.fields import ADVICE, MAX_POSITIONS, ONLY, WITHOUT_EFFECT, decides_nothing, ignore_advice
 
 if TYPE_CHECKING:

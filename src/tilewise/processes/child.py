@@ -1,6 +1,6 @@
 """The first lines of a child process: where to find Tilewise, and on to the module that it is for.
 
-Run as a file by `core.process`, so that it knows nothing of its parent's main module.
+Run as a file by `processes.children`, so that it knows nothing of its parent's main module.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ResourceError(
-            f"[core.writing] output must be writable to the end; got {str(path)!r}{on_host()}: "
+            f"[files.writing] output must be writable to the end; got {str(path)!r}{on_host()}: "
             f"{error.strerror or error}; make room or check permissions; what stood there before is kept"
         ) from error
 
@@ -90,7 +90,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """
     if not path.name or (os.path.lexists(path) and not path.is_file()):
         raise ResourceError(
-            f"[core.writing] output must be writable as a file; got {str(path)!r}, which is something else; "
+            f"[files.writing] output must be writable as a file; got {str(path)!r}, which is something else; "
             "choose another name"
         )
     temporary = path.with_name(f"{HIDDEN}{path.name}-{os.getpid()}")

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from tilewise.core.threads import BackgroundThread
+from tilewise.processes.threads import BackgroundThread
 
 
 def test_an_interrupted_wait_is_one_that_can_be_repeated():
@@ -51,7 +51,7 @@ def test_a_thread_does_not_wait_for_itself():
 
 AT_EXIT = """
 import sys, threading, time
-from tilewise.core.threads import BackgroundThread
+from tilewise.processes.threads import BackgroundThread
 
 def work(number):
     while not asked.is_set():

@@ -2,7 +2,7 @@
 
 import sys
 
-from tilewise.core.process import Spawned
+from tilewise.processes.children import Spawned
 
 MODULE = "import socket\n\ndef main(number):\n    socket.socket(fileno=number).sendall(__file__.encode())\n"
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from tilewise.core.dtypes import MAX_F32, MIN_F32
 from tilewise.core.validation import Validator
-from tilewise.models.config import ModelConfig
-from tilewise.models.decoder.config import ACTIVATIONS, MAX_HEAD_DIM
+from tilewise.models.decoder.rotary_config import ACTIVATIONS, MAX_HEAD_DIM
+from tilewise.models.model_config import ModelConfig
 
 __all__ = ["BertConfig"]
 

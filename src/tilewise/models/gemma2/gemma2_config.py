@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from tilewise.core.dtypes import MAX_F32, MIN_F32
 from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder, LayerKind
-from tilewise.models.decoder.config import RotaryConfig, layer_kinds
+from tilewise.models.decoder.rotary_config import RotaryConfig, layer_kinds
 
 __all__ = ["Gemma2Config", "GemmaConfig"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import ConfigError, ResourceError, ShapeError
-from tilewise.core.workers import WorkerPool
+from tilewise.processes.workers import WorkerPool
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_closed_pools_and_wrong_numbers_are_refused():
 
 SCRIPT = """
 import os, signal, sys, time
-from tilewise.core.workers import WorkerPool
+from tilewise.processes.workers import WorkerPool
 print("once", flush=True)
 pool = WorkerPool(2)
 print(*{*pool.map(os.getppid, [()] * 8)} - {os.getpid()})

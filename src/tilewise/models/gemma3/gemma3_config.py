@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder, LayerKind
-from tilewise.models.decoder.config import layer_kinds
 from tilewise.models.decoder.rope import SLOWEST, Rope
-from tilewise.models.gemma2.config import GemmaConfig
+from tilewise.models.decoder.rotary_config import layer_kinds
+from tilewise.models.gemma2.gemma2_config import GemmaConfig
 
 __all__ = ["Gemma3Config"]
 

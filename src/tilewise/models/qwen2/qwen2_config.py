@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder, LayerKind
-from tilewise.models.decoder.config import RotaryConfig, layer_kinds
+from tilewise.models.decoder.rotary_config import RotaryConfig, layer_kinds
 
 __all__ = ["Qwen2Config", "QwenConfig"]
 

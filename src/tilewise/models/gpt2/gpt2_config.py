@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from tilewise.core.dtypes import MAX_F32, MIN_F32
 from tilewise.core.validation import Validator
-from tilewise.models.config import ModelConfig
 from tilewise.models.decoder.architecture import Decoder, LayerKind
-from tilewise.models.decoder.config import ACTIVATIONS, MAX_HEAD_DIM
+from tilewise.models.decoder.rotary_config import ACTIVATIONS, MAX_HEAD_DIM
+from tilewise.models.model_config import ModelConfig
 
 __all__ = ["GPT2Config"]
 
