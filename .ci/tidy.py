@@ -64,7 +64,7 @@ def inputs_of(source: Path) -> list[Path]:
 def fingerprint(source: Path, command: str, version: bytes) -> str:
     """A name for all that decides what clang-tidy says about a source."""
     digest = hashlib.sha256(version + command.encode())
-    for path in (ROOT / ".clang-tidy", Path(__file__)):
+    for path in (ROOT / ".clang-tidy", ROOT / "native/protocols/tests/.clang-tidy", Path(__file__)):
         digest.update(path.read_bytes())
     for path in inputs_of(source):
         digest.update(str(path).encode() + path.read_bytes())
