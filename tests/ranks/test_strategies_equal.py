@@ -41,10 +41,10 @@ every_dtype = pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @every_dtype
 @pytest.mark.parametrize("axes,accumulation", MESHES, ids=str)
 def test_training_equals_one_device(dtype, axes, accumulation):
-    """Loss, every gradient and, after ten steps, every parameter and moment."""
+    """Loss, every gradient and, after four steps, every parameter and moment."""
     model = config()
     report = verify_strategy(
-        training_graph(model, dtype), DeviceMesh(axes), batches(model, 10), accumulation=accumulation
+        training_graph(model, dtype), DeviceMesh(axes), batches(model, 4), accumulation=accumulation
     )
     assert report.equal, report.text
 
@@ -55,7 +55,7 @@ def test_two_kv_heads(dtype, tp):
     """KV heads are replicated when there are more devices than heads; their gradients still equal one device's."""
     model = config(num_key_value_heads=2, tie_word_embeddings=False)
     for axes in ({"tp": tp}, {"dp": 2, "tp": tp}):
-        report = verify_strategy(training_graph(model, dtype), DeviceMesh(axes), batches(model, 10))
+        report = verify_strategy(training_graph(model, dtype), DeviceMesh(axes), batches(model, 4))
         assert report.equal, report.text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def planted(file: Path) -> dict[str, bytes]:
     }
 
 
+@cache
 def tricks() -> dict[str, bytes]:
     """Pickles that would take all memory, all time or the whole stack."""
     deep = 100_000
