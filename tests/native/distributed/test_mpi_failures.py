@@ -82,7 +82,8 @@ class Run:
         assert are_gone([self.pids[number] for number in survivors], within_s)
         for number in survivors:
             until = time.monotonic() + 2
-            while not Path(f"{self.noted}.{number}.code").exists() and time.monotonic() < until:
+            code = Path(f"{self.noted}.{number}.code")  # the shell makes it before it writes into it
+            while not (code.exists() and code.read_text()) and time.monotonic() < until:
                 time.sleep(0.01)
             said = [line for line in self._note(number, "said").splitlines() if "tilewise:" in line]
             assert len(said) == 1 and int(self._note(number, "code")) == LOST, said

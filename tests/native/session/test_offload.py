@@ -154,7 +154,7 @@ def test_files_lower_memory_by_what_they_hold():
 LIMITED = """
 import hashlib, json, resource, sys
 sys.path.insert(0, sys.argv[1])
-from test_offload import batch_of, graph_of
+from native.session.test_offload import batch_of, graph_of
 from tilewise.core.errors import ResourceError
 from tilewise.session import GraphInstance
 
@@ -195,7 +195,7 @@ def test_training_that_needs_half_as_much_again_as_the_limit_runs_under_it(tmp_p
     """The system refuses memory beyond two thirds of what the model takes: in memory it cannot be made; with its
     optimizer and activations in a file it trains to the same bits."""
     found = {}
-    here = str(__file__).rpartition("/")[0]
+    here = str(Path(__file__).parents[2])
     for kind in ("limited", "free"):
         command = [sys.executable, "-c", LIMITED, here, str(tmp_path), kind]
         done = subprocess.run(
