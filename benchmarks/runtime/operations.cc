@@ -35,8 +35,8 @@ struct Probe {
 
   uint32_t take_slot() { return tasks::take_slot(engine, thread); }
   void give_slot(uint32_t slot) {
-    Wake::Word& wake = engine.store.slots[slot].wake;
-    wake.store(Wake::of_generation(Wake::generation_in(wake.load(std::memory_order_relaxed)) + 1),
+    TaskWord::Word& word = engine.store.slots[slot].word;
+    word.store(TaskWord::of_generation(TaskWord::generation_in(word.load(std::memory_order_relaxed)) + 1),
                std::memory_order_release);
   }
   uint64_t allocate(uint64_t bytes) { return allocate_heap(engine, thread, bytes); }
