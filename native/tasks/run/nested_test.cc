@@ -43,7 +43,9 @@ void prepare(Runtime& runtime) {
 int tree_kernel(void* const*, const uint64_t* scalars) {
   shared.counter.fetch_add(1);
   for (int c = 0; scalars[0] > 0 && c < 3; ++c) {
-    if (submit_here(shared.tree, {}, {scalars[0] - 1, scalars[1]}) == 0) return PTO_TASK_FAILED;
+    if (submit_here(shared.tree, {}, {scalars[0] - 1, scalars[1]}) != 0) continue;
+    pto_fail(pto_last_error());
+    return PTO_TASK_FAILED;
   }
   return scalars[1] != 0 ? pto_wait_all(shared.runtime, PTO_FOREVER) : static_cast<int>(PTO_OK);
 }
@@ -154,6 +156,51 @@ CASE("trees of tasks, with and without waiting inside, on fewer and more workers
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
       if (pto_last_status() != 0) std::fprintf(stderr, "%s\n", pto_last_error());
       EXPECT_EQ(shared.counter.load(), 1 + 3 + 9 + 27 + 81 + 243);
+    }
+  }
+}
+
+CASE("a task that waits runs what its children have submitted, when no other worker is there") {
+  Runtime runtime(1);
+  prepare(runtime);
+  shared.tree = runtime.kernel("tree", tree_kernel, PTO_SUBMITS);
+  const pto_kernel parent = runtime.kernel(
+      "parent",
+      [](void* const*, const uint64_t*) -> int {
+        if (submit_here(shared.tree, {}, {2, 0}) == 0) return PTO_TASK_FAILED;  // none of this tree waits
+        return pto_wait_all(shared.runtime, PTO_FOREVER);
+      },
+      PTO_SUBMITS);
+  runtime.submit(parent, {});
+  EXPECT_EQ(pto_wait_all(runtime, 60), 0);
+  EXPECT_EQ(shared.counter.load(), 1 + 3 + 9);
+}
+
+// A window of eight slots, all of them taken by tasks that may submit. The first needs a slot for its child, and has
+// none of its own that it could run.
+CASE("a task that finds the window full runs others' tasks, also those that may submit; what cannot end is an error") {
+  for (const uint64_t num_that_submit : {1u, 7u, 8u, 64u}) {
+    const uint32_t window = num_that_submit == 64 ? 64 : 8;  // 64: more than may stand on one thread's stack
+    Runtime runtime(1, window);
+    prepare(runtime);
+    shared.tree = runtime.kernel("tree", tree_kernel, PTO_SUBMITS);
+    const pto_kernel root = runtime.kernel(
+        "root",
+        [](void* const*, const uint64_t* scalars) -> int {
+          for (uint64_t c = 0; c < scalars[1]; ++c) {
+            if (submit_here(shared.tree, {}, {c < scalars[0] ? 1u : 0u, 0}) == 0) return PTO_TASK_FAILED;
+          }
+          return PTO_OK;
+        },
+        PTO_SUBMITS);
+    runtime.submit(root, {}, {.scalars = {num_that_submit, window}});
+    const int status = pto_wait_all(runtime, 60);
+    if (num_that_submit < window) {
+      EXPECT_EQ(status, PTO_OK);
+      EXPECT_EQ(shared.counter.load(), static_cast<int>(window + 3 * num_that_submit));
+    } else {
+      EXPECT_EQ(status, PTO_TASK_FAILED);
+      EXPECT(has(pto_last_error(), "increase window"));
     }
   }
 }

@@ -19,10 +19,16 @@ void push_special(Engine& engine, uint32_t slot) {
   }
   const SharedQueue which = task.priority > 0 ? kUrgent : task.priority < 0 ? kBackground : kOverflow;
   push(engine.store.queues[which * header.num_classes + task.type_class], engine.store.base, entry);
-  std::atomic<uint32_t>& count = which == kUrgent       ? header.num_urgent
-                                 : which == kBackground ? header.num_background
-                                                        : header.num_overflow;
-  count.fetch_add(1, std::memory_order_release);
+  count_of(header, which).fetch_add(1, std::memory_order_release);
+}
+
+void pass_on(Engine& engine, uint32_t slot) {
+  const Slot& task = engine.store.slots[slot];
+  Header& header = *engine.store.header;
+  push(engine.store.queues[kOverflow * header.num_classes + task.type_class], engine.store.base,
+       {task.priority, sequence_of(engine, slot), slot});
+  count_of(header, kOverflow).fetch_add(1, std::memory_order_release);
+  wake_worker(engine);  // a worker that looked between the two queues saw neither
 }
 
 void make_ready_from_outside(Engine& engine, uint32_t slot) {
@@ -40,7 +46,8 @@ uint32_t take(Engine& engine, uint32_t thread, bool is_worker) {
   Header& header = *engine.store.header;
   const uint32_t classes = engine.thread_slot(thread).classes;
   const auto is_welcome = [&](uint32_t slot) { return is_worker || can_help(engine, slot); };
-  const auto take_shared = [&](SharedQueue which, std::atomic<uint32_t>& count) {
+  const auto take_shared = [&](SharedQueue which) {
+    std::atomic<uint32_t>& count = count_of(header, which);
     if (count.load(std::memory_order_acquire) == 0) return kNone;
     for (uint32_t c = 0; c < header.num_classes; ++c) {
       if ((classes >> c & 1) == 0) continue;
@@ -52,7 +59,7 @@ uint32_t take(Engine& engine, uint32_t thread, bool is_worker) {
     }
     return kNone;
   };
-  uint32_t slot = take_shared(kUrgent, header.num_urgent);
+  uint32_t slot = take_shared(kUrgent);
   if (slot != kNone) return slot;
   if (is_worker && thread < header.num_workers) {
     slot =
@@ -65,15 +72,10 @@ uint32_t take(Engine& engine, uint32_t thread, bool is_worker) {
   if (slot == kNone) slot = steal(engine, thread, classes);
   if (slot != kNone) {
     if (is_welcome(slot)) return slot;
-    // A helper has drawn a task that may block: the workers get it.
-    const Slot& task = engine.store.slots[slot];
-    push(engine.store.queues[kOverflow * header.num_classes + task.type_class], engine.store.base,
-         {task.priority, sequence_of(engine, slot), slot});
-    header.num_overflow.fetch_add(1, std::memory_order_release);
-    wake_worker(engine);
+    pass_on(engine, slot);  // a helper has drawn a task that may block
   }
-  slot = take_shared(kOverflow, header.num_overflow);
-  return slot != kNone ? slot : take_shared(kBackground, header.num_background);
+  slot = take_shared(kOverflow);
+  return slot != kNone ? slot : take_shared(kBackground);
 }
 
 uint32_t steal(Engine& engine, uint32_t thread, uint32_t classes) {

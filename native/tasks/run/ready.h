@@ -12,11 +12,16 @@ namespace tilewise::tasks {
 
 /// Tasks with a priority, or for one worker, or that did not fit the ring.
 void push_special(Engine& engine, uint32_t slot);
+/// How many tasks such a queue has.
+inline std::atomic<uint32_t>& count_of(Header& header, SharedQueue which) {
+  return which == kUrgent ? header.num_urgent : which == kBackground ? header.num_background : header.num_overflow;
+}
 /// Whether a thread that only helps may run it: it must not block.
-
 bool can_help(const Engine& engine, uint32_t slot);
 /// A ready task; kNone: there is none. Urgent ones first, then one of its own, then others'.
 uint32_t take(Engine& engine, uint32_t thread, bool is_worker);
+/// A task that this thread has taken and may not run goes to a queue from which any worker takes it.
+void pass_on(Engine& engine, uint32_t slot);
 /// Half of what another thread has ready; returns one of them, keeps the rest.
 uint32_t steal(Engine& engine, uint32_t thread, uint32_t classes);
 /// Whether take() would find something.

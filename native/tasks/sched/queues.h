@@ -39,19 +39,30 @@ uint32_t take_first(OrderedQueue& queue, std::byte* base, Predicate&& is_welcome
   return slot;
 }
 
-/// Any task for which `is_welcome(slot)`; kNone when there is none. Linear: for short queues.
-template <class Predicate>
-uint32_t take_any(OrderedQueue& queue, std::byte* base, Predicate&& is_welcome) {
+template <class Visit>
+void for_each(OrderedQueue& queue, std::byte* base, Visit&& visit) {
+  if (queue.size.load(std::memory_order_acquire) == 0) return;
+  const auto* entries = reinterpret_cast<const OrderedEntry*>(base + queue.entries_offset);
+  std::lock_guard guard(queue.lock);
+  for (uint32_t e = 0; e < queue.size.load(std::memory_order_relaxed); ++e) visit(entries[e].slot);
+}
+
+/// The task with the highest `rank(slot)`, if that is above 0; kNone otherwise. Linear: for short queues.
+template <class Rank>
+uint32_t take_best(OrderedQueue& queue, std::byte* base, Rank&& rank) {
   if (queue.size.load(std::memory_order_acquire) == 0) return kNone;
   auto* entries = reinterpret_cast<OrderedEntry*>(base + queue.entries_offset);
   std::lock_guard guard(queue.lock);
   const uint32_t size = queue.size.load(std::memory_order_relaxed);
-  OrderedEntry* const end = entries + size;
-  OrderedEntry* const found = std::find_if(entries, end, [&](const OrderedEntry& e) { return is_welcome(e.slot); });
-  if (found == end) return kNone;
-  const uint32_t slot = found->slot;
-  *found = entries[size - 1];
-  std::make_heap(entries, end - 1, runs_later);
+  uint32_t best = size, best_rank = 0;
+  for (uint32_t e = 0; e < size; ++e) {
+    const uint32_t own = rank(entries[e].slot);
+    if (own > best_rank) best = e, best_rank = own;
+  }
+  if (best == size) return kNone;
+  const uint32_t slot = entries[best].slot;
+  entries[best] = entries[size - 1];
+  std::make_heap(entries, entries + size - 1, runs_later);
   queue.size.store(size - 1, std::memory_order_release);
   return slot;
 }

@@ -132,8 +132,8 @@ CASE("ordered queue: only a welcome first, or any welcome one") {
   Ordered ordered;
   for (uint32_t n = 0; n < 10; ++n) push(ordered.queue, ordered.base(), {0, n, n});
   EXPECT_EQ(take_first(ordered.queue, ordered.base(), [](uint32_t slot) { return slot != 0; }), kNone);
-  EXPECT_EQ(take_any(ordered.queue, ordered.base(), [](uint32_t slot) { return slot == 6; }), 6u);
-  EXPECT_EQ(take_any(ordered.queue, ordered.base(), [](uint32_t slot) { return slot == 6; }), kNone);
+  EXPECT_EQ(take_best(ordered.queue, ordered.base(), [](uint32_t slot) { return slot == 6 ? 1u : 0u; }), 6u);
+  EXPECT_EQ(take_best(ordered.queue, ordered.base(), [](uint32_t slot) { return slot == 6 ? 1u : 0u; }), kNone);
   for (const uint32_t expected : {0u, 1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u}) {
     EXPECT_EQ(take_first(ordered.queue, ordered.base(), anything), expected);
   }

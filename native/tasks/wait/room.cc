@@ -60,6 +60,25 @@ bool is_blocked_parent(const Engine& engine, uint32_t slot) {
   return false;
 }
 
+/// Whether as many tasks as are ready stay so: each may submit, and no worker would run it, because all of them have no
+/// room and as many tasks on their stacks as help_without_room() allows. A task that is in no queue is in a thread's
+/// hands, and will run.
+bool stay_ready(const Engine& engine, uint32_t num_ready) {
+  const Header& header = *engine.store.header;
+  const uint32_t num_runners = header.num_workers == 0 ? engine.store.threads_in_use() : header.num_workers;
+  for (uint32_t s = 0; s < num_runners; ++s) {
+    const ThreadSlot& runner = engine.store.thread_slots[s];
+    if (runner.blocked.load(std::memory_order_seq_cst) == 0) return false;
+    if (runner.num_open_scopes.load(std::memory_order_acquire) < kMaxHelpDepth) return false;
+  }
+  uint32_t num_parents = 0;
+  for (uint32_t q = 0; q < kNumSharedQueues * header.num_classes + header.num_workers; ++q) {
+    for_each(engine.store.queues[q], engine.store.base,
+             [&](uint32_t slot) { num_parents += is_leaf(engine.store.slots[slot]) ? 0 : 1; });
+  }
+  return num_parents == num_ready;
+}
+
 // No task runs or could run, none waits for the outside, and no other thread has a scope to close.
 bool is_stuck(const Engine& engine, uint32_t thread, Resource resource) {
   const Header& header = *engine.store.header;
@@ -76,6 +95,7 @@ bool is_stuck(const Engine& engine, uint32_t thread, Resource resource) {
     }
   }
   if (engine.replays->has_live_replays()) return false;
+  uint32_t num_ready = 0;
   for (uint32_t s = 0; s < num_thread_slots; ++s) {
     const ThreadSlot& other = engine.store.thread_slots[s];
     const bool may_free = resource != Resource::kWindow && other.is_taken.load(std::memory_order_acquire) != 0 &&
@@ -90,10 +110,11 @@ bool is_stuck(const Engine& engine, uint32_t thread, Resource resource) {
         continue;
       }
       if (state == SlotState::kRunning && is_blocked_parent(engine, slot)) continue;
-      return false;
+      if (state != SlotState::kReady) return false;
+      ++num_ready;
     }
   }
-  return true;
+  return num_ready == 0 || stay_ready(engine, num_ready);
 }
 
 // A submitter without a slot helps until an eighth of the window is done, so that it does not come back for each task.
@@ -241,7 +262,7 @@ bool wait_for_room(Engine& engine, uint32_t thread, Resource resource, uint64_t 
   check_open(engine);
   check_interrupted(&me.asked_ns);
   expire_overdue(engine, thread);
-  if (help(engine, thread)) {
+  if (help_without_room(engine, thread)) {
     note_stall(engine, thread, resource, begin);
     return false;
   }

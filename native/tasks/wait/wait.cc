@@ -13,15 +13,23 @@ namespace {
 /// PTO_TIMEOUT is what a wait itself says when it is over too early: a task that has ended with it has failed.
 int waited(int status) { return status == PTO_TIMEOUT ? PTO_TASK_FAILED : status; }
 
-// A task that waits for itself, or for one whose child it is, would wait for ever.
+/// Whether a task is a child of another, or a child of such a child. ancestor: its slot + 1.
+bool is_inside(const Engine& engine, uint32_t slot, uint32_t ancestor) {
+  uint32_t outer = engine.store.slots[slot].parent;
+  while (outer != 0 && outer != ancestor) outer = engine.store.slots[outer - 1].parent;
+  return outer == ancestor;
+}
+
+// A task that waits for itself, or for one whose child it is, would wait for ever; and so would one that a task runs
+// while it has no room to submit, if it waits for that task.
 void check_not_inside(const Engine& engine, pto_task task) {
-  uint32_t outer = running.engine == &engine ? running.parent : 0;
-  for (; outer != 0; outer = engine.store.slots[outer - 1].parent) {
-    if (engine.store.name_at(outer - 1) != task) continue;
-    throw_error(PTO_DEADLOCK,
-                "[runtime.wait] a task must not wait for itself or for a task that it is a child of; got such a wait; ",
-                "wait from outside");
-  }
+  if (is_complete(engine, task)) return;
+  const uint32_t slot = slot_of(task);
+  const bool stands_below = engine.store.args[slot].runner.load(std::memory_order_relaxed) == running.thread + 1;
+  if (!stands_below && !is_inside(engine, running.slot, slot + 1)) return;
+  throw_error(PTO_DEADLOCK,
+              "[runtime.wait] a task must not wait for itself or for a task that it is a child of; got such a wait; ",
+              "wait from outside");
 }
 
 /// On a submitter's thread (there are no workers, or it helped into the task that waits) this is help too.
@@ -32,57 +40,47 @@ void run_own(Engine& engine, uint32_t slot, uint32_t thread) {
   helped.store(helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
-// A task that waits must be able to run its own children itself, or workers that all wait would wait for ever.
-bool help_own_context(Engine& engine, uint32_t thread) {
+/// From the tasks that only this worker may run, then from the shared queues: the one with the highest rank above 0.
+template <class Rank>
+uint32_t take_best_queued(Engine& engine, uint32_t thread, Rank&& rank) {
   Header& header = *engine.store.header;
-  const uint32_t classes = engine.thread_slot(thread).classes;
-  // Leaves, and children of the task that waits: others' parents would pile up on this thread's stack.
-  const auto is_welcome = [&](uint32_t slot) {
-    const Slot& task = engine.store.slots[slot];
-    return (task.flags & kIsParent) == 0 || task.parent == running.parent;
-  };
-  if (thread < header.num_workers) {  // children that only this worker may run
-    const uint32_t slot =
-        take_any(engine.store.queues[kNumSharedQueues * header.num_classes + thread], engine.store.base, is_welcome);
-    if (slot != kNone) {
-      run_own(engine, slot, thread);
-      return true;
-    }
+  const auto take_from = [&](uint32_t queue) { return take_best(engine.store.queues[queue], engine.store.base, rank); };
+  if (thread < header.num_workers) {
+    const uint32_t slot = take_from(kNumSharedQueues * header.num_classes + thread);
+    if (slot != kNone) return slot;
   }
-  for (uint32_t c = 0; c < header.num_classes; ++c) {
-    if ((classes >> c & 1) == 0) continue;
-    uint32_t slot = engine.store.rings[thread * header.num_classes + c].take_one();
-    if (slot != kNone && !is_welcome(slot)) {
-      const Slot& task = engine.store.slots[slot];
-      push(engine.store.queues[kOverflow * header.num_classes + c], engine.store.base,
-           {task.priority, sequence_of(engine, slot), slot});
-      header.num_overflow.fetch_add(1, std::memory_order_release);
-      wake_worker(engine);
-      return true;
-    }
-    for (const SharedQueue which : {kUrgent, kOverflow, kBackground}) {
-      if (slot != kNone) break;
-      slot = take_any(engine.store.queues[which * header.num_classes + c], engine.store.base, is_welcome);
+  for (const SharedQueue which : {kUrgent, kOverflow, kBackground}) {
+    for (uint32_t c = 0; c < header.num_classes; ++c) {
+      if ((engine.thread_slot(thread).classes >> c & 1) == 0) continue;
+      const uint32_t slot = take_from(which * header.num_classes + c);
       if (slot == kNone) continue;
-      std::atomic<uint32_t>& count = which == kUrgent     ? header.num_urgent
-                                     : which == kOverflow ? header.num_overflow
-                                                          : header.num_background;
-      count.fetch_sub(1, std::memory_order_relaxed);
+      count_of(header, which).fetch_sub(1, std::memory_order_relaxed);
+      return slot;
     }
-    if (slot == kNone) continue;
-    run_own(engine, slot, thread);
-    return true;
   }
-  const uint32_t stolen = steal(engine, thread, classes);
-  if (stolen == kNone) return false;
-  if (is_welcome(stolen)) {
-    run_own(engine, stolen, thread);
+  return kNone;
+}
+
+// A task that waits must be able to run what it waits for itself, or workers that all wait would wait for ever. That
+// includes what its children have submitted, since their own kernels may have returned. It runs leaves and the tasks
+// inside it; others' parents would pile up on this thread's stack.
+bool help_own_context(Engine& engine, uint32_t thread) {
+  const uint32_t num_classes = engine.store.header->num_classes;
+  const uint32_t classes = engine.thread_slot(thread).classes;
+  const auto is_welcome = [&](uint32_t slot) {
+    return is_leaf(engine.store.slots[slot]) || is_inside(engine, slot, running.parent);
+  };
+  uint32_t slot = kNone;
+  for (uint32_t c = 0; c < num_classes && slot == kNone; ++c) {
+    if ((classes >> c & 1) != 0) slot = engine.store.rings[thread * num_classes + c].take_one();
+  }
+  if (slot == kNone) slot = take_best_queued(engine, thread, [&](uint32_t s) { return is_welcome(s) ? 1u : 0u; });
+  if (slot == kNone) slot = steal(engine, thread, classes);
+  if (slot == kNone) return false;
+  if (is_welcome(slot)) {
+    run_own(engine, slot, thread);
   } else {
-    const Slot& task = engine.store.slots[stolen];
-    push(engine.store.queues[kOverflow * header.num_classes + task.type_class], engine.store.base,
-         {task.priority, sequence_of(engine, stolen), stolen});
-    header.num_overflow.fetch_add(1, std::memory_order_release);
-    wake_worker(engine);  // a worker that looked between the two queues saw neither
+    pass_on(engine, slot);
   }
   return true;
 }
@@ -129,6 +127,21 @@ bool help(Engine& engine, uint32_t thread) {
   ThreadSlot& me = engine.thread_slot(thread);
   const uint32_t count = run(engine, slot, thread, engine.store.header->num_workers == 0);
   me.num_helped.store(me.num_helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
+  return true;
+}
+
+// The deepest, since it is the least likely to submit more.
+bool help_without_room(Engine& engine, uint32_t thread) {
+  if (help(engine, thread)) return true;
+  if (running.engine != &engine || engine.thread_slot(thread).depth >= kMaxHelpDepth) return false;
+  const auto depth_of = [&](uint32_t slot) {
+    uint32_t depth = 1;
+    for (uint32_t s = slot + 1; engine.store.slots[s - 1].parent != 0; s = engine.store.slots[s - 1].parent) ++depth;
+    return depth;
+  };
+  const uint32_t slot = take_best_queued(engine, thread, depth_of);
+  if (slot == kNone) return false;
+  run_own(engine, slot, thread);
   return true;
 }
 

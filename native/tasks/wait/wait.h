@@ -22,9 +22,13 @@ int wait_any(Engine& engine, const pto_task* tasks, uint32_t num_tasks, double t
 int wait_all(Engine& engine, double timeout_s, bool helps);
 /// Calls back when the task completes, on the thread that completes it, or at once.
 void notify(Engine& engine, pto_task task, void (*callback)(void*), void* context);
-/// Runs something while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves,
-/// and its own submitter's tasks.
+/// Runs something while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves and
+/// the tasks inside it.
 bool help(Engine& engine, uint32_t thread);
+/// The same for a thread that has no room to submit. All slots may be taken by tasks that may themselves submit, so a
+/// task runs others' of these too, as long as fewer than kMaxHelpDepth scopes are open on its thread.
+bool help_without_room(Engine& engine, uint32_t thread);
+inline constexpr uint32_t kMaxHelpDepth = PTO_MAX_SCOPES / 2;
 /// Asks the thread that will complete the task to wake sleepers. False: it has completed.
 bool watch(Engine& engine, TaskRef task);
 /// The same for all tasks of a submitter.
