@@ -28,7 +28,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ import tilewise as tw
 from tilewise import models
 from tilewise.kernels.sampling import draw_tokens
 from tilewise.models import BLOCK_SIZE, llama
+from tilewise.observe import TaskSpan
 from tilewise.session import GraphInstance
 
 MODELS = {
@@ -226,24 +227,24 @@ def profile(model: GraphInstance, inputs: dict[str, np.ndarray], steps: int = 30
     much of it workers were busy.
     """
     model.trace(True)
-    best: tuple[float, list[tuple[Any, ...]]] = (float("inf"), [])
+    best: tuple[float, Sequence[TaskSpan]] = (float("inf"), ())
     fastest: dict[tuple[str, int], float] = {}
     for _ in range(steps):
         started = time.perf_counter()
         model.forward(**inputs)
         seconds = time.perf_counter() - started
-        tasks, number = model.timeline(), defaultdict[str, int](int)
-        for task in sorted(tasks, key=lambda t: t[4]):
-            key = task[2], number[task[2]]
-            number[task[2]] += 1
-            fastest[key] = min(fastest.get(key, float("inf")), (task[7] - task[6]) / 1e3)
+        tasks, number = model.timeline().tasks, defaultdict[str, int](int)
+        for task in sorted(tasks, key=lambda t: t.submit_ns):
+            key = task.kernel, number[task.kernel]
+            number[task.kernel] += 1
+            fastest[key] = min(fastest.get(key, float("inf")), (task.end_ns - task.start_ns) / 1e3)
         if seconds < best[0]:
             best = seconds, tasks
     model.trace(False)
     seconds, tasks = best
-    begin, end = min(t[6] for t in tasks), max(t[7] for t in tasks)
-    workers = {t[:2] for t in tasks}
-    busy = sum(t[7] - t[6] for t in tasks)
+    begin, end = min(t.start_ns for t in tasks), max(t.end_ns for t in tasks)
+    workers = {(t.device, t.worker) for t in tasks}
+    busy = sum(t.end_ns - t.start_ns for t in tasks)
     print(
         f"  a step {seconds * 1e3:.2f} ms, its tasks {(end - begin) / 1e6:.2f} ms; {len(tasks)} tasks on "
         f"{len(workers)} worker(s), busy {busy / (end - begin) / len(workers):.0%} of the time"

@@ -21,10 +21,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any
 
 from demo_step import CONTEXT, SHAPES, batch_of, measure_peak
 from figures import Figure, show
@@ -36,6 +35,7 @@ from tilewise import models
 from tilewise.ir.program import DeviceClass, Instruction, TensorEntry
 from tilewise.kernels.table import kernel_spec
 from tilewise.models import llama
+from tilewise.observe import TaskSpan
 from tilewise.plan import Plan
 
 DEFAULT = ("gpt2", "2x1", "dp")
@@ -124,7 +124,7 @@ def profile(shape: str, dtype: str, axis: str, devices: int, workers: int, steps
     model = graph.instantiate(plan)
     model.initialize(seed=0)
     model.trace(True)
-    best: tuple[float, list[tuple[Any, ...]]] = (float("inf"), [])
+    best: tuple[float, Sequence[TaskSpan]] = (float("inf"), ())
     fastest: dict[tuple[int, str, int], float] = {}
     for number in range(steps + 1):  # the first wakes threads and touches memory
         tokens, labels = batch_of(number, config["vocab_size"], batch)
@@ -133,11 +133,12 @@ def profile(shape: str, dtype: str, axis: str, devices: int, workers: int, steps
         seconds = time.perf_counter() - started
         if number == 0:
             continue
-        tasks, seen = model.timeline(), defaultdict[tuple[int, str], int](int)
-        for device, _, label, _, _, _, start, end in sorted(tasks, key=lambda t: t[4]):  # as submitted
-            key = device, label, seen[device, label]
-            seen[device, label] += 1
-            fastest[key] = min(fastest.get(key, float("inf")), (end - start) / 1e9)
+        tasks, seen = model.timeline().tasks, defaultdict[tuple[int, str], int](int)
+        for task in sorted(tasks, key=lambda t: t.submit_ns):
+            instruction = task.device, task.kernel
+            key = *instruction, seen[instruction]
+            seen[instruction] += 1
+            fastest[key] = min(fastest.get(key, float("inf")), (task.end_ns - task.start_ns) / 1e9)
         if seconds < best[0]:
             best = seconds, tasks
     rows = describe(plan)
@@ -147,14 +148,14 @@ def profile(shape: str, dtype: str, axis: str, devices: int, workers: int, steps
     return Profile(rows, best[0], *idleness(best[1], best[0] * devices * workers))
 
 
-def idleness(tasks: list[tuple[Any, ...]], whole: float) -> tuple[float, float]:
+def idleness(tasks: Sequence[TaskSpan], whole: float) -> tuple[float, float]:
     """Shares of the workers' time: until the next task of a worker was ready, and the rest without one."""
     waiting = busy = 0.0
-    by_worker = sorted(tasks, key=lambda t: (t[:2], t[6]))
-    for _, own in groupby(by_worker, key=lambda t: t[:2]):
-        worked = list(own)
-        busy += sum(t[7] - t[6] for t in worked) / 1e9
-        waiting += sum(max(0, min(b[5], b[6]) - a[7]) for a, b in pairwise(worked)) / 1e9
+    by_worker = sorted(tasks, key=lambda t: (t.device, t.worker, t.start_ns))
+    for _, group in groupby(by_worker, key=lambda t: (t.device, t.worker)):
+        own = list(group)
+        busy += sum(t.end_ns - t.start_ns for t in own) / 1e9
+        waiting += sum(max(0, min(b.ready_ns, b.start_ns) - a.end_ns) for a, b in pairwise(own)) / 1e9
     return waiting / whole, 1 - (busy + waiting) / whole
 
 

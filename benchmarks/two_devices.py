@@ -36,17 +36,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from demo_step import CONTEXT, GPT2, Contestant, Launch, batch_of, build_override, measure_peak
 from figures import Figure, show
 from machine import machine
+
+if TYPE_CHECKING:
+    from tilewise.observe import TaskSpan
 
 BATCH, DEVICES, WORKERS = 4, 2, 1
 MODEL = GPT2
@@ -88,20 +91,18 @@ def tilewise_step(dtype: str, axis: str, microbatches: int, num_processes: int) 
         seconds = time.perf_counter() - started
         # what moves is fp32 or smaller
         moved = max(sum(4 * of[d] for of in model.transfers().values()) for d in range(DEVICES))
-        figures = figures_of(model.timeline(), seconds)
+        figures = figures_of(model.timeline().tasks, seconds)
         own = {"moving_s": moved / bandwidth, "moved": moved, "resident": peak_resident() / DEVICES}
         return {"seconds": seconds, "loss": loss, **own} | figures
 
     return step
 
 
-def figures_of(timeline: list[tuple[Any, ...]], seconds: float) -> dict[str, float]:
+def figures_of(tasks: Sequence[TaskSpan], seconds: float) -> dict[str, float]:
     """From the trace of a step: seconds of kernels on the busiest device, and shares of the step on the mean one."""
-    from tilewise.observe import TaskRecord
-
-    records = sorted((TaskRecord(*entry) for entry in timeline), key=lambda r: r.start_ns)
+    records = sorted(tasks, key=lambda r: r.start_ns)
     kernels = [sum(r.end_ns - r.start_ns for r in records if r.device == d) for d in range(DEVICES)]
-    collectives = sum(r.end_ns - r.start_ns for r in records if "/" in r.label)
+    collectives = sum(r.end_ns - r.start_ns for r in records if "/" in r.kernel)
     blocked = 0
     for device in range(DEVICES):
         own = [r for r in records if r.device == device]

@@ -27,7 +27,7 @@ ALLOWED = {
     "runtime": "core ir kernels comm observe",
     "checkpoint": "core files processes settings ir runtime",
     # a session completes a graph with its optimizer's update, so it knows what an optimizer is
-    "session": "core files processes ir graph strategy plan kernels comm runtime checkpoint optim",
+    "session": "core files processes ir graph strategy plan kernels comm observe runtime checkpoint optim",
     "distributed": "core comm runtime session",  # what a worker of a group does; everything else is the leader's
     "nn": "core ir graph",
     "optim": "core ir graph kernels",  # what steps of an update compute

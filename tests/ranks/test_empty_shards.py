@@ -166,7 +166,7 @@ def test_who_has_no_panel_has_no_task(axes):
         run.trace(True)
         run.reset_transfers()
         run.step(batches(few_panels(), 1, 8, SEQ)[0], 1e-3)
-        tasks, moved = run.timeline(), run.transfers()
+        tasks, moved = run.timeline().tasks, run.transfers()
         for tensor in kept:
             size = PANEL * tensor.spec.shape[1] * tensor.spec.dtype.itemsize
             for device in range(devices):
@@ -178,12 +178,14 @@ def test_who_has_no_panel_has_no_task(axes):
         "all_gather_parameters:self_attn.o_proj.weight/offer",
         "linear_dw:self_attn.o_proj.weight/reduce_scatter",
     ):
-        assert {task[0] for task in tasks if task[2] == label} == {d for d in range(devices) if has[d]}
+        assert {task.device for task in tasks if task.kernel == label} == {
+            d for d in range(devices) if has[d]
+        }
     for per_device in (of for label, of in moved.items() if "dw:self_attn.o_proj.weight/reduce" in label):
         assert [bool(elements) for elements in per_device] == has
     said = plan.explain()
     for device in range(devices):
-        assert f"{sum(task[0] == device for task in tasks):,} tasks, reads " in said
+        assert f"{sum(task.device == device for task in tasks):,} tasks, reads " in said
 
 
 @pytest.mark.parametrize("degree", [2, 4, 8])

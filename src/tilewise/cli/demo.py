@@ -221,15 +221,15 @@ def _judge(config: TrainConfig, data: TrainingData, console: Console) -> None:
 
 def _trace_step(trainer: Trainer, number: int, path: Path, console: Console) -> None:
     """Trace one step, and print for how much of the time all devices were busy."""
-    from tilewise.observe import busy_overlap, write_trace
+    from tilewise.observe import write_perfetto
 
     trainer.instance.trace(True)
     trainer.step(number)
-    timeline = trainer.instance.timeline()
+    trace = trainer.instance.timeline()
     trainer.instance.trace(False)
-    write_trace(path, timeline)
+    write_perfetto(path, trace)
     console.print(
-        f"timeline of one step: all devices busy at once for {busy_overlap(timeline):.0%} of it; "
+        f"timeline of one step: all devices busy at once for {trace.overlap:.0%} of it; "
         f"{path} opens in Perfetto",
         highlight=False,
     )

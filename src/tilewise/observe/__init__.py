@@ -18,7 +18,7 @@ from tilewise.observe.graph_picture import write_graph_html, write_graph_svg
 from tilewise.observe.model_page import render_graph
 from tilewise.observe.perfetto import write_perfetto
 from tilewise.observe.plan_page import CallPicture, PlanPicture, render_plan
-from tilewise.observe.timeline import TaskRecord, busy_overlap, write_trace
+from tilewise.observe.trace import TaskSpan, Trace
 from tilewise.observe.trace_report import write_report
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
     "GraphRegion",
     "GraphTask",
     "PlanPicture",
-    "TaskRecord",
-    "busy_overlap",
+    "TaskSpan",
+    "Trace",
     "read_graph",
     "render_graph",
     "render_plan",
@@ -38,5 +38,4 @@ __all__ = [
     "write_graph_svg",
     "write_perfetto",
     "write_report",
-    "write_trace",
 ]

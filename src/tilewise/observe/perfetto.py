@@ -1,7 +1,7 @@
 """Files for Perfetto and chrome://tracing, in the Chrome trace event format.
 
-Owns that format: `write_perfetto` for traces of submitted tasks, and the events from which `timeline` builds its files
-for tile programs. Times go in as ns and out as microseconds since the run's first moment. Holds no state.
+Owns that format: `write_perfetto` for traces of tasks, and the events from which the debugger of parallel functions
+builds its files. Times go in as ns and out as microseconds since the run's first moment. Holds no state.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def write_events(path: str | Path, events: Iterable[Event]) -> None:
 
 
 def write_perfetto(path: str | Path, trace: Trace) -> None:
-    """Write a trace of tasks: a process per device, a thread per worker, a thread per submitting submitter.
+    """Write a trace of tasks: a process per device, a thread per worker, a thread per submitter.
 
     A submitter's track shows its stalls, the tasks that it ran meanwhile and a mark per submission. Counters show live
     and ready tasks, the scope depth of each submitter, and the heap's fill level where submitters stalled. Arrows from
@@ -118,6 +118,8 @@ def _task_slice(task: TaskSpan, times: list[int]) -> Event:
         "blocked_us": (ready - submit) / 1e3,
         "queued_us": (start - ready) / 1e3,
     }
+    if task.row:
+        args["row"] = task.row
     if task.producers:
         args["producers"] = list(task.producers)
     return slice_event(task.name or task.kernel, "task", task.device, _thread(task), start, end, args)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tilewise.core.sizes import format_bytes
 from tilewise.observe.charts import Bar, Row, timeline_chart
 from tilewise.observe.page import duration, html_page, html_table, kernel_classes, text
-from tilewise.observe.timeline import TaskRecord
+from tilewise.observe.trace import TaskSpan
 
 __all__ = ["CallPicture", "PlanPicture", "render_plan"]
 
@@ -77,7 +77,7 @@ class PlanPicture:
     spans: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
-def render_plan(picture: PlanPicture, timeline: Sequence[TaskRecord] = ()) -> str:
+def render_plan(picture: PlanPicture, timeline: Sequence[TaskSpan] = ()) -> str:
     """The page as text.
 
     Args:
@@ -284,16 +284,16 @@ def _calls(picture: PlanPicture) -> str:
 # ---- a run -------------------------------------------------------------------------------------------------
 
 
-def _lanes(picture: PlanPicture, timeline: Sequence[TaskRecord]) -> str:
+def _lanes(picture: PlanPicture, timeline: Sequence[TaskSpan]) -> str:
     """Workers' tasks by kind and, if they are those of the plan, calls by phase above them, and
     times by phase.
     """
     begin, end = min(r.start_ns for r in timeline), max(r.end_ns for r in timeline)
     time: Counter[str] = Counter()
     for record in timeline:
-        time[_kind(record.label)] += record.end_ns - record.start_ns
+        time[_kind(record.kernel)] += record.end_ns - record.start_ns
     styles = kernel_classes(kind for kind, _ in time.most_common())
-    lanes: dict[tuple[int, int], list[TaskRecord]] = {}
+    lanes: dict[tuple[int, int], list[TaskSpan]] = {}
     for record in timeline:
         lanes.setdefault((record.device, record.worker), []).append(record)
     rows = []
@@ -310,14 +310,14 @@ def _lanes(picture: PlanPicture, timeline: Sequence[TaskRecord]) -> str:
         rows += [
             Row(
                 f"device {d} worker {w}",
-                [Bar(r.start_ns, r.end_ns, styles[_kind(r.label)], r.label) for r in of],
+                [Bar(r.start_ns, r.end_ns, styles[_kind(r.kernel)], r.kernel) for r in of],
             )
             for (d, w), of in sorted(lanes.items())
             if d == device
         ]
     hidden = len(rows) - MAX_LANES
     more = f"<p class='soft'>and {hidden:,} more lanes</p>" if hidden > 0 else ""
-    count = Counter(_kind(r.label) for r in timeline)
+    count = Counter(_kind(r.kernel) for r in timeline)
     table = [
         (kind, f"{count[kind]:,}", duration(ns), f"{ns / sum(time.values()):.1%}")
         for kind, ns in time.most_common()

@@ -9,9 +9,10 @@ to ascend (submit, ready, start, end), because threads stamp them on their own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,7 @@ class TaskSpan:
         status: 0: it succeeded.
         priority: as submitted.
         submit_ns, ready_ns, start_ns, end_ns: when it was submitted, had no producer left, began and ended.
+        row: the first row of its tile, if it is a task of a tile program; then `kernel` is its instruction's label.
         producers: ids of the tasks it had to wait for, where the recorder knows them (`Runtime.trace(graph=...)`).
     """
 
@@ -71,6 +73,7 @@ class TaskSpan:
     ready_ns: int
     start_ns: int
     end_ns: int
+    row: int = 0
     producers: tuple[int, ...] = ()
 
 
@@ -149,6 +152,23 @@ class Trace:
     num_workers: int
     dropped: int = 0
 
+    @classmethod
+    def of_program(cls, rows: Iterable[tuple[Any, ...]], num_workers: int) -> Trace:
+        """A trace of tile programs from what their executor's `timeline()` returns.
+
+        Args:
+            rows: device, worker, label, row, and the submit, ready, start and end time in ns of each task.
+            num_workers: per device.
+        """
+        names = ("device", "worker", "kernel", "row", "submit_ns", "ready_ns", "start_ns", "end_ns")
+        tasks = (
+            TaskSpan(
+                task=n, submitter=0, scope_depth=0, status=0, priority=0, **dict(zip(names, row, strict=True))
+            )
+            for n, row in enumerate(rows)
+        )
+        return cls(tuple(tasks), (), num_workers)
+
     @cached_property
     def times_ns(self) -> Times:
         """`[task, 4]`: submit, ready, start and end, without gaps and ascending."""
@@ -226,6 +246,18 @@ class Trace:
         """Share of the run in which workers ran tasks, 0 to 1."""
         rows = self.workers()
         return sum(w.busy_ns for w in rows) / max(1, self.span_ns * len(rows))
+
+    @property
+    def overlap(self) -> float:
+        """Share of the time from the first start to the last end in which every device ran a task, 0 to 1."""
+        if not self.tasks:
+            return 0.0
+        starts, ends = self.times_ns[:, 2], self.times_ns[:, 3]
+        moments = np.unique(np.concatenate([starts, ends]))
+        is_busy = np.ones(len(moments), bool)
+        for device in self.devices:
+            is_busy &= self._count(device, 2, 3).at(moments) > 0
+        return float((np.diff(moments) * is_busy[:-1]).sum() / max(1, moments[-1] - moments[0]))
 
     def kernels(self) -> tuple[KernelTime, ...]:
         """Time per kernel, the longest first."""

@@ -8,13 +8,12 @@ calls if it has as many tasks as the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.program import Call, DeviceClass
-from tilewise.observe import CallPicture, PlanPicture, TaskRecord
+from tilewise.observe import CallPicture, PlanPicture, TaskSpan, Trace
 from tilewise.plan.buffers import OFFLOADED
 from tilewise.plan.explain import name_devices, num_tasks, short_name
 from tilewise.plan.memory import ALIGNMENT, Buffer, most_at_one_time
@@ -23,42 +22,28 @@ from tilewise.plan.shapes import round_up
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import TrafficCounter
 
-__all__ = ["draw_plan", "read_timeline"]
+__all__ = ["check_trace", "draw_plan"]
 
 _validate = Validator("plan", PlanError)
-_TASK = (int, int, str, int, int, int, int, int)
 
 
-def read_timeline(plan: PlanTables, timeline: Iterable[Any]) -> tuple[TaskRecord, ...]:
-    """The result of `GraphInstance.timeline()`, checked.
-
-    Raises:
-        PlanError: an entry is not a task of a device, a worker or an instruction of this plan.
-    """
+def check_trace(plan: PlanTables, trace: Trace) -> None:
+    """Raises PlanError if a trace has a task of a device, a worker or an instruction that a plan lacks."""
     templates = [template for of in plan.program.classes for template in of.templates]
     labels = {instruction.label for template in templates for instruction in template.instructions}
-    tasks = []
-    for entry in timeline:
-        fits = isinstance(entry, tuple) and [type(value) for value in entry] == [*_TASK]
-        if not fits or not _is_of(plan, labels, TaskRecord(*entry)):
+    for task in trace.tasks:
+        is_placed = 0 <= task.device < plan.mesh.num_devices
+        is_run = 0 <= task.worker < plan.settings.workers_per_device and task.start_ns <= task.end_ns
+        if not (is_placed and is_run and task.kernel in labels):
             _validate.invalid(
                 "save_picture",
-                "a timeline has what GraphInstance.timeline() gives, of this plan's devices, workers and tasks",
-                shown(entry),
+                "a trace must have tasks of this plan's devices, workers and instructions",
+                shown(task),
                 "trace a run of this plan",
             )
-        tasks.append(TaskRecord(*entry))
-    return tuple(tasks)
 
 
-def _is_of(plan: PlanTables, labels: Set[str], task: TaskRecord) -> bool:
-    """Whether a plan has such a task."""
-    is_placed = 0 <= task.device < plan.mesh.num_devices
-    is_run = 0 <= task.worker < plan.settings.workers_per_device and task.start_ns <= task.end_ns
-    return is_placed and is_run and task.label in labels and task.row_begin >= 0
-
-
-def draw_plan(plan: PlanTables, timeline: Sequence[TaskRecord] = ()) -> PlanPicture:
+def draw_plan(plan: PlanTables, timeline: Sequence[TaskSpan] = ()) -> PlanPicture:
     """The picture of a plan's largest program.
 
     Args:
@@ -182,7 +167,7 @@ class _Lives:
 
 
 def _spans(
-    plan: PlanTables, program: str, timeline: Sequence[TaskRecord]
+    plan: PlanTables, program: str, timeline: Sequence[TaskSpan]
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Per device, the start and end of each call's tasks; empty if the run had other tasks than the
     plan.

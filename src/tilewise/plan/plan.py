@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from tilewise.core.validation import Validator
 from tilewise.files.reading import Unreadable
 from tilewise.files.writing import replace_file, replace_text
 from tilewise.ir.file import Unwritable
-from tilewise.observe import render_plan
+from tilewise.observe import Trace, render_plan
 from tilewise.plan.costs import DeviceCosts, count_costs
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.file import decode_plan, digest_of, encode_plan, read_content, require_fit
-from tilewise.plan.picture import draw_plan, read_timeline
+from tilewise.plan.picture import check_trace, draw_plan
 from tilewise.plan.shapes import check_sizes
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_file_traffic, count_traffic
@@ -124,24 +124,26 @@ class Plan(PlanTables):
         """
         return explain_tensor(self, name)
 
-    def save_picture(self, path: str | Path, timeline: Sequence[Sequence[object]] = ()) -> None:
+    def save_picture(self, path: str | Path, trace: Trace | None = None) -> None:
         """Write the plan as one HTML page that loads nothing: memory use at every call of a step by
         category, and the calls by phase and microbatch with what each reads from other devices, per
         class of devices.
 
         Args:
             path: of the page. An existing file is replaced whole, or kept if there is an error.
-            timeline: of a traced run of this plan, from `GraphInstance.timeline()`: adds a lane per
+            trace: of a run of this plan, from `GraphInstance.timeline()`: adds a lane per
                 worker with its tasks by kind and, if it has as many tasks as the plan, when each
                 call ran and how much memory was in use.
 
         Raises:
-            PlanError: the path is invalid, or the timeline has other devices, workers or tasks than
+            PlanError: the path is invalid, or the trace has other devices, workers or tasks than
                 this plan.
             ResourceError: it cannot be written.
         """
         where = _validate.path("save_picture", "path", path)
-        tasks = read_timeline(self, timeline)
+        tasks = trace.tasks if trace is not None else ()
+        if trace is not None:
+            check_trace(self, trace)
         replace_text(where, render_plan(draw_plan(self, tasks), tasks))
 
     # ---- files ----------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import TensorSpec
+from tilewise.observe import Trace
 from tilewise.optim import Optimizer
 from tilewise.plan import Plan
 from tilewise.session.assemble import assemble_program, make_executor
@@ -433,12 +434,15 @@ class GraphInstance:
         with self._alone("trace"):
             self._executor.trace(enable)
 
-    def timeline(self) -> list[tuple[Any, ...]]:
-        """Tasks of the last run, if it was traced: (device, worker, label, row, submit, ready,
-        start, end in ns).
+    def timeline(self) -> Trace:
+        """The tasks of the last run, by start, if it was traced: `tilewise.observe` writes them as a
+        file for Perfetto or as a report.
+
+        Raises:
+            PlanError: another thread's call is in progress.
         """
         with self._alone("timeline"):
-            return list(self._executor.timeline())
+            return Trace.of_program(self._executor.timeline(), self.plan.settings.workers_per_device)
 
     def transfers(self) -> dict[str, list[int]]:
         """Elements read from other devices' memory since the start or `reset_transfers`, per label
@@ -458,25 +462,6 @@ class GraphInstance:
         """
         with self._alone("file_traffic"):
             return dict(self._executor.file_traffic())
-
-    def inject(self, kind: str, device: int, label: str, index: int) -> None:
-        """For tests: make a task fail or be late in the next run.
-
-        Args:
-            kind: `throw`, `stall` for its worker, or `delay` for a millisecond.
-            device: whose task.
-            label: of its instruction.
-            index: which of the instruction's tasks.
-
-        Raises:
-            PlanError: one of them is invalid; a call of another thread is under way.
-        """
-        _validate.choice("inject", "kind", kind, ("throw", "stall", "delay"))
-        _validate.integer("inject", "device", device, 0, self.plan.mesh.num_devices - 1)
-        _validate.text("inject", "label", label)
-        _validate.integer("inject", "index", index, 0, _MAX_STEPS)
-        with self._alone("inject"):
-            self._executor.inject(kind, device, label, index)
 
     def close(self) -> None:
         """Stop the workers and free the memory; the model cannot be used afterwards.

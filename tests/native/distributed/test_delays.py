@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.faults import inject
 from tilewise.distributed import ProcessGroup
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
@@ -37,7 +38,7 @@ class Delayed:
         model = self.models[number]
         model.initialize(0)
         for device, label, index in late:
-            model.inject("delay", device, self.labels[number][label % len(self.labels[number])], index)
+            inject(model, "delay", device, self.labels[number][label % len(self.labels[number])], index)
         result = model.step(batch, 1e-3)
         return result, [model.get_tensor(f"{name}.grad").tobytes() for name in model.parameter_names()]
 

@@ -17,6 +17,7 @@ import pytest
 import tilewise as tw
 from native.distributed.test_group import are_gone, left_open, shared_names
 from ranks.small_llama import batches, config, training_graph
+from support.faults import inject
 from tilewise.core import CommTimeout, PeerLost, PlanError, ResourceError, TaskFailed
 from tilewise.core.sizes import format_bytes
 
@@ -52,7 +53,7 @@ def state(model):
 def test_a_task_that_fails_in_any_process(group, device):
     """The error names op, tile, worker and device; the next steps have the same bits as ever."""
     with running() as model:
-        model.inject("throw", device, "attention_backward", 1)
+        inject(model, "throw", device, "attention_backward", 1)
         with pytest.raises(TaskFailed, match="attention_backward") as failure:
             model.step(STEP, 1e-3)
         found = failure.value
@@ -72,8 +73,8 @@ def test_figures_are_of_all_processes(group):
             model.trace(True)
             model.reset_transfers()
             model.step(STEP, 1e-3)
-            tasks = sorted((row[0], row[2], row[3]) for row in model.timeline())
-            starts = [row[6] for row in model.timeline()]
+            tasks = sorted((task.device, task.kernel, task.row) for task in model.timeline().tasks)
+            starts = [task.start_ns for task in model.timeline().tasks]
             assert starts == sorted(starts) and {row[0] for row in tasks} == {0, 1}
             return tasks, model.transfers(), model.memory_usage(), model.file_traffic()
 

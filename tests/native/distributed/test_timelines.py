@@ -33,11 +33,11 @@ with tw.ProcessGroup() as group, graph.instantiate(graph.plan({"dp": 2})) as run
     begun = time.monotonic_ns()
     running.step(batches[1], 1e-3)
     ended = time.monotonic_ns()
-    known = running.timeline()
+    known = running._executor.timeline()
     ahead = group.clock_offset(1)
     group.clock_offset = lambda process: 0
-    as_told = running.timeline()
-print(json.dumps([begun, ended, ahead, known, as_told]))
+    uncorrected = running._executor.timeline()
+print(json.dumps([begun, ended, ahead, known, uncorrected]))
 """
 INACCURATE_NS = 20_000_000  # half a round trip while two processes share a core
 

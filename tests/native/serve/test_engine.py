@@ -20,6 +20,7 @@ import pytest
 
 from native.serve.serving_models import TEXTS, save_model
 from pure.hostile import HOSTILE
+from support.faults import inject
 from tilewise.checkpoint import open_weights, write_weights
 from tilewise.core import (
     CheckpointError,
@@ -189,7 +190,7 @@ def test_a_failing_kernel_is_one_error_of_its_requests(model_dir, alone):
     """Requests of the step get the error, one that waits and later ones write what they write alone."""
     with Engine(model_dir, max_num_seqs=2) as engine:
         label = "attention_paged"
-        engine.model.instance.inject("throw", 0, label, 0)
+        inject(engine.model.instance, "throw", 0, label, 0)
         deltas = engine.stream(TEXTS[:2], WAY)
         with pytest.raises(TaskFailed, match=label):
             list(deltas)
@@ -198,7 +199,7 @@ def test_a_failing_kernel_is_one_error_of_its_requests(model_dir, alone):
         async def ask():
             gone = [asyncio.create_task(_read(engine.generate(t, WAY))) for t in TEXTS[:2]]
             await asyncio.sleep(0)
-            _core(engine, lambda core: engine.model.instance.inject("throw", 0, label, 0))
+            _core(engine, lambda core: inject(engine.model.instance, "throw", 0, label, 0))
             later = asyncio.create_task(_read(engine.generate(TEXTS[2], WAY)))
             return await asyncio.gather(*gone, later, return_exceptions=True)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from native.serve.serving_models import CHAT_TEMPLATE, MAX_CONTEXT, TEXTS, save_model
+from support.faults import inject
 from tilewise import LLM, SamplingParams
 from tilewise.core import ConfigError, TaskFailed
 from tilewise.core.progress import Progress
@@ -132,7 +133,7 @@ def test_threads_ask_one_model(llm):
 def test_an_error_ends_the_call_and_no_more(llm):
     """A failing kernel is the call's error; the next call is answered."""
     wanted = llm.generate(TEXTS, GREEDY)[2].outputs
-    llm.engine.model.instance.inject("throw", 0, "attention_paged", 0)
+    inject(llm.engine.model.instance, "throw", 0, "attention_paged", 0)
     with pytest.raises(TaskFailed, match="attention_paged"):
         llm.generate(TEXTS, GREEDY)
     assert llm.generate(TEXTS, GREEDY)[2].outputs == wanted

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from native.serve.serving_models import TEXTS, save_model
+from support.faults import inject
 from tilewise.core import CheckpointError, ConfigError, PlanError, TaskFailed
 from tilewise.core.limits import num_cores
 from tilewise.serve import LLM, Engine, SamplingParams
@@ -99,7 +100,7 @@ def test_aborted_wherever_it_is(pair):
 def test_a_kernel_that_fails_in_one_copy(model_dir):
     """Its requests are told; those of the other copy, and later ones, go on."""
     with Engine(model_dir, dtype="f32", data_parallel_size=2) as engine:
-        engine._replicas[1].model.instance.inject("throw", 0, "attention_paged", 0)
+        inject(engine._replicas[1].model.instance, "throw", 0, "attention_paged", 0)
         reported = []
         engine.submit(engine.requests(TEXTS[:2], WAY), reported.append)
         while any(replica.load for replica in engine._replicas):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from native.serve.serving_models import TEXTS, save_model
 from pure.hostile import FROM_JSON
+from support.faults import inject
 from tilewise.core import ConfigError, TilewiseError
 from tilewise.generate import History
 from tilewise.serve import LLM, SamplingParams, SpeculativeConfig, StructuredOutputsParams
@@ -119,7 +120,7 @@ def test_a_draft_model_that_fails_costs_guesses_and_no_text(tmp_path):
         wanted = llm.generate(TEXTS, way)
     with LLM(directory, dtype="f32", speculative_config=config) as llm:
         (replica,) = llm.engine._replicas
-        replica._draft_model._model.instance.inject("throw", 0, "attention_paged", 0)
+        inject(replica._draft_model._model.instance, "throw", 0, "attention_paged", 0)
         found = llm.generate(TEXTS, way)
         again = llm.generate(TEXTS, way)
     for outputs in (found, again):

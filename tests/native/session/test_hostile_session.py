@@ -69,7 +69,6 @@ RUNNING = {
     "load_state_dict": {"state": {}},
     "differing_replicas": {"name": "norm.weight"},
     "trace": {"enable": False},
-    "inject": {"kind": "throw", "device": 0, "label": "nothing", "index": 0},
     "forward": dict(BATCH),
 }
 
@@ -89,7 +88,6 @@ TAKEN: dict[str, dict[str, set[str]]] = {  # besides what an argument is meant t
     "step": {"lr": {"0", "2**70"}},
     "initialize": {"seed": {"0"}, "scale": {"0", "2.5", "2**70", "float32"}},
     "trace": {"enable": {"True"}},
-    "inject": {"device": {"0"}, "label": {"'name'"}, "index": {"0"}},
 }
 
 

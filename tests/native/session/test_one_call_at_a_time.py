@@ -68,7 +68,6 @@ CALLS = {
     "transfers": lambda m: m.transfers(),
     "reset_transfers": lambda m: m.reset_transfers(),
     "differing_replicas": lambda m: m.differing_replicas("norm.weight"),
-    "inject": lambda m: m.inject("throw", 0, "silu_gate", 0),
 }
 
 

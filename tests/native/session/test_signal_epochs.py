@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.faults import inject
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from small_llama import change_first, drop_partial
 
@@ -63,7 +65,7 @@ def test_a_late_gradient_is_waited_for():
     """While device 0's first weight gradient is stopped, device 1 does not reduce it, though later ones are done."""
     with running({"dp": 2}, 2, deadline_s=1.0) as model:
         model.forward(**data())
-        model.inject("stall", 0, "linear_dw:weight", 0)
+        inject(model, "stall", 0, "linear_dw:weight", 0)
         with pytest.raises(CommTimeout, match=r"device 1 waits in 'linear_dw:weight/reduce_scatter'"):
             model.backward()
 

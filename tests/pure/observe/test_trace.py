@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,23 @@ def test_idle_time_has_one_cause_at_every_moment():
         "tail": 0,
     }
     assert (first.busy_ns, second.busy_ns, trace.utilisation) == (170, 100, 270 / 800)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "share"),
+    [
+        ([], 0.0),
+        ([(0, 0, 10)], 1.0),
+        ([(0, 0, 10), (1, 0, 10)], 1.0),
+        ([(0, 0, 5), (1, 5, 10)], 0.0),
+        ([(0, 0, 8), (1, 4, 10)], 0.4),
+        ([(0, 0, 6), (0, 2, 8), (1, 0, 4), (1, 6, 10)], 0.6),
+    ],
+)
+def test_overlap_is_the_share_of_time_in_which_all_devices_work(tasks, share):
+    """From the first start to the last end."""
+    rows = [(device, 0, "task", 0, *([100 + begin] * 3), 100 + end) for device, begin, end in tasks]
+    assert Trace.of_program(rows, 1).overlap == pytest.approx(share)
 
 
 @st.composite
