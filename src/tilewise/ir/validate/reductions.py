@@ -102,7 +102,8 @@ def validate_reductions(
     is read.
 
     Args:
-        layouts: per template, the layout of the graph that it lowers; templates that lower none come last.
+        layouts: per template, the layout of the graph that it lowers; templates that lower none
+            come last.
         given: entries that have a value from outside before any list runs.
         behind: per list of calls, the lists that run before it.
         values: cached `values_of` by number of the template, equal in all classes.
