@@ -40,7 +40,8 @@ Transport::Transport(const TilewiseMpi& mpi, Failure& failure)
       num_received_(size_),
       message_(sizeof(Message) + kMostText) {}
 
-// What is still under way when this ends belongs to a peer that is lost: MPI may write into it, so it stays for good.
+// Operations that are still in progress here wait for a lost peer. MPI may still write into their memory, so it is
+// never freed.
 Transport::~Transport() {
   static std::mutex mutex;
   std::lock_guard guard(mutex);

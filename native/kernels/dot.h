@@ -19,7 +19,8 @@ TILEWISE_INLINE void hold(Vector& x) {
 #endif
 }
 
-/// The same, and not before: a constant that is needed once takes no register from the loops around.
+/// Like hold, and x is not computed before this point: a constant that is needed once per iteration then occupies no
+/// register in the inner loops.
 template <class Vector>
 TILEWISE_INLINE void hold_here(Vector& x) {
 #if defined(__AVX512F__)
@@ -31,7 +32,8 @@ TILEWISE_INLINE void hold_here(Vector& x) {
 #endif
 }
 
-/// The same of all: what comes before is done in the registers it is in, and nothing that follows begins earlier.
+/// Holds all accumulators: earlier operations on them are finished in their registers, and no later load is moved
+/// before this point.
 template <int R, int N>
 TILEWISE_INLINE void hold_all(NativeF (&x)[R][N]) {
 #pragma GCC unroll 14
@@ -83,9 +85,9 @@ struct DotBf16 {
 #endif
   }
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  /// All rows by the odd elements, then all by the even ones, which lie widened: a(r, 0) and a(r, 1). The registers
-  /// hold one half of a panel at a time, which is read twice: an accumulator in memory is one that every step waits
-  /// for.
+  /// Multiplies the odd elements of all rows, then the even ones. A's elements are already widened: a(r, 0) is odd,
+  /// a(r, 1) even. The panel is read twice and one half of it widened at a time. This saves registers; without it,
+  /// accumulators would spill to memory, and every step would wait for them.
   template <int R, int N, class A, class B>
   TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const B& b) {
     half<0>(acc, a, b, [](__m256i x) {  // no mask, which would take a register

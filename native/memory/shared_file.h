@@ -12,8 +12,8 @@ namespace tilewise::memory {
 
 class SharedFile {
  public:
-  /// bytes: that are used; the file may be larger by less than two pages. behind: as many addresses that hold nothing
-  /// follow, from the next page on.
+  /// bytes: the part of the file that is used; the file may be larger by less than two pages. behind: bytes of address
+  /// space to reserve after the mapping, from the next page on; no memory is mapped there.
   SharedFile(int file, int64_t bytes, int64_t behind = 0);
   ~SharedFile();
   SharedFile(const SharedFile&) = delete;

@@ -1,7 +1,8 @@
 // The checks of Program::finish, and what a program needs of its devices.
 //
-// Devices are checked one by one, everything else once per class: a number is checked for the range of its values over
-// the class's devices, and over symbols from 0 to their bounds. A number of a call is checked for every call.
+// Devices are checked one by one, everything else once per class. A Number (number.h) is a constant plus a multiple of
+// a value that is known later. If that is a device's value or a symbol, it is checked once, for the range over the
+// class's devices and over symbols from 0 to their bounds; if it is a call's value, it is checked for every call.
 #include <algorithm>
 
 #include "programs/program.h"

@@ -1,4 +1,4 @@
-// See program.h. What finish() checks stands in check.cc and deadlock.cc, what a device makes of it in bind.cc.
+// See program.h. check.cc and deadlock.cc have the checks of finish(); bind.cc makes the part of one device, bound().
 #include "programs/program.h"
 
 #include <algorithm>

@@ -19,7 +19,8 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// To one of the processors that the opener may use, counted round; a hint, refused where the system refuses.
+/// Pins this thread to a processor of the affinity mask that it inherited: the one of this number, modulo their count.
+/// Only a hint: a refusal by the system is ignored.
 void pin(uint32_t number) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;

@@ -11,7 +11,7 @@
 
 namespace tilewise::tasks {
 
-/// Closes a runtime that its owner lets go of; its first failure then has no listener.
+/// Closes and deletes a runtime. A failure of its tasks is not reported, because no caller is left to receive it.
 void drop_engine(Engine* engine);
 using OpenEngine = std::unique_ptr<Engine, void (*)(Engine*)>;
 

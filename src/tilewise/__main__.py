@@ -1,10 +1,10 @@
-"""`python -m tilewise` is `tilewise`, also where the command is on no path."""
+"""`python -m tilewise` is `tilewise`, also if the command is not on PATH."""
 
 import sys
 
 
 def main() -> None:
-    """The command line. Ctrl-C while it is loaded ends it as a later one does."""
+    """Run the command line. Ctrl-C during its imports exits with 130, as a later Ctrl-C does."""
     try:
         from tilewise.cli.main import main as run
     except KeyboardInterrupt:

@@ -1,8 +1,9 @@
-// Which token comes next: from one row of logits, the settings and a number that seed, position and choice decide.
+// Samples the next token from one row of logits, with settings and a uniform random number that depends only on seed,
+// position and choice.
 //
-// Filters apply one after the other as in transformers: top-k, top-p, min-p, typical-p; ties at a cut go as they go
-// there, to the lower id where one must be chosen. Then the tokens that are left stand in the order of their ids, each
-// as wide as its weight, and the number points at one. All in doubles, in one order of additions: the same token at
+// Filters apply one after the other as in transformers: top-k, top-p, min-p, typical-p; tokens that tie at a cut are
+// kept or dropped as there, and where only some can be kept, those with the lower ids are. The remaining tokens are
+// then sampled by inverse CDF, in the order of their ids. All in doubles, in one order of additions: the same token at
 // every level, alone or next to others, on any thread.
 #pragma once
 #include <compare>
@@ -32,7 +33,7 @@ double uniform_of(const DrawKey& key);
 /// Draws one row after the other; keeps its working memory. One thread at a time.
 class Drawer {
  public:
-  /// The token's id, or what says why there is none.
+  /// The token's id; kNotFinite or kNothingLeft (weigh.h) if there is none.
   int64_t draw(const LogitsRow& row, const DrawSettings& settings, const DrawKey& key, const Adjustment& how = {});
 
  private:

@@ -49,7 +49,8 @@ int run_hosted(void* const*, const uint64_t*) {
 
 }  // namespace
 
-/// Which tasks use what, known to the submitter alone: so its chunks come from a pool of its own.
+/// Which tasks use each object. Only the worker that submits reads and writes this, so its chunks come from a private
+/// pool.
 struct Embedded::Objects : GrowingPool {
   Objects(const Store& its_store, uint32_t num_objects, uint32_t window)
       : store(its_store), states(num_objects), marks(window) {}

@@ -14,13 +14,14 @@ struct TraceLabel {
 
 class Host {
  public:
-  /// Submits more tasks if there are any, there is room and few are ready. True when it did, or could have.
+  /// Submits more tasks if there are any, there is room and few are ready. False: all are submitted, or enough are
+  /// ready. True: call it again; this call or another worker's submits some.
   virtual bool submit_more(uint32_t worker) = 0;
-  /// A worker about to sleep asks: submit_more would find something to do.
+  /// Whether tasks are left to submit; called by a worker that is about to sleep.
   virtual bool has_more() const = 0;
-  /// Every producer of the task has completed. False: it waits for something else; the thread that brings that about
-  /// calls Embedded::resume (perhaps before this call has returned, so nothing of the task may be touched after it was
-  /// registered).
+  /// Called when every producer of the task has completed. True: the task may start. False: the host has registered it
+  /// to wait for something else, such as a signal; the thread that completes this wait calls Embedded::resume, perhaps
+  /// before admit has returned. So admit must not touch the task after registering it.
   virtual bool admit(uint32_t task) = 0;
   virtual void execute(uint32_t task, uint32_t worker) = 0;
   /// While tracing, after execute.

@@ -20,14 +20,14 @@ class Kernels {
   pto_kernel find(const std::string& name, uint32_t flags);
   void load(const std::string& path);
   const char* name_of(pto_kernel kernel) const;
-  /// In the workers' process: every kernel is found when it is called.
+  /// In the workers' process, before any kernel is known: function_of finds each one by name at its first call.
   void expect_names();
 
   /// nullptr: an empty task, or not found yet.
   pto_kernel_fn function_at(int32_t kernel) const {
     return kernel < 0 ? nullptr : std::atomic_ref(kernels_[kernel]->function).load(std::memory_order_acquire);
   }
-  /// Finds it by its name.
+  /// Looks the kernel up by its name, in the process of the workers.
   pto_kernel_fn function_of(int32_t kernel);
 
  private:
@@ -41,7 +41,7 @@ class Kernels {
   std::vector<void*> libraries_;
 };
 
-/// dlopen; a name without a slash that is a file of the current folder is that file.
+/// dlopen. A path without a slash means a file of the current folder if there is one; otherwise dlopen searches for it.
 void* open_library(const std::string& path, const char* where);
 
 }  // namespace tilewise::tasks

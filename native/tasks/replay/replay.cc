@@ -28,7 +28,7 @@ struct Replay {
   uint32_t thread;
 };
 
-/// Of (address, bytes); those without bytes are nowhere.
+/// Whether any two ranges (address, bytes) overlap; ranges of 0 bytes overlap nothing.
 bool any_overlap(std::vector<std::pair<uint64_t, uint64_t>> ranges) {
   std::erase_if(ranges, [](const auto& range) { return range.second == 0; });
   std::sort(ranges.begin(), ranges.end());
@@ -142,7 +142,8 @@ void replay_task(Engine& engine, Replay& run, uint32_t number) {
   start_submitted(engine, slot, run.thread);
 }
 
-/// When no references are left to write down which tasks used the buffers, they must end before another submission.
+/// Calls `leave`, which records in the buffers which tasks used them. If the pool has no room for that, waits until
+/// these tasks have ended, so that later tasks need not wait for them.
 template <class Leave>
 void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& leave) {
   try {
@@ -186,7 +187,7 @@ void leave_part(Engine& engine, Replay& run, uint32_t count) {
 
 }  // namespace
 
-// Names of buffers at this replay; what was two buffers stays two, and what overlapped still does.
+// Handles of the buffers of this replay. Rejects a binding that makes two buffers one, or adds or removes an overlap.
 std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, const pto_handle* from,
                                        const pto_handle* to, uint32_t num_handles) {
   std::vector<pto_handle> names;

@@ -8,8 +8,8 @@
 
 namespace tilewise::tasks {
 
-/// Names of buffers at this replay, checked: what was two buffers stays two, and what overlapped still does. Under the
-/// submission lock, because the recording remembers the last binding.
+/// Handles of the buffers of this replay. Rejects a binding that makes two buffers one, or adds or removes an overlap.
+/// Called with the submission lock, because the recording remembers the last binding.
 std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, const pto_handle* from,
                                        const pto_handle* to, uint32_t num_handles);
 void submit_recording(Engine& engine, Recording& recording, std::vector<pto_handle> names, uint32_t thread);

@@ -21,7 +21,7 @@ _Int32, _Int64 = POINTER(c_int32), POINTER(c_int64)
 
 
 class MpiTable(ctypes.Structure):
-    """What Tilewise needs of MPI: functions, and the first argument of each."""
+    """What Tilewise needs of MPI: functions, and `self`, which is the first argument of each."""
 
     _fields_ = (
         ("version", c_int32),

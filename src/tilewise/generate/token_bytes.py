@@ -1,8 +1,8 @@
 """Bytes of single tokens, for log probabilities.
 
 A tokenizer decodes whole texts: it drops the first space of a text (SentencePiece) and replaces bytes that are only a
-part of a character by U+FFFD. `TokenBytes` gives what a token adds to a text within that text: its space is kept, and a
-part of a character is its own bytes.
+part of a character by U+FFFD. `TokenBytes` gives the bytes that a token adds in the middle of a text: a leading space
+is kept, and for a token that is only a part of a character, the bytes of that part.
 """
 
 from __future__ import annotations

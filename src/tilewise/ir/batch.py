@@ -1,8 +1,8 @@
 """How the batch of a step is divided: into batch splits, which fix the bits of sums over the batch,
 and into microbatches, which do not.
 
-A dim counts the batch if its label has that role (`DimLabel.is_summed_by_batch_splits`). Names of
-dims have no meaning.
+The label of a dim says whether it is the batch dim (`DimLabel.is_summed_by_batch_splits`). Its name
+does not matter.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = No
 
 
 def suggest_batch_splits(batch: BatchCut, blocks: int) -> str:
-    """Values that would fit if devices x microbatches do not divide the batch splits: of devices x
-    microbatches, of batch splits, and of the batch.
+    """The hint of an error message, for devices x microbatches that do not divide the batch splits:
+    which devices x microbatches fit, or which batch splits, or which batch.
 
     Args:
         batch: the requested batch.

@@ -1,7 +1,8 @@
 """A slow and simple fp64 version of every kernel, on logical (unpacked) NumPy arrays.
 
-Operands are in the table's order, without the outputs; each function returns what the kernel
-writes. Nothing here is split, tiled or rounded: tests compare the native kernels with it.
+Operands are in the order of the kernel's entry in `table.KERNELS`, without the outputs; each
+function returns what the kernel writes. Nothing here is split, tiled or rounded: tests compare the
+native kernels with it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def matmul_dw(
     carries: Sequence[Array],
     first: int,
 ) -> F64:
-    """dY^T X + scatter-add of dE at ids - first + the carries."""
+    """dY^T X, plus the rows of dE added at rows `ids - first`, plus the sum of the carries."""
     k = (x if x is not None else de).shape[1]  # type: ignore[union-attr]
     out = np.zeros((n, k))
     if dy is not None and x is not None:

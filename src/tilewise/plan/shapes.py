@@ -62,7 +62,8 @@ class PlanSettings:
             then the parts along a tree.
         batch: global batch of a step (the size of dims whose label `is_summed_by_batch_splits`); 0
             for graphs without a batch.
-        seq: rows per batch element; a number of a symbol if every step gives it.
+        seq: rows per batch element; an expression of a symbol if its value is only known in a
+            step.
         batch_axes: how axes and microbatches divide the batch.
         row_tile: rows per tile of activations; may be a number of a symbol.
         workers_per_device: worker threads of every device.

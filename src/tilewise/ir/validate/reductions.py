@@ -9,10 +9,11 @@ slot is in one of three states:
     share     the result of the reduction: this member's rows; one copy per other member adds the rest
     complete  any instruction may read it
 
-If parts are combined in each microbatch, the reduction leaves a stack for this member's share, and
-the share itself after the last microbatch. Every stack must receive all microbatches in order, each
-once. A sum that is delivered in shards is complete after its reduction. Columns that a sum or a
-slice divides must be adjacent along the device group and complete.
+If parts are combined in each microbatch, the partial sums of the tree so far are kept on a stack
+for this member's share; the last microbatch replaces them by the share itself. Every stack must
+receive all microbatches in order, each once. A sum that is delivered in shards is complete after
+its reduction. If a sum or a slice divides columns among a device group, the members' columns must
+follow one another in the group's order, with no column missing.
 
 This finds reductions that are missing, duplicated, exchanged, of another device group or of other
 rows; readers that come too early or read a part as the whole; and copies of columns that do not
@@ -101,9 +102,10 @@ def validate_reductions(
     is read.
 
     Args:
-        layouts: layouts of the graph that each template lowers; templates without come last.
+        layouts: per template, the layout of the graph that it lowers; templates that lower none
+            come last.
         given: entries that have a value from outside before any list runs.
-        behind: lists that run before a list.
+        behind: per list of calls, the lists that run before it.
         values: cached `values_of` by number of the template, equal in all classes.
 
     Raises:

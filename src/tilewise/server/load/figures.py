@@ -20,7 +20,8 @@ METRICS = {
 
 
 def load_figures(played: Sequence[Played], ranks: Sequence[float]) -> dict[str, Any]:
-    """Figures under vLLM's names, milliseconds; what failed counts in `failed` alone.
+    """The figures under vLLM's names, latencies in milliseconds. Tokens and latencies of failed
+    requests are left out.
 
     Args:
         played: all requests.
