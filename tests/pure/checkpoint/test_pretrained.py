@@ -1,4 +1,4 @@
-"""Hugging Face directories as wholes."""
+"""Saving and loading whole Hugging Face directories."""
 
 import json
 import os
@@ -23,8 +23,8 @@ TOKENIZER = train_tokenizer(["hello world " * 10], vocab_size=300)
 SIZE = TOKENIZER.get_vocab_size()
 
 
-def test_directory_is_replaced_as_a_whole(tmp_path):
-    """A second save replaces the first and leaves nothing hidden behind."""
+def test_second_save_replaces_the_whole_directory(tmp_path):
+    """A second save replaces the first and leaves no hidden files."""
     target = tmp_path / "model"
     save_pretrained(
         target, {"a": 1}, [("w", np.zeros(3, np.float32))], generation_config={"eos_token_id": [0, 1]}
@@ -37,7 +37,7 @@ def test_directory_is_replaced_as_a_whole(tmp_path):
 
 
 def test_failed_save_leaves_the_old_directory(tmp_path):
-    """An error while writing keeps what stood there."""
+    """After an error while writing, the old directory is intact."""
     target = tmp_path / "model"
     save_pretrained(target, {"a": 1}, [("w", np.zeros(3, np.float32))])
 
@@ -51,14 +51,14 @@ def test_failed_save_leaves_the_old_directory(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_missing_tokenizer_is_named(tmp_path):
+def test_missing_tokenizer_is_an_error(tmp_path):
     """A directory without tokenizer.json is one clear error."""
     with pytest.raises(CheckpointError, match=r"must hold tokenizer\.json"):
         load_tokenizer(tmp_path, 8)
 
 
-def test_every_file_has_the_ordinary_mode(tmp_path):
-    """Weights can be read by the same users as config.json."""
+def test_files_have_default_mode(tmp_path):
+    """Weights are readable by the same users as config.json."""
     save_pretrained(
         tmp_path / "model", {"a": 1}, [("w", np.zeros(3, np.float32))], TOKENIZER, {"eos_token_id": 0}
     )
@@ -73,8 +73,8 @@ def _save_tokenizer(directory, change):
     (directory / "tokenizer.json").write_text(json.dumps(content))
 
 
-def test_truncation_and_padding_of_a_tokenizer_are_left_aside(tmp_path):
-    """A prompt is encoded as a whole and as it is, as transformers does, whatever the file says of lengths."""
+def test_truncation_and_padding_of_a_tokenizer_are_ignored(tmp_path):
+    """A prompt is encoded whole and unpadded, as in transformers, whatever lengths the file sets."""
 
     def shorten(content):
         content["truncation"] = {
@@ -97,9 +97,11 @@ def test_truncation_and_padding_of_a_tokenizer_are_left_aside(tmp_path):
     assert load_tokenizer(tmp_path, SIZE).encode(text).ids == TOKENIZER.encode(text).ids
 
 
-def test_tokens_beyond_the_model_are_refused_where_they_are_used(tmp_path, caplog):
-    """An added token at vocab_size is loaded (text Gemma 3 has one), and texts that use it are refused by its name; a
-    vocabulary that is larger than the model's is said once. A smaller one is padded."""
+def test_tokens_beyond_the_vocabulary_are_rejected_where_used(tmp_path, caplog):
+    """An added token at vocab_size is loaded (text Gemma 3 has one), and texts that use it are
+    rejected by its name. A vocabulary larger than the model's is one warning; a smaller one is
+    padded.
+    """
     _save_tokenizer(tmp_path, lambda content: None)
     assert load_tokenizer(tmp_path, SIZE + 64).get_vocab_size() == SIZE
     added = {**json.loads(TOKENIZER.to_str())["added_tokens"][0], "id": SIZE, "content": "<|extra|>"}
@@ -152,9 +154,11 @@ def _template(content):
         _template,
     ],
 )
-def test_a_spoilt_tokenizer_is_one_error(tmp_path, content):
-    """What the library refuses, or panics over when loading or encoding, is a CheckpointError with the file's name. So
-    is a prefix that merges lack, for the library would end the process over it."""
+def test_damaged_tokenizer_is_one_error(tmp_path, content):
+    """A file that the library rejects, or panics on when loading or encoding, is a CheckpointError
+    with the file's name. So is a prefix that merges lack, on which the library would abort the
+    process.
+    """
     if isinstance(content, bytes):
         (tmp_path / "tokenizer.json").write_bytes(content)
     else:
@@ -164,8 +168,8 @@ def test_a_spoilt_tokenizer_is_one_error(tmp_path, content):
 
 
 @pytest.mark.parametrize("form", [list, " ".join])
-def test_merges_that_go_on_with_the_prefix_are_used(tmp_path, form):
-    """The twin of the missing prefix: merges of both spellings whose right sides have it."""
+def test_merges_that_have_the_prefix_are_used(tmp_path, form):
+    """The twin of the missing prefix: merges in both spellings whose right sides have it."""
     merges = [form(["a", "##b"]), form(["ab", "##b"])]
     model = {"type": "BPE", "vocab": {"a": 0, "##b": 1, "ab": 2, "abb": 3}, "merges": merges}
     model["continuing_subword_prefix"] = "##"
@@ -176,7 +180,7 @@ def test_merges_that_go_on_with_the_prefix_are_used(tmp_path, form):
 
 
 def test_a_template_of_known_tokens_is_used(tmp_path):
-    """The twin of the broken template: begin tokens of the tokenizer stand before the prompt."""
+    """The twin of the broken template: the tokenizer's begin tokens precede the prompt."""
     tokenizer = load_tokenizer(_saved(tmp_path), SIZE)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
@@ -191,8 +195,8 @@ def _saved(directory):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
-def test_what_is_no_file_is_named(tmp_path, name):
-    """A pipe is not waited for, and neither a directory nor a link to nothing is a missing file."""
+def test_special_files_are_named_in_errors(tmp_path, name):
+    """A pipe is not waited for; a directory and a dangling link are not reported as missing files."""
     for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)):
         make(tmp_path / name)
         with pytest.raises(CheckpointError, match=name):
@@ -229,8 +233,8 @@ def test_what_is_no_file_is_named(tmp_path, name):
         ('{"stop_strings": [""]}', "stop_strings"),
     ],
 )
-def test_a_spoilt_generation_config_is_one_error(tmp_path, content, words):
-    """Types are not coerced and ids are not negative; the file is named."""
+def test_damaged_generation_config_is_one_error(tmp_path, content, words):
+    """Types are not coerced and ids are not negative; the error names the file."""
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(CheckpointError, match=words) as caught:
         load_generation_config(tmp_path, 8)
@@ -239,9 +243,10 @@ def test_a_spoilt_generation_config_is_one_error(tmp_path, content, words):
     assert "generation_config=False in Python" in said
 
 
-def test_other_settings_of_generation_are_allowed(tmp_path, caplog):
-    """What decides nothing of a text is not looked at, neutral values are fine, and what decides something comes as it
-    is. Unknown fields are ignored, which one line says."""
+def test_settings_of_generation_that_are_allowed(tmp_path, caplog):
+    """Fields that do not affect a text are not checked, neutral values are allowed, and other
+    fields are used as they are. One log line lists unknown fields that are ignored.
+    """
     (tmp_path / "generation_config.json").write_text(
         '{"eos_token_id": [1, 7], "use_cache": "often", "bos_token_id": null, "num_beams": 1, "guidance_scale": 1.0,'
         ' "suppress_tokens": [], "top_p": 0.5, "temperature": 1, "transformers_version": "5", "style": "baroque",'
@@ -254,9 +259,10 @@ def test_other_settings_of_generation_are_allowed(tmp_path, caplog):
     assert "unknown fields are ignored: style, trust_remote_code" in line and str(tmp_path) in line
 
 
-def test_settings_without_effect_here_are_warnings(tmp_path, caplog):
-    """A setting that changes the text and is not supported is one line each. Token ids beyond the vocabulary are one
-    line together: the model never generates them, so no end token is lost and such a bad word never stands."""
+def test_unsupported_settings_are_warnings(tmp_path, caplog):
+    """Each setting that would change the text and is not supported is one warning. Token ids beyond
+    the vocabulary are one warning together: the model never generates them.
+    """
     file = {
         "num_beams": 4,
         "suppress_tokens": [3],
@@ -281,7 +287,7 @@ def test_settings_without_effect_here_are_warnings(tmp_path, caplog):
 @pytest.mark.skipif(
     not transformers.__version__.startswith("5.24."), reason="the settings of transformers 5.24 are known"
 )
-def test_every_setting_of_transformers_is_known():
-    """What their class can write is used, ignored, or a warning for a value that is not neutral."""
+def test_every_setting_of_transformers_is_handled():
+    """Each field that their class can write is used, ignored, or a warning for a value that is not neutral."""
     names = {name for name in vars(transformers.GenerationConfig()) if name != "generation_kwargs"}
     assert names <= {*_GenerationConfig.model_fields, *_NEUTRAL, *_WITHOUT_EFFECT}

@@ -1,4 +1,4 @@
-"""Writing weights: one tensor in memory at a time, files that the format's own library reads, nothing half left."""
+"""Writing weights: one tensor in memory at a time, files that safetensors reads, and no partial files."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def _tensors():
     }
 
 
-def test_the_library_reads_what_is_written(tmp_path):
+def test_safetensors_reads_what_is_written(tmp_path):
     """All element types, strided views, scalars and empty tensors; aligned, with transformers' metadata."""
     write_weights(tmp_path, _tensors().items())
     path = tmp_path / "model.safetensors"
@@ -44,7 +44,7 @@ def test_the_library_reads_what_is_written(tmp_path):
 
 
 def test_one_tensor_is_in_memory_at_a_time(tmp_path):
-    """Each is fetched when it is written and let go before the next."""
+    """Each tensor is fetched when it is written and released before the next."""
     alive, most = [], []
 
     def fetch(i):
@@ -59,8 +59,8 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path):
     assert [open_weights(tmp_path)[f"t{i}"][0:1] for i in range(7)] == list(range(7))
 
 
-def test_files_are_cut_as_said(tmp_path):
-    """Neighbours share a file while they fit; a larger tensor has one to itself; the index counts all bytes."""
+def test_files_are_split_by_size(tmp_path):
+    """Neighbours share a file while they fit; a larger tensor has its own; the index counts all bytes."""
     sizes = [10, 10, 10, 40, 5]
     tensors = [(f"t{i}", np.full(n, i, np.uint8)) for i, n in enumerate(sizes)]
     save_pretrained(tmp_path / "m", {}, tensors, max_shard_bytes=20)
@@ -75,7 +75,7 @@ def test_files_are_cut_as_said(tmp_path):
 
 @pytest.mark.slow
 def test_transformers_opens_several_files(tmp_path):
-    """The index and names are those it writes itself."""
+    """The index and names are those that transformers writes itself."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
@@ -89,8 +89,10 @@ def test_transformers_opens_several_files(tmp_path):
 
 
 @pytest.mark.parametrize("max_shard_bytes", [1 << 20, 50])
-def test_a_tensor_that_cannot_be_fetched_leaves_nothing(tmp_path, max_shard_bytes):
-    """An error of the model's, or a tensor that is not what it said: the old files stand, no new ones next to them."""
+def test_tensor_that_cannot_be_fetched_leaves_no_files(tmp_path, max_shard_bytes):
+    """After an error of the model, or a tensor other than declared, the old files are intact and
+    there are no new ones.
+    """
     write_weights(tmp_path, [("old", np.ones(3))])
 
     def fail():
@@ -106,8 +108,8 @@ def test_a_tensor_that_cannot_be_fetched_leaves_nothing(tmp_path, max_shard_byte
     assert set(open_weights(tmp_path)) == {"old"}
 
 
-def test_the_format_s_own_key_is_no_tensor_s_name(tmp_path):
-    """`__metadata__` would be read as something else."""
+def test_reserved_key_is_rejected_as_a_name(tmp_path):
+    """`__metadata__` would be read as metadata."""
     with pytest.raises(CheckpointError, match="once"):
         write_weights(tmp_path, [("__metadata__", np.ones(3))])
 
@@ -130,8 +132,8 @@ for call in (lambda: write_weights(".", [("w", np.ones(3))]),
 """
 
 
-def test_a_directory_that_cannot_be_written_to_is_one_error(tmp_path):
-    """A ResourceError that names the file and the system's reason; nothing is left."""
+def test_unwritable_directory_is_one_error(tmp_path):
+    """A ResourceError with the file and the system's reason; no file is left."""
     place = tmp_path / "place"
     place.mkdir(mode=0o555)
     done = subprocess.run(
@@ -145,8 +147,8 @@ def test_a_directory_that_cannot_be_written_to_is_one_error(tmp_path):
     assert not list(place.iterdir())
 
 
-def test_a_name_that_is_taken_by_a_directory_is_refused(tmp_path):
-    """It is not removed."""
+def test_name_of_a_directory_is_rejected(tmp_path):
+    """The directory is not removed."""
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(ResourceError, match="something else"):
         write_weights(tmp_path, [("w", np.ones(3))])
@@ -173,8 +175,8 @@ for call in (lambda: write_weights(".", tensors), lambda: write_weights(".", ten
 """
 
 
-def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path):
-    """A file system of 256 KiB for 512 KiB of weights: a ResourceError with the file and the reason, three ways."""
+def test_full_disk_is_one_error_and_leaves_no_files(tmp_path):
+    """512 KiB of weights on a file system of 256 KiB: a ResourceError with the file and the reason, three ways."""
     mount = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
     enter = 'mount -t tmpfs -o size=256k none "$0" && cd "$0" && exec "$@"'
     if (

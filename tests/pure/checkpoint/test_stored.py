@@ -1,4 +1,6 @@
-"""Tables of stored tensors: read under the graph's names, written under the files', anything else refused by name."""
+"""Tables of stored tensors: read by the graph's names, written by the files' names; other tensors
+are rejected by name.
+"""
 
 import re
 
@@ -29,8 +31,8 @@ def _stored():
 
 
 @pytest.mark.parametrize("in_files", [False, True])
-def test_what_is_written_by_a_table_is_read_by_it(tmp_path, in_files):
-    """Side by side, transposed and plain; from files and from arrays; slices of rows and columns too."""
+def test_tables_round_trip(tmp_path, in_files):
+    """Concatenated, transposed and plain tensors; from files and from arrays; slices of rows and columns too."""
     stored = _stored()
     assert stored["model.attn"].shape == (3, 8) and stored["model.mlp"].shape == (10, 3)
     if in_files:
@@ -46,8 +48,8 @@ def test_what_is_written_by_a_table_is_read_by_it(tmp_path, in_files):
             np.testing.assert_array_equal(found[name].rows(1, 1).columns(1, 2).read(), value[1:2, 1:3])
 
 
-def test_files_may_leave_a_prefix_off(tmp_path):
-    """Of all names, as headless models are saved; another prefix is another name."""
+def test_files_may_omit_a_prefix(tmp_path):
+    """From all names, as headless models are saved; another prefix is another name."""
     stored = {name.removeprefix("model."): tensor for name, tensor in _stored().items()}
     np.testing.assert_array_equal(StoredWeights(stored, TABLE, prefix="model.")["k"], _parameters()["k"])
     with pytest.raises(CheckpointError, match=r"none called 'model\.embed'"):
@@ -70,8 +72,8 @@ def test_files_may_leave_a_prefix_off(tmp_path):
         ({"head": np.ones((5, 3), np.float32)}, r"'head' equal to"),
     ],
 )
-def test_files_that_do_not_fit_are_refused_by_name(change, words):
-    """Missing, too many, other rows, integers, a tied head of its own: before anything is read."""
+def test_mismatched_files_are_rejected_by_name(change, words):
+    """Missing and extra tensors, other row counts, integers, a separate tied head: before anything is read."""
     stored = {name: tensor for name, tensor in {**_stored(), **change}.items() if tensor is not None}
     with pytest.raises(CheckpointError, match=words):
         StoredWeights(stored, TABLE, copies={"head": "model.embed"})
@@ -87,16 +89,16 @@ def test_files_that_do_not_fit_are_refused_by_name(change, words):
         {"model.mlp": None},
     ],
 )
-def test_refusals_name_the_file(tmp_path, change):
-    """The one that holds the tensor, or where one is looked for."""
+def test_errors_name_the_file(tmp_path, change):
+    """The file that holds the tensor, or where it was expected."""
     stored = {name: tensor for name, tensor in {**_stored(), **change}.items() if tensor is not None}
     write_weights(tmp_path, stored.items())
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "model.safetensors"))):
         StoredWeights(open_weights(tmp_path), TABLE, copies={"head": "model.embed"})
 
 
-def test_whole_shapes_are_required(tmp_path):
-    """Columns too, which the table does not know; the tensor and its file are named."""
+def test_whole_shapes_are_checked(tmp_path):
+    """Columns too, which are not in the table; the error names the tensor and its file."""
     write_weights(tmp_path, _stored().items())
     found = StoredWeights(open_weights(tmp_path), TABLE)
     shapes = {name: tensor.shape for name, tensor in _parameters().items()}
@@ -107,8 +109,8 @@ def test_whole_shapes_are_required(tmp_path):
             found.require_shapes({**shapes, name: (shapes[name][0], 4)})
 
 
-def test_copies_and_what_is_ignored_are_taken(tmp_path):
-    """A tied head that is the embedding, to the bit; buffers that follow from the configuration."""
+def test_copies_and_ignored_tensors_are_accepted(tmp_path):
+    """A tied head that equals the embedding to the bit; buffers that follow from the configuration."""
     stored = {**_stored(), "head": _stored()["model.embed"], "rope.inv_freq": np.ones(2, np.float32)}
     write_weights(tmp_path, stored.items())
     options = {

@@ -1,4 +1,4 @@
-"""Tokenizers of a model directory, in the forms that they come in: as transformers reads them."""
+"""All forms of tokenizers in a model directory, compared with transformers."""
 
 import json
 
@@ -20,7 +20,7 @@ SIZE = 400
 
 
 def _save(directory, kind="Qwen2Tokenizer", config=None, added=None):
-    """vocab.json and merges.txt, and what stands next to them."""
+    """Save vocab.json, merges.txt and the files next to them."""
     model = json.loads(TRAINED.to_str())["model"]
     vocab = {text: id_ for text, id_ in model["vocab"].items() if id_ != 0}
     (directory / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0, **vocab}))
@@ -61,8 +61,8 @@ def test_vocabulary_and_merges_are_read_as_by_transformers(tmp_path, kind, confi
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
-def test_the_kinds_differ(tmp_path):
-    """The twin: one kind read as the other has other ids."""
+def test_kinds_differ(tmp_path):
+    """The twin: a file of one kind read as the other kind gives other ids."""
     found = []
     for kind in ("Qwen2Tokenizer", "GPT2Tokenizer"):
         tokenizer = load_tokenizer(_save(tmp_path, kind), SIZE)
@@ -72,8 +72,10 @@ def test_the_kinds_differ(tmp_path):
 
 @pytest.mark.parametrize("has_begin", [True, False])
 @pytest.mark.parametrize("has_end", [True, False, None])
-def test_begin_and_end_are_those_of_the_configuration(tmp_path, has_begin, has_end):
-    """`add_bos_token` and `add_eos_token` count for vocab.json; a tokenizer.json knows itself, as in transformers."""
+def test_begin_and_end_follow_the_configuration(tmp_path, has_begin, has_end):
+    """`add_bos_token` and `add_eos_token` apply to vocab.json, and tokenizer.json has its own
+    rules, as in transformers.
+    """
     begin = {
         "bos_token": {"content": "h", "special": True, "__type": "AddedToken"},
         "add_bos_token": has_begin,
@@ -91,8 +93,8 @@ def test_begin_and_end_are_those_of_the_configuration(tmp_path, has_begin, has_e
     )
 
 
-def test_a_lone_sentencepiece_model_is_refused_with_advice(tmp_path):
-    """It says how to convert."""
+def test_lone_sentencepiece_model_is_rejected_with_advice(tmp_path):
+    """The error says how to convert it."""
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     with pytest.raises(
         CheckpointError, match=r"tokenizer\.model \(SentencePiece\) alone; convert it: .*save_pre"
@@ -134,8 +136,8 @@ def test_a_lone_sentencepiece_model_is_refused_with_advice(tmp_path):
         ("added_tokens.json", '{"<u>": 999}', "has id 999 where"),
     ],
 )
-def test_spoilt_files_are_one_error(tmp_path, name, content, words):
-    """The file and what is wrong with it are named."""
+def test_damaged_files_are_one_error(tmp_path, name, content, words):
+    """The error names the file and what is wrong with it."""
     _save(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     if content is not None:
@@ -157,8 +159,8 @@ def test_spoilt_files_are_one_error(tmp_path, name, content, words):
         ([(FIRST, "<u>"), (FIRST + 1, "<v>"), (TRAINED.token_to_id("h"), "h")], None),
     ],
 )
-def test_added_tokens_have_the_ids_that_the_file_says(tmp_path, added, words):
-    """The library moves those that do not fit without a word; a model would then read another token."""
+def test_added_tokens_have_the_ids_of_the_file(tmp_path, added, words):
+    """The library silently renumbers those that do not fit; a model would then read another token."""
     content = json.loads(TRAINED.to_str())
     content["added_tokens"] += [{**TOKEN, "id": id_, "content": text} for id_, text in added]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
@@ -174,8 +176,8 @@ def test_added_tokens_have_the_ids_that_the_file_says(tmp_path, added, words):
         load_tokenizer(tmp_path, SIZE)
 
 
-def test_templates_have_names_and_files_come_first(tmp_path):
-    """One template is the default; a file of its own comes before what the configuration holds."""
+def test_templates_have_names_and_files_take_precedence(tmp_path):
+    """One template is the default; a separate file takes precedence over the configuration."""
     assert load_tokenizer_config(tmp_path).chat_templates == {}
     _save(tmp_path, config={"chat_template": "a"})
     assert load_tokenizer_config(tmp_path).chat_templates == {"default": "a"}
@@ -186,8 +188,8 @@ def test_templates_have_names_and_files_come_first(tmp_path):
     assert load_tokenizer_config(tmp_path).chat_templates["default"] == "c"
 
 
-def test_an_empty_role_is_no_token(tmp_path):
-    """`"bos_token": ""`, of first conversions of Llama 1, in both forms that a role has."""
+def test_empty_role_means_no_token(tmp_path):
+    """`"bos_token": ""`, as early conversions of Llama 1 have it, in both forms of a role."""
     _save(tmp_path, config={"bos_token": "", "unk_token": {**TOKEN, "content": ""}, "add_bos_token": True})
     assert load_tokenizer_config(tmp_path).special_tokens == {"eos_token": "<|endoftext|>"}
     assert load_tokenizer(tmp_path, SIZE).encode("h").ids == [TRAINED.token_to_id("h")]

@@ -1,4 +1,4 @@
-"""Training checkpoints: whole or absent, whatever happens to the writer."""
+"""Training checkpoints: complete or absent, whatever happens to the writer."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ def _state(step):
 
 
 def test_round_trip(tmp_path):
-    """Step and tensors come back."""
+    """Step and tensors are equal after loading."""
     path = save_checkpoint(tmp_path, _state(7), CONFIG)
     assert latest_checkpoint(tmp_path) == path
     state = load_checkpoint(path, CONFIG)
@@ -62,22 +62,22 @@ def test_round_trip(tmp_path):
     np.testing.assert_array_equal(state.tensors["w"], _state(7).tensors["w"])
 
 
-def test_only_the_last_ones_are_kept(tmp_path):
-    """Older checkpoints go when newer ones are whole."""
+def test_only_the_latest_are_kept(tmp_path):
+    """Older checkpoints are removed when newer ones are complete."""
     for step in (1, 2, 10):
         save_checkpoint(tmp_path, _state(step), CONFIG, keep_last=2)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000002", "step-00000010"]
 
 
-def test_other_configuration_is_refused(tmp_path):
-    """A checkpoint of another configuration is an error, not a start."""
+def test_other_configuration_is_rejected(tmp_path):
+    """Resuming from a checkpoint of another configuration is an error."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
     with pytest.raises(CheckpointError, match="got layers = 7 instead of 6 in"):
         load_checkpoint(path, {**CONFIG, "layers": 7})
 
 
 def test_every_difference_is_named(tmp_path):
-    """Changed, new and absent settings are named with both values; the order of keys is no difference."""
+    """Changed, new and absent settings are listed with both values; the order of keys does not matter."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
     load_checkpoint(path, {"optimizer": {"eps": 1e-8, "lr": 0.1}, "layers": 6})
     with pytest.raises(CheckpointError) as caught:
@@ -91,9 +91,10 @@ def test_every_difference_is_named(tmp_path):
     assert "layers" not in str(caught.value)
 
 
-def test_settings_that_may_change_are_recorded(tmp_path):
-    """What differs and may do so is in the state's history, after that of the checkpoint; the file's digest covers it,
-    and a file without changes is that of earlier versions."""
+def test_allowed_differences_are_recorded(tmp_path):
+    """Allowed differences are appended to the state's history, which the file's digest covers; a
+    file without changes equals that of earlier versions.
+    """
     path = save_checkpoint(tmp_path, _state(1), {"train": {"leaves": 4}})  # of an earlier version
     assert load_checkpoint(path, {"train": {"batch_splits": 4}}).step == 1
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
@@ -116,8 +117,8 @@ def test_settings_that_may_change_are_recorded(tmp_path):
         open_checkpoint(path)
 
 
-def test_directory_that_cannot_be_written_is_refused(tmp_path):
-    """A file in the way is an error before any work; a directory to be is fine and is not made yet."""
+def test_unwritable_directory_is_rejected(tmp_path):
+    """A file at its path is an error before any work; a missing directory is accepted and not yet created."""
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "deeper", tmp_path / ("long" * 100)):
         with pytest.raises(ConfigError, match="can be written to"):
@@ -126,8 +127,8 @@ def test_directory_that_cannot_be_written_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_truncated_newest_falls_back(tmp_path):
-    """A truncated newest checkpoint is passed over for the one before, and refused when asked for by name."""
+def test_truncated_latest_falls_back(tmp_path):
+    """A truncated latest checkpoint is skipped for the one before it, and rejected when named explicitly."""
     older = save_checkpoint(tmp_path, _state(1), CONFIG)
     newer = save_checkpoint(tmp_path, _state(2), CONFIG)
     file = newer / "device-00000.safetensors"
@@ -149,7 +150,7 @@ def _flip(file, place=-1):
 
 
 def _swap(file):
-    """Give two tensors of one shape each other's bytes."""
+    """Swap the bytes of two tensors of one shape."""
     tensors = load_file(file)
     tensors["w"], tensors["v"] = tensors["v"], tensors["w"]
     save_file(tensors, file)

@@ -1,4 +1,4 @@
-"""Weights in safetensors files: lazily in, atomically out."""
+"""Weights in safetensors files: loaded lazily, written atomically."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def _tensors():
 
 
 def test_round_trip(tmp_path):
-    """Tensors come back with their bits and dtypes, bf16 included."""
+    """Tensors keep their bits and dtypes, bf16 included."""
     tensors = _tensors()
     write_weights(tmp_path, tensors.items())
     read = open_weights(tmp_path)
@@ -35,8 +35,8 @@ def test_round_trip(tmp_path):
         assert read[name].read().tobytes() == tensor.tobytes()
 
 
-def test_rows_and_columns_are_read_alone(tmp_path, monkeypatch):
-    """A slice reads its bytes and no others, of a transpose too; NumPy takes the tensor for an array."""
+def test_only_the_bytes_of_a_slice_are_read(tmp_path, monkeypatch):
+    """For rows and columns, and of a transpose too; NumPy accepts the tensor as an array."""
     write_weights(tmp_path, _tensors().items())
     stored, whole = open_weights(tmp_path)["a.weight"], _tensors()["a.weight"]
     counted = []
@@ -57,8 +57,8 @@ def test_rows_and_columns_are_read_alone(tmp_path, monkeypatch):
     assert np.asarray(stored, np.float64).dtype == np.float64
 
 
-def test_a_file_that_shrinks_is_an_error(tmp_path):
-    """Truncated after it was opened: an error that names it, where a mapped page would end the process."""
+def test_file_that_shrinks_is_an_error(tmp_path):
+    """Truncated after it was opened: an error with its name, where a mapped page would end the process."""
     write_weights(tmp_path, _tensors().items())
     stored = open_weights(tmp_path)["a.weight"]
     os.truncate(tmp_path / "model.safetensors", 100)
@@ -67,7 +67,7 @@ def test_a_file_that_shrinks_is_an_error(tmp_path):
 
 
 def test_several_files_with_index(tmp_path):
-    """Tensors over the shard size are spread over numbered files that the index names."""
+    """Tensors above the shard size are split over numbered files that the index names."""
     tensors = _tensors()
     write_weights(tmp_path, tensors.items(), max_shard_bytes=100)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
@@ -81,8 +81,8 @@ def test_several_files_with_index(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 5, 40, -1])
-def test_truncated_file_is_refused(tmp_path, keep):
-    """A file cut anywhere is one clear error at opening."""
+def test_truncated_file_is_rejected(tmp_path, keep):
+    """A file truncated anywhere is one clear error when opened."""
     write_weights(tmp_path, _tensors().items())
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
@@ -90,14 +90,14 @@ def test_truncated_file_is_refused(tmp_path, keep):
         open_weights(tmp_path)
 
 
-def test_missing_path_is_refused(tmp_path):
-    """A path without weights is named in the error."""
+def test_missing_path_is_rejected(tmp_path):
+    """The error names a path without weights."""
     with pytest.raises(CheckpointError, match="nowhere"):
         open_weights(tmp_path / "nowhere")
 
 
-def test_index_that_promises_too_much_is_refused(tmp_path):
-    """An index naming a tensor that its file lacks is an error with the tensor's name."""
+def test_index_with_missing_tensor_is_rejected(tmp_path):
+    """An index that lists a tensor absent from its file is an error with the tensor's name."""
     write_weights(tmp_path, _tensors().items(), max_shard_bytes=100)
     path = tmp_path / "model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -133,8 +133,8 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
         (lambda m: m.pop("b.weight"), "does not say"),
     ],
 )
-def test_an_index_maps_each_tensor_to_its_file_next_to_it(tmp_path, change, words):
-    """Names outside the directory, absent files, wrong types, tensors elsewhere or left out are refused."""
+def test_index_maps_tensors_to_files_of_the_directory(tmp_path, change, words):
+    """Names outside the directory, absent files, wrong types, and misplaced or omitted tensors are rejected."""
     write_weights(tmp_path, _tensors().items(), max_shard_bytes=100)
     os.mkfifo(tmp_path / "pipe")
     _index(tmp_path, change)
@@ -144,7 +144,9 @@ def test_an_index_maps_each_tensor_to_its_file_next_to_it(tmp_path, change, word
 
 
 def test_files_that_are_links_are_opened(tmp_path):
-    """Hugging Face's cache links its files to blobs elsewhere; the links stand in the directory, so they are fine."""
+    """Hugging Face's cache links its files to blobs elsewhere; the links are in the directory, so
+    they are accepted.
+    """
     (tmp_path / "blobs").mkdir()
     write_weights(tmp_path / "blobs", _tensors().items())
     (tmp_path / "model").mkdir()
@@ -152,9 +154,8 @@ def test_files_that_are_links_are_opened(tmp_path):
     assert set(open_weights(tmp_path / "model")) == set(_tensors())
 
 
-def test_two_models_in_one_directory_are_refused(tmp_path):
-    """Files behind an index and a single file next to them: which one is meant is not said. Writing
-    leaves one only."""
+def test_two_models_in_one_directory_are_rejected(tmp_path):
+    """Files of an index and a single file next to them are ambiguous. Writing leaves only one."""
     write_weights(tmp_path, _tensors().items())
     write_weights(tmp_path, _tensors().items(), max_shard_bytes=100)
     assert set(open_weights(tmp_path)) == set(_tensors())
@@ -174,17 +175,18 @@ def test_two_models_in_one_directory_are_refused(tmp_path):
         (b"\x80\x02}q\x00." + b"\0" * 60, "pickled objects, .*, which may run any code"),
     ],
 )
-def test_other_formats_are_called_by_their_names(tmp_path, content, words):
-    """Pickled weights are refused with advice, and never opened, whatever the file is called."""
+def test_other_formats_are_named(tmp_path, content, words):
+    """Pickled weights are rejected with advice, and never opened, whatever the file is called."""
     for name in ("model.safetensors", "model.pt"):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CheckpointError, match=words):
             open_weights(tmp_path / name)
 
 
-def test_gguf_is_refused_with_the_way_to_convert_it(tmp_path):
-    """A file of any name, as weights or as a model, and a directory with nothing else; safetensors next to it go
-    first."""
+def test_gguf_is_rejected_with_conversion_advice(tmp_path):
+    """A file of any name, as weights or as a model, and a directory with only GGUF; safetensors
+    next to it take precedence.
+    """
     for name in ("m.gguf", "sha256-1234", "model.safetensors"):
         (tmp_path / name).write_bytes(b"GGUF" + b"\3" * 60)
         for call in (open_weights, models.open, find_model):
@@ -200,8 +202,8 @@ def test_gguf_is_refused_with_the_way_to_convert_it(tmp_path):
         models.open(tmp_path)
 
 
-def test_a_single_file_is_not_a_model(tmp_path):
-    """The message says what to give instead."""
+def test_single_file_is_not_a_model(tmp_path):
+    """The message says what to pass instead."""
     for name in ("config.json", "model.safetensors", "notes.txt"):
         (tmp_path / name).write_text("{}")
     for name, words in {
@@ -229,8 +231,8 @@ def test_a_single_file_is_not_a_model(tmp_path):
                 call(tmp_path / "m.gguf")
 
 
-def test_a_directory_with_pickled_weights_alone_is_refused_with_advice(tmp_path):
-    """It names the file; next to safetensors, pickled files are left alone."""
+def test_directory_of_pickled_weights_is_rejected_with_advice(tmp_path):
+    """The error names the file; next to safetensors, pickled files are ignored."""
     (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"PK\x03\x04")
     with pytest.raises(CheckpointError, match=r"pytorch_model-00001-of-00002\.bin.*convert"):
         open_weights(tmp_path)
@@ -238,8 +240,8 @@ def test_a_directory_with_pickled_weights_alone_is_refused_with_advice(tmp_path)
     assert set(open_weights(tmp_path)) == set(_tensors())
 
 
-def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path):
-    """Its first byte may be any; only what is no header is looked at for other formats."""
+def test_header_length_that_looks_like_a_pickle(tmp_path):
+    """Its first byte may be any; only a file without a valid header is checked for other formats."""
     for length in range(100, 400):
         if (8 + length) % 256 == 0x80 or length == 0x80:
             content = b"{}" + b" " * (length - 2)
@@ -248,15 +250,15 @@ def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\xff" * 8, (1 << 40).to_bytes(8, "little") + b"{}"])
-def test_an_impossible_header_takes_no_memory(tmp_path, content):
-    """Lengths beyond the file or the format's limit are refused before anything of that size is made."""
+def test_impossible_header_allocates_nothing(tmp_path, content):
+    """Lengths beyond the file or the format's limit are rejected before an allocation of that size."""
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         open_weights(tmp_path)
 
 
-def test_unaligned_tensors_are_whole(tmp_path):
-    """The format asks no writer to align its tensors; their values come all the same."""
+def test_unaligned_tensors_are_read(tmp_path):
+    """The format does not require aligned tensors; their values are equal all the same."""
     header = json.dumps(
         {
             "flag": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]},
@@ -272,8 +274,8 @@ def test_unaligned_tensors_are_whole(tmp_path):
     assert weights["x"].read().tolist() == [1, 2] and weights["none"].read().shape == (0, 3)
 
 
-def test_files_have_the_ordinary_mode(tmp_path):
-    """Weights can be read by those who can read the files next to them."""
+def test_files_have_default_mode(tmp_path):
+    """Weights are readable by the users who can read the files next to them."""
     write_weights(tmp_path, _tensors().items())
     (tmp_path / "other").touch()
     modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
@@ -298,9 +300,8 @@ except ResourceError as error:
 @pytest.mark.parametrize(
     "max_shard_bytes", [1 << 30, *(pytest.param(n, marks=pytest.mark.slow) for n in (1 << 17, 1 << 15))]
 )
-def test_a_full_disk_is_one_error_and_keeps_what_stood_there(tmp_path, max_shard_bytes):
-    """What cannot be written is a ResourceError with its reason; the old file stands, and nothing
-    is left next to it."""
+def test_full_disk_is_one_error_and_keeps_the_old_file(tmp_path, max_shard_bytes):
+    """A failed write is a ResourceError with its reason; the old file is intact, and no partial file is left."""
     write_weights(tmp_path, _tensors().items())
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, tmp_path, str(max_shard_bytes)],

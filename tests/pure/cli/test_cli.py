@@ -1,4 +1,4 @@
-"""The command line: help worth reading, one line per mistake, exit codes."""
+"""The command line: help texts, one line per user error, exit codes."""
 
 import re
 import subprocess
@@ -31,9 +31,10 @@ def _commands(command, path=()):
 COMMANDS = dict(_commands(get_command(app)))
 
 
-def test_help_shows_whole_option_names(capsys, monkeypatch):
-    """Of every command, at 80 columns: each name on one line, in the list and in the text; with an example where the
-    command does something itself."""
+def test_help_does_not_break_option_names(capsys, monkeypatch):
+    """Of every command, at 80 columns: each name on one line, in the list and in the text; commands
+    that do work show an example.
+    """
     monkeypatch.setenv("COLUMNS", "80")
     for path, command in COMMANDS.items():
         code, out, _ = _run([*path, "--help"], capsys)
@@ -56,7 +57,7 @@ def test_help_lists_all_commands(capsys):
 
 @pytest.mark.parametrize("arguments", [[], ["bench"], ["checkpoint"]])
 def test_no_arguments_show_the_help(arguments, capsys):
-    """Called without a command, a group explains itself on standard output."""
+    """Without a subcommand, a group prints its help on standard output."""
     code, out, err = _run(arguments, capsys)
     assert code == 0 and "Commands" in out and not err
 
@@ -88,7 +89,7 @@ def test_no_arguments_show_the_help(arguments, capsys):
         (["demo", "--out", f"{__file__}/out"], "can be written to"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(arguments, words, capsys):
+def test_user_errors_are_one_line_and_exit_code_2(arguments, words, capsys):
     """A wrong argument or a missing file is one line on standard error."""
     code, out, err = _run(arguments, capsys)
     assert code == 2 and out == ""
@@ -105,8 +106,8 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, words, capsys):
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_errors_while_working_are_one_line(error, code, capsys, monkeypatch):
-    """Errors that escape a command become one line and an exit code of their kind."""
+def test_errors_during_work_are_one_line(error, code, capsys, monkeypatch):
+    """Errors raised by a command become one line and the exit code of their kind."""
 
     def fail(*_args, **_options):
         raise error
@@ -126,8 +127,8 @@ def test_errors_while_working_are_one_line(error, code, capsys, monkeypatch):
         (["demo"], "tilewise.cli.demo.make_plan"),
     ],
 )
-def test_what_is_too_large_is_refused_before_work(arguments, planner, capsys, monkeypatch):
-    """A plan that does not fit the machine is the user's mistake: one line, exit code 2, no data read."""
+def test_too_large_plan_is_rejected_before_work(arguments, planner, capsys, monkeypatch):
+    """A plan that does not fit the machine is the user's error: one line, exit code 2, no data read."""
     import tilewise.cli.demo
 
     def fail(*_args, **_options):
@@ -141,8 +142,8 @@ def test_what_is_too_large_is_refused_before_work(arguments, planner, capsys, mo
 
 
 @pytest.mark.parametrize(("is_equal", "code"), [(True, 0), (False, 1)])
-def test_verify_says_what_it_found(is_equal, code, capsys, monkeypatch):
-    """The report's text on standard output; a difference is exit code 1."""
+def test_verify_prints_its_report(is_equal, code, capsys, monkeypatch):
+    """The report is on standard output; a difference is exit code 1."""
     report = SimpleNamespace(equal=is_equal, text="what was compared")
     monkeypatch.setattr("tilewise.train.load_config", lambda *_: None)
     monkeypatch.setattr("tilewise.train.compare_strategy", lambda *_: report)
@@ -152,8 +153,8 @@ def test_verify_says_what_it_found(is_equal, code, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("again", "said"), [([1, 2], "the same 3 tokens: yes"), ([1, 4], "NO, please report this")]
 )
-def test_the_demo_says_whether_one_device_writes_the_same(again, said, capsys):
-    """One other token is said aloud."""
+def test_demo_says_whether_one_device_gives_the_same_tokens(again, said, capsys):
+    """A single different token is reported."""
     from rich.console import Console
 
     from tilewise.cli.demo import _say_whether_equal
@@ -164,13 +165,13 @@ def test_the_demo_says_whether_one_device_writes_the_same(again, said, capsys):
 
 
 def test_version(capsys):
-    """`--version` is the name and the installed version."""
+    """`--version` prints the name and the installed version."""
     code, out, _ = _run(["--version"], capsys)
     assert code == 0 and out == f"tilewise {version('tilewise')}\n"
 
 
-def test_the_package_is_the_command():
-    """`python -m tilewise` does what `tilewise` does, its exit code and the name in its messages included."""
+def test_package_runs_as_the_command():
+    """`python -m tilewise` equals `tilewise`, its exit code and the name in its messages included."""
     done, refused = (
         subprocess.run(
             [sys.executable, "-m", "tilewise", argument], capture_output=True, text=True, check=False
@@ -181,8 +182,8 @@ def test_the_package_is_the_command():
     assert refused.returncode == 2 and refused.stderr.startswith("tilewise: No such command 'fly'")
 
 
-def test_ctrl_c_while_the_command_is_loaded(capsys, monkeypatch):
-    """Ends it as a later one does: a line, and exit code 130."""
+def test_ctrl_c_while_the_command_loads(capsys, monkeypatch):
+    """It ends with one line and exit code 130, as later."""
 
     class Interrupted:
         def find_spec(self, name, path=None, target=None):
@@ -196,8 +197,8 @@ def test_ctrl_c_while_the_command_is_loaded(capsys, monkeypatch):
     assert ended.value.code == 130 and capsys.readouterr().err == "tilewise: interrupted\n"
 
 
-def test_a_closed_output_is_no_mistake():
-    """Where the caller has closed standard output, the command runs all the same."""
+def test_closed_output_is_not_an_error():
+    """With standard output closed by the caller, the command still runs."""
     done = subprocess.run(
         ["/bin/sh", "-c", f"'{sys.executable}' -m tilewise --version >&-"],
         capture_output=True,
@@ -207,15 +208,17 @@ def test_a_closed_output_is_no_mistake():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_mistake_is_never_among_results():
-    """Where the caller has closed standard error, its exit code says it, and standard output stays empty."""
+def test_errors_never_go_to_standard_output():
+    """With standard error closed by the caller, the exit code reports the error, and standard
+    output stays empty.
+    """
     words = f"'{sys.executable}' -m tilewise --nonsense 2>&-"
     done = subprocess.run(["/bin/sh", "-c", words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_a_program_that_has_read_its_input_may_call_commands():
-    """What the input's encoding does with odd bytes can no longer be changed then, and need not be."""
+def test_commands_run_after_standard_input_was_read():
+    """The error handler of the input's encoding can no longer be changed then, and need not be."""
     words = "import sys; sys.stdin.readline(); from tilewise.cli.main import main; main(['--version'])"
     done = subprocess.run(
         [sys.executable, "-c", words], input="a\nb\n", capture_output=True, text=True, check=False
@@ -223,16 +226,16 @@ def test_a_program_that_has_read_its_input_may_call_commands():
     assert (done.returncode, done.stderr) == (0, "") and "tilewise" in done.stdout
 
 
-def test_a_line_is_harmless_and_has_an_end(capsys):
-    """Names with escapes or of any length make one short, printable line."""
+def test_error_lines_are_printable_and_short(capsys):
+    """Names with escapes or of any length give one short, printable line."""
     code, _, err = _run(["generate", "x\x1b[2J\n\udcff" + "y" * 10**5, "hello"], capsys)
     assert code == 2 and err.count("\n") == 1 and len(err) < 2100 and all(c.isprintable() for c in err[:-1])
     code, _, err = _run(["generate", "many words " * 10**4, "hello"], capsys)
     assert code == 2 and len(err) < 2100 and err.split("…")[0].endswith(("many", "words"))
 
 
-def test_help_imports_nothing_heavy():
-    """Help is quick because heavy packages are imported by the commands that need them."""
+def test_help_imports_no_heavy_package():
+    """Heavy packages are imported only by the commands that need them."""
     script = (
         "import sys\nfrom tilewise.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
@@ -245,8 +248,8 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize(("arguments", "wanted"), [([], (180.0, 750)), (["--minutes", "0.5"], (30.0, 0))])
-def test_a_demo_without_a_time_does_enough_steps(arguments, wanted, tmp_path, monkeypatch):
-    """What was not asked for may take longer on a slow machine; a time that was asked for is kept."""
+def test_demo_without_a_time_does_enough_steps(arguments, wanted, tmp_path, monkeypatch):
+    """The default time may be exceeded on a slow machine; an explicit time is obeyed."""
     import tilewise.cli.demo as demo
 
     for name in ("make_plan", "_check_tensor_parallel", "prepare_data", "_describe", "_write", "show_stages"):
@@ -260,8 +263,8 @@ def test_a_demo_without_a_time_does_enough_steps(arguments, wanted, tmp_path, mo
 
 
 @pytest.mark.parametrize("name", ["model", "checkpoints"])
-def test_the_demo_replaces_its_own_alone(name, tmp_path, capsys):
-    """A model or checkpoints that no demo left stay as they are."""
+def test_demo_replaces_only_its_own_files(name, tmp_path, capsys):
+    """A model or checkpoints that no demo left are not changed."""
     (tmp_path / name).mkdir()
     (tmp_path / name / "precious").touch()
     code, _, err = _run(["demo", "--steps", "1", "--out", str(tmp_path)], capsys)

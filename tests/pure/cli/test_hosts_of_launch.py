@@ -1,4 +1,4 @@
-"""`tilewise launch --hosts`: what hosts may be, where processes go, what mpiexec is given, what stand-ins tell."""
+"""`tilewise launch --hosts`: host files, placement of processes, arguments of mpiexec, messages of stand-ins."""
 
 import os
 import re
@@ -47,8 +47,8 @@ WRONG = {  # a file's text, and what is said of it
 }
 
 
-def test_a_file_of_hosts(tmp_path):
-    """Slots, comments, blanks, addresses, an editor's mark; the end of the last line may be missing."""
+def test_host_file_syntax(tmp_path):
+    """Slots, comments, blank lines, addresses, a byte order mark; the last line may have no newline."""
     path = tmp_path / "hosts"
     path.write_text("\ufeffnode1:2\n")
     assert read_hosts(str(path)) == [Host("node1", 2)]
@@ -72,15 +72,15 @@ FILES = {  # as users of MPI write them, and what they mean
 
 
 @pytest.mark.parametrize("text", FILES)
-def test_files_of_mpi_and_of_batch_systems(tmp_path, text):
-    """Open MPI's slots, MPICH's, a host once for each process, Slurm's lists."""
+def test_host_files_of_mpi_and_batch_systems(tmp_path, text):
+    """Open MPI's slots, MPICH's, one line per process, Slurm's lists."""
     path = tmp_path / "hosts"
     path.write_text(text)
     assert {host.name: host.slots for host in read_hosts(str(path))} == FILES[text]
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_wrong_files_are_refused_by_line(tmp_path, text):
+def test_wrong_host_files_are_rejected_by_line(tmp_path, text):
     """Before anything starts."""
     path = tmp_path / "hosts"
     path.write_text(text)
@@ -90,7 +90,7 @@ def test_wrong_files_are_refused_by_line(tmp_path, text):
 
 
 def test_options_of_hydra_without_effect_are_ignored(tmp_path, caplog):
-    """One warning for each, which names the option and the line."""
+    """One warning for each, with the option and the line."""
     (tmp_path / "hydra").write_text("a:2 binding=user:0 ifname=eth0\nb user=me slots=3 port=22\n")
     assert read_hosts(str(tmp_path / "hydra")) == [Host("a", 2), Host("b", 3)]
     for name, line in (("binding", 1), ("ifname", 1), ("user", 2), ("port", 2)):
@@ -98,8 +98,8 @@ def test_options_of_hydra_without_effect_are_ignored(tmp_path, caplog):
         assert len(warnings) == 1 and f"hydra, line {line}" in warnings[0]
 
 
-def test_names_in_the_option(tmp_path, monkeypatch):
-    """As many as there are, checked as lines are; a path that is not there is no name."""
+def test_hosts_in_the_option(tmp_path, monkeypatch):
+    """Any number of names, checked as lines are; a missing path is not a name."""
     monkeypatch.chdir(tmp_path)
     assert read_hosts("a,b:2") == [Host("a"), Host("b", 2)]
     assert read_hosts("a, b,a") == [Host("a", 2), Host("b")]
@@ -119,7 +119,7 @@ def test_names_in_the_option(tmp_path, monkeypatch):
 
 
 def test_processes_are_placed_in_blocks():
-    """Equally without slots, else as slots say; none is left without a place."""
+    """Equally without slots, otherwise by slots; every process has a host."""
     assert place_processes([Host("a"), Host("b")], 5) == [("a", 3), ("b", 2)]
     assert place_processes([Host("a", 3), Host("b"), Host("c", 2)], 5) == [("a", 3), ("b", 1), ("c", 1)]
     assert place_processes([Host("a", 2), Host("b", 2)], 2) == [("a", 2)]
@@ -129,7 +129,7 @@ def test_processes_are_placed_in_blocks():
         place_processes([Host("a", 2), Host("b")], 4)
 
 
-def test_what_mpiexec_is_given(tmp_path):
+def test_arguments_of_mpiexec(tmp_path):
     """Slots always, so that blocks do not depend on its defaults; a launcher only where one is named."""
     placed, own = [("a", 2), ("b", 1)], [sys.executable, "-I", "-S", stand_in.__file__, "word", "true", "x y"]
     words = build_command("/m", placed, ["true", "x y"], "word", None)
@@ -139,8 +139,8 @@ def test_what_mpiexec_is_given(tmp_path):
     assert words == ["/m", "-hosts", "a:2,b:1", "-n", "3", *launcher, *own]
 
 
-def test_which_mpiexec(tmp_path, monkeypatch):
-    """The one that is named, next to this Python, on the path; none is one line with what to do."""
+def test_choice_of_mpiexec(tmp_path, monkeypatch):
+    """The named one, next to this Python, or on the path; without one, one line says what to do."""
     beside, on_path = tmp_path / "bin", tmp_path / "path"
     for folder in (beside, on_path):
         folder.mkdir()
@@ -161,8 +161,8 @@ def test_which_mpiexec(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_what_stand_ins_tell_is_taken_out(size):
-    """Wherever the bytes are cut; other launches' words, marks of the command's own and broken ones stay."""
+def test_messages_of_stand_ins_are_removed_from_output(size):
+    """However the bytes are split; other launches' messages, marks of the command itself and broken ones stay."""
     stays = b"\x1e\x1eother 0 ended 1\x1e \x1eword 0 jumped 1\x1e\x1eword x ended 1\x1e\x1eword" + b"y" * 500
     text = (
         b"one\x1eword 0 begun node1\x1e two"
@@ -175,8 +175,8 @@ def test_what_stand_ins_tell_is_taken_out(size):
     assert reports.begun == {0: "node1"} and reports.ended == {0: 75, 1: -9}
 
 
-def test_an_end_is_told_when_the_output_is_read():
-    """The launch ends the launcher when it hears of it: what that has not taken would be lost."""
+def test_exit_is_reported_after_output_was_read():
+    """The launch ends the launcher when it hears of an exit: output not yet read would be lost."""
     words = [sys.executable, "-I", "-S", stand_in.__file__, "word", "/bin/sh", "-c", "echo x"]
     own = os.environ | {"PMI_RANK": "1"}
     with subprocess.Popen(words, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -190,8 +190,8 @@ def test_an_end_is_told_when_the_output_is_read():
         assert process.wait(10) == 0
 
 
-def test_a_stand_in_stays_while_its_command_runs():
-    """The end of all is told too early, by another than the launch: it is no reason to go."""
+def test_stand_in_runs_until_its_command_exits():
+    """A premature end message of another sender does not end it."""
     words = [sys.executable, "-I", "-S", stand_in.__file__, "word", "/bin/sh", "-c", "read x; exit 3"]
     own = os.environ | {"PMI_RANK": "0"}
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -204,8 +204,8 @@ def test_a_stand_in_stays_while_its_command_runs():
         process.send_signal(stand_in.END)
 
 
-def test_another_launcher_is_refused():
-    """One that does not say which process is which."""
+def test_unknown_launcher_is_rejected():
+    """One that does not tell processes their ranks."""
     own = {name: value for name, value in os.environ.items() if name != "PMI_RANK"}
     done = subprocess.run(
         [sys.executable, "-I", "-S", stand_in.__file__, "word", "true"], env=own, capture_output=True
@@ -222,7 +222,7 @@ def test_another_launcher_is_refused():
         (("--launcher-exec", "in"), "needs --hosts"),
     ],
 )
-def test_mistakes_are_said_once(capsys, words, said):
+def test_errors_are_reported_once(capsys, words, said):
     """Exit code 2 and one line, before anything starts."""
     with pytest.raises(SystemExit) as ended:
         main(["launch", "-n", "2", *words, "train", "x.toml"])

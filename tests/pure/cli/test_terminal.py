@@ -1,4 +1,4 @@
-"""What models and servers write reaches a terminal as text alone."""
+"""Text of models and servers is escaped for terminals."""
 
 import io
 import unicodedata
@@ -11,14 +11,14 @@ EVIL = "\x1b]52;c;cm0gLXJmIC8=\x07 \x1b[2J\r\x9b31m\x08\x7f\x90\u202e"
 
 
 class Terminal(io.StringIO):
-    """A file that says it is one."""
+    """A file that claims to be a terminal."""
 
     def isatty(self):
         return True
 
 
-def test_control_characters_are_written_out():
-    """All of them but line ends and tabs; text of any language and emoji stay as they are."""
+def test_control_characters_are_escaped():
+    """All but newlines and tabs; text of any language and emoji are unchanged."""
     reported = escaped(EVIL)
     assert reported.startswith("\\x1b]52;c;cm0gLXJmIC8=\\x07 \\x1b[2J\\x0d\\x9b31m") and reported.endswith(
         "\\u202e"
@@ -30,8 +30,8 @@ def test_control_characters_are_written_out():
 
 
 @pytest.mark.parametrize("kind", [Terminal, io.StringIO])
-def test_only_terminals_are_spared(kind):
-    """A file or a pipe gets what was written."""
+def test_only_terminals_get_escaped_text(kind):
+    """A file or a pipe gets the text unchanged."""
     file = kind()
     write_to(file, EVIL)
     assert (file.getvalue() == EVIL) == (kind is io.StringIO)

@@ -1,4 +1,4 @@
-"""Values and texts in error messages: short, and never cut within a word."""
+"""Shortening of values and texts in error messages."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +9,8 @@ WORDS = st.lists(st.text("abc.,'", min_size=1, max_size=12), min_size=1, max_siz
 
 
 @given(WORDS, st.integers(30, 80))
-def test_a_text_is_cut_behind_a_word(text, limit):
-    """What is too long ends behind a whole word and an ellipsis, within the limit; other texts stay."""
+def test_text_is_cut_after_a_word(text, limit):
+    """A text that is too long ends after a whole word and an ellipsis, within the limit; others are unchanged."""
     found = cut(text, limit)
     if len(text) <= limit:
         assert found == text
@@ -19,8 +19,8 @@ def test_a_text_is_cut_behind_a_word(text, limit):
         assert kept != found and len(found) <= limit and text.startswith(kept + " ")
 
 
-def test_a_word_that_is_too_long_is_cut():
-    """A value without blanks, and one that begins behind a few words, is shown up to the limit."""
+def test_long_word_is_cut():
+    """A long value without spaces, or after a few words, is shown up to the limit."""
     assert cut("x" * 99, 10) == "x" * 9 + "…"
     assert cut("[a.b] " + "y" * 99, 20) == "[a.b] " + "y" * 13 + "…"
 

@@ -16,7 +16,7 @@ from tilewise.core.mesh import MICRO, DeviceMesh
 
 @given(st.integers(1, 700), st.sampled_from([1, 2, 16, 64]), st.sampled_from([1, 2, 7, 8, 12, 16]))
 def test_k_splits_cover_a_dim_once(size, atom, k_splits):
-    """Ascending, without gaps, cut at atoms only."""
+    """Ascending, without gaps, cut only at atoms."""
     cuts = [k_split_range(DimLabel("mlp", atom), size, k_splits, c) for c in range(k_splits)]
     assert cuts[0][0] == 0 and cuts[-1][1] == size
     assert all(a[1] == b[0] for a, b in itertools.pairwise(cuts))
@@ -29,7 +29,7 @@ def test_k_splits_cover_a_dim_once(size, atom, k_splits):
     st.sampled_from([(8, 1), (8, 2), (8, 4), (8, 8), (12, 3), (12, 6), (12, 12), (5, 5), (10, 5), (7, 1)]),
 )
 def test_shards_are_runs_of_k_splits(size, atom, width):
-    """A shard begins and ends where its k splits do."""
+    """A shard begins and ends at k split boundaries."""
     label = DimLabel("mlp", atom)
     k_splits, shards = width
     for s in range(shards):
@@ -51,7 +51,7 @@ def test_shares_may_be_unequal():
 
 
 def test_kv_heads_follow_their_query_heads():
-    """Two KV heads over four devices: replicated in pairs, and each in the k split of its first query head."""
+    """Two KV heads over four devices: replicated in pairs, each in the k split of its first query head."""
     label = DimLabel("kv_heads", 16, group=4)
     assert [shard_range(label, 32, 8, 4, s) for s in range(4)] == [(0, 16), (0, 16), (16, 32), (16, 32)]
     splits = [c for c in range(8) if k_split_range(label, 32, 8, c)[0] < k_split_range(label, 32, 8, c)[1]]
@@ -66,15 +66,15 @@ def test_kv_heads_follow_their_query_heads():
         (12, 2, "choose 1, 3, 6, 12, or set graph.k_splits to 2, 4, 8, 16"),
     ],
 )
-def test_widths_whose_runs_are_no_nodes(k_splits, shards, words):
-    """Refused with the widths that the k splits allow, and the k splits that allow the width."""
+def test_widths_whose_runs_are_not_nodes_are_rejected(k_splits, shards, words):
+    """The error lists the widths that the k splits allow, and the k splits that allow the width."""
     with pytest.raises(
         LayoutError, match=f"its {k_splits} k splits that are nodes of one tree; {words}|{words}"
     ):
         shard_range(DimLabel("mlp"), 96, k_splits, shards, 0)
 
 
-def test_kv_heads_that_straddle():
+def test_kv_heads_across_shards_are_rejected():
     """Three KV heads over two devices cannot be spread evenly."""
     with pytest.raises(
         LayoutError, match=r"got 3 KV heads with 2 query heads each over 2 devices; choose 1$"
@@ -99,7 +99,7 @@ def test_whole_kv_heads_in_unequal_shares():
 
 
 def test_mesh_coordinates_and_groups():
-    """Row-major; a device group differs on its axes only, of which the first is major."""
+    """Row-major; a device group differs only in its axes, of which the first is major."""
     mesh = DeviceMesh.parse("dp=2,tp=4")
     assert mesh.num_devices == 8 and mesh.coordinate(6, "dp") == 1 and mesh.coordinate(6, "tp") == 2
     assert (
@@ -126,8 +126,8 @@ def test_bounds_of_symbols():
         Dim("tokens", 4, 2)
 
 
-def test_small_integers_of_numpy_are_integers():
-    """Arithmetic on sizes does not wrap where a caller's own integers would."""
+def test_numpy_integers_do_not_wrap():
+    """Arithmetic on sizes does not overflow where a caller's own integer type would."""
     label, dim = DimLabel("vocab", np.int8(64), np.uint8(1)), Dim("n", np.uint8(1), np.uint8(200))
     assert shard_range(label, 640, 8, 2, 1) == shard_range(DimLabel("vocab", 64), 640, 8, 2, 1)
     assert {type(v) for v in (label.atom, label.group, dim.min, dim.max)} == {int}

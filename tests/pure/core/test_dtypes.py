@@ -1,4 +1,4 @@
-"""Element types: one table of spellings."""
+"""Names of element types."""
 
 import ml_dtypes
 import numpy as np
@@ -9,14 +9,14 @@ from tilewise.core import MODEL_DTYPES, ConfigError, choose_dtype, is_float, mod
 SPELLINGS = {"bf16": "bf16", "bfloat16": "bf16", "f32": "f32", "float32": "f32", "fp32": "f32"}
 
 
-def test_every_spelling_means_one_type():
-    """The table has these spellings and no others."""
+def test_spellings_of_types():
+    """The table has exactly these spellings."""
     assert {name: model_dtype(name) for name in MODEL_DTYPES} == SPELLINGS
 
 
 @pytest.mark.parametrize("name", ["", "f16", "i32", "f64", "int3", "BF16", "auto"])
-def test_other_types_are_refused(name):
-    """Types that models do not compute in are errors that list the others."""
+def test_other_types_are_rejected(name):
+    """Types that models do not compute in are errors that list the supported ones."""
     with pytest.raises(ConfigError, match=f"one of bf16, f32, .*; got {name!r}"):
         model_dtype(name)
     if name != "auto":
@@ -29,13 +29,13 @@ def test_other_types_are_refused(name):
     [("float32", "f32"), ("bfloat16", "bf16"), ("float16", "bf16"), ("odd", "bf16"), (None, "bf16")],
 )
 def test_auto_follows_the_stored_weights(stored, chosen):
-    """A model's own type where it is one of the two, else bf16; a type that was asked for comes first."""
+    """A model's own type where it is one of the two, otherwise bf16; an explicit type takes precedence."""
     assert choose_dtype("auto", stored) == chosen
     assert choose_dtype("fp32", stored) == "f32"
 
 
-def test_weights_are_floats():
-    """Every floating type may hold weights; integers and flags may not."""
+def test_weights_are_floating_point():
+    """Every floating type may store weights; integers and booleans may not."""
     floats = (np.float16, np.float32, np.float64, ml_dtypes.bfloat16)
     assert all(is_float(np.dtype(kind)) for kind in floats)
     assert not any(

@@ -1,4 +1,4 @@
-"""Cores and memory that a process may use, in control groups of both versions."""
+"""Cores and memory available to a process, in control groups of both versions."""
 
 import math
 import os
@@ -54,16 +54,16 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_cores_are_those_whose_time_a_group_may_use(tmp_path, case):
-    """Never more than the process may run on, never none; parts of a core count as one."""
+def test_cores_follow_the_quota(tmp_path, case):
+    """At most the process's affinity, at least one; fractions of a core count as one."""
     files, quota = CASES[case]
     write(tmp_path, files)
     assert core_quota(tmp_path) == quota
     assert num_cores(tmp_path) == (ALL if quota == math.inf else min(ALL, max(1, math.ceil(quota))))
 
 
-def test_memory_is_what_a_group_may_use(tmp_path):
-    """The least of machine and groups; words and nonsense are no limit."""
+def test_memory_is_limited_by_groups(tmp_path):
+    """The minimum of machine and groups; invalid values are no limit."""
     machine = memory_of_machine(tmp_path)
     assert machine == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     write(tmp_path, {f"{GROUP}/memory.max": "max\n", "proc/self/cgroup": "0::/one/two\n"})
@@ -74,8 +74,8 @@ def test_memory_is_what_a_group_may_use(tmp_path):
     assert memory_of_machine(tmp_path) == 1 << 29
 
 
-def test_available_memory_is_what_the_system_and_its_groups_have_left(tmp_path):
-    """The least of them; page cache counts as available, and a file that says nothing as no limit."""
+def test_available_memory_of_system_and_groups(tmp_path):
+    """The minimum of both; page cache counts as available, and an unreadable file is no limit."""
     assert available_memory(tmp_path) == memory_of_machine(tmp_path)
     write(tmp_path, {"proc/meminfo": f"MemFree: 1 kB\nMemAvailable: {3 << 20} kB\n"})
     assert available_memory(tmp_path) == 3 << 30
@@ -102,6 +102,6 @@ def test_available_memory_is_what_the_system_and_its_groups_have_left(tmp_path):
     assert available_memory(tmp_path) == 0
 
 
-def test_here():
-    """This process's own files say something that can be."""
+def test_limits_of_this_process():
+    """The files of this process give plausible values."""
     assert 1 <= num_cores() <= ALL and memory_of_machine() >= available_memory() > 1 << 26

@@ -1,4 +1,4 @@
-"""The log and its variable: levels by name, one handler, a refusal for other words."""
+"""Logging and its variable: levels by name, one handler, other words rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewise.core.log import configure_logging
 
 @pytest.fixture
 def root():
-    """Tilewise's root logger without handlers; put back afterwards."""
+    """Tilewise's root logger without handlers; restored afterwards."""
     logger = logging.getLogger("tilewise")
     before, level = logger.handlers[:], logger.level
     logger.handlers[:] = []
@@ -27,8 +27,8 @@ def root():
     [(None, ["warning", "error"]), ("", ["warning", "error"]), ("DEBUG", ["debug", "info", "warning", "error"]),
      ("info", ["info", "warning", "error"]), ("error", ["error"])],
 )  # fmt: skip
-def test_the_variable_names_the_level(root, value, shown, monkeypatch, capsys):
-    """What is as grave as the level or graver goes to standard error, once, however often it is configured."""
+def test_variable_sets_the_level(root, value, shown, monkeypatch, capsys):
+    """Records of at least this level go to standard error, once, however often logging is configured."""
     if value is None:
         monkeypatch.delenv("TILEWISE_LOG", raising=False)
     else:
@@ -42,16 +42,16 @@ def test_the_variable_names_the_level(root, value, shown, monkeypatch, capsys):
     assert output.err.splitlines() == [f"{level.upper()} tilewise.train: said" for level in shown]
 
 
-def test_another_level_is_refused(root, monkeypatch):
-    """A word that is no level is named, and nothing is configured."""
+def test_unknown_level_is_rejected(root, monkeypatch):
+    """The error names the word, and nothing is configured."""
     monkeypatch.setenv("TILEWISE_LOG", "loud")
     with pytest.raises(ConfigError, match="one of debug, info, warning, error; got 'loud'"):
         configure_logging()
     assert root.handlers == []
 
 
-def test_a_variable_that_stands_in_no_table_is_not_read(monkeypatch):
-    """The environment is read through the table alone."""
+def test_variables_outside_the_table_are_not_read(monkeypatch):
+    """The environment is read only through the table."""
     monkeypatch.setenv("TILEWISE_SECRET", "1")
     with pytest.raises(ConfigError, match="must stand in the table; got 'TILEWISE_SECRET'"):
         read("TILEWISE_SECRET", "")

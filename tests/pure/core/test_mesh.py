@@ -1,4 +1,4 @@
-"""What a mesh may be asked."""
+"""Arguments of meshes and their methods."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ ODD = [["dp"], ("dp", "tp"), None]
     ],
 )
 def test_axes_are_names(ask, odd):
-    """A list of them is none; also behind one that is."""
+    """A list is not accepted as a name, also after a valid one."""
     for axes in ((odd,), ("dp", odd)):
         with pytest.raises(LayoutError, match=r"\[core.mesh\] axes are names; got .*; pass "):
             ask(*axes)
 
 
-def test_axes_that_a_mesh_has_not_count_one_device():
+def test_absent_axes_count_one_device():
     """So that strategies may name axes of other meshes."""
     assert MESH.size("tp", "cp") == 3 and MESH.coordinate(4, "cp", "tp") == 1 and MESH.group(4, "cp") == [4]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=str)
-def test_labels_are_given_by_name(odd):
-    """Axes of a label are asked for by its name."""
+def test_labels_are_strings(odd):
+    """Axes of a label are looked up by its name."""
     with pytest.raises(LayoutError, match=r"\[strategy.axes_for\] a label is given by its name; got "):
         DistributionStrategy.ddp(2).axes_for(odd)
 
 
 @pytest.mark.parametrize("odd", [{"optimizer": 1}, b"optimizer"], ids=str)
-def test_what_is_offloaded_is_a_list_of_names(odd):
+def test_offload_is_a_list_of_names(odd):
     """Or one name, or a set of them; an array without dims is neither."""
     with pytest.raises(PlanError, match=r"\[plan.plan\] offload must be a sequence of optimizer, "):
         check_offload(odd)

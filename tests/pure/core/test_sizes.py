@@ -17,6 +17,6 @@ from tilewise.core.sizes import format_bytes
         (1 << 41, "2.00 TiB"),
     ],
 )
-def test_sizes_have_the_largest_unit_that_they_reach(num_bytes, text):
+def test_sizes_use_the_largest_unit(num_bytes, text):
     """Two decimals from KiB on; bytes below."""
     assert format_bytes(num_bytes) == text

@@ -1,4 +1,4 @@
-"""Trees over any count of leaves: nodes, joins, folds and the widths a count allows, against trees built by hand."""
+"""Trees over any count of leaves (nodes, joins, folds, allowed widths), compared with trees built by hand."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def built(count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 8, 11, 12, 13, 16, 21])
-def test_nodes_and_joins_are_those_of_the_tree(count):
-    """Every interval and every pair of nodes, against a tree made by hand."""
+def test_nodes_and_joins(count):
+    """Every interval and every pair of nodes, compared with a tree built by hand."""
     nodes, parents = built(count)
     every = [(a, b) for a in range(-1, count + 2) for b in range(-1, count + 2)]
     assert {i for i in every if is_node(i, count)} == nodes
@@ -45,8 +45,8 @@ def test_nodes_and_joins_are_those_of_the_tree(count):
 
 
 @given(COUNTS)
-def test_widths_are_those_whose_runs_are_nodes(count):
-    """One holder, or n where count / n is a power of two; exactly there all equal runs are nodes."""
+def test_allowed_widths(count):
+    """One holder, or n where count / n is a power of two; exactly then all equal runs are nodes."""
     good = [n for n in range(1, count + 1) if n == 1 or (count % n == 0 and is_power_of_two(count // n))]
     assert allowed_widths(count) == good
     for n in (w for w in range(1, min(count, 40) + 1) if count % w == 0):
@@ -56,7 +56,7 @@ def test_widths_are_those_whose_runs_are_nodes(count):
 
 @st.composite
 def cuts_of_a_tree(draw):
-    """A count of leaves and nodes that make it up, from left to right."""
+    """A count of leaves and nodes that partition it, from left to right."""
     count = draw(st.integers(2, 60))
     _, parents = built(count)
     children = {node: pair for pair, node in parents.items()}
@@ -68,8 +68,8 @@ def cuts_of_a_tree(draw):
 
 
 @given(cuts_of_a_tree(), st.data())
-def test_a_fold_reaches_the_root_or_says_why(cut, data):
-    """Nodes in order fold, however unequal; a dropped, doubled, swapped or moved one does not."""
+def test_fold_reaches_the_root_or_is_rejected(cut, data):
+    """Nodes in order fold, however unequal; a dropped, duplicated, swapped or moved one does not."""
     count, held = cut
     assert fold_intervals(held, count) == ""
     place = data.draw(st.integers(0, len(held) - 1))
@@ -83,14 +83,14 @@ def test_a_fold_reaches_the_root_or_says_why(cut, data):
         assert fold_intervals(swapped, count)
 
 
-def test_what_is_no_node():
-    """Leaves that fill no node, though nothing is missing or doubled."""
+def test_leaves_that_are_not_a_node():
+    """Leaves that fill no node, though none is missing or duplicated."""
     assert fold_intervals([(0, 3), (3, 8)], 8) == "[0, 3) is no node of the tree over 8"
     assert fold_intervals([(0, 6), (6, 12)], 12) == "[0, 6) is no node of the tree over 12"
     assert fold_intervals([], 4) == "[0, 4) of 4 is missing"
 
 
-def test_counts_that_fit():
+def test_nearest_allowed_counts():
     """The nearest counts that allow all widths; two and three together have none."""
     assert fitting_counts([3], 8) == [3, 6, 12, 24]
     assert fitting_counts([2, 4], 8) == [4, 8, 16, 32]

@@ -1,4 +1,4 @@
-"""The validation of arguments: every value is returned as it is meant, or is an error in the one form of messages."""
+"""Validation of arguments: every value is returned normalized, or is an error in the common form of messages."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ CHECKS = {
 
 @pytest.mark.parametrize("name", CHECKS)
 @given(value=ANY)
-def test_a_value_is_valid_or_an_error(name, value):
-    """No value raises anything else, and what is returned holds what the check promises."""
+def test_value_is_valid_or_an_error(name, value):
+    """No value raises another exception, and a returned value satisfies the check."""
     check, holds = CHECKS[name]
     try:
         result = check(value)
@@ -53,8 +53,8 @@ def test_a_value_is_valid_or_an_error(name, value):
 
 
 @given(st.integers(-5, 45), st.sampled_from([int, np.int8, np.int64, float, np.float32, str, bool]))
-def test_only_integers_in_range_are_integers(number, kind):
-    """Integers of NumPy become Python's, whose arithmetic does not wrap; no float is truncated."""
+def test_only_integers_in_range_are_accepted(number, kind):
+    """NumPy integers become Python's, which do not overflow; floats are not truncated."""
     is_valid = kind in (int, np.int8, np.int64) and -3 <= number <= 40
     try:
         result = VALIDATE.integer("call", "it", kind(number), -3, 40)
@@ -64,7 +64,7 @@ def test_only_integers_in_range_are_integers(number, kind):
         assert is_valid and type(result) is int and result == number
 
 
-def test_errors_are_the_package_s_own():
+def test_errors_are_of_the_given_class():
     """The class and the name in messages are the validator's."""
     with pytest.raises(ShapeError, match=r"^\[nn\.call\] a size must divide by 3; got 7 over 3; choose 6$"):
         Validator("nn", ShapeError).require(

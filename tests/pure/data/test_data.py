@@ -41,8 +41,8 @@ def test_held_out_share_is_near_five_percent():
     assert [i for i in range(120) if is_held_out(f"package/module_{i}.py")] == of_few
 
 
-def test_standard_library_has_no_tests():
-    """The standard library's own tests and installed packages are left out; some files are held out."""
+def test_standard_library_corpus():
+    """The standard library's tests and installed packages are left out; some files are held out."""
     corpus = load_standard_library()
     names = [file.name for file in corpus.train + corpus.held_out]
     assert "json/decoder.py" in names
@@ -51,7 +51,7 @@ def test_standard_library_has_no_tests():
 
 
 def test_directory_skips_hidden_and_binary(tmp_path):
-    """Hidden files, binaries and empty files are no text."""
+    """Hidden, binary and empty files are skipped."""
     (tmp_path / "a.txt").write_text("hello")
     (tmp_path / "b.bin").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "empty").write_text("")
@@ -67,8 +67,8 @@ def _joined(corpus):
     return "".join(file.text for file in sorted(corpus.train + corpus.held_out, key=lambda file: file.name))
 
 
-def test_single_file_is_cut_without_loss(tmp_path):
-    """One file becomes pieces of some 8 KiB that together are the file, and end at blank lines."""
+def test_single_file_is_split_without_loss(tmp_path):
+    """One file becomes pieces of about 8 KiB that concatenate to the file and end at blank lines."""
     text = "\n\n".join(f"paragraph {i} " + "x" * 500 for i in range(100))
     path = tmp_path / "book.txt"
     path.write_text(text)
@@ -86,8 +86,10 @@ WORDS = st.sampled_from(["a", "ä", "€", "😀", "word ", "x" * 300, "\n", "\n
 
 @settings(max_examples=100)
 @given(st.lists(WORDS, max_size=60), st.integers(1, 50))
-def test_pieces_are_the_text_however_it_is_read(tmp_path_factory, words, block_bytes):
-    """Read in blocks of any size, a file gives the same pieces: never blank, within their length, joined the text."""
+def test_pieces_do_not_depend_on_block_size(tmp_path_factory, words, block_bytes):
+    """Read in blocks of any size, a file gives the same pieces: not blank, within their length,
+    concatenating to the text.
+    """
     path = tmp_path_factory.getbasetemp() / "pieces.txt"
     text = "".join(words)
     path.write_bytes(text.encode())
@@ -102,8 +104,8 @@ def test_pieces_are_the_text_however_it_is_read(tmp_path_factory, words, block_b
     assert all(piece.rstrip(" ").endswith("\n") or len(piece) >= 100 for piece in pieces[:-1])
 
 
-def test_a_long_file_is_read_in_pieces(tmp_path, monkeypatch):
-    """What is too long to be one document is used all the same, cut as a single file would be."""
+def test_long_file_is_split(tmp_path, monkeypatch):
+    """A file too long for one document is split as a single file would be."""
     text = "".join(f"line {i} of a long file\n" for i in range(3000))
     (tmp_path / "long.txt").write_text(text)
     (tmp_path / "short.txt").write_text("short")
@@ -119,8 +121,8 @@ def test_a_long_file_is_read_in_pieces(tmp_path, monkeypatch):
     assert all(file.text.endswith("\n") for file in corpus.train[:-1])
 
 
-def test_a_file_of_17_mib_is_used_to_its_end(tmp_path):
-    """Nothing is left out for its length, and a character is never cut."""
+def test_file_of_17_mib_is_used_whole(tmp_path):
+    """Nothing is dropped for its length, and no character is split."""
     with (tmp_path / "big.txt").open("w", encoding="utf-8") as file:
         file.write("x" + "ä€😀" * (17 << 20 >> 4))  # no line ends at all
         file.writelines(["\nthe last line"] * 700_000)
@@ -131,8 +133,8 @@ def test_a_file_of_17_mib_is_used_to_its_end(tmp_path):
     )
 
 
-def test_what_is_left_out_is_said_once(tmp_path, caplog):
-    """Binary, other encodings and what cannot be read stand in one line with their names; empty files do not."""
+def test_skipped_files_are_one_line(tmp_path, caplog):
+    """Binary files, other encodings and unreadable files are listed in one line; empty ones are not."""
     (tmp_path / "a.txt").write_text("hello")
     (tmp_path / "empty").touch()
     (tmp_path / "b.bin").write_bytes(b"ELF\0")
@@ -166,9 +168,10 @@ def test_what_is_left_out_is_said_once(tmp_path, caplog):
         "x.ipynb",
     ],
 )
-def test_structured_files_are_no_text_to_learn_from(tmp_path, name, caplog):
-    """One that is given is refused with what to do; in a directory of text it is left out and counted, and a directory
-    of nothing else is refused."""
+def test_structured_files_are_skipped(tmp_path, name, caplog):
+    """A structured file is rejected with advice; in a directory of text it is skipped and counted,
+    and a directory of only such files is rejected.
+    """
     (tmp_path / name).write_text('{"text": "hello"}\n' * 100)
     with pytest.raises(ConfigError, match=r"structured file '.*'; write its text fields into \.txt files"):
         load_corpus(tmp_path / name)
@@ -183,8 +186,8 @@ def test_structured_files_are_no_text_to_learn_from(tmp_path, name, caplog):
         load_corpus(tmp_path / "text.txt.gz")
 
 
-def test_what_may_not_be_read_is_said(tmp_path, caplog):
-    """Files and folders without permission are left out by name."""
+def test_files_without_permission_are_listed(tmp_path, caplog):
+    """Files and folders without permission are skipped by name."""
     (tmp_path / "a.txt").write_text("hello")
     (tmp_path / "locked").touch(mode=0)
     (tmp_path / "folder").mkdir(mode=0)
@@ -194,7 +197,7 @@ def test_what_may_not_be_read_is_said(tmp_path, caplog):
     assert "2 Permission denied ('folder', 'locked')" in caplog.text
 
 
-def test_names_that_are_not_utf8_are_names(tmp_path):
+def test_names_that_are_not_utf8_are_accepted(tmp_path):
     """A file's name is bytes: any of them is read, sorted and split by its hash."""
     for i in range(40):
         with open(os.path.join(os.fsencode(tmp_path), b"\xff%d" % i), "w") as file:
@@ -204,7 +207,7 @@ def test_names_that_are_not_utf8_are_names(tmp_path):
     assert load_corpus(tmp_path / os.fsdecode(b"\xff1"), held_out_percent=0).train[0].text == "hello"
 
 
-def test_text_beyond_memory_is_refused_unread(tmp_path):
+def test_text_larger_than_memory_is_rejected_unread(tmp_path):
     """A file larger than the machine's memory is one error at once."""
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(1 << 43)
@@ -212,8 +215,8 @@ def test_text_beyond_memory_is_refused_unread(tmp_path):
         load_corpus(tmp_path)
 
 
-def test_missing_data_is_named(tmp_path):
-    """A path that does not exist, is no file, or holds no text is one clear error."""
+def test_missing_data_is_an_error(tmp_path):
+    """A path that does not exist, is not a file, or holds no text is one clear error."""
     os.mkfifo(tmp_path / "pipe")
     for name in ("nowhere", "pipe", "nul\0", "a" * 5000):
         with pytest.raises(ConfigError, match=r"must be a (file|path)"):
@@ -227,7 +230,7 @@ def test_missing_data_is_named(tmp_path):
 
 @pytest.mark.parametrize("text", ["def f(x):\n\treturn 'ä€😀'\n", "", " leading", "\r\n\x00"])
 def test_tokenizer_is_lossless(tokenizer, text):
-    """Every text comes back exactly."""
+    """Every text round-trips exactly."""
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
@@ -238,25 +241,25 @@ def test_tokenizer_is_deterministic(tokenizer):
     assert special_id(tokenizer, END_OF_TEXT) == 0 and tokenizer.get_vocab_size() <= 300
 
 
-def test_a_tokenizer_without_an_end_of_text_is_refused():
-    """Documents could not be distinguished."""
+def test_tokenizer_without_an_end_of_text_is_rejected():
+    """Documents could not be separated."""
     with pytest.raises(ConfigError, match=re.escape("must know <|endoftext|>")):
         special_id(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), END_OF_TEXT)
 
 
-def test_small_vocabulary_is_refused():
+def test_small_vocabulary_is_rejected():
     """Fewer entries than bytes cannot be lossless."""
     with pytest.raises(ConfigError, match="at least 257"):
         train_tokenizer(["x"], vocab_size=100)
 
 
-def test_a_vocabulary_beyond_all_is_refused():
-    """The library would make room for it at once, and end the process where there is none."""
+def test_huge_vocabulary_is_rejected():
+    """The library would allocate memory for it at once, and abort the process without it."""
     with pytest.raises(ConfigError, match=re.escape("vocab_size must lie in [0, 1048576]")):
         train_tokenizer(["x"], vocab_size=1 << 31)
 
 
-def test_what_is_no_text_gets_no_ids(tokenizer):
+def test_invalid_utf8_is_rejected(tokenizer):
     """Half a character is invalid UTF-8, both when a tokenizer is trained and when it encodes."""
     with pytest.raises(ConfigError, match="a text must be"):
         train_tokenizer(["x", "a\ud800"])
@@ -265,14 +268,14 @@ def test_what_is_no_text_gets_no_ids(tokenizer):
 
 
 @pytest.mark.parametrize("tokens", ["abc", ["\ud800"], [""]], ids=repr)
-def test_what_is_no_special_token_is_refused(tokens):
-    """One text is not a sequence of its letters."""
+def test_special_tokens_are_a_sequence(tokens):
+    """A single string is not a sequence of its letters."""
     with pytest.raises(ConfigError, match="special"):
         train_tokenizer(["x"], special_tokens=tokens)
 
 
-def test_stream_ends_every_file(tokenizer):
-    """Each file is followed by the end token, and progress counts files."""
+def test_stream_has_an_end_token_after_every_file(tokenizer):
+    """Progress counts files."""
     seen = []
     stream = encode_files(tokenizer, ["a", "bc"] * 50, 0, lambda done, total: seen.append((done, total)))
     assert stream.dtype == np.int32 and (stream == 0).sum() == 100 and seen[-1] == (100, 100)
@@ -280,14 +283,14 @@ def test_stream_ends_every_file(tokenizer):
 
 
 def test_batches_are_windows_and_their_continuation():
-    """Labels are the tokens one place on."""
+    """Labels are the tokens shifted by one."""
     batch = Batches(np.arange(1000, dtype=np.int32), batch=4, context=16).at(3)
     assert batch["tokens"].shape == (4, 16)
     np.testing.assert_array_equal(batch["labels"], batch["tokens"] + 1)
 
 
 def test_every_window_once_per_epoch():
-    """An epoch visits every window exactly once, also when a batch straddles two epochs."""
+    """An epoch visits every window exactly once, also when a batch spans two epochs."""
     data = Batches(np.arange(101, dtype=np.int32), batch=3, context=10, seed=5)
     starts = np.concatenate([data.at(step)["tokens"][:, 0] for step in range(10)])
     for epoch in range(3):
@@ -295,8 +298,8 @@ def test_every_window_once_per_epoch():
     assert list(starts[:10]) != list(starts[10:20])
 
 
-def test_batches_depend_on_step_and_seed_only():
-    """Any step can be asked for at any time."""
+def test_batches_depend_only_on_step_and_seed():
+    """Any step can be requested at any time."""
     stream = np.arange(5000, dtype=np.int32)
     forward = [Batches(stream, 4, 16).at(step)["tokens"] for step in range(50)]
     data = Batches(stream, 4, 16)
@@ -306,7 +309,7 @@ def test_batches_depend_on_step_and_seed_only():
 
 
 def documents(lengths, end=0):
-    """Ids that count upwards from 1, a mark behind each document."""
+    """Ids that count upwards from 1, an end token after each document."""
     ids = iter(range(1, 10_000))
     return np.array([i for n in lengths for i in (*(next(ids) for _ in range(n)), end)], np.int32)
 
@@ -324,7 +327,9 @@ def scored(data, steps):
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 23), min_size=1, max_size=12), st.integers(1, 9), st.booleans())
 def test_padded_documents_are_predicted_once_an_epoch(lengths, context, is_whole):
-    """Each token from the one before it, the first of a document from the mark; no more tokens than the context."""
+    """Each token is predicted from the one before it, the first of a document from the end token;
+    no more tokens than the context.
+    """
     stream = documents(lengths)[: None if is_whole or sum(lengths) == 0 else -1]
     data = PaddedBatches(stream, 1, context)
     before = np.concatenate([[0], stream[:-1]])
@@ -333,8 +338,8 @@ def test_padded_documents_are_predicted_once_an_epoch(lengths, context, is_whole
     assert max(data.at(step)["tokens"].shape[1] for step in range(data.num_windows)) <= context
 
 
-def test_a_padded_batch_is_as_wide_as_its_longest():
-    """Behind a document stand marks whose labels are not counted; a sequence holds one document."""
+def test_padded_batch_is_as_wide_as_its_longest_document():
+    """Padding has labels that are not counted; a sequence holds one document."""
     data = PaddedBatches(documents([3, 1, 7, 2]), batch=4, context=6, seed=1)
     assert data.num_windows == 5  # the longest is cut
     batch = data.at(0)
@@ -353,15 +358,15 @@ def test_a_padded_batch_is_as_wide_as_its_longest():
 
 
 @pytest.mark.parametrize("stream", [np.zeros((40, 2), np.int32), np.zeros(40), np.array(3)], ids=str)
-def test_a_stream_is_one_row_of_ids(stream):
-    """Tables and fractions are refused for what they are."""
+def test_stream_is_a_vector_of_ids(stream):
+    """Matrices and floats are rejected."""
     with pytest.raises(ConfigError, match="one row of integers"):
         Batches(stream, 2, 8)
 
 
 @pytest.mark.parametrize("kind", [Batches, PaddedBatches])
-def test_ids_of_every_type_are_ids(kind):
-    """Tokens and labels are int32 whatever the stream is; numbers that are no ids are refused before any step."""
+def test_ids_may_have_any_integer_type(kind):
+    """Tokens and labels are int32 whatever the stream's type; invalid ids are rejected before any step."""
     for dtype in (np.uint16, np.int64, np.uint64):
         found = kind(np.arange(40, dtype=dtype), 2, 8).at(0)
         assert found["tokens"].dtype == found["labels"].dtype == np.int32
@@ -372,14 +377,14 @@ def test_ids_of_every_type_are_ids(kind):
         PaddedBatches(np.arange(40), 2, 8, end=1 << 31)
 
 
-def test_too_little_data_is_refused():
+def test_too_little_data_is_rejected():
     """Less than one window of text is one clear error."""
     with pytest.raises(ConfigError, match="at least context"):
         Batches(np.arange(10, dtype=np.int32), 1, 16)
 
 
-def test_a_few_texts_are_never_held_out_as_a_whole(tmp_path):
-    """The only piece of a small file is trained on, whatever its name's hash says."""
+def test_only_piece_of_a_small_file_is_not_held_out(tmp_path):
+    """It is trained on, whatever its name's hash."""
     name = next(f"{n}.txt" for n in range(1000) if is_held_out(f"{n}.txt#000000"))
     (tmp_path / name).write_text("a few words")
     corpus = load_corpus(tmp_path / name)
@@ -392,7 +397,7 @@ def test_a_few_texts_are_never_held_out_as_a_whole(tmp_path):
 
 @pytest.mark.parametrize("name", ["chat.txt", "chat"])
 def test_files_that_look_like_json_lines_are_a_warning(tmp_path, name, caplog):
-    """One line for all of them; text with braces is not JSON lines."""
+    """One warning for all of them; text with braces is not JSON Lines."""
     (tmp_path / name).write_text('{"text": "a"}\n\n{"text": "b"}\n')
     (tmp_path / "more").write_text('{"text": "c"}\n' * 2)
     (tmp_path / "code.txt").write_text("{ a }\n{1: 2}\n")
