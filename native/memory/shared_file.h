@@ -12,8 +12,8 @@ namespace tilewise::memory {
 
 class SharedFile {
  public:
-  /// bytes: that are used; the file may be larger by less than two pages. behind: as many addresses that hold nothing
-  /// follow, from the next page on.
+  /// bytes: the used size; the file may be larger by less than two pages. behind: number of unbacked addresses to
+  /// reserve after it, from the next page on.
   SharedFile(int file, int64_t bytes, int64_t behind = 0);
   ~SharedFile();
   SharedFile(const SharedFile&) = delete;

@@ -1,5 +1,5 @@
-// Task state words in every execution: consumers behind two producers become ready exactly once and see what these
-// wrote, while one producer's slot is used again.
+// Task state words in every execution: consumers of two producers become ready exactly once and see what these
+// wrote, while one producer's slot is reused.
 #include "checker/testing.h"
 #include "protocols/task_word.h"
 
@@ -12,8 +12,8 @@ namespace {
 template <class Orders = TaskWordOrders>
 using Checked = TaskWords<CheckedMemory, Orders>;
 
-/// The submitter puts kConsumers tasks behind both producers, which two workers complete; then, if it can, it uses the
-/// second producer's slot again.
+/// The submitter adds kConsumers tasks that depend on both producers, which two workers complete; then, if it can, it
+/// reuses the second producer's slot.
 template <class Wake, int kConsumers, bool kReuses>
 struct Slots {
   static constexpr int kNumThreads = 3;
@@ -42,7 +42,7 @@ struct Slots {
       --me.left;
     }
     ++me.num_ready;
-    me.next = 77;  // it is in another list
+    me.next = 77;  // in another list
     expect(written[0] == 1 && written[1] == 1, "what both producers wrote");
   }
   void run(int thread) {
@@ -123,7 +123,7 @@ struct ReadsNextLate : Checked<> {
   }
 };
 
-/// A second consumer that another thread submits, when the slot may have been used again.
+/// A second consumer that another thread submits after the slot may have been reused.
 template <class Wake>
 struct Reuse {
   static constexpr int kNumThreads = 3;
@@ -150,7 +150,7 @@ struct Reuse {
 
 }  // namespace
 
-CASE("every consumer becomes ready exactly once, behind two producers, one slot used again") {
+CASE("every consumer becomes ready exactly once, after two producers, one slot being reused") {
   HOLDS(Slots<Checked<>, 1, true>);
   HOLDS(Slots<Checked<>, 2, true>);
   HOLDS_WITH(weak_compares(), Slots<Checked<>, 2, true>);

@@ -162,7 +162,7 @@ uint64_t Embedded::num_ready() const {
   uint64_t total = uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
                    header.num_overflow.load(std::memory_order_relaxed) +
                    header.num_background.load(std::memory_order_relaxed);
-  for (uint32_t w = 0; w < header.num_workers; ++w) total += engine_->store.rings[w].num_held();
+  for (uint32_t w = 0; w < header.num_workers; ++w) total += engine_->store.rings[w].size();
   return total;
 }
 

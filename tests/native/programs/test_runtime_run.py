@@ -156,7 +156,7 @@ def test_buffer_stays_inside():
         ),
         (
             Operand(0, Mode.ROWS, part=Number.of_call(2)),
-            "must have the numbers that its template asks for; got 0 of 3",
+            "must have the numbers that its template uses; got 0 of 3",
         ),
         (Operand(0, Mode.ROWS, part=-1), "0 <= part"),
     ],
