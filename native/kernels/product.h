@@ -23,7 +23,7 @@ struct Run {
   int64_t bytes;
 };
 
-/// The memory that the row blocks [block, end) of a window are packed from, handed out piece by piece.
+/// Iterates over the memory that the row blocks [block, end) of a window are packed from.
 template <class Op, class Start>
 class Sources {
  public:

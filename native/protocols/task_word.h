@@ -56,7 +56,7 @@ struct TaskWords {
   /// Adds a waiter to the list of a task. enlist(first) must set the waiter's link to `first`; it is called before each
   /// try. Returns false if the task has completed. If true, another thread may run the waiter at any time.
   template <class Enlist>
-  [[gnu::always_inline]] static bool stand_behind(Word& word, uint64_t generation, uint32_t waiter, Enlist&& enlist) {
+  [[gnu::always_inline]] static bool add_waiter(Word& word, uint64_t generation, uint32_t waiter, Enlist&& enlist) {
     Bits bits = word.load(Orders::kSeeEnded);
     while (generation_in(bits) == generation) {
       enlist(first_waiter(bits));

@@ -38,7 +38,7 @@ struct Slots {
     Consumer& me = consumers[number];
     while (me.left > 0) {
       const int producer = me.left - 1;
-      if (Wake::stand_behind(wake[producer], 1, number + 1, [&](uint32_t first) { me.next = first; })) return;
+      if (Wake::add_waiter(wake[producer], 1, number + 1, [&](uint32_t first) { me.next = first; })) return;
       --me.left;
     }
     ++me.num_ready;
@@ -94,14 +94,14 @@ struct CompletesWithoutAcquire : TaskWordOrders {
 };
 struct ComparesNoGeneration : Checked<> {
   template <class Enlist>
-  static bool stand_behind(Word& word, uint64_t /*generation*/, uint32_t waiter, Enlist&& enlist) {
+  static bool add_waiter(Word& word, uint64_t /*generation*/, uint32_t waiter, Enlist&& enlist) {
     const Bits bits = word.load(TaskWordOrders::kSeeEnded);
-    return is_live(bits) && Checked<>::stand_behind(word, generation_in(bits), waiter, enlist);
+    return is_live(bits) && Checked<>::add_waiter(word, generation_in(bits), waiter, enlist);
   }
 };
 struct StoresWithoutComparing : Checked<> {
   template <class Enlist>
-  static bool stand_behind(Word& word, uint64_t generation, uint32_t waiter, Enlist&& enlist) {
+  static bool add_waiter(Word& word, uint64_t generation, uint32_t waiter, Enlist&& enlist) {
     const Bits bits = word.load(TaskWordOrders::kSeeEnded);
     if (generation_in(bits) != generation) return false;
     enlist(first_waiter(bits));
@@ -133,7 +133,7 @@ struct Reuse {
 
   void run(int thread) {
     if (thread == 0) {  // the consumer's submitter knows generation 1
-      is_ready = !Wake::stand_behind(wake, 1, 1, [&](uint32_t first) { next = first; });
+      is_ready = !Wake::add_waiter(wake, 1, 1, [&](uint32_t first) { next = first; });
     } else if (thread == 1) {
       if (Wake::first_waiter(Wake::complete(wake, 2)) == 1) is_ready = true;
     } else {

@@ -173,7 +173,7 @@ CASE("a group throws its first failure once all have ended, cancels, and rejects
   group[1].exception();
   last.wait();
   EXPECT_EQ(group[group.wait_any()].status(), PTO_TASK_FAILED);  // failed tasks are returned like others
-  bench.gate.post();
+  bench.start.post();
   EXPECT_EQ(status_of([&] { group.wait_all(); }, "planted failure"), PTO_TASK_FAILED);
   EXPECT(group[0].is_complete() && group[0].status() == PTO_OK);
   TaskGroup skipped;
@@ -204,7 +204,7 @@ CASE("every wait can time out, and the task continues") {
     EXPECT_EQ(status_of([&] { bench.rt.at(b.handle()).read(timeout_s); }), PTO_TIMEOUT);
   }
   EXPECT(!task.is_complete());
-  bench.gate.post();
+  bench.start.post();
   for (TaskHandle& done : group.as_completed(60)) done.wait(60);
   EXPECT_EQ(b.read<int64_t>(60)[0], int64_t{1});
   bench.rt.wait_all(60);
@@ -360,7 +360,7 @@ CASE("threads submit to one runtime at once, and several wait for one task") {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < kTasks / 10; ++i) bench.rt.submit(more, {inout(b)});
-      if (!first.is_complete()) bench.gate.post();
+      if (!first.is_complete()) bench.start.post();
       first.wait();
       for (int i = kTasks / 10; i < kTasks; ++i) bench.rt.submit(more, {inout(b)});
       bench.rt.wait_all();

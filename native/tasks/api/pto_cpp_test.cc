@@ -141,7 +141,7 @@ CASE("the end of a buffer waits for its tasks; unregistering may time out, and t
   bench.rt.submit(bench.set, {output(b)}, {8}, {}, bench.behind_event());
   EXPECT_EQ(status_of([&] { b.unregister(kShort); }, "within the time"), PTO_TIMEOUT);
   EXPECT(b.address() == &x);
-  bench.gate.post();
+  bench.start.post();
   b.unregister();
   EXPECT_EQ(x, int64_t{8});
   EXPECT_EQ(status_of([&] { b.unregister(); }, "unregistered"), PTO_BAD_ARGUMENT);
@@ -217,7 +217,7 @@ CASE("access modes order tasks: readers after writers, commuting in any order, r
     rt.submit(bench.set, {no_dep(&x)}, {3}).wait();
     EXPECT_EQ(x, int64_t{3});
     EXPECT(!writer.is_complete());
-    bench.gate.post();
+    bench.start.post();
     writer.wait();
     EXPECT_EQ(x, int64_t{1});
     EXPECT_EQ(status_of([&] { rt.submit(bench.set, {reduce(total, Kernel{})}, {1}); }, "combine"), PTO_BAD_ARGUMENT);
@@ -239,7 +239,7 @@ CASE("boxes: disjoint ones are not ordered, stored parameters keep theirs, and k
   stored[2] = last;
   const TaskHandle third = rt.submit(bench.set, {stored[2]}, {5});
   EXPECT(!third.is_complete());  // its box meets the left half
-  bench.gate.post();
+  bench.start.post();
   third.wait();
   EXPECT_EQ(grid[12], int64_t{5});
   EXPECT_EQ(grid[8], int64_t{0});

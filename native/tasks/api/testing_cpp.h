@@ -39,9 +39,9 @@ struct Bench {
   Kernel step = rt.kernel("step", tasks::testing::step_kernel);  // target = target * 3 + scalar
   Kernel fail = rt.kernel("fail", tasks::testing::fail_kernel);
   Kernel gate = rt.kernel("gate", Gate::kernel);
-  Event gate = rt.event();
+  Event start = rt.event();
   TaskOptions behind_event() { return {.wait_for = event_reached}; }
-  std::array<pto_wait_for, 1> event_reached = {gate.at_least(1)};
+  std::array<pto_wait_for, 1> event_reached = {start.at_least(1)};
 };
 
 }  // namespace tilewise::pto::testing

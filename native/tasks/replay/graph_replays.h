@@ -8,7 +8,7 @@
 namespace tilewise::tasks {
 
 /// The instantiated graph to which a slot belongs.
-inline InstantiatedGraph& graph_in(const Engine& engine, uint32_t slot) {
+inline InstantiatedGraph& graph_of(const Engine& engine, uint32_t slot) {
   return static_cast<InstantiatedGraph&>(*engine.store.slots[slot].replayed.replay);
 }
 

@@ -70,7 +70,7 @@ inline void record_param(Engine& engine, TaskRef task, uint32_t thread, Handle& 
 [[gnu::always_inline]] inline bool wait_for_producer(Engine& engine, uint32_t slot, TaskRef producer_name) {
   Slot& task = engine.store.slots[slot];
   Slot& producer = engine.store.slots[slot_of(producer_name)];
-  return TaskWord::wait_for_producer(producer.word, generation_of(producer_name), slot + 1, [&](uint32_t first) {
+  return TaskWord::add_waiter(producer.word, generation_of(producer_name), slot + 1, [&](uint32_t first) {
     task.state.store(SlotState::kPending, std::memory_order_relaxed);
     task.next_waiter = first;
   });

@@ -14,10 +14,10 @@ constexpr double kNaN = NAN;
 
 /// A task that waits for an event that is not posted yet.
 struct WaitingTask {
-  explicit Held(uint32_t workers = 1) : runtime(workers), event(pto_event_open(runtime)), h(runtime.add(x)) {
+  explicit WaitingTask(uint32_t workers = 1) : runtime(workers), event(pto_event_open(runtime)), h(runtime.add(x)) {
     task = runtime.submit(PTO_NO_KERNEL, {out(h)}, {.waits = {{event, 1}}});
   }
-  ~Held() { pto_event_post(runtime, event, 1); }
+  ~WaitingTask() { pto_event_post(runtime, event, 1); }
   int64_t x = 0;
   Runtime runtime;
   pto_event event;
@@ -129,7 +129,7 @@ CASE("in C++ a group's error gives the timeout of the call, not what was left of
   EXPECT_EQ(status_of([&] { group.wait_any(-2); }, "after -2 s"), PTO_TIMEOUT);
   EXPECT_EQ(status_of([&] { group[0].wait(-1); }, "after -1 s"), PTO_TIMEOUT);
   EXPECT_EQ(status_of([&] { group[0].wait(kNaN); }, "NaN"), PTO_BAD_ARGUMENT);
-  b.gate.post();
+  b.start.post();
   group.wait_all();
 }
 
