@@ -46,7 +46,7 @@ from numba.extending import intrinsic
 
 import tilewise as tw
 from tilewise import models
-from tilewise.kernels.sampling import draw_tokens
+from tilewise.kernels.sampling import sample_tokens
 from tilewise.models import BLOCK_SIZE, llama
 from tilewise.observe import TaskSpan
 from tilewise.session import GraphInstance
@@ -179,7 +179,7 @@ def step_of(model: GraphInstance, inputs: dict[str, np.ndarray]) -> Callable[[],
     def step() -> None:
         model.forward(**inputs)
         logits = model.get_tensor("logits", copy=False)
-        draw_tokens(logits if logits.dtype == np.float32 else logits.view(np.uint16), rows, settings, keys)
+        sample_tokens(logits if logits.dtype == np.float32 else logits.view(np.uint16), rows, settings, keys)
 
     return step
 

@@ -124,7 +124,7 @@ def watch(engine: Engine) -> Clock:
         (runner.Runner, "run", "around the call"),
         (core, "_goes_on", "looking at tokens"),
         (core, "step", "stepping"),
-        (sampling, "draw_tokens", "drawing tokens"),
+        (sampling, "sample_tokens", "sampling tokens"),
     ):
         clock.part(owner, name, label)
     return clock

@@ -1,7 +1,7 @@
-"""Drawing tokens from rows of logits, next to what transformers does with them.
+"""Sampling tokens from rows of logits, compared with transformers.
 
-Claim: a token of a vocabulary of 32,000 is drawn in a tenth of a millisecond of one core, whatever the filters, and
-threads share the rows. The peer is transformers' chain of warpers in PyTorch with a multinomial draw, over all rows at
+Claim: a token of a vocabulary of 32,000 is sampled in a tenth of a millisecond of one core, whatever the filters, and
+threads share the rows. The peer is transformers' chain of warpers in PyTorch with torch.multinomial, over all rows at
 once, with as many threads. Logits are normal, so that filters have much to look at; a figure is the median of rounds
 that take turns. The limit is reading a row once from memory, which is far below.
 
@@ -23,7 +23,7 @@ from figures import Figure, show
 from machine import machine
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from tilewise.kernels.sampling import draw_tokens
+from tilewise.kernels.sampling import sample_tokens
 
 WAYS: dict[str, tuple[float, int, float]] = {  # temperature, top_k, top_p
     "likeliest": (0.0, 0, 1.0),
@@ -34,7 +34,7 @@ WAYS: dict[str, tuple[float, int, float]] = {  # temperature, top_k, top_p
 
 
 def peer(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """Tokens as `generate` of transformers draws them."""
+    """Tokens as `generate` of transformers samples them."""
     if temperature == 0:
         return logits.argmax(-1)
     warpers: list[Any] = [TemperatureLogitsWarper(temperature)]
@@ -52,8 +52,8 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Time both, a line per way of drawing."""
-    parser = argparse.ArgumentParser(description="Drawing tokens, next to transformers.")
+    """Time both, a line per setting."""
+    parser = argparse.ArgumentParser(description="Sampling tokens, compared with transformers.")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--vocab", type=int, default=32_000)
     parser.add_argument("--rounds", type=int, default=15)
@@ -67,8 +67,8 @@ def main() -> None:
     for name, (temperature, top_k, top_p) in WAYS.items():
         settings = np.array([(temperature, top_k, top_p, 0, 1)] * given.rows, np.float64)
         calls: dict[str, Callable[[], object]] = {
-            "one thread": lambda s=settings: draw_tokens(logits, rows, s, keys, 1),  # type: ignore[misc]
-            "all threads": lambda s=settings: draw_tokens(logits, rows, s, keys, threads),  # type: ignore[misc]
+            "one thread": lambda s=settings: sample_tokens(logits, rows, s, keys, 1),  # type: ignore[misc]
+            "all threads": lambda s=settings: sample_tokens(logits, rows, s, keys, threads),  # type: ignore[misc]
             "transformers": lambda w=(temperature, top_k, top_p): peer(theirs, *w),  # type: ignore[misc]
         }
         taken: dict[str, list[float]] = {label: [] for label in calls}

@@ -1,4 +1,4 @@
-// Errors of the native code and the one way to throw them: check<Error>(holds, parts...).
+// Errors of the native code, and the function that throws them: check<Error>(condition, parts...).
 //
 // Messages follow the project's form: `[package.function] the rule; got the values; what to do`.
 // bind/ maps each class to its Python class once, in one table. Hot paths return status instead.
@@ -11,12 +11,12 @@
 
 namespace tilewise {
 
-/// A wrong argument: Python's ValueError.
+/// An invalid argument: Python's ValueError.
 struct ArgumentError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// Memory or another bounded resource is not enough: tilewise.core.ResourceError.
+/// Memory or another bounded resource is exhausted: tilewise.core.ResourceError.
 struct ResourceError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

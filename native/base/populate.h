@@ -1,4 +1,4 @@
-// Populates memory that is mapped but was never touched.
+// Populates memory that is mapped but not yet touched.
 //
 // Purpose: threads that compute should not wait until the system has found pages and zeroed them, which may take
 // seconds per GiB on a virtual machine. Who may call: any thread, also while others use the memory; its content does

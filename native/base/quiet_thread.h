@@ -11,7 +11,8 @@ std::thread quiet_thread(Body body) {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
-  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, fault);  // or nothing could report them
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL})
+    sigdelset(&all, fault);  // otherwise nothing could report them
   pthread_sigmask(SIG_SETMASK, &all, &before);
   struct Restore {
     const sigset_t& mask;

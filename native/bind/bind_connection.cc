@@ -58,32 +58,32 @@ double quiet_s(const World& world, int64_t process) {
 
 void bind_connection(nb::module_& m) {
   nb::module_ connection = m.def_submodule("connection", "Messages between processes that share no memory, over MPI.");
-  // NOLINTNEXTLINE(bugprone-unused-raii): Python hands it on, and asks nothing of it
-  nb::class_<comm::Connection>(connection, "Connection", "What an executor needs of a world.");
-  nb::class_<World>(connection, "World", "This process among those that a launcher has started together.")
+  // NOLINTNEXTLINE(bugprone-unused-raii): Python only passes it on
+  nb::class_<comm::Connection>(connection, "Connection", "The connection of a world, for executors.");
+  nb::class_<World>(connection, "World", "The processes that a launcher has started together.")
       .def_prop_ro("connection", &World::connection)
       .def_prop_ro("rank", [](const World& self) { return self.connection()->rank(); })
       .def_prop_ro("size", [](const World& self) { return self.connection()->size(); })
       .def("send_frame", &send_frame, nb::arg("to"), nb::arg("frame"), nb::arg("limit_s"),
-           "False: the other process did not take it in time, or the connection has failed.")
+           "Returns False if the other process did not take it in time, or the connection has failed.")
       .def("receive_frame", &receive_frame, nb::arg("source"), nb::arg("limit_s"),
            nb::sig("def receive_frame(self, source: int, limit_s: float) -> bytes | None"),
-           "The next frame of a process; None: there was none in time, or the connection has failed.")
+           "The next frame of a process; None if there was none in time, or the connection has failed.")
       .def("probe", &probe, nb::arg("source"), nb::arg("num_bytes"), nb::arg("limit_s"),
-           "Seconds until so many bytes have come from a process; negative: longer than that.")
-      .def("quiet_s", &quiet_s, nb::arg("process"), "For how long nothing was heard of a process, in seconds.")
+           "Seconds to request and receive `num_bytes` bytes from a process; negative: more than `limit_s`.")
+      .def("quiet_s", &quiet_s, nb::arg("process"), "How long a process has been silent, in seconds.")
       .def_prop_ro(
           "cause", [](const World& self) { return self.connection()->cause(); },
-          "Why it has failed or ended; empty while it goes well.")
+          "Why it has failed or ended; empty while it works.")
       .def(
           "fail", [](const World& self, const std::string& cause) { self.connection()->fail(cause); }, nb::arg("cause"),
-          "A process is lost: nothing is handed to MPI from now on.")
+          "Report that a process is lost: no MPI call is made from now on.")
       .def("leave", &World::leave, nb::call_guard<nb::gil_scoped_release>(), "End MPI, together with all others.");
-  connection.def(
-      "join_world", &comm::join_world, nb::arg("table"), nb::arg("library"), nb::arg("ending"),
-      nb::call_guard<nb::gil_scoped_release>(),
-      "Start MPI: a file of its functions, the library to load before it, or '', and the line that is said where "
-      "MPI ends the process instead.");
+  connection.def("join_world", &comm::join_world, nb::arg("table"), nb::arg("library"), nb::arg("ending"),
+                 nb::call_guard<nb::gil_scoped_release>(),
+                 "Start MPI. `table`: the file with its functions; `library`: the library to load before it, or ''; "
+                 "`ending`: a line "
+                 "to print if MPI ends the process instead.");
 }
 
 }  // namespace tilewise::bind

@@ -1,6 +1,6 @@
 // Python binding of the tile kernels, for tests, benchmarks and users: one call runs one kernel on NumPy arrays.
 //
-// The checks are here, not in the kernels: known name, known level, dtypes that a tile can have. The caller is
+// The checks are here, not in the kernels: valid name, valid level, dtypes that a tile can have. The caller is
 // responsible for operand counts and shapes (tilewise.kernels.table has them). The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -36,7 +36,7 @@ kernels::Scratch thread_scratch(int64_t bytes) {
   if (bytes > capacity) {
     capacity = 0;
     memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, (static_cast<size_t>(bytes) + 4095) / 4096 * 4096)));
-    check<ResourceError>(memory != nullptr, "[kernels.run] scratch must be allocatable; got no memory for ",
+    check<ResourceError>(memory != nullptr, "[kernels.run] scratch memory must be available; got none for ",
                          ByteCount(static_cast<uint64_t>(bytes)), "; free some memory.");
     capacity = bytes;
   }

@@ -29,15 +29,15 @@ template <>
 struct nb::detail::type_caster<tilewise::programs::Number> {
   NB_TYPE_CASTER(tilewise::programs::Number, const_name("Number"))
 
-  bool from_python(handle given, uint8_t flags, cleanup_list* cleanup) noexcept {
-    if (PyLong_Check(given.ptr())) {
+  bool from_python(handle object, uint8_t flags, cleanup_list* cleanup) noexcept {
+    if (PyLong_Check(object.ptr())) {
       make_caster<int64_t> constant;
-      if (!constant.from_python(given, flags, cleanup)) return false;
+      if (!constant.from_python(object, flags, cleanup)) return false;
       value = tilewise::programs::Number(constant.value);
       return true;
     }
     make_caster<std::tuple<int64_t, int64_t, int32_t, int32_t>> fields;
-    if (!PyTuple_Check(given.ptr()) || !fields.from_python(given, flags, cleanup)) return false;
+    if (!PyTuple_Check(object.ptr()) || !fields.from_python(object, flags, cleanup)) return false;
     const auto [constant, multiple, source, which] = std::tuple<int64_t, int64_t, int32_t, int32_t>(fields);
     value = {constant, multiple, static_cast<tilewise::programs::Source>(source), which};
     return true;
@@ -52,7 +52,7 @@ using namespace tilewise::programs;
 
 constexpr std::array<std::string_view, 4> kDTypeNames = {"f32", "bf16", "i32", "f64"};  // in DType's order
 
-// tilewise.ir.program's named tuples, whose fields stand in the order of the structs in programs/program.h.
+// tilewise.ir.program's named tuples, whose fields have the order of the structs in programs/program.h.
 using OperandTuple =
     std::tuple<int64_t, int64_t, int64_t, int64_t, Number, Number, Number, Number, bool, int64_t, Number>;
 using WaitTuple = std::tuple<Number, bool, Number, int64_t, Number, int64_t, Number>;
@@ -64,14 +64,14 @@ Number behind(Number signal, int64_t first_signal) {
 }
 
 DType dtype_of(const std::string& name) {
-  const auto* const found = std::find(kDTypeNames.begin(), kDTypeNames.end(), name);
-  check<ArgumentError>(found != kDTypeNames.end(),
+  const auto* const entry = std::find(kDTypeNames.begin(), kDTypeNames.end(), name);
+  check<ArgumentError>(entry != kDTypeNames.end(),
                        "[programs.Program.add_tensor] dtype must be f32, bf16, i32 or f64; got '", name,
                        "'; use one of them");
-  return static_cast<DType>(found - kDTypeNames.begin());
+  return static_cast<DType>(entry - kDTypeNames.begin());
 }
 
-/// entry: a tilewise.ir.program.TensorEntry, or what has its attributes.
+/// entry: a tilewise.ir.program.TensorEntry, or an object with its attributes.
 int64_t add_tensor(Program& program, int64_t class_id, nb::handle entry, std::vector<int64_t> aliases) {
   Tensor tensor;
   tensor.offset = read<"offset", int64_t>(entry);
@@ -86,7 +86,8 @@ int64_t add_tensor(Program& program, int64_t class_id, nb::handle entry, std::ve
   return program.add_tensor(class_id, std::move(tensor));
 }
 
-/// instruction: a tilewise.ir.program.Instruction, or what has its attributes. Its signals count from first_signal on.
+/// instruction: a tilewise.ir.program.Instruction, or an object with its attributes. Its signals count from
+/// first_signal on.
 void add_instr(Program& program, int64_t class_id, int64_t template_id, nb::handle instruction, int64_t first_signal) {
   Instr instr;
   instr.kernel = read<"kernel", std::string>(instruction);
@@ -115,9 +116,9 @@ void finish(Program& program, std::vector<int64_t> symbols_max, int64_t memory_b
   program.finish(std::move(symbols_max), kernels::find_kernel, memory_bytes);
 }
 
-ExecutorOptions executor_options(const nb::kwargs& given) {
+ExecutorOptions executor_options(const nb::kwargs& arguments) {
   ExecutorOptions options;
-  Keywords(given)
+  Keywords(arguments)
       .set<"num_devices">(options.num_devices)
       .set<"workers_per_device">(options.workers_per_device)
       .set<"arena_bytes">(options.arena_bytes)
@@ -142,13 +143,13 @@ ExecutorOptions executor_options(const nb::kwargs& given) {
   return options;
 }
 
-/// Runs with the GIL released; a pending Python exception (Ctrl-C) cancels and is raised once the devices are quiet, as
-/// is one of `meanwhile`, which cancels nothing.
+/// Runs with the GIL released. A pending Python exception (Ctrl-C) cancels the run and is raised when the devices have
+/// finished. An exception of `meanwhile` is also raised then, but cancels nothing.
 void run(Executor& executor, std::shared_ptr<const Program> program, std::vector<int64_t> symbols,
          const std::string& name, const nb::object& meanwhile) {
   std::optional<nb::python_error> pending;
   const auto poll = [&pending] {
-    nb::gil_scoped_acquire hold;
+    nb::gil_scoped_acquire locked;
     if (PyErr_CheckSignals() == 0) return false;
     pending.emplace();
     return true;
@@ -156,7 +157,7 @@ void run(Executor& executor, std::shared_ptr<const Program> program, std::vector
   std::function<void()> call;
   if (!meanwhile.is_none()) {
     call = [&] {
-      nb::gil_scoped_acquire hold;
+      nb::gil_scoped_acquire locked;
       try {
         meanwhile();
       } catch (nb::python_error& error) {
@@ -168,7 +169,7 @@ void run(Executor& executor, std::shared_ptr<const Program> program, std::vector
     nb::gil_scoped_release release;
     executor.run(std::move(program), std::move(symbols), name, poll, call);
   } catch (...) {
-    if (pending) throw std::move(*pending);  // Ctrl-C is never swallowed by an error that came first
+    if (pending) throw std::move(*pending);  // an earlier error must not hide Ctrl-C
     throw;
   }
   if (pending) throw std::move(*pending);
@@ -176,8 +177,8 @@ void run(Executor& executor, std::shared_ptr<const Program> program, std::vector
 
 nb::object buffer(const Executor& executor, int64_t device, int64_t offset, int64_t bytes) {
   std::byte* data = executor.memory(device, offset, bytes);
-  auto* keep = new std::shared_ptr<memory::Arena>(executor.arena(device));
-  nb::capsule owner(keep, [](void* held) noexcept { delete static_cast<std::shared_ptr<memory::Arena>*>(held); });
+  auto* arena = new std::shared_ptr<memory::Arena>(executor.arena(device));
+  nb::capsule owner(arena, [](void* owned) noexcept { delete static_cast<std::shared_ptr<memory::Arena>*>(owned); });
   const auto size = static_cast<size_t>(bytes);
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {size}, owner));
 }
@@ -228,11 +229,11 @@ nb::dict stats(const Executor& executor) {
 void inject(Executor& executor, const std::string& kind, int64_t device, std::string label, int64_t index) {
   static const std::map<std::string, Injected> kKinds = {
       {"throw", Injected::kThrow}, {"stall", Injected::kStall}, {"delay", Injected::kDelay}};
-  const auto found = kKinds.find(kind);
-  check<ArgumentError>(found != kKinds.end(),
+  const auto entry = kKinds.find(kind);
+  check<ArgumentError>(entry != kKinds.end(),
                        "[programs.Executor.inject] kind must be 'throw', 'stall' or 'delay'; got '", kind,
                        "'; choose one");
-  executor.inject(found->second, device, std::move(label), index);
+  executor.inject(entry->second, device, std::move(label), index);
 }
 
 nb::object error_class(const char* name) { return nb::module_::import_("tilewise.core.errors").attr(name); }
@@ -254,7 +255,7 @@ void translate(const std::exception_ptr& error, void*) {
     PyErr_SetString(error_class("PlanError").ptr(), e.what());
   } catch (const std::bad_alloc&) {
     PyErr_SetString(error_class("ResourceError").ptr(),
-                    "[runtime] memory must be enough; got none from the system; use smaller sizes");
+                    "[runtime] the system must have enough memory; got none; use smaller sizes");
   }
 }
 
@@ -283,9 +284,9 @@ int64_t list_named(const Program& program, const std::string& name, const char* 
 
 void check_symbols(const Program& program, const std::vector<int64_t>& symbols, const char* where) {
   const std::vector<int64_t>& bounds = program.symbols_max();
-  bool holds = symbols.size() == bounds.size();
-  for (size_t s = 0; holds && s < symbols.size(); ++s) holds = symbols[s] >= 0 && symbols[s] <= bounds[s];
-  check<ArgumentError>(holds, "[programs.Program.", where, "] every symbol needs a value within its bound; got ",
+  bool are_valid = symbols.size() == bounds.size();
+  for (size_t s = 0; are_valid && s < symbols.size(); ++s) are_valid = symbols[s] >= 0 && symbols[s] <= bounds[s];
+  check<ArgumentError>(are_valid, "[programs.Program.", where, "] every symbol needs a value within its bound; got ",
                        symbols.size(), " for ", bounds.size(), "; pass one per symbol");
 }
 
@@ -298,9 +299,9 @@ int64_t num_tasks(const Program& program, int64_t device, const std::vector<int6
 
 template <size_t kColumns>
 nb::object array_of(Table<kColumns> table) {
-  auto* held = new Table<kColumns>(std::move(table));
-  nb::capsule owner(held, [](void* kept) noexcept { delete static_cast<Table<kColumns>*>(kept); });
-  return nb::cast(nb::ndarray<nb::numpy, int64_t, nb::ndim<2>>(held->data(), {held->size(), kColumns}, owner));
+  auto* rows = new Table<kColumns>(std::move(table));
+  nb::capsule owner(rows, [](void* owned) noexcept { delete static_cast<Table<kColumns>*>(owned); });
+  return nb::cast(nb::ndarray<nb::numpy, int64_t, nb::ndim<2>>(rows->data(), {rows->size(), kColumns}, owner));
 }
 
 nb::dict tasks_of(const Program& program, int64_t device, const std::vector<int64_t>& symbols,
@@ -350,21 +351,22 @@ void bind_program(nb::module_& m) {
           "Add a device of a class with its numbers and its device groups; returns its number.")
       .def("finish", &finish, nb::arg("symbols_max") = std::vector<int64_t>{}, nb::arg("memory_bytes") = kNoFile,
            "Check the whole program at the symbols' upper bounds (kernels, ranges, no deadlock) and freeze it. Tensors "
-           "from byte `memory_bytes` on lie in the devices' files.")
+           "from byte `memory_bytes` on are in the devices' files.")
       .def(
           "bind",
           [](const Program& program, int64_t device) {
             check_device(program, device, "bind");
             program.bound(device);
           },
-          nb::arg("device"), "Fill in a device's numbers and peers now, rather than when it first runs.")
+          nb::arg("device"), "Bind a device's numbers and peers now instead of at its first run.")
       .def("num_tasks", &num_tasks, nb::arg("device"), nb::arg("symbols") = std::vector<int64_t>{},
-           nb::arg("name") = "", "Tasks of one run of a list on a device.")
-      .def("labels", &Program::labels, "Labels of instructions, by the number that `tasks` gives.")
+           nb::arg("name") = "", "Number of tasks of one run of a list on a device.")
+      .def("labels", &Program::labels, "Labels of instructions, by the number in `tasks`.")
       .def("tasks", &tasks_of, nb::arg("device"), nb::arg("symbols") = std::vector<int64_t>{}, nb::arg("name") = "",
-           "What one run of a list does on a device, task by task in the order of submission, as int64 arrays with a "
-           "row each: `tasks` (call, template, instruction, iteration, label); then, behind the task's number, "
-           "`accesses` (handle, use: 0 reads, 1 writes, 2 comes after all; handles from the device's `needs` on order "
+           "The tasks of one run of a list on a device, in the order of submission, as int64 arrays with a "
+           "row each: `tasks` (call, template, instruction, iteration, label); then, after the task's number, "
+           "`accesses` (handle, use: 0 reads, 1 writes, 2 after all earlier uses; handles from the device's `needs` on "
+           "order "
            "posts), `views` (operand, owner, begin, end, rows, bytes between rows, role as `Access`; bytes of the "
            "owner's arena), `waits` (signal, threshold if all signals began at 0, poster or -1), `posts` (device, "
            "signal).")
@@ -375,7 +377,7 @@ void bind_program(nb::module_& m) {
             const Needs& needs = program.needs(device);
             return std::tuple(needs.arena_bytes, needs.num_handles, needs.num_signals);
           },
-          nb::arg("device"), "(arena bytes, handles, signals) that an executor must offer on a device.");
+          nb::arg("device"), "(arena bytes, handles, signals) that an executor must have on a device.");
 }
 
 void bind_executor(nb::module_& m) {
@@ -386,28 +388,30 @@ void bind_executor(nb::module_& m) {
           nb::arg("options"),
           "Keyword arguments: num_devices, workers_per_device, arena_bytes (per device), num_signals, num_handles, "
           "window, "
-          "scratch_bytes, file_bytes (per device) and file_directory (of what does not lie in memory), "
-          "memory_limit_bytes (0: none), deadline_s. Where several processes have devices, also process (this one; 0 "
-          "leads), "
-          "processes (per device, which has it), group_file (a sealed memfd of group_bytes()), arena_files (per device "
+          "scratch_bytes, file_bytes (per device) and file_directory (for offloaded tensors), "
+          "memory_limit_bytes (0: none), deadline_s. If several processes have devices, also process (this one; 0 is "
+          "the "
+          "leader), "
+          "processes (per device), group_file (a sealed memfd of group_bytes()), arena_files (per device "
           "a "
-          "sealed memfd), spill_files (per device what make_spill_file() returned, if there are files) and "
-          "peer_files (per process a descriptor that becomes readable when it ends, or -1).")
+          "sealed memfd), spill_files (per device the result of make_spill_file(), if there are files) and "
+          "peer_files (per process a descriptor that is readable after its end, or -1).")
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
-           "Writable uint8 array on a device's memory; keeps that memory alive.")
+           "Writable uint8 array of a device's memory; keeps that memory alive.")
       .def(
           "reaches", [](const Executor& self, int64_t device) { return self.arena(device)->is_mapped(); },
-          nb::arg("device"), "Whether a device's memory can be had by buffer(): it is of this host.")
-      .def("move", &move, nb::arg("way"), nb::arg("device"), nb::arg("offset"), nb::arg("memory"),
-           "'read' bytes of a device's file into a uint8 array, or 'write' them from it; of another host's device, any "
-           "bytes. Offsets are the plan's: the file begins behind the arena.")
+          nb::arg("device"), "Whether buffer() works for a device: its memory is on this host.")
+      .def(
+          "move", &move, nb::arg("way"), nb::arg("device"), nb::arg("offset"), nb::arg("memory"),
+          "'read' bytes of a device's file into a uint8 array, or 'write' them from it; for another host's device also "
+          "its memory. Offsets are the plan's: the file begins after the arena.")
       .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{}, nb::arg("name") = "",
            nb::arg("meanwhile") = nb::none(),
            "Run a finished program's list of calls of that name on all devices and wait for its end. `meanwhile` is a "
-           "function that is called once, on this thread, while the devices run; what it raises is raised at the end.")
+           "function that is called once, on this thread, while the devices run; its exception is raised at the end.")
       .def("serve", &Executor::serve, release, nb::arg("program"),
-           "In a process that does not lead: run what the leader asks for, until it calls `call_peers`.")
-      .def("call_peers", &Executor::call_peers, "In the leader: let `serve` return in all other processes.")
+           "In a process that does not lead: run what the leader orders, until it calls `call_peers`.")
+      .def("call_peers", &Executor::call_peers, "In the leader: make `serve` return in all other processes.")
       .def("trace", &Executor::trace, nb::arg("enable"), "Switch the task timeline on or off.")
       .def("timeline", &timeline,
            "Tasks of the last traced run, by start: (device, worker, label, row_begin, submit_ns, ready_ns, start_ns, "
@@ -416,8 +420,8 @@ void bind_executor(nb::module_& m) {
            "Elements read from other devices' memory: label -> one count per device.")
       .def("reset_transfers", &Executor::reset_transfers, "Forget the counted transfers.")
       .def("file_traffic", &file_traffic,
-           "What has gone between memory and files: bytes_read, bytes_written, and busy_ns, for how long something "
-           "was under way.")
+           "Transfers between memory and files: bytes_read, bytes_written, and busy_ns, the time during which at least "
+           "one was in progress.")
       .def("allocated_bytes", &Executor::allocated_bytes, "Bytes per device: arena, scratch, signals, task engine.")
       .def("stats", &stats, "Counters: runs, tasks, window_high_water, timeline_dropped.")
       .def(
@@ -435,9 +439,9 @@ void bind_programs(nb::module_& m) {
   bind_program(programs);
   bind_executor(programs);
   programs.def("group_bytes", &comm::Peers::bytes, nb::arg("num_processes"),
-               "Bytes of the memory by which so many processes run one program.");
+               "Size of the shared memory with which `num_processes` processes run one program.");
   programs.def("make_spill_file", &memory::SpillFile::make, nb::arg("directory"), nb::arg("bytes"),
-               "A descriptor of a file without a name that has the room already; the caller's to close.");
+               "A descriptor of an unnamed file with allocated disk space; the caller must close it.");
   programs.def(
       "populate",
       [](const Bytes& memory) {
@@ -445,9 +449,9 @@ void bind_programs(nb::module_& m) {
         populate(memory.data(), memory.size());
       },
       nb::arg("memory"),
-      "Have the system find the pages of what buffer() gave, which may be in use: no later write waits for that.");
+      "Populate the pages of an array from buffer(), which may be in use, so that later writes cause no page faults.");
   programs.def("device_overhead", &device_overhead, nb::arg("workers"), nb::arg("signals"), nb::arg("handles"),
-               nb::arg("scratch_bytes"), "Bytes that a device reserves besides its arena, by what they are for.");
+               nb::arg("scratch_bytes"), "Bytes that a device reserves besides its arena, by purpose.");
 }
 
 }  // namespace tilewise::bind

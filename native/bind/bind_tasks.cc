@@ -20,7 +20,7 @@ namespace tilewise::bind {
 
 namespace {
 
-/// The place of a task that has completed; None when the time is over.
+/// The index of a task that has completed; None after the timeout.
 std::optional<uint32_t> wait_any(OpenRuntime& rt, std::vector<uint64_t> tasks, nb::handle timeout) {
   const double seconds = seconds_of(timeout);
   const Call call(rt);
@@ -40,7 +40,7 @@ void wait_all(OpenRuntime& rt, nb::handle timeout) {
   drop_finished_records();
   if (status == PTO_TIMEOUT) {
     raise_status(status,
-                 "[runtime.wait_all] this thread's tasks must end within the time given; got some that still run; "
+                 "[runtime.wait_all] this thread's tasks must end within the timeout; got some that still run; "
                  "wait longer, or cancel them");
   }
   if (status == PTO_TASK_FAILED || status == PTO_CANCELLED || status == PTO_PEER_LOST) rt.has_reported_failure = true;
@@ -49,15 +49,15 @@ void wait_all(OpenRuntime& rt, nb::handle timeout) {
 
 /// Bytes of the runtime's own memory, or of a kernel's operand, as an array that keeps the memory mapped.
 nb::object view(OpenRuntimeRef self, uint64_t address, uint64_t bytes) {
-  struct Held {
+  struct Owner {
     OpenRuntime* rt;
     PyObject* object;
   };
   OpenRuntime& rt = *self.p;
-  auto* held = new Held{&rt, self.h.inc_ref().ptr()};
+  auto* reference = new Owner{&rt, self.h.inc_ref().ptr()};
   ++rt.num_views;
-  nb::capsule owner(held, [](void* context) noexcept {
-    auto* dropped = static_cast<Held*>(context);
+  nb::capsule owner(reference, [](void* context) noexcept {
+    auto* dropped = static_cast<Owner*>(context);
     if (--dropped->rt->num_views == 0 && dropped->rt->is_waiting) dropped->rt->close_now();
     Py_DECREF(dropped->object);
     delete dropped;
@@ -141,7 +141,7 @@ void run_orchestration(OpenRuntime& rt, const std::string& path, const std::stri
   const Call call(rt);
   std::vector<uint64_t> args;
   for (nb::handle value : values) args.push_back(bits_of("run_orchestration", value));
-  args.push_back(0);  // an address to pass also when there are none
+  args.push_back(0);  // so that data() is valid also for an empty list
   check_status(without_gil([&] { return pto_run_orchestration(rt.runtime, path.c_str(), name.c_str(), args.data()); }));
 }
 
@@ -159,18 +159,18 @@ void bind_open_runtime(nb::class_<OpenRuntime>& rt) {
       .def("close", &OpenRuntime::close, nb::arg("cancels") = false,
            "Wait for every task, or cancel what has not started.")
       .def("close_at_exit", &OpenRuntime::close_at_exit, nb::arg("patience_s"),
-           "False: tasks are left that do not end.")
+           "Returns False if tasks are left that do not end.")
       .def_prop_ro("is_open",
                    [](const OpenRuntime& rt) { return rt.runtime != nullptr && !rt.is_closing && !rt.is_inherited(); })
       .def_ro("has_reported_failure", &OpenRuntime::has_reported_failure,
-              "A wait or a read has raised a task's failure.")
+              "Whether a wait or a read has raised a task's failure.")
       .def_prop_rw(
           "keep_alive", [](const OpenRuntime& rt) { return rt.keep_alive; },
           [](OpenRuntime& rt, nb::object value) { rt.keep_alive = std::move(value); })
       .def("submit", &submit, nb::arg("kernel"), nb::arg("worker_type").none(), nb::arg("params").none(),
            nb::arg("scalars").none(), nb::arg("extras").none(), "Submit a task; returns its handle.")
       .def("submit_python", &submit_python, nb::arg("kernel"), nb::arg("worker_type").none(), nb::arg("params"),
-           nb::arg("record"), nb::arg("extras").none(), "Submit a task that runs a record, which it holds to its end.")
+           nb::arg("record"), nb::arg("extras").none(), "Submit a task that runs a record and keeps it until its end.")
       .def("wait_any", &wait_any, nb::arg("tasks"), nb::arg("timeout").none())
       .def("wait_all", &wait_all, nb::arg("timeout").none())
       .def("add_kernel", &add_kernel, "Address 0: the kernel that runs Python records.")
@@ -254,8 +254,8 @@ void bind_tasks(nb::module_& m) {
   bind_params(tasks);
   bind_regions(tasks);
   bind_handles(tasks);
-  tasks.def("note_interrupt", &note_interrupt, "A kernel of this thread has been ended by KeyboardInterrupt.");
-  tasks.def("addresses", &addresses, "The addresses that a kernel got, from the address of their table.");
+  tasks.def("note_interrupt", &note_interrupt, "Report that KeyboardInterrupt has ended a kernel on this thread.");
+  tasks.def("addresses", &addresses, "The addresses in a kernel's table of buffers, given the table's address.");
   tasks.def("should_stop", [] { return pto_should_stop() != 0; });
   tasks.def("run_workers", &run_workers, "pto_workers_run; returns 0 or PTO_PEER_LOST.");
 }

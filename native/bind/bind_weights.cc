@@ -1,4 +1,4 @@
-// Python binding of native/weights: one call reads one rectangle of a file, or stores one of memory, into parts. The
+// Python binding of native/weights: one call reads a rectangle of a file, or stores one from memory, into parts. The
 // GIL is released meanwhile.
 //
 // It checks that a part's array has the part's size; native/weights checks the rest.
@@ -25,11 +25,11 @@ using kernels::Stored;
 using kernels::WeightPart;
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using PartTuple = std::tuple<Bytes, std::string, bool, int64_t, int64_t>;
-// Named tuples of tilewise/kernels/loading.py, whose fields stand in this order.
+// Named tuples of tilewise/kernels/loading.py, whose fields have this order.
 using IntoTuple = std::tuple<PartTuple, int64_t, int64_t, int64_t, int64_t>;
 using FromTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t, std::string, bool>;
 
-constexpr int64_t kMostElements = int64_t{1} << 46;  // their bytes, padded, are counted without overflow
+constexpr int64_t kMostElements = int64_t{1} << 46;  // so that the padded size in bytes does not overflow
 
 Stored stored_of(const std::string& name) {
   if (name == "f32") return Stored::kF32;
@@ -40,17 +40,17 @@ Stored stored_of(const std::string& name) {
   return Stored::kF64;
 }
 
-WeightPart part_of(const PartTuple& given) {
-  const auto& [bytes, dtype, packed, rows, cols] = given;
+WeightPart part_of(const PartTuple& part) {
+  const auto& [bytes, dtype, packed, rows, cols] = part;
   check<ArgumentError>(dtype == "f32" || dtype == "bf16", "[weights.read] a part's dtype must be f32 or bf16; got '",
-                       dtype, "'; plan it so");
+                       dtype, "'; correct the plan");
   check<ArgumentError>(rows >= 0 && cols >= 0 && (cols == 0 || rows <= kMostElements / (cols + 1)),
-                       "[weights.read] a part needs a shape; got ", rows, " x ", cols, "; correct it");
+                       "[weights.read] a part must have a valid shape; got ", rows, " x ", cols, "; correct it");
   const DType type = dtype == "f32" ? DType::kF32 : DType::kBF16;
   const int64_t elements = packed ? (rows + 31) / 32 * 32 * ((cols + 1) / 2 * 2) : rows * cols;
   check<ArgumentError>(static_cast<int64_t>(bytes.size()) == elements * size_of(type),
-                       "[weights.read] a part's memory must hold it; got ", bytes.size(), " bytes for ", elements,
-                       " elements of ", dtype, "; pass all of it");
+                       "[weights.read] a part's memory must have its size; got ", bytes.size(), " bytes for ", elements,
+                       " elements of ", dtype, "; pass the whole part");
   return {reinterpret_cast<std::byte*>(bytes.data()), type, packed, rows, cols};
 }
 

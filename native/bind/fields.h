@@ -16,9 +16,9 @@ namespace tilewise::bind {
 template <size_t kSize>
 struct FieldName {
   char text[kSize]{};
-  consteval FieldName(const char (&given)[kSize]) {
-    std::copy_n(given, kSize, text);
-  }  // NOLINT(google-explicit-constructor): a literal is one
+  consteval FieldName(const char (&literal)[kSize]) {
+    std::copy_n(literal, kSize, text);
+  }  // NOLINT(google-explicit-constructor): converts literals
 };
 
 template <FieldName kName>
@@ -27,7 +27,7 @@ nanobind::handle interned() {
   return name;
 }
 
-/// `value` as a T; a TypeError that names the member when it cannot be one.
+/// `value` as a T; throws a TypeError that names the member if it cannot be converted.
 template <class T>
 T field_value(const char* name, nanobind::handle value) {
   T converted{};
@@ -45,31 +45,31 @@ T read(nanobind::handle object) {
   return field_value<T>(kName.text, nanobind::getattr(object, interned<kName>()));
 }
 
-/// Keyword arguments of one call; what is not given keeps the struct's default.
+/// Keyword arguments of one call; missing ones keep the struct's defaults.
 class Keywords {
  public:
-  explicit Keywords(const nanobind::kwargs& given) : given_(given) {}
+  explicit Keywords(const nanobind::kwargs& arguments) : arguments_(arguments) {}
 
   template <FieldName kName, class T>
   Keywords& set(T& member) {
-    if (PyObject* value = PyDict_GetItemWithError(given_.ptr(), interned<kName>().ptr())) {
+    if (PyObject* value = PyDict_GetItemWithError(arguments_.ptr(), interned<kName>().ptr())) {
       member = field_value<T>(kName.text, value);
-      ++num_known_;
+      ++num_read_;
     }
-    known_ += std::string(known_.empty() ? "" : ", ") + kName.text;
+    names_ += std::string(names_.empty() ? "" : ", ") + kName.text;
     return *this;
   }
 
-  /// Refuses names that were not asked for.
+  /// Rejects names that no set() has read.
   void done() const {
-    if (num_known_ == given_.size()) return;
-    throw nanobind::type_error(("a keyword argument is unknown; known are " + known_).c_str());
+    if (num_read_ == arguments_.size()) return;
+    throw nanobind::type_error(("a keyword argument is unknown; expected one of " + names_).c_str());
   }
 
  private:
-  const nanobind::kwargs& given_;
-  size_t num_known_ = 0;
-  std::string known_;
+  const nanobind::kwargs& arguments_;
+  size_t num_read_ = 0;
+  std::string names_;
 };
 
 }  // namespace tilewise::bind

@@ -29,7 +29,7 @@ class Items {
     size_ = PySequence_Fast_GET_SIZE(sequence);
 #endif
   }
-  /// The entries of an index `*key`: a and b for `x[a, b]`, where the key is a tuple; the key itself for `x[a]`.
+  /// The entries of an index: both of `x[a, b]`; for `x[a]` only `*key`.
   static Items of_key(PyObject* const* key) { return PyTuple_Check(*key) ? Items(*key) : Items(key, 1); }
 
   Items(const Items&) = delete;

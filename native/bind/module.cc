@@ -4,8 +4,8 @@
 #include "bind/bind.h"
 
 NB_MODULE(_native, m) {
-  // What a daemon thread's frames or a kept traceback hold, the interpreter never lets go: at exit nanobind would print
-  // every such object, and every type with it, below the program's own error. Tests look for leaks of ours instead.
+  // The interpreter never frees objects of a daemon thread's frames or of a stored traceback. At exit nanobind would
+  // report each of them, and all their types, after the program's own error. Tests check for leaks instead.
   nanobind::set_leak_warnings(false);
   m.doc() = "Native module of Tilewise. Private: use tilewise.kernels and tilewise.runtime.";
   tilewise::bind::bind_kernels(m);

@@ -12,7 +12,7 @@
 #include "bind/tasks.h"
 
 #if defined(Py_LIMITED_API)
-extern "C" void PyThreadState_DeleteCurrent();  // part of the stable ABI, which the headers hide
+extern "C" void PyThreadState_DeleteCurrent();  // in the stable ABI, but not declared by its headers
 #endif
 
 namespace nb = nanobind;
@@ -28,17 +28,17 @@ unsigned long main_thread = 0;
 bool was_interrupted = false;  // read and written by the main thread
 bool is_leaving = false;       // the same
 
-std::mutex finished_mutex;  // the GIL may be taken while it is free only
+std::mutex finished_mutex;  // never taken by a thread that then waits for the GIL
 std::vector<PyObject*> finished_records;
 std::atomic<bool> has_finished_records{false};
 
 PyInterpreterState* interpreter = nullptr;  // the one that loaded the module
-std::mutex states_mutex;  // held while a thread is announced to the interpreter
+std::mutex states_mutex;  // locked while a thread state is created
 
-/// Holds the GIL, also on threads that Python does not know.
+/// Acquires the GIL, also on threads that Python did not create.
 ///
-/// As PyGILState_Ensure, but a fork cannot happen while the thread is announced: that takes a lock of the interpreter
-/// without the GIL, and the interpreter's own fork does not see to it, so that the child would wait for ever.
+/// Like PyGILState_Ensure, but without forks while a thread state is created: that takes a lock of the interpreter
+/// without the GIL, which the interpreter's fork does not reset, so the child would wait for ever.
 class Gil {
  public:
   Gil() {
@@ -70,7 +70,7 @@ class Gil {
 
 bool has_gil() {
 #if defined(Py_LIMITED_API)
-  return PyThreadState_GetDict() != nullptr;  // null where the calling thread has no attached thread state
+  return PyThreadState_GetDict() != nullptr;  // null if the calling thread has no attached thread state
 #else
   return PyGILState_Check() != 0;
 #endif
@@ -78,8 +78,8 @@ bool has_gil() {
 
 void* leave_python() { return Py_IsInitialized() != 0 && has_gil() ? PyEval_SaveThread() : nullptr; }
 
-// When the interpreter is going down, taking its lock would end this thread by unwinding it, through frames that must
-// not be unwound: it stays where it is, and goes with the process.
+// During finalization, taking the GIL would end this thread by unwinding it, through frames that must not be unwound.
+// So the thread pauses until the process ends.
 void enter_python(void* state) {
   while (Py_IsInitialized() == 0) pause();
   PyEval_RestoreThread(static_cast<PyThreadState*>(state));
@@ -88,7 +88,7 @@ void enter_python(void* state) {
 // A handler's exception stays in the thread's state; raise_status finds it there.
 int has_signal() {
   if (PyThread_get_thread_ident() != main_thread) return 0;
-  if (was_interrupted) return 1;  // raise_interrupt says so
+  if (was_interrupted) return 1;  // raise_interrupt raises it
   const Gil gil;
   return PyErr_CheckSignals() != 0 || is_leaving ? 1 : 0;
 }
@@ -108,7 +108,7 @@ void call_back(void* callback) {
   Py_DECREF(function);
 }
 
-// A forked child has this thread only, under whatever name, and must find no lock taken.
+// A forked child has only this thread, possibly with another id, and must find all locks free.
 void before_fork() {
   states_mutex.lock();
   finished_mutex.lock();
@@ -124,10 +124,11 @@ void after_fork_in_child() {
   ++num_forks;
 }
 
-/// The worker that would go on from here is the parent's, and so are the runtime and its other tasks.
+/// Ends a forked child at the end of the kernel in which it was forked: the worker, the runtime and its other tasks
+/// belong to the parent.
 [[noreturn]] void end_child(PyObject* result) {
   const bool is_ok = result != nullptr && PyLong_Check(result);
-  if (!is_ok) PySys_FormatStderr("a forked child left the kernel in which it was forked, by %S\n", result);
+  if (!is_ok) PySys_FormatStderr("a forked child left the kernel in which it was forked: %S\n", result);
   _exit(is_ok ? 0 : 1);
 }
 
@@ -164,9 +165,9 @@ int run_python_kernel(void* const* buffers, const uint64_t* scalars) {
     PyObject* record = reinterpret_cast<PyObject*>(static_cast<uintptr_t>(scalars[0]));
     PyObject* result = PyObject_CallMethod(record, "run", "K", reinterpret_cast<unsigned long long>(buffers));
     if (num_forks != forks) end_child(result);
-    if (result == nullptr) {  // not even the record could run
+    if (result == nullptr) {  // the record itself failed
       PyErr_WriteUnraisable(record);
-      pto_fail("the interpreter refused to run it");
+      pto_fail("the interpreter could not run it");
     } else if (PyUnicode_Check(result)) {
       const char* text = PyUnicode_AsUTF8AndSize(result, nullptr);
       pto_fail(text != nullptr ? text : "a Python exception");

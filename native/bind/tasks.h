@@ -12,30 +12,30 @@
 
 namespace tilewise::bind {
 
-extern uint64_t num_forks;  // between this process and the one that loaded the module
+extern uint64_t num_forks;  // since the process that loaded the module
 
-/// An open runtime. Its memory stays mapped for as long as arrays on it live: the last of them closes it then.
+/// An open runtime. Its memory stays mapped while arrays use it; the last array then closes it.
 struct OpenRuntime {
   PTORuntime* runtime = nullptr;
   nanobind::object task_type;    // the Python class of task handles
-  nanobind::object keep_alive;   // what must outlive the runtime: registered arrays, kernels
-  bool is_closing = false;       // close was called: threads outside tasks may only end what others wait for
+  nanobind::object keep_alive;   // objects that must outlive the runtime: registered arrays, kernels
+  bool is_closing = false;       // close was called: threads outside tasks may only make calls that end tasks
   bool is_drained = false;       // every task has ended: all calls are refused
-  bool is_waiting = false;       // closed, but for the arrays that still lie on its memory
+  bool is_waiting = false;       // closed, except that arrays still use its memory
   bool has_reported_failure = false;
   uint32_t num_workers = 0;
-  int num_calls = 0;             // of threads outside tasks, going on now
-  int num_views = 0;             // arrays on its memory
+  int num_calls = 0;             // calls in progress of threads outside tasks
+  int num_views = 0;             // arrays that use its memory
   uint64_t made_after_forks = num_forks;
 
-  bool is_inherited() const { return made_after_forks != num_forks; }  // it is the parent's, which has its threads
+  bool is_inherited() const { return made_after_forks != num_forks; }  // it belongs to the parent process
   void close(bool cancels);
   bool close_at_exit(double patience_s);
   void close_now();
   void drain(bool cancels);
 };
 
-/// A buffer, or a box of one, as a parameter can name it. Subclassed in Python.
+/// A buffer, or a box of one, as an operand of tasks. Subclassed in Python.
 struct Operand {
   OpenRuntime* rt = nullptr;
   pto_handle handle = 0;
@@ -43,7 +43,7 @@ struct Operand {
   pto_region region{};
 };
 
-/// One parameter of a task. `target` is for Python kernels: the operand, or what an output looks like.
+/// One parameter of a task. `target` is for Python kernels: the operand, or the description of an output.
 struct Param {
   OpenRuntime* rt = nullptr;  // nullptr: belongs to any runtime
   pto_param native{};
@@ -52,19 +52,19 @@ struct Param {
   nanobind::object target;
 };
 
-/// A submitted task, as its handle in Python keeps it. Dropping it never blocks.
+/// A submitted task, the native part of its Python handle. Dropping it never blocks.
 struct Task {
   OpenRuntime* rt = nullptr;
   nanobind::object owner;    // the OpenRuntime's object
-  nanobind::object outputs;  // handles of the outputs that the runtime made; None: it made none
+  nanobind::object outputs;  // handles of runtime-owned outputs; None: there are none
   pto_task id = 0;
   ~Task();
 };
 
-/// Counts a call into the runtime, and refuses it when the runtime is closed.
+/// Counts a call into the runtime, and rejects it if the runtime is closed.
 class Call {
  public:
-  /// is_late: the call may be what the last tasks wait for. It keeps the GIL to its end.
+  /// is_late: the call is also allowed while closing, because the last tasks may wait for it. It keeps the GIL.
   explicit Call(OpenRuntime& rt, bool is_late = false);
   ~Call();
   Call(const Call&) = delete;
@@ -75,7 +75,7 @@ class Call {
   bool is_counted_;
 };
 
-/// Raises what a status stands for; `text` or else this thread's last error is the sentence.
+/// Raises the exception for a status; the message is `text`, or this thread's last error.
 [[noreturn]] void raise_status(int status, const char* text = nullptr);
 inline void check_status(int status) {
   if (status < 0) raise_status(status);
@@ -95,7 +95,7 @@ auto checked() {
   };
 }
 
-/// The same for calls that make an id.
+/// The same for calls that return an id.
 template <auto function, class... Args>
 auto made() {
   return [](OpenRuntime& rt, Args... args) {
@@ -104,14 +104,14 @@ auto made() {
   };
 }
 
-/// A function of tilewise.runtime.checks: it raises what is wrong with a value that could not be converted here.
+/// A function of tilewise.runtime.checks, which raises the error for a value that could not be converted here.
 nanobind::object checked_in_python(const char* check);
 
-/// Raises KeyboardInterrupt when a kernel on this thread was ended by it: the wait that ran the kernel is what the user
-/// wants to end. Only for waits of the main thread, which is the one that signals reach.
+/// Raises KeyboardInterrupt if it ended a kernel on this thread, because the user wants to end the wait that ran the
+/// kernel. Only for waits of the main thread, which receives signals.
 void raise_interrupt();
 
-/// Runs a call without the GIL; the result is the call's.
+/// Runs a call without the GIL and returns its result.
 template <class Body>
 auto without_gil(Body&& body) {
   const auto result = [&] {
@@ -123,7 +123,7 @@ auto without_gil(Body&& body) {
 }
 
 // tasks_runtime.cc
-double seconds_of(nanobind::handle timeout);  // as the C interface takes it
+double seconds_of(nanobind::handle timeout);  // for the C interface
 
 // tasks_params.cc, tasks_regions.cc, tasks_handles.cc, tasks_trace.cc
 void bind_params(nanobind::module_& m);
@@ -135,7 +135,7 @@ using OpenRuntimeRef = nanobind::pointer_and_handle<OpenRuntime>;
 
 // tasks_submit.cc
 bool is_numpy_bool(PyObject* value);
-uint64_t bits_of(const char* call, nanobind::handle value);  // of an integer, or of a float as a double
+uint64_t bits_of(const char* call, nanobind::handle value);  // an integer, or a float as a double
 nanobind::object submit(OpenRuntimeRef self, pto_kernel kernel, nanobind::handle worker_type, nanobind::handle params,
                         nanobind::handle scalars, nanobind::handle extras);
 nanobind::object submit_python(OpenRuntimeRef self, pto_kernel kernel, nanobind::handle worker_type,
@@ -145,7 +145,7 @@ nanobind::object submit_python(OpenRuntimeRef self, pto_kernel kernel, nanobind:
 int run_python_kernel(void* const* buffers, const uint64_t* scalars);
 bool is_inside_python_kernel();
 void install_hooks();
-void note_interrupt();              // a Python kernel has been ended by KeyboardInterrupt
+void note_interrupt();              // called when KeyboardInterrupt has ended a Python kernel
 void ask_to_leave(bool is_leaving);  // at exit: every wait of the main thread ends after a while
 void keep_until_done(OpenRuntime& rt, pto_task task, nanobind::object record);
 void drop_finished_records();

@@ -28,7 +28,7 @@ void wait_task(const Task& task, nb::handle timeout) {
   if (status == PTO_TASK_FAILED || status == PTO_CANCELLED) raise_task_error(task, status);
   if (status == PTO_TIMEOUT) {
     const std::string text =
-        std::string("[runtime.wait] a task must end within the time given; got one that still runs or waits after ") +
+        std::string("[runtime.wait] a task must end within the timeout; got one that still runs or waits after ") +
         nb::repr(timeout).c_str() + " s; wait longer, or cancel it";
     raise_status(status, text.c_str());
   }
@@ -49,12 +49,12 @@ void bind_handles(nb::module_& m) {
   nb::class_<Task>(m, "Task", nb::is_weak_referenceable(), "A submitted task; base of TaskHandle.")
       .def_ro("id", &Task::id, "The runtime's id of the task; never used again.")
       .def_ro("native", &Task::owner, "The runtime's native object.")
-      .def_ro("output_handles", &Task::outputs, "Of the outputs that the runtime made; None without any.")
+      .def_ro("output_handles", &Task::outputs, "Handles of runtime-owned outputs; None if there are none.")
       .def("wait", &wait_task, nb::arg("timeout") = nb::none(),
            "Wait until the task has ended; `timeout` in seconds, None for ever. Without one, the caller helps to run "
-           "tasks.\n\nRaises:\n    TaskFailed: its kernel failed, or a task before it did.\n    "
+           "tasks.\n\nRaises:\n    TaskFailed: its kernel failed, or a task that it depends on did.\n    "
            "concurrent.futures.CancelledError: it was cancelled.\n    TimeoutError: it still runs or waits.")
-      .def("is_complete", &is_complete, "Whether the task has ended, well or not. Never blocks.")
+      .def("is_complete", &is_complete, "Whether the task has ended, successfully or not. Never blocks.")
       .def(
           "cancel",
           [](const Task& task) {
@@ -70,7 +70,7 @@ void bind_handles(nb::module_& m) {
             const Call call(*task.rt);
             pto_task_release(task.rt->runtime, task.id);
           },
-          "The handle is gone: the runtime may forget the task's error.")
+          "Report that the handle is destroyed: the runtime may drop the task's error.")
       .def(
           "notify",
           [](const Task& task, nb::object callback) {
@@ -84,7 +84,7 @@ void bind_handles(nb::module_& m) {
             notify(*task.rt, task.id, std::move(callback));
           },
           nb::arg("callback").none(),
-          "Call back once, from whichever thread ends the task, at once if it has ended. The callback must be short.");
+          "Call back once, on the thread that ends the task; at once if it has ended. The callback must be short.");
 }
 
 }  // namespace tilewise::bind

@@ -9,7 +9,7 @@ namespace tilewise::bind {
 
 namespace {
 
-/// call: what a refusal names. Nothing is made of what is no operand.
+/// call: named in errors. Rejects objects that are not operands.
 void init_param(Param* self, const char* call, nb::handle x, pto_mode mode, pto_kernel combine = 0) {
   if (!nb::isinstance<Operand>(x) || !nb::inst_ready(x)) checked_in_python("operand")(call, x);
   const Operand& operand = *nb::inst_ptr<Operand>(x);
@@ -28,7 +28,7 @@ struct InOut : Param {};
 struct Commute : Param {};
 struct Output : Param {};
 
-/// Of an operand, or of what the runtime allocates: Python knows shapes and dtypes.
+/// An output with an operand, or one that the runtime allocates; Python computes its size from shape and dtype.
 void init_output(Output* self, nb::handle x, nb::handle bytes, nb::handle shape, nb::handle dtype) {
   if (!x.is_none() && bytes.is_none() && shape.is_none() && dtype.is_none()) {
     return init_param(self, "Output", x, PTO_OUTPUT);
@@ -63,13 +63,13 @@ void bind_params(nb::module_& m) {
           },
           nb::arg("mode"), nb::arg("address"), nb::arg("target").none())
       .def_prop_ro("mode", [](const Param& param) { return static_cast<int>(param.native.mode); })
-      .def_ro("target", &Param::target, "The operand, or what a new output looks like.");
-  nb::class_<Input, Param>(m, "Input", "The task reads the operand; readers run next to each other.")
+      .def_ro("target", &Param::target, "The operand, or the description of a new output.");
+  nb::class_<Input, Param>(m, "Input", "The task reads the operand; readers run in parallel.")
       .def("__init__", [](Input* self, nb::handle x) { init_param(self, "Input", x, PTO_INPUT); }, nb::arg("x").none());
   nb::class_<Output, Param>(m, "Output",
-                            "The task overwrites all of the operand; without one, the runtime allocates the output, as "
+                            "The task overwrites the whole operand. Without one, the runtime allocates the output, as "
                             "a number of `bytes` or "
-                            "as an array of `shape` and `dtype`, and `TaskHandle.outputs` names it.")
+                            "as an array of `shape` and `dtype`; `TaskHandle.outputs` has it.")
       .def("__init__", &init_output, nb::arg("x") = nb::none(), nb::kw_only(), nb::arg("bytes") = nb::none(),
            nb::arg("shape") = nb::none(), nb::arg("dtype") = nb::none());
   nb::class_<InOut, Param>(m, "InOut", "The task reads and writes the operand.")

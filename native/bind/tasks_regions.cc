@@ -1,7 +1,7 @@
 // Buffers as arrays: from a NumPy index, or a box in bytes, to a region; grids of tiles.
 //
-// Every program indexes buffers as often as it submits, so regions are made in native code; only errors are reported by
-// Python code (tilewise.runtime.checks). A region always lies inside its buffer. Memory: a region keeps its buffer
+// Programs index buffers as often as they submit, so regions are made in native code; only errors are raised by Python
+// code (tilewise.runtime.checks). A region always lies inside its buffer. Memory: a region keeps its buffer
 // alive; a grid keeps its buffer and the regions requested so far. Both take part in Python's garbage collection,
 // because a buffer keeps its grids.
 #include <nanobind/stl/vector.h>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kMaxTiles = uint64_t{1} << 24;
 
-/// A buffer with the shape by which it is indexed.
+/// A buffer with the shape that indexing uses.
 struct BufferBase : Operand {
   nb::object owner;  // the OpenRuntime's object
   std::vector<int64_t> lengths;  // per dimension
@@ -33,13 +33,13 @@ struct BufferBase : Operand {
 /// A box of a buffer, and the array that a Python kernel sees.
 struct Region : Operand {
   nb::object buffer;
-  nb::object index;  // None: it was given in bytes
+  nb::object index;  // None: it was defined in bytes
   uint32_t num_dims = 0;
   int64_t lengths[PTO_MAX_DIMS];
   int64_t strides[PTO_MAX_DIMS];
 };
 
-/// Tiles of a buffer, each made when it is asked for first.
+/// Tiles of a buffer, each made at its first use.
 struct TileGrid {
   nb::object buffer;
   std::vector<int64_t> tile;  // elements per dimension
@@ -47,7 +47,7 @@ struct TileGrid {
   std::vector<nb::object> regions;
 };
 
-/// What one entry of an index picks.
+/// The range that one entry of an index selects.
 struct Range {
   int64_t start, count, step;
   bool is_point;  // an integer: the array has no such dimension
@@ -59,7 +59,7 @@ nb::tuple tuple_of(const int64_t* values, size_t count) {
   return nb::tuple(list);
 }
 
-/// NumPy takes True for a mask, and an array for a list of rows; both have __index__.
+/// Whether a bound is an integer. NumPy treats True as a mask and an array as a list of rows, and both have __index__.
 bool is_whole(PyObject* bound) {
   if (PyLong_CheckExact(bound)) return true;
   static PyObject* const array_type = nb::module_::import_("numpy").attr("ndarray").ptr();
@@ -143,7 +143,7 @@ nb::object region_of(nb::handle buffer, nb::handle index, const Range* ranges) {
     box.size[num_dims] = static_cast<uint64_t>(base.item);
     box.stride[num_dims] = 1;
   }
-  if (region.num_dims == 0 && num_dims > 0) {  // an element is an array of one: kernels write to it
+  if (region.num_dims == 0 && num_dims > 0) {  // a single element becomes an array of one, so that kernels can write it
     region.lengths[0] = 1;
     region.strides[0] = base.item;
     region.num_dims = 1;
@@ -186,7 +186,7 @@ nb::object index_buffer(BufferRef self, nb::handle index) {
   return region_of(buffer, index, ranges);
 }
 
-/// A box in bytes, whose numbers Python has checked one by one.
+/// A box in bytes; Python has checked each number.
 nb::object byte_region(BufferRef self, uint64_t offset, const std::vector<uint64_t>& size,
                        const std::vector<uint64_t>& stride) {
   const BufferBase& base = *self.p;
@@ -250,7 +250,7 @@ nb::object tile_at(const TileGrid& grid, size_t number) {
   return region_of(grid.buffer, nb::tuple(index), ranges);
 }
 
-/// The tile's number in C order; -1: Python says what is wrong.
+/// The tile's number in C order; -1: Python raises the error.
 int64_t number_of(const TileGrid& grid, PyObject* key) {
   const Items entries = Items::of_key(&key);
   const Py_ssize_t count = entries.size();
@@ -269,19 +269,19 @@ int64_t number_of(const TileGrid& grid, PyObject* key) {
 
 PyObject* tile_of(PyObject* self, PyObject* key) {
   try {
-    if (!nb::inst_ready(self)) throw nb::type_error("a grid is made by Buffer.tiles");
+    if (!nb::inst_ready(self)) throw nb::type_error("a grid must be made by Buffer.tiles");
     TileGrid& grid = *nb::inst_ptr<TileGrid>(nb::handle(self));
     const int64_t number = number_of(grid, key);
     if (number < 0) {
       checked_in_python("tile")(nb::handle(key), tuple_of(grid.counts.data(), grid.counts.size()));
       throw nb::python_error();
     }
-    nb::object& known = grid.regions[static_cast<size_t>(number)];
-    if (!known.is_valid()) {
+    nb::object& region = grid.regions[static_cast<size_t>(number)];
+    if (!region.is_valid()) {
       nb::object made = tile_at(grid, static_cast<size_t>(number));
-      if (!known.is_valid()) known = std::move(made);
+      if (!region.is_valid()) region = std::move(made);
     }
-    return known.inc_ref().ptr();
+    return region.inc_ref().ptr();
   } catch (nb::python_error& error) {
     error.restore();
   } catch (const nb::builtin_exception& error) {
@@ -376,15 +376,15 @@ void bind_regions(nb::module_& m) {
                               "A strided box of a buffer, made by indexing it. Tasks get the address of its first "
                               "byte, Python kernels its array.",
                               nb::type_slots(region_slots), nb::is_weak_referenceable())
-      .def_ro("buffer", &Region::buffer, "The buffer that it is a box of.")
-      .def_ro("index", &Region::index, "What the buffer was indexed with; None: the box was given in bytes.")
+      .def_ro("buffer", &Region::buffer, "The buffer that contains it.")
+      .def_ro("index", &Region::index, "The index that made it; None: the box was defined in bytes.")
       .def_prop_ro(
           "native", [](const Region& region) { return base_of(region.buffer).owner; }, "The runtime's native object.")
       .def_prop_ro(
           "offset", [](const Region& region) { return region.region.offset; }, "Bytes from the buffer's start.")
       .def_prop_ro(
           "shape", [](const Region& region) { return tuple_of(region.lengths, region.num_dims); },
-          "Shape of `array`: an integer in the index takes its dimension away.",
+          "Shape of `array`: an integer in the index removes its dimension.",
           nb::sig("def shape(self) -> tuple[int, ...]"))
       .def_prop_ro(
           "strides", [](const Region& region) { return tuple_of(region.strides, region.num_dims); },
@@ -395,7 +395,7 @@ void bind_regions(nb::module_& m) {
             return region.index.is_none() ? nb::module_::import_("numpy").attr("dtype")("u1")
                                           : region.buffer.attr("dtype");
           },
-          "Of `array`: the buffer's, or bytes when the box was given in bytes.",
+          "Dtype of `array`: the buffer's, or bytes if the box was defined in bytes.",
           nb::sig("def dtype(self) -> numpy.dtype[typing.Any]"))
       .def_prop_ro(
           "array", [](nb::handle self) { return of_region("array_of_region", self); },
@@ -410,7 +410,7 @@ void bind_regions(nb::module_& m) {
       "Tiles of a buffer: `grid[i, j]` is the region of one, made once. Iterating gives all of them, the "
       "last index fastest; tiles at the end are smaller when the sizes do not divide.",
       nb::type_slots(grid_slots))
-      .def_ro("buffer", &TileGrid::buffer, "The buffer that is cut into tiles.")
+      .def_ro("buffer", &TileGrid::buffer, "The buffer that is divided into tiles.")
       .def_prop_ro(
           "shape", [](const TileGrid& grid) { return tuple_of(grid.counts.data(), grid.counts.size()); },
           "Tiles per dimension.", nb::sig("def shape(self) -> tuple[int, ...]"))

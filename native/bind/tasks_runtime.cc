@@ -18,7 +18,7 @@ namespace tilewise::bind {
 
 namespace {
 
-/// The exception for a status. A long sentence is cut at a byte, perhaps inside a character.
+/// The exception for a status. A long message is cut at a byte, possibly inside a character.
 nb::object error_of(int status, const std::string& sentence) {
   const auto length = static_cast<Py_ssize_t>(sentence.size());
   const nb::object text = nb::steal(PyUnicode_DecodeUTF8(sentence.data(), length, "replace"));
@@ -48,12 +48,12 @@ Call::~Call() {
   if (is_counted_) --rt_.num_calls;
 }
 
-// New calls are refused but for those that end tasks; threads inside leave; the tasks end; then all calls are refused.
+// Rejects new calls except those that end tasks; waits for threads inside calls and for tasks; then rejects all calls.
 void OpenRuntime::close(bool cancels) {
   if (runtime == nullptr || is_closing) return;
   if (is_inside_python_kernel()) {
     raise_status(PTO_BAD_ARGUMENT,
-                 "[runtime.close] a runtime is closed from outside its tasks; got a call inside one; "
+                 "[runtime.close] a runtime must be closed from outside its tasks; got a call inside one; "
                  "close it where it was opened");
   }
   is_closing = true;
@@ -61,7 +61,7 @@ void OpenRuntime::close(bool cancels) {
     if (!is_inherited()) drain(cancels);
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
   } catch (...) {
-    is_closing = false;  // a signal's handler has spoken: the runtime is as open as before
+    is_closing = false;  // a signal handler has raised: the runtime stays open
     throw;
   }
   is_drained = true;
@@ -72,10 +72,10 @@ void OpenRuntime::close(bool cancels) {
   }
 }
 
-// The interpreter ends, and what is queued still runs. Tasks that wait for an event when nothing runs any more are
-// cancelled: threads that would post it have ended. A first signal cancels what has not started, a second one leaves.
-// False: some task has not ended, and none has for `patience_s`; the process must end without going through its
-// threads.
+// Called at interpreter exit; queued tasks still run. When no task runs any more, tasks that wait for events are
+// cancelled, because threads that would post have ended. A first signal cancels tasks that have not started, a second
+// one stops waiting. Returns false if tasks are left and none has ended for `patience_s`; then the process must end
+// without waiting for its threads.
 bool OpenRuntime::close_at_exit(double patience_s) {
   if (runtime == nullptr || is_closing || is_inherited()) return true;
   is_closing = true;
@@ -85,8 +85,8 @@ bool OpenRuntime::close_at_exit(double patience_s) {
   auto last_end = Clock::now(), last_work = last_end;
   uint64_t num_ended = 0;
   bool cancels = false;
-  nb::object interrupt;  // what a signal's handler raised
-  ask_to_leave(true);  // the main thread's waits end after a while, also where it must run the tasks itself
+  nb::object interrupt;  // the exception of a signal handler
+  ask_to_leave(true);  // makes the main thread's waits end after a while, also if it must run the tasks itself
   const auto leave = [](void*) { ask_to_leave(false); };
   const std::unique_ptr<void, decltype(leave)> guard(this, leave);
   while (true) {
@@ -95,7 +95,7 @@ bool OpenRuntime::close_at_exit(double patience_s) {
       status = without_gil([&] {
         if (cancels) pto_cancel_all(runtime);
         const int waited = pto_wait_all(runtime, num_workers == 0 ? PTO_FOREVER : 0.02);
-        const timespec nap{0, waited == PTO_OK ? 1'000'000 : 0};  // only this thread's tasks were waited for
+        const timespec nap{0, waited == PTO_OK ? 1'000'000 : 0};  // other threads' tasks may still run
         nanosleep(&nap, nullptr);
         return waited;
       });
@@ -112,7 +112,7 @@ bool OpenRuntime::close_at_exit(double patience_s) {
     }
     pto_stats stats;
     pto_get_stats(runtime, &stats);
-    // a wait that timed out has not said how the tasks ended that did so since
+    // after a timed-out wait, tasks may have ended whose status was not reported
     const bool has_ended = status != PTO_TIMEOUT && num_calls == 0 && stats.num_submitted == stats.num_completed;
     if (status == PTO_PEER_LOST || has_ended) {
       close_now();
@@ -133,7 +133,7 @@ bool OpenRuntime::close_at_exit(double patience_s) {
     }
     if (now - last_end > patience) break;
   }
-  char quiet[32];  // PySys_FormatStderr knows no floats
+  char quiet[32];  // PySys_FormatStderr has no format for floats
   std::snprintf(quiet, sizeof(quiet), "%.3g", std::chrono::duration<double>(Clock::now() - last_end).count());
   PySys_FormatStderr(
       "[runtime.close] tasks must end before the interpreter does; some still run and none has ended for %s s; the "
@@ -143,7 +143,7 @@ bool OpenRuntime::close_at_exit(double patience_s) {
   return false;
 }
 
-// cancels: what has not started, and what running tasks still submit, is cancelled. Else it is waited for.
+// cancels: cancels tasks that have not started, and those that running tasks still submit. Otherwise waits for all.
 void OpenRuntime::drain(bool cancels) {
   const auto is_busy = [&] {
     pto_stats stats;
@@ -156,7 +156,9 @@ void OpenRuntime::drain(bool cancels) {
     return pto_wait_all(runtime, slice_s);
   };
   int status = without_gil(wait);
-  const auto is_interrupted = [] { return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0; };  // in it, or now
+  const auto is_interrupted = [] {
+    return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
+  };  // during the call, or now
   while ((is_busy() || status == PTO_TIMEOUT) && status != PTO_PEER_LOST && !is_interrupted()) {
     status = without_gil([&] {
       const timespec nap{0, 1'000'000};
@@ -168,14 +170,14 @@ void OpenRuntime::drain(bool cancels) {
 
 void OpenRuntime::close_now() {
   PTORuntime* closed = runtime;
-  runtime = nullptr;  // before the GIL is let go: a handle that is dropped meanwhile must not ask a closed runtime
+  runtime = nullptr;  // before the GIL is released: a handle that is dropped meanwhile must not call a closed runtime
   is_waiting = false;
   without_gil([&] { return pto_runtime_close(closed); });
   drop_finished_records();
   keep_alive = nb::none();
 }
 
-// What is neither None nor a float is Python's to judge.
+// Python checks values that are neither None nor a float.
 double seconds_of(nb::handle timeout) {
   if (timeout.is_none()) return PTO_FOREVER;
   double seconds = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AsDouble(timeout.ptr()) : NAN;
@@ -184,12 +186,12 @@ double seconds_of(nb::handle timeout) {
 }
 
 nb::object checked_in_python(const char* check) {
-  PyErr_Clear();  // what the conversion said of the value
+  PyErr_Clear();  // the conversion's error
   return nb::module_::import_("tilewise.runtime.checks").attr(check);
 }
 
 void raise_status(int status, const char* text) {
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal's handler has spoken
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal handler has raised
   raise_interrupt();
   const std::string sentence = text != nullptr ? text : pto_last_error();
   raise_again(error_of(status, sentence));

@@ -1,6 +1,6 @@
-// submit() from Python. Every task takes this path, so nothing here allocates unless the task has rare options.
+// submit() from Python. Every task uses this path, so it allocates only for rare options.
 //
-// The GIL is kept; the runtime's hook releases it if the call must block.
+// It keeps the GIL; the runtime's hook releases it if the call must block.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -29,10 +29,10 @@ bool is_numpy_bool(PyObject* value) {
 
 namespace {
 
-/// Of what is no plain integer, or one that takes all 64 bits.
+/// bits_of for values other than plain integers, and integers of 64 bits.
 uint64_t other_bits_of(const char* call, nb::handle value) {
   if (PyFloat_Check(value.ptr())) return std::bit_cast<uint64_t>(PyFloat_AsDouble(value.ptr()));
-  if (is_numpy_bool(value.ptr())) return PyObject_IsTrue(value.ptr()) == 1;  // as True, which is 1
+  if (is_numpy_bool(value.ptr())) return PyObject_IsTrue(value.ptr()) == 1;  // like True, which is 1
   if (!PyIndex_Check(value.ptr())) {
     const double real = PyFloat_AsDouble(value.ptr());
     if (real == -1.0 && PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
@@ -50,7 +50,7 @@ uint64_t other_bits_of(const char* call, nb::handle value) {
 
 }  // namespace
 
-// Integers in two's complement: of 64 bits, signed or not.
+// Integers in two's complement: 64 bits, signed or unsigned.
 uint64_t bits_of(const char* call, nb::handle value) {
   if (PyLong_CheckExact(value.ptr())) [[likely]] {
     int overflow = 0;
@@ -63,7 +63,7 @@ uint64_t bits_of(const char* call, nb::handle value) {
 
 namespace {
 
-/// What few tasks ask for.
+/// Rare options of tasks.
 struct More {
   std::vector<pto_task> after;
   std::vector<pto_wait_for> waits;
@@ -71,7 +71,7 @@ struct More {
   std::vector<pto_view> views;
 };
 
-// What submit() needs of its arguments, on the stack.
+// The converted arguments of submit(), on the stack.
 struct Arguments {
   pto_param params[PTO_MAX_PARAMS];
   uint64_t scalars[PTO_MAX_SCALARS];
@@ -82,7 +82,7 @@ struct Arguments {
 
 bool is_list(nb::handle values) { return PyTuple_CheckExact(values.ptr()) || PyList_CheckExact(values.ptr()); }
 
-/// Another collection as a tuple. Iterators are refused: what they give is needed twice.
+/// Another collection as a tuple. Rejects iterators, because the values are needed twice.
 nb::object list_of(nb::handle values, const char* name, const char* what) {
   const nb::object checked = checked_in_python("sequence")("submit", name, values, what);
   nb::object list = nb::steal(PySequence_Tuple(checked.ptr()));
@@ -95,7 +95,7 @@ void read_params(const OpenRuntime& rt, nb::handle values, pto_task_spec& spec, 
   const Items items(values.ptr());
   const Py_ssize_t count = items.size();
   spec.num_params = static_cast<uint32_t>(count);
-  if (count > PTO_MAX_PARAMS) return;  // the runtime says so
+  if (count > PTO_MAX_PARAMS) return;  // the runtime reports the error
   for (Py_ssize_t p = 0; p < count; ++p) {
     if (!PyObject_TypeCheck(items[p], param_type)) checked_in_python("parameter")("submit", nb::handle(items[p]));
     const Param& param = *nb::inst_ptr<Param>(nb::handle(items[p]));
@@ -125,22 +125,21 @@ void read_scalars(nb::handle values, pto_task_spec& spec, Arguments& args) {
   }
 }
 
-/// Of a parameter as a kernel with views sees it: type, bytes of an element, sizes, strides in bytes.
+/// The view of a parameter: type, bytes of an element, sizes, strides in bytes.
 using View = std::tuple<int, uint64_t, std::vector<uint64_t>, std::vector<uint64_t>>;
 
 // (after ids, [(event, value)], priority, target worker + 1, predicate handle, name, deadline in s, views)
 using Extras = std::tuple<std::vector<uint64_t>, std::vector<std::pair<uint64_t, uint64_t>>, int32_t, int32_t, uint64_t,
                           std::string, double, std::vector<std::optional<View>>>;
 
-void set_views(const std::vector<std::optional<View>>& given, const pto_task_spec& spec, Arguments& args,
+void set_views(const std::vector<std::optional<View>>& descriptions, const pto_task_spec& spec, Arguments& args,
                std::vector<pto_view>& views) {
-  views.resize(given.size());
-  for (size_t p = 0; p < std::min<size_t>(given.size(), spec.num_params); ++p) {
-    const std::optional<View>& seen = given[p];
-    if (!seen) continue;
-    const auto& [type, item_bytes, sizes, strides] = *seen;
+  views.resize(descriptions.size());
+  for (size_t p = 0; p < std::min<size_t>(descriptions.size(), spec.num_params); ++p) {
+    if (!descriptions[p]) continue;
+    const auto& [type, item_bytes, sizes, strides] = *descriptions[p];
     pto_view& view = views[p];
-    view.ndim = static_cast<uint32_t>(sizes.size());  // too many: the runtime says so
+    view.ndim = static_cast<uint32_t>(sizes.size());  // the runtime rejects too many
     view.type = static_cast<pto_type>(type);
     view.item_bytes = item_bytes;
     std::copy_n(sizes.begin(), std::min<size_t>(sizes.size(), PTO_MAX_DIMS), view.size);
@@ -163,13 +162,13 @@ void set_views(const std::vector<std::optional<View>>& given, const pto_task_spe
   spec.predicate = predicate;
   more.name = std::move(name);
   spec.name = more.name.empty() ? nullptr : more.name.c_str();
-  // The smallest deadlines are still deadlines as a float.
+  // The smallest deadlines must not become 0, which means none.
   spec.deadline_s = deadline_s > 0 ? std::max(static_cast<float>(deadline_s), FLT_MIN) : 0.0F;
   if (spec.num_params <= PTO_MAX_PARAMS) set_views(views, spec, args, more.views);
 }
 
-/// What a call of submit was given. record: what a Python kernel runs, held from the moment it is submitted: a signal's
-/// handler may raise right after. A native kernel has scalars instead.
+/// The arguments of submit. record: the record of a Python kernel, referenced as soon as the task is submitted, because
+/// a signal handler may raise right after. A native kernel has scalars instead.
 struct Submission {
   pto_kernel kernel;
   nb::handle worker_type;
@@ -179,8 +178,8 @@ struct Submission {
   nb::handle record;
 };
 
-[[gnu::always_inline]] inline nb::object submit_task(OpenRuntimeRef self, const Submission& given) {
-  const auto& [kernel, worker_type, params, scalars, extras, record] = given;
+[[gnu::always_inline]] inline nb::object submit_task(OpenRuntimeRef self, const Submission& arguments) {
+  const auto& [kernel, worker_type, params, scalars, extras, record] = arguments;
   OpenRuntime& rt = *self.p;
   const Call call(rt);
   drop_finished_records();
@@ -205,7 +204,7 @@ struct Submission {
   const pto_task task = pto_submit(rt.runtime, &spec);
   if (task == 0) raise_status(pto_last_status());
   if (record.is_valid()) keep_until_done(rt, task, nb::borrow(record));
-  raise_interrupt();  // it may have waited for room, and helped meanwhile
+  raise_interrupt();  // it may have waited for room and run kernels meanwhile
   nb::object handle = nb::inst_alloc(rt.task_type);
   Task* made = new (nb::inst_ptr<Task>(handle)) Task{};
   nb::inst_mark_ready(handle);

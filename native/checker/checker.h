@@ -7,8 +7,8 @@
 // its steps: a failed expect(), a data race on a Plain, a deadlock, or a thread that spins for ever.
 //
 // Each operation on an Atomic is one step. Code between two steps is invisible to other threads, so it may use only
-// Plain, Atomic and thread-local data. relax() marks a loop that only polls: a failed poll is repeated only after
-// something newer can be read.
+// Plain, Atomic and thread-local data. relax() marks a loop that only polls: a failed poll is repeated only when
+// a newer value can be read.
 //
 // Executions that differ only in the order of independent steps are explored once (sleep sets, source sets: Abdulla et
 // al., POPL 2014). The write that a load reads is part of its step, so a load and a store are independent except for
@@ -28,18 +28,18 @@
 namespace tilewise::checker {
 
 struct Options {
-  int64_t max_executions = 2'000'000;  // then the result is not complete
+  int64_t max_executions = 2'000'000;  // the result is incomplete beyond this
   bool reduces = true;  // false: every order of all steps, for tests of the reduction
-  bool weak_compares_fail = false;  // compare_exchange_weak may fail for no reason, once per thread
+  bool weak_compares_fail = false;  // compare_exchange_weak may fail spuriously, once per thread
 };
 
 struct Result {
   int64_t num_executions = 0;
-  int64_t num_abandoned = 0;  // of further ones: equal to some other
+  int64_t num_abandoned = 0;  // cut short because equivalent to another execution
   bool is_complete = false;  // everything was explored
-  std::string failure;  // empty: none found
-  std::string trace;  // its steps
-  double seconds = 0;  // of the processor
+  std::string failure;  // empty: none
+  std::string trace;    // the failure's steps
+  double seconds = 0;  // processor time
   bool holds() const { return is_complete && failure.empty(); }
 };
 
@@ -67,26 +67,26 @@ Result explore(const Options& options = {}) {
       options);
 }
 
-/// In a scenario's run() or end(): what must hold.
-void expect(bool holds, const char* what);
-/// The thread looks once more at what it has read since it last wrote.
+/// In a scenario's run() or end(): the execution fails unless the condition is true.
+void expect(bool condition, const char* what);
+/// The thread polls: it repeats its reads since its last write once a newer value can be read.
 void relax();
 void fence(std::memory_order order);
 /// The asymmetric pair: see model.h.
 void heavy_fence();
 void light_fence();
 
-/// The border to the explorer; everything is a step of the calling thread. Not for tests.
+/// The interface to the explorer; each call is a step of the calling thread. Not for tests.
 int add_location(uint64_t value);
 uint64_t perform(Op& op);
 void name_location(int location, const char* name, int index);
 void pin_location(int location);
-const Clock* own_clock(int* thread);  // nullptr: before the threads or after them
+const Clock* own_clock(int* thread);  // nullptr before and after the threads
 [[gnu::cold]] void report_race(const char* what, const void* name);
 void sleep_on(int location, uint64_t expected);
 void wake(int location, int count);
 
-/// std::atomic as far as the protocols use it.
+/// The part of std::atomic that the protocols use.
 template <class T>
 class Atomic {
   static_assert(sizeof(T) <= sizeof(uint64_t) && std::is_trivially_copyable_v<T>);
@@ -134,8 +134,8 @@ class Atomic {
   void wake_sleepers(int count) { wake(location_, count); }
 
   void set_name(const char* name, int index = -1) { name_location(location_, name, index); }
-  /// The thread's last read of it has counted: no store that comes later may be able to reach it. A guard against load
-  /// buffering, which is not explored.
+  /// Fails if a later store could have been read by this thread's last read. A guard against load buffering, which is
+  /// not explored.
   void pin() const { pin_location(location_); }
 
  private:
@@ -173,7 +173,7 @@ class Atomic {
   int location_;
 };
 
-/// A variable that its protocol orders: two accesses of which one writes, and neither happens before the other, fail.
+/// A non-atomic variable: two unordered accesses of which one writes are a data race and fail.
 template <class T>
 class Plain {
  public:

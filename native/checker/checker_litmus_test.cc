@@ -1,5 +1,5 @@
-// Tests of the checker: litmus tests whose results the C++ standard determines, all of which must be found and no
-// others; races, deadlocks, lost wake-ups; and random programs, explored with and without the reduction.
+// Tests of the checker: litmus tests whose results the C++ standard determines, exactly these must be
+// seen; races, deadlocks, lost wake-ups; and random programs, explored with and without the reduction.
 #include <functional>
 #include <map>
 #include <random>
@@ -24,9 +24,9 @@ using Outcome = std::vector<int>;
 struct Shared;
 using Body = std::function<void(Shared&, int thread)>;
 
-/// What the litmus program in hand does, and what it has left: registers, or the last values of x and y too.
+/// The current litmus program, and its outcomes: registers, and optionally the last values of x and y.
 const Body* body = nullptr;
-std::set<Outcome> found;
+std::set<Outcome> seen;
 size_t num_registers = 0;
 bool keeps_last_values = false;
 
@@ -37,7 +37,7 @@ struct Shared {
   void end() {
     Outcome outcome(r, r + num_registers);
     if (keeps_last_values) outcome.insert(outcome.end(), {x.load(), y.load()});
-    found.insert(outcome);
+    seen.insert(outcome);
   }
   static const char* thread_name(int thread) {
     static constexpr const char* kNames[] = {"first", "second", "third", "fourth"};
@@ -54,23 +54,23 @@ struct Litmus : Shared {
 template <int kThreads>
 Result run(const Body& program, size_t registers, const Options& options = {}) {
   body = &program;
-  found.clear();
+  seen.clear();
   num_registers = registers;
   return explore<Litmus<kThreads>>(options);
 }
 
-/// The outcomes of a program, found with the reduction and without it.
+/// The outcomes of a program, which must be the same with and without the reduction.
 template <int kThreads>
 std::set<Outcome> outcomes(const Body& program, size_t registers, bool last_values = false) {
   keeps_last_values = last_values;
   const Result result = run<kThreads>(program, registers);
   EXPECT(result.holds());
   if (!result.holds()) std::fprintf(stderr, "%s\n%s", result.failure.c_str(), result.trace.c_str());
-  const std::set<Outcome> reduced = found;
+  const std::set<Outcome> reduced = seen;
   Options all;
   all.reduces = false;
   EXPECT(run<kThreads>(program, registers, all).holds());
-  EXPECT(reduced == found);
+  EXPECT(reduced == seen);
   keeps_last_values = false;
   return reduced;
 }
@@ -82,7 +82,7 @@ std::set<Outcome> without(std::set<Outcome> all, const Outcome& forbidden) {
   return all;
 }
 
-/// Store buffering with something between the store and the load of each thread.
+/// Store buffering with `between` between the store and the load of each thread.
 std::set<Outcome> store_buffering(std::memory_order order, const std::function<void(int thread)>& between) {
   return outcomes<2>(
       [&](Shared& s, int thread) {
@@ -111,7 +111,7 @@ std::set<Outcome> message_passing(std::memory_order publish, std::memory_order l
       2);
 }
 
-/// Two writers, two readers that look in opposite orders.
+/// Two writers, and two readers that read in opposite orders.
 bool readers_may_disagree(std::memory_order store, std::memory_order load, bool fences) {
   const std::set<Outcome> all = outcomes<4>(
       [&](Shared& s, int thread) {
@@ -130,7 +130,7 @@ bool readers_may_disagree(std::memory_order store, std::memory_order load, bool 
 
 }  // namespace
 
-CASE("store buffering: both loads may miss, unless stores and loads are seq_cst or fences stand between them") {
+CASE("store buffering: both loads may miss, unless stores and loads are seq_cst or fences are between them") {
   EXPECT(store_buffering(kRelaxed, [](int) {}) == both_bits());
   EXPECT(store_buffering(kAcquire, [](int) {}) == both_bits());
   const std::set<Outcome> strong = without(both_bits(), {0, 0});
@@ -182,7 +182,7 @@ CASE("2+2W: each thread's first write may be last, unless the writes are seq_cst
   EXPECT(last_values(kSeqCst) == (std::set<Outcome>{{1, 2}, {2, 1}, {2, 2}}));
 }
 
-CASE("coherence: a thread never sees one atomic go back, not even by way of another thread") {
+CASE("coherence: a thread never sees one atomic go back, not even through another thread") {
   const std::set<Outcome> two_looks = outcomes<2>(
       [](Shared& s, int thread) {
         if (thread == 0) {
@@ -244,7 +244,7 @@ CASE("release sequence: a relaxed read-modify-write passes on what it read, a re
   EXPECT(pass_on(false).count({2, 0}) == 1);
 }
 
-CASE("read-modify-writes lose nothing; of two compares with one value exactly one succeeds") {
+CASE("read-modify-writes lose nothing; exactly one of two compares with one value succeeds") {
   const std::set<Outcome> sums = outcomes<3>(
       [](Shared& s, int) {
         for (int n = 0; n < 2; ++n) s.x.fetch_add(1, kRelaxed);
@@ -260,7 +260,7 @@ CASE("read-modify-writes lose nothing; of two compares with one value exactly on
   EXPECT(winners == (std::set<Outcome>{{0, 1}, {1, 0}}));
 }
 
-CASE("a weak compare may fail for no reason, where that is asked for") {
+CASE("a weak compare may fail spuriously if the option is set") {
   const Body compare = [](Shared& s, int thread) {
     int none = 0;
     s.r[thread] = s.x.compare_exchange_weak(none, 1, kRelaxed, kRelaxed);
@@ -268,12 +268,12 @@ CASE("a weak compare may fail for no reason, where that is asked for") {
   Options weak;
   weak.weak_compares_fail = true;
   EXPECT(run<1>(compare, 1, weak).holds());
-  EXPECT(found == (std::set<Outcome>{{0}, {1}}));
+  EXPECT(seen == (std::set<Outcome>{{0}, {1}}));
   EXPECT(run<1>(compare, 1).holds());
-  EXPECT(found == (std::set<Outcome>{{1}}));
+  EXPECT(seen == (std::set<Outcome>{{1}}));
 }
 
-CASE("ISA2: what a third thread learns is transitive with release and acquire, and only then") {
+CASE("ISA2: a third thread sees earlier writes with release and acquire, and only then") {
   const auto last_look = [](std::memory_order release, std::memory_order acquire) {
     return outcomes<3>(
         [=](Shared& s, int thread) {
@@ -293,7 +293,7 @@ CASE("ISA2: what a third thread learns is transitive with release and acquire, a
   EXPECT(last_look(kRelaxed, kRelaxed).count({1, 0}) == 1);
 }
 
-CASE("data races: plain data behind a relaxed flag is one, behind a released one it is none") {
+CASE("data races: plain data behind a relaxed flag is a race, behind a released one it is not") {
   const auto pass = [](std::memory_order publish, std::memory_order look) {
     return run<2>(
         [=](Shared& s, int thread) {
@@ -337,12 +337,12 @@ CASE("load buffering is not explored, but a pinned load that a later store could
         1);
   };
   EXPECT(overwrite(kRelease, kAcquire).holds());
-  EXPECT(found == (std::set<Outcome>{{0}}));
+  EXPECT(seen == (std::set<Outcome>{{0}}));
   EXPECT(overwrite(kRelaxed, kAcquire).failure.find("a store") == 0);
   EXPECT(overwrite(kRelease, kRelaxed).failure.find("a store") == 0);
 }
 
-CASE("spinning: a thread that looks until it sees a store ends, and one whose store never comes is reported") {
+CASE("spinning: a thread that polls for a store ends, and one whose store never comes is reported") {
   const auto spin = [](int until) {
     return run<2>(
         [=](Shared& s, int thread) {
@@ -358,7 +358,7 @@ CASE("spinning: a thread that looks until it sees a store ends, and one whose st
   EXPECT(spin(2).failure.find("deadlock: second looks") == 0);  // it may miss the middle one
 }
 
-CASE("sleeping: a sleeper that compares in the futex is not lost, one that is woken before the change is") {
+CASE("sleeping: a sleeper that compares in the futex is woken, one that is woken before the change is lost") {
   const auto sleep = [](bool changes_first) {
     return run<2>(
         [=](Shared& s, int thread) {
@@ -407,7 +407,7 @@ CASE("two locks taken in opposite orders are a deadlock, with its trace") {
   EXPECT(result.trace.find("first: change") != std::string::npos);
 }
 
-CASE("random programs have the same outcomes, or a deadlock, with the reduction as without it") {
+CASE("random programs have the same outcomes, or a deadlock, with and without the reduction") {
   std::mt19937 random(7);
   const auto pick = [&](int count) { return static_cast<int>(random() % count); };
   static constexpr std::memory_order kLoads[] = {kRelaxed, kAcquire, kSeqCst};
@@ -444,12 +444,12 @@ CASE("random programs have the same outcomes, or a deadlock, with the reduction 
     };
     keeps_last_values = true;
     const Result reduced = run<3>(program, 12);
-    const std::set<Outcome> with = found;
+    const std::set<Outcome> with = seen;
     Options all;
     all.reduces = false;
     const Result whole = run<3>(program, 12, all);
     EXPECT_EQ(reduced.failure.empty(), whole.failure.empty());  // or both found a deadlock
-    if (whole.failure.empty()) EXPECT(reduced.is_complete && whole.is_complete && with == found);
+    if (whole.failure.empty()) EXPECT(reduced.is_complete && whole.is_complete && with == seen);
     saved += whole.num_executions - reduced.num_executions - reduced.num_abandoned;
   }
   keeps_last_values = false;

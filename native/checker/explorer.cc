@@ -13,11 +13,11 @@ namespace {
 
 constexpr size_t kMaxSteps = 3000;
 constexpr int kMaxIdlePauses = 1000;
-constexpr int kMaxPlain = 100'000;  // accesses between two steps
+constexpr int kMaxPlain = 100'000;  // plain accesses between two steps
 
-/// Whether two steps of different threads, each with its outcome, may not change places. A store may with nearly all: a
-/// load or a read-modify-write reads what it reads, before the store or behind it, and of two stores each can come
-/// first in the modification order, whichever is made first.
+/// Whether two steps of different threads, each with its outcome, cannot be swapped. Stores can be swapped with nearly
+/// all steps: the value that a load or a read-modify-write reads is part of its outcome, and the modification order of
+/// two stores does not depend on which is made first.
 bool is_dependent(const Op& a, const Op& b) {
   if (a.is_sequential() && b.is_sequential()) {
     if (!a.is_access() || !b.is_access() || a.location == b.location) return true;
@@ -32,12 +32,12 @@ bool is_dependent(const Op& a, const Op& b) {
 
 bool reads(const Op& op) { return op.location != kNoLocation && op.kind != Kind::kStore && op.kind != Kind::kWake; }
 
-/// A read before a write: behind it, the read would have had one more outcome.
+/// Whether a read precedes a write after which it would have had one more outcome.
 bool is_overtaken(const Op& earlier, const Op& later) {
   return reads(earlier) && later.is_write() && earlier.location == later.location;
 }
 
-struct Asleep {  // a step that need not be taken: what follows it has been seen
+struct Asleep {  // a step that need not be taken, because all that follows it has been explored
   int thread;
   Op op;
   Choice choice;
@@ -46,11 +46,11 @@ struct Asleep {  // a step that need not be taken: what follows it has been seen
 /// A state on the path, and which of its steps have been explored.
 struct Frame {
   uint32_t enabled = 0;
-  uint32_t wanted = 0;  // threads to explore
+  uint32_t to_explore = 0;  // bit mask of threads
   uint32_t done = 0;
   int thread = 0;
   size_t at = 0;
-  std::vector<Choice> choices;  // of `thread`; empty: not looked up yet
+  std::vector<Choice> choices;  // of `thread`; empty: not computed yet
   std::vector<Asleep> asleep;
 };
 
@@ -66,11 +66,11 @@ struct Look {
 struct Thread {
   Status status = Status::kReady;
   Op* pending = nullptr;
-  std::vector<Look> looks;  // since it last wrote or paused
-  std::vector<Look> before;  // when it last paused
-  Clock clock{};  // of dependence
+  std::vector<Look> looks;   // reads since it last wrote or paused
+  std::vector<Look> before;  // looks at the last pause
+  Clock clock{};             // of dependence
   int num_idle_pauses = 0;
-  bool has_failed = false;  // a weak compare, for no reason
+  bool has_failed = false;  // a weak compare has failed spuriously
 };
 
 class Explorer {
@@ -87,7 +87,7 @@ class Explorer {
   void relax();
   void fail(const std::string& what);
   void count_plain() {
-    if (++num_plain_ > kMaxPlain) fail("a thread goes on for ever without a step");
+    if (++num_plain_ > kMaxPlain) fail("a thread runs for ever without a step");
   }
   void name(int location, const std::string& name) { names_[location] = name; }
   void thread_main();
@@ -102,7 +102,7 @@ class Explorer {
   void wake_stuck();
   void step(Frame& frame, size_t depth);
   void note_races(size_t which);
-  void want_before(size_t earlier, size_t later);
+  void explore_before(size_t earlier, size_t later);
   void wake(const Op& op, const Choice& choice, const Clock& clock);
   void judge_end();
   bool backtrack();
@@ -150,15 +150,15 @@ void Explorer::relax() {
   const int me = running_;
   Thread& thread = threads_[me];
   if (thread.looks.empty()) {
-    if (++thread.num_idle_pauses > kMaxIdlePauses) fail("a thread pauses for ever without looking at anything");
+    if (++thread.num_idle_pauses > kMaxIdlePauses) fail("a thread pauses for ever without reading anything");
     return;
   }
   const bool has_newer = std::any_of(thread.looks.begin(), thread.looks.end(),
                                      [&](const Look& look) { return model_.has_newer(look.location, look.message); });
   const bool only_looks =
       std::all_of(thread.looks.begin(), thread.looks.end(), [](const Look& look) { return look.only_looks; });
-  // A look that failed changes nothing: the executions in which it comes later, and does not fail, are enough. The last
-  // location is part of it; of those before, which it is not known to depend on, see wake_stuck().
+  // A failed poll changes nothing: the executions in which it comes later and succeeds suffice. It depends on the last
+  // location; it may also depend on earlier ones, see wake_stuck().
   if (only_looks) {
     thread.status = Status::kStuck;
     is_abandoned_ |= model_.has_newer(thread.looks.back().location, thread.looks.back().message);
@@ -197,11 +197,11 @@ uint32_t Explorer::enabled() const {
   return mask;
 }
 
-/// The outcomes of a thread's next step that have not been seen.
+/// The outcomes of a thread's next step that have not been explored.
 std::vector<Choice> Explorer::open_choices(const Frame& frame, int thread) const {
   const Op& op = *threads_[thread].pending;
   std::vector<Choice> choices = model_.choices(thread, op);
-  if (op.kind == Kind::kWake) {  // which of the sleepers, when not all
+  if (op.kind == Kind::kWake) {  // one choice per sleeper, unless all are woken
     int num_asleep = 0;
     for (int t = 0; t < program_.num_threads; ++t) {
       num_asleep += threads_[t].status == Status::kAsleep && threads_[t].pending->location == op.location;
@@ -210,14 +210,14 @@ std::vector<Choice> Explorer::open_choices(const Frame& frame, int thread) const
   }
   std::erase_if(choices, [&](const Choice& choice) {
     return std::any_of(frame.asleep.begin(), frame.asleep.end(), [&](const Asleep& asleep) {
-      // All places that a store could have then are seen; those behind stores made since are among what follows it.
+      // All positions that a store could have had are explored; positions after later stores are among what follows.
       return asleep.thread == thread && (asleep.choice == choice || op.kind == Kind::kStore);
     });
   });
   return choices;
 }
 
-/// False: every step from here has been seen.
+/// Returns false if every step from here has been explored.
 bool Explorer::push_frame(uint32_t enabled, int last) {
   Frame frame;
   frame.enabled = enabled;
@@ -229,12 +229,12 @@ bool Explorer::push_frame(uint32_t enabled, int last) {
     }
   }
   for (int n = 0; n < program_.num_threads; ++n) {
-    const int thread = (last + n) % program_.num_threads;  // the last thread goes on, if it can
+    const int thread = (last + n) % program_.num_threads;  // the last thread continues, if it can
     if ((enabled >> thread & 1) == 0) continue;
     frame.choices = open_choices(frame, thread);
     if (frame.choices.empty()) continue;
     frame.thread = thread;
-    frame.wanted = options_.reduces ? 1u << thread : enabled;
+    frame.to_explore = options_.reduces ? 1u << thread : enabled;
     path_.push_back(std::move(frame));
     return true;
   }
@@ -283,7 +283,7 @@ void Explorer::run_once() {
   program_.destroy(scenario_);
 }
 
-/// No other thread can do anything: those whose looks could find something newer look again.
+/// No other thread can run: threads whose polls could read a newer value poll again.
 void Explorer::wake_stuck() {
   for (int t = 0; t < program_.num_threads; ++t) {
     Thread& thread = threads_[t];
@@ -308,7 +308,7 @@ void Explorer::step(Frame& frame, size_t depth) {
   if (model_.has_overtaken_pin()) return fail("a store that an earlier load might have read (load buffering)");
   const bool has_made_message = op.is_write() && !(op.kind == Kind::kCompare && choice.fails);
   const int own_message = has_made_message ? model_.last_message(op.location) : choice.message;
-  // A read-modify-write that leaves the value as it was is a look: without it others find the same, and know less.
+  // A read-modify-write that does not change the value counts as a poll: without it other threads read the same value.
   const bool has_written = has_made_message && (!reads(op) || model_.value(op.location, own_message) != op.value);
   if (has_written || op.kind == Kind::kFence || op.kind == Kind::kHeavy) thread.looks.clear();
   if (op.kind == Kind::kCompare && choice.fails && op.value == op.expected) thread.has_failed = true;
@@ -366,7 +366,7 @@ void Explorer::judge_end() {
   }
 }
 
-/// Orders the event behind those that it depends on; where another order is possible, asks for it.
+/// Orders the event after those that it depends on, and schedules other possible orders.
 void Explorer::note_races(size_t which) {
   Event& event = events_[which];
   Clock clock = threads_[event.thread].clock;
@@ -379,7 +379,7 @@ void Explorer::note_races(size_t which) {
     const bool depends = is_dependent(earlier.op, event.op);
     const bool overtakes = is_overtaken(earlier.op, event.op);
     if (depends || overtakes) races.push_back(e);
-    // What the read could have read besides, it could perhaps only before a step that it came behind.
+    // The other values that the read could have read may be readable only before a step that it followed.
     for (size_t b = e; overtakes && b-- > 0;) {
       if (events_[b].thread != earlier.thread && is_dependent(events_[b].op, earlier.op)) races.push_back(b);
     }
@@ -387,49 +387,49 @@ void Explorer::note_races(size_t which) {
   }
   event.clock = threads_[event.thread].clock = clock;
   for (const size_t earlier : races) {
-    if (options_.reduces && events_[earlier].thread != event.thread) want_before(earlier, which);
+    if (options_.reduces && events_[earlier].thread != event.thread) explore_before(earlier, which);
   }
 }
 
-/// Sees to it that, from the state before `earlier`, an execution begins in which `later` comes first.
-void Explorer::want_before(size_t earlier, size_t later) {
+/// Schedules, from the state before `earlier`, an execution in which `later` comes first.
+void Explorer::explore_before(size_t earlier, size_t later) {
   Frame& frame = path_[earlier];
   const Event& overtaken = events_[earlier];
   uint32_t met = 0;
   uint32_t firsts = 0;  // threads that may begin it
-  std::vector<size_t> kept;
+  std::vector<size_t> independent;
   for (size_t e = earlier + 1; e <= later; ++e) {
     const Event& event = events_[e];
     if (e != later && has_seen(event.clock, overtaken.thread, overtaken.number)) continue;
-    // A read begins nothing behind which it could have read something else.
+    // A read cannot begin it if a later write would have given the read another outcome.
     const bool is_first =
-        (met >> event.thread & 1) == 0 && std::none_of(kept.begin(), kept.end(), [&](size_t k) {
+        (met >> event.thread & 1) == 0 && std::none_of(independent.begin(), independent.end(), [&](size_t k) {
           return has_seen(event.clock, events_[k].thread, events_[k].number) || is_overtaken(event.op, events_[k].op);
         });
     met |= 1u << event.thread;
     if (is_first) firsts |= 1u << event.thread;
-    kept.push_back(e);
+    independent.push_back(e);
   }
-  if ((firsts & frame.wanted) != 0) return;
+  if ((firsts & frame.to_explore) != 0) return;
   const uint32_t own = 1u << events_[later].thread;
   const uint32_t added = (firsts & own) != 0 ? own : firsts & (~firsts + 1);
-  frame.wanted |= (added & frame.enabled) != 0 ? added : frame.enabled;
+  frame.to_explore |= (added & frame.enabled) != 0 ? added : frame.enabled;
 }
 
-/// Turns to the next path. False: there is none.
+/// Moves to the next path. Returns false if there is none.
 bool Explorer::backtrack() {
   while (!path_.empty()) {
     Frame& frame = path_.back();
     if (!frame.choices.empty()) {
       if (options_.reduces) {
-        // As it was announced: its outcome is its choice.
+        // The step with its outcome.
         Op op = events_.size() >= path_.size() ? events_[path_.size() - 1].op : Op{};
         frame.asleep.push_back({frame.thread, op, frame.choices[frame.at]});
       }
       if (++frame.at < frame.choices.size()) return true;
     }
     frame.done |= 1u << frame.thread;
-    const uint32_t left = frame.wanted & ~frame.done;
+    const uint32_t left = frame.to_explore & ~frame.done;
     if (left != 0) {
       frame.thread = __builtin_ctz(left);
       frame.choices.clear();
@@ -470,8 +470,8 @@ std::string Explorer::trace() const {
 
 Result explore(const Program& program, const Options& options) { return Explorer(program, options).explore(); }
 
-void expect(bool holds, const char* what) {
-  if (!holds) current->fail(std::string("expected ") + what);
+void expect(bool condition, const char* what) {
+  if (!condition) current->fail(std::string("expected ") + what);
 }
 
 uint64_t perform(Op& op) {

@@ -1,7 +1,8 @@
-// The threads of a checked program, which take turns on one real thread: a stack for each, and the switch between them.
+// The threads of a checked program, which take turns on one real thread: a stack per thread, and the switch between
+// them.
 //
-// Who may call: explorer.cc. Memory: a stack per fiber, reused for every execution. A fiber that is abandoned in the
-// middle is started again without destroying anything on its stack, so objects on it must not own memory.
+// Who may call: explorer.cc. Memory: a stack per fiber, reused for every execution. An abandoned fiber is restarted
+// without destructors of the objects on its stack, so these must not own memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace tilewise::checker {
 
-// Saves what a call preserves on this stack, and goes on from where another stack was left.
+// Saves the callee-saved registers on this stack, and continues on another stack.
 #if defined(__x86_64__)
 inline constexpr int kSavedWords = 7;
 inline constexpr int kReturnWord = 6;
@@ -78,7 +79,7 @@ tilewise_checker_switch:
 #endif
 extern "C" void tilewise_checker_switch(void** save, void* load) asm("tilewise_checker_switch");
 
-/// A stack and a place on it. The first switch to it calls `entry`, which never returns.
+/// A stack and a position on it. The first switch to it calls `entry`, which never returns.
 class Fiber {
  public:
   void begin(void (*entry)()) {

@@ -15,7 +15,7 @@ struct CheckedMemory {
   static void yield() { checker::relax(); }
   static void heavy_barrier(bool fences) { fences ? fence(std::memory_order_seq_cst) : heavy_fence(); }
   static void light_barrier(bool fences) { fences ? fence(std::memory_order_seq_cst) : light_fence(); }
-  /// No time passes: a thread that is not woken sleeps for ever.
+  /// Without time: a thread that is not woken sleeps for ever.
   static void sleep(Atomic<uint32_t>& word, uint32_t expected, int64_t /*limit_ns*/, bool /*is_shared*/) {
     word.sleep(expected);
   }

@@ -7,7 +7,7 @@ namespace tilewise::checker {
 
 namespace {
 
-constexpr uint32_t kGap = 1 << 16;  // between two writes, for those that come between them
+constexpr uint32_t kGap = 1 << 16;  // times between two writes, for writes placed between them
 
 bool acquires(std::memory_order order) {
   return order == std::memory_order_acquire || order == std::memory_order_acq_rel || order == std::memory_order_seq_cst;
@@ -53,13 +53,13 @@ int Model::add_location(uint64_t value) {
 }
 
 uint64_t Model::peek(int location) const {
-  const Location& found = locations_[location];
-  return found.messages[found.order.back()].value;
+  const Location& atomic = locations_[location];
+  return atomic.messages[atomic.order.back()].value;
 }
 
 void Model::poke(int location, uint64_t value) {
-  Location& found = locations_[location];
-  found.messages[found.order.back()].value = value;
+  Location& atomic = locations_[location];
+  atomic.messages[atomic.order.back()].value = value;
 }
 
 uint32_t Model::bound(int thread, const Op& op) const {
@@ -73,8 +73,8 @@ std::vector<Choice> Model::choices(int thread, const Op& op) const {
   if (op.location == kNoLocation || op.kind == Kind::kWake) return {{}};
   const Location& location = locations_[op.location];
   const uint32_t oldest = bound(thread, op);
-  std::vector<Choice> found;
-  for (size_t at = location.order.size(); at-- > 0;) {  // the newest first
+  std::vector<Choice> choices;
+  for (size_t at = location.order.size(); at-- > 0;) {  // newest first
     const int message = location.order[at];
     const Message& write = location.messages[message];
     if (write.time < oldest) break;
@@ -83,22 +83,22 @@ std::vector<Choice> Model::choices(int thread, const Op& op) const {
     switch (op.kind) {
       case Kind::kLoad:
       case Kind::kSleep:
-        found.push_back({message, false});
+        choices.push_back({message, false});
         break;
       case Kind::kStore:
       case Kind::kChange:
-        if (can_write) found.push_back({message, false});
+        if (can_write) choices.push_back({message, false});
         break;
       default:
         if (write.value != op.expected) {
-          found.push_back({message, true});
+          choices.push_back({message, true});
         } else {
-          if (can_write) found.push_back({message, false});
-          if (op.may_fail) found.push_back({message, true});
+          if (can_write) choices.push_back({message, false});
+          if (op.may_fail) choices.push_back({message, true});
         }
     }
   }
-  return found;
+  return choices;
 }
 
 void Model::read(int thread, const Op& op, int message, std::memory_order order) {
@@ -135,10 +135,10 @@ int Model::write(int thread, const Op& op, uint64_t value, int behind, bool is_c
   made.value = value;
   made.writer = thread;
   me.now.at[op.location] = time;
-  made.known = me.now.clock;
+  made.clock = me.now.clock;
   made.view = releases(op.order) ? me.now : me.released;
   made.view.at[op.location] = time;
-  if (is_change) {  // it continues the release sequence of what it has read
+  if (is_change) {  // continues the release sequence of the write that it read
     const View& continued = location.messages[behind].view;
     join_places(made.view, continued);
     join(made.view.clock, continued.clock);
@@ -169,7 +169,7 @@ void Model::acquire_fence(int thread) {
 void Model::release_fence(int thread) {
   Thread& me = threads_[thread];
   me.released = me.now;
-  ++me.now.clock[thread];  // what comes now is not released
+  ++me.now.clock[thread];  // later events are not released
 }
 
 void Model::execute(int thread, Op& op, Choice choice, int event) {
@@ -207,7 +207,7 @@ void Model::execute(int thread, Op& op, Choice choice, int event) {
       break;
     case Kind::kSleep:
       op.has_succeeded = op.value == op.expected;
-      if (!op.has_succeeded) {  // the thread may not go on to see less than the kernel
+      if (!op.has_succeeded) {  // the thread must not see less than the system
         const Message& seen = locations_[op.location].messages[choice.message];
         me.now.at[op.location] = std::max(me.now.at[op.location], seen.time);
       }
@@ -216,35 +216,35 @@ void Model::execute(int thread, Op& op, Choice choice, int event) {
       woken_.at[op.location] = std::max(woken_.at[op.location], me.now.at[op.location]);
       break;
   }
-  ++me.now.clock[thread];  // what comes now is not part of what the step has released
+  ++me.now.clock[thread];  // later events are not part of the step's release
 }
 
 bool Model::has_newer(int location, int message) const {
-  const Location& found = locations_[location];
-  const uint64_t value = found.messages[message].value;
-  const auto place = std::find(found.order.begin(), found.order.end(), message);
-  return std::any_of(place, found.order.end(), [&](int later) { return found.messages[later].value != value; });
+  const Location& atomic = locations_[location];
+  const uint64_t value = atomic.messages[message].value;
+  const auto place = std::find(atomic.order.begin(), atomic.order.end(), message);
+  return std::any_of(place, atomic.order.end(), [&](int later) { return atomic.messages[later].value != value; });
 }
 
 void Model::see_newer(int thread, int location, int message) {
-  const Location& found = locations_[location];
-  const uint64_t value = found.messages[message].value;
-  auto place = std::find(found.order.begin(), found.order.end(), message);
-  while (place != found.order.end() && found.messages[*place].value == value) ++place;
-  if (place == found.order.end()) return;
+  const Location& atomic = locations_[location];
+  const uint64_t value = atomic.messages[message].value;
+  auto place = std::find(atomic.order.begin(), atomic.order.end(), message);
+  while (place != atomic.order.end() && atomic.messages[*place].value == value) ++place;
+  if (place == atomic.order.end()) return;
   uint32_t& oldest = threads_[thread].now.at[location];
-  oldest = std::max(oldest, found.messages[*place].time);
+  oldest = std::max(oldest, atomic.messages[*place].time);
 }
 
 bool Model::pin(int thread, int location) {
-  Location& found = locations_[location];
+  Location& atomic = locations_[location];
   const Thread& me = threads_[thread];
   const uint32_t number = me.read_at[location];
-  found.pins.push_back({thread, number});
-  const uint32_t read_time = found.messages[me.last_read[location]].time;
-  return std::none_of(found.messages.begin(), found.messages.end(), [&](const Message& write) {
+  atomic.pins.push_back({thread, number});
+  const uint32_t read_time = atomic.messages[me.last_read[location]].time;
+  return std::none_of(atomic.messages.begin(), atomic.messages.end(), [&](const Message& write) {
     return write.time > read_time && write.writer >= 0 && write.writer != thread &&
-           !has_seen(write.known, thread, number);
+           !has_seen(write.clock, thread, number);
   });
 }
 

@@ -2,7 +2,7 @@
 //
 // It is an operational form of C++20's release/acquire memory with seq_cst accesses and fences. Every atomic keeps all
 // values ever written to it, in modification order. A thread has a view: per atomic, the oldest write that it may still
-// read. A write carries the view that it releases, and an acquiring read merges that view. So a load has several
+// read. A write has the view that it releases, and an acquiring read merges that view. So a load has several
 // possible results, and a store several possible positions: it may precede writes that its thread has not seen. The
 // explorer chooses among them. Plain variables have the vector clocks of their last accesses; unordered accesses are a
 // race.
@@ -27,23 +27,23 @@ inline constexpr int kNoLocation = -1;
 
 enum class Kind : uint8_t { kLoad, kStore, kChange, kCompare, kFence, kHeavy, kLight, kSleep, kWake };
 
-using Clock = std::array<uint32_t, kMaxThreads>;  // of happens-before: events per thread
+using Clock = std::array<uint32_t, kMaxThreads>;  // a vector clock of happens-before: events per thread
 
-/// Whether all that `known` says of `thread` includes its event number `at`.
-inline bool has_seen(const Clock& known, int thread, uint32_t at) { return known[thread] >= at; }
+/// Whether `clock` includes event number `at` of `thread`.
+inline bool has_seen(const Clock& clock, int thread, uint32_t at) { return clock[thread] >= at; }
 void join(Clock& clock, const Clock& other);
 
-/// One step of a thread: what it asks for, then what came of it.
+/// One step of a thread: the operation, then its result.
 struct Op {
   Kind kind = Kind::kLoad;
   int location = kNoLocation;
   std::memory_order order = std::memory_order_seq_cst;
-  std::memory_order failure = std::memory_order_seq_cst;  // of kCompare
-  uint64_t operand = 0;  // what is written; how many are woken
-  uint64_t expected = 0;  // of kCompare and kSleep
-  uint64_t (*change)(uint64_t old, uint64_t operand) = nullptr;  // of kChange
+  std::memory_order failure = std::memory_order_seq_cst;  // for kCompare
+  uint64_t operand = 0;  // the value to write; the number of threads to wake
+  uint64_t expected = 0;  // for kCompare and kSleep
+  uint64_t (*change)(uint64_t old, uint64_t operand) = nullptr;  // for kChange
   bool may_fail = false;  // a weak kCompare
-  uint64_t value = 0;  // read
+  uint64_t value = 0;  // the value read
   bool has_succeeded = false;
 
   bool is_write() const { return kind == Kind::kStore || kind == Kind::kChange || kind == Kind::kCompare; }
@@ -54,12 +54,12 @@ struct Op {
 };
 
 struct View {
-  std::array<uint32_t, kMaxLocations> at{};  // per location: no older write than this
-  Clock clock{};  // what happened before
+  std::array<uint32_t, kMaxLocations> at{};  // per location: the oldest write that may be read
+  Clock clock{};  // events that happened before
 };
 
-/// An outcome of a step: the write that is read, or behind which is written. A weak compare may fail although it reads
-/// what it expects.
+/// An outcome of a step: the write that is read, or after which the new one is placed. A weak compare may fail although
+/// it reads the expected value.
 struct Choice {
   int message = 0;
   bool fails = false;
@@ -68,63 +68,63 @@ struct Choice {
 
 class Model {
  public:
-  /// A new execution: no locations; the scenario's constructor makes them.
+  /// Starts a new execution without locations; the scenario's constructor adds them.
   void reset(int num_threads);
   int add_location(uint64_t value);
 
-  /// Before the threads and after them: one thread alone, which reads what was written last.
+  /// For the single thread before and after the threads: the last value written.
   uint64_t peek(int location) const;
   void poke(int location, uint64_t value);
 
-  /// Every outcome that the step may have now. Wake: none or the first of the sleepers that it may choose.
+  /// Every outcome that the step may have now. For a wake: none, or the first of the possible sleepers.
   std::vector<Choice> choices(int thread, const Op& op) const;
   void execute(int thread, Op& op, Choice choice, int event);
-  /// Fences that concern the thread alone; they are no step.
+  /// Fences that affect only the thread; they are not steps.
   void acquire_fence(int thread);
   void release_fence(int thread);
 
-  /// The event that wrote a message; -1: it was there from the beginning.
+  /// The event that wrote a message; -1: the initial value.
   int writer(int location, int message) const { return locations_[location].messages[message].event; }
   uint64_t value(int location, int message) const { return locations_[location].messages[message].value; }
   int last_message(int location) const { return static_cast<int>(locations_[location].messages.size()) - 1; }
-  /// A later write of another value.
+  /// Whether a later write has another value.
   bool has_newer(int location, int message) const;
-  /// The thread, which has paused, does not read that value again if there is such a write.
+  /// After a pause, makes the thread read a newer value if there is one.
   void see_newer(int thread, int location, int message);
 
   const Clock& clock(int thread) const { return threads_[thread].now.clock; }
   uint32_t number(int thread) const { return threads_[thread].now.clock[thread]; }
 
-  /// From now on, and since it was made, this thread's last read of the location must not be able to see a store that
-  /// came later: such a store must be ordered behind the read. False: one is not.
+  /// Requires that this thread's last read of the location cannot see any store that was or will be made after it: such
+  /// a store must be ordered after the read. Returns false if one is not.
   bool pin(int thread, int location);
   bool has_overtaken_pin() const { return has_overtaken_pin_; }
 
  private:
   struct Message {
-    uint32_t time = 0;  // its place in the modification order
-    bool is_attached = false;  // by read-modify-write: nothing comes between it and the one before
+    uint32_t time = 0;  // position in the modification order
+    bool is_attached = false;  // by a read-modify-write: follows the previous write directly
     int event = -1;
     uint64_t value = 0;
     int writer = -1;
-    Clock known{};  // to its writer
-    View view;  // that it releases
+    Clock clock{};  // of its writer
+    View view;  // the released view
   };
   struct Pin {
     int thread;
     uint32_t number;
   };
   struct Location {
-    std::vector<Message> messages;  // as they came
-    std::vector<int> order;  // their modification order
+    std::vector<Message> messages;  // in the order of creation
+    std::vector<int> order;  // in modification order
     std::vector<Pin> pins;
   };
   struct Thread {
-    View now;  // what it has seen
-    View acquired;  // and would see with an acquire fence
-    View released;  // at its last release fence
+    View now;  // the thread's view
+    View acquired;  // the view after an acquire fence
+    View released;  // the view at the last release fence
     std::array<int, kMaxLocations> last_read{};
-    std::array<uint32_t, kMaxLocations> read_at{};  // number of that event
+    std::array<uint32_t, kMaxLocations> read_at{};  // event number of that read
   };
 
   uint32_t bound(int thread, const Op& op) const;
@@ -137,10 +137,10 @@ class Model {
   int num_locations_ = 0;
   std::array<Location, kMaxLocations> locations_;
   std::array<Thread, kMaxThreads> threads_;
-  View sequential_;  // what seq_cst steps have agreed on
-  View light_;  // what light barriers leave for heavy ones
-  View heavy_;  // and the other way round
-  View woken_;  // what a futex's wake leaves for its next sleep
+  View sequential_;  // shared by seq_cst steps
+  View light_;  // released by light barriers to heavy ones
+  View heavy_;  // released by heavy barriers to light ones
+  View woken_;  // released by a futex's wake to its next sleep
   bool has_overtaken_pin_ = false;
 };
 

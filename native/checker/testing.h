@@ -9,7 +9,7 @@
 
 namespace tilewise::checker {
 
-/// compare_exchange_weak may fail for no reason.
+/// compare_exchange_weak may fail spuriously.
 inline Options weak_compares() {
   Options options;
   options.weak_compares_fail = true;
@@ -34,7 +34,7 @@ inline void report(const Result& result, bool should_hold, const char* scenario,
 
 namespace tilewise::checker {
 
-/// `NAME_checked_test deep` explores what takes minutes too: make soak.
+/// Set by `NAME_checked_test deep`, which also explores what takes minutes (make soak).
 inline bool is_deep = false;
 
 inline int run(int argc, char** argv) {

@@ -6,11 +6,11 @@
 
 namespace tilewise::checker {
 
-/// A step that was taken.
+/// A step of the execution.
 struct Event {
   int thread;
-  uint32_t number;  // among its thread's
-  Clock clock;      // dependent events before it
+  uint32_t number;  // within its thread
+  Clock clock;      // earlier events that it depends on
   Op op;
   Choice choice;
 };

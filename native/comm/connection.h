@@ -1,13 +1,13 @@
 // Messages between processes without shared memory, over MPI (mpi/tilewise_mpi.h).
 //
 // Purpose: short messages, and payloads, which are bytes copied from memory to memory. A message announces a payload,
-// either the sender's (give) or the receiver's (ask), and the payload uses the message's tag. MPI makes no progress by
-// itself, so progress() must be called again and again: by idle workers, and by one thread of every executor while all
-// of them compute (remote_peers.h).
+// of the sender (put) or of the receiver (get), and the payload uses the message's tag. MPI makes no progress by
+// itself, so progress() must be called repeatedly: by idle workers, and by one thread of every executor while all
+// workers compute (remote_peers.h).
 //
 // Who may call: any thread. One thread at a time is inside MPI; the others put their operations into the outbox.
-// Blocks: only leave(), wait() and finish(). A receiver's take(), and callbacks at an end, run inside progress(); they
-// must neither wait nor call leave(). Memory: the owner of a payload keeps it until its end was reported. Memory order:
+// Blocks: only leave(), wait() and finish(). A receiver's take() and completion callbacks run inside progress(); they
+// must neither wait nor call leave(). Memory: the owner of a payload keeps it until its end is reported. Memory order:
 // the receiver of a message sees what happened before it was posted.
 //
 // Trusts nothing: a message is checked before any of it is used (transport.h), and the receiver checks what it names.
@@ -45,50 +45,51 @@ class Connection {
   int64_t rank() const { return transport_.rank(); }
   int64_t size() const { return transport_.size(); }
 
-  /// Messages of that device group go to the receiver, until leave(): then nothing of the device group is under way.
+  /// Delivers messages of that device group to the receiver until leave(), after which no operation of the device group
+  /// is pending.
   void join(int64_t group, Receiver& receiver);
   void leave(int64_t group);
 
   void send(int64_t to, const Message& message, const std::string& text = {});
-  /// A message, and these bytes.
-  void give(int64_t to, const Message& message, const std::byte* data, int64_t bytes, Done done);
-  /// A message that asks for bytes.
-  void ask(int64_t to, const Message& message, std::byte* into, int64_t bytes, Done done);
-  /// The payload of a message that has come: of one that gives, or for one that asks.
+  /// Sends a message and a payload.
+  void put(int64_t to, const Message& message, const std::byte* data, int64_t bytes, Done done);
+  /// Sends a message that requests a payload.
+  void get(int64_t to, const Message& message, std::byte* into, int64_t bytes, Done done);
+  /// Receives the payload of the other's put(), or sends the payload for its get().
   void receive(int64_t from, const Message& message, std::byte* into, int64_t bytes, Done done);
   void reply(int64_t to, const Message& message, const std::byte* data, int64_t bytes, Done done);
 
-  /// Whether anything has moved. Does nothing while another thread is at it.
+  /// Returns whether anything has moved. Does nothing while another thread is inside.
   bool progress();
-  /// The same if the last one was a while ago: for threads that have something better to do.
+  /// The same, but only if the last call was some time ago: for threads with other work.
   void progress_if_due();
-  /// Makes progress until something holds. False: it did not for so long, or this has failed.
-  bool wait(int64_t limit_ns, const std::function<bool()>& holds);
-  /// Ends MPI, which waits for all other processes, once nothing is under way.
+  /// Makes progress until the condition is true. Returns false after limit_ns or if the connection has failed.
+  bool wait(int64_t limit_ns, const std::function<bool()>& condition);
+  /// Ends MPI, which waits for all other processes, once no operation is pending.
   void finish();
-  /// Why it has ended; empty while it goes well. fail: the first cause stands.
+  /// Why the connection has failed; empty if it has not. fail() has no effect after the first failure.
   std::string cause() const { return failure_.cause(); }
-  bool has_failed() const { return failure_.has_come(); }
+  bool has_failed() const { return failure_.is_set(); }
   void fail(const std::string& cause) { failure_.set(cause); }
   ConnectionTraffic traffic() const { return transport_.traffic(); }
 
  private:
   void check_bytes(int64_t peer, int64_t bytes) const;
-  bool has_payload(int64_t from, const Message& message, bool is_asked);
-  int32_t new_tag(bool is_asked);
+  bool has_payload(int64_t from, const Message& message, bool is_get);
+  int32_t new_tag(bool is_get);
   void queue(std::vector<Operation::Owned> operations);
   bool step();
-  bool is_under_way(int64_t group);
+  bool is_pending(int64_t group);
 
   Failure failure_;
 
   std::mutex outbox_mutex_;
   std::deque<Operation::Owned> outbox_;
   std::atomic<bool> has_mail_{false};
-  std::map<int64_t, int64_t> under_way_;  // per device group, operations that have not ended
+  std::map<int64_t, int64_t> num_pending_;  // operations per device group
   int32_t last_tag_ = 0;
 
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;  // guards all members below
   Transport transport_;
   std::map<int64_t, Receiver*> receivers_;
 

@@ -42,19 +42,19 @@ Message message_of(uint16_t kind, int64_t number = 0) {
   return message;
 }
 
-/// Progress of both until something holds.
-bool until(Connection& one, Connection& other, const std::function<bool()>& holds) {
+/// Makes progress for both until the condition is true.
+bool until(Connection& one, Connection& other, const std::function<bool()>& condition) {
   for (int64_t looks = 0; looks < 100'000; ++looks) {
     one.progress();
     other.progress();
-    if (holds()) return true;
+    if (condition()) return true;
   }
   return false;
 }
 
 }  // namespace
 
-CASE("messages arrive whole and in order, whatever thread posts them") {
+CASE("messages arrive complete and in order from any thread") {
   FakeWorld world(2, 1);
   Connection one(world.rank(0));
   Connection other(world.rank(1));
@@ -72,39 +72,38 @@ CASE("messages arrive whole and in order, whatever thread posts them") {
   EXPECT(collector.taken.size() == 500);
 }
 
-CASE("what is given and what is asked for reaches its memory, hundreds at once") {
+CASE("hundreds of concurrent put() and get() payloads reach their memory") {
   FakeWorld world(2, 2, 9);
   Connection one(world.rank(0));
   Connection other(world.rank(1));
   Collector collector;
-  Collector asking;
+  Collector requester;
   constexpr int64_t kCount = 400;
-  std::vector<std::vector<std::byte>> sent, received(kCount), asked(kCount);
+  std::vector<std::vector<std::byte>> sent, put(kCount), got(kCount);
   for (int64_t n = 0; n < kCount; ++n) {
     sent.emplace_back(n * 17 % 3000, static_cast<std::byte>(n));
-    received[n].resize(sent[n].size());
-    asked[n].resize(sent[n].size());
+    put[n].resize(sent[n].size());
+    got[n].resize(sent[n].size());
   }
   int64_t num_ended = 0;
   collector.also = [&](int64_t from, const Message& message) {
     const int64_t n = message.numbers[0];
-    if (message.kind == 1)
-      other.receive(from, message, received[n].data(), std::ssize(received[n]), [&] { ++num_ended; });
+    if (message.kind == 1) other.receive(from, message, put[n].data(), std::ssize(put[n]), [&] { ++num_ended; });
     if (message.kind == 2) other.reply(from, message, sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
   };
-  one.join(kGroup, asking);
+  one.join(kGroup, requester);
   other.join(kGroup, collector);
   for (int64_t n = 0; n < kCount; ++n) {
-    one.give(1, message_of(1, n), sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
-    one.ask(1, message_of(2, n), asked[n].data(), std::ssize(asked[n]), [&] { ++num_ended; });
+    one.put(1, message_of(1, n), sent[n].data(), std::ssize(sent[n]), [&] { ++num_ended; });
+    one.get(1, message_of(2, n), got[n].data(), std::ssize(got[n]), [&] { ++num_ended; });
   }
   EXPECT(until(one, other, [&] { return num_ended == 4 * kCount; }));
-  EXPECT(received == sent && asked == sent);
+  EXPECT(put == sent && got == sent);
   const int64_t bytes = one.traffic().bytes_sent;
   EXPECT(bytes > 0 && one.traffic().bytes_received == bytes && other.traffic().bytes_sent == bytes);
 }
 
-CASE("a message that is no message, or not the next one, ends the connection and is not taken") {
+CASE("an invalid or out-of-order message ends the connection and is not delivered") {
   struct Fault {
     const char* name;
     std::function<void(std::vector<std::byte>&)> spoil;
@@ -137,7 +136,7 @@ CASE("a message that is no message, or not the next one, ends the connection and
   }
 }
 
-CASE("a payload of other bytes than were announced is not reported as arrived") {
+CASE("a payload of another size than announced is not reported as arrived") {
   for (const int64_t difference : {-1, 1}) {
     FakeWorld world(2, 5, 0);
     Connection one(world.rank(0));
@@ -152,13 +151,13 @@ CASE("a payload of other bytes than were announced is not reported as arrived") 
     world.spoil = [&](std::vector<std::byte>& message, int32_t tag) {
       if (tag != 0) message.resize(message.size() + difference);
     };
-    one.give(1, message_of(1), data.data(), std::ssize(data), {});
+    one.put(1, message_of(1), data.data(), std::ssize(data), {});
     EXPECT(until(one, other, [&] { return other.has_failed(); }));
     EXPECT(!has_ended);
   }
 }
 
-CASE("a message that names a tag of its receiver ends the connection, and no payload is begun") {
+CASE("a message with a tag of its receiver ends the connection, and no payload starts") {
   for (const uint16_t kind : {1, 2}) {
     for (const int32_t tag : {0, 5, 6}) {
       FakeWorld world(2, 8, 0);
@@ -178,12 +177,12 @@ CASE("a message that names a tag of its receiver ends the connection, and no pay
       one.send(1, message);
       EXPECT(until(one, other, [&] { return !collector.taken.empty(); }));
       EXPECT(other.has_failed() != is_right);
-      other.fail("the case is over");
+      other.fail("the test is over");
     }
   }
 }
 
-CASE("what a receiver throws ends the connection, and says so") {
+CASE("an exception of a receiver ends the connection and is its cause") {
   FakeWorld world(2, 9);
   Connection one(world.rank(0));
   Connection other(world.rank(1));
@@ -196,20 +195,20 @@ CASE("what a receiver throws ends the connection, and says so") {
   other.leave(kGroup);
 }
 
-CASE("after an error nothing goes on, and waiting ends") {
+CASE("after an error nothing is sent, and waiting ends") {
   FakeWorld world(2, 6);
   Connection one(world.rank(0));
   Collector collector;
   one.join(kGroup, collector);
   std::vector<std::byte> into(10);
-  one.ask(1, message_of(2), into.data(), std::ssize(into), {});
+  one.get(1, message_of(2), into.data(), std::ssize(into), {});
   world.break_rank(0);
   EXPECT(!one.wait(kPatience, [] { return false; }));
   EXPECT(one.cause().starts_with("MPI could not ") && one.cause().find("connection reset") != std::string::npos);
   one.leave(kGroup);
 }
 
-CASE("arguments that cannot be are refused") {
+CASE("invalid arguments are rejected") {
   FakeWorld world(2, 7);
   Connection one(world.rank(0));
   const auto is_refused = [](const std::function<void()>& body) {

@@ -5,11 +5,11 @@
 //   message passing   x = 1; post s             | s seen; read x                      x = 0 forbidden
 //   reuse             x = 1; post s; ack; x = 2 | s seen; read x; post ack           x = 2 forbidden
 //   ISA2              x = 1; post s | s seen; post t | t seen; read x                x = 0 forbidden
-//   store buffering   post s; look at t         | post t; look at s                  both 0: allowed for value(),
+//   store buffering   post s; read t            | post t; read s                     both 0: allowed for value(),
 //                                                                                      forbidden for wait()
-//   IRIW              post s | post t | look at s, t | look at t, s                  opposite orders: as above
+//   IRIW              post s | post t | read s, t | read t, s                        opposite orders: as above
 // value() is an acquire load. wait() registers, then compares; post() adds, then checks for waiters. All four are in
-// one order that every thread agrees on; a lost wake-up would have to break it. Tasks only use wait().
+// one order that every thread agrees on; a lost wake-up would contradict it. Tasks only use wait().
 #include <algorithm>
 #include <array>
 #include <barrier>
@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kRounds = 4000;
 constexpr int64_t kTileElements = 48;  // several cache lines
 
-/// Waits as a task does: one compare-and-register, then the poster tells. Odd epochs poll value() instead.
+/// Waits like a task: compares and registers once, then the poster calls on_posted. Odd epochs poll value() instead.
 void await(Signal& signal, uint64_t epoch) {
   if (epoch % 2 == 1) {
     while (signal.value() < epoch) std::this_thread::yield();
@@ -45,7 +45,7 @@ void await(Signal& signal, uint64_t epoch) {
   while (!waiter.notified.load(std::memory_order_acquire)) std::this_thread::yield();
 }
 
-/// Whether wait() finds the epoch reached. An unmet waiter stays registered, so it lives as long as the board.
+/// Whether wait() returns true. An unmet waiter stays registered, so it must live as long as the board.
 bool has_reached(Signal& signal, Waiter& waiter, uint64_t epoch) {
   waiter.threshold = epoch;
   waiter.on_posted = [](Waiter*, uint64_t) {};
@@ -53,7 +53,7 @@ bool has_reached(Signal& signal, Waiter& waiter, uint64_t epoch) {
   return signal.wait(&waiter, &poison);
 }
 
-/// Runs the devices' loops side by side.
+/// Runs the devices' loops in parallel.
 void run_devices(const std::vector<std::function<void()>>& devices) {
   std::vector<std::thread> threads;
   for (const auto& device : devices) threads.emplace_back(device);
@@ -65,11 +65,11 @@ struct Tile {
   std::array<int64_t, kTileElements> data{};
   void write(int64_t value) { data.fill(value); }
   bool holds(int64_t value) const {
-    return std::all_of(data.begin(), data.end(), [&](int64_t found) { return found == value; });
+    return std::all_of(data.begin(), data.end(), [&](int64_t element) { return element == value; });
   }
 };
 
-/// One device writes and posts, `hops` devices pass the news on, the last reads and acknowledges. Counts wrong tiles.
+/// One device writes and posts, `hops` devices forward the signal, the last reads and acknowledges. Counts wrong tiles.
 int64_t stale_reads(int64_t hops) {
   SignalBoard board(hops + 2);
   Signal& ack = board[hops + 1];
@@ -101,7 +101,7 @@ int64_t stale_reads(int64_t hops) {
   return stale;
 }
 
-/// Store buffering with looks through wait(): rounds in which both devices saw the other's signal unposted.
+/// Store buffering with wait(): the number of rounds in which both devices saw the other's signal unposted.
 int64_t both_missed() {
   SignalBoard board(2 * kRounds);
   std::vector<Waiter> waiters(2 * kRounds);
@@ -120,7 +120,7 @@ int64_t both_missed() {
   return missed;
 }
 
-/// IRIW with looks through wait(): rounds in which two readers saw two posts in opposite orders. Each writer fills a
+/// IRIW with wait(): the number of rounds in which two readers saw two posts in opposite orders. Each writer fills a
 /// tile before it posts; `stale` counts readers that saw a post without its tile.
 int64_t opposite_orders(int64_t* stale) {
   SignalBoard board(2 * kRounds);
@@ -159,11 +159,11 @@ int64_t opposite_orders(int64_t* stale) {
 
 }  // namespace
 
-CASE("message passing: who sees the signal sees the tile, and no tile is reused under its reader") {
+CASE("message passing: a thread that sees the signal sees the tile, and no tile is reused while it is read") {
   EXPECT_EQ(stale_reads(0), 0);
 }
 
-CASE("ISA2: the news may come through a third and a fourth device") {
+CASE("ISA2: the signal may be forwarded by a third and a fourth device") {
   EXPECT_EQ(stale_reads(1), 0);
   EXPECT_EQ(stale_reads(2), 0);
 }
@@ -176,7 +176,7 @@ CASE("IRIW: waits see two posts in one order, each with its tile") {
   EXPECT_EQ(stale, 0);
 }
 
-CASE("who sees a poisoned post sees the poison") {
+CASE("a thread that sees a poisoned post sees the poison") {
   SignalBoard board(kRounds);
   int64_t unpoisoned = 0;
   run_devices({[&] {

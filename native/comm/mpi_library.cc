@@ -20,49 +20,49 @@ void* load(const std::string& file, int flags) {
   return loaded;
 }
 
-// Libraries stay: MPI does not survive being unloaded.
+// Libraries are never unloaded, because MPI does not support it.
 const TilewiseMpi& load_table(const std::string& table, const std::string& library) {
   if (!library.empty()) load(library, RTLD_NOW | RTLD_GLOBAL);
   const auto function = reinterpret_cast<TilewiseMpiFunction>(dlsym(load(table, RTLD_NOW), "tilewise_mpi"));
-  const TilewiseMpi* const found = function != nullptr ? function() : nullptr;
-  check<ArgumentError>(found != nullptr && found->version == TILEWISE_MPI_VERSION,
-                       "[comm.join_world] a file of MPI's functions must be of version ", TILEWISE_MPI_VERSION,
-                       "; got ", found == nullptr ? "another file" : std::to_string(found->version),
+  const TilewiseMpi* const functions = function != nullptr ? function() : nullptr;
+  check<ArgumentError>(functions != nullptr && functions->version == TILEWISE_MPI_VERSION,
+                       "[comm.join_world] the file of MPI functions must have version ", TILEWISE_MPI_VERSION, "; got ",
+                       functions == nullptr ? "another file" : std::to_string(functions->version),
                        "; run `tilewise build-mpi` again");
-  return *found;
+  return *functions;
 }
 
 std::string text_of(const char* text) { return {text}; }
 
-std::string& last_words() {
+std::string& exit_message() {
   static auto& text = *new std::string;
   return text;
 }
 
-void say_last_words() { std::fputs(last_words().c_str(), stderr); }
+void print_exit_message() { std::fputs(exit_message().c_str(), stderr); }
 
-/// What is said where the process ends while this is there.
-class LastWords {
+/// Prints a message on standard error if the process exits while this object exists.
+class ExitMessage {
  public:
-  explicit LastWords(const std::string& text) {
-    static const bool is_said = std::atexit(say_last_words) == 0;
-    if (is_said) last_words() = text;
+  explicit ExitMessage(const std::string& text) {
+    static const bool is_registered = std::atexit(print_exit_message) == 0;
+    if (is_registered) exit_message() = text;
   }
-  ~LastWords() { last_words().clear(); }
-  LastWords(const LastWords&) = delete;
-  LastWords& operator=(const LastWords&) = delete;
+  ~ExitMessage() { exit_message().clear(); }
+  ExitMessage(const ExitMessage&) = delete;
+  ExitMessage& operator=(const ExitMessage&) = delete;
 };
 
 }  // namespace
 
-std::shared_ptr<World> join_world(const std::string& table, const std::string& library, const std::string& ending) {
+std::shared_ptr<World> join_world(const std::string& table, const std::string& library, const std::string& message) {
   const TilewiseMpi& mpi = load_table(table, library);
-  const LastWords words(ending);
+  const ExitMessage exit_message(message);
   const int32_t error = mpi.start(mpi.self);
   char text[512] = {};
   if (error != 0) mpi.describe(mpi.self, error, text, sizeof(text));
   check<ArgumentError>(error == 0, "[comm.join_world] MPI must start; got '", text_of(text),
-                       "'; see that mpiexec and the library are of one MPI (tilewise doctor)");
+                       "'; mpiexec and the library must belong to one MPI (check with `tilewise doctor`)");
   return std::make_shared<World>(mpi);
 }
 

@@ -12,8 +12,9 @@
 
 namespace tilewise::comm {
 
-/// The processes that mpiexec has started together. library: to load first; empty: the table's file names it itself.
-/// ending: a line that goes to standard error where MPI ends the process instead.
-std::shared_ptr<World> join_world(const std::string& table, const std::string& library, const std::string& ending);
+/// Joins the processes that mpiexec has started together. library: loaded first; empty: the table's file links it.
+/// exit_message: printed on standard error if MPI ends the process instead of returning an error.
+std::shared_ptr<World> join_world(const std::string& table, const std::string& library,
+                                  const std::string& exit_message);
 
 }  // namespace tilewise::comm

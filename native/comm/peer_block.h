@@ -16,17 +16,17 @@ using protocols::StdMemory;
 
 struct alignas(128) PeerBlock {
   protocols::Mailbox<StdMemory, Post, kCells> mail;
-  alignas(128) protocols::Sleepers<StdMemory> sleepers;  // who waits for orders, or for answers
+  alignas(128) protocols::Sleepers<StdMemory> sleepers;  // threads that wait for orders or answers
   std::atomic<uint64_t> ordered;
   std::atomic<uint64_t> answered;
-  std::atomic<uint64_t> ended;  // the last run of which a remote process has posted its last signal
+  std::atomic<uint64_t> ended;  // the last run in which a remote process has posted all its signals
   Order order;
   Answer answer;
   alignas(128) std::atomic<int64_t> pid;
   std::atomic<uint64_t> beats;
   std::atomic<uint64_t> num_completed;
   std::atomic<bool> is_at_work;
-  std::atomic<uint64_t> stopped;  // the run in which something failed here
+  std::atomic<uint64_t> stopped;  // the last run that has failed in this process
 };
 
 }  // namespace tilewise::comm

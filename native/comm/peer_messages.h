@@ -5,7 +5,7 @@
 
 namespace tilewise::comm {
 
-/// A signal of a device rises by one.
+/// Adds one to a signal of a device.
 struct Post {
   uint64_t run = 0;
   int32_t device = 0;
@@ -16,17 +16,17 @@ struct Post {
 inline constexpr int64_t kMaxSymbols = 256;
 inline constexpr int64_t kMaxText = 4096;
 
-/// What the leader asks for. kTalk: it has sent something by other ways.
+/// An order of the leader. kTalk: return from serve(), because the leader has sent something by other means.
 struct Order {
   enum class Kind : uint8_t { kRun, kTalk };
   Kind kind = Kind::kTalk;
-  bool clears_poison = false;  // the run before has failed somewhere
+  bool clears_poison = false;  // the previous run has failed in some process
   int64_t list = 0;
   int64_t num_symbols = 0;
   int64_t symbols[kMaxSymbols] = {};
 };
 
-/// How a run has ended in one process. kStopped: because it failed in another.
+/// How a run has ended in one process. kStopped: it failed in another process.
 struct Answer {
   enum class Kind : uint8_t { kDone, kTaskFailed, kTimeout, kStopped, kOther };
   Kind kind = Kind::kDone;
@@ -38,7 +38,7 @@ struct Answer {
   static void set(char* text, int64_t size, const std::string& value);
 };
 
-/// How remote a process is, as it says itself some twenty times a second.
+/// The progress of a process, which it reports about twenty times per second.
 struct Progress {
   int64_t pid;
   uint64_t num_completed;

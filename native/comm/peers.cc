@@ -16,9 +16,9 @@ namespace tilewise::comm {
 
 namespace {
 
-constexpr int64_t kSpinNs = 20'000;  // before a thread that leads or serves sleeps
+constexpr int64_t kSpinNs = 20'000;  // then a thread that leads or serves sleeps
 
-/// Looks again and again for a short time.
+/// Polls for a short time.
 template <class Look>
 bool spin(Look&& look) {
   const int64_t until = now_ns() + kSpinNs;
@@ -29,7 +29,7 @@ bool spin(Look&& look) {
   return false;
 }
 
-/// Sleeps until there is a reason, at most so long; while awake makes progress of what leads to remote processes, if
+/// Sleeps until look() is true, at most limit_ns. While awake, makes progress for messages of remote processes, if
 /// there are any.
 template <class Look>
 bool sleep(protocols::Sleepers<StdMemory>& sleepers, RemotePeers* remote, int64_t limit_ns, Look&& look) {
@@ -62,9 +62,9 @@ Peers::Peers(PeersOptions options)
   const int64_t count = options_.num_processes;
   check<ArgumentError>(
       count >= 2 && options_.process >= 0 && options_.process < count && std::ssize(options_.ends) == count,
-      "[comm.Peers] a device group has two processes or more, this one among them, and says how each one's end "
-      "is seen; got process ",
-      options_.process, " of ", count, " with ", options_.ends.size(), " ends; correct the argument");
+      "[comm.Peers] a device group must have at least two processes, including this one, and a descriptor per "
+      "process; got process ",
+      options_.process, " of ", count, " with ", options_.ends.size(), " descriptors; correct the argument");
   lives_.resize(count);
   if (options_.remote.connection != nullptr) {
     remote_ = std::make_unique<RemotePeers>(std::move(options_.remote), options_.process, block(options_.process),
@@ -139,11 +139,11 @@ bool Peers::settle(int64_t limit_ns) {
   return has_settled() || sleep(block(options_.process).sleepers, remote_.get(), limit_ns, has_settled);
 }
 
-uint64_t Peers::give(const Order& order) {
+uint64_t Peers::send_order(const Order& order) {
   ++num_ordered_;
   for (int64_t p = 1; p < num_processes(); ++p) {
     if (is_remote(p)) {
-      remote_->give(p, order, num_ordered_);
+      remote_->send_order(p, order, num_ordered_);
       continue;
     }
     PeerBlock& other = block(p);
@@ -192,7 +192,7 @@ bool Peers::await_answers(int64_t limit_ns) {
 
 const Answer& Peers::answer_of(int64_t process) const { return block(process).answer; }
 
-void Peers::tell(uint64_t num_completed, bool is_at_work) {
+void Peers::report(uint64_t num_completed, bool is_at_work) {
   PeerBlock& own = block(options_.process);
   own.num_completed.store(num_completed, std::memory_order_relaxed);
   own.is_at_work.store(is_at_work, std::memory_order_relaxed);
@@ -204,9 +204,9 @@ Progress Peers::progress(int64_t process) const {
           other.is_at_work.load(std::memory_order_relaxed)};
 }
 
-void Peers::tell_stopped() {
+void Peers::report_stopped() {
   const bool is_new = block(options_.process).stopped.exchange(run(), std::memory_order_relaxed) != run();
-  if (is_new && remote_ != nullptr) remote_->tell();
+  if (is_new && remote_ != nullptr) remote_->report();
 }
 
 bool Peers::is_stopped() const {
@@ -222,9 +222,9 @@ bool Peers::has_ended(int64_t process) const {
   return poll(&end, 1, 0) > 0;
 }
 
-// Time counts in which this thread itself was awake, so a stopped machine loses no process. A leader that stands still
-// is waited for: a person may have stopped it (Ctrl-Z), and nothing is lost when it goes on. Of a remote process there
-// is no other sign than its silence.
+// Only time in which this thread was awake counts, so that no process is lost while the machine is suspended. A silent
+// leader on this host is not lost: the user may have stopped it (Ctrl-Z) and may continue it. Silence is the only sign
+// that a remote process has ended.
 int64_t Peers::find_lost(int64_t limit_ns, std::string* how) {
   const int64_t now = now_ns();
   const int64_t passed = std::min(now - looked_ns_, 4 * kBeatNs);
@@ -241,7 +241,7 @@ int64_t Peers::find_lost(int64_t limit_ns, std::string* how) {
     } else if (is_remote(p) && remote_->connection().has_failed()) {
       *how = "cannot be reached: " + remote_->connection().cause();
     } else if ((leads() || is_remote(p)) && life.quiet_ns > limit_ns) {
-      *how = "has stood still for " + std::to_string(life.quiet_ns / 1'000'000'000) + " s";
+      *how = "has not responded for " + std::to_string(life.quiet_ns / 1'000'000'000) + " s";
     }
     if (how->empty()) continue;
     if (remote_ != nullptr) remote_->connection().fail("process " + std::to_string(p) + " " + *how);

@@ -33,10 +33,10 @@
 namespace tilewise::comm {
 
 struct PeersOptions {
-  int64_t process = 0;  // this one; 0 leads
+  int64_t process = 0;  // this process; 0 is the leader
   int64_t num_processes = 1;
-  int file = -1;  // of bytes(num_processes), which all processes of this host map
-  std::vector<int> ends;  // per process a descriptor that becomes readable when it ends; -1: none is watched
+  int file = -1;  // of bytes(num_processes) bytes; all processes of this host map it
+  std::vector<int> ends;  // per process: a descriptor that is readable after its end; -1: not watched
   /// Takes a message of a run that has begun. Called by one thread at a time.
   std::function<void(const Post&)> take;
   RemoteOptions remote = {};
@@ -55,42 +55,43 @@ class Peers {
   bool leads() const { return options_.process == 0; }
   bool is_remote(int64_t process) const { return remote_ != nullptr && remote_->has(process); }
 
-  // Raises.
+  // Posts of signals.
 
   void post(int64_t process, const Post& post);
   void look();
   void stay();
   bool leave();
-  /// Until close(): takes messages while no worker looks, and shows that this process is alive.
+  /// Until close(): takes messages while no worker does, and reports that this process is alive.
   void listen();
   void close();
   /// After the devices have ended: no post of this run will be sent.
   void end_posts();
-  /// Before devices begin: no message of an earlier run is left. False: remote processes have not said so for so long.
+  /// Before devices begin: waits until no message of an earlier run is left. Returns false if remote processes have not
+  /// confirmed that in time.
   bool settle(int64_t limit_ns);
-  /// After they have begun: messages of this run are taken from now on.
+  /// After devices have begun: accepts messages of this run from now on.
   void open_run(uint64_t number) { run_.store(number, std::memory_order_seq_cst); }
   uint64_t run() const { return run_.load(std::memory_order_relaxed); }
 
   // Orders and answers.
 
-  /// To all; returns the order's number.
-  uint64_t give(const Order& order);
-  /// False: none has come for so long.
+  /// Sends an order to all; returns its number.
+  uint64_t send_order(const Order& order);
+  /// Returns false if none has arrived in time.
   bool await_order(int64_t limit_ns, Order* order, uint64_t* number);
   void answer(const Answer& answer);
-  /// All others have answered the last order. False: not for so long.
+  /// Waits until all others have answered the last order. Returns false if they have not in time.
   bool await_answers(int64_t limit_ns);
   const Answer& answer_of(int64_t process) const;
 
-  // How the others are.
+  // Progress and failures.
 
-  void tell(uint64_t num_completed, bool is_at_work);
+  void report(uint64_t num_completed, bool is_at_work);
   Progress progress(int64_t process) const;
-  /// In this run something has failed here, and every process is to stop.
-  void tell_stopped();
+  /// Reports that the run has failed in this process and every process must stop.
+  void report_stopped();
   bool is_stopped() const;
-  /// A process that has ended, or shown no life for so long while this one looked; -1: none.
+  /// A process that has ended, or has not responded for limit_ns while this one was awake; -1: none.
   int64_t find_lost(int64_t limit_ns, std::string* how);
   bool has_ended(int64_t process) const;
 
@@ -101,8 +102,8 @@ class Peers {
 
   PeersOptions options_;
   memory::SharedFile memory_;
-  std::unique_ptr<RemotePeers> remote_;  // none: all share memory
-  uint64_t num_ordered_ = 0;  // given, or received
+  std::unique_ptr<RemotePeers> remote_;  // nullptr: all processes share memory
+  uint64_t num_ordered_ = 0;  // orders sent, or received
   std::atomic<uint64_t> run_{0};
   std::atomic<bool> is_closed_{false};
   struct Life {

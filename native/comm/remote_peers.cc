@@ -12,7 +12,7 @@ namespace tilewise::comm {
 
 namespace {
 
-constexpr int64_t kKeenNs = 2'000'000;  // after the last message, while no worker is awake: looks all the time
+constexpr int64_t kPollNs = 2'000'000;  // polls without pauses this long after a message while no worker is awake
 constexpr int64_t kPauseNs = 200'000;
 
 }  // namespace
@@ -45,7 +45,7 @@ void RemotePeers::send_to_all(const Message& message) {
   options_.connection->progress();
 }
 
-// ---- what this process says --------------------------------------------------------------------------------------
+// ---- sending --------------------------------------------------------------------------------------
 
 void RemotePeers::post(int64_t process, const Post& post) {
   Message message = message_of(MessageKind::kPost);
@@ -56,7 +56,7 @@ void RemotePeers::post(int64_t process, const Post& post) {
   send(process, message);
 }
 
-void RemotePeers::give(int64_t process, const Order& order, uint64_t number) {
+void RemotePeers::send_order(int64_t process, const Order& order, uint64_t number) {
   Message message = message_of(MessageKind::kOrder);
   message.flags = order.clears_poison ? 1 : 0;
   message.numbers[0] = static_cast<int64_t>(number);
@@ -80,7 +80,7 @@ void RemotePeers::answer(const Answer& answer, uint64_t number) {
   send(0, message, text);
 }
 
-void RemotePeers::tell() {
+void RemotePeers::report() {
   Message message = message_of(MessageKind::kState);
   message.flags = own_.is_at_work.load(std::memory_order_relaxed) ? 1 : 0;
   message.numbers[0] = own_.pid.load(std::memory_order_relaxed);
@@ -102,38 +102,37 @@ bool RemotePeers::have_ended(uint64_t run) const {
   });
 }
 
-// ---- what it hears -----------------------------------------------------------------------------------------------
+// ---- receiving -----------------------------------------------------------------------------------------------
 
-// Between messages: takes messages of all kinds, says how it is, and sees to the connection's progress while all
-// workers compute. While none of them is awake nothing is lost by looking all the time.
+// Takes messages of all kinds, reports this process's progress, and drives the connection while all workers compute.
+// Polling without pauses costs nothing while no worker is awake.
 void RemotePeers::listen(const std::function<bool()>& is_over) {
-  int64_t told_ns = 0;
-  int64_t keen_until = 0;
+  int64_t reported_ns = 0;
+  int64_t poll_until = 0;
   while (!is_over()) {
     const bool has_moved = options_.connection->progress();
     const int64_t now = now_ns();
-    if (now - told_ns > kBeatNs) {
+    if (now - reported_ns > kBeatNs) {
       own_.beats.fetch_add(1, std::memory_order_relaxed);
-      tell();
-      told_ns = now;
+      report();
+      reported_ns = now;
     }
-    if (has_moved) keen_until = now + kKeenNs;
-    const bool is_keen = now < keen_until && own_.mail.awake.load(std::memory_order_relaxed) == 0;
-    if (is_keen) StdMemory::yield();
-    own_.mail.listen(take_, [&] { return is_keen || is_over(); }, kPauseNs);
+    if (has_moved) poll_until = now + kPollNs;
+    const bool is_polling = now < poll_until && own_.mail.awake.load(std::memory_order_relaxed) == 0;
+    if (is_polling) StdMemory::yield();
+    own_.mail.listen(take_, [&] { return is_polling || is_over(); }, kPauseNs);
   }
 }
 
-void RemotePeers::refuse(int64_t from, const Message& message) {
-  std::string text =
-      "a message must be of this version and name what there is; got kind " + std::to_string(message.kind);
+void RemotePeers::reject(int64_t from, const Message& message) {
+  std::string text = "a message must be of this version and valid; got kind " + std::to_string(message.kind);
   for (const int64_t number : message.numbers) text += ", " + std::to_string(number);
   options_.connection->fail(text + " from process " + std::to_string(from));
 }
 
 void RemotePeers::take(int64_t from, const Message& message, const std::string& text) {
   if (from >= std::ssize(blocks_) || !has(from)) {
-    refuse(from, message);
+    reject(from, message);
     return;
   }
   switch (static_cast<MessageKind>(message.kind)) {
@@ -160,14 +159,14 @@ void RemotePeers::take(int64_t from, const Message& message, const std::string& 
       options_.take(from, message, text);
       return;
   }
-  refuse(from, message);
+  reject(from, message);
 }
 
 void RemotePeers::take_post(int64_t from, const Message& message) {
   const auto device = static_cast<int32_t>(message.numbers[1]);
   const auto signal = static_cast<int32_t>(message.numbers[2]);
   if (message.numbers[1] != device || message.numbers[2] != signal) {
-    refuse(from, message);
+    reject(from, message);
     return;
   }
   undelivered_.push_back({.post = {.run = static_cast<uint64_t>(message.numbers[0]),
@@ -188,7 +187,7 @@ void RemotePeers::take_state(int64_t from, const Message& message) {
   deliver();
 }
 
-// Into this process's own mailbox, where those of its host leave theirs.
+// Delivers remote messages to this process's mailbox, which the processes of its host also use.
 void RemotePeers::deliver() {
   for (; !undelivered_.empty(); undelivered_.pop_front()) {
     const Undelivered& next = undelivered_.front();
@@ -205,12 +204,12 @@ void RemotePeers::deliver() {
 void RemotePeers::take_order(int64_t from, const Message& message, const std::string& text) {
   const int64_t count = message.numbers[3];
   const uint64_t number = message.numbers[0];
-  const bool is_known = message.numbers[1] == static_cast<int64_t>(Order::Kind::kRun) ||
-                        message.numbers[1] == static_cast<int64_t>(Order::Kind::kTalk);
-  if (from != 0 || !is_known || count < 0 || count > kMaxSymbols ||
+  const bool is_valid_kind = message.numbers[1] == static_cast<int64_t>(Order::Kind::kRun) ||
+                             message.numbers[1] == static_cast<int64_t>(Order::Kind::kTalk);
+  if (from != 0 || !is_valid_kind || count < 0 || count > kMaxSymbols ||
       std::ssize(text) != count * static_cast<int64_t>(sizeof(int64_t)) ||
       number != own_.ordered.load(std::memory_order_relaxed) + 1) {
-    refuse(from, message);
+    reject(from, message);
     return;
   }
   own_.order.kind = static_cast<Order::Kind>(message.numbers[1]);
@@ -226,10 +225,11 @@ void RemotePeers::take_answer(int64_t from, const Message& message, const std::s
   const int64_t length = message.numbers[5];
   PeerBlock& other = block(from);
   const bool is_new =
-      static_cast<uint64_t>(message.numbers[0]) > other.answered.load(std::memory_order_relaxed);  // once: it is read
+      static_cast<uint64_t>(message.numbers[0]) >
+      other.answered.load(std::memory_order_relaxed);  // an answer may arrive only once, because it may be in use
   if (process_ != 0 || message.numbers[1] < 0 || message.numbers[1] > static_cast<int64_t>(Answer::Kind::kOther) ||
       length < 0 || length > std::ssize(text) || !is_new) {
-    refuse(from, message);
+    reject(from, message);
     return;
   }
   other.answer.kind = static_cast<Answer::Kind>(message.numbers[1]);

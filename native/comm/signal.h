@@ -4,7 +4,7 @@
 // wait() or on_posted acquires the value.
 //
 // No wake-up can be lost; protocols/counter.h explains why. on_posted runs without the lock, once per waiter, in the
-// posting thread; the waiter's memory may be reused by then. No other lock is taken while a signal's lock is held.
+// posting thread; the waiter's memory may be reused by then. No other lock is taken inside a signal's lock.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -14,23 +14,23 @@
 
 namespace tilewise::comm {
 
-/// One wait of one task. Lives in the task's slot; linked into the signal while unmet.
+/// One wait of one task. It is in the task's slot, and in the signal's list while unmet.
 struct Waiter {
   uint64_t threshold = 0;
   Waiter* next = nullptr;
   void (*on_posted)(Waiter*, uint64_t poison) = nullptr;
 };
 
-/// One signal: 128 bytes, so that neighbours (and the adjacent-line prefetcher) never share with it.
-/// Who may call: any thread. Blocks: only for a lock's few instructions, and only where a task waits. Memory: symmetric
-/// (same index everywhere).
+/// One signal: 128 bytes, so that it shares no cache line pair (adjacent-line prefetch) with its neighbours. Who may
+/// call: any thread. Blocks: only for a lock's few instructions, and only if a task waits. Memory: symmetric (same
+/// index on every device).
 class alignas(128) Signal {
  public:
-  /// True when the value has reached waiter->threshold (then *poison is what the posters left); otherwise the waiter
-  /// is registered and its on_posted will be called exactly once.
+  /// Returns true if the value has reached waiter->threshold, with the posters' poison in *poison. Otherwise registers
+  /// the waiter, whose on_posted will be called exactly once.
   bool wait(Waiter* waiter, uint64_t* poison);
 
-  /// Adds one. A poison (an error's id, 0 for none) is written before the value; the first one stays.
+  /// Adds one. A poison (an error's id, 0 for none) is written before the value; the first one remains.
   void post(uint64_t poison);
 
   uint64_t value() const { return counter_.load(); }
@@ -52,7 +52,7 @@ class SignalBoard {
   Signal& operator[](int64_t index) { return signals_[index]; }
   const Signal& operator[](int64_t index) const { return signals_[index]; }
   int64_t size() const { return size_; }
-  /// After a run that failed: nothing of it may reach the next.
+  /// After a failed run, so that its errors do not reach the next.
   void clear_poison();
   int64_t bytes() const { return arena_.bytes(); }
 

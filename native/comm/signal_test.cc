@@ -24,13 +24,13 @@ struct Counting : Waiter {
 
 }  // namespace
 
-CASE("signals lie 128 bytes apart, at zero") {
+CASE("signals are 128 bytes apart and start at zero") {
   SignalBoard board(3);
   EXPECT_EQ(reinterpret_cast<char*>(&board[1]) - reinterpret_cast<char*>(&board[0]), 128);
   EXPECT_EQ(board[2].value(), 0u);
 }
 
-CASE("a met wait returns at once, an unmet one is notified once when its value comes") {
+CASE("a met wait returns at once, an unmet one is notified once when its value is reached") {
   SignalBoard board(1);
   Counting low, high, met;
   uint64_t poison = 0;

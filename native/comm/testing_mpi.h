@@ -1,6 +1,6 @@
 // An MPI for tests: ranks are threads of one process, and the delays of messages depend on a seed.
 //
-// Between two ranks, messages of one tag keep their order; all others may overtake each other. A message becomes
+// Between two ranks, messages of one tag keep their order; other messages may overtake each other. A message becomes
 // visible after the receiver has polled several times, and a send completes some polls later than it could.
 #pragma once
 #include <algorithm>
@@ -24,14 +24,14 @@ class FakeWorld {
   }
 
   const TilewiseMpi& rank(int32_t number) const { return ranks_[number]->table; }
-  /// What the next messages of a rank to another are changed by, as a network would that is broken.
+  /// Changes the next messages between ranks, as a broken network would.
   std::function<void(std::vector<std::byte>& message, int32_t tag)> spoil;
-  /// Called with all memory that a rank passes on, to send it or to receive into it.
+  /// Calls `sees` with all memory that a rank sends or receives into.
   void watch(std::function<void(const std::byte* data)> sees) {
     std::lock_guard guard(mutex_);
     sees_ = std::move(sees);
   }
-  /// The rank's calls fail from now on.
+  /// Makes all further calls of the rank fail.
   void break_rank(int32_t number) {
     std::lock_guard guard(mutex_);
     ranks_[number]->is_broken = true;
@@ -45,11 +45,11 @@ class FakeWorld {
     std::vector<std::byte> bytes;
   };
   struct Request {
-    std::byte* into;  // of a receive
+    std::byte* into;  // for a receive
     int64_t room;
     int32_t from;
     int32_t tag;
-    int64_t delay;  // of a send
+    int64_t delay;  // for a send
     int64_t number;
   };
   struct Rank {
@@ -121,7 +121,7 @@ class FakeWorld {
     return 0;
   }
 
-  /// The first message of that sender (-1: any) and tag whose time has come; those behind it of the same sender wait.
+  /// The first message of that sender (-1: any) and tag whose delay is over. Later ones of the same sender wait for it.
   std::deque<Message>::iterator find(Rank& rank, int32_t from, int32_t tag) {
     std::vector<bool> has_earlier(rank.size);
     for (auto message = rank.inbox.begin(); message != rank.inbox.end(); ++message) {
@@ -141,16 +141,16 @@ class FakeWorld {
     if (request->into == nullptr) {
       if (request->delay-- > 0) return 0;
     } else {
-      // An earlier receive of the same sender and tag has the first message.
+      // An earlier receive of the same sender and tag gets the first message.
       for (auto earlier = rank.requests.begin(); earlier != request; ++earlier) {
         if (earlier->into != nullptr && earlier->from == request->from && earlier->tag == request->tag) return 0;
       }
-      const auto found = find(rank, request->from, request->tag);
-      if (found == rank.inbox.end()) return 0;
-      if (std::ssize(found->bytes) > request->room) return kTruncated;
-      std::memcpy(request->into, found->bytes.data(), found->bytes.size());
-      bytes = std::ssize(found->bytes);
-      rank.inbox.erase(found);
+      const auto message = find(rank, request->from, request->tag);
+      if (message == rank.inbox.end()) return 0;
+      if (std::ssize(message->bytes) > request->room) return kTruncated;
+      std::memcpy(request->into, message->bytes.data(), message->bytes.size());
+      bytes = std::ssize(message->bytes);
+      rank.inbox.erase(message);
     }
     is_done = 1;
     rank.requests.erase(request);
@@ -160,20 +160,20 @@ class FakeWorld {
   int32_t probe(Rank& rank, int32_t tag, int32_t& is_found, int32_t& from, int64_t& bytes) {
     std::lock_guard guard(mutex_);
     if (rank.is_broken) return kBroken;
-    const auto found = find(rank, -1, tag);
-    is_found = found != rank.inbox.end() ? 1 : 0;
+    const auto message = find(rank, -1, tag);
+    is_found = message != rank.inbox.end() ? 1 : 0;
     if (is_found == 0) return 0;
-    from = found->from;
-    bytes = std::ssize(found->bytes);
+    from = message->from;
+    bytes = std::ssize(message->bytes);
     return 0;
   }
 
   int32_t take(Rank& rank, void* data, int64_t bytes, int32_t from, int32_t tag) {
     std::lock_guard guard(mutex_);
-    const auto found = find(rank, from, tag);
-    if (std::ssize(found->bytes) > bytes) return kTruncated;
-    std::memcpy(data, found->bytes.data(), found->bytes.size());
-    rank.inbox.erase(found);
+    const auto message = find(rank, from, tag);
+    if (std::ssize(message->bytes) > bytes) return kTruncated;
+    std::memcpy(data, message->bytes.data(), message->bytes.size());
+    rank.inbox.erase(message);
     return 0;
   }
 

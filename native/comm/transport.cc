@@ -9,12 +9,12 @@ namespace tilewise::comm {
 namespace {
 
 constexpr uint32_t kMark = 0x31525754;  // "TWR1"
-constexpr int32_t kMessages = 0;  // their tag
-constexpr int64_t kTested = 32;  // operations at once: each look costs a system call on some networks
+constexpr int32_t kMessages = 0;        // tag of messages
+constexpr int64_t kTested = 32;         // operations per call: each test is a system call on some networks
 
 std::vector<Operation::Owned>& left_behind() {
-  static auto& kept = *new std::vector<Operation::Owned>;
-  return kept;
+  static auto& operations = *new std::vector<Operation::Owned>;
+  return operations;
 }
 
 }  // namespace
@@ -27,7 +27,7 @@ std::string Failure::cause() const {
 void Failure::set(const std::string& cause) {
   std::lock_guard guard(mutex_);
   if (cause_.empty()) cause_ = cause;
-  has_come_.store(true, std::memory_order_release);
+  is_set_.store(true, std::memory_order_release);
 }
 
 Transport::Transport(const TilewiseMpi& mpi, Failure& failure)
@@ -40,8 +40,7 @@ Transport::Transport(const TilewiseMpi& mpi, Failure& failure)
       num_received_(size_),
       message_(sizeof(Message) + kMostText) {}
 
-// Operations that are still in progress here wait for a lost peer. MPI may still write into their memory, so it is
-// never freed.
+// Operations that are still pending belong to a lost peer. MPI may still write into their memory, so it is never freed.
 Transport::~Transport() {
   static std::mutex mutex;
   std::lock_guard guard(mutex);
@@ -61,7 +60,7 @@ bool Transport::check_error(int32_t error, const char* what, int64_t peer) {
   return false;
 }
 
-// False: it has failed; what was begun stays as it is, since MPI may still use it.
+// An operation that failed to start also stays in running_, because MPI may still use it.
 bool Transport::start(Owned operation) {
   Operation& begun = *operation;
   const auto peer = static_cast<int32_t>(begun.peer);
@@ -93,7 +92,7 @@ bool Transport::start(Owned operation) {
 }
 
 bool Transport::take_message(const Deliver& deliver) {
-  if (failure_.has_come()) return false;
+  if (failure_.is_set()) return false;
   int32_t is_found = 0;
   int32_t from = -1;
   int64_t bytes = 0;
@@ -101,7 +100,7 @@ bool Transport::take_message(const Deliver& deliver) {
     return false;
   constexpr auto kHead = static_cast<int64_t>(sizeof(Message));
   if (from < 0 || from >= size_ || from == rank_ || bytes < kHead || bytes > std::ssize(message_)) {
-    failure_.set("a message must be a message of another process; got " + std::to_string(bytes) +
+    failure_.set("a message must come from another process and have a valid size; got " + std::to_string(bytes) +
                  " bytes from process " + std::to_string(from));
     return false;
   }
@@ -110,7 +109,7 @@ bool Transport::take_message(const Deliver& deliver) {
   std::memcpy(&message, message_.data(), sizeof(message));
   if (message.mark != kMark || message.sequence != num_received_[from] || message.length != bytes - kHead ||
       message.tag < 0 || message.tag > tag_max_) {
-    failure_.set("a message must be whole and the next one of its sender; got mark " + std::to_string(message.mark) +
+    failure_.set("a message must be complete and the next one of its sender; got mark " + std::to_string(message.mark) +
                  ", number " + std::to_string(message.sequence) + " instead of " + std::to_string(num_received_[from]) +
                  ", length " + std::to_string(message.length) + " of " + std::to_string(bytes - kHead) + ", tag " +
                  std::to_string(message.tag) + " from process " + std::to_string(from));
@@ -123,19 +122,20 @@ bool Transport::take_message(const Deliver& deliver) {
 
 bool Transport::end_some(const std::function<void(const Operation&)>& ended) {
   bool has_moved = false;
-  for (int64_t tested = 0; tested < kTested && !running_.empty() && !failure_.has_come(); ++tested) {
+  for (int64_t tested = 0; tested < kTested && !running_.empty() && !failure_.is_set(); ++tested) {
     if (next_tested_ >= running_.size()) next_tested_ = 0;
     const size_t i = next_tested_;
     Operation& operation = *running_[i];
     int32_t is_done = 0;
     int64_t bytes = 0;
-    if (!check_error(mpi_.test(mpi_.self, &operation.request, &is_done, &bytes), "go on with", operation.peer)) break;
+    if (!check_error(mpi_.test(mpi_.self, &operation.request, &is_done, &bytes), "make progress with", operation.peer))
+      break;
     if (is_done == 0) {
       ++next_tested_;
       continue;
     }
     if (operation.kind == Operation::Kind::kReceive && bytes != operation.bytes) {
-      failure_.set("a payload must have the bytes that its message has announced; got " + std::to_string(bytes) +
+      failure_.set("a payload must have the size that its message has announced; got " + std::to_string(bytes) +
                    " of " + std::to_string(operation.bytes) + " from process " + std::to_string(operation.peer));
       break;
     }
@@ -152,9 +152,9 @@ bool Transport::end_some(const std::function<void(const Operation&)>& ended) {
 }
 
 void Transport::finish() {
-  if (failure_.has_come()) return;
+  if (failure_.is_set()) return;
   check_error(mpi_.finish(mpi_.self), "end");
-  failure_.set("it has ended");
+  failure_.set("the connection has ended");
 }
 
 }  // namespace tilewise::comm

@@ -1,4 +1,4 @@
-// What is inside of MPI: messages and payloads in progress, and arriving messages.
+// The operations inside MPI: messages and payloads in progress, and arriving messages.
 //
 // Purpose: the part of comm/connection.h that one thread at a time executes. It turns operations into MPI requests and
 // reports their ends. Who may call: the thread that has the connection's lock. Blocks: never. Trusts nothing: a
@@ -20,7 +20,7 @@
 
 namespace tilewise::comm {
 
-/// The fixed part of a message. Those who take it fill in nothing but kind, device group, tag and numbers.
+/// The fixed part of a message. Senders set kind, flags, device group, tag and numbers; Transport sets the rest.
 struct Message {
   static constexpr int64_t kNumbers = 6;
 
@@ -28,35 +28,35 @@ struct Message {
   uint16_t kind = 0;
   uint16_t flags = 0;
   uint64_t sequence = 0;  // from this sender to this receiver
-  int64_t group = 0;  // whom it is for
-  int32_t tag = 0;  // of the payload that it announces; 0: none
-  int32_t length = 0;  // of the text that follows
+  int64_t group = 0;      // the receiving device group
+  int32_t tag = 0;        // of the payload that it announces; 0: none
+  int32_t length = 0;     // of the text that follows
   int64_t numbers[kNumbers] = {};
 };
 
 inline constexpr int64_t kMostText = 8192;
 inline constexpr int64_t kMostPayload = int64_t{1} << 30;
 
-/// Bytes of payloads, of tasks and of the host alike.
+/// Bytes of payloads, for tasks and the host.
 struct ConnectionTraffic {
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
 };
 
-/// Why nothing goes on any more; the first cause stands.
+/// The first cause of failure.
 class Failure {
  public:
-  bool has_come() const { return has_come_.load(std::memory_order_acquire); }
+  bool is_set() const { return is_set_.load(std::memory_order_acquire); }
   std::string cause() const;
   void set(const std::string& cause);
 
  private:
-  std::atomic<bool> has_come_{false};
+  std::atomic<bool> is_set_{false};
   mutable std::mutex mutex_;
   std::string cause_;
 };
 
-/// A message or a payload, from when it is wanted until its end.
+/// A message or a payload, from its request until its end.
 struct Operation {
   using Owned = std::unique_ptr<Operation>;
   using Done = std::function<void()>;
@@ -66,12 +66,12 @@ struct Operation {
   Kind kind = Kind::kMessage;
   int64_t peer = 0;
   int64_t group = 0;
-  int32_t tag = 0;  // of a payload
-  const std::byte* data = nullptr;  // of kSend
-  std::byte* into = nullptr;  // of kReceive
+  int32_t tag = 0;                  // for a payload
+  const std::byte* data = nullptr;  // for kSend
+  std::byte* into = nullptr;        // for kReceive
   int64_t bytes = 0;
   Done done;
-  std::string text = {};  // of kMessage: all of it
+  std::string text = {};  // for kMessage: the whole message
   TilewiseMpiRequest request = {};
 
   static Owned message(int64_t to, const Message& message, std::string_view text) {
@@ -116,11 +116,11 @@ class Transport {
   int32_t tag_max() const { return tag_max_; }
   ConnectionTraffic traffic() const;
 
-  /// False: it has failed.
+  /// Returns false if it failed.
   bool start(Owned operation);
-  /// Whether a message has come.
+  /// Returns whether a message has arrived.
   bool take_message(const Deliver& deliver);
-  /// Whether any operation has ended; `ended` is called for each.
+  /// Calls `ended` for each operation that has ended; returns whether any has.
   bool end_some(const std::function<void(const Operation&)>& ended);
   void finish();
 
@@ -133,9 +133,9 @@ class Transport {
   int64_t size_;
   int32_t tag_max_;
   std::vector<Owned> running_;
-  size_t next_tested_ = 0;  // of them
-  std::vector<uint64_t> num_sent_;  // messages, per receiver
-  std::vector<uint64_t> num_received_;  // per sender
+  size_t next_tested_ = 0;              // index in running_
+  std::vector<uint64_t> num_sent_;      // messages per receiver
+  std::vector<uint64_t> num_received_;  // messages per sender
   std::vector<std::byte> message_;
   std::atomic<int64_t> bytes_sent_{0};
   std::atomic<int64_t> bytes_received_{0};

@@ -15,12 +15,12 @@ namespace tilewise::comm {
 
 namespace {
 
-// Their device groups; those of executors count from 1.
+// Device groups of these messages; those of executors count from 1.
 constexpr int64_t kFrames = -1;
 constexpr int64_t kAlive = -2;
 constexpr int64_t kProbes = -3;
 
-constexpr int64_t kIsLast = 1;  // what such a message says besides
+constexpr int64_t kIsLast = 1;  // marks the last heartbeat
 constexpr int64_t kBeatNs = 200'000'000;
 constexpr int64_t kEndNs = 30'000'000'000;
 constexpr int64_t kGoneNs = 10'000'000'000;
@@ -33,7 +33,7 @@ Message message_for(int64_t group, int64_t number) {
   return message;
 }
 
-/// Whether a message may speak of so many bytes; else the connection fails.
+/// Whether a message's size is valid; otherwise the connection fails.
 bool is_bounded(Connection& connection, int64_t from, int64_t bytes, int64_t most) {
   if (bytes >= 0 && bytes <= most) return true;
   connection.fail("a message must have at most " + std::to_string(most) + " bytes; got " + std::to_string(bytes) +
@@ -72,19 +72,19 @@ bool Frames::has_frame(int64_t from) {
 }
 
 bool Frames::send(int64_t to, std::string bytes, int64_t limit_ns) {
-  check<ArgumentError>(std::ssize(bytes) <= kMostFrame, "[comm.Frames.send] a frame has at most ", kMostFrame,
+  check<ArgumentError>(std::ssize(bytes) <= kMostFrame, "[comm.Frames.send] a frame must have at most ", kMostFrame,
                        " bytes; got ", bytes.size(), "; divide it");
   const auto frame = std::make_shared<std::string>(std::move(bytes));
   const auto is_gone = std::make_shared<std::atomic<bool>>(false);
-  connection_.give(to, message_for(kFrames, std::ssize(*frame)), reinterpret_cast<const std::byte*>(frame->data()),
-                   std::ssize(*frame), [frame, is_gone] { is_gone->store(true, std::memory_order_release); });
+  connection_.put(to, message_for(kFrames, std::ssize(*frame)), reinterpret_cast<const std::byte*>(frame->data()),
+                  std::ssize(*frame), [frame, is_gone] { is_gone->store(true, std::memory_order_release); });
   return connection_.wait(limit_ns, [&] { return is_gone->load(std::memory_order_acquire); });
 }
 
 std::optional<std::string> Frames::receive(int64_t from, int64_t limit_ns) {
   check<ArgumentError>(from >= 0 && from < connection_.size() && from != connection_.rank(),
-                       "[comm.Frames.receive] frames come from another of ", connection_.size(), " processes; got ",
-                       from, "; correct the argument");
+                       "[comm.Frames.receive] frames must come from another of ", connection_.size(),
+                       " processes; got ", from, "; correct the argument");
   if (!connection_.wait(limit_ns, [&] { return has_frame(from); })) return std::nullopt;
   std::lock_guard guard(mutex_);
   std::string bytes = std::move(frames_[from].front()->bytes);
@@ -92,7 +92,7 @@ std::optional<std::string> Frames::receive(int64_t from, int64_t limit_ns) {
   return bytes;
 }
 
-// ---- signs of life -----------------------------------------------------------------------------------------------
+// ---- heartbeat ---------------------------------------------------------------------------------------------------
 
 Heartbeat::Heartbeat(Connection& connection)
     : connection_(connection), quiet_ns_(connection.size()), ended_(connection.size()) {
@@ -116,7 +116,7 @@ void Heartbeat::take(int64_t from, const Message& message, const std::string& /*
   if (message.numbers[0] == kIsLast) ended_[from].store(true, std::memory_order_release);
 }
 
-// Messages of one process keep their order, so behind its last one nothing comes that MPI's end could wait for.
+// Messages of one process keep their order, so none that MPI's end would have to wait for follows its last one.
 bool Heartbeat::end(int64_t limit_ns, int64_t quiet_limit_ns) {
   stop();
   for (int64_t p = 0; p < connection_.size(); ++p) {
@@ -141,7 +141,7 @@ bool Heartbeat::have_ended() const {
                      [](const auto& has_ended) { return has_ended.load(std::memory_order_acquire); });
 }
 
-// Time counts in which this thread itself was awake, so that a stopped machine loses no process.
+// Only time in which this thread was awake counts, so that no process is lost while the machine is suspended.
 void Heartbeat::listen(int64_t& last_ns) {
   const int64_t now = now_ns();
   const int64_t passed = std::min(now - last_ns, 2 * kBeatNs);
@@ -152,13 +152,13 @@ void Heartbeat::listen(int64_t& last_ns) {
 void Heartbeat::beat() {
   pthread_setname_np(pthread_self(), "tw-connection");
   int64_t last_ns = now_ns();
-  int64_t told_ns = 0;
+  int64_t sent_ns = 0;
   while (!is_ending_.load(std::memory_order_relaxed) && !connection_.has_failed()) {
     connection_.progress();
     std::this_thread::sleep_for(kPause);
     listen(last_ns);
-    if (last_ns - told_ns <= kBeatNs) continue;
-    told_ns = last_ns;
+    if (last_ns - sent_ns <= kBeatNs) continue;
+    sent_ns = last_ns;
     for (int64_t p = 0; p < connection_.size(); ++p) {
       if (p != connection_.rank()) connection_.send(p, message_for(kAlive, 0));
     }
@@ -179,22 +179,22 @@ void Probes::take(int64_t from, const Message& message, const std::string& /*tex
 }
 
 int64_t Probes::measure(int64_t from, int64_t bytes, int64_t limit_ns) {
-  check<ArgumentError>(bytes >= 0 && bytes <= kMostProbe, "[comm.Probes.measure] a probe has 0 to ", kMostProbe,
-                       " bytes; got ", bytes, "; ask for fewer");
+  check<ArgumentError>(bytes >= 0 && bytes <= kMostProbe, "[comm.Probes.measure] a probe must have 0 to ", kMostProbe,
+                       " bytes; got ", bytes, "; request fewer");
   const auto into = std::make_shared<std::vector<std::byte>>(bytes);
   const auto has_come = std::make_shared<std::atomic<bool>>(false);
   const int64_t begun = now_ns();
-  connection_.ask(from, message_for(kProbes, bytes), into->data(), bytes, [into, has_come] { has_come->store(true); });
+  connection_.get(from, message_for(kProbes, bytes), into->data(), bytes, [into, has_come] { has_come->store(true); });
   return connection_.wait(limit_ns, [&] { return has_come->load(); }) ? now_ns() - begun : -1;
 }
 
-// ---- all ---------------------------------------------------------------------------------------------------------
+// ---- world -------------------------------------------------------------------------------------------------------
 
 void World::leave() {
   if (heartbeat_.end(kEndNs, kGoneNs)) {
     connection_->finish();
   } else {
-    connection_->fail("a process has not come to its end");
+    connection_->fail("a process has not ended in time");
   }
 }
 

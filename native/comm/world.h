@@ -1,10 +1,10 @@
-// The processes that a launcher started together: the connection between them, and its traffic besides the runs of
+// The processes that a launcher started together: the connection between them, and its messages outside the runs of
 // device groups: frames, heartbeats, probes.
 //
-// Purpose: `Frames` are ordered bytes between a leader and its workers. `Heartbeat` reports now and then that this
+// Purpose: `Frames` are ordered bytes between a leader and its workers. `Heartbeat` regularly reports that this
 // process is alive, and makes progress if no other thread does; so a silent process has ended or is stopped. `Probes`
 // measure a link over the path that tiles take. Who may call: any thread. Blocks: send, receive and measure up to their
-// limits; leave() for all other processes. Trusts nothing: an impossible message fails the connection.
+// limits; leave() for all other processes. Trusts nothing: an invalid message fails the connection.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -29,9 +29,9 @@ class Frames final : private Receiver {
   Frames(const Frames&) = delete;
   Frames& operator=(const Frames&) = delete;
 
-  /// False: it was not taken for so long.
+  /// Returns false if it was not sent in time.
   bool send(int64_t to, std::string bytes, int64_t limit_ns);
-  /// None: nothing came for so long, or the connection has failed.
+  /// nullopt: nothing arrived in time, or the connection has failed.
   std::optional<std::string> receive(int64_t from, int64_t limit_ns);
 
  private:
@@ -45,7 +45,7 @@ class Frames final : private Receiver {
 
   Connection& connection_;
   std::mutex mutex_;
-  std::vector<std::deque<std::shared_ptr<Frame>>> frames_;  // per sender, as they were announced
+  std::vector<std::deque<std::shared_ptr<Frame>>> frames_;  // per sender, in the order of announcement
 };
 
 class Heartbeat final : private Receiver {
@@ -55,10 +55,10 @@ class Heartbeat final : private Receiver {
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  /// Says to all that nothing more will come from here, and waits for the same of them. False: one has not said so in
-  /// time, or nothing was heard of it for so long.
+  /// Reports to all that this process will send nothing more, and waits for the same report from all. Returns false if
+  /// one has not arrived in time, or if a process was silent for quiet_limit_ns.
   bool end(int64_t limit_ns, int64_t quiet_limit_ns);
-  /// For how long nothing was heard of a process while this one was awake.
+  /// How long a process has been silent while this one was awake.
   int64_t quiet_ns(int64_t process) const { return quiet_ns_[process].load(std::memory_order_relaxed); }
 
  private:
@@ -71,7 +71,7 @@ class Heartbeat final : private Receiver {
 
   Connection& connection_;
   std::vector<std::atomic<int64_t>> quiet_ns_;  // per process
-  std::vector<std::atomic<bool>> ended_;  // the same; itself has
+  std::vector<std::atomic<bool>> ended_;  // per process; true for this one
   std::atomic<bool> is_ending_{false};
   std::thread thread_;
 };
@@ -83,14 +83,14 @@ class Probes final : private Receiver {
   Probes(const Probes&) = delete;
   Probes& operator=(const Probes&) = delete;
 
-  /// How long it takes until so many bytes have come from a process that were asked for; -1: longer than that.
+  /// The time in ns to request and receive `bytes` bytes from a process; -1: more than limit_ns.
   int64_t measure(int64_t from, int64_t bytes, int64_t limit_ns);
 
  private:
   void take(int64_t from, const Message& message, const std::string& text) override;
 
   Connection& connection_;
-  std::vector<std::byte> zeros_;  // once they were asked for
+  std::vector<std::byte> zeros_;  // allocated by the first request
 };
 
 class World {
@@ -106,7 +106,7 @@ class World {
   Frames& frames() { return frames_; }
   Probes& probes() { return probes_; }
   const Heartbeat& heartbeat() const { return heartbeat_; }
-  /// Sends what is left, and ends MPI with all other processes.
+  /// Sends pending messages, and ends MPI together with all other processes.
   void leave();
 
  private:

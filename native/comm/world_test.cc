@@ -17,7 +17,7 @@ constexpr int64_t kPatience = 20'000'000'000;
 
 }  // namespace
 
-CASE("frames come in order between threads, and what does not come is said in time") {
+CASE("frames arrive in order between threads, and a missing one is reported in time") {
   FakeWorld world(2, 3);
   World one(world.rank(0));
   World other(world.rank(1));
@@ -38,7 +38,7 @@ CASE("frames come in order between threads, and what does not come is said in ti
   EXPECT(!one.connection()->has_failed());
 }
 
-CASE("a probe takes as long as its bytes do, and one that cannot be is refused by both sides") {
+CASE("a probe measures its bytes, and both sides reject an invalid one") {
   FakeWorld world(2, 9);
   World one(world.rank(0));
   World other(world.rank(1));
@@ -49,13 +49,13 @@ CASE("a probe takes as long as its bytes do, and one that cannot be is refused b
   message.group = -3;
   message.numbers[0] = kMostProbe + 1;
   std::byte into{};
-  one.connection()->ask(1, message, &into, 1, {});
+  one.connection()->get(1, message, &into, 1, {});
   EXPECT(one.connection()->wait(kPatience, [&] { return other.connection()->has_failed(); }));
   EXPECT(other.connection()->cause().find("at most") != std::string::npos);
-  one.connection()->fail("the other has ended");
+  one.connection()->fail("the other process has ended");
 }
 
-CASE("a process that stands still is quiet, one that does nothing is not") {
+CASE("a stopped process is silent, an idle one is not") {
   FakeWorld world(3, 8);
   World one(world.rank(0));
   World idle(world.rank(1));
@@ -63,7 +63,7 @@ CASE("a process that stands still is quiet, one that does nothing is not") {
   EXPECT(one.heartbeat().quiet_ns(1) < 600'000'000 && one.heartbeat().quiet_ns(2) > 600'000'000);
 }
 
-CASE("processes end together, and none before it has heard of all") {
+CASE("processes end together, and none before the reports of all") {
   FakeWorld world(3, 10, 9);
   std::vector<std::unique_ptr<World>> worlds;
   for (int32_t r = 0; r < 3; ++r) worlds.push_back(std::make_unique<World>(world.rank(r)));
@@ -74,20 +74,20 @@ CASE("processes end together, and none before it has heard of all") {
   EXPECT_EQ(num_left.load(), 0);
   worlds[2]->leave();
   for (std::thread& thread : leaving) thread.join();
-  for (auto& of : worlds) EXPECT_EQ(of->connection()->cause(), std::string("it has ended"));
+  for (auto& of : worlds) EXPECT_EQ(of->connection()->cause(), std::string("the connection has ended"));
 }
 
-CASE("an end waits for a process that is busy, and not for one that is gone") {
+CASE("an end waits for a busy process, but not for a lost one") {
   FakeWorld world(3, 11);
   Connection one(world.rank(0));
   Heartbeat beats(one);
   const World busy(world.rank(1));
   const int64_t begun = now_ns();
-  EXPECT(!beats.end(kPatience, 1'000'000'000));  // nothing comes of the third
+  EXPECT(!beats.end(kPatience, 1'000'000'000));  // the third process is silent
   EXPECT(now_ns() - begun < 10'000'000'000);
   EXPECT(beats.quiet_ns(1) < 1'000'000'000 && beats.quiet_ns(2) > 1'000'000'000);
-  one.fail("the case is over");
-  busy.connection()->fail("the case is over");
+  one.fail("the test is over");
+  busy.connection()->fail("the test is over");
 }
 
 TILEWISE_TEST_MAIN

@@ -13,7 +13,7 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-/// Stands for the tile registers where other levels have a dot product of lanes.
+/// Selects tile registers where other levels have a dot product of lanes.
 struct DotAmx {};
 struct BF16Amx {
   using T = bf16;
@@ -21,20 +21,21 @@ struct BF16Amx {
   static constexpr int kPerStep = 2;
 };
 
-inline constexpr int kAmxRows = 16;  // of a tile register
-inline constexpr int kAmxSteps = 16;  // of an instruction
+inline constexpr int kAmxRows = 16;  // rows of a tile register
+inline constexpr int kAmxSteps = 16;  // steps of one instruction
 template <>
 inline constexpr int kRowsOf<DotAmx> = 2 * kAmxRows;
 template <>
 inline constexpr int kGroupOf<DotAmx> = kAmxSteps;
 template <>
-inline constexpr int64_t kRowBatchBytes<DotAmx> = 384 << 10;  // of 2 MiB
+inline constexpr int64_t kRowBatchBytes<DotAmx> = 384 << 10;  // L2 has 2 MiB
 template <>
 inline constexpr int64_t kPackedSteps<DotAmx> = 1024;  // a block has more than twice the rows
 template <>
 inline constexpr int64_t kUndividedSteps<DotAmx> = 1024;
 
-/// Tile registers have 16 rows of 64 bytes while this lives; a thread that left them so would switch more slowly.
+/// Configures tile registers of 16 rows of 64 bytes, and releases them when it ends: context switches of a thread with
+/// configured tile registers are slower.
 class AmxScope {
  public:
   AmxScope() {
@@ -58,7 +59,8 @@ struct ScopeOf<DotAmx> {
   using Type = AmxScope;
 };
 
-// Compilers do not know what tile registers hold; "memory" keeps what was packed before a load there.
+// Compilers do not track the content of tile registers. The "memory" clobber keeps the writes of packing before a tile
+// load.
 template <int kTile>
 TILEWISE_INLINE void amx_load(const void* from, int64_t row_bytes) {
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(kTile) : "memory");
@@ -110,7 +112,7 @@ struct AmxBlock {
   }
 };
 
-/// A group of which only `steps` are there: the others are taken for zeros on both sides.
+/// Multiplies a last group that has only `steps` steps; the missing ones are zeros on both sides.
 template <bool kTall>
 TILEWISE_INLINE void amx_last_group(const uint32_t* a, const uint32_t* b, int64_t rows, int64_t steps) {
   alignas(64) uint32_t left[(1 + kTall) * kAmxRows * kAmxSteps];
@@ -124,9 +126,9 @@ TILEWISE_INLINE void amx_last_group(const uint32_t* a, const uint32_t* b, int64_
   AmxBlock<kTall>::multiply(left, kAmxSteps, right);
 }
 
-/// What leaves a k split: its sum with addend and finished subtrees, in the order of the tree.
+/// Finishes a k split: stores its sum plus addend and finished subtrees, in the order of the tree.
 template <bool kTall>
-TILEWISE_INLINE void amx_leave(float* to, int64_t rows, const float* addend, const float* top, int pops) {
+TILEWISE_INLINE void amx_finish(float* to, int64_t rows, const float* addend, const float* top, int pops) {
   const bool is_whole = rows == (1 + kTall) * kAmxRows;
   if (is_whole && !addend && pops == 0) return AmxBlock<kTall>::store(to);
   alignas(64) float sums[(1 + kTall) * kAmxRows * kPanel];
@@ -139,22 +141,22 @@ TILEWISE_INLINE void amx_leave(float* to, int64_t rows, const float* addend, con
   }
 }
 
-/// f() for every step i of a group, `left` being the first, of which i & mask is 0.
+/// Calls f() for every step i of a group with i & mask = 0; steps count down from `left`.
 template <class F>
-TILEWISE_INLINE void each_asking(int32_t left, int32_t mask, const F& f) {
+TILEWISE_INLINE void each_prefetch(int32_t left, int32_t mask, const F& f) {
   const int32_t end = left > kAmxSteps ? left - kAmxSteps : 0;
   for (int32_t i = left & ~mask; i > end; i -= mask + 1) f();
 }
 
-/// Element (row r, step s) of A lies at a + r * kRowStride + s. Rows beyond x.rows are computed from whatever is there
-/// and stay in their registers.
+/// Element (row r, step s) of A lies at a + r * kRowStride + s. Rows beyond x.rows are computed from
+/// arbitrary memory content and never stored.
 template <bool kTall>
 void amx_micro(const MicroArgs& x) {
   using Block = AmxBlock<kTall>;
   const int64_t rows = x.rows;
   if (x.init && x.scales) {
     alignas(64) float scaled[(1 + kTall) * kAmxRows * kPanel];
-    for (int64_t r = 0; r < rows; ++r)  // + 0: a product of -0 leaves no trace
+    for (int64_t r = 0; r < rows; ++r)  // + 0 turns -0 into +0
       for (int64_t i = r * kPanel; i < (r + 1) * kPanel; i += kLanes)
         store(scaled + i, fused(set(x.scales[r]), load(x.init + i), set(0.0f)));
     Block::load(scaled);
@@ -172,12 +174,12 @@ void amx_micro(const MicroArgs& x) {
     const bool is_last = s + 1 == x.segments + x.num_segments;
     if (is_last) expect(x.expected);
     for (int32_t left = s->steps; left > 0; left -= kAmxSteps, a += kAmxSteps, b += kAmxSteps * kPanel) {
-      each_asking(left, x.every_ahead, [&] {
+      each_prefetch(left, x.every_ahead, [&] {
         __builtin_prefetch(ahead, 0, 2);
         __builtin_prefetch(ahead + x.second, 0, 2);
         ahead += x.pace;
       });
-      each_asking(left, x.every_piece, [&] {
+      each_prefetch(left, x.every_piece, [&] {
         __builtin_prefetch(piece, 0, 2);
         piece += 64;
       });
@@ -191,16 +193,16 @@ void amx_micro(const MicroArgs& x) {
       const float* top = stack;
       stack -= s->pops * rows * kPanel;
       float* const to = s->push ? stack : x.out;
-      amx_leave<kTall>(to, rows, s->addend >= 0 ? x.addend + s->addend : nullptr, top, s->pops);
+      amx_finish<kTall>(to, rows, s->addend >= 0 ? x.addend + s->addend : nullptr, top, s->pops);
       if (s->push) {
         stack += rows * kPanel;
         Block::clear();
       }
     } else if (is_last && x.out) {
-      amx_leave<kTall>(x.out, rows, nullptr, nullptr, 0);
+      amx_finish<kTall>(x.out, rows, nullptr, nullptr, 0);
     }
   }
-  if (x.num_segments == 0 && x.out) amx_leave<kTall>(x.out, rows, nullptr, nullptr, 0);
+  if (x.num_segments == 0 && x.out) amx_finish<kTall>(x.out, rows, nullptr, nullptr, 0);
 }
 
 template <>
@@ -208,7 +210,7 @@ struct MicroOf<DotAmx, ALayout::kRows> {
   static MicroFn of(int64_t rows) { return rows <= kAmxRows ? amx_micro<false> : amx_micro<true>; }
 };
 template <>
-struct MicroOf<DotAmx, ALayout::kScaledRows> : MicroOf<DotAmx, ALayout::kRows> {};  // of one segment
+struct MicroOf<DotAmx, ALayout::kScaledRows> : MicroOf<DotAmx, ALayout::kRows> {};  // used with one segment only
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
 
@@ -216,7 +218,7 @@ struct MicroOf<DotAmx, ALayout::kScaledRows> : MicroOf<DotAmx, ALayout::kRows> {
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-/// What bf16 products of weights are made of.
+/// The element type of bf16 products of weights.
 #if defined(__AMX_BF16__)
 using ProductBF16 = BF16Amx;
 #else

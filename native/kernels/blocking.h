@@ -19,15 +19,15 @@ struct Copy {
 struct Window {
   int64_t first_segment, num_segments, first_copy, num_copies;
   int64_t steps;
-  int depth;  // entries on the stack when it starts
-  bool resumes;  // starts within a k split: accumulators come from the state
+  int depth;     // entries on the stack when it starts
+  bool resumes;  // starts within a k split: accumulators are loaded from the state
 };
 
-/// How steps lie in a pack of A.
+/// The layout of steps in a pack of A.
 struct StepLayout {
   ALayout layout;
   int per_step;  // elements
-  int group;  // steps: a range begins at a multiple of them, and is cut at one
+  int group;     // in steps: ranges begin and are cut at multiples of it
   int64_t block_words;  // of kBlockSteps steps of row-major A
 
   template <class D>
@@ -39,7 +39,7 @@ struct StepLayout {
 /// Segments, copies and windows of one contraction, in scratch.
 class Blocking {
  public:
-  /// Windows are equally long, as far as whole blocks of steps go, and no longer than `most_steps`.
+  /// Windows have at most `most_steps` steps and, up to whole blocks of steps, the same length.
   Blocking(Carver& carver, const StepLayout& layout, int64_t most_steps, bool direct, int64_t total_steps,
            int64_t num_ranges)
       : layout_(layout), direct_(direct) {
@@ -53,7 +53,7 @@ class Blocking {
     open_window(false);
   }
 
-  /// Elements [begin, end) of a term, continuing the current k split.
+  /// Adds elements [begin, end) of a term to the current k split.
   void add(int32_t term, int64_t begin, int64_t end) {
     position_ = round_up(position_, layout_.group);
     while (begin < end) {
@@ -70,7 +70,7 @@ class Blocking {
     }
   }
 
-  /// The current k split ends; its sum has `pops` folds and, unless it is the root, goes on the stack.
+  /// Ends the current k split. Its sum is folded `pops` times and, unless it is the root, pushed on the stack.
   void end_split(int pops, bool root, int64_t addend = -1) {
     if (num_segments_ == windows[num_windows - 1].first_segment || segments[num_segments_ - 1].ends)
       segments[num_segments_++] = {0, 0, -1, 0, 0, 0, 0, 0};

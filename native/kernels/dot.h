@@ -19,8 +19,7 @@ TILEWISE_INLINE void hold(Vector& x) {
 #endif
 }
 
-/// Like hold, and x is not computed before this point: a constant that is needed once per iteration then occupies no
-/// register in the inner loops.
+/// The same, and not earlier: a constant that is needed once must not occupy a register in the loops around.
 template <class Vector>
 TILEWISE_INLINE void hold_here(Vector& x) {
 #if defined(__AVX512F__)
@@ -32,8 +31,7 @@ TILEWISE_INLINE void hold_here(Vector& x) {
 #endif
 }
 
-/// Holds all accumulators: earlier operations on them are finished in their registers, and no later load is moved
-/// before this point.
+/// The same for a whole block. Instructions before and after it are not mixed.
 template <int R, int N>
 TILEWISE_INLINE void hold_all(NativeF (&x)[R][N]) {
 #pragma GCC unroll 14
@@ -42,7 +40,7 @@ TILEWISE_INLINE void hold_all(NativeF (&x)[R][N]) {
   __asm__ volatile("" ::: "memory");
 }
 
-/// A step of all rows, one by one. `a(r)` is what row r multiplies, `b(j)` vector j of the panel.
+/// A step of all rows, one by one. `a(r)` is the factor of row r, `b(j)` vector j of the panel.
 template <class Dot, int R, int N, class A, class B>
 TILEWISE_INLINE void step_rows(NativeF (&acc)[R][N], const A& a, const B& b) {
   NativeF panel[N];
@@ -51,7 +49,8 @@ TILEWISE_INLINE void step_rows(NativeF (&acc)[R][N], const A& a, const B& b) {
   for (int r = 0; r < R; ++r) Dot::step(acc[r], a(r), panel);
 }
 
-/// Words of a step of A, the rows' side: a pair of bf16 may be widened when it is packed, once for all panels.
+/// Words of a step on the rows' side (A). A pair of bf16 may be widened to two words when A is packed, once for all
+/// panels.
 template <class Dot>
 inline constexpr int kWordsOf = 1;
 
@@ -85,12 +84,12 @@ struct DotBf16 {
 #endif
   }
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  /// Multiplies the odd elements of all rows, then the even ones. A's elements are already widened: a(r, 0) is odd,
-  /// a(r, 1) even. The panel is read twice and one half of it widened at a time. This saves registers; without it,
-  /// accumulators would spill to memory, and every step would wait for them.
+  /// Multiplies all rows by the odd elements, then all by the even ones, which are widened: a(r, 0) and a(r, 1). The
+  /// panel is read twice, so that only half of it is in registers at a time. Otherwise accumulators would not fit the
+  /// registers, and every step would wait for memory.
   template <int R, int N, class A, class B>
   TILEWISE_INLINE void block(NativeF (&acc)[R][N], const A& a, const B& b) {
-    half<0>(acc, a, b, [](__m256i x) {  // no mask, which would take a register
+    half<0>(acc, a, b, [](__m256i x) {  // two shifts: a mask would take a register
       x = _mm256_srli_epi32(x, 16);
       hold(x);
       return (NativeF)_mm256_slli_epi32(x, 16);

@@ -6,24 +6,24 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// Bytes from what a long chain of operations computes to what it asks for. Measured where vectors hold 8 values;
-/// levels with other vectors ask for nothing.
-inline constexpr int64_t kAsksAhead = kParts == 2 ? 1024 : 0;
+/// Prefetch distance in bytes of long chains of operations. Measured for vectors of 8 values; other levels do not
+/// prefetch.
+inline constexpr int64_t kPrefetchBytes = kParts == 2 ? 1024 : 0;
 
-/// out = fn(in...) lane by lane; tiles: out, in_0 .. in_{N-1}. fn takes and gives RegisterBlock of any count.
+/// out = fn(in...) lane by lane; tiles: out, in_0 .. in_{N-1}. fn maps RegisterBlocks of any count.
 template <class Out, class In, int N, int64_t kAhead = 0, class Fn>
 TILEWISE_INLINE void map_rows(const TileView& out, const TileView* in, const Fn& fn) {
   const int64_t ahead = smaller(kAhead / static_cast<int64_t>(sizeof(In)), out.cols);
   for (int64_t r = 0; r < out.rows; ++r) {
-    const In *from[N], *behind[N];
-    for (int i = 0; i < N; ++i) from[i] = row_of<const In>(in[i], r), behind[i] = row_behind<const In>(in[i], r);
-    Out *to = row_of<Out>(out, r), *to_behind = row_behind<Out>(out, r);
+    const In *from[N], *next[N];
+    for (int i = 0; i < N; ++i) from[i] = row_of<const In>(in[i], r), next[i] = next_row<const In>(in[i], r);
+    Out *to = row_of<Out>(out, r), *next_to = next_row<Out>(out, r);
     each_column(out.cols, [&](auto at) TILEWISE_INLINED {
       decltype(at.set(0.0f)) x[N];
       for (int i = 0; i < N; ++i) x[i] = at.load(from[i]);
       if constexpr (kAhead > 0) {
-        for (int i = 0; i < N; ++i) at.template ask_ahead<false>(from[i], behind[i], ahead);
-        at.template ask_ahead<true>(to, to_behind, ahead);
+        for (int i = 0; i < N; ++i) at.template prefetch_ahead<false>(from[i], next[i], ahead);
+        at.template prefetch_ahead<true>(to, next_to, ahead);
       }
       at.store(to, fn(x));
     });
@@ -37,8 +37,8 @@ TILEWISE_INLINE void map_rows(const TileView& out, const TileView* in, const Fn&
                                   [](const auto* x) TILEWISE_INLINED { return expression; }); \
   }
 #define TILEWISE_MAP(name, inputs, expression) TILEWISE_MAP_AHEAD(name, inputs, 0, expression)
-/// With a chain as long as an exponential.
-#define TILEWISE_MAP_LONG(name, inputs, expression) TILEWISE_MAP_AHEAD(name, inputs, kAsksAhead, expression)
+/// For a chain of operations as long as an exponential.
+#define TILEWISE_MAP_LONG(name, inputs, expression) TILEWISE_MAP_AHEAD(name, inputs, kPrefetchBytes, expression)
 TILEWISE_MAP(add, 2, x[0] + x[1])
 TILEWISE_MAP(multiply, 2, x[0] * x[1])
 TILEWISE_MAP(relu, 1, maximum(splat_like(x[0], 0.0f), x[0]))
@@ -55,20 +55,20 @@ TILEWISE_INLINE V silu_slope(const V& x, const V& s) {
 }
 TILEWISE_MAP_LONG(silu_backward, 2, x[0] * silu_slope(x[1], sigmoid(x[1])))
 
-/// The share of the normal distribution that lies below x: what gelu multiplies x by.
+/// The normal distribution function at x: gelu(x) = x * normal_share(x).
 template <class V>
 TILEWISE_INLINE V normal_share(const V& x) {
   return fused(splat<V>(0.5f), erf(x * splat<V>(0.707106781186547524f)), splat<V>(0.5f));
 }
-/// Its slope: share + x density.
+/// gelu's slope: share + x * density.
 template <class V>
 TILEWISE_INLINE V gelu_slope(const V& x) {
   const V density = splat<V>(0.398942280401432678f) * decay(splat<V>(-0.5f) * (x * x));
   return fused(x, density, normal_share(x));
 }
 
-/// The share that takes tanh for erf, (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), is sigmoid(2u). Behind
-/// 16 it is 0 or 1, so the square may stop there and no product of infinity and zero appears.
+/// The tanh approximation of normal_share, (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), is sigmoid(2u).
+/// For |x| > 16 it is 0 or 1, so x^2 is clamped there and no product of infinity and zero appears.
 inline constexpr float kGeluLinear = 1.59576912160573071f, kGeluCubic = 0.0713548162726002527f;
 template <class V>
 TILEWISE_INLINE V gelu_square(const V& x) {
@@ -79,7 +79,7 @@ TILEWISE_INLINE V gelu_tanh_share(const V& x) {
   return sigmoid(x * fused(splat<V>(kGeluCubic), gelu_square(x), splat<V>(kGeluLinear)));
 }
 
-/// What gelu_tanh multiplies x by, and its slope.
+/// The factor by which gelu_tanh multiplies x, and gelu_tanh's slope.
 template <class V>
 struct Parts {
   V share, slope;
@@ -101,24 +101,24 @@ TILEWISE_MAP_LONG(gelu_tanh_backward, 2, x[0] * gelu_tanh_parts(x[1]).slope)
 TILEWISE_MAP_LONG(gelu_tanh_gate, 2, x[0] * gelu_tanh_share(x[0]) * x[1])
 TILEWISE_MAP_LONG(tanh_of, 1, tanh(x[0]))
 
-/// From the result: dy (1 - y^2).
+/// Computed from the result y: dy (1 - y^2).
 TILEWISE_MAP(tanh_backward, 2, x[0] * fused(negate(x[1]), x[1], splat_like(x[1], 1.0f)))
 
 /// cap tanh(x / cap).
 template <class T>
 void softcap(const KernelArgs& args) {
   const auto cap = static_cast<float>(args.floats[0]);
-  map_rows<T, T, 1, kAsksAhead>(args.tiles[0], args.tiles + 1, [cap](const auto* x) TILEWISE_INLINED {
+  map_rows<T, T, 1, kPrefetchBytes>(args.tiles[0], args.tiles + 1, [cap](const auto* x) TILEWISE_INLINED {
     const auto whole = splat_like(x[0], cap);
     return whole * tanh(x[0] / whole);
   });
 }
 
-/// From x: a result in bf16 says little of how far from the cap it is.
+/// Computed from x: a result in bf16 near the cap is too coarse.
 template <class T>
 void softcap_backward(const KernelArgs& args) {
   const auto cap = static_cast<float>(args.floats[0]);
-  map_rows<T, T, 2, kAsksAhead>(args.tiles[0], args.tiles + 1, [cap](const auto* x) TILEWISE_INLINED {
+  map_rows<T, T, 2, kPrefetchBytes>(args.tiles[0], args.tiles + 1, [cap](const auto* x) TILEWISE_INLINED {
     const auto t = tanh(x[1] / splat_like(x[1], cap));
     return x[0] * fused(negate(t), t, splat_like(t, 1.0f));
   });
@@ -131,7 +131,7 @@ void scale(const KernelArgs& args) {
                     [s](const auto* x) TILEWISE_INLINED { return x[0] * splat_like(x[0], s); });
 }
 
-/// The same vector added to every row.
+/// Adds the same vector to every row.
 template <class T>
 void add_bias(const KernelArgs& args) {
   const TileView &out = args.tiles[0], &x = args.tiles[1];
@@ -184,12 +184,12 @@ TILEWISE_INLINE void copy_row(T* to, const T* from, int64_t n) {
   if (n > 0) __builtin_memmove(to, from, static_cast<size_t>(n) * sizeof(T));
 }
 
-/// Bytes of a tile from which a copy of it, or a sum, goes past the caches: it would drive half of a second level out.
-/// Weights and gradients are read long after; of activations, which are read at once, a tile rarely is so large.
+/// Copies and sums of tiles of at least this many bytes are stored past the caches; they would evict half of L2.
+/// Weights and gradients are read much later. Activations are read soon, but their tiles are rarely so large.
 inline constexpr int64_t kLongCopy = int64_t{512} << 10;
-inline constexpr int64_t kCopyAhead = 2048;  // bytes of it that are asked for before they are needed
+inline constexpr int64_t kCopyAhead = 2048;  // its prefetch distance in bytes
 
-/// Elements that follow each other in memory, of two runs that share none.
+/// Copies contiguous elements between runs that do not overlap.
 template <class T>
 TILEWISE_INLINE void copy_run(T* to, const T* from, int64_t n) {
   const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
@@ -224,7 +224,7 @@ void copy_pairs(const KernelArgs& args) {
   for (int64_t i = 0; i + 1 < args.num_tiles; i += 2) copy_tile<T>(args.tiles[i], args.tiles[i + 1]);
 }
 
-/// In a block of the cache every head has its rows to itself: a head's keys are read as one run.
+/// In a block of the KV cache the rows of a head are contiguous, so that its keys are read as one run.
 template <class T>
 void kv_write(const KernelArgs& args) {
   const TileView &cache = args.tiles[0], &x = args.tiles[1];
@@ -238,7 +238,7 @@ void kv_write(const KernelArgs& args) {
   }
 }
 
-/// One number everywhere.
+/// Fills a tile with one number.
 template <class T>
 void spread(const KernelArgs& args) {
   const TileView& out = args.tiles[0];
@@ -254,7 +254,7 @@ void gather_rows(const KernelArgs& args) {
     copy_row(row_of<T>(out, r), row_of<const T>(x, *row_of<const int32_t>(args.tiles[2], r)), out.cols);
 }
 
-/// Row `n` of a packed table: a column of its panel.
+/// Reads row `n` of a packed table, which is a column of its panel.
 TILEWISE_INLINE void read_packed_row(float* to, const TileView& table, int64_t n, int64_t cols) {
   const float* from = static_cast<const float*>(table.data) + n / 32 * 32 * table.stride + n % 32;
   for (int64_t c = 0; c < cols; ++c) to[c] = from[c * 32];
@@ -278,7 +278,7 @@ void embedding(const KernelArgs& args) {
   }
 }
 
-/// fp32 sums of a long tile go past the caches, where lanes fill a cache line; others do not.
+/// Stores fp32 sums of a long tile past the caches if lanes fill a cache line.
 template <class T>
 TILEWISE_INLINE void put_sum(T* to, const Lanes& sum, int64_t n, bool is_long) {
   if constexpr (sizeof(T) == sizeof(float))
@@ -286,7 +286,8 @@ TILEWISE_INLINE void put_sum(T* to, const Lanes& sum, int64_t n, bool is_long) {
   store(to, sum, n);
 }
 
-/// tiles: out, residual or null, in_0 ..; out = cast(tree over the inputs + residual). Of one row: added to all.
+/// tiles: out, residual or null, in_0 ..; out = cast(tree over the inputs + residual). A residual of one row is added
+/// to all rows.
 template <class T>
 void tree_add(const KernelArgs& args) {
   const TileView& out = args.tiles[0];
@@ -309,7 +310,7 @@ void tree_add(const KernelArgs& args) {
     put_sum(row_of<T>(out, r) + c, sum, n, is_long);
   };
   for (int64_t r = 0; r < out.rows; ++r) {
-    if (inputs == 2) {  // the same tree without a stack, so that memory is its limit
+    if (inputs == 2) {  // the same tree without a stack, limited by memory only
       for (int64_t c = 0; c < out.cols; c += kLanes) {
         const int64_t n = out.cols - c;
         put(input(0, r, c, n) + input(1, r, c, n), r, c, n);
@@ -397,7 +398,7 @@ constexpr Entry kEntries[] = {
     {"softcap_backward_bf16", softcap_backward<bf16>},
     {"copy_f32", copy_rows<uint32_t>},
     {"copy_bf16", copy_rows<uint16_t>},
-    {"fetch_f32", copy_rows<uint32_t>},  // on files the executor moves the rows (programs/run/file_queue.h)
+    {"fetch_f32", copy_rows<uint32_t>},  // for files, the executor moves the rows (programs/run/file_queue.h)
     {"fetch_bf16", copy_rows<uint16_t>},
     {"store_f32", copy_rows<uint32_t>},
     {"store_bf16", copy_rows<uint16_t>},

@@ -11,7 +11,7 @@
 #include "kernels/kernel.h"
 #include "kernels/loading/weights.h"
 #include "kernels/machine_levels.h"
-#include "kernels/sampling/weigh.h"
+#include "kernels/sampling/softmax.h"
 
 #define TILEWISE_DECLARE_STORE \
   bool store_weights(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col, bool transposed);
@@ -26,7 +26,7 @@
   EntryList reductions_entries();         \
   EntryList update_entries();             \
   TILEWISE_DECLARE_STORE                  \
-  WeighFns weigh_fns();                   \
+  SoftmaxFns softmax_fns();               \
   }
 TILEWISE_EACH_BUILT_LEVEL(TILEWISE_DECLARE_LEVEL)
 
@@ -39,7 +39,7 @@ struct Level {
   std::string_view name;
   bool available;
   StoreFn store;
-  WeighFns weigh;
+  SoftmaxFns softmax;
   Table table;
 };
 
@@ -64,7 +64,7 @@ bool can_run(std::string_view name) {
 std::vector<Level> make_levels() {
   std::vector<Level> levels;
 #define TILEWISE_ADD_LEVEL(ns) \
-  levels.push_back({#ns, can_run(#ns), ns::store_weights, ns::weigh_fns(), TILEWISE_LEVEL_TABLE(ns)});
+  levels.push_back({#ns, can_run(#ns), ns::store_weights, ns::softmax_fns(), TILEWISE_LEVEL_TABLE(ns)});
   TILEWISE_EACH_BUILT_LEVEL(TILEWISE_ADD_LEVEL)
   return levels;
 }
@@ -108,8 +108,8 @@ const Level& level_of_process() {
 }
 
 KernelFn find_in(const Level& level, std::string_view name) {
-  const auto found = level.table.find(name);
-  return found == level.table.end() ? nullptr : found->second;
+  const auto entry = level.table.find(name);
+  return entry == level.table.end() ? nullptr : entry->second;
 }
 
 }  // namespace
@@ -136,8 +136,7 @@ std::string_view level_in_use() { return level_of_process().name; }
 void scratch_exhausted() {
   throw ResourceError(
       "[kernels.scratch] a kernel's working memory must fit its worker's scratch; this shape needs more; please report "
-      "the "
-      "plan, which counts it (tilewise/kernels/scratch.py)");
+      "the plan, whose scratch size is computed by tilewise/kernels/scratch.py");
 }
 
 KernelFn find_kernel(std::string_view name) { return find_in(level_of_process(), name); }
@@ -148,7 +147,7 @@ KernelFn find_kernel_at(std::string_view level, std::string_view name) {
 
 StoreFn find_store() { return level_of_process().store; }
 
-const WeighFns& find_weigh() { return level_of_process().weigh; }
+const SoftmaxFns& find_softmax() { return level_of_process().softmax; }
 
 StoreFn find_store_at(std::string_view level) { return level_named(level, "isa").store; }
 

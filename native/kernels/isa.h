@@ -10,12 +10,12 @@
 
 namespace tilewise::kernels {
 
-/// Levels that this build has and this machine can run, weakest first: of baseline, avx2, avx512, avx512_bf16,
-/// amx_bf16; on aarch64 neon alone.
+/// Levels that this build has and this machine can run, weakest first. x86-64 has baseline, avx2, avx512, avx512_bf16
+/// and amx_bf16; aarch64 has neon.
 std::vector<std::string_view> available_levels();
 
-/// Levels that this machine can run and that are better than every level of this build (TILEWISE_LEVELS in
-/// CMakeLists.txt), weakest first.
+/// Levels of this machine that are better than every level of this build (TILEWISE_LEVELS in CMakeLists.txt), weakest
+/// first.
 std::vector<std::string_view> missing_levels();
 
 /// The level in use. Throws ArgumentError when TILEWISE_ISA names one that the machine or the build lacks.

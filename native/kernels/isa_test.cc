@@ -11,7 +11,7 @@ namespace {
 
 namespace kernels = tilewise::kernels;
 
-CASE("a build with one level uses it and says which better ones it lacks") {
+CASE("a build with one level uses it and lists the better ones it lacks") {
   const std::vector<kernels::MachineLevel> machine = kernels::machine_levels();
   EXPECT_EQ(kernels::available_levels().size(), size_t{1});
   EXPECT(kernels::level_in_use() == machine.front().name);
@@ -21,17 +21,17 @@ CASE("a build with one level uses it and says which better ones it lacks") {
   EXPECT_EQ(kernels::missing_levels().size(), better);
 }
 
-CASE("a level that the build lacks is refused with the option that builds it") {
+CASE("a missing level is an error that names the option to build it") {
   for (const kernels::MachineLevel& level : kernels::machine_levels()) {
     if (level.name == kernels::level_in_use()) continue;
-    std::string said;
+    std::string message;
     try {
       kernels::find_kernel_at(level.name, "add_f32");
     } catch (const tilewise::ArgumentError& error) {
-      said = error.what();
+      message = error.what();
     }
-    EXPECT(said.find(level.can_run ? "this build has" : "this machine has") != std::string::npos);
-    EXPECT((said.find("TILEWISE_LEVELS=all") != std::string::npos) == level.can_run);
+    EXPECT(message.find(level.can_run ? "this build has" : "this machine has") != std::string::npos);
+    EXPECT((message.find("TILEWISE_LEVELS=all") != std::string::npos) == level.can_run);
   }
 }
 

@@ -37,7 +37,7 @@ struct KernelArgs {
 
 using KernelFn = void (*)(const KernelArgs&);
 
-/// What a kernel source contributes to the table, one list per source and instruction-set level.
+/// An entry of the table. Each kernel source has one list per instruction-set level.
 struct Entry {
   const char* name;
   KernelFn fn;
@@ -47,12 +47,12 @@ struct EntryList {
   int64_t count;
 };
 
-/// Scratch of a worker unless a plan says how much its kernels need; pages that no kernel touches cost nothing. A
-/// kernel that needs more throws.
+/// Bytes of a worker's scratch if no plan gives a size. Pages that no kernel touches use no memory. A kernel that needs
+/// more throws.
 inline constexpr int64_t kScratchBytes = 64 << 20;
 
-/// Throws ResourceError: a kernel's working memory does not fit its worker's scratch. Not inline, so that no
-/// instruction set's copy of it is linked into the others.
+/// Throws ResourceError: a kernel's working memory does not fit its worker's scratch. Not inline:
+/// otherwise the linker would share one level's copy with the others.
 [[noreturn]] void scratch_exhausted();
 
 /// The kernel of that name for the instruction set in use; nullptr when there is none.

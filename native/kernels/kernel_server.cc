@@ -1,11 +1,11 @@
-// Runs kernels for another process: requests on standard input, answers on standard output. Built with the tests, for a
-// processor that the tests themselves do not run on (tests/native/kernels/emulated_level.py is the other end).
+// Runs kernels for another process: requests on standard input, answers on standard output. Built with the tests, to
+// run kernels of an emulated processor (the client is tests/native/kernels/emulated_level.py).
 //
 // A request is eight int64 (bytes of the name, segments, tiles, ints, floats, row_begin, repeat, bytes of scratch), the
 // name, the bytes of every segment, five int64 per tile (segment or -1, offset in bytes, rows, cols, stride), the
 // attributes, the contents of the segments. The answer is int64 0 and the segments' contents, or the length of a
-// message and the message. Each segment ends at a page that may not be touched, so a kernel that goes beyond an operand
-// ends this process.
+// message and the message. Each segment ends at an inaccessible page, so a kernel that reads beyond an operand crashes
+// this process.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -34,7 +34,7 @@ void write_all(const void* data, size_t bytes) {
   if (std::fwrite(data, 1, bytes, stdout) != bytes) std::exit(2);
 }
 
-/// Memory whose last byte stands before a forbidden page.
+/// Memory that ends at an inaccessible page.
 class Segment {
  public:
   explicit Segment(int64_t bytes) : size_(static_cast<size_t>(bytes)) {

@@ -26,7 +26,7 @@ inline std::vector<MachineLevel> machine_levels() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool dot = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  // The operating system gives tile registers to a process that asks for them; then all its threads may use them.
+  // A process must request the use of tile registers once, for all its threads.
   constexpr long kRequestFeature = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   const bool amx = dot && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
                    syscall(SYS_arch_prctl, kRequestFeature, kTileData) == 0;

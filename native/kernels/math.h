@@ -7,9 +7,8 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 inline constexpr float kInfinity = __builtin_inff();
 
-/// y 2^n, rounded once also below the normal range, for y near 1; n = shifted - kRoundingShift, both integers, and at
-/// most 60 where kIsSmall. Bits are added to an exponent, which would turn what is not a number into one: n - n is
-/// none.
+/// y 2^n for y near 1, rounded once also for denormal results. n = shifted - kRoundingShift; both are integers, and n
+/// is at most 60 if kIsSmall. Adding to the exponent bits would turn NaN into a number; adding n - n keeps it NaN.
 inline constexpr float kRoundingShift = 12582912.0f;
 template <bool kIsSmall>
 TILEWISE_INLINE Lanes times_power_of_two(Lanes y, const Lanes& n, const Lanes& shifted) {
@@ -18,8 +17,7 @@ TILEWISE_INLINE Lanes times_power_of_two(Lanes y, const Lanes& n, const Lanes& s
   y.part[0] = _mm512_scalef_ps(y.part[0], n.part[0]);
   return y;
 #else
-  // In two steps, since 2^n itself may lie outside the range. Shifted by 23 bits nothing is left of kRoundingShift, nor
-  // of half of it.
+  // Two steps, because 2^n itself may be out of range. Shifting by 23 bits removes kRoundingShift, and also its half.
   const IntLanes one = as_int(set(1.0f));
   if constexpr (kIsSmall) {
     const IntLanes up = as_int(set(0x1p64f)) - one;
@@ -29,7 +27,7 @@ TILEWISE_INLINE Lanes times_power_of_two(Lanes y, const Lanes& n, const Lanes& s
   return fused(as_float(as_int(y) + shift_left<23>(half)), as_float(shift_left<23>(other) + one), n - n);
 #endif
 }
-/// y 2^n where both are far from the ends of the range.
+/// y 2^n if neither y nor the result is near the ends of the range.
 TILEWISE_INLINE Lanes add_to_exponent(const Lanes& y, const Lanes& shifted) {
   return as_float(as_int(y) + shift_left<23>(as_int(shifted)));
 }
@@ -62,7 +60,7 @@ TILEWISE_INLINE V exponential_scaled(const V& x, const Scale& scale) {
   return scale(y, n, shifted);
 }
 
-/// e^x for Lanes or RegisterBlock, x below 42 where kIsSmall and below 90 elsewhere.
+/// e^x for Lanes or RegisterBlock; x is below 42 if kIsSmall, else below 90.
 template <bool kIsSmall, class V>
 TILEWISE_INLINE V exponential_within(const V& x) {
   return exponential_scaled(maximum(splat<V>(-105.0f), x),
@@ -74,8 +72,8 @@ TILEWISE_INLINE V exponential_within(const V& x) {
 template <class V>
 TILEWISE_INLINE V exponential(const V& x) {
 #if !defined(__AVX512BW__)
-  // So far from the ends of the range nothing is to be cut off, and one step scales: the same bits, in 14 operations
-  // instead of 23.
+  // Far from the ends of the range no clamping is needed and one step scales: the same bits in 14 operations instead
+  // of 23.
   if (__builtin_expect(all_within(x, 86.0f), 1))
     return exponential_scaled(x, [](const V& y, const V&, const V& shifted)
                                      __attribute__((always_inline)) { return add_to_exponent(y, shifted); });
@@ -95,7 +93,7 @@ TILEWISE_INLINE Lanes logarithm(const Lanes& x) {
   const IntLanes tiny = greater(set(1.17549435e-38f), x);
   const Lanes scaled = select(tiny, x * set(8388608.0f), x);
   const IntLanes bits = as_int(scaled);
-  // The exponent that leaves a mantissa in [sqrt(1/2), sqrt(2)).
+  // Choose the exponent so that the mantissa lies in [sqrt(1/2), sqrt(2)).
   const IntLanes offset = bits - set_int(0x3f3504f3);
   const IntLanes exponent = shift_right<23>(offset);
   const Lanes mantissa = as_float(bits - shift_left<23>(exponent));

@@ -6,7 +6,7 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-/// y = function of x, 16 at a time: e(xp), d(ecay), l(og), t(anh) or (er)f. With `many`, side by side.
+/// y = function of x, 16 at a time: e(xp), d(ecay), l(og), t(anh) or (er)f. With `many`, in RegisterBlocks.
 void apply(char function, bool many, const float* x, float* y, int64_t n) {
   const auto each = [&](const auto& of) {
     if (many) {
@@ -50,13 +50,13 @@ struct Level {
 };
 
 std::vector<Level> levels() {
-  std::vector<Level> found;
+  std::vector<Level> runnable;
   for (const kernels::MachineLevel& level : kernels::machine_levels()) {
 #define TILEWISE_ADD_APPLY(ns) \
-  if (level.can_run && level.name == #ns) found.push_back({kernels::ns::apply, level.name != "baseline"});
+  if (level.can_run && level.name == #ns) runnable.push_back({kernels::ns::apply, level.name != "baseline"});
     TILEWISE_EACH_BUILT_LEVEL(TILEWISE_ADD_APPLY)
   }
-  return found;
+  return runnable;
 }
 
 struct Function {
@@ -70,7 +70,7 @@ const Function kFunctions[] = {{'e', std::exp, -87.0f, 88.7f},
                                {'t', std::tanh, -11.0f, 11.0f},
                                {'f', std::erf, -5.0f, 5.0f}};
 
-/// Evenly spaced values of [begin, end] and values that come ever closer to 0.
+/// Evenly spaced values of [begin, end] and values that approach 0.
 std::vector<float> inputs(const Function& f) {
   std::vector<float> x;
   for (int i = 0; i <= 200000; ++i) x.push_back(f.begin + (f.end - f.begin) * (static_cast<float>(i) / 200000.0f));
@@ -104,7 +104,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-CASE("the error is at most 2 ulp at every level, alone and side by side") {
+CASE("the error is at most 2 ulp at every level, for single vectors and RegisterBlocks") {
   for (const Level& level : levels())
     for (const Function& f : kFunctions) {
       const std::vector<float> x = inputs(f), y = values(level, f.name, false, x);
@@ -128,24 +128,24 @@ CASE("levels with fused multiply-add give the same bits") {
   }
 }
 
-CASE("what a value becomes does not depend on what lies next to it") {
+CASE("a result does not depend on neighbouring values") {
   const float infinity = std::numeric_limits<float>::infinity();
   const float others[] = {infinity, std::nanf(""), -infinity, 88.5f, -104.0f};
   for (const Level& level : levels())
     for (const Function& f : kFunctions) {
       const std::vector<float> x = inputs(f);
-      std::vector<float> mixed = x;  // no vector without a value that the fast way of exp refuses
+      std::vector<float> mixed = x;  // every vector has a value outside the fast path of exp
       for (size_t i = 0; i < x.size(); i += 5) mixed[i] = others[i / 5 % 5];
       for (const bool many : {false, true}) {
         const std::vector<float> y = values(level, f.name, many, x);
-        std::vector<float> found = values(level, f.name, many, mixed);
-        for (size_t i = 0; i < x.size(); i += 5) found[i] = y[i];
-        EXPECT(same_bits(y, found));
+        std::vector<float> mixed_y = values(level, f.name, many, mixed);
+        for (size_t i = 0; i < x.size(); i += 5) mixed_y[i] = y[i];
+        EXPECT(same_bits(y, mixed_y));
       }
     }
 }
 
-CASE("exp keeps what is not a number, and decay is exp of what is not above 0") {
+CASE("exp keeps NaN, and decay equals exp for values up to 0") {
   std::vector<float> x = {
       0.0f, -0.0f, -1e-45f, -87.5f, -103.2f, -103.9f, -105.0f, -3e38f, -std::numeric_limits<float>::infinity()};
   for (uint32_t bits = 0x80000000u; bits < 0xff800000u; bits += 104729) x.push_back(std::bit_cast<float>(bits));
@@ -159,7 +159,7 @@ CASE("exp keeps what is not a number, and decay is exp of what is not above 0") 
   }
 }
 
-CASE("tanh and erf are odd, keep the sign of zero, end at one and keep NaN") {
+CASE("tanh and erf are odd, keep the sign of zero, reach one and keep NaN") {
   const float infinity = std::numeric_limits<float>::infinity();
   const std::vector<float> x = {0.0f, 1e-45f, 0.3f, 2.0f, 20.0f, 1e20f, 3e38f, infinity};
   std::vector<float> negative = x;

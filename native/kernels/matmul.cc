@@ -8,13 +8,14 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-// Steps of a forward product that are one window: at most so many where that is faster, and of a longer one.
+// The window of a forward product with several row blocks: up to kDirectSteps steps one window, otherwise windows of
+// kWindowSteps.
 inline constexpr int64_t kDirectSteps = kMaxRows > 6 ? 3072 : 1024, kWindowSteps = kMaxRows > 6 ? 1024 : 512;
 inline constexpr int64_t kMostDirectSteps = 8192;
-// Rows from the one that is packed to the one that is asked for, where that is faster.
+// Prefetch distance in rows while A is packed; 0 where prefetching is slower.
 inline constexpr int64_t kRowsAhead = kMaxRows > 6 ? 0 : 4;
 
-/// Where finished blocks go: cast(block + residual), in dt or fp32. A residual of one row is added to every row.
+/// Writes finished blocks: cast(block + residual), in dt or fp32. A residual of one row is added to every row.
 template <class D>
 class Output {
  public:
@@ -27,7 +28,7 @@ class Output {
   TileView out, residual;
   bool out_is_f32;
 
-  /// What `write` will touch.
+  /// The memory that `write` will touch.
   void expect(int64_t row, int64_t rows, int64_t column, int64_t columns, Rows (&expected)[2]) const {
     const int64_t item = out_is_f32 ? 4 : sizeof(T), width = smaller(columns, out.cols - column);
     const int64_t height = smaller(rows, out.rows - row);
@@ -37,7 +38,8 @@ class Output {
     expected[1] = {reinterpret_cast<const char*>(row_of<const T>(residual, row) + column), height,
                    static_cast<int64_t>(residual.stride * sizeof(T)), static_cast<int64_t>(width * sizeof(T))};
   }
-  /// Where a block can be left as it is: whole rows of fp32 to which nothing is added. nullptr: nowhere.
+  /// The address where the micro-kernel can store a block directly: whole rows of fp32 without residual. nullptr if it
+  /// cannot.
   float* place(int64_t row, int64_t panel) const {
     const bool whole = (panel + 1) * kPanel <= out.cols && (out_is_f32 || sizeof(T) == 4);
     return whole && !residual.data ? row_of<float>(out, row) + panel * kPanel : nullptr;
@@ -49,7 +51,7 @@ class Output {
       write_as<T>(row, rows, panel, block);
     }
   }
-  /// The same of a block of `count` columns, whose lanes are rows.
+  /// The same for a block of `count` columns whose lanes are rows.
   void write_transposed(int64_t row, int64_t column, int64_t count, const float* block) const {
     for (; count > 0; column += kLanes, count -= kLanes, block += kLanes * kPanel)
       if (out_is_f32) {
@@ -111,7 +113,7 @@ class Output {
   }
 };
 
-/// A product of weights: sums begin with zero and wait in scratch until a block is finished.
+/// A product of weights: sums begin with zero and stay in scratch until a block is finished.
 template <class D>
 struct WeightProduct {
   using T = typename D::T;
@@ -158,7 +160,7 @@ struct RowProduct : WeightProduct<D> {
   void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
     this->output.expect(row, count, panel * kPanel, kPanel, expected);
   }
-  /// Where it lies, unless tiles of registers multiply (kGroupOf > 1), which leave a block's rows side by side alone.
+  /// In place if possible. Tile registers (kGroupOf > 1) can store a block only with contiguous rows.
   float* target(int64_t row, int64_t panel, float* block) const {
     float* const place = kGroupOf<typename D::Dot> == 1 ? this->output.place(row, panel) : nullptr;
     return place ? place : block;
@@ -172,7 +174,7 @@ struct RowProduct : WeightProduct<D> {
 template <class D>
 struct Forward : RowProduct<D> {
   static constexpr bool kPacksPanels = false;
-  /// As long as there is one block of rows, its panels stream by; several read a panel again, which must be in L2 then.
+  /// A single row block reads each panel once. Several row blocks read it again, so then a window must fit L2.
   static int64_t most_steps(int64_t rows, int64_t steps) {
     return rows > kRowsOf<typename D::Dot> && steps > kDirectSteps ? kWindowSteps : kMostDirectSteps;
   }
@@ -187,7 +189,7 @@ int64_t most_packed_steps(int64_t steps) {
   return steps <= kUndividedSteps<Dot> ? kUndividedSteps<Dot> : kPackedSteps<Dot>;
 }
 
-/// Panels of W are transposed: lanes are its columns.
+/// Transposes panels of W: lanes are its columns.
 template <class D>
 struct InputGradient : RowProduct<D> {
   static constexpr bool kPacksPanels = true;
@@ -200,7 +202,7 @@ struct InputGradient : RowProduct<D> {
   }
 };
 
-/// The same product where W is large: rows of a block are columns of W, which lie in its panels as they are needed, and
+/// The same product for large W: rows of a block are columns of W, which its panels already have in this order, and
 /// lanes are rows of dY. Only dY and the result are transposed.
 template <class D>
 struct TransposedInputGradient : WeightProduct<D> {
@@ -211,7 +213,7 @@ struct TransposedInputGradient : WeightProduct<D> {
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
     const TileView& w = this->weight(c.term);
-    for (int64_t n = c.begin; n < c.end;) {  // a panel of W for all blocks before the next one: long runs of memory
+    for (int64_t n = c.begin; n < c.end;) {  // one panel of W for all blocks before the next panel: long runs of memory
       const int64_t next = smaller(c.end, n - n % kPanel + kPanel);
       uint32_t* step = to + (n - c.begin) / D::kPerStep;
       for (int64_t b = block; b < end; ++b, step += words)
@@ -281,7 +283,7 @@ void matmul_dx(const KernelArgs& args) {
   const int64_t rows = args.tiles[0].rows, columns = args.tiles[0].cols;
   int64_t contracted = 0;
   for (int64_t term = 0; term < args.ints[1]; ++term) contracted += args.tiles[3 + 2 * term].rows;
-  // Transposed are either the weights or dY and the result, which is in fp32: whichever is fewer words.
+  // Transpose either the weights, or dY and the result (fp32): whichever is fewer words.
   if (contracted * columns < rows * (contracted + columns * D::kPerStep)) {
     run_weight_product<D, InputGradient>(args);
   } else {
@@ -377,12 +379,12 @@ void gemm(const KernelArgs& args) {
   }
 }
 
-/// The machine's ceiling: ints[0] steps, or groups of them, on accumulators that never leave their registers.
-/// out[0, 0] becomes the operations of one step, so that a caller can count.
+/// Measures peak speed: ints[0] steps, or groups of steps, on accumulators that stay in registers. out[0, 0] becomes
+/// the number of operations of one step.
 template <class D>
 void peak(const KernelArgs& args) {
   constexpr int kRows = kMaxRows >= 12 ? 12 : 5;
-  volatile float zero = 0.0f;  // read once per accumulator: none of them may look equal to another
+  volatile float zero = 0.0f;  // volatile, so that the compiler cannot merge accumulators
   NativeF acc[kRows][2];
   for (auto& row : acc)
     for (NativeF& x : row) x = native_set(zero);
@@ -398,7 +400,7 @@ void peak(const KernelArgs& args) {
 }
 
 #if defined(__AMX_BF16__)
-/// Operands are of many bits and signs: a processor that multiplies zeros is faster than one that computes.
+/// Operands have varied bits and signs, because processors multiply zeros faster.
 template <>
 void peak<BF16Amx>(const KernelArgs& args) {
   const AmxScope scope;

@@ -16,39 +16,40 @@ inline constexpr int kMaxRows = 12;  // 24 accumulators of 32 registers: bf16 ne
 #else
 inline constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
 #endif
-inline constexpr int kBlockSteps = 128;  // a row-major A pack is cut into blocks of so many steps
+inline constexpr int kBlockSteps = 128;  // a row-major A pack is cut into blocks of this many steps
 inline constexpr int kRowStride = 144;  // words between its rows; 9 cache lines spread rows over the L1 sets
 inline constexpr int kBlockWords = kMaxRows * kRowStride;
 inline constexpr int kStepWords = kMaxRows <= 8 ? 8 : 16;  // a step of a step-major A pack
-inline constexpr int kFewRows = 4;  // so few are done with a panel sooner than it comes from L2
+inline constexpr int kFewRows = 4;  // so few rows consume a panel faster than L2 delivers it
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Steps between two looks at what is to be asked for. A step is 12 products, which leave the processor room for 36
-// instructions, or for half of them where another thread runs on the core: 20 are products and loads.
+// Steps between two checks for prefetches. The processor can issue 36 instructions during the 12 products of a step, or
+// half of them if another thread runs on the core; 20 are products and loads.
 inline constexpr int kStride = 16;
-inline constexpr int kTailSteps = 0, kTailRows = kMaxRows;  // it can hold back 12 stores
-inline constexpr int kWideRows = 2;  // so few rows take a whole panel at a time
+inline constexpr int kTailSteps = 0, kTailRows = kMaxRows;  // the store buffer takes 12 stores
+inline constexpr int kWideRows = 2;  // so few rows process a whole panel at a time
 #else
 inline constexpr int kStride = 1;
-// The last steps of a k split run a few rows at a time, where accumulators are more than the processor can hold back.
+// The last steps of a k split run a few rows at a time if the store buffer cannot take all accumulators at once.
 inline constexpr int kTailSteps = 4, kTailRows = 2;
 inline constexpr int kWideRows = 0;
 #endif
 
-/// Rows of a block at most, by what multiplies (Dot).
+/// The maximum number of rows of a block, by multiplier (Dot).
 template <class Dot>
 inline constexpr int kRowsOf = kMaxRows;
-/// So many steps are added up before they reach an accumulator; a sum may be cut between them, not inside.
+/// Number of steps that are summed before they are added to an accumulator. Sums may be cut only between such groups.
 template <class Dot>
 inline constexpr int kGroupOf = 1;
-/// Row blocks packed together: they stay in L2, of 1 MiB at least where registers are many, and half of that elsewhere.
+/// Bytes of row blocks that are packed together. They must stay in L2, which has at least 1 MiB on processors with many
+/// registers and half of that on others.
 template <class Dot>
 inline constexpr int64_t kRowBatchBytes = 256 << 10;
-/// Steps packed at a time where both operands are: of a longer contraction, and of one that is packed at once.
+/// Steps packed at a time if both operands are packed: in windows of a longer contraction, and if packed at once.
 template <class Dot>
 inline constexpr int64_t kPackedSteps = kMaxRows > 6 ? 2304 : 512;
 template <class Dot>
 inline constexpr int64_t kUndividedSteps = kMaxRows > 6 ? 2304 : 1024;
-/// What must live while micro-kernels run.
+/// The guard object that must exist while micro-kernels run.
 template <class Dot>
 struct ScopeOf {
   struct Type {};
@@ -66,7 +67,7 @@ struct Segment {
   int8_t push;  // the sum goes on the stack and accumulators restart from zero
 };
 
-/// Rows that lie `pitch` bytes apart, of at most two cache lines.
+/// Rows `pitch` bytes apart, each of at most two cache lines.
 struct Rows {
   const char* data;
   int64_t count, pitch, bytes;
@@ -79,19 +80,19 @@ struct MicroArgs {
   const uint32_t* const* b;  // per term
   float* stack;  // top of the stack: the next free [R][32] entry
   const float* init;  // [R][32] to start from; nullptr: zero
-  const float* scales;  // per segment (kLanes apart) and row: what was added up before is multiplied with first,
-                        // where the micro-kernel is one for scaled sums
+  const float* scales;  // per segment (kLanes apart) and row: the factor of the previous sum; kScaledRows only
   const float* addend;
-  float* out;  // R rows of 32; nullptr: nothing is left outside the stack
-  int64_t out_pitch = kPanel;  // floats between its rows; tiles of registers (amx.h) know no other
-  const char* ahead = nullptr;  // what is read later: in every step i with i & every_ahead = 0 a cache line is asked
-                                // for, and the one `second` bytes after it; the next time, those `pace` bytes further
+  float* out;  // R rows of 32; nullptr: results stay on the stack
+  int64_t out_pitch = kPanel;  // floats between its rows; amx.h supports only kPanel
+  // Data to prefetch. In every step i with i & every_ahead = 0 the cache line at `ahead` and the one `second` bytes
+  // after it are prefetched, and `ahead` advances by `pace` bytes.
+  const char* ahead = nullptr;
   int64_t second = 0, pace = 64;
   int32_t every_ahead = INT32_MAX;
   int32_t every_piece = INT32_MAX;
-  const char* const* pieces = nullptr;  // the same, a piece per segment
-  Rows expected[2] = {};  // what is read and written after this call: asked for in its last segment
-  int64_t rows = 0;  // R, for micro-kernels that are not made for one
+  const char* const* pieces = nullptr;  // the same with every_piece: one piece of memory per segment
+  Rows expected[2] = {};  // read and written after this call; prefetched in its last segment
+  int64_t rows = 0;  // R, for micro-kernels of any R
 };
 using MicroFn = void (*)(const MicroArgs&);
 
@@ -107,8 +108,8 @@ TILEWISE_INLINE void expect(const Rows (&expected)[2]) {
 /// columns, and step-major in blocks of 64 columns (only for the block heights of attention's backward pass).
 enum class ALayout { kRows, kScaledRows, kSteps, kSteps64 };
 
-/// The micro-kernels of 1 to kMaxRows rows. microkernels.cc defines them, so that each is compiled once per level and
-/// not again in every source that multiplies.
+/// The micro-kernels of 1 to kMaxRows rows. Defined in microkernels.cc, so that each is compiled only once per
+/// level.
 template <class Dot, ALayout L>
 struct MicroTable {
   static const MicroFn kFns[kMaxRows];

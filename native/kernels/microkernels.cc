@@ -1,24 +1,24 @@
 // The micro-kernels of microkernel.h: one function per number of rows, element type and layout of A.
 //
-// They are more than half of the work of compiling matrix products, so they are instantiated here only. matmul,
-// weight_gradient and attention read them from MicroTable.
+// They take more than half of the compile time of matrix products, so they are instantiated only here. matmul,
+// weight_gradient and attention look them up in MicroTable.
 #include "kernels/microkernel.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// Element (row r, step s) of A is at a + r * RowWords + s * StepWords. Where a step is two words, the second word is
-/// StepWords behind the first, and all distances double except the one between neighbouring rows.
+/// Element (row r, step s) of A is at a + r * RowWords + s * StepWords. If a step is two words, the second word is
+/// StepWords after the first, and all distances double except the one between neighbouring rows.
 ///
 /// Storing all accumulators at the end of a k split would fill the processor's store buffer. So the last steps run a
 /// few rows at a time, and the stores of these rows overlap with the products of the next ones.
 template <class Dot, int R, int RowWords, int StepWords, bool kScales = false>
 void micro(const MicroArgs& x) {
-  constexpr int kInto = R <= kFewRows ? 3 : 2;  // L1, L2
+  constexpr int kLocality = R <= kFewRows ? 3 : 2;  // prefetch to L1 or L2
   constexpr int kVectors = R <= kWideRows ? 4 : 2;  // of a row at a time
   constexpr int kWords = kWordsOf<Dot>, kRow = RowWords == 1 ? 1 : RowWords * kWords, kStep = StepWords * kWords;
   for (int lane = 0; lane < kPanel; lane += kVectors * kNativeLanes) {
-    // All is asked for in the first pass.
+    // Only the first pass prefetches.
     const int32_t every_ahead = lane == 0 ? x.every_ahead : INT32_MAX;
     const int32_t every_piece = lane == 0 ? x.every_piece : INT32_MAX;
     NativeF acc[R][kVectors];
@@ -44,24 +44,24 @@ void micro(const MicroArgs& x) {
         NativeF zero = {};
         hold_here(zero);
 #pragma GCC unroll 14
-        for (int r = 0; r < R; ++r)  // + 0: so that a product of -0 does not change the sum
+        for (int r = 0; r < R; ++r)  // + 0 turns -0 into +0
           for (int j = 0; j < kVectors; ++j) acc[r][j] = fused(native_set(scales[r]), acc[r][j], zero);
       }
       const float* b = reinterpret_cast<const float*>(x.b[s->term] + s->b) + lane;
       const bool is_stored = s->ends || (is_last && x.out);
       const int32_t tail = is_stored ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
-      const auto ask_ahead = [&]() __attribute__((always_inline)) {
-        __builtin_prefetch(ahead, 0, kInto);
-        __builtin_prefetch(ahead + x.second, 0, kInto);
+      const auto prefetch_ahead = [&]() __attribute__((always_inline)) {
+        __builtin_prefetch(ahead, 0, kLocality);
+        __builtin_prefetch(ahead + x.second, 0, kLocality);
         ahead += x.pace;
       };
-      const auto ask_piece = [&]() __attribute__((always_inline)) {
+      const auto prefetch_piece = [&]() __attribute__((always_inline)) {
         __builtin_prefetch(piece, 0, 2);
         piece += 64;
       };
-      const auto ask = [&](int32_t i, int32_t of_ahead, int32_t of_piece) __attribute__((always_inline)) {
-        if (__builtin_expect((i & of_ahead) == 0, 0)) ask_ahead();
-        if (__builtin_expect((i & of_piece) == 0, 0)) ask_piece();
+      const auto prefetch = [&](int32_t i, int32_t of_ahead, int32_t of_piece) __attribute__((always_inline)) {
+        if (__builtin_expect((i & of_ahead) == 0, 0)) prefetch_ahead();
+        if (__builtin_expect((i & of_piece) == 0, 0)) prefetch_piece();
       };
       const auto step = [&](int i) __attribute__((always_inline)) {
         Dot::block(
@@ -72,9 +72,9 @@ void micro(const MicroArgs& x) {
       int32_t i = s->steps;
       if constexpr (kStride > 1) {
         for (; i >= kStride; i -= kStride) {
-          ask(i, every_ahead & -kStride, every_piece & -kStride);
-          for (int32_t j = every_ahead; j < kStride - 1; j += every_ahead + 1) ask_ahead();
-          for (int32_t j = every_piece; j < kStride - 1; j += every_piece + 1) ask_piece();
+          prefetch(i, every_ahead & -kStride, every_piece & -kStride);
+          for (int32_t j = every_ahead; j < kStride - 1; j += every_ahead + 1) prefetch_ahead();
+          for (int32_t j = every_piece; j < kStride - 1; j += every_piece + 1) prefetch_piece();
 #pragma GCC unroll 16
           for (int j = 0; j < kStride; ++j) {
             step(j);
@@ -85,7 +85,7 @@ void micro(const MicroArgs& x) {
         }
       }
       for (; i > tail; --i) {
-        ask(i, every_ahead, every_piece);
+        prefetch(i, every_ahead, every_piece);
         step(0);
         a += kStep;
         b += kPanel;
@@ -103,7 +103,7 @@ void micro(const MicroArgs& x) {
         const int end = first + kTailRows < R ? first + kTailRows : R;
 #pragma GCC unroll 1
         for (int32_t i = 0; i < tail; ++i) {
-          if (first == 0) ask(tail - i, every_ahead, every_piece);
+          if (first == 0) prefetch(tail - i, every_ahead, every_piece);
           NativeF panel[kVectors];
           for (int j = 0; j < kVectors; ++j) {
             panel[j] = native_load(b + i * kPanel + j * kNativeLanes);
@@ -132,7 +132,7 @@ void micro(const MicroArgs& x) {
   }
 }
 
-/// Attention's backward pass cuts 64 rows into blocks as even as possible, so its layout needs two heights only.
+/// Attention's backward pass cuts 64 rows into nearly equal blocks, so its layout needs only two heights.
 constexpr bool is_height_of_64(int rows) {
   const int low = 64 / ((64 + kMaxRows - 1) / kMaxRows);
   return rows == low || rows == low + 1;
@@ -169,7 +169,7 @@ template struct MicroTable<DotF32, ALayout::kSteps>;
 template struct MicroTable<DotF32, ALayout::kSteps64>;
 template struct MicroTable<DotBf16, ALayout::kRows>;
 template struct MicroTable<DotBf16, ALayout::kSteps>;
-#if !defined(__AMX_BF16__)  // there tile registers multiply in attention
+#if !defined(__AMX_BF16__)  // with AMX, attention uses tile registers
 template struct MicroTable<DotBf16, ALayout::kScaledRows>;
 template struct MicroTable<DotBf16, ALayout::kSteps64>;
 #endif

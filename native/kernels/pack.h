@@ -1,5 +1,5 @@
 // Packs operands for the micro-kernels: words (one fp32, or a pair of bf16 along the contraction) in the order in which
-// they are read. Everything outside of the given range is written as zero, so edges need no other code.
+// they are read. Everything outside of the range is written as zero, so edges need no other code.
 #pragma once
 #include "kernels/kernel.h"
 #include "kernels/microkernel.h"
@@ -15,8 +15,8 @@ TILEWISE_INLINE void copy_words(uint32_t* to, const void* from, int64_t words) {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-/// Words of a pack of A, of which there are eights, to two each: the odd element, then the even one. In row-major packs
-/// they are neighbours, in step-major ones those of a step follow each other.
+/// Widens each word of a pack of A to two words: the odd element, then the even one. `words` is a multiple of 8. In
+/// row-major packs the two are neighbours; in step-major packs the odd words of a step precede its even words.
 template <ALayout L>
 TILEWISE_INLINE void widen_words(uint32_t* to, const uint32_t* from, int64_t words) {
   static_assert(L != ALayout::kSteps || kStepWords == 8);
@@ -45,8 +45,8 @@ TILEWISE_INLINE void pack_row(uint32_t* to, const typename D::T* row, int64_t be
   if (begin + whole * D::kPerStep < end) to[whole] = bits_of<uint32_t>(widen(row[end - 1])) >> 16;
 }
 
-/// Rows of [n][k] become lanes: to[step][32] from up to 32 rows, elements [begin, end). Where that is not asked for,
-/// the half of a panel that has no row is not cleared.
+/// Rows of [n][k] become lanes: to[step][32] from up to 32 rows, elements [begin, end). Unless
+/// IsCleared, a half panel without rows is left as it is.
 template <class D, bool IsCleared = true>
 TILEWISE_INLINE void pack_panel_across(uint32_t* to, const typename D::T* from, int64_t stride, int64_t rows,
                                        int64_t begin, int64_t end) {
@@ -77,7 +77,7 @@ TILEWISE_INLINE IntLanes step_words(const bf16* first, const bf16* second, int64
   return second ? (low | as_int(load(second, columns))) : low;
 }
 
-/// Width columns of one step, all there.
+/// Width columns of one complete step.
 template <int Width>
 TILEWISE_INLINE void whole_step(uint32_t* to, const float* first, const float*) {
   __builtin_memcpy(to, first, Width * 4);
@@ -104,7 +104,7 @@ TILEWISE_INLINE void whole_step(uint32_t* to, const bf16* first, const bf16* sec
 #endif
 }
 
-/// The same where columns or the second row may be missing: zeros.
+/// The same with zeros for missing columns or a missing second row.
 template <int Width, class T>
 TILEWISE_INLINE void partial_step(uint32_t* to, const T* first, const T* second, int64_t columns) {
   for (int64_t c = 0; c < Width; c += kLanes) {
@@ -114,13 +114,13 @@ TILEWISE_INLINE void partial_step(uint32_t* to, const T* first, const T* second,
   }
 }
 
-/// Rows lie too far apart for the hardware to foresee the next ones: what is packed `Steps` further is asked for.
+/// Prefetches the rows that are packed `Steps` steps later. They are too far apart for the hardware prefetcher.
 template <class D, int Steps>
 TILEWISE_INLINE void prefetch_step(const typename D::T* first, int64_t stride) {
   for (int j = 0; j < D::kPerStep; ++j) __builtin_prefetch(first + (Steps * D::kPerStep + j) * stride);
 }
 
-/// Columns of [t][n] stay lanes: to[step][Width] from `columns` columns, rows [begin, end).
+/// Columns of [t][n] remain lanes: to[step][Width] from `columns` columns, rows [begin, end).
 template <class D, int Width>
 TILEWISE_INLINE void pack_panel_along(uint32_t* to, const typename D::T* from, int64_t stride, int64_t columns,
                                       int64_t begin, int64_t end) {
@@ -134,19 +134,19 @@ TILEWISE_INLINE void pack_panel_along(uint32_t* to, const typename D::T* from, i
     partial_step<Width>(to, from + t * stride, t + 1 < end ? from + (t + 1) * stride : nullptr, columns);
 }
 
-/// Steps that a block gets before the next block: where a step is half a cache line, so that lines are written whole.
+/// Steps written to a block before the next block. If a step is shorter than a cache line, several steps fill it.
 inline constexpr int64_t kStepsAtOnce = kMaxRows > 6 ? 1 : 4;
 
 /// Columns of x from start(block) on become the rows of blocks [block, end): to[block][step][kStepWords], rows [begin,
-/// end_row). Whole vectors: columns beyond a block are read by no row of it. All blocks of a row before the next row,
-/// so that memory is read in runs.
+/// end_row). Whole vectors are written: no row of a block reads the columns beyond it. All blocks of a row are
+/// packed before the next row, so that memory is read in runs.
 template <class D, class Start>
 TILEWISE_INLINE void pack_columns(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start,
                                   const TileView& x, int64_t begin, int64_t end_row) {
   using T = typename D::T;
   const auto* data = static_cast<const T*>(x.data);
   const int64_t paired = end_row - (end_row - begin) % D::kPerStep;
-  int64_t whole = block;  // blocks whose vectors are all there
+  int64_t whole = block;  // end of the blocks whose vectors are complete
   while (whole < end && start(whole) + kStepWords <= x.cols) ++whole;
   const int64_t first_column = start(block), columns = start(whole) - first_column;
   for (int64_t t = begin, step = 0; t < paired;) {
@@ -190,8 +190,8 @@ TILEWISE_INLINE void pack_transposed_columns(uint32_t* to, int64_t words, int64_
   }
 }
 
-/// The transposed use of packed weights: columns [column, column + count) of the packed rows [begin, end) of one panel
-/// become rows of words, kRowStride apart. `panels` is the packed operand (fp32: [k][32 rows]; bf16: [k / 2][32
+/// Packs packed weights for transposed use: columns [column, column + count) of the packed rows [begin, end) of one
+/// panel become rows of words, kRowStride apart. `panels` is the packed operand (fp32: [k][32 rows]; bf16: [k / 2][32
 /// rows][2]), k_pad its padded row length.
 TILEWISE_INLINE void pack_weight_columns(uint32_t* to, const float* panels, int64_t k_pad, int64_t column,
                                          int64_t count, int64_t begin, int64_t end) {

@@ -1,19 +1,19 @@
 // The driver of every contraction: packs one window at a time (Blocking), and runs register blocks.
 //
-// A product provides packing, panel addresses, the addresses that blocks are packed from, the place of a finished block
-// (target: in the block's own memory, or in rows `pitch` apart) and what to do with it; see Forward in matmul.cc. While
-// earlier calls of the micro-kernel compute, the data of later ones is prefetched into L2: the next panel, and the
-// memory from which the next row blocks are packed. Each call prefetches its share of both.
+// A product provides packing, panel addresses, the addresses that blocks are packed from, the target of a finished
+// block (its own memory, or rows `pitch` apart) and what to do with it; see Forward in matmul.cc. While earlier calls
+// of the micro-kernel compute, the data of later ones is prefetched into L2: the next panel, and the memory from which
+// the next row blocks are packed. Each call prefetches its share of both.
 #pragma once
 #include "kernels/blocking.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-inline constexpr int64_t kPanelGroupBytes = 4352 << 10;  // panels packed together; two at a time need room in L2
-inline constexpr int64_t kMostBatchBytes = 640 << 10;  // where panels come from further than L2: of three blocks, or of
-                                                       // any number that is done with a panel too soon
+inline constexpr int64_t kPanelGroupBytes = 4352 << 10;  // panels packed together; L2 must have room for two at a time
+// Row blocks per batch if panels are not in L2: three, or as many as a fast multiplier needs to cover a panel's load.
+inline constexpr int64_t kMostBatchBytes = 640 << 10;
 inline constexpr int64_t kStateBytes = 11 << 20;
-inline constexpr int64_t kStreamAhead = 8 << 10;  // bytes from what the only row block multiplies to what it asks for
+inline constexpr int64_t kStreamAhead = 8 << 10;  // prefetch distance in bytes of a single row block
 inline constexpr int64_t kSuperRows = 2016;  // rows that share one pass over the panels
 inline constexpr int64_t kMaxTerms = 16;
 
@@ -23,7 +23,7 @@ struct Run {
   int64_t bytes;
 };
 
-/// What the row blocks [block, end) of a window are packed from, handed out piece by piece.
+/// Iterates over the memory that the row blocks [block, end) of a window are packed from.
 template <class Op, class Start>
 class Sources {
  public:
@@ -31,7 +31,7 @@ class Sources {
       : op_(op), copy_(copies), last_(copies + num_copies), block_(block), end_(end), start_(start) {
     find();
   }
-  /// At most so many bytes more; `otherwise` when nothing is left.
+  /// The next piece, of at most `bytes` bytes; `otherwise` at the end.
   const char* take(int64_t bytes, const char* otherwise) {
     if (copy_ == last_) return otherwise;
     const char* piece = run_.data;
@@ -69,24 +69,24 @@ class Product {
     const int64_t longest = larger(int64_t{1}, blocking.max_steps);
     panels_ = divide_up(op.lanes, kPanel);
     super_ = round_up(divide_up(op.rows, divide_up(op.rows, kSuperRows)), kMost);
-    kept_ = blocking.num_windows > 1;
+    keeps_state_ = blocking.num_windows > 1;
     entries_ = 1 + blocking.max_depth;
-    const int64_t state_per_panel = kept_ ? super_ / kMost * entries_ * kEntry * 4 : 0;
+    const int64_t state_per_panel = keeps_state_ ? super_ / kMost * entries_ * kEntry * 4 : 0;
     group_ = panels_;
     if (Op::kPacksPanels) group_ = larger(int64_t{1}, kPanelGroupBytes / (longest * kPanel * 4));
-    if (kept_) group_ = smaller(group_, larger(int64_t{1}, kStateBytes / state_per_panel));
+    if (keeps_state_) group_ = smaller(group_, larger(int64_t{1}, kStateBytes / state_per_panel));
     group_ = smaller(smaller(group_, panels_), op.max_group);
     a_words_ = words_of(blocking.max_steps) + (Op::kLayout == ALayout::kRows ? 0 : kStepWords);
     const int64_t block_bytes = a_words_ * kWords * 4;
     batch_ = kRowBatchBytes<typename Op::Dot> / (block_bytes + 1);
-    const int64_t wanted = kGroupOf<typename Op::Dot> > 1 ? super_ / kMost : 3;
-    if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(wanted, kMostBatchBytes / (block_bytes + 1)));
+    const int64_t num_blocks = kGroupOf<typename Op::Dot> > 1 ? super_ / kMost : 3;
+    if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(num_blocks, kMostBatchBytes / (block_bytes + 1)));
     batch_ = larger(int64_t{1}, smaller(super_ / kMost, batch_));
     a_pack_ = carver.take<uint32_t>(batch_ * a_words_ * kWords);
     packed_ = kWords > 1 ? carver.take<uint32_t>(batch_ * a_words_) : a_pack_;
     panel_words_ = blocking.max_steps * kPanel + 32;
     b_pack_ = carver.take<uint32_t>(Op::kPacksPanels ? group_ * panel_words_ : 0);
-    state_ = carver.take<float>(kept_ ? group_ * state_per_panel / 4 : entries_ * kEntry);
+    state_ = carver.take<float>(keeps_state_ ? group_ * state_per_panel / 4 : entries_ * kEntry);
     int64_t most = 1;
     for (int64_t w = 0; w < blocking.num_windows; ++w) most = larger(most, blocking.windows[w].num_segments);
     pieces_ = carver.take<const char*>(most);
@@ -112,19 +112,19 @@ class Product {
   static constexpr int64_t kEntry = kMost * kPanel;
   static constexpr int64_t kWords = kWordsOf<typename Op::Dot>;
 
-  /// The first row of a block: heights differ by one at most. Where a block takes as long as a full one, all are full
-  /// but the last.
+  /// The first row of a block. Heights differ by at most one. For tile registers, where a partial block takes as long
+  /// as a full one, all blocks but the last are full.
   struct Start {
     int64_t row0, height, higher, end;
     int64_t operator()(int64_t block) const { return smaller(end, row0 + height * block + smaller(block, higher)); }
   };
 
-  /// Of a row block as it is packed.
+  /// Words of a packed row block.
   static int64_t words_of(int64_t steps) {
     return Op::kLayout == ALayout::kRows ? divide_up(steps, kBlockSteps) * kMost * kRowStride : steps * kStepWords;
   }
 
-  /// The rows of a packed block, of which there are `height`, to words that need no widening in the loop.
+  /// Widens the `height` rows of a packed block once, so that the loop need not.
   void widen(int64_t block, int64_t height, int64_t words) {
     const int64_t piece = Op::kLayout == ALayout::kRows ? kMost * kRowStride : words;
     const int64_t used = Op::kLayout == ALayout::kRows ? height * kRowStride : words;
@@ -158,7 +158,7 @@ class Product {
   void run_panel(int64_t w, int64_t p, int64_t block, int64_t end, Sources<Op, Start>& sources) {
     const Window& window = blocking_.windows[w];
     const bool is_last = w + 1 == blocking_.num_windows;
-    const bool keeps = is_last || blocking_.windows[w + 1].resumes;  // else all is on the stack
+    const bool keeps = is_last || blocking_.windows[w + 1].resumes;  // otherwise the whole state is on the stack
     const uint32_t* bases[kMaxTerms];
     for (int64_t t = 0; t < op_.num_terms; ++t) bases[t] = base(t, p);
     const bool has_next = p + 1 < count_ && window.steps > 0;
@@ -167,7 +167,8 @@ class Product {
     const int32_t every_piece = mask_of(count_ * 16 / kMost);
     const auto* ahead = reinterpret_cast<const char*>(bases[0]);
     if (has_next) ahead = reinterpret_cast<const char*>(base(0, p + 1) + blocking_.segments[window.first_segment].b);
-    const bool is_stream = !Op::kPacksPanels && blocks_ == 1;  // a panel is read once, and the next lies behind it
+    const bool is_stream =
+        !Op::kPacksPanels && blocks_ == 1;  // each panel is read once, and the next one follows it in memory
     for (int64_t b = block; b < end; ++b) {
       const int64_t row = start_(b), height = start_(b + 1) - row;
       float* own = state_of(p, b);
@@ -198,22 +199,22 @@ class Product {
       call.pieces = pieces_;
       call.rows = height;
       if (is_last) op_.expect(row, height, first_ + p, call.expected);
-      if (w > 0) ask_for_state(window, height, b + 1 < end ? state_of(p, b + 1) : state_of(p + 1, block));
+      if (w > 0) prefetch_state(window, height, b + 1 < end ? state_of(p, b + 1) : state_of(p + 1, block));
       micro_for<typename Op::Dot, Op::kLayout>(height)(call);
       if (is_last) op_.finish(row, height, first_ + p, out);
     }
   }
 
   float* state_of(int64_t panel, int64_t block) const {
-    return state_ + (kept_ ? (panel * blocks_ + block) * entries_ * kEntry : 0);
+    return state_ + (keeps_state_ ? (panel * blocks_ + block) * entries_ * kEntry : 0);
   }
-  /// What the next call begins with comes into L2 meanwhile.
-  static void ask_for_state(const Window& window, int64_t height, const float* state) {
+  /// Prefetches the state that the next call starts with into L2.
+  static void prefetch_state(const Window& window, int64_t height, const float* state) {
     const int64_t begin = window.resumes ? 0 : kEntry, end = kEntry + window.depth * height * kPanel;
     for (int64_t i = begin; i < end; i += 64 / sizeof(float)) __builtin_prefetch(state + i, 1, 2);
   }
 
-  /// The mask by which i & mask = 0 for one i in `period`, or somewhat more.
+  /// The mask with which i & mask = 0 for one in `period` values of i, or slightly more.
   static int32_t mask_of(int64_t period) {
     int32_t mask = 0;
     while (2 * (mask + 1) <= period && mask < 1 << 20) mask = 2 * mask + 1;
@@ -231,8 +232,8 @@ class Product {
   Op& op_;
   const Blocking& blocking_;
   int64_t panels_, group_, super_, batch_, entries_, a_words_, panel_words_;
-  bool kept_;
-  uint32_t *a_pack_, *packed_;  // the same memory where words are not widened
+  bool keeps_state_;
+  uint32_t *a_pack_, *packed_;  // the same memory unless words are widened
   uint32_t* b_pack_;
   float* state_;
   const char** pieces_;

@@ -7,9 +7,9 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
 /// tiles: out[1, D], partials[L, P * D], carries...; ints: number of carries, the length that k splits are counted
-/// over, C, whether rows may be padding. Inner first: the tree over the sequence splits of every batch split, then over
-/// the L leaves, then each carry in front. Padding adds zeros, which leave no trace but in the sign of a zero; + 0
-/// takes that away.
+/// over, C, whether rows may be padding. Adds along the tree over the sequence splits of every batch split, then along
+/// the tree over the L batch splits, then each carry in front. Padding adds zeros, which can only change the sign of a
+/// zero; + 0 removes it.
 void split_tree(const KernelArgs& args) {
   const TileView &out = args.tiles[0], &partials = args.tiles[1];
   const SequenceSplits k_splits{args.ints[1], args.ints[2]};
@@ -21,9 +21,9 @@ void split_tree(const KernelArgs& args) {
     for (int64_t split = 0; split < partials.rows; ++split) {
       const float* row = row_of<const float>(partials, split) + c;
       TreeStack inner;
-      for (int64_t p = 0; p < k_splits.kept(); ++p)
+      for (int64_t p = 0; p < k_splits.num_stored(); ++p)
         sum = inner.add(load(row + p * out.cols, n), k_splits.slot(p),
-                        p + 1 < k_splits.kept() ? k_splits.slot(p + 1) : 0);
+                        p + 1 < k_splits.num_stored() ? k_splits.slot(p + 1) : 0);
       sum = batch_splits.add(sum, split, split + 1 < partials.rows ? split + 1 : 0);
     }
     for (int64_t i = 0; i < args.ints[0]; ++i) sum = load(row_of<const float>(args.tiles[2 + i], 0) + c, n) + sum;
@@ -31,15 +31,15 @@ void split_tree(const KernelArgs& args) {
   }
 }
 
-/// tiles: out[1, D], x[1, heads * D]; ints: C, and per k split the heads' elements [begin, end), empty for those that
-/// are held elsewhere. Heads of a k split add up in order, then the tree over k splits. Without any the sum is -0,
-/// which changes no number that it is added to.
+/// tiles: out[1, D], x[1, heads * D]; ints: C, and per k split the heads' elements [begin, end), empty for heads on
+/// other devices. Heads of a k split are added in order, then k splits along the tree. Without heads the sum is -0, the
+/// neutral element of addition.
 void head_sum(const KernelArgs& args) {
   const TileView& out = args.tiles[0];
   const auto* x = static_cast<const float*>(args.tiles[1].data);
   const int64_t k_splits = args.ints[0], d = out.cols;
   const int64_t* ranges = args.ints + 1;
-  const auto next_held = [&](int64_t k_split) {
+  const auto next_local = [&](int64_t k_split) {
     while (k_split < k_splits && ranges[2 * k_split] >= ranges[2 * k_split + 1]) ++k_split;
     return k_split;
   };
@@ -47,8 +47,8 @@ void head_sum(const KernelArgs& args) {
     const int64_t n = d - c;
     TreeStack tree;
     Lanes total = set(-0.0f);
-    for (int64_t k_split = next_held(0); k_split < k_splits;) {
-      const int64_t next = next_held(k_split + 1);
+    for (int64_t k_split = next_local(0); k_split < k_splits;) {
+      const int64_t next = next_local(k_split + 1);
       Lanes sum = load(x + ranges[2 * k_split] + c, n);
       for (int64_t head = ranges[2 * k_split] + d; head < ranges[2 * k_split + 1]; head += d)
         sum = sum + load(x + head + c, n);
@@ -60,18 +60,18 @@ void head_sum(const KernelArgs& args) {
 }
 
 /// tiles: left[m, levels * D], carries[m, levels * D] (or absent), x[m, D]...; ints: slot s, number of x, whether to
-/// finish. The sums of slots s, s + 1, … go onto the stack of a binary counter that holds s; left is the stack of the
-/// counter afterwards, or its root. A stack's levels lie side by side, the oldest first. left may be carries.
+/// finish. Pushes the sums of slots s, s + 1, … onto the stack of a binary counter whose value is s; left becomes the
+/// resulting stack, or its root. The levels of a stack are adjacent columns, the oldest first. left may be carries.
 void tree_resume(const KernelArgs& args) {
   const TileView &left = args.tiles[0], &carries = args.tiles[1], &first = args.tiles[2];
   const int64_t begin = args.ints[0], count = args.ints[1], d = first.cols;
-  const int held = __builtin_popcountll(static_cast<uint64_t>(begin));
+  const int num_carries = __builtin_popcountll(static_cast<uint64_t>(begin));
   for (int64_t r = 0; r < first.rows; ++r)
     for (int64_t c = 0; c < d; c += kLanes) {
       const int64_t n = d - c;
       Lanes stack[64];
       int depth = 0;
-      for (; depth < held; ++depth) stack[depth] = load(row_of<const float>(carries, r) + depth * d + c, n);
+      for (; depth < num_carries; ++depth) stack[depth] = load(row_of<const float>(carries, r) + depth * d + c, n);
       for (int64_t i = 0; i < count; ++i) {
         Lanes sum = load(row_of<const float>(args.tiles[2 + i], r) + c, n);
         for (int64_t slot = begin + i; slot & 1; slot >>= 1) sum = stack[--depth] + sum;
@@ -95,7 +95,7 @@ TILEWISE_INLINE double row_squares(const TileView& w, bool packed, int64_t r, in
   return sum;
 }
 
-/// The same for the 32 rows of a whole panel at once: one accumulator per row, so the same bits.
+/// The same for all 32 rows of a panel; one accumulator per row gives the same bits.
 TILEWISE_INLINE void panel_squares(double* to, const float* panel, int64_t begin, int64_t end) {
   double sums[32] = {};
   for (int64_t k = begin; k < end; ++k)
@@ -126,8 +126,8 @@ double tree_of(const double* x, int64_t count) {
 }
 
 /// tiles: out[N, 1], the gradient's local rows; ints: packed, rows R of the whole gradient, its row where the local
-/// ones begin, its entry where out begins, C, and per k split of columns the local ones. Entry (c, r), number c * R +
-/// r, is the sum of squares of one row × k split; what is not held here is zero.
+/// ones begin, its entry where out begins, C, and per k split of columns the local range. Entry (c, r), at index
+/// c * R + r, is the sum of squares of one row × k split; entries without local elements are zero.
 void square_sum(const KernelArgs& args) {
   const TileView &out = args.tiles[0], &w = args.tiles[1];
   const bool packed = args.ints[0] != 0;
@@ -136,7 +136,7 @@ void square_sum(const KernelArgs& args) {
   for (int64_t c = 0; c < args.ints[4]; ++c) {
     const int64_t begin = args.ints[5 + 2 * c], end = args.ints[6 + 2 * c];
     if (begin >= end) continue;
-    const int64_t first = c * args.ints[1] + args.ints[2] - args.ints[3];  // place of local row 0 in out
+    const int64_t first = c * args.ints[1] + args.ints[2] - args.ints[3];  // index of local row 0 in out
     const int64_t last = smaller(w.rows, out.rows - first);
     for (int64_t r = first < 0 ? -first : 0; r < last;) {
       if (packed && r % 32 == 0 && r + 32 <= last) {
@@ -159,7 +159,7 @@ void norm_scale(const KernelArgs& args) {
   out[0] = static_cast<float>(norm);
   const float loss = *static_cast<const float*>(args.tiles[2].data);
   const bool is_finite = out[0] - out[0] == 0.0f && loss - loss == 0.0f;
-  // NaN: the step's numbers are lost, and the update must leave every parameter as it is.
+  // NaN makes the update skip this step, whose gradients are not finite.
   out[1] = !is_finite ? __builtin_nanf("") : limit <= 0.0 || factor >= 1.0 ? 1.0f : static_cast<float>(factor);
 }
 

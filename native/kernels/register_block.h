@@ -7,7 +7,7 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-/// Vectors side by side, as registers allow: 4 registers, or 6 of the 16 of AVX2, faster by a tenth than 4 or 8.
+/// Vectors per block: 4 registers, or 6 of the 16 of AVX2, which is 10 % faster than 4 or 8.
 inline constexpr int kBlockRegisters = kParts == 1 ? 4 : kParts == 2 ? 3 : 1;
 
 template <int N>
@@ -60,7 +60,7 @@ TILEWISE_INLINE RegisterBlock<N> select_above(const RegisterBlock<N>& a, float l
   return yes;
 }
 
-/// Whether |x| <= limit in every lane, where none is NaN.
+/// Whether |x| <= limit in every lane; false if any is NaN.
 template <int N>
 TILEWISE_INLINE bool all_within(const RegisterBlock<N>& x, float limit) {
   NativeI most = {};
@@ -92,7 +92,7 @@ TILEWISE_INLINE V splat(float x) {
   return Splat<V>::of(x);
 }
 
-/// The same value in every lane of what x is.
+/// The same value in every lane of a vector of x's type.
 template <class V>
 TILEWISE_INLINE V splat_like(const V&, float value) {
   return splat<V>(value);
@@ -124,15 +124,16 @@ struct Columns {
   }
   TILEWISE_MEMBER RegisterBlock<N> set(float x) const { return splat<RegisterBlock<N>>(x); }
 
-  /// Asks for these columns of a row that is read or written later: long chains of operations leave memory idle.
+  /// Prefetches these columns of a row that is read or written later, while long chains of operations leave memory
+  /// idle.
   template <bool kWrites, class T>
-  TILEWISE_MEMBER void ask(const T* row) const {
+  TILEWISE_MEMBER void prefetch(const T* row) const {
     for (int64_t i = 0; i < N * kLanes; i += 64 / sizeof(T)) __builtin_prefetch(row + c + i, kWrites);
   }
-  /// The same of those that lie so many elements behind them, where `row` ends in `next`.
+  /// Prefetches the columns `distance` elements further; `next` follows the end of `row`.
   template <bool kWrites, class T>
-  TILEWISE_MEMBER void ask_ahead(const T* row, const T* next, int64_t distance) const {
-    ask<kWrites>((distance < left ? row : next - c - left) + distance);
+  TILEWISE_MEMBER void prefetch_ahead(const T* row, const T* next, int64_t distance) const {
+    prefetch<kWrites>((distance < left ? row : next - c - left) + distance);
   }
 };
 

@@ -8,8 +8,8 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// A row is as many groups as rstd has columns, each normalised alone and as wide as gamma: the row, or its heads.
-/// Without an offset nothing is added to gamma, so that a gain of -0 keeps its sign.
+/// A row has as many groups as rstd has columns: the whole row, or its heads. Each has gamma's width and is normalised
+/// alone. Without an offset nothing is added to gamma, so that a gain of -0 keeps its sign.
 template <class T, bool kHasOffset>
 TILEWISE_INLINE void norm_groups(const KernelArgs& args) {
   const TileView &y = args.tiles[0], &rstd = args.tiles[1], &x = args.tiles[2];
@@ -19,7 +19,7 @@ TILEWISE_INLINE void norm_groups(const KernelArgs& args) {
   for (int64_t r = 0; r < x.rows; ++r)
     for (int64_t group = 0; group < groups; ++group) {
       const T* from = row_of<const T>(x, r) + group * d;
-      const T* next = group + 1 < groups ? from + d : row_behind<const T>(x, r);
+      const T* next = group + 1 < groups ? from + d : next_row<const T>(x, r);
       T* to = row_of<T>(y, r) + group * d;
       Lanes squares = set(0.0f);
       each_column(d, [&](auto at) TILEWISE_INLINED {
@@ -29,7 +29,7 @@ TILEWISE_INLINE void norm_groups(const KernelArgs& args) {
       const float scale = 1.0f / __builtin_sqrtf(mean + static_cast<float>(args.floats[0]));
       row_of<float>(rstd, r)[group] = scale;
       each_column(d, [&](auto at) TILEWISE_INLINED {
-        at.template ask<false>(next);
+        at.template prefetch<false>(next);
         const auto gain = at.load(gamma);
         at.store(to, at.load(from) * at.set(scale) * (kHasOffset ? gain + at.set(offset) : gain));
       });
@@ -41,8 +41,8 @@ void rms_norm(const KernelArgs& args) {
   args.floats[1] == 0.0 ? norm_groups<T, false>(args) : norm_groups<T, true>(args);
 }
 
-/// Where token `row` (absolute) adds to: the `cols` columns of its sequence split in the row of its batch split, which
-/// is set to zero where the batch split starts. ints: rows per batch split, sequence length, C, the length that k
+/// The accumulator of token `row` (absolute): the `cols` columns of its sequence split in the row of its batch split. A
+/// batch split's first token sets that row to zero. ints: rows per batch split, sequence length, C, the length that k
 /// splits are counted over.
 TILEWISE_INLINE float* split_row(const KernelArgs& args, const TileView& split, int64_t row, int64_t cols) {
   const int64_t split_rows = args.ints[0], length = args.ints[1];
@@ -52,14 +52,14 @@ TILEWISE_INLINE float* split_row(const KernelArgs& args, const TileView& split, 
   return to + SequenceSplits{args.ints[3], args.ints[2]}.place_of(row % length) * cols;
 }
 
-/// gamma, or gamma and an offset; see norm_groups.
+/// gamma, or gamma plus an offset; see norm_groups.
 template <bool kHasOffset, class T>
 TILEWISE_INLINE Lanes load_gain(const T* gamma, int64_t n, const Lanes& offset) {
   const Lanes gain = load(gamma, n);
   return kHasOffset ? gain + offset : gain;
 }
 
-/// A vector at a time: several side by side are slower here.
+/// One vector at a time: register blocks are slower here.
 template <class T, bool kHasOffset>
 TILEWISE_INLINE void norm_groups_backward(const KernelArgs& args) {
   const TileView *t = args.tiles, &dy = t[2], &x = t[3], &rstd = t[4], &residual = t[6];
@@ -98,7 +98,7 @@ void rms_norm_backward(const KernelArgs& args) {
   args.floats[0] == 0.0 ? norm_groups_backward<T, false>(args) : norm_groups_backward<T, true>(args);
 }
 
-/// The mean first, then the squares of what differs from it; where a row has ended, nothing does.
+/// Computes the mean, then the squared differences from it; lanes beyond the row load the mean.
 template <class T>
 void layer_norm(const KernelArgs& args) {
   const TileView &y = args.tiles[0], &stats = args.tiles[1], &x = args.tiles[2];
@@ -158,7 +158,7 @@ void layer_norm_backward(const KernelArgs& args) {
   }
 }
 
-/// Column sums: every element of a row goes to its own column of the batch split.
+/// Column sums: adds every element of a row to its column of the batch split.
 template <class T>
 void column_sum_split(const KernelArgs& args) {
   const TileView& x = args.tiles[1];
@@ -213,7 +213,7 @@ TILEWISE_INLINE float row_max(const T* row, int64_t n) {
   return max_lanes(top);
 }
 
-/// `keep(at, e)` is given the exponentials as they come.
+/// Calls `keep(at, e)` with the exponentials.
 template <class T, class Keep>
 TILEWISE_INLINE float sum_of_exp(const T* row, int64_t n, float shift, const Keep& keep) {
   Lanes sum = set(0.0f);
@@ -235,8 +235,8 @@ void softmax(const KernelArgs& args) {
     const float top = row_max(from, x.cols);
     const float total = sum_of_exp(from, x.cols, top, [&](auto at, const auto& e) TILEWISE_INLINED {
       at.store(powers, e);
-      at.template ask<true>(to);
-      at.template ask<false>(row_behind<const T>(x, r));
+      at.template prefetch<true>(to);
+      at.template prefetch<false>(next_row<const T>(x, r));
     });
     const float inverse = 1.0f / total;
     each_column(x.cols, [&](auto at) TILEWISE_INLINED { at.store(to, at.load(powers) * at.set(inverse)); });
@@ -256,8 +256,8 @@ void softmax_backward(const KernelArgs& args) {
     });
     const float mean = sum_lanes(dot);
     each_column(y.cols, [&](auto at) TILEWISE_INLINED {
-      at.template ask<false>(row_behind<const T>(dy, r));
-      at.template ask<false>(row_behind<const T>(y, r));
+      at.template prefetch<false>(next_row<const T>(dy, r));
+      at.template prefetch<false>(next_row<const T>(y, r));
       at.store(to, at.load(p) * (at.load(g) - at.set(mean)));
     });
   }

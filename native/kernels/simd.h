@@ -3,8 +3,8 @@
 // `Lanes` is one zmm, two ymm or four 128-bit registers, so the order of every lane-wise sum is the same on every level
 // and, with fused multiply-add, so are the bits. Every kernel source is compiled once per level with its own
 // TILEWISE_ISA_NS. Neither this header nor those sources may use std:: templates, because the linker would share their
-// code between levels. Not used: reductions in any other order, fast-math, hardware rounding to bf16 (it flushes
-// denormals).
+// code between levels. Reductions in other orders, fast-math and hardware rounding to bf16 (it flushes denormals) are
+// not used.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 #endif
 
 #define TILEWISE_INLINE static inline __attribute__((always_inline))
-/// Of a lambda, between its parameters and its body: a call would pass vectors through memory.
+/// Inlines a lambda; placed between its parameters and its body. A call would pass vectors through memory.
 #define TILEWISE_INLINED __attribute__((always_inline))
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
@@ -112,8 +112,8 @@ TILEWISE_INLINE NativeF native_sqrt(NativeF a) {
 #endif
 }
 
-/// The second operand where either is NaN or both are zero, as x86 has it. NEON's own maximum would give NaN and +0, so
-/// there it is a comparison and a selection.
+/// As on x86, gives the second operand if either is NaN or both are zero. NEON's own maximum would give NaN and +0, so
+/// NEON compares and selects.
 TILEWISE_INLINE NativeF native_max(NativeF a, NativeF b) {
 #if defined(__AVX512BW__)
   return _mm512_max_ps(a, b);
@@ -223,7 +223,7 @@ TILEWISE_INLINE Lanes select_above(const Lanes& a, float limit, const Lanes& yes
   return select(greater(a, set(limit)), yes, no);
 }
 TILEWISE_INLINE Lanes magnitude(const Lanes& a) { return as_float(as_int(a) & set_int(0x7fffffff)); }
-/// a, which has no sign, with that of b.
+/// a, which is not negative, with the sign of b.
 TILEWISE_INLINE Lanes with_sign_of(const Lanes& a, const Lanes& b) {
   return as_float(as_int(a) | (as_int(b) & set_int(INT32_MIN)));
 }
@@ -235,9 +235,9 @@ TILEWISE_INLINE Lanes minimum(Lanes a, const Lanes& b) {
   TILEWISE_EACH_PART a.part[p] = native_min(a.part[p], b.part[p]);
   return a;
 }
-/// Magnitudes as integers, which order them as they are, with NaN behind infinity.
+/// Magnitudes as integers, in the same order, with NaN above infinity.
 TILEWISE_INLINE NativeI magnitude_bits(NativeF x) { return (NativeI)x & 0x7fffffff; }
-/// Whether the largest of them in `bits`, over all lanes, is at most `limit`.
+/// Whether all magnitudes in `bits` are at most `limit`.
 TILEWISE_INLINE bool all_at_most(NativeI bits, float limit) {
   const NativeI beyond = bits > bits_of<int32_t>(limit);
 #if defined(__AVX512BW__)

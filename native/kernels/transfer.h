@@ -1,7 +1,7 @@
 // Transfers between memory and `Lanes`: fp32 and bf16, whole vectors, pairs, edges, and the words of bf16 steps.
 //
-// bf16 is rounded to nearest even on every level, including denormals. Only factors of a dot product leave denormals
-// out, because it treats them as zero. Lanes beyond the requested ones are never read or written.
+// bf16 is rounded to nearest even on every level, including denormals. Factors of a dot product are the exception:
+// the instruction treats denormals as zero anyway. Lanes beyond the requested ones are never read or written.
 #pragma once
 #include "kernels/simd.h"
 
@@ -16,7 +16,7 @@ TILEWISE_INLINE bf16 round_to_bf16(float x) {
   if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((u >> 16) | 0x40);
   return static_cast<bf16>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
-/// The rounded value in the low half of every lane, the high half zero; what a NaN becomes may be none.
+/// The rounded value in the low half of every lane, the high half zero. A NaN may become a number.
 TILEWISE_INLINE IntLanes round_number_to_bf16(const Lanes& x) {
   const IntLanes u = as_int(x);
   return shift_right_zeros<16>(u + set_int(0x7fff) + (shift_right_zeros<16>(u) & set_int(1)));
@@ -43,8 +43,8 @@ TILEWISE_INLINE IntLanes load_int(const void* from) {
 }
 TILEWISE_INLINE void store_int(void* to, const IntLanes& x) { __builtin_memcpy(to, &x, sizeof x); }
 
-/// 16 lanes past the caches, where they fill a cache line: for what is written whole and read much later. Memory need
-/// not be fetched first, and nothing that is still wanted has to leave.
+/// Stores 16 lanes past the caches if they fill a cache line: for memory that is written whole and read much later. The
+/// line is not loaded first, and it evicts no other.
 TILEWISE_INLINE void stream(void* to, const IntLanes& x) {
 #if defined(__x86_64__)
   if (reinterpret_cast<uintptr_t>(to) % 64 == 0) {
@@ -64,7 +64,7 @@ TILEWISE_INLINE void stream(void* to, const IntLanes& x) {
   store_int(to, x);
 }
 
-/// At the end of a kernel that streams: who sees that it is done sees what it stored.
+/// Ends a kernel that streams: a thread that sees the task's end also sees the streamed stores.
 TILEWISE_INLINE void finish_streams() {
 #if defined(__x86_64__)
   _mm_sfence();
@@ -74,7 +74,7 @@ TILEWISE_INLINE void finish_streams() {
 TILEWISE_INLINE Lanes load(const bf16* from) {
   IntLanes r;
 #if defined(__aarch64__)
-  for (int p = 0; p < kParts; p += 2) {  // a zero below each value: widened and shifted at once
+  for (int p = 0; p < kParts; p += 2) {  // interleaving with zeros widens and shifts at once
     const uint16x8_t eight = vld1q_u16(from + p * kNativeLanes);
     r.part[p] = (NativeI)vzip1q_u16(vdupq_n_u16(0), eight);
     r.part[p + 1] = (NativeI)vzip2q_u16(vdupq_n_u16(0), eight);
@@ -101,7 +101,7 @@ TILEWISE_INLINE void store(float* to, const Lanes& x) {
   TILEWISE_EACH_PART native_store(to + p * kNativeLanes, x.part[p]);
 }
 #if defined(__AVX512BW__)
-/// 16 bf16. Where hardware rounds, it differs from round_to_bf16 on denormals alone; they are rare.
+/// 16 bf16. Hardware rounding differs from round_to_bf16 only for denormals, which are rare.
 TILEWISE_INLINE __m256i narrow(const Lanes& x) {
 #if defined(__AVX512BF16__)
   if (__builtin_expect(_mm512_fpclass_ps_mask(x.part[0], 0x20) == 0, 1)) return (__m256i)_mm512_cvtneps_pbh(x.part[0]);
@@ -109,7 +109,7 @@ TILEWISE_INLINE __m256i narrow(const Lanes& x) {
   return _mm512_cvtepi32_epi16((__m512i)round_to_bf16(x).part[0]);
 }
 #elif defined(__AVX2__)
-/// 16 bf16. One comparison tells that neither part of a lane is NaN, which is rare.
+/// 16 bf16. One comparison checks both parts of a lane for NaN, which is rare.
 TILEWISE_INLINE __m256i narrow(const Lanes& x) {
   IntLanes r = round_number_to_bf16(x);
   const int nan = _mm256_movemask_ps(_mm256_cmp_ps(x.part[0], x.part[1], _CMP_UNORD_Q));
@@ -135,7 +135,7 @@ TILEWISE_INLINE void store(bf16* to, const Lanes& x) {
 #endif
 }
 
-/// 32 values that only a dot product reads: it takes denormal bf16 for zero where hardware rounds.
+/// 32 values that only a dot product reads: the instruction treats denormal bf16 as zero, as hardware rounding does.
 TILEWISE_INLINE void store_factors(bf16* to, const Lanes& low, const Lanes& high) {
 #if defined(__AVX512BF16__)
   _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high.part[0], low.part[0]));
@@ -160,7 +160,7 @@ TILEWISE_INLINE void store_pair(bf16* to, const Lanes& low, const Lanes& high) {
 }
 TILEWISE_INLINE void store_pair(float* to, const Lanes& low, const Lanes& high) { store_factors(to, low, high); }
 
-/// N neighbouring vectors; where hardware rounds, one look for denormals serves them all.
+/// N neighbouring vectors. With hardware rounding, one check for denormals covers all of them.
 template <int N, class T>
 TILEWISE_INLINE void store_row(T* to, const Lanes (&x)[N]) {
 #if defined(__AVX512BF16__)
@@ -207,7 +207,7 @@ TILEWISE_INLINE void store_step(bf16* to, const Lanes& even, const Lanes& odd) {
 #endif
 }
 
-/// The first n lanes from memory, `fill` in the others: edges run the same instructions on the neutral element.
+/// Loads the first n lanes and sets the others to `fill`, the neutral element: edges run the same instructions.
 template <class T>
 TILEWISE_INLINE Lanes load(const T* from, int64_t n, float fill = 0.0f) {
   if (n >= kLanes) return load(from);

@@ -158,9 +158,9 @@ TILEWISE_INLINE void transpose_rows(Lanes (&transposed)[kLanes], const float* ro
 #endif
 }
 
-inline constexpr int64_t kAhead = 2;  // panels that are asked for while one is transposed: they lie far apart
+inline constexpr int64_t kAhead = 2;  // panels prefetched while one is transposed; they are far apart
 
-/// The transposed use of packed weights: columns [column, column + Width) of packed rows [begin, end) become lanes,
+/// Transposes packed weights: columns [column, column + Width) of packed rows [begin, end) become lanes,
 /// to[step along n][Width]. `panels` is the packed operand of panels of Width rows (fp32: [k][Width]; bf16: [k /
 /// 2][Width][2]), k_pad its padded row length.
 template <int Width>

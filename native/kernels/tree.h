@@ -11,37 +11,38 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 class SplitTree {
  public:
-  /// The slot's sum is in hand, and slots up to `next` (the next non-empty one, or the count of slots) are empty.
+  /// Adds the sum of a slot; slots up to `next` (the next non-empty one, or the number of slots) are empty. Returns the
+  /// pops.
   int add(int64_t slot, int64_t next) {
     int pops = carry(slot, 1);
     for (int64_t empty = slot + 1; empty < next; ++empty) pops += carry(empty, 0);
     return pops;
   }
-  /// Folds left over at the root when the count of slots is no power of two.
+  /// Remaining pops at the root if the number of slots is not a power of two.
   int finish() const { return __builtin_popcountll(levels_) - 1; }
   int depth() const { return __builtin_popcountll(levels_); }
 
  private:
-  int carry(int64_t slot, int held) {
+  int carry(int64_t slot, int has_sum) {
     int pops = 0, level = 0;
     for (; (slot >> level) & 1; ++level) {
       if (!((levels_ >> level) & 1)) continue;
       levels_ &= ~(uint64_t{1} << level);
-      pops += held;  // a sum that only moves up meets nothing at its own level
-      held = 1;
+      pops += has_sum;  // an empty slot adds no sum: the one below only moves up
+      has_sum = 1;
     }
-    if (held) levels_ |= uint64_t{1} << level;
+    if (has_sum) levels_ |= uint64_t{1} << level;
     return pops;
   }
 
   uint64_t levels_ = 0;  // occupied levels of the binary counter
 };
 
-/// The same with its stack, for one block of lanes.
+/// A SplitTree with its stack, for one block of lanes.
 class TreeStack {
  public:
-  /// Adds the sum of a slot and returns the sum that it became; `next` is the next non-empty slot, 0: this was the last
-  /// and what is returned is the root.
+  /// Adds the sum of a slot and returns the folded sum. `next` is the next non-empty slot; 0 after the last one, when
+  /// the root is returned.
   Lanes add(Lanes sum, int64_t slot, int64_t next) {
     int pops = tree_.add(slot, next ? next : slot + 1);
     if (!next) pops += tree_.finish();
@@ -55,18 +56,18 @@ class TreeStack {
   SplitTree tree_;
 };
 
-/// How the positions of a sequence are cut (docs/numerics.md, rule 5): A atoms of 64, k split c of C holds atoms
-/// ⌊cA/C⌋ to ⌊(c+1)A/C⌋. Only k splits that are not empty are kept: the smaller of A and C.
+/// Divides the positions of a sequence (docs/numerics.md, rule 5) into A atoms of 64; k split c of C has atoms ⌊cA/C⌋
+/// to ⌊(c+1)A/C⌋. Memory has only the non-empty k splits: the smaller of A and C.
 struct SequenceSplits {
   int64_t length, k_splits;
 
   int64_t atoms() const { return (length + 63) / 64; }
-  int64_t kept() const { return smaller(atoms(), k_splits); }
+  int64_t num_stored() const { return smaller(atoms(), k_splits); }
   /// The k split that holds an atom.
   int64_t split_of(int64_t atom) const { return ((atom + 1) * k_splits - 1) / atoms(); }
-  /// The number, among all, of a k split that is kept.
+  /// The index among all k splits of a stored one.
   int64_t slot(int64_t place) const { return atoms() < k_splits ? split_of(place) : place; }
-  /// The place, among those that are kept, of a position's k split.
+  /// The index among the stored k splits of a position's k split.
   int64_t place_of(int64_t position) const { return atoms() < k_splits ? position / 64 : split_of(position / 64); }
 };
 
@@ -92,9 +93,9 @@ template <class T>
 TILEWISE_INLINE T* row_of(const TileView& tile, int64_t row) {
   return static_cast<T*>(tile.data) + row * tile.stride;
 }
-/// The row behind it, and behind the last one itself: what may be asked for.
+/// The next row, or the last row itself, for prefetches.
 template <class T>
-TILEWISE_INLINE T* row_behind(const TileView& tile, int64_t row) {
+TILEWISE_INLINE T* next_row(const TileView& tile, int64_t row) {
   return row_of<T>(tile, smaller(row + 1, tile.rows - 1));
 }
 

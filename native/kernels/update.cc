@@ -15,13 +15,13 @@ constexpr int64_t kBlock = 64;  // values per step: whole pairs of panel rows
 
 /// Operand layout: weight copy (or absent), weight, states..., gradient, hyper, clip.
 /// Integers: packed, number of states, number of steps, then per step its kind and three operands, then per array
-/// (weight, states) the value it is left with. Values are numbered: weight, states, gradient (scaled),
+/// (weight, states) the value that it becomes. Values are numbered: weight, states, gradient (scaled),
 /// hyper-parameters, constants (the floats), results of steps.
 struct Call {
   const KernelArgs& args;
   int64_t num_states, num_steps, num_arrays, num_hyper, first_constant, first_result, num_values;
 
-  explicit Call(const KernelArgs& given) : args(given) {
+  explicit Call(const KernelArgs& kernel_args) : args(kernel_args) {
     num_states = args.ints[1];
     num_steps = args.ints[2];
     num_arrays = num_states + 1;
@@ -40,7 +40,7 @@ struct Call {
   bool packed() const { return args.ints[0] != 0; }
   float* array(int64_t index) const { return static_cast<float*>(tile(1 + index).data); }
   const float* gradient() const { return array(num_arrays); }
-  /// Elements in memory, padding of panels and rows among them.
+  /// Elements in memory, including the padding of panels and rows.
   int64_t count() const {
     const TileView& weight = tile(1);
     return packed() ? round_up(weight.rows, 32) * weight.stride : (weight.rows - 1) * weight.stride + weight.cols;
@@ -52,8 +52,8 @@ TILEWISE_INLINE void put_pair(bf16* to, const Lanes& even, const Lanes& odd) {
   stream(to, round_to_bf16(even) | shift_left<16>(round_to_bf16(odd)));
 }
 
-/// Values that no element changes: hyper-parameters, constants, and results of steps on such alone. `places` says which
-/// they are, and numbers the others as a shape does.
+/// Values that are the same for all elements: hyper-parameters, constants, and results of steps on only these. `places`
+/// marks them, and numbers the others as a shape does.
 struct Prepared {
   Lanes* uniform;
   int64_t* places;
@@ -96,7 +96,7 @@ bool has_shape(const AShape& shape, const Call& call, const Prepared& ready) {
   return n == shape.num_steps;
 }
 
-/// A program of that shape, 16 elements at a time.
+/// Runs a program of this shape, 16 elements at a time.
 template <const auto& kShape, class T>
 void run_shape(const Call& call, const Prepared& ready) {
   constexpr int kArrays = kShape.num_states + 1;
@@ -150,7 +150,7 @@ void run_step(Step kind, float* __restrict to, const float* a, const float* b, c
   });
 }
 
-/// `count` of a block's values from memory; the rest is zero.
+/// Loads `count` values of a block; the rest is zero.
 TILEWISE_INLINE void fetch(float* to, const float* from, int64_t count) {
   if (count == kBlock) {
 #pragma GCC unroll 4
@@ -177,7 +177,7 @@ void put_copy(bf16* to, const float* values, int64_t count, bool packed) {
     for (int64_t j = i; j < i + 32; j += kLanes) put_pair(to + 2 * j - i, load(values + j), load(values + j + 32));
 }
 
-/// Any program, block by block.
+/// Runs any program, block by block.
 template <class T>
 void run_blocks(const Call& call, const Prepared& ready, Carver& carver) {
   float** values = carver.take<float*>(call.num_values);

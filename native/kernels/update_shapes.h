@@ -36,7 +36,7 @@ TILEWISE_INLINE Lanes sign_of(const Lanes& x) {
   return r;
 }
 
-/// One step on 16 elements; operands that its kind does not have are not looked at.
+/// One step on 16 elements; operands that its kind does not have are ignored.
 template <Step kKind>
 TILEWISE_INLINE Lanes apply(const Lanes& x, const Lanes& y, const Lanes& z) {
   if constexpr (kKind == Step::kAdd) return x + y;
@@ -52,7 +52,7 @@ TILEWISE_INLINE Lanes apply(const Lanes& x, const Lanes& y, const Lanes& z) {
   if constexpr (kKind == Step::kMinimum) return minimum(x, y);
 }
 
-/// f<kind>() for a kind that only the call knows.
+/// Calls f<kind>() for a kind known at run time.
 template <class F>
 TILEWISE_INLINE void with_kind(Step kind, const F& f) {
   switch (kind) {
@@ -81,11 +81,11 @@ TILEWISE_INLINE void with_kind(Step kind, const F& f) {
   }
 }
 
-/// In the place of a value that no element changes.
+/// Stands for a value that is the same for all elements.
 inline constexpr int kUniform = -1;
 
-/// Values are numbered: weight, states, gradient (scaled), results of the steps. `left` is what weight and states
-/// become.
+/// Values are numbered: weight, states, gradient (scaled), results of the steps. `left` has the new values of
+/// weight and states.
 template <int kStates, int kSteps>
 struct Shape {
   struct Element {
@@ -96,7 +96,7 @@ struct Shape {
   Element steps[kSteps];
   int left[kStates + 1];
 
-  /// How many uniform operands stand before this one.
+  /// The number of uniform operands before this one.
   constexpr int uniforms_before(int step, int operand) const {
     int count = 0;
     for (int s = 0; s <= step; ++s)
@@ -107,14 +107,14 @@ struct Shape {
   constexpr int num_uniforms() const { return uniforms_before(kSteps - 1, num_operands(steps[kSteps - 1].kind)); }
 };
 
-/// A momentum, and the weight against it.
+/// A momentum, which is subtracted from the weight.
 inline constexpr Shape<1, 3> kMomentum = {{
                                               {Step::kFused, {1, kUniform, 2}},
                                               {Step::kMultiply, {0, kUniform}},
                                               {Step::kFused, {3, kUniform, 4}},
                                           },
                                           {5, 3}};
-/// The sign of a mean of momentum and gradient, and another such mean.
+/// The sign of one mean of momentum and gradient, and a second such mean.
 inline constexpr Shape<1, 7> kSignOfMean = {{
                                                 {Step::kMultiply, {kUniform, 2}},
                                                 {Step::kFused, {1, kUniform, 3}},
@@ -125,7 +125,7 @@ inline constexpr Shape<1, 7> kSignOfMean = {{
                                                 {Step::kFused, {1, kUniform, 8}},
                                             },
                                             {7, 9}};
-/// Two moments, the first over the root of the second.
+/// Two moments; the first is divided by the root of the second.
 inline constexpr Shape<2, 10> kTwoMoments = {{
                                                  {Step::kMultiply, {kUniform, 3}},
                                                  {Step::kFused, {1, kUniform, 4}},
@@ -149,7 +149,7 @@ TILEWISE_INLINE const Lanes& operand_of(const Lanes* values, const Lanes* unifor
     return values[step.operands[kOperand]];
 }
 
-/// All steps on 16 elements; uniform values stand in the order in which the steps take them.
+/// All steps on 16 elements; uniform values are in the order in which the steps use them.
 template <const auto& kShape, int kStep = 0>
 TILEWISE_INLINE void run_steps(Lanes* values, const Lanes* uniforms) {
   if constexpr (kStep < kShape.num_steps) {

@@ -10,7 +10,7 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
 // Up to kWholeSteps are packed at once. A longer contraction is packed half as many steps at a time, for kWindowPanels
-// panels together. L2 holds that: it has 1 MiB at least where registers are many.
+// panels together. That fits L2, which has at least 1 MiB on processors with many registers.
 template <class Dot>
 inline constexpr bool kIsLarge = kMaxRows > 6 && kGroupOf<Dot> == 1;
 template <class Dot>
@@ -19,7 +19,7 @@ template <class Dot>
 inline constexpr int64_t kWindowPanels = kIsLarge<Dot> ? int64_t{1} << 30 : 8;
 inline constexpr int64_t kMaxColumns = 2016;  // columns of k per pass
 inline constexpr int64_t kScatterBytes = 1 << 20;
-inline constexpr int64_t kPanelAhead = 512;  // floats from what is read of a panel to what is asked for
+inline constexpr int64_t kPanelAhead = 512;  // prefetch distance in floats within a panel
 
 template <class D>
 struct WeightGradient {
@@ -43,7 +43,8 @@ struct WeightGradient {
   const float* addend(int64_t row, int64_t panel) {
     return ids.data ? scatter + panel * scatter_floats() + row * kPanel : nullptr;
   }
-  /// E of every batch split for the rows of the group's panels, in token order from +0.
+  /// Scatter-adds the embedding gradient of every batch split for the rows of the group's panels, in token order from
+  /// +0.
   void begin_group(int64_t first, int64_t count) {
     if (!ids.data) return;
     const int64_t floats = count * scatter_floats();
@@ -67,7 +68,7 @@ struct WeightGradient {
       pack_columns<D>(to, words, block, end, start, pass, c.begin, c.end);
     }
   }
-  /// All panels of a token before the next one: whole runs of dY's long rows, not a line from each.
+  /// Packs all panels of a token before the next token, so that dY's long rows are read in whole runs.
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
     const T* from = static_cast<const T*>(dy.data) + first * kPanel;
     const int64_t columns = lanes - first * kPanel, whole = smaller(count, columns / kPanel);
@@ -95,7 +96,7 @@ struct WeightGradient {
     return {reinterpret_cast<const char*>(row + start(block)),
             static_cast<int64_t>((start(end) - start(block)) * sizeof(T))};
   }
-  /// Packed weights lie as blocks do, so blocks are finished in place; but a carry may lie where the result goes.
+  /// Packed weights have the layout of blocks, so blocks are finished in place, unless a carry may use the same memory.
   float* target(int64_t row, int64_t panel, float* block) const { return num_carries > 0 ? block : place(row, panel); }
   static int64_t pitch() { return kPanel; }
   float* place(int64_t row, int64_t panel) const {
@@ -122,8 +123,8 @@ struct WeightGradient {
   }
 };
 
-/// The scatter-add alone: most panels of a table hold no row that a token names, and are zeros, or what the carries
-/// are. A row that some do is summed where columns lie side by side, before its values go to its lane.
+/// The scatter-add alone. Most panels of a table have no row that a token names; they become zeros, or the sum of the
+/// carries. A row that tokens name is summed with contiguous columns before its values are stored in its lane.
 template <class D>
 class ScatteredRows {
   using T = typename D::T;
@@ -148,7 +149,7 @@ class ScatteredRows {
   void run() {
     for (int64_t row = 0; row < out_.rows; row += kPanel) {
       const uint32_t lanes = find(first_id_ + row, smaller(kPanel, out_.rows - row));
-      if (lanes == 0 && out_.rows - row >= kPanel && stays(row)) continue;
+      if (lanes == 0 && out_.rows - row >= kPanel && is_unchanged(row)) continue;
       for (int64_t column = 0; column < out_.cols; column += columns_)
         run_panel(row, lanes, column, smaller(columns_, out_.cols - column));
       float* const end = place(row, out_.cols);
@@ -162,7 +163,7 @@ class ScatteredRows {
   }
   int64_t id(int64_t token) const { return *row_of<const int32_t>(ids_, token); }
 
-  /// Tokens that name one of `count` rows from `low` on, ascending; the rows that are named.
+  /// Lists the tokens that name one of the `count` rows from `low` on, ascending. Returns these rows as a bit mask.
   uint32_t find(int64_t low, int64_t count) {
     uint32_t lanes = 0;
     num_named_ = 0;
@@ -175,9 +176,9 @@ class ScatteredRows {
     return lanes;
   }
 
-  /// Whether a panel that no token names is left as it lies: the one carry lies there, and + 0 changes none of its
-  /// values (-0 it would, and what signals as NaN). Then it is read and not written.
-  bool stays(int64_t row) const {
+  /// Whether a panel that no token names can be left unchanged, without writes: the only carry has the same memory, and
+  /// + 0 changes none of its values (it would change -0 and signalling NaN).
+  bool is_unchanged(int64_t row) const {
     if (num_carries_ != 1 || carries_[0].data != out_.data) return false;
     const float* from = place(row, 0);
     IntLanes changed = set_int(0);
@@ -193,7 +194,7 @@ class ScatteredRows {
     return any == 0;
   }
 
-  /// Zeros hold for rows without a token: every batch split of theirs is +0, and so is their tree.
+  /// Rows without a token are zero: every batch split adds +0.
   void run_panel(int64_t row, uint32_t lanes, int64_t column, int64_t count) {
     float* const to = place(row, column);
     float* const sum = num_carries_ > 0 ? panel_ : to;
@@ -209,21 +210,21 @@ class ScatteredRows {
     for (int64_t i = 0; i < count * kPanel; i += kLanes) {
       Lanes v = lanes != 0 ? load(sum + i) : set(0.0f);
       for (int64_t c = 0; c < num_carries_; ++c) v = load(static_cast<const float*>(carries_[c].data) + offset + i) + v;
-      store(to + i, v);  // never -0, since a sum that begins with +0 is not
+      store(to + i, v);  // never -0, because the sum begins with +0
     }
     for (int64_t lane = out_.rows - row; lane < kPanel; ++lane)
       for (int64_t c = 0; c < count; ++c) to[c * kPanel + lane] = 0.0f;
   }
 
   /// A row's sum over all tokens that name it: in order within a batch split, from +0, then the tree over batch splits.
-  const float* sum_row(int64_t wanted, int64_t column, int64_t count) {
+  const float* sum_row(int64_t row_id, int64_t column, int64_t count) {
     const int64_t length = round_up(columns_, kLanes), batch_splits = divide_up(ids_.rows, split_rows_);
     SplitTree tree;
     float* top = sums_;
     for (int64_t split = 0, next = 0; split < batch_splits; ++split) {
       for (int64_t c = 0; c < count; c += kLanes) store(top + c, set(0.0f));
       for (; next < num_named_ && named_[next] < (split + 1) * split_rows_; ++next) {
-        if (id(named_[next]) != wanted) continue;
+        if (id(named_[next]) != row_id) continue;
         const T* from = row_of<const T>(de_, named_[next]) + column;
         for (int64_t c = 0; c < count; c += kLanes) store(top + c, load(top + c) + load(from + c, count - c));
       }
@@ -268,12 +269,12 @@ void matmul_dw(const KernelArgs& args) {
   const int64_t tokens = contracts ? op.dy.rows : op.ids.data ? op.ids.rows : 0;
   op.num_splits = divide_up(tokens, op.split_rows);
   op.clears_signs = args.ints[3] != 0;
-  const int64_t run = args.ints[3] ? args.ints[3] : op.split_rows;  // tokens whose steps follow each other
+  const int64_t run = args.ints[3] ? args.ints[3] : op.split_rows;  // tokens with consecutive steps
 
   Carver carver(args.scratch);
   const int64_t steps = contracts ? divide_up(tokens, D::kPerStep) : 0;
   using Dot = typename D::Dot;
-  // At once if blocks of whole rows of X fit L2 so; else in windows so short that they do.
+  // Pack all steps at once if whole row blocks then fit L2; otherwise use windows that do.
   const int64_t most = steps <= kWholeSteps<Dot> ? kWholeSteps<Dot> : kWholeSteps<Dot> / 2;
   Blocking blocking(carver, StepLayout::of<D>(WeightGradient<D>::kLayout), most, false, steps,
                     (contracts ? divide_up(tokens, run) : op.num_splits) + 1);

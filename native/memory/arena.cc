@@ -60,7 +60,7 @@ Arena::~Arena() {
 void Arena::move(SpillFile::Way way, int64_t offset, std::byte* memory, int64_t bytes) const {
   const int64_t size = file_ == nullptr ? 0 : file_->bytes();
   check<ArgumentError>(bytes >= 0 && offset >= file_begin() && offset - file_begin() <= size - bytes,
-                       "[memory.Arena.move] what is moved must lie in the device's file, ", size, " bytes from ",
+                       "[memory.Arena.move] a range must lie in the device's file of ", size, " bytes from ",
                        file_begin(), " on; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
   if (bytes > 0) file_->move(way, memory, offset - file_begin(), bytes);
 }

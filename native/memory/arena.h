@@ -18,9 +18,9 @@ namespace tilewise::memory {
 class Arena {
  public:
   explicit Arena(int64_t bytes, std::unique_ptr<SpillFile> file = nullptr);
-  /// In memory that other processes map too: a sealed file, whose descriptor stays its owner's.
+  /// In memory that other processes also map: a sealed file. The caller keeps the descriptor.
   Arena(int shared_file, int64_t bytes, std::unique_ptr<SpillFile> file = nullptr);
-  /// Nothing but addresses, of a device whose memory this process cannot map, and of its file.
+  /// Only a range of addresses, for a device whose memory and file this process cannot map.
   struct Addresses {
     int64_t bytes;
     int64_t file_bytes;
@@ -33,13 +33,13 @@ class Arena {
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
 
-  /// Whether there is memory behind its addresses.
+  /// Whether its addresses are backed by memory.
   bool is_mapped() const { return !is_reserved_; }
   const SpillFile* file() const { return file_.get(); }
   /// Offset of the file's first byte.
   int64_t file_begin() const { return file_begin(bytes_); }
-  /// Between `memory` and the file's bytes from that offset on, for the host. Refuses ranges that are not all in the
-  /// file (ArgumentError), and what the disk refuses (ResourceError).
+  /// For the host: copies between `memory` and the file at `offset`. Rejects ranges beyond the file (ArgumentError) and
+  /// failed transfers (ResourceError).
   void move(SpillFile::Way way, int64_t offset, std::byte* memory, int64_t bytes) const;
   static int64_t file_begin(int64_t bytes) { return (bytes + kFilePage - 1) / kFilePage * kFilePage; }
 
@@ -51,7 +51,7 @@ class Arena {
 
   std::byte* data_ = nullptr;
   int64_t bytes_;
-  int64_t behind_ = 0;  // addresses of a file that is not here
+  int64_t behind_ = 0;  // number of addresses of a file in another process
   bool is_reserved_ = false;
   std::unique_ptr<SpillFile> file_;
   std::unique_ptr<SharedFile> shared_;

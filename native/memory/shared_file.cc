@@ -19,17 +19,17 @@ constexpr int64_t kPage = 4096;
 }  // namespace
 
 SharedFile::SharedFile(int file, int64_t bytes, int64_t behind) : bytes_(bytes) {
-  struct stat found{};
+  struct stat status{};
   const int seals = fcntl(file, F_GET_SEALS);
   check<ArgumentError>(seals >= 0 && (seals & (F_SEAL_SHRINK | F_SEAL_SEAL)) == (F_SEAL_SHRINK | F_SEAL_SEAL) &&
-                           fstat(file, &found) == 0,
-                       "[memory.SharedFile] memory that processes share must be a memfd sealed against shrinking; got "
+                           fstat(file, &status) == 0,
+                       "[memory.SharedFile] shared memory must be a memfd sealed against shrinking; got "
                        "descriptor ",
                        file, " with seals ", seals, "; seal it");
-  const int64_t size = found.st_size;
+  const int64_t size = status.st_size;
   check<ArgumentError>(bytes >= 0 && size >= bytes && size - bytes < 2 * kPage,
-                       "[memory.SharedFile] a file must have the size that is used of it, in whole pages; got ", size,
-                       " bytes for ", bytes, "; make it with the plan's sizes");
+                       "[memory.SharedFile] a file must have the used size, in whole pages; got ", size, " bytes for ",
+                       bytes, "; make it with the plan's sizes");
   mapped_ = (bytes + kPage - 1) / kPage * kPage + behind;
   if (mapped_ == 0) return;
   const auto map = [&](void* where, int64_t size, int access, int flags, int from) {
@@ -37,9 +37,8 @@ SharedFile::SharedFile(int file, int64_t bytes, int64_t behind) : bytes_(bytes) 
     if (mapped != MAP_FAILED) return static_cast<std::byte*>(mapped);
     const int error = errno;
     if (data_ != nullptr) munmap(data_, mapped_);
-    check<ResourceError>(false, "[memory.SharedFile] the system must map what processes share; got ",
-                         std::strerror(error), " for ", ByteCount(static_cast<uint64_t>(size)),
-                         "; use more devices or a smaller model");
+    check<ResourceError>(false, "[memory.SharedFile] the system must map shared memory; got ", std::strerror(error),
+                         " for ", ByteCount(static_cast<uint64_t>(size)), "; use more devices or a smaller model");
     return data_;
   };
   data_ = map(nullptr, mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);

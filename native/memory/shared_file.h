@@ -12,8 +12,8 @@ namespace tilewise::memory {
 
 class SharedFile {
  public:
-  /// bytes: the part of the file that is used; the file may be larger by less than two pages. behind: bytes of address
-  /// space to reserve after the mapping, from the next page on; no memory is mapped there.
+  /// bytes: the used size; the file may be larger by less than two pages. behind: number of unbacked addresses to
+  /// reserve after it, from the next page on.
   SharedFile(int file, int64_t bytes, int64_t behind = 0);
   ~SharedFile();
   SharedFile(const SharedFile&) = delete;

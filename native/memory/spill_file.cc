@@ -28,21 +28,21 @@ int open_unnamed(const std::string& directory) {
   return named;
 }
 
-/// The error, or 0. A signal is none: some file systems give up at any.
-int take_room(int file, int64_t bytes) {
+/// Returns the error, or 0. Retries after EINTR, because some file systems stop at any signal.
+int allocate_blocks(int file, int64_t bytes) {
   int error = EINTR;
   while (error == EINTR) error = posix_fallocate(file, 0, std::max<int64_t>(bytes, 1));
   return error;
 }
 
-/// Memory that any disk takes, one per thread; nullptr where the system has none left.
+/// An aligned buffer for direct transfers, one per thread; nullptr if out of memory.
 std::byte* bounce() {
   struct Free {
-    void operator()(std::byte* held) const { std::free(held); }
+    void operator()(std::byte* memory) const { std::free(memory); }
   };
-  thread_local const std::unique_ptr<std::byte, Free> held(
+  thread_local const std::unique_ptr<std::byte, Free> buffer(
       static_cast<std::byte*>(std::aligned_alloc(kFilePage, kBounceBytes)));
-  return held.get();
+  return buffer.get();
 }
 
 void move_all(SpillFile::Way way, int file, std::byte* memory, int64_t offset, int64_t bytes) {
@@ -59,7 +59,7 @@ void move_all(SpillFile::Way way, int file, std::byte* memory, int64_t offset, i
   }
 }
 
-/// Whole pages past the page cache, which asks for memory at a page's boundary.
+/// Moves whole pages past the page cache, which requires page-aligned memory.
 void move_pages(SpillFile::Way way, int file, std::byte* memory, int64_t offset, int64_t bytes) {
   if (reinterpret_cast<uintptr_t>(memory) % kFilePage == 0) return move_all(way, file, memory, offset, bytes);
   for (int64_t done = 0; done < bytes; done += kBounceBytes) {
@@ -74,30 +74,31 @@ void move_pages(SpillFile::Way way, int file, std::byte* memory, int64_t offset,
 
 int SpillFile::make(const std::string& directory, int64_t bytes) {
   const int file = open_unnamed(directory);
-  check<ResourceError>(file >= 0, "[memory.SpillFile] a directory for what does not fit into memory must take a ",
-                       "file; got '", std::strerror(errno), "' for '", directory, "'; choose another one");
-  const int error = take_room(file, bytes);
+  check<ResourceError>(file >= 0, "[memory.SpillFile] a directory for offloaded tensors must take a file; got '",
+                       std::strerror(errno), "' for '", directory, "'; choose another one");
+  const int error = allocate_blocks(file, bytes);
   if (error == 0) return file;
   close(file);
-  check<ResourceError>(false, "[memory.SpillFile] the disk must have room for what does not fit into memory; got '",
+  check<ResourceError>(false, "[memory.SpillFile] the disk must have room for offloaded tensors; got '",
                        std::strerror(error), "' for ", ByteCount(static_cast<uint64_t>(bytes)), " in '", directory,
-                       "'; make room, or choose another directory");
+                       "'; free disk space, or choose another directory");
   return -1;
 }
 
 SpillFile::SpillFile(int file, int64_t bytes) : cached_(file), bytes_(bytes) {
-  struct stat found{};
-  const bool is_whole = fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_size >= bytes;
-  // a second way to the same file, which has no name
+  struct stat status{};
+  const bool is_whole = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size >= bytes;
+  // the file has no name, so open it again through its descriptor
   const std::string self = "/proc/self/fd/" + std::to_string(cached_);
   if (is_whole) direct_ = open(self.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
-  const int refused = direct_ < 0 ? errno : 0;
-  if (is_whole && (refused == 0 || refused == EINVAL || refused == EOPNOTSUPP)) return;  // no O_DIRECT there
+  const int error = direct_ < 0 ? errno : 0;
+  if (is_whole && (error == 0 || error == EINVAL || error == EOPNOTSUPP)) return;  // no O_DIRECT on this file system
   close(cached_);
-  check<ArgumentError>(is_whole, "[memory.SpillFile] a device's file must have the room that it needs; got descriptor ",
+  check<ArgumentError>(is_whole,
+                       "[memory.SpillFile] a device's file must be a regular file of its full size; got descriptor ",
                        file, " for ", bytes, " bytes; pass what make() returned");
   check<ResourceError>(false, "[memory.SpillFile] a device's file must open a second time, past the page cache; got '",
-                       std::strerror(refused), "'; see what the system lacks");
+                       std::strerror(error), "'; close files or raise the limit (ulimit -n)");
 }
 
 SpillFile::~SpillFile() {

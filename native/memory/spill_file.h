@@ -3,8 +3,8 @@
 // Purpose: tensors at planned offsets, read and written past the page cache (O_DIRECT) if the file system supports it.
 // The file has no name and disappears with the process. Who may call: any thread, for ranges that no other thread
 // writes meanwhile. Blocks: for the disk. Memory order: none; the code that starts a transfer orders it. Rejects
-// directories that cannot hold the file, sizes beyond the free space, and failed transfers (ResourceError). The file is
-// never mapped: an error of the disk would then end the process (SIGBUS), while a failed transfer returns an error.
+// directories that cannot contain the file, sizes beyond the free space, and failed transfers (ResourceError). The file
+// is never mapped: an error of the disk would then end the process (SIGBUS), while a failed transfer returns an error.
 //
 // If a transfer covers a page only in part, that page uses the page cache, so that neighbours sharing a page do not
 // overwrite each other.
@@ -19,10 +19,9 @@ inline constexpr int64_t kFilePage = 4096;
 
 class SpillFile {
  public:
-  /// Takes the room on the disk at once.
+  /// Allocates the disk space at once.
   SpillFile(const std::string& directory, int64_t bytes) : SpillFile(make(directory, bytes), bytes) {}
-  /// A file that make() has made, perhaps in another process; the descriptor is its own from now on, also if this
-  /// refuses it.
+  /// A file from make(), possibly of another process. Takes ownership of the descriptor, also if it throws.
   SpillFile(int file, int64_t bytes);
   static int make(const std::string& directory, int64_t bytes);
   ~SpillFile();
@@ -30,11 +29,11 @@ class SpillFile {
   SpillFile& operator=(const SpillFile&) = delete;
 
   enum class Way { kRead, kWrite };
-  /// Between `memory` and the file's bytes from `offset` on.
+  /// Copies between `memory` and the file at `offset`.
   void move(Way way, std::byte* memory, int64_t offset, int64_t bytes) const;
 
   int64_t bytes() const { return bytes_; }
-  int descriptor() const { return cached_; }  // for tests that spoil it
+  int descriptor() const { return cached_; }  // for tests that damage it
   /// Whether transfers go past the page cache.
   bool is_direct() const { return direct_ >= 0; }
 

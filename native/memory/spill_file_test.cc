@@ -43,7 +43,7 @@ bool is_refused(Body body) {
 
 }  // namespace
 
-CASE("neighbouring ranges of any size and place come back as they were written, pages that they share too") {
+CASE("neighbouring ranges of any size are read as written, including shared pages") {
   const SpillFile file(".", 8 << 20);
   std::mt19937 random(7);
   std::vector<std::byte> expected(file.bytes());
@@ -51,30 +51,30 @@ CASE("neighbouring ranges of any size and place come back as they were written, 
     for (int64_t at = 0; at < file.bytes();) {
       const int64_t most = round == 0 ? 3 * kFilePage : 2'500'000;
       const int64_t bytes = std::min<int64_t>(1 + static_cast<int64_t>(random() % most), file.bytes() - at);
-      std::vector<std::byte> held = noise(bytes + 64, random());
-      file.move(kWrite, held.data() + at % 64, at, bytes);
-      std::memcpy(expected.data() + at, held.data() + at % 64, bytes);
+      std::vector<std::byte> data = noise(bytes + 64, random());
+      file.move(kWrite, data.data() + at % 64, at, bytes);
+      std::memcpy(expected.data() + at, data.data() + at % 64, bytes);
       at += bytes;
     }
     for (int64_t at = 0; at < file.bytes();) {
       const int64_t bytes = std::min<int64_t>(1 + static_cast<int64_t>(random() % 1'000'000), file.bytes() - at);
-      std::vector<std::byte> held(bytes);
-      file.move(kRead, held.data(), at, bytes);
-      EXPECT_EQ(std::memcmp(held.data(), expected.data() + at, bytes), 0);
+      std::vector<std::byte> data(bytes);
+      file.move(kRead, data.data(), at, bytes);
+      EXPECT_EQ(std::memcmp(data.data(), expected.data() + at, bytes), 0);
       at += bytes;
     }
   }
 }
 
-CASE("an arena has addresses behind it for its file, which is never mapped") {
+CASE("an arena has addresses after its memory for its file, which is never mapped") {
   Arena arena(100'000, std::make_unique<SpillFile>(".", 3 * kFilePage));
   EXPECT_EQ(arena.file_begin() % kFilePage, 0);
   EXPECT(arena.file_begin() >= arena.bytes());
-  std::vector<std::byte> held(3 * kFilePage, std::byte{1});
-  arena.file()->move(kRead, held.data(), 0, 3 * kFilePage);
-  for (const std::byte b : held) EXPECT(b == std::byte{0});
+  std::vector<std::byte> data(3 * kFilePage, std::byte{1});
+  arena.file()->move(kRead, data.data(), 0, 3 * kFilePage);
+  for (const std::byte b : data) EXPECT(b == std::byte{0});
   arena.data()[99'999] = std::byte{1};
-  // the system is asked to write what lies there: it cannot read it
+  // the system cannot read from there to write it to a pipe
   int ends[2];
   EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
   EXPECT_EQ(write(ends[1], arena.data() + arena.file_begin(), 1), -1);
@@ -83,7 +83,7 @@ CASE("an arena has addresses behind it for its file, which is never mapped") {
   close(ends[1]);
 }
 
-CASE("a second opening that fails for want of descriptors is refused in words, and leaves none behind") {
+CASE("a second opening that fails without descriptors is an error with a message, and leaks none") {
   const int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
   close(next);
   rlimit before{};
@@ -104,12 +104,12 @@ CASE("a second opening that fails for want of descriptors is refused in words, a
   close(again);
 }
 
-CASE("a directory that is none, a disk without room, and reading beyond the end are ResourceErrors") {
+CASE("an invalid directory, a full disk and reading beyond the end are ResourceErrors") {
   EXPECT(is_refused([] { const SpillFile file("no/such/directory", 4096); }));
   EXPECT(is_refused([] { const SpillFile file(".", int64_t{1} << 55); }));
   const SpillFile file(".", 4096);
-  std::vector<std::byte> held(64);
-  EXPECT(is_refused([&] { file.move(kRead, held.data(), 1 << 20, 64); }));
+  std::vector<std::byte> data(64);
+  EXPECT(is_refused([&] { file.move(kRead, data.data(), 1 << 20, 64); }));
 }
 
 TILEWISE_TEST_MAIN

@@ -10,39 +10,39 @@ class Binding {
  public:
   Binding(const DeviceEntry& device, int64_t number) : device_(device), number_(number) {}
 
-  BoundInstr instr(const Instr& given) const {
-    const Moves moves = moves_of(given.kernel);
-    BoundInstr made{.source = &given,
-                    .fn = moves == Moves::kNothing ? given.fn : nullptr,
-                    .moves = moves,
-                    .is_copy = given.kernel.starts_with("copy_pairs"),
-                    .label = given.label,
-                    .priority = given.priority,
-                    .operands = {},
-                    .ints = {},
-                    .late_ints = {},
-                    .waits = {},
-                    .notifies = {}};
-    made.operands.reserve(given.operands.size());
-    for (const Operand& o : given.operands) made.operands.push_back(operand(o));
-    made.ints.reserve(given.ints.size());
-    for (const Number& n : given.ints) made.ints.push_back(n.on(device_.numbers).constant);
-    if (given.first_int >= 0) {
-      for (const Number& n : given.ints) made.late_ints.push_back(n.on(device_.numbers));
+  BoundInstr instr(const Instr& source) const {
+    const Moves moves = moves_of(source.kernel);
+    BoundInstr bound{.source = &source,
+                     .fn = moves == Moves::kNothing ? source.fn : nullptr,
+                     .moves = moves,
+                     .is_copy = source.kernel.starts_with("copy_pairs"),
+                     .label = source.label,
+                     .priority = source.priority,
+                     .operands = {},
+                     .ints = {},
+                     .late_ints = {},
+                     .waits = {},
+                     .notifies = {}};
+    bound.operands.reserve(source.operands.size());
+    for (const Operand& o : source.operands) bound.operands.push_back(operand(o));
+    bound.ints.reserve(source.ints.size());
+    for (const Number& n : source.ints) bound.ints.push_back(n.on(device_.numbers).constant);
+    if (source.first_int >= 0) {
+      for (const Number& n : source.ints) bound.late_ints.push_back(n.on(device_.numbers));
     }
-    made.waits.reserve(given.waits.size());
-    for (const Wait& w : given.waits) {
+    bound.waits.reserve(source.waits.size());
+    for (const Wait& w : source.waits) {
       const int64_t poster = w.group < 0 ? -1 : peer(w.group, w.member);
       if (poster == number_) continue;
-      made.waits.push_back({signal(w.signal_base, w.per_index), w.increment, poster, w.slot, w.use});
+      bound.waits.push_back({signal(w.signal_base, w.per_index), w.increment, poster, w.slot, w.use});
     }
-    made.notifies.reserve(given.notifies.size());
-    for (const Notify& n : given.notifies) {
+    bound.notifies.reserve(source.notifies.size());
+    for (const Notify& n : source.notifies) {
       const int64_t target = peer(n.group, n.member);
       if (target == number_) continue;
-      made.notifies.push_back({target, signal(n.signal_base, n.per_index), n.slot, n.use});
+      bound.notifies.push_back({target, signal(n.signal_base, n.per_index), n.slot, n.use});
     }
-    return made;
+    return bound;
   }
 
  private:
@@ -70,19 +70,19 @@ class Binding {
 Bound Program::bind(int64_t device) const {
   const Binding binding(devices_[device], device);
   const DeviceClass& of = class_of(device);
-  Bound made(of.templates.size());
-  for (size_t t = 0; t < made.size(); ++t) {
-    made[t].instrs.reserve(of.templates[t].instrs.size());
-    for (const Instr& instr : of.templates[t].instrs) made[t].instrs.push_back(binding.instr(instr));
+  Bound templates(of.templates.size());
+  for (size_t t = 0; t < templates.size(); ++t) {
+    templates[t].instrs.reserve(of.templates[t].instrs.size());
+    for (const Instr& instr : of.templates[t].instrs) templates[t].instrs.push_back(binding.instr(instr));
   }
-  return made;
+  return templates;
 }
 
 const Bound& Program::bound(int64_t device) const {
   const std::scoped_lock guard(binding_);
-  std::unique_ptr<Bound>& made = bound_[device];
-  if (made == nullptr) made = std::make_unique<Bound>(bind(device));
-  return *made;
+  std::unique_ptr<Bound>& templates = bound_[device];
+  if (templates == nullptr) templates = std::make_unique<Bound>(bind(device));
+  return *templates;
 }
 
 }  // namespace tilewise::programs

@@ -15,12 +15,12 @@ struct BoundOperand {
   int64_t slot = 0;
   int64_t owner = 0;  // the device whose memory it views
   Mode mode = Mode::kWhole;
-  int64_t access = kNoAccess;  // none where the owner is a peer
+  int64_t access = kNoAccess;  // kNoAccess if the owner is a peer
   Number div;
   Number part;
   Number parts;
   bool null = false;
-  int64_t role = kIn;  // for those who look at programs: what the kernel does with it
+  int64_t role = kIn;  // what the kernel does with it, for inspection
   Number offset = 0;
 };
 
@@ -34,7 +34,7 @@ struct BoundSignal {
 struct BoundWait {
   BoundSignal signal;
   Number increment;
-  int64_t poster = -1;  // -1: not said
+  int64_t poster = -1;  // -1: any
   int64_t slot = -1;
   Number use;
 };
@@ -48,14 +48,14 @@ struct BoundNotify {
 
 struct BoundInstr {
   const Instr* source = nullptr;  // kernel name and floats
-  kernels::KernelFn fn = nullptr;  // none of what moves tiles: that is done before the task starts
+  kernels::KernelFn fn = nullptr;  // nullptr if the instruction moves tiles: that happens before the task starts
   Moves moves = Moves::kNothing;
-  bool is_copy = false;  // of each second operand into the one before it
+  bool is_copy = false;  // copies each second operand into the one before it
   int64_t label = 0;
   int64_t priority = 0;
   std::vector<BoundOperand> operands;
-  std::vector<int64_t> ints;           // final but for late ones
-  std::vector<Number> late_ints;       // empty, or all ints anew for every call and run
+  std::vector<int64_t> ints;           // final except late ones
+  std::vector<Number> late_ints;       // empty, or all ints, evaluated for every call and run
   std::vector<BoundWait> waits;
   std::vector<BoundNotify> notifies;
 };

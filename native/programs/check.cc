@@ -17,12 +17,12 @@ struct Range {
   int64_t high;
 };
 
-/// What is the same for all devices of a class, and the ranges of what is not.
+/// What all devices of a class have in common, and the ranges of their numbers.
 struct ClassFacts {
   bool is_used = false;
   std::vector<Range> numbers;
   std::vector<int64_t> group_sizes;
-  std::vector<int64_t> fewest_tensors;  // per device group: among its devices' classes
+  std::vector<int64_t> fewest_tensors;  // per device group: the minimum over its devices' classes
 };
 
 enum Allowed : int64_t { kSymbols = 1, kDevices = 2, kCalls = 4, kPositions = 8 };
@@ -66,7 +66,7 @@ class Checks {
     check<ArgumentError>(
         is_alike,
         "[programs.Program.finish] devices of one class must have as many numbers, and device groups of the "
-        "same sizes; got others on device ",
+        "same sizes; got other ones on device ",
         number, "; correct the plan, or make it another class");
     for (size_t n = 0; n < device.numbers.size(); ++n) {
       facts.numbers[n].low = std::min(facts.numbers[n].low, device.numbers[n]);
@@ -127,7 +127,7 @@ class Checks {
         tensor.offset, ", ", tensor.cols, ", ", tensor.tile_cols, ", ", tensor.first_handle, ", ",
         least_above_0(tensor.tile_rows), " in ", name, "; correct the plan");
     check<ArgumentError>(tensor.stride >= tensor.cols && size_of(tensor.dtype) > 0,
-                         "[programs.Program.finish] stride must be >= cols and the dtype known; got stride ",
+                         "[programs.Program.finish] stride must be >= cols and the dtype valid; got stride ",
                          tensor.stride, ", cols ", tensor.cols, ", dtype ", static_cast<int>(tensor.dtype), " in ",
                          name, "; correct the plan");
     const int64_t num_tensors = std::ssize(program_.class_at(class_).tensors);
@@ -147,8 +147,9 @@ class Checks {
       needs.file_bytes = std::max(needs.file_bytes, end - program_.memory_bytes());
       return;
     }
-    check<ArgumentError>(end <= program_.memory_bytes(), "[programs.Program.finish] a tensor lies in memory or in the ",
-                         "file; got bytes ", tensor.offset, " to ", end, " in ", name, ", and a file that begins at ",
+    check<ArgumentError>(end <= program_.memory_bytes(),
+                         "[programs.Program.finish] a tensor must lie in memory or in the ", "file; got bytes ",
+                         tensor.offset, " to ", end, " in ", name, ", and a file that begins at ",
                          program_.memory_bytes(), "; correct the plan");
     needs.arena_bytes = std::max(needs.arena_bytes, end);
   }
@@ -159,7 +160,7 @@ class Checks {
 
   const std::string& label_of(const Instr& instr) const { return program_.labels()[instr.label]; }
 
-  /// What does not depend on calls: sources, modes, accesses, device groups.
+  /// Checks what does not depend on calls: sources, modes, accesses, device groups.
   void check_instr(const Instr& instr) {
     const std::string& label = label_of(instr);
     const std::string place = "'" + label + "'";
@@ -179,12 +180,12 @@ class Checks {
                            "'; see runtime.Access");
       if (operand.group != -1) check_peer(operand.group, operand.member, "an operand's", label);
       check<ArgumentError>(operand.group < 0 || (operand.access <= kIn && operand.role <= kIn),
-                           "[programs.Program.finish] a peer's tile is only read, and ordered by signals; got access ",
+                           "[programs.Program.finish] a peer's tile is only read, ordered by signals; got access ",
                            operand.access, ", role ", operand.role, " on a member of device group ", operand.group,
                            " in '", label, "'; pass 0 or 1");
       check<ArgumentError>(operand.mode != Mode::kPanelCols || is_of_whole_panels(instr, operand),
-                           "[programs.Program.finish] columns of panels are read, on the device itself, in a loop of "
-                           "whole panels (32); got access ",
+                           "[programs.Program.finish] columns of panels must be read, on the device itself, in a loop "
+                           "of whole panels (32); got access ",
                            operand.access, ", device group ", operand.group, ", step ", instr.step.constant, " in '",
                            label, "'; copy the weight first");
       for (const Number* n : {&operand.div, &operand.part, &operand.parts, &operand.offset}) {
@@ -204,7 +205,7 @@ class Checks {
     }
   }
 
-  /// Columns come in pairs, and rows of panels lie apart: no other view of some columns is one.
+  /// Panels interleave rows and pairs of columns, so only such a view of columns is rectangular in memory.
   static bool is_of_whole_panels(const Instr& instr, const Operand& operand) {
     const bool is_read = operand.access <= kIn && operand.role <= kIn && operand.group < 0;
     return is_read && operand.div.is_constant() && operand.div.constant == 1 && instr.step.is_constant() &&
@@ -232,8 +233,8 @@ class Checks {
                          " in ", place, "; see ir.program.Source");
     const auto num_symbols = std::ssize(bounds());
     check<ArgumentError>(n.source != Source::kSymbol || (n.which >= 0 && n.which < num_symbols),
-                         "[programs.Program.finish] a symbol must be one of the ", num_symbols, " given; got ", n.which,
-                         " in ", place, "; pass an upper bound for it to finish()");
+                         "[programs.Program.finish] a symbol must be one of the ", num_symbols, " bounded ones; got ",
+                         n.which, " in ", place, "; pass an upper bound for it to finish()");
     const auto num_numbers = std::ssize(facts().numbers);
     check<ArgumentError>(n.source != Source::kDevice || (n.which >= 0 && n.which < num_numbers),
                          "[programs.Program.finish] a number of the device must be one of its class's ", num_numbers,
@@ -251,13 +252,13 @@ class Checks {
                          extent.constant, " + ", extent.multiple, " * what it names in ", place, "; correct the plan");
   }
 
-  /// Values over all devices and symbols; those of a call's numbers only with a call.
+  /// Checks values over all devices and symbols; those of a call's numbers only with a call.
   void check_values(const Instr& instr, const Call* call) const {
     const std::string& label = label_of(instr);
     const auto least = [&](const Number& n) { return least_of(n, call); };
     check_extent(instr.extent, call, "'" + label + "'");
     check<ArgumentError>(instr.is_single() || least_above_0(instr.step, call) >= 1,
-                         "[programs.Program.finish] a step that is no constant must be >= 1; got ",
+                         "[programs.Program.finish] a step that is not constant must be >= 1; got ",
                          least_above_0(instr.step, call), " in '", label, "'; correct the plan");
     for (const Operand& operand : instr.operands) {
       const bool is_range = operand.mode == Mode::kRowCols || operand.mode == Mode::kRows;  // of columns or rows
@@ -271,8 +272,8 @@ class Checks {
           label, "'; correct the plan");
       check<ArgumentError>(
           least(operand.offset) >= 0 && (operand.mode == Mode::kRowPart || operand.offset == Number(0)),
-          "[programs.Program.finish] an offset is >= 0, and of a share of rows; got ", least(operand.offset), " in '",
-          label, "'; correct the plan");
+          "[programs.Program.finish] an offset must be >= 0, and 0 unless the mode is ROWPART; got ",
+          least(operand.offset), " in '", label, "'; correct the plan");
     }
     for (const Wait& wait : instr.waits) {
       check<ArgumentError>(least(wait.signal_base) >= 0 && least(wait.increment) >= 0,
@@ -287,7 +288,7 @@ class Checks {
 
   static bool is_known_with(const Number& n, const Call* call) { return n.source != Source::kCall || call != nullptr; }
 
-  /// Of a number of the call, without a call, the constant alone.
+  /// The range of a number's values. Without a call, the constant of a call's number.
   Range range(const Number& n, const Call* call) const {
     Range values{0, 0};
     if (n.source == Source::kSymbol) values.high = bounds()[n.which];
@@ -301,14 +302,14 @@ class Checks {
     return is_known_with(n, call) ? range(n, call).low : INT64_MAX;
   }
 
-  /// The least value where symbols are not 0: what divides rows is not asked for where there are none.
+  /// The least value for symbols above 0: divisors of rows are not used if there are no rows.
   int64_t least_above_0(const Number& n, const Call* call = nullptr) const {
     if (n.source != Source::kSymbol) return least_of(n, call);
     return n.constant + std::min(n.multiple, n.multiple * std::max<int64_t>(bounds()[n.which], 1));
   }
 
-  /// The most steps that rows make, over all values of symbols. Where both grow with one symbol, their quotient grows
-  /// or falls with it, so it is largest at 1 or at the bound; at 0 a step counts as 1.
+  /// The maximum number of steps over all values of symbols. If rows and step depend on one symbol, their quotient is
+  /// monotonic in it, so it is largest at 1 or at the bound; at 0 a step counts as 1.
   int64_t most_steps(const Number& rows, const Number& step, const Call* call) {
     const Values values{scratch_.data(), nullptr, call == nullptr ? nullptr : call->numbers.data()};
     const auto steps = [&] { return num_iterations(rows.at(values), std::max<int64_t>(step.at(values), 1)); };
@@ -332,7 +333,7 @@ class Checks {
     const Template& plan = of.templates[call.template_id];
     const int64_t num_slots = std::ssize(call.binding);
     check<ArgumentError>(std::ssize(call.numbers) >= call_numbers_[call.template_id],
-                         "[programs.Program.finish] a call must have the numbers that its template asks for; got ",
+                         "[programs.Program.finish] a call must have the numbers that its template uses; got ",
                          call.numbers.size(), " of ", call_numbers_[call.template_id], " for template '", plan.name,
                          "'; pass them to add_call");
     for (const Instr* instr : late_[call.template_id]) check_values(*instr, &call);
@@ -366,7 +367,8 @@ class Checks {
     }
   }
 
-  /// What moves tiles finds one end in the device's own file, rows without gaps; nothing else touches a file.
+  /// Instructions that move tiles must have one operand in the device's own file and rows without gaps. No other
+  /// instruction may use a file.
   void check_places(const DeviceClass& of, const Instr& instr, const Call& call) const {
     if (instr.kernel.empty()) return;
     const Moves moves = moves_of(instr.kernel);
@@ -385,8 +387,8 @@ class Checks {
         other = &tensor;
       }
       check<ArgumentError>(fits,
-                           "[programs.Program.finish] whole rows move between a device's memory and its file, one "
-                           "tensor to one alike; got other operands in '",
+                           "[programs.Program.finish] fetch and store must move whole rows between a tensor in "
+                           "memory and one of the same shape in the file; got other operands in '",
                            label, "'; correct the plan");
     }
     for (size_t o = 0; o < instr.operands.size(); ++o) {
@@ -400,7 +402,7 @@ class Checks {
     }
   }
 
-  /// Of a peer's tensor, in whatever class the peer is.
+  /// Whether the tensor, possibly a peer's of any class, is in the file.
   bool is_in_file(const DeviceClass& of, const Operand& operand, const Call& call) const {
     const auto number = static_cast<size_t>(call.binding[operand.slot]);
     if (operand.group < 0) return is_in_file(of.tensors[number]);
@@ -422,11 +424,11 @@ class Checks {
   std::vector<Needs> needs_;
   std::vector<int64_t> scratch_;  // values of symbols
   int64_t num_signals_ = 0;
-  // Of the class at hand.
+  // Of the current class.
   int64_t class_ = 0;
-  int64_t num_call_numbers_ = 0;                 // that the instruction at hand asks for
-  std::vector<int64_t> call_numbers_;            // that each template asks for
-  std::vector<std::vector<const Instr*>> late_;  // per template, those with numbers of the call
+  int64_t num_call_numbers_ = 0;                 // used by the current instruction
+  std::vector<int64_t> call_numbers_;            // used by each template
+  std::vector<std::vector<const Instr*>> late_;  // per template: instructions that use numbers of the call
 };
 
 }  // namespace

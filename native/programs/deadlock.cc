@@ -32,9 +32,9 @@ namespace tilewise::programs {
 
 namespace {
 
-constexpr int64_t kMostCursors = 16;  // with more devices, classes have one if they are in lockstep
+constexpr int64_t kMostCursors = 16;  // with more devices, one cursor per class if classes are in lockstep
 
-/// A post, as the cursor that takes it sees it.
+/// A post from the view of the cursor that receives it.
 struct Post {
   int64_t cursor;
   int64_t poster;
@@ -43,9 +43,9 @@ struct Post {
   Number use;
 };
 
-/// Whose steps are taken, and what each step posts at which cursor.
+/// The devices that are simulated, and what each step posts to which cursor.
 struct CursorSet {
-  std::vector<int64_t> devices;  // of each cursor
+  std::vector<int64_t> devices;  // per cursor
   std::vector<std::vector<std::vector<std::vector<Post>>>> posts;  // per cursor, template, instruction
 };
 
@@ -75,17 +75,19 @@ CursorSet cursors_of_devices(const Program& program) {
   return cursors;
 }
 
-/// What the signals of a device are called on the first of its class, and who is waited for at each.
+/// Maps the signals of a device to those of the first device of its class, and records the poster that each is waited
+/// from.
 class SignalMap {
  public:
   explicit SignalMap(int64_t num_signals) : image_(num_signals), origin_(num_signals), poster_(num_signals) {}
 
   void forget() {
-    for (auto* of : {&image_, &origin_, &poster_}) std::fill(of->begin(), of->end(), kUnheard);
+    for (auto* of : {&image_, &origin_, &poster_}) std::fill(of->begin(), of->end(), kUnset);
   }
 
-  /// Waits in `num` iterations; false if one of their signals has another name, or another poster, elsewhere.
-  bool hear(int64_t signal_of_first, int64_t signal, int64_t num, int64_t poster) {
+  /// Adds waits of `num` iterations; returns false if one of their signals is already mapped otherwise or has another
+  /// poster.
+  bool add_wait(int64_t signal_of_first, int64_t signal, int64_t num, int64_t poster) {
     for (int64_t i = 0; i < num; ++i) {
       const bool is_same = set(image_[signal_of_first + i], signal + i) &&
                            set(origin_[signal + i], signal_of_first + i) && set(poster_[signal + i], poster);
@@ -94,27 +96,27 @@ class SignalMap {
     return true;
   }
 
-  /// A post as the first device sees it: its first signal there, how many of its iterations are waited for, and how
-  /// many by waits that name its poster or none. False if it runs into signals that lie otherwise there.
-  bool rename(int64_t num, int64_t poster, int64_t& signal, int64_t& num_heard, int64_t& num_named) const {
+  /// Maps a post to the first device: its first signal there, how many of its iterations are waited for, and how many
+  /// of these by waits that name its poster or none. Returns false if its signals are not contiguous there.
+  bool map_post(int64_t num, int64_t poster, int64_t& signal, int64_t& num_waited, int64_t& num_named) const {
     const int64_t own = signal;
-    signal = num_heard = num_named = 0;
+    signal = num_waited = num_named = 0;
     for (int64_t i = 0; i < num; ++i) {
-      if (origin_[own + i] == kUnheard) continue;
-      if (num_heard > 0 && signal != origin_[own + i] - i) return false;
+      if (origin_[own + i] == kUnset) continue;
+      if (num_waited > 0 && signal != origin_[own + i] - i) return false;
       signal = origin_[own + i] - i;
-      ++num_heard;
+      ++num_waited;
       num_named += poster_[own + i] < 0 || poster_[own + i] == poster;
     }
     return true;
   }
 
  private:
-  static constexpr int64_t kUnheard = -2;  // -1: by a wait that names no poster
+  static constexpr int64_t kUnset = -2;  // -1: a wait that names no poster
 
-  static bool set(int64_t& kept, int64_t value) {
-    if (kept == kUnheard) kept = value;
-    return kept == value;
+  static bool set(int64_t& entry, int64_t value) {
+    if (entry == kUnset) entry = value;
+    return entry == value;
   }
 
   std::vector<int64_t> image_;
@@ -122,12 +124,12 @@ class SignalMap {
   std::vector<int64_t> poster_;
 };
 
-/// Devices of one class that are not in lockstep, in words.
+/// Describes devices of one class that are not in lockstep.
 struct Difference : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Classes with one cursor each; throws `Difference` where their devices are not in lockstep.
+/// Classes with one cursor each; throws `Difference` if their devices are not in lockstep.
 class Classes {
  public:
   explicit Classes(const Program& program)
@@ -150,8 +152,8 @@ class Classes {
   /// An instruction of a class.
   struct Position {
     int64_t label;
-    int64_t num_iterations = 0;  // at most
-    std::vector<Notify> kinds = {};  // of posts, as they differ in more than names
+    int64_t num_iterations = 0;  // maximum
+    std::vector<Notify> kinds = {};  // posts that differ in more than names
   };
 
   /// A post that a device gets from a peer.
@@ -163,14 +165,14 @@ class Classes {
   };
 
   /// A wait of a device for a peer.
-  struct Heard {
+  struct PeerWait {
     int64_t position;
     int64_t poster;
     int64_t signal;
     const Wait* wait;
   };
 
-  /// A received post without the names of its device.
+  /// A received post without its device's names.
   using Nameless = std::array<int64_t, 5>;
 
   void number_positions(int64_t class_id) {
@@ -230,18 +232,18 @@ class Classes {
 
   int32_t kind_of(int64_t position, const Notify& post) {
     std::vector<Notify>& kinds = positions_[position].kinds;
-    const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const Notify& kind) {
+    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const Notify& kind) {
       return kind.per_index == post.per_index && kind.slot == post.slot && kind.use == post.use;
     });
-    const auto kind = static_cast<int32_t>(found - kinds.begin());
-    if (found == kinds.end()) kinds.push_back(post);
+    const auto kind = static_cast<int32_t>(same - kinds.begin());
+    if (same == kinds.end()) kinds.push_back(post);
     return kind;
   }
 
-  /// Every device's waits and posts against those of the first, under its names.
+  /// Compares every device's waits and posts with those of the first, mapped to its names.
   void check_lockstep(const std::vector<int64_t>& members) const {
     SignalMap names(program_.needs(members.front()).num_signals);
-    const std::vector<Heard> expected = waits_of(members.front());
+    const std::vector<PeerWait> expected = waits_of(members.front());
     std::vector<Nameless> posts;
     for (int64_t d : members) {
       names.forget();
@@ -255,11 +257,11 @@ class Classes {
     }
   }
 
-  /// In the order of instructions, in each by the class that is waited for.
-  std::vector<Heard> waits_of(int64_t number) const {
+  /// Waits in the order of instructions; within one instruction, in the order of the posters' classes.
+  std::vector<PeerWait> waits_of(int64_t number) const {
     const DeviceEntry& device = program_.device(number);
     const std::vector<Template>& templates = program_.class_of(number).templates;
-    std::vector<Heard> waits;
+    std::vector<PeerWait> waits;
     for (size_t t = 0; t < templates.size(); ++t) {
       int64_t position = first_positions_[device.class_id][t];
       for (const Instr& instr : templates[t].instrs) {
@@ -272,7 +274,7 @@ class Classes {
           waits.push_back({position, poster, signal.constant, &wait});
         }
         std::stable_sort(waits.begin() + begin, waits.end(),
-                         [&](const Heard& a, const Heard& b) { return class_of(a.poster) < class_of(b.poster); });
+                         [&](const PeerWait& a, const PeerWait& b) { return class_of(a.poster) < class_of(b.poster); });
         ++position;
       }
     }
@@ -281,33 +283,34 @@ class Classes {
 
   int64_t class_of(int64_t poster) const { return poster < 0 ? -1 : program_.device(poster).class_id; }
 
-  void check_waits(const std::vector<Heard>& waits, const std::vector<Heard>& expected, int64_t device,
+  void check_waits(const std::vector<PeerWait>& waits, const std::vector<PeerWait>& expected, int64_t device,
                    SignalMap& names) const {
     for (size_t w = 0; w < std::max(waits.size(), expected.size()); ++w) {
       if (w == waits.size() || w == expected.size()) {
         invalid(device, "other waits in", w == waits.size() ? expected[w].position : waits[w].position);
       }
-      const Heard &mine = waits[w], &other = expected[w];
+      const PeerWait &mine = waits[w], &other = expected[w];
       const bool is_alike = mine.position == other.position && class_of(mine.poster) == class_of(other.poster) &&
                             mine.wait->per_index == other.wait->per_index &&
                             mine.wait->increment == other.wait->increment && mine.wait->slot == other.wait->slot &&
                             mine.wait->use == other.wait->use;
       if (!is_alike) invalid(device, "other waits in", mine.position);
       const int64_t num = num_signals_of(mine.position, mine.wait->per_index);
-      if (!names.hear(other.signal, mine.signal, num, mine.poster)) invalid(device, "other signals in", mine.position);
+      if (!names.add_wait(other.signal, mine.signal, num, mine.poster))
+        invalid(device, "other signals in", mine.position);
     }
   }
 
-  /// Sorted.
+  /// Received posts, sorted.
   std::vector<Nameless> posts_of(int64_t device, const SignalMap& names) const {
     std::vector<Nameless> posts;
     for (const Received& post : received_[device]) {
       const int64_t num = num_signals_of(post.position, positions_[post.position].kinds[post.kind].per_index);
-      int64_t signal = post.signal, num_heard = 0, num_named = 0;
-      if (!names.rename(num, post.poster, signal, num_heard, num_named)) {
+      int64_t signal = post.signal, num_waited = 0, num_named = 0;
+      if (!names.map_post(num, post.poster, signal, num_waited, num_named)) {
         invalid(device, "other signals posted from", post.position);
       }
-      posts.push_back({post.position, post.kind, signal, num_heard, num_named});
+      posts.push_back({post.position, post.kind, signal, num_waited, num_named});
     }
     std::sort(posts.begin(), posts.end());
     return posts;
@@ -324,10 +327,10 @@ class Classes {
   std::vector<std::vector<int64_t>> members_;  // devices of each class
   std::vector<std::vector<int64_t>> first_positions_;  // per class and template
   std::vector<Position> positions_;
-  std::vector<std::vector<Received>> received_;  // per device, where its class has several
+  std::vector<std::vector<Received>> received_;  // per device, if its class has several
 };
 
-/// What a post is about, and where it comes from.
+/// What a post is about, and its source.
 struct Mark {
   int64_t tensor;
   int64_t use;
@@ -336,7 +339,7 @@ struct Mark {
   int64_t index;
 };
 
-/// A signal in the simulation. Marks that were waited for are dropped when all have been.
+/// A signal in the simulation. Marks are dropped once all of them have been waited for.
 struct Counter {
   std::vector<Mark> marks;
   uint64_t num_dropped = 0;
@@ -359,7 +362,7 @@ struct Cursor {
   size_t call = 0;
   size_t instr = 0;
   int64_t index = 0;
-  bool armed = false;  // expected values already posted for this iteration
+  bool armed = false;  // expected values are already raised for this iteration
   std::vector<Counter> signals;
   std::vector<uint64_t> thresholds;  // of this iteration's waits
 
@@ -447,7 +450,8 @@ class Simulation {
     return -1;
   }
 
-  /// The posts that a wait newly asks for are about its tensor and its use. One that asks for none repeats another.
+  /// Checks that the posts which a wait newly requires are about its tensor and use. A wait with increment 0 requires
+  /// no new posts.
   void pair(const Cursor& at, const BoundInstr& instr, size_t which) const {
     const BoundWait& wait = instr.waits[which];
     const Values values = values_of(at);
@@ -475,7 +479,7 @@ class Simulation {
     return device < 0 ? "" : " of device " + std::to_string(device) + ",";
   }
 
-  /// A post that nothing waits for would stand for one of the next run.
+  /// Rejects posts without a wait: they would count as posts of the next run.
   void report_leftover(const Cursor& at) const {
     for (int64_t signal = 0; signal < std::ssize(at.signals); ++signal) {
       const Counter& counter = at.signals[signal];

@@ -1,4 +1,5 @@
-// A number of a program that is known later: a constant plus a multiple of a value of a run, a device or a call.
+// A number of a program whose value is determined later: a constant plus a multiple of a value of a run, a device or a
+// call.
 //
 // Devices of one class share their templates, so differences between them are numbers of the device. Differences
 // between uses of one template are numbers of the call. Values that change from run to run are symbols. Each field says
@@ -11,7 +12,7 @@ namespace tilewise::programs {
 
 enum class Source : int32_t { kNothing = 0, kSymbol = 1, kDevice = 2, kCall = 3, kPosition = 4 };
 
-/// Where numbers are taken from. What a number does not name may be absent.
+/// The values that numbers refer to. Values to which no number refers may be absent.
 struct Values {
   const int64_t* symbols = nullptr;
   const int64_t* device = nullptr;  // the device's numbers
@@ -19,7 +20,7 @@ struct Values {
   int64_t position = 0;  // of the call in its list
 };
 
-/// constant + multiple * the value that source and which name.
+/// constant + multiple * value, where source and which select the value.
 struct Number {
   int64_t constant = 0;
   int64_t multiple = 0;
@@ -32,7 +33,7 @@ struct Number {
   bool operator==(const Number&) const = default;
   bool is_constant() const { return source == Source::kNothing; }
   int64_t at(const Values& values) const { return is_constant() ? constant : constant + multiple * taken(values); }
-  /// The same once the device is known.
+  /// The number with the device's value inserted.
   Number on(const std::vector<int64_t>& device_numbers) const {
     return source == Source::kDevice ? Number(constant + multiple * device_numbers[which]) : *this;
   }

@@ -1,4 +1,4 @@
-// See program.h. check.cc and deadlock.cc have the checks of finish(); bind.cc makes the part of one device, bound().
+// See program.h. The checks of finish() are in check.cc and deadlock.cc, bound() is in bind.cc.
 #include "programs/program.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMostDevices = 1024;
 
-// Sharing bytes is mutual: the tensor written first must wait for the other, so each side must know the other.
+// Sharing bytes is mutual: whichever tensor is written must wait for the other, so each must list the other.
 void mirror_aliases(std::vector<Tensor>& tensors) {
   std::vector<std::set<int64_t>> aliases(tensors.size());
   for (size_t t = 0; t < tensors.size(); ++t) {
@@ -32,7 +32,7 @@ Program::~Program() = default;
 
 void Program::check_open(const char* where) const {
   check<ArgumentError>(!finished_, "[programs.Program.", where,
-                       "] a finished program is frozen; got a further call; build a new program");
+                       "] a finished program is frozen; got another call; build a new program");
 }
 
 DeviceClass& Program::open(int64_t class_id, const char* where) {
@@ -65,9 +65,9 @@ void Program::add_instr(int64_t class_id, int64_t template_id, Instr instr, cons
   check<ArgumentError>(template_id >= 0 && template_id < std::ssize(of.templates),
                        "[programs.Program.add_instr] template must exist; got ", template_id, " of ",
                        of.templates.size(), "; add_template first");
-  const auto [known, is_new] = label_ids_.try_emplace(label, std::ssize(labels_));
+  const auto [entry, is_new] = label_ids_.try_emplace(label, std::ssize(labels_));
   if (is_new) labels_.push_back(label);
-  instr.label = known->second;
+  instr.label = entry->second;
   of.templates[template_id].instrs.push_back(std::move(instr));
 }
 
@@ -121,8 +121,7 @@ void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& res
   finished_ = true;
 }
 
-/// Integers that wait for a symbol or a call have a place per call, where the instruction issuer writes them once a
-/// run.
+/// Gives every call a place for its late ints, which the instruction issuer writes once per run.
 void Program::place_late_ints(DeviceClass& of) {
   for (Template& plan : of.templates) {
     plan.num_late_ints = 0;
@@ -143,8 +142,8 @@ void Program::place_late_ints(DeviceClass& of) {
 }
 
 int64_t Program::find_list(const std::string& name) const {
-  const auto found = std::find(names_.begin(), names_.end(), name);
-  return found == names_.end() ? -1 : found - names_.begin();
+  const auto entry = std::find(names_.begin(), names_.end(), name);
+  return entry == names_.end() ? -1 : entry - names_.begin();
 }
 
 const CallList& Program::list_of(int64_t device, int64_t list) const {
@@ -184,11 +183,11 @@ std::vector<int64_t> Program::posters(int64_t device, int64_t signal) const {
     }
     return false;
   };
-  std::vector<int64_t> found;
+  std::vector<int64_t> devices;
   for (int64_t d = 0; d < num_devices(); ++d) {
-    if (posts(d)) found.push_back(d);
+    if (posts(d)) devices.push_back(d);
   }
-  return found;
+  return devices;
 }
 
 }  // namespace tilewise::programs

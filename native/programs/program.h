@@ -32,12 +32,12 @@ struct BoundTemplate;
 using Bound = std::vector<BoundTemplate>;  // of one device, by template id
 
 struct Tensor {
-  int64_t offset = 0;  // bytes into the device's arena; from Program::memory_bytes() on, into its file behind that
-  Number rows = 0;  // of symbols
+  int64_t offset = 0;  // bytes into the device's arena; from Program::memory_bytes() on, into its file
+  Number rows = 0;  // may use symbols
   int64_t cols = 0;
   int64_t stride = 0;  // elements between rows
   DType dtype = DType::kF32;
-  Number tile_rows = 1;  // of symbols; 0 where the symbol is 0 counts as 1
+  Number tile_rows = 1;  // may use symbols; 0 counts as 1
   int64_t first_handle = 0;  // tile (r, c) has handle first_handle + r * tiles_across() + c
   std::vector<int64_t> aliases;  // tensors that use the same bytes at other times
   int64_t tile_cols = 0;  // 0: all
@@ -47,15 +47,17 @@ struct Tensor {
   int64_t tiles_across() const { return tile_cols > 0 ? std::max<int64_t>((cols + tile_cols - 1) / tile_cols, 1) : 1; }
 };
 
-/// What a task views; kPanelCols: columns of a packed weight, of all its panels (native/kernels/microkernel.h).
+/// The part of a tensor that a task views. kPanelCols: columns of all panels of a packed weight
+/// (native/kernels/microkernel.h).
 enum class Mode : int64_t { kWhole = 0, kRow = 1, kCol = 2, kRowPart = 3, kRowCols = 4, kRows = 5, kPanelCols = 6 };
 
-/// Bits: reads, writes. Constants take none; what may be a peer's is at most read, and takes none where it is.
+/// Bits: reads, writes. Constants need no access. A tensor that may be a peer's is only read; if it is, the access
+/// becomes kNoAccess.
 enum AccessBits : int64_t { kNoAccess = 0, kIn = 1, kOut = 2, kInOut = 3 };
 
-/// Its numbers are of symbols, of the device or of the call, but the member: of the device.
+/// Its numbers may use symbols, the device's and the call's values; `member` only the device's.
 struct Operand {
-  int64_t slot = 0;  // which tensor of the call's binding
+  int64_t slot = 0;  // index into the call's binding
   Mode mode = Mode::kWhole;
   int64_t access = kNoAccess;
   int64_t group = -1;  // -1: this device's memory
@@ -64,22 +66,22 @@ struct Operand {
   Number part = 0;  // kRowCols: the first column; kRows: the first row
   Number parts = 1;  // kRowCols: the number of columns; kRows: the number of rows
   bool null = false;
-  int64_t role = kNoAccess;  // what the kernel does with it; kNoAccess: what access says, or reads
-  Number offset = 0;  // kRowPart: of that many rows further on
+  int64_t role = kNoAccess;  // what the kernel does with it; kNoAccess: as access says, or reads
+  Number offset = 0;  // kRowPart: number of rows to skip
 };
 
-/// On the member itself it disappears.
+/// It has no effect on the member itself.
 struct Wait {
-  Number signal_base = 0;  // of the device or of the call
+  Number signal_base = 0;  // may use the device's or the call's values
   bool per_index = false;
-  Number increment = 0;  // of the call; 0: the epoch that an earlier wait of this signal asked for
-  int64_t group = -1;  // with the member: the device that posts it; -1: not said
+  Number increment = 0;  // may use the call's values; 0: the epoch of an earlier wait for this signal
+  int64_t group = -1;  // with member: the device that posts it; -1: any
   Number member = 0;
-  int64_t slot = -1;  // the tensor it is about; -1: not said
-  Number use = {0, 1, Source::kPosition};  // and which use of it: of the call, or the call's position
+  int64_t slot = -1;  // the tensor that it is about; -1: none
+  Number use = {0, 1, Source::kPosition};  // which use of that tensor: a call's value, or the call's position
 };
 
-/// To the member itself it disappears.
+/// It has no effect if the member is the device itself.
 struct Notify {
   int64_t group = -1;
   Number member = 0;
@@ -89,7 +91,7 @@ struct Notify {
   Number use = {0, 1, Source::kPosition};
 };
 
-/// What the tasks of an instruction move, and where to: operand 0 from operand 1.
+/// Whether the tasks of an instruction move tiles between memory and file: operand 0 from operand 1.
 enum class Moves : uint8_t { kNothing, kFromFile, kToFile };
 Moves moves_of(std::string_view kernel);
 
@@ -97,15 +99,15 @@ struct Instr {
   std::string kernel;  // "": an empty task
   kernels::KernelFn fn = nullptr;
   int64_t label = 0;
-  Number extent = 0;  // of symbols or of the call
-  Number step = 0;  // likewise; a constant <= 0: one iteration over the whole extent
+  Number extent = 0;  // may use symbols or the call's values
+  Number step = 0;  // the same; a constant <= 0: one iteration over the whole extent
   std::vector<Operand> operands;
-  std::vector<Number> ints;  // of anything
+  std::vector<Number> ints;  // may use any values
   std::vector<double> floats;
   std::vector<Wait> waits;
   std::vector<Notify> notifies;
   int64_t priority = 0;
-  int64_t first_int = -1;  // its ints in a call's row of late ones; -1: none waits for a symbol or a call
+  int64_t first_int = -1;  // their place among a call's late ints; -1: none depends on a symbol or a call
 
   bool is_single() const { return step.is_constant() && step.constant <= 0; }
   /// Rows of an iteration; 0: all.
@@ -120,17 +122,17 @@ inline int64_t num_iterations(int64_t rows, int64_t step) {
 struct Template {
   std::string name;
   std::vector<Instr> instrs;
-  int64_t num_late_ints = 0;  // of all its instructions
+  int64_t num_late_ints = 0;  // over all instructions
 };
 
 struct Call {
   int64_t template_id = 0;
   std::vector<int64_t> binding;  // tensor per slot, on this device and on peers
   std::vector<int64_t> numbers = {};
-  int64_t first_int = 0;  // its late ints, among those of its list
+  int64_t first_int = 0;  // place of its late ints in its list
 };
 
-/// What one run executes on every device of a class, in order.
+/// The calls that one run executes, in order, on every device of a class.
 struct CallList {
   std::vector<Call> calls;
   int64_t num_late_ints = 0;
@@ -139,17 +141,17 @@ struct CallList {
 struct DeviceClass {
   std::vector<Tensor> tensors;
   std::vector<Template> templates;
-  std::vector<CallList> lists;  // by the number of their name; may end early
+  std::vector<CallList> lists;  // by list number; missing lists are empty
 };
 
-/// One device: its class, the numbers that its templates ask for, and its device groups.
+/// One device: its class, its values for the templates' numbers, and its device groups.
 struct DeviceEntry {
   int64_t class_id = 0;
   std::vector<int64_t> numbers;
   std::vector<std::vector<int64_t>> groups;
 };
 
-/// What a device must offer to run a program.
+/// The resources that a program needs on a device.
 struct Needs {
   int64_t arena_bytes = 0;  // of memory
   int64_t file_bytes = 0;
@@ -159,8 +161,8 @@ struct Needs {
 
 using KernelResolver = std::function<kernels::KernelFn(std::string_view)>;
 
-inline constexpr int64_t kPanelRows = 32;  // of a packed weight (native/kernels/microkernel.h); the last may be padding
-inline constexpr int64_t kNoFile = INT64_MAX;  // no address lies behind it
+inline constexpr int64_t kPanelRows = 32;  // rows of a packed weight's panel (native/kernels/microkernel.h)
+inline constexpr int64_t kNoFile = INT64_MAX;  // beyond every address
 
 class Program {
  public:
@@ -171,12 +173,12 @@ class Program {
   int64_t add_tensor(int64_t class_id, Tensor tensor);
   int64_t add_template(int64_t class_id, std::string name);
   void add_instr(int64_t class_id, int64_t template_id, Instr instr, const std::string& label);
-  /// To the class's list of that name.
+  /// Appends a call to the class's list of that name.
   void add_call(int64_t class_id, Call call, const std::string& name = "");
   int64_t add_device(DeviceEntry device);
 
-  /// Checks the whole program at the symbols' upper bounds, finds its kernels, shows that no list can deadlock.
-  /// memory_bytes: where the file of every device begins.
+  /// Checks the whole program for symbols up to their bounds, looks up its kernels and proves that no list can
+  /// deadlock. memory_bytes: the offset at which every device's file begins.
   void finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve, int64_t memory_bytes = kNoFile);
 
   bool finished() const { return finished_; }
@@ -193,9 +195,9 @@ class Program {
   int64_t find_list(const std::string& name) const;
   const CallList& list_of(int64_t device, int64_t list) const;
   const Needs& needs(int64_t device) const { return needs_[devices_[device].class_id]; }
-  /// The device's templates with its numbers and peers; made when first asked for, from any thread.
+  /// The device's templates with its numbers and peers; made at the first call, which may be on any thread.
   const Bound& bound(int64_t device) const;
-  /// Tasks of one run of a list on a device with these symbols.
+  /// Number of tasks of one run of a list on a device with these symbols.
   int64_t num_tasks(int64_t device, int64_t list, const std::vector<int64_t>& symbols) const;
   /// Devices with an instruction that posts this signal of `device`.
   std::vector<int64_t> posters(int64_t device, int64_t signal) const;
@@ -208,7 +210,7 @@ class Program {
 
   std::vector<DeviceClass> classes_;
   std::vector<DeviceEntry> devices_;
-  std::vector<std::string> names_;  // of lists
+  std::vector<std::string> names_;  // of the lists
   std::vector<std::string> labels_;
   std::map<std::string, int64_t, std::less<>> label_ids_;
   std::vector<Needs> needs_;  // per class
@@ -219,12 +221,12 @@ class Program {
   mutable std::vector<std::unique_ptr<Bound>> bound_;
 };
 
-/// Refuses what is malformed and says what each class needs (see check.cc).
+/// Rejects malformed programs and returns what each class needs (see check.cc).
 std::vector<Needs> check_program(const Program& program);
 
-/// Refuses a program, which is checked otherwise, when submission orders and signals of its devices block each other in
-/// one of its lists, or when a wait and its post are about different things (see deadlock.cc): with a cursor per
-/// device, with one per class of devices, or with whichever suits the number of devices.
+/// Rejects an otherwise checked program if submission orders and signals of its devices block each other in one of its
+/// lists, or if a wait and its post are about different tensors or uses (see deadlock.cc). Uses a cursor per device,
+/// one per class, or the one that suits the number of devices.
 void check_signals_by_device(const Program& program);
 void check_signals_by_class(const Program& program);
 void check_signals(const Program& program);

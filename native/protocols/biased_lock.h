@@ -24,7 +24,7 @@ struct BiasedLock {
   using Atomic = typename Memory::template Atomic<T>;
   enum Sharing : uint32_t { kOwned = 0, kEnding, kShared };
 
-  /// Owner only. False: the lock is shared now; call enter().
+  /// Owner only. Returns false if the lock is shared; then call enter().
   [[gnu::always_inline]] bool enter_lightly(bool fences) {
     if (sharing.load(std::memory_order_relaxed) != kOwned) return false;
     is_owner_inside.store(1, std::memory_order_relaxed);
@@ -35,16 +35,16 @@ struct BiasedLock {
   }
   [[gnu::always_inline]] void leave_lightly() { is_owner_inside.store(0, Orders::kLeave); }
 
-  /// outwait(done) must return only after done() has returned true.
-  template <class Outwait>
-  void enter(bool fences, Outwait&& outwait) {
+  /// wait_for(done) must return only after done() has returned true.
+  template <class WaitFor>
+  void enter(bool fences, WaitFor&& wait_for) {
     if (sharing.load(Orders::kSeeSettled) != kShared) {
       sharing.store(kEnding, std::memory_order_relaxed);
       Memory::heavy_barrier(fences);
       sharing.store(kShared, std::memory_order_relaxed);
     }
-    outwait([&] { return lock.try_lock(); });
-    outwait([&] { return is_owner_inside.load(Orders::kSeeLeft) == 0; });
+    wait_for([&] { return lock.try_lock(); });
+    wait_for([&] { return is_owner_inside.load(Orders::kSeeLeft) == 0; });
   }
   void leave() { lock.unlock(); }
 

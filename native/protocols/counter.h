@@ -1,4 +1,4 @@
-// A counter that rises, and waiters for a value of it. Waiting occupies no thread.
+// A counter that only rises, with waiters for a value. Waiting occupies no thread.
 //
 // Purpose: signals between devices (comm/signal.h) and external events of the task engine. No wake-up can be lost:
 // - wait() adds the waiter to the list and compares the value in ONE critical section.
@@ -10,7 +10,7 @@
 // Callers: any thread. Blocks: waits for the lock. Memory: anywhere; all-zero bytes are a counter at zero.
 //
 // Link: the name of a waiter, an index or a pointer; Link{} names no waiter. next(link) is the waiter's own field for
-// the link to the following waiter. The lock guards it while the waiter is in the list; then it is the poster's.
+// the link to the following waiter. The lock guards it while the waiter is in the list; afterwards the poster owns it.
 #pragma once
 #include <mutex>
 
@@ -25,7 +25,7 @@ struct CounterOrders {
   static constexpr auto kSeeWaiting = std::memory_order_seq_cst;
   static constexpr auto kSayWaiting = std::memory_order_seq_cst;  // before wait() compares
   static constexpr auto kCompare = std::memory_order_seq_cst;
-  static constexpr auto kSeeAdds = std::memory_order_acquire;  // by other threads, whose waiters this thread wakes
+  static constexpr auto kSeeAdds = std::memory_order_acquire;  // adds of other threads, whose waiters this thread wakes
 };
 
 template <class Memory, class Link, class Orders = CounterOrders>
@@ -35,8 +35,8 @@ struct Counter {
 
   uint64_t load() const { return value.load(Orders::kLook); }
 
-  /// True: is_due(value) was true, and the waiter is not in the list. False: the waiter is in the list and belongs to
-  /// the poster; the caller must not touch it. enlist(first) must set the waiter's link to `first`.
+  /// Returns true if is_due(value); then the waiter is not in the list. If false, the waiter is in the list and belongs
+  /// to the poster; the caller must not access it. enlist(first) must set the waiter's link to `first`.
   template <class IsDue, class Enlist>
   bool wait(Link waiter, IsDue&& is_due, Enlist&& enlist) {
     if (is_due(load())) return true;
@@ -50,7 +50,7 @@ struct Counter {
     return true;
   }
 
-  /// Adds `count`, and removes from the list the waiters that are due then, as post() does.
+  /// Adds `count`, then removes due waiters from the list, as post() does.
   template <class IsDue, class Next>
   Link add(uint64_t count, IsDue&& is_due, Next&& next) {
     value.fetch_add(count, Orders::kAdd);
@@ -60,7 +60,7 @@ struct Counter {
   }
 
   /// Sets the value to change(value) and removes from the list every waiter with is_due(waiter, value). Returns the
-  /// first of them, in the order in which they came.
+  /// first of them, in the order of arrival.
   template <class Change, class IsDue, class Next>
   Link post(Change&& change, IsDue&& is_due, Next&& next) {
     std::lock_guard guard(lock);
@@ -105,13 +105,13 @@ struct Counter {
 };
 
 /// Waits for `count` counters, one after the other: wait(n) waits for the n-th counter. One thread at a time calls
-/// this for a waiter: first the thread that begins, then the poster of the counter in whose list the waiter is. The
-/// number is written before the wait, because a poster may continue at once. True: all counters are due.
+/// this for a waiter: first the thread that begins, then the poster of the counter in whose list the waiter is.
+/// num_begun is written before the wait, because a poster may continue at once. Returns true if all counters are due.
 template <class Index, class Count, class Wait>
-bool ask_in_turn(Index& num_asked, Count count, Wait&& wait) {
-  while (num_asked < count) {
-    const auto which = static_cast<Count>(num_asked);
-    num_asked = which + 1;
+bool wait_in_turn(Index& num_begun, Count count, Wait&& wait) {
+  while (num_begun < count) {
+    const auto which = static_cast<Count>(num_begun);
+    num_begun = which + 1;
     if (!wait(which)) return false;
   }
   return true;

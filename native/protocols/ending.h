@@ -15,22 +15,23 @@
 
 namespace tilewise::protocols {
 
-/// What end() did.
+/// The result of end().
 enum class EndResult { kRejected, kKernelCompletes, kCallerCompletes };
 
 struct EndingOrders {
   static constexpr auto kLeave = std::memory_order_release;      // the kernel has returned
   static constexpr auto kClaim = std::memory_order_acquire;      // the kernel's work, when it has returned
   static constexpr auto kReport = std::memory_order_release;     // how the task ended
-  static constexpr auto kSeeReport = std::memory_order_acquire;  // a swap that failed because the other came first
+  static constexpr auto kSeeReport = std::memory_order_acquire;  // a swap that failed because the other side was first
 };
 
 template <class Memory, class State, class Orders = EndingOrders>
 struct Endings {
   using Word = typename Memory::template Atomic<State>;
 
-  /// The kernel has returned, and another thread will report the end. True: that thread completes the task, and the
-  /// caller must not touch it. False: the end has been reported, and the caller completes the task.
+  /// Called when the kernel has returned and another thread will report the end. Returns true if that thread completes
+  /// the task; the caller must then not access it. Returns false if the end has been reported and the caller completes
+  /// the task.
   static bool return_later(Word& word) {
     State seen = State::kRunning;
     if (word.compare_exchange_strong(seen, State::kExternal, Orders::kLeave, Orders::kSeeReport)) return true;
@@ -38,10 +39,10 @@ struct Endings {
            word.compare_exchange_strong(seen, State::kLeft, Orders::kLeave, Orders::kSeeReport);
   }
 
-  /// Reports the end; record() must write how the task ended. Rejected, without a call of record(): the kernel neither
-  /// runs nor has left the end to another thread, or another thread has reported it. *found: the state in that case.
+  /// Reports the end; record() must write how the task ended. kRejected, without a call of record(): the kernel neither
+  /// runs nor has returned with the end open, or another thread has reported it. Then *state is the task's state.
   template <class Record>
-  static EndResult end(Word& word, State* found, Record&& record) {
+  static EndResult end(Word& word, State* state, Record&& record) {
     State seen = State::kRunning;
     bool has_returned = false;
     if (!word.compare_exchange_strong(seen, State::kEnding, Orders::kClaim, std::memory_order_relaxed)) {
@@ -49,7 +50,7 @@ struct Endings {
         has_returned = word.compare_exchange_strong(seen, State::kEnding, Orders::kClaim, std::memory_order_relaxed);
       }
       if (!has_returned) {
-        *found = seen;
+        *state = seen;
         return EndResult::kRejected;
       }
     }

@@ -33,36 +33,36 @@ struct IssueTurn {
     unfinished.store(kOpen, std::memory_order_relaxed);
     turn.store(kFree, Orders::kStart);
   }
-  /// While a run is open.
+  /// The number of unfinished tasks while a run is open.
   int64_t num_live() const { return unfinished.load(std::memory_order_relaxed) - kOpen; }
   bool is_free() const { return turn.load(std::memory_order_relaxed) == kFree; }
-  /// True: this worker issues instructions until it pauses or closes.
+  /// Returns true if this worker may issue instructions, until it pauses or closes.
   bool take() {
     Turn free = kFree;
     return turn.compare_exchange_strong(free, kTaken, Orders::kTakeTurn, std::memory_order_relaxed);
   }
-  /// `count` more tasks have been submitted, and the program has further instructions.
+  /// Ends the turn after `count` submissions; the program has further instructions.
   void pause(int64_t count) {
     unfinished.fetch_add(count, std::memory_order_relaxed);
     turn.store(kFree, Orders::kPause);
   }
-  /// `count` more tasks have been submitted, and the program has no further instructions. True: all tasks have ended,
-  /// and so has the run.
+  /// Ends the last turn after `count` submissions; the program has no further instructions. Returns true if all tasks,
+  /// and so the run, have ended.
   bool close(int64_t count) {
     turn.store(kClosed, Orders::kClose);
     const int64_t change = count - kOpen;
     return unfinished.fetch_add(change, Orders::kLeave) + change == 0;
   }
-  /// A task has ended. True: it was the last, and the run ends.
+  /// Counts the end of a task. Returns true if it was the last, which ends the run.
   bool left() { return unfinished.fetch_sub(1, Orders::kLeave) == 1; }
 
-  /// Keeps workers from issuing until let_go(before); returns the state before.
+  /// Keeps workers from issuing until release(before); returns the state before.
   Turn hold() {
     Turn before = turn.exchange(kTaken, Orders::kTakeTurn);
     for (; before == kTaken; before = turn.exchange(kTaken, Orders::kTakeTurn)) Memory::relax();
     return before;
   }
-  void let_go(Turn before) { turn.store(before, Orders::kPause); }
+  void release(Turn before) { turn.store(before, Orders::kPause); }
 
   alignas(128) typename Memory::template Atomic<Turn> turn{kClosed};
   alignas(128) typename Memory::template Atomic<int64_t> unfinished{0};

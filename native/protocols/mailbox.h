@@ -1,16 +1,16 @@
-// Messages from many threads, of this process and others, to one process whose threads look for them between tasks.
+// Messages from many threads, of this process and others, to one process whose threads check for them between tasks.
 //
 // Purpose: posts of signals that another process's device waits for (comm/peers.h). `awake` counts the threads that
-// look. While it is above zero, a sender only stores its message; otherwise it rings the bell, on which a listener
+// check. While it is above zero, a sender only stores its message; otherwise it rings the bell, on which a listener
 // thread sleeps. So sending needs no system call while the receivers compute. No message stays unread: a thread that
-// stops looking decrements `awake`, then looks once more; a sender stores its message, then reads `awake`; each must
-// see the other's first step. Before the listener sleeps, it reads the bell, then looks; a ring in between keeps it
+// stops checking decrements `awake`, then checks once more; a sender stores its message, then reads `awake`; each must
+// see the other's first step. Before the listener sleeps, it reads the bell, then checks; a ring in between keeps it
 // awake.
 //
-// A message is stored in the cell of its number. The cell's `turn` says what the cell waits for: 2n for the message of
-// round n, 2n + 1 for that message to be taken. Callers: send() any thread of any process; the rest the receiver's
-// threads. Blocks: never, except for the lock of the threads that take messages, and listen() until the bell rings.
-// Memory: shared between processes; all-zero bytes are an empty mailbox at which no thread looks.
+// A message is stored in the cell of its number. The cell's `turn` says what happens next in the cell: 2n: the message
+// of round n is stored; 2n + 1: that message is taken. Callers: send() any thread of any process; the rest the
+// receiver's threads. Blocks: never, except for the lock of the threads that take messages, and listen() until the bell
+// rings. Memory: shared between processes; all-zero bytes are an empty mailbox that no thread checks.
 #pragma once
 #include <mutex>
 
@@ -19,9 +19,9 @@
 namespace tilewise::protocols {
 
 struct MailboxOrders {
-  static constexpr auto kPublish = std::memory_order_seq_cst;  // of a message, before the sender reads `awake`
+  static constexpr auto kPublish = std::memory_order_seq_cst;  // a message, before the sender reads `awake`
   static constexpr auto kSeeAwake = std::memory_order_seq_cst;
-  static constexpr auto kLeave = std::memory_order_seq_cst;  // before the last look
+  static constexpr auto kLeave = std::memory_order_seq_cst;  // before the last check
   static constexpr auto kLook = std::memory_order_seq_cst;
   static constexpr auto kTaken = std::memory_order_release;  // the message has been read: the cell is free
   static constexpr auto kSeeTaken = std::memory_order_acquire;
@@ -39,7 +39,7 @@ struct Mailbox {
     Plain<Message> message;
   };
 
-  /// False: the mailbox is full.
+  /// Returns false if the mailbox is full.
   bool send(const Message& message) {
     uint64_t number = tail.load(std::memory_order_relaxed);
     while (true) {
@@ -61,8 +61,8 @@ struct Mailbox {
     return true;
   }
 
-  /// Between tasks: takes the messages that are there, unless another thread is taking them. take(message) returns
-  /// false to leave this message and all later ones in the mailbox.
+  /// Between tasks: takes the available messages, unless another thread is taking them. take(message) returns false to
+  /// leave this message and all later ones in the mailbox.
   template <class Take>
   void look(Take&& take) {
     if (!has_any() || !lock.try_lock()) return;
@@ -76,9 +76,10 @@ struct Mailbox {
     return take_all(take);
   }
 
-  /// The calling thread looks for messages from now on.
+  /// The calling thread starts to check for messages.
   void stay() { awake.fetch_add(1, std::memory_order_relaxed); }
-  /// The calling thread stops looking. False: a message had come, and the thread still counts as looking.
+  /// The calling thread stops checking. Returns false if a message had arrived; then the thread still counts as
+  /// checking.
   template <class Take>
   bool leave(Take&& take) {
     awake.fetch_sub(1, Orders::kLeave);
@@ -87,13 +88,13 @@ struct Mailbox {
     return false;
   }
 
-  /// Takes the messages that are there. Then sleeps until the bell rings or limit_ns have passed (negative: no limit),
+  /// Takes the available messages. Then sleeps until the bell rings or limit_ns have passed (negative: no limit),
   /// unless is_over(). A thread that makes is_over() true must ring afterwards.
   template <class Take, class IsOver>
   void listen(Take&& take, IsOver&& is_over, int64_t limit_ns) {
-    const uint32_t heard = bell.load(std::memory_order_acquire);
+    const uint32_t seen = bell.load(std::memory_order_acquire);
     take_now(take);
-    if (!is_over()) Memory::sleep(bell, heard, limit_ns, true);
+    if (!is_over()) Memory::sleep(bell, seen, limit_ns, true);
   }
   void ring() {
     bell.fetch_add(1, std::memory_order_release);  // the listener acquires what was sent

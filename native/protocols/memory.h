@@ -1,12 +1,12 @@
-// The memory policy of the protocols: atomics, barriers and futexes, here as the product uses them.
+// The product's memory policy for the protocols: atomics, barriers and futexes.
 //
 // A protocol of this folder is a template over a memory policy and over its memory orders. The product instantiates it
 // with StdMemory, its checked test with checker::CheckedMemory (checker/memory.h), so the checked code is the product's
 // code. Tests plant mistakes from outside: weaker orders, a policy without a barrier, or a subclass whose step is
 // wrong.
 //
-// heavy_barrier and light_barrier are a pair. A thread that does something rare announces it, then looks; threads that
-// do the frequent thing do it, then look. Each must see the other's first step. A fence on both sides would suffice.
+// heavy_barrier and light_barrier are a pair. A thread that does something rare announces it, then reads; threads that
+// do the frequent thing do it, then read. Each must see the other's first step. A fence on both sides would suffice.
 // With membarrier(2), the rare side makes every thread of the process issue a full fence, and the frequent side only
 // keeps the compiler from reordering. With `fences`, both sides use a fence: across processes, and on systems without
 // membarrier.
@@ -32,7 +32,7 @@ inline void relax() {
 }
 
 /// Prefetches a cache line that this thread will write. A plain prefetch would fetch it in the shared state, and the
-/// store would then have to ask the other core a second time.
+/// store would need a second transaction with the other core.
 inline void prefetch_for_write(const void* address) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(address)));

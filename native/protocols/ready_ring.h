@@ -1,7 +1,7 @@
 // Ready tasks of one thread: the owner pushes, and any thread takes, several at once.
 //
 // Purpose: a first-in-first-out ring of numbers below 2^kBits; kNothing is not one of them. Callers: push() and
-// is_full() the owner alone, the rest any thread. Blocks: never. Memory: anywhere; all-zero bytes are an empty ring.
+// is_full(): only the owner; the rest: any thread. Blocks: never. Memory: anywhere; all-zero bytes are an empty ring.
 //
 // Memory order: the owner publishes cells by the release of `tail`. A taker acquires `tail`, reads the cells, then
 // takes them by compare-and-swap of `head`. The owner overwrites a cell only after it has seen `head` pass it, and then
@@ -20,15 +20,16 @@ struct RingOrders {
   static constexpr auto kSeeTail = std::memory_order_acquire;  // the taker's side of kPublish
   static constexpr auto kTake = std::memory_order_release;  // head: the cells have been read, and the tail seen
   static constexpr auto kSeeTaken = std::memory_order_acquire;  // by the owner, before it overwrites cells
-  static constexpr auto kSeeHead = std::memory_order_acquire;  // by a taker: then it reads no tail older than this head
-  static constexpr auto kMiss = std::memory_order_acquire;  // the same, when another taker was faster
+  static constexpr auto kSeeHead =
+      std::memory_order_acquire;  // by a taker, so that it reads no tail older than this head
+  static constexpr auto kMiss = std::memory_order_acquire;  // the same, after another taker was faster
 };
 
 template <class Memory, uint32_t kCells, uint32_t kBits, uint32_t kNothing, class Orders = RingOrders>
 struct ReadyRing {
   template <class T>
   using Atomic = typename Memory::template Atomic<T>;
-  /// [numbers ever pushed | the newest].
+  /// [count of numbers ever pushed | the newest number].
   using TailWord = uint64_t;
   static constexpr uint64_t kCountMask = ~uint64_t{0} >> kBits;
   static constexpr TailWord make_tail(uint64_t count, uint32_t newest) { return count << kBits | newest; }
@@ -36,7 +37,7 @@ struct ReadyRing {
   static constexpr uint32_t newest_in(TailWord tail) { return tail & ((1u << kBits) - 1); }
   static constexpr uint64_t distance(uint64_t from, uint64_t to) { return (to - from) & kCountMask; }
 
-  /// Owner only. False when full.
+  /// Owner only. Returns false if the ring is full.
   bool push(uint32_t number) {
     const uint64_t count = count_in(tail.load(std::memory_order_relaxed));
     if (distance(seen_head, count) >= kCells) {
@@ -58,8 +59,8 @@ struct ReadyRing {
     return head.load(std::memory_order_relaxed) != count_in(tail.load(std::memory_order_relaxed));
   }
 
-  /// About how many numbers are in the ring.
-  uint64_t num_held() const {
+  /// The approximate number of entries.
+  uint64_t size() const {
     const uint64_t first = head.load(std::memory_order_relaxed);
     return distance(first, count_in(tail.load(std::memory_order_relaxed)));
   }
@@ -81,7 +82,7 @@ struct ReadyRing {
     }
   }
 
-  /// Takes the oldest number; kNothing when the ring is empty.
+  /// Takes the oldest number; kNothing if the ring is empty.
   uint32_t take_one() {
     uint32_t number = kNothing;
     return take_half(&number, 1) == 1 ? number : kNothing;

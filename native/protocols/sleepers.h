@@ -1,4 +1,4 @@
-// Threads that sleep until there is a reason to stay awake, and threads that give such a reason.
+// Threads that sleep until there is a reason to stay awake, and threads that publish such reasons.
 //
 // A sleeper announces itself, then looks for a reason to stay awake. A waker publishes the reason, then looks for
 // sleepers. Each must see the other's first step, so both sides have a barrier between their steps (memory.h): a light
@@ -16,7 +16,8 @@
 namespace tilewise::protocols {
 
 struct SleepersOrders {
-  static constexpr auto kChangeWord = std::memory_order_release;  // the reason of a waker that did not look
+  static constexpr auto kChangeWord =
+      std::memory_order_release;  // the reason of a waker that did not check for sleepers
 };
 
 template <class Memory, class Orders = SleepersOrders>
@@ -27,8 +28,8 @@ struct Sleepers {
   /// Call before sleep(). The barrier of sleep() acquires what the last waker had published.
   uint32_t look() const { return word.load(std::memory_order_relaxed); }
 
-  /// seen: from look(). stays_awake(): the last look for a reason. limit_ns(): the longest sleep; negative: no limit.
-  /// False: there was a reason to stay awake.
+  /// seen: from look(). stays_awake(): the last check for a reason. limit_ns(): the longest sleep; negative: no limit.
+  /// Returns false if there was a reason to stay awake.
   template <class StaysAwake, class Limit>
   bool sleep(uint32_t seen, bool fences, bool is_shared, StaysAwake&& stays_awake, Limit&& limit_ns) {
     count.fetch_add(1, std::memory_order_relaxed);

@@ -1,7 +1,7 @@
 // A lock for critical sections of well under a microsecond.
 //
 // Purpose: guards slots and handles of one device, and one signal. Callers: any thread; not recursive. Blocks: spins
-// briefly, then yields the processor, so that a preempted holder runs when there are more threads than cores.
+// briefly, then yields the processor, so that a preempted owner can run when there are more threads than cores.
 // Memory order: lock acquires, unlock releases. Memory: one byte inside what it guards.
 #pragma once
 #include "protocols/memory.h"
@@ -18,8 +18,8 @@ template <class Memory, class Orders = SpinLockOrders>
 class BasicSpinLock {
  public:
   void lock() {
-    while (held_.exchange(true, Orders::kTake)) {
-      for (int spins = 0; held_.load(std::memory_order_relaxed); ++spins) {
+    while (locked_.exchange(true, Orders::kTake)) {
+      for (int spins = 0; locked_.load(std::memory_order_relaxed); ++spins) {
         if (spins < kSpins) {
           Memory::relax();
         } else {
@@ -28,12 +28,12 @@ class BasicSpinLock {
       }
     }
   }
-  bool try_lock() { return !held_.load(std::memory_order_relaxed) && !held_.exchange(true, Orders::kTry); }
-  void unlock() { held_.store(false, Orders::kGive); }
+  bool try_lock() { return !locked_.load(std::memory_order_relaxed) && !locked_.exchange(true, Orders::kTry); }
+  void unlock() { locked_.store(false, Orders::kGive); }
 
  private:
   static constexpr int kSpins = 64;
-  typename Memory::template Atomic<bool> held_{false};
+  typename Memory::template Atomic<bool> locked_{false};
 };
 
 using SpinLock = BasicSpinLock<StdMemory>;

@@ -1,4 +1,4 @@
-// The spin lock on its own.
+// The spin lock alone.
 #include "protocols/spin_lock.h"
 
 #include <thread>

@@ -1,10 +1,10 @@
 // Mutexes of buffers for commuting tasks: one task at a time, in any order.
 //
-// The word is [held 1 | first waiter + 1]. A task takes the mutex or enters the list of waiters. The task that releases
-// the mutex takes the whole list, and each waiter tries again. A task that needs several mutexes takes them in one
-// order that all tasks share, so that no two tasks wait for each other. Callers: any thread that has the task. Blocks:
-// never. Memory: one word of the buffer; the links are in the waiters. Memory order: giving releases and taking
-// acquires, in both directions: the buffer's bytes go to the next task, a waiter to the thread that wakes it.
+// The word is [locked 1 | first waiter + 1]. A task takes the mutex or enters the list of waiters. The task that
+// releases the mutex takes the whole list, and each waiter tries again. All tasks take several mutexes in the same
+// order, so that no two tasks wait for each other. Callers: any thread that has the task. Blocks:
+// never. Memory: one word of the buffer; the links are in the waiters. Memory order: unlocking releases and locking
+// acquires, in both directions: the buffer's bytes reach the next task, a waiter reaches the thread that wakes it.
 #pragma once
 #include <cstdint>
 
@@ -13,8 +13,8 @@
 namespace tilewise::protocols {
 
 struct TaskMutexOrders {
-  static constexpr auto kTake = std::memory_order_acquire;  // what the last holder wrote
-  static constexpr auto kStand = std::memory_order_release;  // the waiter is handed over
+  static constexpr auto kTake = std::memory_order_acquire;  // what the last owner wrote
+  static constexpr auto kStand = std::memory_order_release;  // publishes the waiter
   static constexpr auto kGive = std::memory_order_acq_rel;  // takes waiters, gives the bytes
 };
 
@@ -23,8 +23,8 @@ struct TaskMutexes {
   using Mutex = typename Memory::template Atomic<uint32_t>;
   static constexpr uint32_t kHeld = 1u << 31;
 
-  /// True: the task has the mutex. False: the waiter is in the list, and another thread may run it at any time.
-  /// enlist(first) must set the waiter's link to `first`; it is called before each try.
+  /// Returns true if the task has the mutex. If false, the waiter is in the list, and another thread may run it at any
+  /// time. enlist(first) must set the waiter's link to `first`; it is called before each try.
   template <class Enlist>
   static bool take(Mutex& mutex, uint32_t waiter, Enlist&& enlist) {
     uint32_t seen = mutex.load(std::memory_order_relaxed);

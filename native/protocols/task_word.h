@@ -2,8 +2,8 @@
 //
 // The word is [generation 40 | watched 1 | first waiter + 1, 23 bits]. An odd generation means that a task occupies the
 // slot. Completing writes the next generation and takes the waiters in one exchange. A waiter adds itself by
-// compare-and-swap against the generation that it knows. So no wake-up is lost, and a reused slot is never mistaken for
-// the earlier task.
+// compare-and-swap against the generation that it expects. So no wake-up is lost, and a reused slot is never mistaken
+// for the earlier task.
 //
 // Purpose: the order between tasks, and the reuse of their slots. Callers: begin() the slot's submitter; complete() the
 // thread that ends the task; the rest any thread. Blocks: never. Memory: one word of the slot; the links are in the
@@ -22,7 +22,7 @@ struct TaskWordOrders {
   static constexpr auto kSeeFree = std::memory_order_acquire;  // by the submitter, before it uses the slot again
   static constexpr auto kSeeEnded = std::memory_order_acquire;  // by a reader, and by a waiter's first load
   static constexpr auto kMiss = std::memory_order_acquire;  // by a waiter whose swap failed
-  static constexpr auto kStand = std::memory_order_release;  // the waiter is handed over
+  static constexpr auto kStand = std::memory_order_release;  // publishes the waiter
   static constexpr auto kComplete = std::memory_order_acq_rel;  // takes waiters, publishes the task's writes
 };
 
@@ -36,7 +36,7 @@ struct TaskWords {
   static constexpr uint32_t first_waiter(Bits bits) { return static_cast<uint32_t>(bits & (kWatched - 1)); }
   static constexpr Bits of_generation(uint64_t generation) { return generation << 24; }
 
-  /// For a task that the caller knows to be live, or where the result orders nothing.
+  /// For a task that the caller knows to be live, or if no other access depends on the result.
   [[gnu::always_inline]] static uint64_t generation(const Word& word) {
     return generation_in(word.load(std::memory_order_relaxed));
   }
@@ -48,15 +48,15 @@ struct TaskWords {
     word.store(of_generation(generation_in(seen) + 1), std::memory_order_relaxed);
   }
 
-  /// The task of this generation has completed; the caller may read what it wrote.
+  /// Whether the task of this generation has completed; if so, the caller may read what it wrote.
   [[gnu::always_inline]] static bool has_ended(const Word& word, uint64_t generation) {
     return generation_in(word.load(Orders::kSeeEnded)) != generation;
   }
 
   /// Adds a waiter to the list of a task. enlist(first) must set the waiter's link to `first`; it is called before each
-  /// try. False: the task has completed. True: another thread may run the waiter at any time.
+  /// try. Returns false if the task has completed. If true, another thread may run the waiter at any time.
   template <class Enlist>
-  [[gnu::always_inline]] static bool stand_behind(Word& word, uint64_t generation, uint32_t waiter, Enlist&& enlist) {
+  [[gnu::always_inline]] static bool add_waiter(Word& word, uint64_t generation, uint32_t waiter, Enlist&& enlist) {
     Bits bits = word.load(Orders::kSeeEnded);
     while (generation_in(bits) == generation) {
       enlist(first_waiter(bits));
@@ -66,7 +66,7 @@ struct TaskWords {
     return false;
   }
 
-  /// Asks the thread that completes the task to wake sleepers. False when it has completed.
+  /// Makes the thread that completes the task wake sleepers. Returns false if the task has completed.
   static bool watch(Word& word, uint64_t generation) {
     Bits bits = word.load(Orders::kSeeEnded);
     while (generation_in(bits) == generation) {
@@ -76,13 +76,13 @@ struct TaskWords {
     return false;
   }
 
-  /// The task ends, and the slot gets the next generation. Afterwards the caller must not touch the slot. Returns the
-  /// word before: the caller wakes its waiters, and sleeping threads if it was watched.
+  /// Completes the task and gives the slot the next generation. Afterwards the caller must not access the slot. Returns
+  /// the previous word: the caller must wake its waiters, and sleeping threads if it was watched.
   [[gnu::always_inline]] static Bits complete(Word& word, uint64_t next_generation) {
     return word.exchange(of_generation(next_generation), Orders::kComplete);
   }
 
-  /// Calls wake(waiter) for a list of waiters, in the order in which they came. next(waiter) is the waiter's link; it
+  /// Calls wake(waiter) for a list of waiters, in the order of arrival. next(waiter) is the waiter's link; it
   /// is read first, because a woken waiter may enter another list at once.
   template <class Next, class Wake>
   [[gnu::always_inline]] static void for_each_waiter(uint32_t waiter, Next&& next, Wake&& wake) {

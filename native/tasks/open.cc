@@ -19,8 +19,7 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// Pins this thread to a processor of the affinity mask that it inherited: the one of this number, modulo their count.
-/// Only a hint: a refusal by the system is ignored.
+/// Pins the thread to one of the opener's processors, round-robin. A hint: errors are ignored.
 void pin(uint32_t number) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
@@ -66,7 +65,7 @@ void start_worker(Engine& engine, uint32_t worker, bool is_pinned) {
   }));
 }
 
-// The orchestrator's side of two processes: work begins when the other side is there.
+// The orchestrator waits until the workers' process has attached.
 void wait_for_workers(Engine& engine, double timeout_s) {
   Header& header = *engine.store.header;
   const int64_t deadline = now_ns() + static_cast<int64_t>(timeout_s * 1e9);
@@ -74,7 +73,7 @@ void wait_for_workers(Engine& engine, double timeout_s) {
   while (header.processes.workers.load(std::memory_order_acquire) == 0) {
     if (now_ns() > deadline) {
       unlink(engine.peer.path.c_str());
-      engine.is_closed = true;  // nothing has begun
+      engine.is_closed = true;  // no task has started
       throw_error(PTO_TIMEOUT, "[runtime.open] the workers' process must attach to '", engine.peer.path, "' within ",
                   timeout_s, " s; got none; start pto_workers_run there (python -m tilewise.runtime.workers)");
     }
@@ -83,12 +82,12 @@ void wait_for_workers(Engine& engine, double timeout_s) {
   }
   engine.peer.fd = static_cast<int>(syscall(SYS_pidfd_open, header.processes.workers.load(), 0));
   if (engine.peer.fd < 0) engine.peer.is_lost.store(true);
-  unlink(engine.peer.path.c_str());  // both have it mapped; no third process can come
+  unlink(engine.peer.path.c_str());  // both have mapped it; no third process can attach
 }
 
 void stop(Engine& engine) {
   engine.is_closed = true;
-  engine.id_open = UINT64_MAX;  // no thread's last context: every further call gets an error
+  engine.id_open = UINT64_MAX;  // matches no thread's last context, so every further call is an error
   Header& header = *engine.store.header;
   header.closing.store(1, std::memory_order_seq_cst);
   header.parked.wake_all(header.is_shared != 0);
@@ -139,7 +138,8 @@ int run_workers(const char* path, const std::vector<std::string>& libraries) {
   engine.kernels.expect_names();
   engine.replays = std::make_unique<Recordings>(engine);
   engine.peer.fd = static_cast<int>(syscall(SYS_pidfd_open, header.processes.owner.load(), 0));
-  if (engine.peer.fd < 0) throw_error(PTO_PEER_LOST, "[runtime.workers_run] the orchestrator must live; got its death");
+  if (engine.peer.fd < 0)
+    throw_error(PTO_PEER_LOST, "[runtime.workers_run] the orchestrator must be alive; got one that has died");
   header.processes.workers.store(getpid(), std::memory_order_release);
   Blocking let_others_run;
   for (uint32_t w = 1; w < header.num_workers; ++w) start_worker(engine, w, false);
@@ -163,7 +163,8 @@ void drop_engine(Engine* engine) {
 void close_engine(Engine& engine) {
   if (engine.is_closed) return;
   if (running.engine == &engine) {
-    throw_error(PTO_BAD_ARGUMENT, "[runtime.close] a runtime is closed from outside its tasks; got a call inside one");
+    throw_error(PTO_BAD_ARGUMENT,
+                "[runtime.close] a runtime must be closed from outside its tasks; got a call inside one");
   }
   if (!engine.peer.is_lost.load()) {
     const bool helps = has_context(engine);

@@ -18,8 +18,8 @@ using kernels::Stored;
 using kernels::WeightPart;
 
 constexpr int64_t kPanelRows = 32;
-constexpr int64_t kChunkBytes = 512 << 10;  // of a read: what it brings is still in the L2 cache when it is packed
-constexpr int64_t kMostBytes = 4 << 20;     // for a panel whose rows are long
+constexpr int64_t kChunkBytes = 512 << 10;  // per read, so that data is still in the L2 cache when it is packed
+constexpr int64_t kMostBytes = 4 << 20;     // the maximum, for panels with long rows
 
 struct Free {
   void operator()(std::byte* p) const { std::free(p); }
@@ -39,7 +39,7 @@ std::byte* thread_buffer(int64_t bytes) {
   return memory.get();
 }
 
-/// Fills `to`; false at the first fault.
+/// Fills `to`; returns false at the first fault.
 bool read_fully(int file, std::byte* to, int64_t bytes, int64_t at, Outcome& outcome) {
   while (bytes > 0) {
     const ssize_t got = pread(file, to, bytes, at);
@@ -55,7 +55,7 @@ bool read_fully(int file, std::byte* to, int64_t bytes, int64_t at, Outcome& out
   return true;
 }
 
-/// Rows and columns that are read at a time: whole panels, or whole pairs of columns.
+/// Rows and columns to read at a time: whole panels, or whole pairs of columns.
 struct Chunk {
   int64_t rows;
   int64_t cols;
@@ -68,7 +68,7 @@ Chunk chunk_of(const Rectangle& from, bool transposed, std::span<const Destinati
   const int64_t row_unit = transposed ? 2 : kPanelRows, col_unit = transposed ? kPanelRows : 2;
   int64_t cols = std::min(from.cols, std::max(kMostBytes / row_unit / item / col_unit, int64_t{1}) * col_unit);
   for (const Destination& to : into)
-    if (!takes_all(from, to)) cols = from.cols;  // whose columns may begin anywhere
+    if (!takes_all(from, to)) cols = from.cols;  // columns may then begin anywhere
   const int64_t rows = std::max(kChunkBytes / std::max(cols * item, int64_t{1}) / row_unit, int64_t{1}) * row_unit;
   return {std::min(from.rows, rows), cols};
 }
@@ -91,7 +91,7 @@ void check_fit(const Rectangle& from, bool transposed, const Destination& into) 
       "][", col, "] of ", part.rows, " x ", part.cols, "; cut it at multiples of 32 rows and 2 columns");
 }
 
-/// The place of a chunk in the only part, when the file's bytes are already what is wanted there; else nullptr.
+/// The address of a chunk in the only part if the file's bytes need no conversion or packing; else nullptr.
 std::byte* in_place(const Rectangle& from, bool transposed, std::span<const Destination> into, int64_t row) {
   const auto& [part, first_row, col, first, count] = into.front();
   const bool same = (from.dtype == Stored::kF32 && part.dtype == DType::kF32) ||
@@ -110,7 +110,8 @@ bool read_chunk(const Rectangle& from, int64_t row, int64_t col, Chunk chunk, st
   return true;
 }
 
-/// The columns of a chunk at [row][col] of the rectangle that a destination takes; whether all numbers are finite.
+/// Stores the columns of a chunk, at [row][col] of the rectangle, that a destination takes; returns whether all numbers
+/// are finite.
 bool store_chunk(const kernels::StoredBlock& chunk, const Destination& into, int64_t row, int64_t col, bool transposed,
                  kernels::StoreFn store) {
   const int64_t begin = std::max(into.first, col), end = std::min(into.first + into.count, col + chunk.cols);
@@ -127,7 +128,7 @@ bool store_chunk(const kernels::StoredBlock& chunk, const Destination& into, int
 
 Outcome read_weights(const Rectangle& from, bool transposed, std::span<const Destination> into,
                      kernels::StoreFn store) {
-  check<ArgumentError>(!into.empty(), "[weights.read] a rectangle needs a part; got none; pass one");
+  check<ArgumentError>(!into.empty(), "[weights.read] a rectangle must have a part; got none; pass one");
   for (const Destination& to : into) check_fit(from, transposed, to);
   Outcome outcome;
   if (from.rows == 0 || from.cols == 0) return outcome;

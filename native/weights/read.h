@@ -11,7 +11,7 @@
 
 namespace tilewise::weights {
 
-/// Rows of a file that lie `row_bytes` apart, of each the same columns.
+/// The same columns of rows of a file that are `row_bytes` apart.
 struct Rectangle {
   int file;  // a descriptor, open for reading
   int64_t begin;  // of the first element, from the file's start
@@ -21,7 +21,7 @@ struct Rectangle {
   kernels::Stored dtype;
 };
 
-/// Columns [first, first + count) of a rectangle's rows go to [row][col] of a part and on.
+/// Columns [first, first + count) of a rectangle's rows are stored in a part from [row][col] on.
 struct Destination {
   kernels::WeightPart part;
   int64_t row;
@@ -30,16 +30,16 @@ struct Destination {
   int64_t count;
 };
 
-/// What became of it. Nothing is said of what lies behind the first fault; the parts are then of no use.
+/// The result of a read. After the first fault reading stops, and the parts are invalid.
 struct Outcome {
   int64_t bytes_read = 0;
-  bool is_finite = true;  // every number, as the parts have it
-  bool is_whole = true;  // the file went on to the rectangle's end
+  bool is_finite = true;  // every converted number is finite
+  bool is_whole = true;   // the file does not end before the rectangle
   int system_error = 0;  // errno of a failed read
 };
 
 /// Reads a rectangle for all its destinations (a weight and its master, the columns of several devices); transposed:
-/// the file's rows are the parts' columns. Ends at the first fault.
+/// the file's rows are the parts' columns. Stops at the first fault.
 Outcome read_weights(const Rectangle& from, bool transposed, std::span<const Destination> into, kernels::StoreFn store);
 
 /// The same with rows in memory; returns whether all numbers are finite as the parts have them.

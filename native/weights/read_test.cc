@@ -29,7 +29,7 @@ namespace {
 
 constexpr auto kStore = kernels::TILEWISE_ISA_NS::store_weights;
 
-/// A file without a name that holds some bytes behind `begin` others.
+/// An unnamed file with some bytes after `begin` others.
 class File {
  public:
   File(const void* data, size_t bytes, int64_t begin = 40) : begin_(begin) {
@@ -59,13 +59,13 @@ std::vector<float> numbers(int64_t count) {
   return values;
 }
 
-uint16_t upper_half(float x) {  // of values that bf16 holds
+uint16_t upper_half(float x) {  // of values exact in bf16
   uint32_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
   return static_cast<uint16_t>(bits >> 16);
 }
 
-/// All columns of a rectangle to [row][col] of a part.
+/// Reads all columns of a rectangle into [row][col] of a part.
 Outcome read_all(const Rectangle& from, bool transposed, std::initializer_list<WeightPart> parts, int64_t row,
                  int64_t col) {
   std::vector<Destination> into;
@@ -86,7 +86,7 @@ struct Memory {
   int64_t num_bytes() const { return (packed ? (rows + 31) / 32 * 32 * padded_cols() : rows * cols) * size_of(dtype); }
   WeightPart part() { return {reinterpret_cast<std::byte*>(words.data()), dtype, packed, rows, cols}; }
 
-  /// Element [row][col], padding too.
+  /// Element [row][col], which may be padding.
   float at(int64_t row, int64_t col) const {
     const auto* bytes = reinterpret_cast<const char*>(words.data());
     const int64_t panel = row / 32 * 32 * padded_cols(), lane = row % 32;
@@ -106,7 +106,7 @@ struct Memory {
   }
 };
 
-/// How many elements, padding included, are not what they should be.
+/// The number of wrong elements, including padding.
 int64_t count_wrong(const Memory& memory, const std::vector<float>& values, bool transposed) {
   int64_t wrong = 0;
   const int64_t rows = memory.packed ? (memory.rows + 31) / 32 * 32 : memory.rows;
@@ -128,7 +128,7 @@ std::vector<uint16_t> to_bf16(const std::vector<float>& values) {
 
 }  // namespace
 
-CASE("odd sizes in every layout, both ways round, from fp32 and bf16") {
+CASE("odd sizes in every layout, transposed and not, from fp32 and bf16") {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {33, 3}, {64, 30}, {70, 515}}) {
     const std::vector<float> values = numbers(rows * cols);
     const std::vector<uint16_t> halves = to_bf16(values);
@@ -149,7 +149,7 @@ CASE("odd sizes in every layout, both ways round, from fp32 and bf16") {
   }
 }
 
-CASE("one wrong bit in a file is a wrong element: the twin of the comparison above") {
+CASE("one wrong bit in a file is a wrong element (counterpart of the test above)") {
   std::vector<float> values = numbers(33 * 3);
   const std::vector<float> right = values;
   values[50] += 0.125f;
@@ -160,7 +160,7 @@ CASE("one wrong bit in a file is a wrong element: the twin of the comparison abo
   EXPECT_EQ(count_wrong(memory, right, false), 1);
 }
 
-CASE("threads that read neighbouring panels, or neighbouring columns of all, share nothing") {
+CASE("threads can read neighbouring panels, or neighbouring columns of all panels") {
   constexpr int64_t kRows = 256, kCols = 96;
   const std::vector<float> values = numbers(kRows * kCols);
   const File file(values.data(), values.size() * 4);
@@ -197,7 +197,7 @@ CASE("columns of a tensor are read without their neighbours") {
   EXPECT_EQ(count_wrong(memory, expected, false), 0);
 }
 
-CASE("the columns of several parts come from one reading") {
+CASE("the columns of several parts come from one read") {
   const std::vector<float> values = numbers(70 * 13);
   const File file(values.data(), values.size() * 4);
   for (const bool transposed : {false, true}) {
@@ -213,7 +213,7 @@ CASE("the columns of several parts come from one reading") {
   }
 }
 
-CASE("rows in memory are stored as those of a file are, and held to the part's shape") {
+CASE("rows in memory are stored like those of a file, with the same checks") {
   const std::vector<float> values = numbers(37 * 12);
   Memory memory(37, 11, DType::kBF16, true);
   const Destination into[] = {{memory.part(), 0, 0, 0, 11}};
@@ -233,7 +233,7 @@ CASE("rows in memory are stored as those of a file are, and held to the part's s
   EXPECT(is_refused);
 }
 
-CASE("infinity, NaN and what rounding makes infinite are found; the largest finite number is not") {
+CASE("infinity, NaN and values that round to infinity are reported; the largest finite number is not") {
   const float infinity = std::numeric_limits<float>::infinity(), largest = std::numeric_limits<float>::max();
   for (const auto& [value, dtype, is_finite] : {std::tuple{infinity, DType::kF32, false},
                                                 {-infinity, DType::kBF16, false},
@@ -261,7 +261,7 @@ CASE("a file that ends early, and one that cannot be read, are outcomes") {
   EXPECT_EQ(read_all(from, false, {part}, 0, 0).system_error, EBADF);
 }
 
-CASE("a rectangle that does not fit its part is refused") {
+CASE("a rectangle that does not fit its part is rejected") {
   const std::vector<float> values = numbers(64 * 8);
   const File file(values.data(), values.size() * 4);
   Memory memory(64, 8, DType::kF32, true);

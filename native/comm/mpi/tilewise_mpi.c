@@ -1,12 +1,12 @@
 /* Fills the table of tilewise_mpi.h by calling MPI: the only file that knows MPI. Compiled against abi/mpi.h (MPI's
  * standard binary interface) with the package, and against a site's own mpi.h by `tilewise build-mpi`.
  *
- * Arguments are checked here, once, before MPI sees them: ranks, tags and sizes that are none are errors of ours, which
- * are negative (MPI's are positive). All messages travel in a duplicate of the world, apart from those of other users.
+ * Arguments are checked here before MPI sees them. Invalid ranks, tags and sizes give errors of this file, which are
+ * negative (MPI's are positive). All messages use a duplicate of the world, separate from those of other users.
  *
- * MPI promises nothing when a process is lost. MPICH then writes through a null pointer inside its calls, whatever its
- * error handlers say. That is an error here like any other: a call that crashes is left by a jump, and the caller hands
- * nothing to MPI any more. A crash anywhere else goes to what handled it before.
+ * MPI guarantees nothing when a process is lost. MPICH may then write through a null pointer inside its calls, whatever
+ * its error handlers are. Here that is an error like any other: the signal handler jumps out of the call, and the
+ * caller makes no MPI call afterwards. A crash anywhere else goes to the previous handler.
  */
 #define _POSIX_C_SOURCE 200809L /* NOLINT(bugprone-reserved-identifier): the system's name for it */
 #include "tilewise_mpi.h"
@@ -33,14 +33,14 @@ typedef struct State {
   MPI_Comm world; /* our duplicate */
   int32_t rank, size, tag_max;
   int is_started; /* between start and finish */
-  int is_ours;    /* MPI_Finalize is ours to call, since MPI_Init_thread was */
+  int is_ours;    /* this file called MPI_Init_thread, so it must call MPI_Finalize */
 } State;
 
 static State state;
 
 static _Thread_local sigjmp_buf before_call;
 static _Thread_local volatile sig_atomic_t is_inside;
-static struct sigaction others[2]; /* of SIGSEGV and SIGBUS */
+static struct sigaction others[2]; /* previous handlers of SIGSEGV and SIGBUS */
 
 static void on_crash(int number) {
   if (is_inside) {
@@ -48,7 +48,7 @@ static void on_crash(int number) {
     siglongjmp(before_call, 1);
   }
   sigaction(number, &others[number == SIGBUS], NULL);
-  (void)raise(number); /* as it would have been */
+  (void)raise(number); /* for the previous handler */
 }
 
 static void watch_crashes(void) {
@@ -61,7 +61,7 @@ static void watch_crashes(void) {
   sigaction(SIGBUS, &ours, &others[1]);
 }
 
-/* The error of a call of MPI's, kCrashed where it does not come back. */
+/* Calls MPI; the error is kCrashed if the call crashes. */
 #define CALL(error, call)            \
   do {                               \
     if (sigsetjmp(before_call, 0)) { \
@@ -73,33 +73,33 @@ static void watch_crashes(void) {
     }                                \
   } while (0)
 
-/* A request as it lies in its room: a number or a pointer, as this MPI has it. */
-typedef struct Kept {
+/* A struct around the handle, which is a number or a pointer: sizeof a pointer looks like a mistake to clang-tidy. */
+typedef struct Stored {
   MPI_Request request;
-} Kept;
+} Stored;
 
-_Static_assert(sizeof(Kept) <= sizeof(TilewiseMpiRequest), "a request of this MPI is larger than its room");
+_Static_assert(sizeof(Stored) <= sizeof(TilewiseMpiRequest), "a request of this MPI is larger than its storage");
 
 static MPI_Request request_of(const TilewiseMpiRequest* room) {
-  Kept kept;
-  memcpy(&kept, room, sizeof kept);
-  return kept.request;
+  Stored stored;
+  memcpy(&stored, room, sizeof stored);
+  return stored.request;
 }
 
-static void keep(TilewiseMpiRequest* room, MPI_Request request) {
-  const Kept kept = {request};
+static void store_request(TilewiseMpiRequest* room, MPI_Request request) {
+  const Stored stored = {request};
   memset(room, 0, sizeof *room);
-  memcpy(room, &kept, sizeof kept);
+  memcpy(room, &stored, sizeof stored);
 }
 
-/* Whether a message may be begun; its bytes fit an int. */
+/* Whether a message may start; its size must fit an int. */
 static int32_t check(const State* s, int64_t bytes, int32_t peer, int32_t tag) {
   if (!s->is_started) return kNotStarted;
   if (peer < 0 || peer >= s->size || tag < 0 || tag > s->tag_max || bytes < 0) return kArgument;
   return bytes > INT_MAX ? kTooLong : MPI_SUCCESS;
 }
 
-/* MPI itself runs, at a level at which several threads may call in turn. */
+/* Starts MPI unless it runs, at a level at which several threads may call in turn. */
 static int32_t open_mpi(State* s) {
   int is_there = 0, is_over = 0, level = 0;
   int error = MPI_Finalized(&is_over);
@@ -112,7 +112,8 @@ static int32_t open_mpi(State* s) {
   return level < MPI_THREAD_SERIALIZED ? kThreads : MPI_SUCCESS;
 }
 
-/* From here on errors come back. Those of no communicator are raised on MPI_COMM_SELF, by MPI 4, or on the world. */
+/* Makes MPI return errors. Errors without a communicator are raised on MPI_COMM_SELF since MPI 4, before on the world.
+ */
 static int32_t open_world(State* s) {
   int rank = 0, size = 0, has_tags = 0;
   int* tag_max = NULL;
@@ -138,7 +139,7 @@ static int32_t mpi_start(void* self) {
   if (error == MPI_SUCCESS) error = open_world(s);
   s->is_started = error == MPI_SUCCESS;
   if (s->is_started) watch_crashes();
-  if (error < 0 && s->is_ours) { /* ours to refuse, and MPI itself is well: leave it as every process must */
+  if (error < 0 && s->is_ours) { /* an error of this file: MPI works, so end it as every process must */
     s->is_ours = 0;
     MPI_Finalize();
   }
@@ -165,7 +166,7 @@ static int32_t mpi_send(void* self, const void* data, int64_t bytes, int32_t to,
   MPI_Request begun = MPI_REQUEST_NULL;
   int32_t error = check(s, bytes, to, tag);
   if (error == MPI_SUCCESS) CALL(error, MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, s->world, &begun));
-  if (error == MPI_SUCCESS) keep(request, begun);
+  if (error == MPI_SUCCESS) store_request(request, begun);
   return error;
 }
 
@@ -175,17 +176,17 @@ static int32_t mpi_receive(void* self, void* data, int64_t bytes, int32_t from, 
   MPI_Request begun = MPI_REQUEST_NULL;
   int32_t error = check(s, bytes, from, tag);
   if (error == MPI_SUCCESS) CALL(error, MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, s->world, &begun));
-  if (error == MPI_SUCCESS) keep(request, begun);
+  if (error == MPI_SUCCESS) store_request(request, begun);
   return error;
 }
 
-/* Bytes of a message that was probed or received. */
+/* The size of a message that was probed or received. */
 static int32_t count(const MPI_Status* status, int64_t* bytes) {
-  int found = 0;
-  const int error = MPI_Get_count(status, MPI_BYTE, &found);
+  int size = 0;
+  const int error = MPI_Get_count(status, MPI_BYTE, &size);
   if (error != MPI_SUCCESS) return error;
-  if (found == MPI_UNDEFINED) return kTooLong;
-  *bytes = found;
+  if (size == MPI_UNDEFINED) return kTooLong;
+  *bytes = size;
   return MPI_SUCCESS;
 }
 
@@ -200,11 +201,11 @@ static int32_t mpi_test(void* self, TilewiseMpiRequest* request, int32_t* is_don
   MPI_Request open = request_of(request);
   int32_t error = MPI_SUCCESS;
   CALL(error, MPI_Test(&open, &flag, &status));
-  if (error != kCrashed) keep(request, open);
+  if (error != kCrashed) store_request(request, open);
   if (error != MPI_SUCCESS) return error;
   *is_done = flag != 0;
   const int32_t counted = flag ? count(&status, bytes) : MPI_SUCCESS;
-  return counted == kTooLong ? MPI_SUCCESS : counted; /* no receive is; a send's count may be anything */
+  return counted == kTooLong ? MPI_SUCCESS : counted; /* only sends, whose count is undefined */
 }
 
 static int32_t mpi_probe(void* self, int32_t tag, int32_t* is_found, int32_t* from, int64_t* bytes) {
@@ -231,7 +232,7 @@ static int32_t mpi_take(void* self, void* data, int64_t bytes, int32_t from, int
   return error;
 }
 
-/* A text as one line, up to `end`, its blanks in a row as one. */
+/* Copies a text up to `end` as one line, with runs of blanks replaced by one. */
 static void copy_line(char* to, int64_t size, const char* from, char end) {
   int64_t length = 0;
   if (size <= 0) return;
@@ -247,21 +248,21 @@ static const char* words(int32_t error) {
     case MPI_SUCCESS:
       return "no error";
     case kThreads:
-      return "MPI lets only one thread call it; a level of MPI_THREAD_SERIALIZED or above is needed";
+      return "MPI allows only one thread; MPI_THREAD_SERIALIZED or above is needed";
     case kStarted:
-      return "MPI is started already";
+      return "MPI has already been started";
     case kEnded:
-      return "MPI has ended in this process, and cannot start again";
+      return "MPI has ended in this process and cannot start again";
     case kNotStarted:
       return "MPI is not started";
     case kArgument:
-      return "no such process, tag or size";
+      return "invalid process, tag or size";
     case kTooLong:
       return "a message must be shorter than 2 GiB";
     case kCrashed:
       return "MPI has crashed, as it does when a process is lost";
     case kNoTags:
-      return "MPI does not say which tags it has";
+      return "MPI does not report its tag range";
     default:
       return NULL;
   }
@@ -269,26 +270,27 @@ static const char* words(int32_t error) {
 
 static void mpi_describe(void* self, int32_t error, char* text, int64_t size) {
   const State* s = self;
-  char found[MPI_MAX_ERROR_STRING + 1] = "";
+  char buffer[MPI_MAX_ERROR_STRING + 1] = "";
   int length = 0;
-  const char* ours = words(error);
-  if (ours == NULL && s->is_started && MPI_Error_string(error, found, &length) == MPI_SUCCESS && found[0] != '\0') {
-    ours = found;
+  const char* message = words(error);
+  if (message == NULL && s->is_started && MPI_Error_string(error, buffer, &length) == MPI_SUCCESS &&
+      buffer[0] != '\0') {
+    message = buffer;
   }
-  if (ours == NULL) {
-    (void)snprintf(found, sizeof found, "error %d of MPI", (int)error);
-    ours = found;
+  if (message == NULL) {
+    (void)snprintf(buffer, sizeof buffer, "error %d of MPI", (int)error);
+    message = buffer;
   }
-  copy_line(text, size, ours, '\0');
+  copy_line(text, size, message, '\0');
 }
 
 static void mpi_library(void* self, char* text, int64_t size) {
-  static char found[MPI_MAX_LIBRARY_VERSION_STRING + 1];
+  static char buffer[MPI_MAX_LIBRARY_VERSION_STRING + 1];
   int length = 0;
   (void)self;
-  found[0] = '\0';
-  const int error = MPI_Get_library_version(found, &length);
-  copy_line(text, size, error == MPI_SUCCESS ? found : "an MPI that does not say which", '\n');
+  buffer[0] = '\0';
+  const int error = MPI_Get_library_version(buffer, &length);
+  copy_line(text, size, error == MPI_SUCCESS ? buffer : "unknown MPI", '\n');
 }
 
 const TilewiseMpi* tilewise_mpi(void) {

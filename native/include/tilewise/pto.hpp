@@ -1,4 +1,4 @@
-/// The task runtime in C++20: tilewise/pto_api.h with owners, exceptions and lists in braces. Header only.
+/// The task runtime in C++20: tilewise/pto_api.h with RAII, exceptions and lists in braces. Header only.
 ///
 ///   using namespace tilewise::pto;
 ///   Runtime rt({.num_workers = 2});
@@ -12,12 +12,11 @@
 ///   double now = x.read<double>()[0];         // waits for the writers of x
 ///
 /// Sizes are bytes and times seconds; without a timeout a call waits for ever and helps to run tasks; one of 0 or less
-/// asks. Every
-/// failure is an `Error`: the status of pto_api.h and the sentence of pto_last_error(). Who may make a call in C may
-/// make it here; every thread may use a Runtime at once, but one object below only one thread at a time, unless it says
-/// otherwise. An object must not outlive its runtime: declare the runtime first. Statistics, traces, graphs, callbacks:
-/// the C calls, on Runtime::get(). Costs: submit copies the parameters to the stack and calls pto_submit, the end of a
-/// handle is one short call, and neither allocates.
+/// polls. Every failure is an `Error`: the status of pto_api.h and the message of pto_last_error(). The threads that
+/// may make a call in C may make it here. All threads may use a Runtime at once; other objects only one thread at a
+/// time, unless they say otherwise. An object must not outlive its runtime: declare the runtime first. Statistics,
+/// traces, graphs, callbacks: the C calls, on Runtime::get(). Costs: submit copies the parameters to the stack and
+/// calls pto_submit, the end of a handle is one short call, and neither allocates.
 #pragma once
 #include <cstddef>
 #include <exception>
@@ -34,7 +33,7 @@
 
 namespace tilewise::pto {
 
-/// Sizes of a runtime; 0 and empty stand for the defaults of pto_config in pto_api.h.
+/// Sizes of a runtime; 0 and empty mean the defaults of pto_config in pto_api.h.
 struct Config {
   uint32_t num_workers = 0;  // PTO_NO_WORKERS: waiting threads run everything
   uint32_t window = 0;  // tasks of one thread between submission and completion
@@ -45,11 +44,12 @@ struct Config {
   uint64_t heap_bytes = 0;  // for Outputs and alloc
   std::vector<uint8_t> worker_types = {};  // per worker a mask of 1 << pto_worker_type; empty: all serve all
   bool is_pinned = false;  // worker w stays on processor w + 1
-  std::string shared_path = {};  // a file to make: the workers are another process
+  std::string shared_path = {};  // a new file, for workers in another process
   double peer_timeout_s = 0;  // for that process to attach
 };
 
-/// A recorded part of a program, made by Runtime::record. Move-only; its end forgets it, and running tasks go on.
+/// A recorded part of a program, made by Runtime::record. Move-only. Its end frees the recording; running tasks
+/// continue.
 class Recording {
  public:
   Recording(PTORuntime* runtime, pto_recording recording) : runtime_(runtime), recording_(recording) {}
@@ -62,13 +62,13 @@ class Recording {
   ~Recording() {
     if (recording_ != 0) pto_recording_free(runtime_, recording_);
   }
-  /// Submits the recorded tasks again, buffer from[i] replaced by to[i]: of equal size, and two must stay two. Blocks
-  /// as submit does. Cheapest when the buffers are the last replay's.
+  /// Submits the recorded tasks again with buffer from[i] replaced by to[i]: of equal size, and distinct buffers must
+  /// stay distinct. Blocks as submit does. Cheapest with the same buffers as the last replay.
   void replay(List<pto_handle> from = {}, List<pto_handle> to = {}) const {
     if (recording_ == 0 || from.size() != to.size()) {
       detail::refuse(
-          "[pto.Recording.replay] a replay needs a recording and as many buffers in `to` as in `from`; got "
-          "one that was moved from, or lists of different lengths; correct it");
+          "[pto.Recording.replay] a replay must have a recording and as many buffers in `to` as in `from`; got "
+          "a recording that was moved from, or lists of different lengths; correct it");
     }
     detail::check(pto_replay(runtime_, recording_, from.data(), to.data(), from.size()));
   }
@@ -78,10 +78,10 @@ class Recording {
   pto_recording recording_;
 };
 
-/// An open runtime. Any thread may call anything; every submitting thread has slots and scopes of its own. Move-only.
+/// An open runtime. Any thread may call anything; every submitting thread has its own slots and scopes. Move-only.
 ///
-/// Its end waits for every task, and skips what has not started when an exception is on its way. Failures of
-/// tasks without a wait are not reported then: call wait_all before.
+/// The destructor waits for every task; during stack unwinding it skips tasks that have not started. It does not report
+/// failures of tasks: call wait_all before.
 class Runtime {
  public:
   explicit Runtime(const Config& config = {}) {
@@ -104,7 +104,7 @@ class Runtime {
     c.peer_timeout_s = config.peer_timeout_s;
     detail::check(pto_runtime_open(&c, &runtime_));
   }
-  /// One that its owner closes: in a kernel that submits, or an orchestration.
+  /// A runtime that another owner closes: in a kernel that submits, or an orchestration.
   static Runtime borrow(PTORuntime* runtime) { return Runtime(runtime); }
   Runtime(Runtime&& other) noexcept
       : runtime_(std::exchange(other.runtime_, nullptr)), owns_(other.owns_), num_exceptions_(other.num_exceptions_) {}
@@ -119,28 +119,28 @@ class Runtime {
     if (std::uncaught_exceptions() > num_exceptions_) pto_cancel_all(runtime_);
     pto_runtime_close(runtime_);
   }
-  /// For the C calls; null when moved from, which every call refuses.
+  /// For the C calls; null if moved from, which every call rejects.
   PTORuntime* get() const noexcept { return runtime_; }
 
   /// A function pointer or a capture-free lambda, (void* const* buffers, const uint64_t* scalars), that returns nothing
   /// or a status. Add each once. An exception fails the task with its text. PTO_SUBMITS: it may submit and wait.
-  /// PTO_VIEWS: it makes a View of each of its buffers.
+  /// PTO_VIEWS: it uses Views of its buffers.
   template <class Function>
     requires std::is_invocable_v<Function, void* const*, const uint64_t*>
   Kernel kernel(const char* name, Function function, uint32_t flags = 0) {
-    return found(pto_kernel_add(runtime_, name, detail::kernel_function(function), flags));
+    return checked(pto_kernel_add(runtime_, name, detail::kernel_function(function), flags));
   }
   /// A built-in ("copy", "fill", "sum_f32", ...), one added before, or a function that a loaded library exports.
-  Kernel kernel(const char* name, uint32_t flags = 0) { return found(pto_kernel_find_as(runtime_, name, flags)); }
+  Kernel kernel(const char* name, uint32_t flags = 0) { return checked(pto_kernel_find_as(runtime_, name, flags)); }
   void load_library(const char* path) { detail::check(pto_library_load(runtime_, path)); }
 
-  /// Makes the caller's memory known, once; tasks work on it in place.
+  /// Registers the caller's memory, once; tasks work on it in place.
   Buffer buffer(void* address, uint64_t num_bytes) {
     return {runtime_, detail::check_id(pto_register(runtime_, address, num_bytes))};
   }
   /// The same for a vector, an array, a span. Constant elements: frozen.
   template <std::ranges::contiguous_range Items>
-    requires std::ranges::borrowed_range<Items>  // no temporary: it would be gone before its tasks
+    requires std::ranges::borrowed_range<Items>  // no temporary: it would be destroyed before its tasks
   Buffer buffer(Items&& items) {
     using Item = std::remove_reference_t<std::ranges::range_reference_t<Items>>;
     static_assert(std::is_trivially_copyable_v<Item>, "tasks work on bytes");
@@ -149,14 +149,14 @@ class Runtime {
     if constexpr (std::is_const_v<Item>) made.freeze();
     return made;
   }
-  /// The runtime's own memory; lives as long as this thread's innermost scope, and its first value is arbitrary.
+  /// Allocates runtime memory, which lives as long as this thread's innermost scope and is not initialized.
   BufferRef alloc(uint64_t num_bytes) { return {runtime_, detail::check_id(pto_alloc(runtime_, num_bytes))}; }
   /// The buffer of a handle that came from elsewhere, such as an orchestration's arguments.
   BufferRef at(pto_handle handle) { return {runtime_, handle}; }
 
-  /// Submits a task: it runs when the tasks before it that touch its data have ended. Blocks while the window, the heap
-  /// or the handles are full. Nothing was submitted when it throws. Always inline: the compiler then sees how many
-  /// parameters there are and which hints are none, which halves its part of the instructions or better.
+  /// Submits a task: it runs when the earlier tasks that use its data have ended. Blocks while the window, the heap or
+  /// the handles are full. If it throws, nothing was submitted. Always inline: the compiler then knows the number of
+  /// parameters and the unused hints, which at least halves the number of instructions.
   [[gnu::always_inline]] TaskHandle submit(Kernel kernel, List<Param> params = {}, List<Scalar> scalars = {},
                                            const TaskExecutionHints& hints = {}, const TaskOptions& options = {}) {
     check_hints(hints);
@@ -193,7 +193,7 @@ class Runtime {
     spec.priority = hints.priority;
     spec.target_worker = hints.target_worker + 1;
     spec.predicate = options.predicate;
-    spec.flags = PTO_KEEP;  // until the handle is gone
+    spec.flags = PTO_KEEP;  // until the handle is destroyed
     spec.name = options.name;
     spec.deadline_s = options.deadline_s;
     TaskHandle task(runtime_, detail::check_id(pto_submit(runtime_, &spec)));
@@ -201,20 +201,20 @@ class Runtime {
       name_outputs(params, raw);
     return task;
   }
-  /// Ends a task whose kernel returned PTO_LATER. Once, from any thread.
+  /// Ends a task whose kernel returned PTO_LATER. Call it once, from any thread.
   void complete(pto_task task, int status = PTO_OK) { detail::check(pto_task_complete(runtime_, task, status)); }
-  /// For every task that this thread submitted, inside a task for its children; throws the first failure since the last
-  /// wait_all, once.
+  /// Waits for every task that this thread submitted, inside a task for its children. Throws the first failure since
+  /// the last wait_all, once.
   void wait_all(double timeout_s = kForever) {
     const int status = pto_wait_all(runtime_, timeout_s);
     if (status == PTO_TIMEOUT) detail::raise_timeout("Runtime.wait_all", timeout_s);
     detail::check(status);
   }
-  /// Everything submitted so far, by any thread, that has not started is skipped; it waits for no event any more.
+  /// Skips all tasks submitted so far, by any thread, that have not started, also those that wait for events.
   void cancel_all() { detail::check(pto_cancel_all(runtime_)); }
   Event event() { return {runtime_, detail::check_id(pto_event_open(runtime_))}; }
 
-  /// Calls body(); the tasks that this thread submits in it run and are recorded. What it throws comes through.
+  /// Calls body(); the tasks that this thread submits in it run and are recorded. Exceptions propagate.
   template <class Body>
   Recording record(Body&& body) {
     detail::check(pto_record_begin(runtime_));
@@ -231,7 +231,7 @@ class Runtime {
   explicit Runtime(PTORuntime* runtime) : runtime_(runtime), owns_(false) {}
 
   static bool is_fresh(const pto_param& param) { return param.mode == PTO_OUTPUT && param.handle == 0; }
-  static Kernel found(pto_kernel id) {
+  static Kernel checked(pto_kernel id) {
     detail::check(id);
     return {id};
   }
@@ -259,8 +259,8 @@ class Runtime {
   int num_exceptions_ = std::uncaught_exceptions();
 };
 
-/// A scope of this thread: what the runtime allocates in it lives until its end. Its end does not wait: memory is freed
-/// when its last task is done. To be ended by the thread that began it, the innermost first.
+/// A scope of this thread: memory that the runtime allocates in it lives until its end. The end does not wait; memory
+/// is freed after its last task. The thread that began a scope must end it, the innermost first.
 class Scope {
  public:
   explicit Scope(Runtime& runtime) : runtime_(runtime.get()) {
@@ -272,7 +272,7 @@ class Scope {
   ~Scope() {
     if (runtime_ != nullptr) pto_scope_end(runtime_);
   }
-  /// Earlier than the block's end.
+  /// Ends the scope before the block ends.
   void end() { detail::check(pto_scope_end(std::exchange(runtime_, nullptr))); }
 
  private:

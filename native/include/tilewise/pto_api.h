@@ -1,7 +1,7 @@
 /* The task runtime for C and C++: submit tasks on buffers, and the runtime orders, runs and frees them.
  *
  * A program opens a runtime, registers buffers (or lets the runtime own them), adds kernels, and submits tasks whose
- * parameters say what each reads and writes. Whatever must wait for something waits; the rest runs in parallel.
+ * parameters say what each reads and writes. Tasks wait for the data that they need; all others run in parallel.
  *
  *   PTORuntime* rt;
  *   pto_runtime_open(NULL, &rt);
@@ -12,9 +12,9 @@
  *   pto_wait_all(rt, PTO_FOREVER);
  *   pto_runtime_close(rt);
  *
- * Who may call: any thread, unless a call says otherwise; each submitting thread has a submission context of its own.
+ * Who may call: any thread, unless a call says otherwise; each submitting thread has its own submission context.
  * Calls that return `int` return a status, 0 for success; calls that return an id return 0 (pto_kernel: a negative
- * status) on failure. pto_last_error() then has the sentence. docs/runtime.md explains the model. */
+ * status) on failure. pto_last_error() then returns the message. docs/runtime.md explains the model. */
 #ifndef TILEWISE_PTO_API_H
 #define TILEWISE_PTO_API_H
 
@@ -42,25 +42,25 @@ PTO_CALL pto_kernel pto_kernel_add(PTORuntime* runtime, const char* name, pto_ke
 /* A built-in ("copy", "fill", "sum_f32", "sum_f64", "sum_i64", "max_f32", "min_f32": target, source, bytes), or a
  * symbol of a library that pto_library_load loaded. */
 PTO_CALL pto_kernel pto_kernel_find(PTORuntime* runtime, const char* name);
-/* The same for a symbol that wants PTO_SUBMITS, PTO_VIEWS or both. */
+/* The same for a symbol that needs PTO_SUBMITS, PTO_VIEWS or both. */
 PTO_CALL pto_kernel pto_kernel_find_as(PTORuntime* runtime, const char* name, uint32_t flags);
 PTO_CALL int pto_library_load(PTORuntime* runtime, const char* path);
 
 /* Buffers. */
 PTO_CALL pto_handle pto_register(PTORuntime* runtime, void* address, uint64_t bytes);
-/* Waits for the buffer's tasks, then forgets the handle: the memory may be freed. After PTO_TIMEOUT it stays. */
+/* Waits for the buffer's tasks, then frees the handle: the memory may be freed. After PTO_TIMEOUT it stays registered.
+ */
 PTO_CALL int pto_unregister(PTORuntime* runtime, pto_handle handle, double timeout_s);
 PTO_CALL int pto_freeze(PTORuntime* runtime, pto_handle handle, int frozen); /* frozen: readers are not tracked */
 PTO_CALL pto_handle pto_alloc(PTORuntime* runtime, uint64_t bytes); /* heap; lives as long as the scope */
-PTO_CALL void* pto_address(PTORuntime* runtime, pto_handle handle); /* NULL when stale; does not wait */
+PTO_CALL void* pto_address(PTORuntime* runtime, pto_handle handle); /* NULL if stale; does not wait */
 PTO_CALL uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle);
 /* Waits for the writers of the region (NULL: of the whole buffer) and returns the address of its first byte: for
- * data-dependent control flow. Tasks that write none of its bytes are not waited for, and their failures do not count.
- */
+ * data-dependent control flow. Ignores tasks that write none of these bytes, and their failures. */
 PTO_CALL const void* pto_read(PTORuntime* runtime, pto_handle handle, const pto_region* region, double timeout_s);
 /* Waits for readers and writers of the region (NULL: of the whole buffer); then the caller may write it until its next
- * submission on it. What it writes counts as all of the region: failures of its earlier writers end here, for readers
- * of bytes that all lie in it. */
+ * submission on it. The write counts for the whole region: it clears failures of earlier writers, for readers of
+ * bytes inside the region. */
 PTO_CALL void* pto_write(PTORuntime* runtime, pto_handle handle, const pto_region* region, double timeout_s);
 
 /* Tasks. */
@@ -69,42 +69,43 @@ PTO_CALL int pto_scope_end(PTORuntime* runtime);
 PTO_CALL pto_task pto_submit_task(PTORuntime* runtime, pto_kernel kernel, pto_worker_type worker_type,
                                   pto_param* params, uint32_t num_params);
 PTO_CALL pto_task pto_submit(PTORuntime* runtime, const pto_task_spec* spec);
-/* Ends a task whose kernel returned PTO_LATER; status PTO_OK or anything else: it failed. Once, from any thread. */
+/* Ends a task whose kernel returned PTO_LATER; a status other than PTO_OK: it failed. Once, from any thread. */
 PTO_CALL int pto_task_complete(PTORuntime* runtime, pto_task task, int status);
-/* Inside a kernel: the task it runs as, for the thread that will end it; replays have no other way. Elsewhere 0. */
+/* Inside a kernel: its task, for the thread that will end it; in replays the only way to get it. Elsewhere 0. */
 PTO_CALL pto_task pto_this_task(void);
-/* Inside a kernel: 1 when its result is no longer wanted: its task, or one that it is a child of, was cancelled or is
- * past its deadline, or everything was. A kernel that runs for long may look and return early. Elsewhere 0. */
+/* Inside a kernel: 1 if its result is no longer needed, because its task or one of its ancestors was cancelled or is
+ * past its deadline. A long-running kernel may check it and return early. Elsewhere 0. */
 PTO_CALL int pto_should_stop(void);
 
-/* Waiting. A timeout in seconds; PTO_FOREVER; 0 asks. Waiting without a deadline helps to run tasks. PTO_TIMEOUT: not
- * yet; a task that has ended with that status counts as failed here, and pto_task_status has its own. */
+/* Waiting. A timeout is in seconds or PTO_FOREVER; 0 polls. Waiting without a deadline helps to run tasks. PTO_TIMEOUT:
+ * the task has not ended. A task that has ended with that status counts as failed; pto_task_status has its status. */
 PTO_CALL int pto_is_complete(PTORuntime* runtime, pto_task task);
 PTO_CALL int pto_wait(PTORuntime* runtime, pto_task task, double timeout_s);
 PTO_CALL int pto_wait_any(PTORuntime* runtime, const pto_task* tasks, uint32_t num_tasks, double timeout_s,
                           uint32_t* first);
-/* For every task that this thread submitted (inside a task: its children). Returns the first failure since the last
- * wait_all, once. */
+/* Waits for every task that this thread submitted (inside a task: its children). Returns the first failure since the
+ * last wait_all, once. */
 PTO_CALL int pto_wait_all(PTORuntime* runtime, double timeout_s);
-/* Calls back once, from whichever thread completes the task, at once if it is complete. The callback must be short. */
+/* Calls back once, on the thread that completes the task; at once if it is complete. The callback must be short. */
 PTO_CALL int pto_notify(PTORuntime* runtime, pto_task task, void (*callback)(void*), void* context);
 
 /* Failure. */
-PTO_CALL int pto_task_status(PTORuntime* runtime, pto_task task); /* PTO_OK also while it runs or when forgotten */
+PTO_CALL int pto_task_status(PTORuntime* runtime, pto_task task); /* PTO_OK also while it runs or after its release */
 PTO_CALL int pto_task_error(PTORuntime* runtime, pto_task task, char* text, uint64_t text_bytes);
 PTO_CALL void pto_task_release(PTORuntime* runtime, pto_task task);
-PTO_CALL void pto_fail(const char* reason); /* inside a kernel: the reason for the status it is about to return */
-/* Skips it if it has not started; it waits for no event any more. A kernel that runs can ask pto_should_stop(). */
+PTO_CALL void pto_fail(const char* reason); /* inside a kernel: the reason for its failing status */
+/* Skips the task if it has not started, also if it waits for an event. A running kernel can check pto_should_stop(). */
 PTO_CALL int pto_cancel(PTORuntime* runtime, pto_task task);
-PTO_CALL int pto_cancel_all(PTORuntime* runtime); /* everything submitted so far and not started */
+PTO_CALL int pto_cancel_all(PTORuntime* runtime); /* all tasks submitted so far that have not started */
 
-/* Events: counters that rise. */
+/* Events: counters that only rise. */
 PTO_CALL pto_event pto_event_open(PTORuntime* runtime);
 PTO_CALL int pto_event_post(PTORuntime* runtime, pto_event event, uint64_t add);
 PTO_CALL uint64_t pto_event_value(PTORuntime* runtime, pto_event event);
 
-/* Record and replay. Between begin and end this thread's tasks run and are recorded; a replay submits them again, each
- * handle of `from` replaced by its neighbour in `to`. Two recorded handles must stay two, and sizes must be equal. */
+/* Record and replay. Between begin and end this thread's tasks run and are recorded; a replay submits them again, with
+ * each handle of `from` replaced by its counterpart in `to`. Distinct handles must stay distinct; sizes must be equal.
+ */
 PTO_CALL int pto_record_begin(PTORuntime* runtime);
 PTO_CALL pto_recording pto_record_end(PTORuntime* runtime);
 PTO_CALL int pto_replay(PTORuntime* runtime, pto_recording recording, const pto_handle* from, const pto_handle* to,
@@ -112,7 +113,7 @@ PTO_CALL int pto_replay(PTORuntime* runtime, pto_recording recording, const pto_
 PTO_CALL int pto_recording_free(PTORuntime* runtime, pto_recording recording);
 
 /* An orchestration function in a shared library of the user: int name(PTORuntime*, const uint64_t* args). Runs in this
- * thread, inside a scope of its own, and waits for its tasks. */
+ * thread, inside its own scope, and waits for its tasks. */
 typedef int (*pto_orchestration_fn)(PTORuntime* runtime, const uint64_t* args);
 PTO_CALL int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const char* name,
                                    const uint64_t* args);
@@ -122,19 +123,18 @@ PTO_CALL int pto_run_orchestration(PTORuntime* runtime, const char* library_path
  * libraries that both sides load; operands must lie in the shared file (pto_alloc, runtime-owned outputs). */
 PTO_CALL int pto_workers_run(const char* shared_path, const char* const* library_paths, uint32_t num_libraries);
 
-/* Seeing inside. */
+/* Inspection. */
 PTO_CALL int pto_get_stats(PTORuntime* runtime, pto_stats* stats);
-/* 1: no task runs and none is ready to, at this moment; those that are left wait for events, or for who ends them. */
+/* 1: at this moment no task runs or is ready; remaining tasks wait for events, or for threads that end them. */
 PTO_CALL int pto_is_idle(PTORuntime* runtime);
-/* 0: off, and the records can still be read. One trace at a time, switched while nothing runs. */
+/* 0: off; the records can still be read. One trace at a time, switched while nothing runs. */
 PTO_CALL int pto_trace_enable(PTORuntime* runtime, uint32_t max_records_per_thread);
-/* Copies up to `capacity` records; returns how many there are. While nothing runs. */
+/* Copies up to `capacity` records; returns the number of records. Call it while nothing runs. */
 PTO_CALL uint64_t pto_trace_tasks(PTORuntime* runtime, pto_trace_task* records, uint64_t capacity);
 PTO_CALL uint64_t pto_trace_stalls(PTORuntime* runtime, pto_trace_stall* records, uint64_t capacity);
 PTO_CALL const char* pto_kernel_name(PTORuntime* runtime, pto_kernel kernel);
 
-/* The dependency graph of what this runtime submits between the calls, as JSON (docs/runtime_native.md has the format).
- */
+/* The dependency graph of the tasks submitted between the calls, as JSON (docs/runtime_native.md has the format). */
 PTO_CALL int pto_graph_begin(PTORuntime* runtime);
 PTO_CALL int pto_graph_end(PTORuntime* runtime, const char* json_path);
 

@@ -15,7 +15,7 @@ namespace {
 template <class D>
 inline constexpr int64_t kRowBlocks = (kKvBlock + kRunRows<D> - 1) / kRunRows<D>;
 
-/// KV block rows of block b start here: as even as can be.
+/// The first row of block b in a KV block; blocks have nearly equal heights.
 template <class D>
 constexpr int64_t block_start(int64_t b) {
   return b * kKvBlock / kRowBlocks<D>;
@@ -33,29 +33,29 @@ struct Call {
   TileView dq, dk, dv, dout, out, lse, q, k, v, lengths;
   int64_t seq, heads, kv_heads, dim;
   bool causal, dkv_is_f32;
-  int64_t window;  // as in attention.cc, like softcap
+  int64_t window;  // as in forward.cc, like softcap
   float scale, softcap;
 };
 
-/// What queries of a sequence see of it, block by block.
+/// The positions that queries of a sequence see, block by block.
 struct Sight {
   int64_t length;
-  int64_t window;  // positions that a query sees at most; where nothing limits them, more than there are
+  int64_t window;  // maximum number of positions that a query sees; more than the length if unlimited
   bool causal;
 
   /// Rows of query block g.
   int64_t rows(int64_t g) const { return smaller(kKvBlock, length - g * kKvBlock); }
-  /// Positions of KV block kv that the first `count` queries of query block g see between them, but for windows.
+  /// Positions of KV block kv that the first `count` queries of query block g see together, ignoring windows.
   int64_t end(int64_t g, int64_t kv, int64_t count) const {
     return causal ? smaller(rows(kv), (g - kv) * kKvBlock + count) : rows(kv);
   }
-  /// The first position that query r of query block g sees, counted from the first of KV block kv.
+  /// The first position that query r of query block g sees, relative to the start of KV block kv.
   int64_t begin(int64_t g, int64_t kv, int64_t r) const { return (g - kv) * kKvBlock + r - window + 1; }
   int64_t first_kv_block(int64_t g) const { return larger(begin(g, 0, 0), int64_t{0}) / kKvBlock; }
   int64_t last_kv_block(int64_t g) const { return causal ? g : (length - 1) / kKvBlock; }
 };
 
-/// One step of P or dS as the products read it.
+/// Stores one step of P or dS in the layout that the products read.
 template <class D>
 void store_words(uint32_t* to, const Lanes* x) {
   if constexpr (D::kPerStep == 1) {
@@ -68,7 +68,7 @@ void store_words(uint32_t* to, const Lanes* x) {
   }
 }
 
-/// + 0: a sum of -0 leaves no trace, so skipped zeros change no bit.
+/// + 0 turns -0 into +0, so skipped zeros change no bit.
 template <class Out>
 void write_row(Out* to, const float* from, int64_t dim) {
   for (int64_t c = 0; c < dim; c += kLanes)
@@ -79,7 +79,7 @@ template <class D>
 class Backward {
  public:
   using T = typename D::T;
-  static constexpr int kColumns = kParts == 1 ? 4 / D::kPerStep : 2;  // vectors of positions side by side
+  static constexpr int kColumns = kParts == 1 ? 4 / D::kPerStep : 2;  // vectors of positions processed together
   static_assert(kColumns % 2 == 0);  // they are stored in pairs
 
   Backward(const Call& call, const Scratch& scratch) : c_(call), shape_(call.dim) {
@@ -186,7 +186,7 @@ class Backward {
     }
   }
 
-  /// P and dS of queries of query block g against positions of KV block kv, in the orders that the products read.
+  /// Recomputes P and dS of query block g and KV block kv, in the layouts that the products read.
   void rebuild(int64_t g, int64_t kv, int64_t count) {
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t words = kPanel * shape_.dim_steps, panel = kv * across_words_ + half * words;
@@ -215,8 +215,8 @@ class Backward {
       }
   }
 
-  /// One step's queries against kColumns vectors of positions, of which those up to `limits` per query are seen. Where
-  /// scores are not plain, they are capped, and the first query sees positions from `begin` on, each further one later.
+  /// P and dS of one step's queries and kColumns vectors of positions. Each query sees positions up to its `limits`.
+  /// Unless kIsPlain, scores are capped and the first query sees positions from `begin` on, each next query one later.
   template <bool kIsPlain>
   void elements(int64_t r, int64_t i, const int64_t* limits, int64_t begin) {
     constexpr int J = D::kPerStep;
@@ -261,7 +261,7 @@ class Backward {
   }
 
   /// dK or dV of a KV block: rows are its positions, contracted with the queries of a query block that see them.
-  /// `later`: that of the next one.
+  /// `later`: the sums of the next KV block, to prefetch.
   void accumulate_kv(float* sums, const uint32_t* steps, const uint32_t* along, bool diagonal, int64_t count,
                      const float* later) {
     const int64_t end = divide_up(count, D::kPerStep);
@@ -277,39 +277,38 @@ class Backward {
         const int64_t first = block_start<D>(b), unseen = diagonal ? first / D::kPerStep / kGroup * kGroup : 0;
         if (end <= unseen) continue;
         const uint32_t* words = along + panel * shape_.kv_block_steps * kPanel + unseen * kPanel;
-        const Later asked = {later + panel * kKvBlock * kPanel, kKvBlock * kPanel * 4, b, kRowBlocks<D>};
+        const Later next = {later + panel * kKvBlock * kPanel, kKvBlock * kPanel * 4, b, kRowBlocks<D>};
         if constexpr (kTransposes<D>) {
           accumulate<ALayout::kRows>(sums, b, panel, transposed_ + first * kRowStride + unseen, words, end - unseen,
-                                     asked);
+                                     next);
         } else {
-          accumulate<ALayout::kSteps64>(sums, b, panel, steps + unseen * kStepOf<D> + first, words, end - unseen,
-                                        asked);
+          accumulate<ALayout::kSteps64>(sums, b, panel, steps + unseen * kStepOf<D> + first, words, end - unseen, next);
         }
       }
   }
 
-  /// dQ of query block g: contracted with the positions of KV block kv that a block's queries see.
+  /// dQ of query block g, contracted with the positions of KV block kv that the queries see.
   void accumulate_q(int64_t g, int64_t kv, int64_t count) {
     const int64_t words = shape_.kv_block_steps * kPanel;
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel)
       for (int64_t b = 0; b < kRowBlocks<D> && block_start<D>(b) < count; ++b) {
         const int64_t steps = divide_up(sight_.end(g, kv, smaller(count, block_start<D>(b + 1))), D::kPerStep);
-        const Later asked = {k_along_ + next_ * along_words_ + panel * words, words * 4, b, kRowBlocks<D>};
+        const Later next = {k_along_ + next_ * along_words_ + panel * words, words * 4, b, kRowBlocks<D>};
         accumulate<ALayout::kRows>(dq_, b, panel, ds_rows_ + block_start<D>(b) * kRowWords<D>,
-                                   k_along_ + kv * along_words_ + panel * words, steps, asked);
+                                   k_along_ + kv * along_words_ + panel * words, steps, next);
       }
   }
 
   /// One panel of sums[panel][64][32] += A B for the rows of block b.
   template <ALayout L>
   void accumulate(float* sums, int64_t b, int64_t panel, const uint32_t* a, const uint32_t* words, int64_t steps,
-                  const Later& asked) {
+                  const Later& later) {
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
     const int64_t rows = block_start<D>(b + 1) - block_start<D>(b);
     float* block = sums + (panel * kKvBlock + block_start<D>(b)) * kPanel;
     MicroArgs call = {&segment, 1, a, &words, nullptr, block, nullptr, nullptr, block};
     call.rows = rows;
-    asked.ask(call, steps);
+    later.prefetch(call, steps);
     micro_for<typename D::Dot, L>(rows)(call);
   }
 
@@ -327,7 +326,7 @@ class Backward {
   Call c_;
   KvBlockShape<D, kKvBlock> shape_;
   int64_t kv_blocks_, across_words_, along_words_, block_floats_, row0_ = 0;
-  int64_t next_ = 0;  // the KV block of positions after the one at hand
+  int64_t next_ = 0;  // the KV block after the current one
   Sight sight_ = {};
   uint32_t *k_across_, *v_across_, *k_along_, *q_rows_, *do_rows_, *q_along_, *do_along_;
   uint32_t *p_steps_, *ds_steps_, *ds_rows_, *transposed_;

@@ -10,8 +10,8 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-/// So many rows are few: those whose accumulators, and a transposed square, fill the registers; a block, where KV
-/// blocks are packed all the same.
+/// The maximum number of rows for this path: their accumulators and a transposed square must fit the registers. With
+/// tile registers KV blocks are packed anyway, so it is a whole block.
 #if defined(__AMX_BF16__)
 template <class D>
 inline constexpr int kFewQueries = kGroupOf<typename D::Dot> == 1 ? 8 : kAttentionRows<D>;
@@ -23,22 +23,21 @@ template <class D>
 inline constexpr int kFewQueries = 0;
 #endif
 
-/// Neighbouring cache lines that are read later, asked for a few at a time: more at once would hold up what is computed
-/// meanwhile.
+/// Contiguous cache lines to prefetch, a few at a time: more at once would stall the computation.
 struct Lines {
   const char* next = nullptr;
   int64_t count = 0;
 
-  TILEWISE_MEMBER void ask(int64_t at_a_time) {
+  TILEWISE_MEMBER void prefetch(int64_t at_a_time) {
     const int64_t now = smaller(at_a_time, count);
     for (int64_t i = 0; i < now; ++i, next += 64) __builtin_prefetch(next, 0, 2);
     count -= now;
   }
-  /// How many at a time, so that all are asked for in so many times.
+  /// Lines per call, so that `times` calls prefetch all of them.
   int64_t share(int64_t times) const { return divide_up(count, times); }
 };
 
-/// Keys of one head are asked for while keys of another are read, values while values are.
+/// Keys and values to prefetch while those of another head are read.
 struct Ahead {
   Lines k, v;
 
@@ -47,16 +46,16 @@ struct Ahead {
     const int64_t lines = divide_up(elements * static_cast<int64_t>(sizeof(T)), 64);
     return {{reinterpret_cast<const char*>(k), lines}, {reinterpret_cast<const char*>(v), lines}};
   }
-  void ask_all() {
-    k.ask(k.count);
-    v.ask(v.count);
+  void prefetch_all() {
+    k.prefetch(k.count);
+    v.prefetch(v.count);
   }
 };
 
 #if defined(__AVX512BW__)
 
-/// scores[panel][R][32] = R rows q (packed by pack_row_blocks) times `count` rows of keys, each of `steps` words, which
-/// are whole squares.
+/// scores[panel][R][32] = R rows q (packed by pack_row_blocks) times `count` rows of keys, each of `steps` words, a
+/// multiple of 16.
 template <class D, int R>
 void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_t count, int64_t steps, float* scores,
                Lines& ahead) {
@@ -71,7 +70,7 @@ void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i)
         words[i] = i < rows ? _mm512_loadu_si512(base + i * pitch + 4 * s) : _mm512_setzero_si512();
-      ahead.ask(at_a_time);
+      ahead.prefetch(at_a_time);
       transpose16(words);
       const uint32_t* a = q + s / kBlockSteps * KvBlockShape<D>::block_words + s % kBlockSteps;
 #pragma GCC unroll 16
@@ -86,7 +85,7 @@ void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_
   }
 }
 
-/// 32 columns of one step of values; `second` nullptr: zeros.
+/// Loads 32 columns of one step of values; `second` nullptr: zeros.
 TILEWISE_INLINE void load_step(NativeF (&words)[2], const float* first, const float*) {
   words[0] = native_load(first);
   words[1] = native_load(first + kLanes);
@@ -98,8 +97,7 @@ TILEWISE_INLINE void load_step(NativeF (&words)[2], const bf16* first, const bf1
   words[1] = (NativeF)interleave<1>(a, b);
 }
 
-/// P panels of sums[panel][R][32] = themselves times `scale` + R rows p of `used` factors times rows of values, of
-/// which there are `count`.
+/// P panels of sums[panel][R][32] = sums * `scale` + R rows p of `used` factors times `count` rows of values.
 template <class D, int R, int P>
 TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t count, int64_t used,
                                 const float* scale, float* sums, Lines& ahead, int64_t at_a_time) {
@@ -107,11 +105,11 @@ TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64
   const auto at = [sums](int r, int b, int j) { return sums + (b * kAttentionRows<D> + r) * kPanel + j * kLanes; };
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
-    for (int b = 0; b < P; ++b)  // + 0: a product of -0 leaves no trace
+    for (int b = 0; b < P; ++b)  // + 0 turns -0 into +0
       for (int j = 0; j < 2; ++j) acc[r][b][j] = fused(native_set(scale[r]), native_load(at(r, b, j)), NativeF{});
   const int64_t steps = divide_up(used, D::kPerStep);
   for (int64_t s = 0; s < steps; ++s) {
-    if (s % 4 == 0) ahead.ask(at_a_time);
+    if (s % 4 == 0) ahead.prefetch(at_a_time);
     const auto* first = v + s * D::kPerStep * stride;
     const auto* second = s * D::kPerStep + D::kPerStep <= count ? first + (D::kPerStep - 1) * stride : nullptr;
 #pragma GCC unroll 2
@@ -132,7 +130,7 @@ TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64
 template <class D, int R>
 void add_few(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t count, int64_t used, int64_t panels,
              const float* scale, float* sums, Lines& ahead) {
-  constexpr int kTogether = R <= 4 ? 2 : 1;  // more chains of additions than one row has alone, as registers permit
+  constexpr int kTogether = R <= 4 ? 2 : 1;  // more independent additions, as registers permit
   const int64_t at_a_time = ahead.share(divide_up(divide_up(used, D::kPerStep), 4) * divide_up(panels, kTogether));
   int64_t b = 0;
   for (; b + kTogether <= panels; b += kTogether)
@@ -143,8 +141,7 @@ void add_few(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t 
                         at_a_time);
 }
 
-/// Where products are not made of lanes: a KV block of one head packed, of `steps` words a row, which are whole
-/// squares.
+/// For tile registers: packs a KV block of one head; its rows are a multiple of 16 words.
 template <class D>
 void pack_few(const KvBlockShape<D>& shape, uint32_t* keys, uint32_t* values, const typename D::T* k, int64_t k_stride,
               const typename D::T* v, int64_t v_stride, int64_t count, Ahead& ahead) {
@@ -155,12 +152,12 @@ void pack_few(const KvBlockShape<D>& shape, uint32_t* keys, uint32_t* values, co
     const auto* base = reinterpret_cast<const char*>(k + first * k_stride);
     uint32_t* to = keys + first / kPanel * kPanel * shape.dim_steps + first % kPanel;
     for (int64_t s = 0; s < shape.dim_steps; s += kLanes) {
-      ahead.k.ask(keys_at_a_time);
+      ahead.k.prefetch(keys_at_a_time);
       transpose_words(to + s * kPanel, kPanel, base + 4 * s, pitch, smaller(kLanes, count - first), kLanes);
     }
   }
   for (int64_t t = 0; t < count; t += D::kPerStep, values += kPanel) {
-    if (t % (4 * D::kPerStep) == 0) ahead.v.ask(values_at_a_time);
+    if (t % (4 * D::kPerStep) == 0) ahead.v.prefetch(values_at_a_time);
     const auto* first = v + t * v_stride;
     const auto* second = t + 1 < count ? first + v_stride : nullptr;
     for (int64_t p = 0; p < shape.dim_panels; ++p) {

@@ -15,11 +15,12 @@ struct Heads {
   int64_t heads, kv_heads, dim;
   bool causal;
   float scale;
-  int64_t window = 0;    // positions that a causal row sees at most; 0: all before it
-  float softcap = 0.0f;  // scores become softcap tanh(score / softcap); 0: as they are
+  int64_t window = 0;    // maximum number of positions that a causal row sees; 0: all before it
+  float softcap = 0.0f;  // scores become softcap tanh(score / softcap); 0: no cap
 };
 
-/// KV rows of one sequence: contiguous, or blocks looked up in a table, in which every head has its rows to itself.
+/// KV rows of one sequence: contiguous, or in blocks looked up in a table. Within a block the rows of a head are
+/// contiguous.
 template <class T>
 struct KvRows {
   const T* k;
@@ -44,7 +45,7 @@ struct QueryRun {
   int64_t first_row, count;
   const int32_t* positions;  // per row; nullptr: row i of the run is position i
   int64_t position_stride;
-  int64_t length;  // positions of a sequence that is not causal
+  int64_t length;  // number of positions if not causal
 
   int64_t last_position(int64_t i, bool causal) const {
     if (!causal) return length - 1;
@@ -52,14 +53,14 @@ struct QueryRun {
   }
 };
 
-/// What the rows of a block see.
+/// The positions that the rows of a block see.
 struct RowSight {
   int64_t window;                           // as in Heads
   int64_t first[kLanes] = {}, last[kLanes] = {};  // visible positions of each row
-  int64_t lowest = 0, furthest = 0;         // of all of them, the former that of a KV block
+  int64_t lowest = 0, furthest = 0;         // over all rows; lowest is rounded down to a KV block
   int64_t latest_first = 0, earliest_last = 0;
 
-  /// The first position that a row sees whose last is `end`.
+  /// The first position that a row sees if its last is `end`.
   int64_t first_of(int64_t end) const { return window > 0 ? larger(end - window + 1, int64_t{0}) : 0; }
 
   template <class LastOf>
@@ -84,9 +85,9 @@ class Forward {
  public:
   using T = typename D::T;
   static constexpr int64_t kMaxRun = 1024;  // rows of state per pass
-  /// Positions packed at a time: their panels stay in L2.
+  /// Positions packed at a time; their panels stay in L2.
   static constexpr int64_t kSpan = (kMaxRows > 6 ? 16 : 4) * kKvBlock;
-  /// KV blocks whose values are added up at a time, in the same registers; tile registers cannot be scaled.
+  /// KV blocks whose values are summed in one pass over the accumulators; tile registers cannot be scaled.
   static constexpr int64_t kTogether = kGroupOf<typename D::Dot> == 1 ? 2 : 1;
 
   Forward(const Heads& heads, const Scratch& scratch) : h_(heads), shape_(heads.dim), sight_{heads.window} {
@@ -106,7 +107,7 @@ class Forward {
     scores_ = carver.take<float>(2 * kAttentionRows<D> * kPanel);
   }
 
-  /// `following`: what is read after this.
+  /// `following`: memory that is read after this call.
   void run(const TileView& out, const TileView& lse, const TileView& q, const KvRows<T>& kv, const QueryRun& run,
            Ahead following = {}) {
     if constexpr (kFewQueries<D> > 0)
@@ -114,7 +115,7 @@ class Forward {
         run_few({out, lse, q, run, 0, 0, run.count}, kv, following);
         return;
       }
-    following.ask_all();
+    following.prefetch_all();
     const int64_t step = larger(int64_t{1}, kMaxRun / (h_.heads / h_.kv_heads));
     for (int64_t first = 0; first < run.count; first += step)
       for (int64_t head = 0; head < h_.kv_heads; ++head)
@@ -122,8 +123,8 @@ class Forward {
   }
 
  private:
-  /// The rows of one KV head in one pass: row r is query r / group, head r % group of the group. So neighbours see
-  /// nearly the same positions.
+  /// The rows of one KV head in one pass: row r is query r / group, head r % group of the group. So neighbouring rows
+  /// see nearly the same positions.
   struct Pass {
     const TileView &out, &lse, &q;
     const QueryRun& run;
@@ -159,8 +160,8 @@ class Forward {
     for (int64_t b = 0; b < blocks; ++b) write(pass, b, start(b), start(b + 1) - start(b));
   }
 
-  /// Few rows, all heads of a KV block before the next one, as they lie in a block: memory is read in runs, and the
-  /// next head is asked for meanwhile. The state of a head is that of the block with its number.
+  /// For few rows. Visits all heads of a KV block before the next block, the order in which they are stored, so that
+  /// memory is read in runs; the next head is prefetched. Head h uses the state of block h.
   void run_few(Pass pass, const KvRows<T>& kv, const Ahead& following) {
 #if defined(__AVX512BW__)
     const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, width = sizeof(T);
@@ -205,7 +206,7 @@ class Forward {
     }
   }
 
-  /// Rows [first, first + rows) of a pass, packed.
+  /// Packs rows [first, first + rows) of a pass.
   void pack_queries(const Pass& pass, int64_t first, int64_t rows) {
     const int64_t group = h_.heads / h_.kv_heads;
     for (int64_t r = 0; r < rows; ++r) {
@@ -215,13 +216,14 @@ class Forward {
     }
   }
 
-  /// What rows [first, first + rows) of a pass see.
+  /// Sets sight_ to the positions that rows [first, first + rows) of a pass see.
   void look(const Pass& pass, int64_t first, int64_t rows) {
     const int64_t group = h_.heads / h_.kv_heads;
     sight_.look(rows, [&](int64_t r) { return pass.run.last_position(pass.first + (first + r) / group, h_.causal); });
   }
 
-  /// Asks for what is packed after the KV block at hand: a few lines of each of many rows, which no processor foresees.
+  /// Prefetches the KV block that is packed next: a few lines of each of many rows, which the hardware prefetcher
+  /// misses.
   void prefetch_kv_block(const KvRows<T>& kv, int64_t kv_head, int64_t kv_block, int64_t count) const {
     const auto *k = kv.key(kv_block, kv_head), *v = kv.value(kv_block, kv_head);
     const auto bytes = h_.dim * static_cast<int64_t>(sizeof(T));
@@ -233,7 +235,7 @@ class Forward {
     }
   }
 
-  /// What no row sees is neither read nor written: its scores are masked, and probabilities are multiplied up to there.
+  /// Packs only positions that some row sees. The scores of the others are masked, and products stop before them.
   void pack_kv_block(const KvRows<T>& kv, int64_t kv_head, int64_t kv_block, int64_t count) {
     const int64_t slot = kv_block % kSpan / kKvBlock;
     const T* k = kv.key(kv_block, kv_head);
@@ -244,7 +246,7 @@ class Forward {
                                       count);
   }
 
-  /// One block of rows over the KV blocks packed, [span, end).
+  /// Runs one block of rows over the packed KV blocks of positions [span, end).
   void run_block(const Pass& pass, int64_t block, int64_t first, int64_t rows, int64_t span, int64_t end) {
     look(pass, first, rows);
     if (sight_.furthest < span || sight_.lowest >= end) return;
@@ -254,8 +256,8 @@ class Forward {
       run_kv_blocks(block, rows, kv_block, smaller(kTogether * kKvBlock, last - kv_block));
   }
 
-  /// KV blocks from `kv_block` on, as many as are added up at a time. `visible`: positions of them that some row of the
-  /// block sees. The others would add nothing.
+  /// Runs up to kTogether KV blocks from `kv_block` on. `visible`: number of their positions that some row of the block
+  /// sees; the others would add nothing.
   void run_kv_blocks(int64_t block, int64_t rows, int64_t kv_block, int64_t visible) {
     Segment segments[kTogether];
     int64_t count = 0;
@@ -292,7 +294,8 @@ class Forward {
   /// Vector i of a row's scores.
   float* score(int64_t r, int i) { return scores_ + (i / 2 * kAttentionRows<D> + r) * kPanel + i % 2 * kLanes; }
 
-  /// Scores of a block's rows scaled, capped, and -inf before the rows' windows; what is left to scale them by.
+  /// Scales and caps the scores of a block's rows, and sets those before the rows' windows to -inf. Returns 1, the
+  /// remaining scale.
   template <int Halves>
   __attribute__((noinline)) float shape(int64_t rows, int64_t kv_block) {
     constexpr int kVectors = 2 * Halves;
@@ -307,8 +310,8 @@ class Forward {
     return 1.0f;
   }
 
-  /// Scores of a KV block, of which `visible` positions are seen, to probabilities: `place` is that of the KV block
-  /// among those whose values are added up together.
+  /// Turns the scores of a KV block with `visible` visible positions into probabilities. `place` is the block's index
+  /// among the kTogether.
   void softmax_kv_block(int64_t block, int64_t rows, int64_t kv_block, int64_t visible, int64_t place) {
     if (visible > kPanel) {
       softmax_panels<2>(block, rows, kv_block, place);
@@ -320,23 +323,23 @@ class Forward {
   void softmax_panels(int64_t block, int64_t rows, int64_t kv_block, int64_t place) {
     const bool is_plain = h_.softcap == 0.0f && sight_.latest_first <= kv_block && h_.scale > 0.0f;
     const float scale = is_plain ? h_.scale : shape<Halves>(rows, kv_block);
-    if (kv_block + Halves * kPanel - 1 > sight_.earliest_last) hide<Halves>(rows, kv_block);
-    soften<Halves>(block, rows, scale, place);
+    if (kv_block + Halves * kPanel - 1 > sight_.earliest_last) mask_after_last<Halves>(rows, kv_block);
+    exponentiate<Halves>(block, rows, scale, place);
   }
 
-  /// Scores behind the rows become -inf.
+  /// Sets scores of positions after the rows' last to -inf.
   template <int Halves>
-  __attribute__((noinline)) void hide(int64_t rows, int64_t kv_block) {
+  __attribute__((noinline)) void mask_after_last(int64_t rows, int64_t kv_block) {
     for (int64_t r = 0; r < rows; ++r)
       for (int i = 0; i < 2 * Halves; ++i)
         store(score(r, i), mask_scores(load(score(r, i)), sight_.last[r] - kv_block - i * kLanes, -kInfinity));
   }
 
-  /// Scores of a block's rows to probabilities in p_, over `Halves` panels of positions; maxima and totals move on.
+  /// Turns scores into probabilities in p_, over `Halves` panels of positions; updates maxima and totals.
   template <int Halves>
-  void soften(int64_t block, int64_t rows, float scale, int64_t place) {
+  void exponentiate(int64_t block, int64_t rows, float scale, int64_t place) {
     constexpr int kVectors = 2 * Halves;
-    constexpr int kBeside = kParts == 1 ? kVectors : 2;  // as the registers of the level allow
+    constexpr int kTogetherVectors = kParts == 1 ? kVectors : 2;  // as the registers of the level allow
     Lanes of_row[kLanes];
     for (int64_t r = 0; r < rows; ++r) {
       of_row[r] = maximum(load(score(r, 0)) * set(scale), load(score(r, 1)) * set(scale));
@@ -345,18 +348,18 @@ class Forward {
     }
     for (int64_t r = rows; r < kLanes; ++r) of_row[r] = set(0.0f);
     const Lanes before = load(top_ + block * kLanes), top = maximum(before, reduce_rows<MaxOfLanes>(of_row, rows));
-    // Rows that see nothing yet keep exp(-inf) = 0 instead of exp(-inf + inf).
+    // Rows that have seen no position yet get exp(-inf) = 0 instead of exp(-inf + inf).
     const Lanes shift = select(greater(top, set(-kInfinity)), top, set(0.0f));
     const Lanes correction = decay(before - shift);
     store(shift_, shift);
     for (int64_t r = 0; r < rows; ++r) {
       uint32_t* p = p_ + r * kRowWords<D> + place * shape_.kv_block_steps * kWordsOf<typename D::Dot>;
       Lanes pairs[Halves];
-      for (int i = 0; i < kVectors; i += kBeside) {
-        RegisterBlock<kBeside> e;
-        for (int j = 0; j < kBeside; ++j) e.at[j] = load(score(r, i + j)) * set(scale) - set(shift_[r]);
+      for (int i = 0; i < kVectors; i += kTogetherVectors) {
+        RegisterBlock<kTogetherVectors> e;
+        for (int j = 0; j < kTogetherVectors; ++j) e.at[j] = load(score(r, i + j)) * set(scale) - set(shift_[r]);
         e = decay(e);
-        for (int j = 0; j < kBeside; j += 2) {
+        for (int j = 0; j < kTogetherVectors; j += 2) {
           pairs[(i + j) / 2] = e.at[j] + e.at[j + 1];
           store_row_factors<D>(p, (i + j) * kLanes, e.at[j], e.at[j + 1]);
         }
@@ -438,7 +441,7 @@ void attention_paged(const KernelArgs& args) {
   if (out.rows == 0) return;
   [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
   Forward<D> forward(heads, args.scratch);
-  // A task of some heads alone is given their columns of q, and the caches whole.
+  // A task for some of the heads gets their columns of q and the whole caches.
   const int64_t width = heads.kv_heads * heads.dim, block_rows = args.ints[0] * heads.dim;
   const int64_t first_head = width < k.cols ? args.row_begin / (heads.heads * heads.dim) * heads.kv_heads : 0;
   const auto pages = [&](int32_t owner) {
@@ -456,7 +459,7 @@ void attention_paged(const KernelArgs& args) {
     int64_t end = row + 1;
     while (end < out.rows && *row_of<const int32_t>(sequence, end) == own) ++end;
     const KvRows<T> kv = pages(own);
-    Ahead following;  // the next sequence's first KV block: in a place of its own, which no processor foresees
+    Ahead following;  // the next sequence's first KV block, which the hardware prefetcher misses
     if (end < out.rows) {
       const int64_t last = *row_of<const int32_t>(positions, end);
       int64_t kv_block = heads.window > 0 ? larger(int64_t{0}, last + 1 - heads.window) : 0;

@@ -9,24 +9,24 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 inline constexpr int64_t kKvBlock = 64;
 
-/// Rows of a product at most.
+/// The maximum number of rows of a product.
 template <class D>
 inline constexpr int64_t kRunRows = kRowsOf<typename D::Dot> < kLanes ? kRowsOf<typename D::Dot> : kLanes;
 
-/// Rows of a block at most: what is known of each lies in a lane. As many runs of products as there is room for read a
-/// panel one after the other, the later ones from L1.
+/// The maximum number of rows of a block: the state of each is one lane. A block is several runs of products, which
+/// read a panel one after the other, the later ones from L1.
 template <class D>
 inline constexpr int64_t kAttentionRows = kLanes / kRunRows<D> * kRunRows<D>;
 
-/// Words from a packed row to the next.
+/// Words between packed rows.
 template <class D>
 inline constexpr int64_t kRowWords = kRowStride * kWordsOf<typename D::Dot>;
 
-/// bf16 values as the words of fp32 that they are.
+/// Values rounded to bf16, as fp32 words.
 TILEWISE_INLINE IntLanes rounded_words(const Lanes& x) { return shift_left<16>(round_to_bf16(x)); }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-/// 16 neighbouring values of a packed row whose steps are two words.
+/// Stores 16 neighbouring values in a packed row whose steps are two words.
 TILEWISE_INLINE void store_widened(uint32_t* to, const Lanes& x) {
   constexpr int kOddFirst = 0xb1;
   TILEWISE_EACH_PART native_store(reinterpret_cast<float*>(to) + p * kNativeLanes,
@@ -34,7 +34,7 @@ TILEWISE_INLINE void store_widened(uint32_t* to, const Lanes& x) {
 }
 #endif
 
-/// 32 factors of a packed row, from element `at` on.
+/// Stores 32 factors in a packed row, from element `at` on.
 template <class D>
 TILEWISE_INLINE void store_row_factors(uint32_t* row, int64_t at, const Lanes& low, const Lanes& high) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -47,7 +47,7 @@ TILEWISE_INLINE void store_row_factors(uint32_t* row, int64_t at, const Lanes& l
   store_factors(reinterpret_cast<typename D::T*>(row) + at, low, high);
 }
 
-/// run(first, count) for rows [0, rows) in runs of products, as even as can be.
+/// Calls run(first, count) for rows [0, rows) in runs of nearly equal length.
 template <class D, class Run>
 TILEWISE_INLINE void each_run(int64_t rows, const Run& run) {
   const int64_t runs = divide_up(rows, kRunRows<D>);
@@ -80,7 +80,7 @@ struct MaxOfLanes {
 template <class Op>
 TILEWISE_INLINE Lanes reduce_rows(const Lanes (&x)[kLanes], int64_t rows) {
 #if defined(__AVX512BW__)
-  // Two vectors become one at every level of the tree; taken in this order the last level leaves them sorted.
+  // Every level of the tree merges pairs of vectors; in this order the last level leaves the lanes sorted.
   (void)rows;
   __m512 a[8], b[4], c[2];
   for (int i = 0; i < 8; ++i) {
@@ -115,21 +115,20 @@ TILEWISE_INLINE Lanes reduce_rows(const Lanes (&x)[kLanes], int64_t rows) {
 #endif
 }
 
-/// Zeros in `count` columns of some rows: what stands behind the length of a sequence.
+/// Clears `count` columns of rows [first, end), which lie beyond the length of a sequence.
 template <class T>
 void clear_rows(const TileView& tile, int64_t first, int64_t end, int64_t column, int64_t count) {
   for (int64_t r = first; r < end; ++r)
     __builtin_memset(row_of<T>(tile, r) + column, 0, static_cast<size_t>(count) * sizeof(T));
 }
 
-/// What a later product reads, of which this one asks for a part while it computes: it lies further off than L2
-/// reaches.
+/// Memory outside L2 that a later product reads. The current product prefetches a part of it.
 struct Later {
   const void* data = nullptr;
   int64_t bytes = 0, part = 0, parts = 1;
 
-  /// By a product of so many steps: two lines at a time.
-  void ask(MicroArgs& call, int64_t steps) const {
+  /// Lets a product of this many steps prefetch, two lines at a time.
+  void prefetch(MicroArgs& call, int64_t steps) const {
     const int64_t lines = divide_up(divide_up(bytes, 64), parts), times = divide_up(lines, 2);
     if (!data || times == 0 || times > steps) return;
     call.ahead = static_cast<const char*>(data) + part * lines * 64;
@@ -141,14 +140,14 @@ struct Later {
   }
 };
 
-/// Packed sizes for one head dimension and blocks of so many rows.
+/// Packed sizes for one head dimension and blocks of kRows rows.
 template <class D, int64_t kRows = kAttentionRows<D>>
 struct KvBlockShape {
   using T = typename D::T;
   static constexpr int64_t kv_block_steps = kKvBlock / D::kPerStep;
   static constexpr int64_t block_words = kRows * kRowStride;
   int64_t dim_steps = 0, dim_panels = 0, dim_pad = 0, dim_blocks = 0;
-  Segment dim_segments[16];  // of a product over the head dimension
+  Segment dim_segments[16];  // segments of a product over the head dimension
 
   KvBlockShape() = default;
   explicit KvBlockShape(int64_t dim)
@@ -162,7 +161,7 @@ struct KvBlockShape {
     }
   }
 
-  /// One row along the head dimension, cut into the blocks of a row-major pack.
+  /// Packs one row along the head dimension into the blocks of a row-major pack.
   void pack_row_blocks(uint32_t* to, const T* row, int64_t dim) const {
     constexpr int64_t kLength = kBlockSteps * D::kPerStep;
     for (int64_t b = 0; b < dim_blocks; ++b, to += block_words * kWordsOf<typename D::Dot>) {
@@ -177,8 +176,8 @@ struct KvBlockShape {
     }
   }
 
-  /// `count` rows of a KV block with the head dimension on lanes: [panel][KV block step][32]; zero beyond `count`, or
-  /// whatever was there.
+  /// Packs `count` rows of a KV block with the head dimension on lanes: [panel][KV block step][32]. Rows beyond `count`
+  /// become zero, or stay unchanged unless IsCleared.
   template <bool IsCleared = true>
   void pack_along(uint32_t* to, const T* from, int64_t stride, int64_t dim, int64_t count) const {
     const int64_t steps = divide_up(count, D::kPerStep);
@@ -193,7 +192,7 @@ struct KvBlockShape {
   void across_dim(int64_t rows, const uint32_t* a, const uint32_t* panel, float* out, const Later& later = {}) const {
     MicroArgs call = {dim_segments, dim_blocks, a, &panel, nullptr, nullptr, nullptr, nullptr, out};
     call.rows = rows;
-    later.ask(call, dim_steps);
+    later.prefetch(call, dim_steps);
     micro_for<typename D::Dot, ALayout::kRows>(rows)(call);
   }
 };

@@ -8,7 +8,7 @@ struct Half {
   uint16_t bits;
 };
 
-/// Exact. Denormals are made by a subtraction, so that no float mode of the thread takes them for zero.
+/// Exact. Denormals are computed by a subtraction of normal numbers, so that flush-to-zero modes do not affect them.
 TILEWISE_INLINE float widen(Half x) {
   const uint32_t magnitude = x.bits & 0x7fffu, shifted = magnitude << 13;
   const float small = bits_of<float>(shifted + 0x38800000u) - bits_of<float>(0x38800000u);
@@ -20,7 +20,7 @@ TILEWISE_INLINE float widen(double x) { return static_cast<float>(x); }
 
 namespace {
 
-constexpr int64_t kColumns = 256;  // of a panel at a time: even, and 32 rows of them fit L1
+constexpr int64_t kColumns = 256;  // columns of a panel at a time: even, and 32 rows of them fit L1
 
 template <class S, class T>
 constexpr bool kSame = false;
@@ -36,16 +36,16 @@ TILEWISE_INLINE void convert(const S* from, T* to, int64_t n) {
   }
 }
 
-/// Not zero when one of the numbers is infinite or none: only all exponent bits overflow into the sign.
+/// Not zero if any number is infinite or NaN: only an exponent of all ones overflows into the sign bit.
 TILEWISE_INLINE uint32_t overflows(const float* x, int64_t n) {
-  uint32_t found = 0;
-  for (int64_t i = 0; i < n; ++i) found |= (bits_of<uint32_t>(x[i]) & 0x7f800000u) + 0x00800000u;
-  return found & 0x80000000u;
+  uint32_t overflow = 0;
+  for (int64_t i = 0; i < n; ++i) overflow |= (bits_of<uint32_t>(x[i]) & 0x7f800000u) + 0x00800000u;
+  return overflow & 0x80000000u;
 }
 TILEWISE_INLINE uint32_t overflows(const bf16* x, int64_t n) {
-  uint16_t found = 0;
-  for (int64_t i = 0; i < n; ++i) found = static_cast<uint16_t>(found | ((x[i] & 0x7f80u) + 0x0080u));
-  return found & 0x8000u;
+  uint16_t overflow = 0;
+  for (int64_t i = 0; i < n; ++i) overflow = static_cast<uint16_t>(overflow | ((x[i] & 0x7f80u) + 0x0080u));
+  return overflow & 0x8000u;
 }
 
 template <class S>
@@ -53,14 +53,15 @@ TILEWISE_INLINE const S* element(const StoredBlock& block, int64_t row, int64_t 
   return reinterpret_cast<const S*>(block.data + row * block.stride) + col;
 }
 
-/// Where a column of a panel's rows begins; `row` is the panel's first.
+/// The address of column `col` in the panel that starts at `row`.
 template <class D>
 TILEWISE_INLINE uint32_t* step_of(const WeightPart& part, int64_t row, int64_t col) {
   const int64_t k_pad = round_up(part.cols, 2);
   return reinterpret_cast<uint32_t*>(part.data) + (row * k_pad + col * kPanel) / D::kPerStep;
 }
 
-/// fp32 panels have a step of zeros behind an odd last column; bf16 ones pair that column with zero.
+/// Clears the padding after an odd last column: fp32 panels have a step of zeros there; bf16 panels pair the column
+/// with zero.
 template <class D>
 TILEWISE_INLINE void pad_steps(const WeightPart& part, int64_t row, int64_t end_col) {
   if (D::kPerStep == 1 && end_col == part.cols && part.cols % 2 == 1)
@@ -71,7 +72,7 @@ template <class S, class D>
 uint32_t pack_rows(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col) {
   using T = typename D::T;
   alignas(64) T converted[kSame<S, T> ? 1 : kPanel * kColumns];
-  uint32_t found = 0;
+  uint32_t overflow = 0;
   for (int64_t first = 0; first < block.rows; first += kPanel) {
     const int64_t rows = smaller(kPanel, block.rows - first);
     for (int64_t c = 0; c < block.cols; c += kColumns) {
@@ -84,52 +85,52 @@ uint32_t pack_rows(const StoredBlock& block, const WeightPart& part, int64_t row
       } else {
         for (int64_t r = 0; r < rows; ++r) convert(element<S>(block, first + r, c), converted + r * kColumns, columns);
       }
-      for (int64_t r = 0; r < rows; ++r) found |= overflows(tile + r * stride, columns);
+      for (int64_t r = 0; r < rows; ++r) overflow |= overflows(tile + r * stride, columns);
       pack_panel_across<D>(step_of<D>(part, row + first, col + c), tile, stride, rows, 0, columns);
     }
     pad_steps<D>(part, row + first, col + block.cols);
   }
-  return found;
+  return overflow;
 }
 
-/// The block's rows are columns of the part: a step is one of them, or two interleaved.
+/// For transposed blocks: a step is one row of the block, or two interleaved.
 template <class S, class D>
 uint32_t pack_columns(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col) {
   using T = typename D::T;
   alignas(64) T steps[D::kPerStep][kPanel];
-  uint32_t found = 0;
+  uint32_t overflow = 0;
   for (int64_t first = 0; first < block.cols; first += kPanel) {
     const int64_t lanes = smaller(kPanel, block.cols - first);
     for (int64_t k = 0; k < block.rows; k += D::kPerStep) {
       const int64_t count = smaller(D::kPerStep, block.rows - k);
       for (int64_t j = 0; j < count; ++j) {
         convert(element<S>(block, k + j, first), steps[j], lanes);
-        found |= overflows(steps[j], lanes);
+        overflow |= overflows(steps[j], lanes);
       }
       partial_step<kPanel>(step_of<D>(part, row + first, col + k), steps[0], count > 1 ? steps[1] : nullptr, lanes);
     }
     pad_steps<D>(part, row + first, col + block.rows);
   }
-  return found;
+  return overflow;
 }
 
 template <class S, class T>
 uint32_t copy_block(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col, bool transposed) {
   T* const to = reinterpret_cast<T*>(part.data) + row * part.cols + col;
-  uint32_t found = 0;
+  uint32_t overflow = 0;
   for (int64_t r = 0; r < block.rows; ++r) {
     const S* from = element<S>(block, r, 0);
     if (!transposed) {
       convert(from, to + r * part.cols, block.cols);
-      found |= overflows(to + r * part.cols, block.cols);
+      overflow |= overflows(to + r * part.cols, block.cols);
       continue;
     }
     for (int64_t c = 0; c < block.cols; ++c) {
       convert(from + c, to + c * part.cols + r, 1);
-      found |= overflows(to + c * part.cols + r, 1);
+      overflow |= overflows(to + c * part.cols + r, 1);
     }
   }
-  return found;
+  return overflow;
 }
 
 template <class S, class D>

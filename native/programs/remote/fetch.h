@@ -1,9 +1,9 @@
 // Fetches a task's tiles from remote devices before it starts.
 //
 // Purpose: comm/peers.h does this for signals, this file for tiles. Tiles are stored in a block of memory that is
-// released at the task's end. If a task only copies them, they are stored at its destination, and the task has nothing
-// left to do. Who may call: the thread that admits the task. Blocks: never. Memory order: when fetched() is called, the
-// tiles are as they were when their signals arrived.
+// released at the task's end. If a task only copies them, they are stored directly at its destination, and its kernel
+// does not run. Who may call: the thread that admits the task. Blocks: never. Memory order: when fetched() is called,
+// the tiles are as they were when their signals arrived.
 #pragma once
 #include <functional>
 
@@ -12,7 +12,7 @@
 
 namespace tilewise::programs {
 
-/// Nothing of the task may be touched from here on until fetched() is called, by whichever thread.
+/// After this call the task must not be accessed until some thread calls fetched().
 void start_fetch(RemoteMemory& memory, Task& task, std::function<void()> fetched);
 
 }  // namespace tilewise::programs

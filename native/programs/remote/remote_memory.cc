@@ -13,9 +13,9 @@ namespace tilewise::programs {
 
 namespace {
 
-constexpr int64_t kPiece = int64_t{64} << 20;  // of what the host moves
-constexpr int64_t kPatienceNs = 60'000'000'000;  // for one of them
-constexpr int64_t kLookNs = 50'000'000;  // then it looks whether a process is lost
+constexpr int64_t kPiece = int64_t{64} << 20;    // bytes that the host moves at a time
+constexpr int64_t kPatienceNs = 60'000'000'000;  // limit for one piece
+constexpr int64_t kCheckNs = 50'000'000;         // interval of checks for lost processes
 constexpr int64_t kLine = 64;
 
 }  // namespace
@@ -37,25 +37,25 @@ comm::Message RemoteMemory::message_of(comm::MessageKind kind) const {
 
 // ---- tasks -------------------------------------------------------------------------------------------------------
 
-void RemoteMemory::fetch(const std::vector<RemoteRows>& wanted, Fetched fetched) {
+void RemoteMemory::fetch(const std::vector<RemoteRows>& requests, Fetched fetched) {
   int64_t total = 0;
-  for (const RemoteRows& rows : wanted) total += (rows.bytes() + kLine - 1) / kLine * kLine;
-  staging_.take(total, [this, wanted, fetched = std::move(fetched)](Staging::Block block) {
+  for (const RemoteRows& rows : requests) total += (rows.bytes() + kLine - 1) / kLine * kLine;
+  staging_.take(total, [this, requests, fetched = std::move(fetched)](Staging::Block block) {
     std::vector<std::byte*> into;
     std::byte* to = block.data;
-    for (const RemoteRows& rows : wanted) {
+    for (const RemoteRows& rows : requests) {
       into.push_back(to);
       to += (rows.bytes() + kLine - 1) / kLine * kLine;
     }
-    read(wanted, into, [block, into, fetched] { fetched(block, into); });
+    read(requests, into, [block, into, fetched] { fetched(block, into); });
   });
 }
 
-void RemoteMemory::read(const std::vector<RemoteRows>& wanted, const std::vector<std::byte*>& into,
+void RemoteMemory::read(const std::vector<RemoteRows>& requests, const std::vector<std::byte*>& into,
                         const comm::Connection::Done& done) {
-  const auto num_left = std::make_shared<std::atomic<int64_t>>(std::ssize(wanted));
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const RemoteRows& rows = wanted[i];
+  const auto num_left = std::make_shared<std::atomic<int64_t>>(std::ssize(requests));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const RemoteRows& rows = requests[i];
     comm::Message message = message_of(comm::MessageKind::kRead);
     message.numbers[0] = rows.device;
     message.numbers[1] = rows.offset;
@@ -63,7 +63,7 @@ void RemoteMemory::read(const std::vector<RemoteRows>& wanted, const std::vector
     message.numbers[3] = rows.row_bytes;
     message.numbers[4] = rows.stride_bytes;
     bytes_fetched_.fetch_add(rows.bytes(), std::memory_order_relaxed);
-    connection_->ask(processes_[rows.device], message, into[i], rows.bytes(), [num_left, done] {
+    connection_->get(processes_[rows.device], message, into[i], rows.bytes(), [num_left, done] {
       if (num_left->fetch_sub(1, std::memory_order_acq_rel) == 1) done();
     });
   }
@@ -74,19 +74,19 @@ void RemoteMemory::read(const std::vector<RemoteRows>& wanted, const std::vector
 
 void RemoteMemory::move(Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes) {
   const int64_t process = processes_[device];
-  const auto wait = [&](auto&& holds) {
+  const auto wait = [&](auto&& condition) {
     const int64_t until = now_ns() + kPatienceNs;
     std::string loss;
-    while (!connection_->wait(kLookNs, holds)) {
+    while (!connection_->wait(kCheckNs, condition)) {
       loss = find_loss_();
       if (loss.empty() && connection_->has_failed()) loss = connection_->cause();
       if (!loss.empty() || now_ns() > until) break;
     }
-    check<PeerLost>(holds(), "[programs.Executor.move] a device's process must answer; got nothing of ", bytes,
+    check<PeerLost>(condition(), "[programs.Executor.move] a device's process must answer; got no answer for ", bytes,
                     " bytes of device ", device, " from process ", process, loss.empty() ? "" : ": ", loss,
                     "; look at that process's own messages, then start again from the last checkpoint");
   };
-  // MPI is given memory of its own, which stays until its end was reported: the caller's may go as soon as this throws.
+  // MPI gets memory that lives until the operation's end is reported. The caller may free its own when this throws.
   const auto piece = std::make_shared_for_overwrite<std::byte[]>(std::min(kPiece, bytes));
   for (int64_t done = 0; done < bytes; done += kPiece) {
     const int64_t size = std::min(kPiece, bytes - done);
@@ -98,7 +98,7 @@ void RemoteMemory::move(Way way, int64_t device, int64_t offset, std::byte* memo
     if (way == Way::kRead) {
       message.numbers[2] = 1;
       message.numbers[3] = message.numbers[4] = size;
-      connection_->ask(process, message, piece.get(), size, ended);
+      connection_->get(process, message, piece.get(), size, ended);
       wait([&] { return has_ended->load(std::memory_order_acquire); });
       std::memcpy(memory + done, piece.get(), size);
       continue;
@@ -108,9 +108,9 @@ void RemoteMemory::move(Way way, int64_t device, int64_t offset, std::byte* memo
     written_to_ = process;
     num_written_ = number;
     message.numbers[3] = size;
-    connection_->give(process, message, piece.get(), size, ended);
+    connection_->put(process, message, piece.get(), size, ended);
     wait([&] {
-      return has_ended->load(std::memory_order_acquire) && last_written_.load(std::memory_order_acquire) == number;
+      return has_ended->load(std::memory_order_acquire) && last_confirmed_.load(std::memory_order_acquire) == number;
     });
     check<ResourceError>(write_error_.empty(), write_error_);
   }
@@ -118,13 +118,13 @@ void RemoteMemory::move(Way way, int64_t device, int64_t offset, std::byte* memo
 
 // ---- messages -----------------------------------------------------------------------------------------------------
 
-void RemoteMemory::refuse(int64_t from, const comm::Message& message) {
+void RemoteMemory::reject(int64_t from, const comm::Message& message) {
   std::string text = "a message must name memory of this process; got device, offset and sizes ";
   for (const int64_t number : message.numbers) text += std::to_string(number) + " ";
   connection_->fail(text + "from process " + std::to_string(from));
 }
 
-/// The device's memory, if so many bytes from the message's offset on are all in it, or all in its file.
+/// The device's arena if all `bytes` bytes from the message's offset on are in its memory, or all in its file.
 memory::Arena* RemoteMemory::arena_for(const comm::Message& message, int64_t bytes) const {
   const int64_t device = message.numbers[0];
   const int64_t offset = message.numbers[1];
@@ -139,12 +139,12 @@ memory::Arena* RemoteMemory::arena_for(const comm::Message& message, int64_t byt
 void RemoteMemory::answer_read(int64_t from, const comm::Message& message) {
   const auto [device, offset, rows, row_bytes, stride, unused] = message.numbers;
   constexpr int64_t kMost = comm::kMostPayload;
-  const bool is_sane = rows >= 1 && row_bytes >= 1 && rows <= kMost && row_bytes <= kMost / rows &&
-                       stride >= row_bytes && (rows == 1 || stride <= kMost / rows);
-  memory::Arena* const arena = is_sane ? arena_for(message, (rows - 1) * stride + row_bytes) : nullptr;
+  const bool is_valid = rows >= 1 && row_bytes >= 1 && rows <= kMost && row_bytes <= kMost / rows &&
+                        stride >= row_bytes && (rows == 1 || stride <= kMost / rows);
+  memory::Arena* const arena = is_valid ? arena_for(message, (rows - 1) * stride + row_bytes) : nullptr;
   const bool is_in_file = arena != nullptr && offset > arena->bytes() - row_bytes;
   if (arena == nullptr || (is_in_file && rows != 1)) {
-    refuse(from, message);
+    reject(from, message);
     return;
   }
   if (!is_in_file && (rows == 1 || stride == row_bytes)) {
@@ -166,7 +166,7 @@ void RemoteMemory::answer_read(int64_t from, const comm::Message& message) {
   connection_->reply(from, message, packed->data(), rows * row_bytes, [packed] {});
 }
 
-void RemoteMemory::say_written(int64_t to, int64_t number, const std::string& error) {
+void RemoteMemory::confirm_write(int64_t to, int64_t number, const std::string& error) {
   comm::Message message = message_of(comm::MessageKind::kWritten);
   message.numbers[2] = number;
   connection_->send(to, message, error.substr(0, comm::kMostText));
@@ -175,14 +175,14 @@ void RemoteMemory::say_written(int64_t to, int64_t number, const std::string& er
 void RemoteMemory::take_write(int64_t from, const comm::Message& message) {
   const int64_t bytes = message.numbers[3];
   memory::Arena* const arena = arena_for(message, bytes);
-  if (from != 0 || arena == nullptr) {  // the leader alone writes
-    refuse(from, message);
+  if (from != 0 || arena == nullptr) {  // only the leader writes
+    reject(from, message);
     return;
   }
   const int64_t offset = message.numbers[1];
   const int64_t number = message.numbers[2];
   if (offset <= arena->bytes() - bytes) {
-    connection_->receive(from, message, arena->data() + offset, bytes, [=, this] { say_written(from, number, ""); });
+    connection_->receive(from, message, arena->data() + offset, bytes, [=, this] { confirm_write(from, number, ""); });
     return;
   }
   const auto content = std::make_shared<std::vector<std::byte>>(bytes);
@@ -193,7 +193,7 @@ void RemoteMemory::take_write(int64_t from, const comm::Message& message) {
     } catch (const std::exception& failed) {
       error = failed.what();
     }
-    say_written(from, number, error);
+    confirm_write(from, number, error);
   });
 }
 
@@ -207,12 +207,12 @@ void RemoteMemory::take(int64_t from, const comm::Message& message, const std::s
       return;
     default:
       if (from != written_to_.load() || message.numbers[2] != num_written_.load() ||
-          message.numbers[2] == last_written_.load()) {
-        refuse(from, message);
+          message.numbers[2] == last_confirmed_.load()) {
+        reject(from, message);
         return;
       }
       write_error_ = text;
-      last_written_.store(message.numbers[2], std::memory_order_release);
+      last_confirmed_.store(message.numbers[2], std::memory_order_release);
   }
 }
 

@@ -1,11 +1,10 @@
 // The memory of devices that this process cannot map: read and written by messages (comm/connection.h).
 //
 // Purpose: a task that reads tiles of a remote device requests them after its signals have arrived, as if it waited for
-// a disk, and finds them in a block of this process's memory. The owner's processes answer without their workers. The
-// tiles are as well defined as in shared memory, because the owner overwrites them only after this reader has signalled
-// that it is done. The host reads and writes remote memory between runs. Who may call: fetch and give_back: any worker;
-// move: the thread that has the executor; take: the thread inside Connection::progress(). Blocks: move, for the other
-// process.
+// a disk, and reads them in a block of this process's memory. The owner's process answers without its workers. The
+// owner overwrites the tiles only after this reader has signalled that it is done, as with shared memory. The host
+// reads and writes remote memory between runs. Who may call: fetch and give_back: any worker; move: the thread that
+// runs the executor; take: the thread inside Connection::progress(). Blocks: move, for the other process.
 //
 // Trusts nothing: a message that requests or brings bytes must name a device of this process and a range inside its
 // memory; otherwise the connection fails. Memory: at most kStagingBytes for tasks, or one task's tiles if they are
@@ -38,26 +37,27 @@ struct RemoteRows {
 class RemoteMemory {
  public:
   using Way = memory::SpillFile::Way;
-  /// Where the rows of each lie, one behind the other; the block is given back by the task.
+  /// rows: the address of each request's rows, which are contiguous. The task gives the block back.
   using Fetched = std::function<void(Staging::Block block, const std::vector<std::byte*>& rows)>;
 
-  /// Which process is lost, and how, in words; empty: none.
+  /// Describes which process is lost and how; empty if none is.
   using FindLoss = std::function<std::string()>;
 
-  /// processes: per device, which has it. arenas: of the devices of this process; none elsewhere.
+  /// processes: the process of each device. arenas: per device, nullptr for devices of other processes.
   RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t group, std::vector<int64_t> processes,
                std::vector<memory::Arena*> arenas, FindLoss find_loss);
 
-  void fetch(const std::vector<RemoteRows>& wanted, Fetched fetched);
-  /// The same into memory that the task has: the rows of each without gaps.
-  void read(const std::vector<RemoteRows>& wanted, const std::vector<std::byte*>& into,
+  /// Reads the requested rows into a staging block.
+  void fetch(const std::vector<RemoteRows>& requests, Fetched fetched);
+  /// Reads each request's rows, without gaps, into memory of the caller.
+  void read(const std::vector<RemoteRows>& requests, const std::vector<std::byte*>& into,
             const comm::Connection::Done& done);
   void give_back(Staging::Block block) { staging_.give_back(block); }
-  /// Bytes that tasks have read since this was made.
+  /// Bytes that tasks have read since construction.
   int64_t bytes_fetched() const { return bytes_fetched_.load(std::memory_order_relaxed); }
 
-  /// Between a remote device's memory, or file, from that offset on, and memory here, which MPI itself never sees.
-  /// Throws PeerLost where the other process does not answer.
+  /// Copies between `memory` and a remote device's memory or file at `offset`. MPI never gets `memory` itself.
+  /// Throws PeerLost if the other process does not answer.
   void move(Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes);
 
   void take(int64_t from, const comm::Message& message, const std::string& text);
@@ -67,8 +67,8 @@ class RemoteMemory {
   memory::Arena* arena_for(const comm::Message& message, int64_t bytes) const;
   void answer_read(int64_t from, const comm::Message& message);
   void take_write(int64_t from, const comm::Message& message);
-  void say_written(int64_t to, int64_t number, const std::string& error);
-  void refuse(int64_t from, const comm::Message& message);
+  void confirm_write(int64_t to, int64_t number, const std::string& error);
+  void reject(int64_t from, const comm::Message& message);
 
   std::shared_ptr<comm::Connection> connection_;
   int64_t group_;
@@ -77,10 +77,10 @@ class RemoteMemory {
   FindLoss find_loss_;
   Staging staging_{kStagingBytes};
   std::atomic<int64_t> bytes_fetched_{0};
-  std::atomic<int64_t> num_written_{0};  // by the host here
-  std::atomic<int64_t> written_to_{-1};  // the last of them
-  std::atomic<int64_t> last_written_{0};  // that its process has confirmed
-  std::string write_error_;  // published by last_written_
+  std::atomic<int64_t> num_written_{0};  // writes of this host
+  std::atomic<int64_t> written_to_{-1};  // process of the last write
+  std::atomic<int64_t> last_confirmed_{0};  // number of the last write that its process has confirmed
+  std::string write_error_;  // published by last_confirmed_
 };
 
 }  // namespace tilewise::programs

@@ -30,46 +30,46 @@ Staging::Block Staging::block_of(int64_t bytes) {
   if (!blocks.empty()) {
     block.data = blocks.back();
     blocks.pop_back();
-    kept_ -= bytes;
+    spare_ -= bytes;
   } else {
     block.data = static_cast<std::byte*>(std::aligned_alloc(kLeast, bytes));
     if (block.data == nullptr) throw std::bad_alloc();
   }
-  out_ += bytes;
+  used_ += bytes;
   return block;
 }
 
-void Staging::take(int64_t bytes, Given given) {
+void Staging::take(int64_t bytes, OnBlock on_block) {
   Block block;
   {
     std::lock_guard guard(mutex_);
     const int64_t size = rounded(bytes);
     if (!waiting_.empty() || !has_room(size)) {
-      waiting_.push_back({size, std::move(given)});
+      waiting_.push_back({size, std::move(on_block)});
       return;
     }
     block = block_of(size);
   }
-  given(block);
+  on_block(block);
 }
 
 void Staging::give_back(Block block) {
-  std::vector<std::pair<Given, Block>> served;
+  std::vector<std::pair<OnBlock, Block>> served;
   {
     std::lock_guard guard(mutex_);
-    out_ -= block.bytes;
-    if (kept_ + block.bytes <= limit_) {
+    used_ -= block.bytes;
+    if (spare_ + block.bytes <= limit_) {
       free_[std::countr_zero(static_cast<uint64_t>(block.bytes))].push_back(block.data);
-      kept_ += block.bytes;
+      spare_ += block.bytes;
     } else {
       std::free(block.data);
     }
     while (!waiting_.empty() && has_room(waiting_.front().bytes)) {
-      served.emplace_back(std::move(waiting_.front().given), block_of(waiting_.front().bytes));
+      served.emplace_back(std::move(waiting_.front().on_block), block_of(waiting_.front().bytes));
       waiting_.pop_front();
     }
   }
-  for (auto& [given, next] : served) given(next);
+  for (auto& [on_block, next] : served) on_block(next);
 }
 
 }  // namespace tilewise::programs

@@ -2,8 +2,8 @@
 // task's end.
 //
 // Purpose: limits the bytes in flight, and reuses blocks whose pages exist. Who may call: any thread. Blocks: never; a
-// caller without room is notified later, in order, by the thread that makes room. A block of any size is given if no
-// other is out, and the holder of a block needs nothing more to finish, so there is no circular wait.
+// caller without room gets its block later, in order, from the thread that makes room. If no other block is in use, a
+// block of any size is available; and the holder of a block needs no other block to finish. So no circular wait exists.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -17,34 +17,34 @@ namespace tilewise::programs {
 
 class Staging {
  public:
-  /// A power of two of bytes.
+  /// Its size is a power of two.
   struct Block {
     std::byte* data = nullptr;
     int64_t bytes = 0;
   };
-  using Given = std::function<void(Block)>;
+  using OnBlock = std::function<void(Block)>;
 
   explicit Staging(int64_t limit_bytes) : limit_(limit_bytes) {}
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  /// given: called with a block of so many bytes or more, now or by a later give_back().
-  void take(int64_t bytes, Given given);
+  /// Calls on_block with a block of at least `bytes` bytes, now or in a later give_back().
+  void take(int64_t bytes, OnBlock on_block);
   void give_back(Block block);
 
  private:
   struct Waiting {
     int64_t bytes;
-    Given given;
+    OnBlock on_block;
   };
-  bool has_room(int64_t bytes) const { return out_ == 0 || out_ + bytes <= limit_; }
+  bool has_room(int64_t bytes) const { return used_ == 0 || used_ + bytes <= limit_; }
   Block block_of(int64_t bytes);
 
   std::mutex mutex_;
   const int64_t limit_;
-  int64_t out_ = 0;  // bytes of blocks that are out
-  int64_t kept_ = 0;  // of those that are not
+  int64_t used_ = 0;  // bytes of blocks in use
+  int64_t spare_ = 0;  // bytes of blocks kept for reuse
   std::array<std::vector<std::byte*>, 64> free_;  // per power of two
   std::deque<Waiting> waiting_;
 };

@@ -17,8 +17,8 @@ namespace tilewise::programs {
 
 namespace {
 
-constexpr std::chrono::milliseconds kDelay{1};  // a planted one
-constexpr int64_t kIssueBatch = 32;  // submissions per turn
+constexpr std::chrono::milliseconds kDelay{1};  // of a planted fault
+constexpr int64_t kIssueBatch = 32;             // submissions per turn
 constexpr uint32_t kTimelineRecords = 1 << 16;
 
 std::unique_ptr<memory::SpillFile> file_of(const DeviceOptions& options) {
@@ -102,7 +102,7 @@ bool Device::submit_more(uint32_t worker) {
   return true;
 }
 
-// Tasks count when issuing pauses, not one by one.
+// The number of live tasks is updated when issuing pauses, not per task.
 void Device::issue(uint32_t worker) {
   const int64_t live = issue_turn_.num_live();
   const int64_t limit = std::min(kIssueBatch, options_.window - live);
@@ -130,18 +130,18 @@ void Device::submit(uint32_t number, uint32_t worker) {
   engine_.submit(number, accesses_, priority, worker);
 }
 
-// Nothing of the task may be touched after a wait that registered it: the poster has it then.
+// After a wait has registered the task, this thread must not access it: the poster owns it.
 bool Device::admit(uint32_t number) {
   Task& task = tasks_[number];
-  const bool has_come = protocols::ask_in_turn(task.num_asked, task.waits.size(), [&](size_t which) {
+  const bool are_met = protocols::wait_in_turn(task.num_waits_begun, task.waits.size(), [&](size_t which) {
     const TaskWait& wait = task.waits[which];
     task.waiter.threshold = wait.threshold;
-    uint64_t left = 0;
-    if (!signals_[wait.signal].wait(&task.waiter, &left)) return false;
-    if (task.poison == 0) task.poison = left;
+    uint64_t poison = 0;
+    if (!signals_[wait.signal].wait(&task.waiter, &poison)) return false;
+    if (task.poison == 0) task.poison = poison;
     return true;
   });
-  if (!has_come) return false;
+  if (!are_met) return false;
   if (task.is_moved) return true;
   if (task.instr->moves != Moves::kNothing) return !start_transfer(number);
   if (task.remote.empty() || task.poison != 0 || state_->stopped() != 0) return true;
@@ -149,7 +149,7 @@ bool Device::admit(uint32_t number) {
   return false;
 }
 
-// False: there is nothing to move. Nothing of the task may be touched after the transfer was handed over.
+// Returns false if there is nothing to move. Once the transfer is queued, this thread must not access the task.
 bool Device::start_transfer(uint32_t place) {
   Task& task = tasks_[place];
   if (task.poison != 0 || state_->stopped() != 0 || task.injected != Injected::kNothing) return false;
@@ -193,7 +193,7 @@ void Device::execute(uint32_t task_number, uint32_t number) {
   uint64_t poison = task.poison != 0 ? task.poison : state_->stopped();
   if (poison == 0) {
     const std::string& label = run_.program->labels()[task.instr->label];
-    if (!task.is_landed) poison = worker.run_kernel(task, label, options_.index, *state_);
+    if (!task.skips_kernel) poison = worker.run_kernel(task, label, options_.index, *state_);
     if (poison == 0 && task.transfers > 0) {
       transfers_[task.instr->label].fetch_add(task.transfers, std::memory_order_relaxed);
     }
@@ -238,17 +238,17 @@ void Device::post_signals(const Task& task, uint64_t poison) {
 
 std::vector<BlockedWait> Device::blocked() {
   const auto before = issue_turn_.hold();
-  std::vector<BlockedWait> found;
+  std::vector<BlockedWait> waits;
   for (uint32_t t = 0; t < engine_.window(); ++t) {
     if (!engine_.is_live(t)) continue;
     for (const TaskWait& wait : tasks_[t].waits) {
       if (signals_[wait.signal].value() >= wait.threshold) continue;
-      found.push_back({engine_.sequence(t), tasks_[t].instr, tasks_[t].index, wait.signal, wait.threshold});
+      waits.push_back({engine_.sequence(t), tasks_[t].instr, tasks_[t].index, wait.signal, wait.threshold});
     }
   }
-  issue_turn_.let_go(before);
-  std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.sequence < b.sequence; });
-  return found;
+  issue_turn_.release(before);
+  std::sort(waits.begin(), waits.end(), [](auto& a, auto& b) { return a.sequence < b.sequence; });
+  return waits;
 }
 
 }  // namespace tilewise::programs

@@ -10,9 +10,9 @@
 // search for free slots costs little per task. Only workers make that condition true, and each re-checks it before it
 // sleeps. start() is the exception: it wakes every worker.
 //
-// A task that moves tiles between memory and the spill file is handed to the transfer queue instead of to a worker. The
-// end of its transfer lets it start, and it then has nothing left to do: like a wait for signals, a transfer occupies
-// no worker. A task that reads tiles of a remote device requests them at the same point and is notified when they have
+// A task that moves tiles between memory and the spill file goes to the transfer queue instead of a worker. The end of
+// the transfer lets the task start, which then has nothing left to do: like a wait for signals, a transfer occupies no
+// worker. A task that reads tiles of a remote device requests them at the same point and resumes when they have
 // arrived.
 //
 // A task waits for its signals one after the other, once its producers have completed. It is in one signal's list at a
@@ -20,8 +20,8 @@
 // time therefore owns the task, and no count of open waits is needed.
 //
 // After a run's first failure, cancellation or deadline, every task that has not started is skipped on every device,
-// related or not, because the step is lost anyway. The engine itself sees no failure. Skipped tasks still post their
-// signals, poison word first.
+// whether or not it depends on the failed one, because the step is lost anyway. The engine itself sees no failure.
+// Skipped tasks still post their signals, poison word first.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -38,7 +38,7 @@
 
 namespace tilewise::programs {
 
-/// A task that waits for a signal, as the deadline's report needs it.
+/// A task that waits for a signal, for the deadline's report.
 struct BlockedWait {
   uint64_t sequence;
   const BoundInstr* instr;
@@ -57,12 +57,12 @@ struct DeviceOptions {
   int64_t scratch_bytes = kernels::kScratchBytes;  // per worker
   int64_t file_bytes = 0;
   std::string file_directory = {};
-  int arena_file = -1;  // memory that other processes map; -1: its own
-  int spill_file = -1;  // likewise, of what does not fit
-  bool is_remote = false;  // another host has it: its memory is nothing but addresses here
+  int arena_file = -1;  // memory that other processes map; -1: private memory
+  int spill_file = -1;  // the same for the spill file
+  bool is_remote = false;  // on another host: its memory is only a range of addresses here
 };
 
-/// What a device reserves besides its arena.
+/// Bytes that a device reserves besides its arena.
 struct DeviceBytes {
   int64_t scratch = 0;
   int64_t signals = 0;
@@ -71,19 +71,19 @@ struct DeviceBytes {
 };
 DeviceBytes bytes_needed(const DeviceOptions& options);
 
-/// The memory of a device, which may be another process's.
+/// The memory of a device, possibly of another process.
 std::shared_ptr<memory::Arena> make_arena(const DeviceOptions& options);
 
 /// Everything of one run that a device reads.
 struct RunContext {
   const Program* program = nullptr;
-  int64_t list = 0;  // of the program's lists of calls
+  int64_t list = 0;  // index of the call list
   const std::vector<int64_t>* symbols = nullptr;
   const std::vector<std::byte*>* arenas = nullptr;
   const std::vector<std::unique_ptr<Device>>* devices = nullptr;
-  const std::vector<int64_t>* processes = nullptr;  // of the devices that are none here
-  const std::vector<int64_t>* hosts = nullptr;  // of all devices
-  RemoteMemory* remote = nullptr;  // of devices of other hosts; none: there are none
+  const std::vector<int64_t>* processes = nullptr;  // per device
+  const std::vector<int64_t>* hosts = nullptr;  // per device
+  RemoteMemory* remote = nullptr;  // memory of other hosts' devices; nullptr: there are none
   bool tracing = false;
 };
 
@@ -92,19 +92,19 @@ class Device final : private tasks::Host {
   Device(std::shared_ptr<RunState> state, const DeviceOptions& options);
 
   void begin(const RunContext& run, std::vector<Injection> injections);
-  /// Wakes workers for the run; after begin() of every device.
+  /// Wakes workers for the run. Called after begin() of every device.
   void start();
 
   const DeviceOptions& options() const { return options_; }
-  /// Everything that this device has reserved, its arena included.
+  /// All bytes that this device has reserved, including its arena.
   int64_t bytes() const;
   const std::shared_ptr<memory::Arena>& arena() const { return arena_; }
   comm::SignalBoard& signals() { return signals_; }
-  /// Its loop of workers, its counts, its timeline.
+  /// The engine: worker loop, counts, timeline.
   tasks::Embedded& engine() { return engine_; }
   const tasks::Embedded& engine() const { return engine_; }
   int64_t window_high_water() const { return window_high_water_; }
-  /// Tasks that wait for a signal, oldest first. Keeps the instruction issuer from moving meanwhile.
+  /// Tasks that wait for a signal, oldest first. The instruction issuer pauses meanwhile.
   std::vector<BlockedWait> blocked();
   WorkerStatus status(int64_t worker) const { return workers_[worker]->status(); }
   int64_t transfers(int64_t label) const { return transfers_[label].load(std::memory_order_relaxed); }
@@ -128,13 +128,15 @@ class Device final : private tasks::Host {
 
   std::shared_ptr<RunState> state_;
   DeviceOptions options_;
-  std::shared_ptr<memory::Arena> arena_;  // outlives the device while Python holds a view of it
+  std::shared_ptr<memory::Arena> arena_;  // outlives the device while Python has a view of it
   comm::SignalBoard signals_;
   tasks::Embedded engine_;
   std::vector<Task> tasks_;
-  InstructionIssuer issuer_;  // of the worker that holds issue_turn_
-  std::vector<tasks::Access> accesses_;  // likewise
-  int64_t window_high_water_ = 0;  // likewise
+  // Used by the worker that holds issue_turn_.
+  InstructionIssuer issuer_;
+  std::vector<tasks::Access> accesses_;
+  int64_t window_high_water_ = 0;
+
   RunContext run_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::atomic<int64_t>> transfers_;  // elements per label of this run

@@ -6,7 +6,7 @@
 
 namespace tilewise::programs {
 
-/// A kernel threw. Raised once, by the run in which it happened; the executor stays usable.
+/// A kernel threw. Only the run in which that happened throws it; the executor stays usable.
 struct TaskFailed : std::runtime_error {
   TaskFailed(const std::string& message, std::string op, int64_t tile, int64_t worker, int64_t device)
       : std::runtime_error(message), op(std::move(op)), tile(tile), worker(worker), device(device) {}
@@ -21,17 +21,17 @@ struct CommTimeout : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A process of the device group is gone, or stands still. The executor cannot be used afterwards.
+/// A process of the device group has ended or does not respond. The executor cannot be used afterwards.
 struct PeerLost : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A run ends because it has failed in another process, which says why.
+/// A run ends because it has failed in another process, which reports the cause.
 struct StoppedElsewhere : PeerLost {
   using PeerLost::PeerLost;
 };
 
-/// The caller's poll asked to stop; what had not started was skipped. The executor stays usable.
+/// The caller's poll cancelled the run; tasks that had not started were skipped. The executor stays usable.
 struct Interrupted : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

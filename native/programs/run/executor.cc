@@ -17,7 +17,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int64_t kMovers = 4;  // threads that move tiles between memory and files: a disk is quick with several
+constexpr int64_t kMovers =
+    4;  // threads that move tiles between memory and files: several requests at once keep a disk busy
 constexpr int64_t kSettleNs = 30'000'000'000;
 constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor leaves hung workers behind after this
 
@@ -90,7 +91,7 @@ void Executor::check_run(const Program& program, int64_t list, const std::string
       "which has none of their workers; make an executor there");
   check<ArgumentError>(!broken_,
                        "[programs.Executor.run] an executor cannot be used after a deadline passed (a worker ",
-                       "may never return); got a further run; make a new one");
+                       "may never return); got another run; make a new one");
   check<ArgumentError>(program.finished(), "[programs.Executor.run] a program must be finished first; got an open one",
                        "; call finish()");
   check<ArgumentError>(program.num_devices() == options_.num_devices,
@@ -152,16 +153,15 @@ std::exception_ptr Executor::end_run(const Poll& poll) {
   return error;
 }
 
-// Signals count from what they are when a device begins, so nothing of an earlier run may come later.
+// Signals count on from their values at a device's begin(), so no message of an earlier run may arrive later.
 void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols,
                          bool clears_poison, uint64_t number) {
   DeviceGroup& group = *group_;
   if (group.peers() != nullptr && !group.peers()->settle(kSettleNs)) {
     broken_ = true;
-    check<PeerLost>(false,
-                    "[programs.Executor.run] every process must end a run before the next; got none of one's "
-                    "messages for ",
-                    kSettleNs / 1'000'000'000, " s; start again from the last checkpoint");
+    check<PeerLost>(
+        false, "[programs.Executor.run] every process must end a run before the next; got no message from one for ",
+        kSettleNs / 1'000'000'000, " s; start again from the last checkpoint");
   }
   group.program = std::move(program);
   group.symbols = std::move(symbols);
@@ -211,7 +211,7 @@ void Executor::count_transfers() {
 
 void Executor::close() {
   if (closed_) return;
-  if (process_ != getpid()) {  // nothing to stop, and what threads held when the process forked stays held
+  if (process_ != getpid()) {  // a fork has no threads to stop, and mutexes they held stay locked
     closed_ = true;
     group_->program = nullptr;
     new std::shared_ptr<DeviceGroup>(group_);
@@ -231,7 +231,7 @@ void Executor::close() {
     if (all_left) {
       thread.join();
     } else {
-      thread.detach();  // it owns a share of the state, so nothing it touches goes away
+      thread.detach();  // it shares ownership of the state that it uses
     }
   }
 }
@@ -253,8 +253,8 @@ std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const
                        "[programs.Executor.buffer] a buffer must lie inside the device's arena of ", size,
                        " bytes; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
   check<ArgumentError>(arenas_[device]->is_mapped(),
-                       "[programs.Executor.buffer] a buffer is memory of this host; got device ", device,
-                       " of another; use move()");
+                       "[programs.Executor.buffer] a buffer must be on this host; got device ", device,
+                       " of another host; use move()");
   return group_->arenas[device] + offset;
 }
 

@@ -1,12 +1,12 @@
 // The executor: all devices of this process, their worker threads, and run().
 //
-// A program's devices may be in several processes. Each has an executor of all devices, which creates its own devices,
-// and maps the memory of all on its host (comm/peers.h). Process 0 is the leader: its run() lets every process run the
-// list and returns when all have ended; the others are in serve(). An error is thrown where it happened, and by run().
+// A program's devices may be in several processes. Each has an executor for all devices, which creates its own devices
+// and maps the memory of all on its host (comm/peers.h). Process 0 is the leader: its run() makes every process run the
+// list and returns when all have ended; the others are in serve(). An error is thrown in its own process, and by run().
 //
 // Purpose: runs a finished tile program on every device at once and returns when all are done, failed, cancelled or
-// late. Who may call: one thread at a time (a second run() at once is rejected). Blocks: run() until the end, calling
-// its poll every 50 ms; close() until the workers have left. During a run, everything except memory() and
+// past the deadline. Who may call: one thread at a time (a second run() at once is rejected). Blocks: run() until the
+// end, calling its poll every 50 ms; close() until the workers have left. During a run, everything except memory() and
 // allocated_bytes() is rejected. Memory: arenas live as long as the executor, or as a view of them.
 //
 // After a failure or a cancel, every device goes through its program to the end without running kernels, so that
@@ -28,7 +28,7 @@
 
 namespace tilewise::programs {
 
-/// One timeline record with its place.
+/// One timeline record with its device.
 struct TimelineEntry {
   int64_t device;
   tasks::TimelineRecord record;
@@ -39,11 +39,11 @@ struct ExecutorStats {
   int64_t num_tasks = 0;
   int64_t window_high_water = 0;
   int64_t timeline_dropped = 0;
-  int64_t bytes_fetched = 0;  // of remote devices, by tasks
-  Traffic files = {};         // between memory and files since the executor was made
+  int64_t bytes_fetched = 0;  // read by tasks from remote devices
+  Traffic files = {};  // moved between memory and files since construction
 };
 
-/// A fault for the next run: the index-th task of that label on the device.
+/// A fault for the next run, in the index-th task of a label on a device.
 struct PlannedInjection {
   Injected kind;
   int64_t device;
@@ -60,11 +60,11 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Runs the program's list of that name on every device. `meanwhile` is called once, on this thread, when the devices
-  /// have begun; it must not throw.
+  /// Runs the program's list of that name on every device. Calls `meanwhile` once on this thread after the devices have
+  /// begun; it must not throw.
   void run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name = "",
            const Poll& poll = {}, const std::function<void()>& meanwhile = {});
-  /// In a process that does not lead: runs what the leader asks for, until it calls.
+  /// In a process that does not lead: runs what the leader orders, until call_peers().
   void serve(const std::shared_ptr<const Program>& program);
   /// Lets serve() return in all other processes.
   void call_peers();
@@ -72,18 +72,18 @@ class Executor {
 
   std::byte* memory(int64_t device, int64_t offset, int64_t bytes) const;
   std::shared_ptr<memory::Arena> arena(int64_t device) const;
-  /// Between a device's file, or anything of a remote device, and memory of the host.
+  /// Copies between host memory and a device's file, or a remote device's memory or file.
   void move(memory::SpillFile::Way way, int64_t device, int64_t offset, std::byte* memory, int64_t bytes) const;
 
   void trace(bool enable);
-  std::vector<TimelineEntry> timeline() const;  // of the last run, by start
+  std::vector<TimelineEntry> timeline() const;  // of the last run, by start time
   const std::vector<std::string>& timeline_labels() const;
   const std::map<std::string, std::vector<int64_t>>& transfers() const;
   void reset_transfers();
-  /// Per device, all it has reserved: arena, scratch of its workers, signals, task engine.
+  /// Bytes reserved per device: arena, scratch of its workers, signals, task engine.
   std::vector<int64_t> allocated_bytes() const;
   ExecutorStats stats() const;
-  /// Plants a fault into the next run; gone afterwards, hit or not.
+  /// Plants a fault into the next run only.
   void inject(Injected kind, int64_t device, std::string label, int64_t index);
 
  private:
@@ -97,12 +97,12 @@ class Executor {
    private:
     std::atomic<bool>& running_;
   };
-  /// name: of the list, for messages.
+  /// name: the list's, for messages.
   void check_run(const Program& program, int64_t list, const std::string& name,
                  const std::vector<int64_t>& symbols) const;
   void begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols, bool clears_poison,
                  uint64_t number);
-  /// Waits for the end of what has begun; the first error, if there was one. Sets what later runs go by.
+  /// Waits for the end of the run. Returns its first error, if any, and sets broken_ and failed_.
   std::exception_ptr end_run(const Poll& poll);
   void count_transfers();
   void check_device(int64_t device, const char* where) const;
@@ -110,7 +110,7 @@ class Executor {
 
   ExecutorOptions options_;
   std::shared_ptr<DeviceGroup> group_;
-  std::vector<std::shared_ptr<memory::Arena>> arenas_;  // of all devices
+  std::vector<std::shared_ptr<memory::Arena>> arenas_;  // per device
   std::vector<std::thread> threads_;
   std::vector<PlannedInjection> injections_;
   std::map<std::string, std::vector<int64_t>> transfers_;  // elements per label and device
@@ -118,7 +118,7 @@ class Executor {
   std::atomic<bool> running_{false};
   bool closed_ = false;
   bool broken_ = false;
-  bool failed_ = false;  // the last run
+  bool failed_ = false;  // the last run has failed
   bool tracing_ = false;
   int64_t num_runs_ = 0;
 };

@@ -16,24 +16,24 @@ comm::Answer answer_of(const std::exception_ptr& error) {
   using Kind = comm::Answer::Kind;
   comm::Answer answer;
   if (error == nullptr) return answer;
-  const auto say = [&](Kind kind, const char* message) {
+  const auto set = [&](Kind kind, const char* message) {
     answer.kind = kind;
     comm::Answer::set(answer.message, sizeof(answer.message), message);
   };
   try {
     std::rethrow_exception(error);
   } catch (const TaskFailed& failed) {
-    say(Kind::kTaskFailed, failed.what());
+    set(Kind::kTaskFailed, failed.what());
     comm::Answer::set(answer.op, sizeof(answer.op), failed.op);
     answer.tile = failed.tile;
     answer.worker = failed.worker;
     answer.device = failed.device;
   } catch (const CommTimeout& late) {
-    say(Kind::kTimeout, late.what());
+    set(Kind::kTimeout, late.what());
   } catch (const StoppedElsewhere& stopped) {
-    say(Kind::kStopped, stopped.what());
+    set(Kind::kStopped, stopped.what());
   } catch (const std::exception& other) {
-    say(Kind::kOther, other.what());
+    set(Kind::kOther, other.what());
   }
   return answer;
 }
@@ -57,13 +57,13 @@ std::exception_ptr error_of(const comm::Answer& answer) {
   return std::make_exception_ptr(PeerLost(message));
 }
 
-/// Between runs: the leader is there, and what leads to other hosts. That another process of this host is gone is for
-/// the leader to say.
+/// Between runs: throws if the leader or a process of another host is lost. The leader reports other lost processes of
+/// this host.
 void check_order_will_come(comm::Peers& peers) {
   std::string how;
   const int64_t lost = peers.find_lost(kLostNs, &how);
   check<PeerLost>(lost < 0 || (lost != 0 && !peers.is_remote(lost)),
-                  "[programs.Executor.serve] the process that leads must stay, and all of other hosts; got process ",
+                  "[programs.Executor.serve] the leader and the processes of other hosts must not end; got process ",
                   lost, ", which ", how, "; start again from the last checkpoint");
 }
 
@@ -79,7 +79,7 @@ bool is_stopped_elsewhere(const std::exception_ptr& error) {
 
 }  // namespace
 
-// That another process has failed says less than what has come to light here since.
+// An error of this process says more than that another process has failed.
 std::exception_ptr error_here(const DeviceGroup& group) {
   std::exception_ptr first = group.state->first_error();
   return first != nullptr && is_stopped_elsewhere(first) ? group.state->last_error() : first;
@@ -133,7 +133,8 @@ void join_group(DeviceGroup& group, const GroupOptions& options,
   });
 }
 
-// A message names a device of this process and one of its signals, of the run that goes on, or nothing is touched.
+// A message must name a device of this process, one of its signals and the current run; otherwise the run fails and no
+// signal changes.
 void take_post(DeviceGroup& group, const comm::Post& post) {
   const bool is_device = post.device >= 0 && post.device < std::ssize(group.devices);
   Device* const device = is_device ? group.devices[post.device].get() : nullptr;
@@ -142,7 +143,7 @@ void take_post(DeviceGroup& group, const comm::Post& post) {
     group.state->fail(std::make_exception_ptr(
         PeerLost("[comm.Peers] a message must name a device and a signal of this process in this run; got device " +
                  std::to_string(post.device) + ", signal " + std::to_string(post.signal) + ", run " +
-                 std::to_string(post.run) + "; memory that processes share has been written over; start again")));
+                 std::to_string(post.run) + "; shared memory has been overwritten; start again")));
     return;
   }
   uint64_t poison = 0;
@@ -159,10 +160,10 @@ void take_post(DeviceGroup& group, const comm::Post& post) {
 uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols) {
   if (group.peers() == nullptr) return 0;
   check<ArgumentError>(group.peers()->leads(),
-                       "[programs.Executor.run] the process that leads orders runs; got a call in process ",
+                       "[programs.Executor.run] only the leader (process 0) starts runs; got a call in process ",
                        group.peers()->process(), "; call serve()");
   check<ArgumentError>(std::ssize(symbols) <= comm::kMaxSymbols,
-                       "[programs.Executor.run] a program of several processes has at most ", comm::kMaxSymbols,
+                       "[programs.Executor.run] a program of several processes must have at most ", comm::kMaxSymbols,
                        " symbols; got ", symbols.size(), "; use fewer");
   comm::Order order;
   order.kind = comm::Order::Kind::kRun;
@@ -170,24 +171,24 @@ uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, c
   order.list = list;
   order.num_symbols = std::ssize(symbols);
   std::copy(symbols.begin(), symbols.end(), order.symbols);
-  return group.peers()->give(order);
+  return group.peers()->send_order(order);
 }
 
 void Executor::call_peers() {
   check_idle("call_peers");
   check<ArgumentError>(
       group_->peers() != nullptr && group_->peers()->leads(),
-      "[programs.Executor.call_peers] the process that leads calls the others; got a call in another, or without "
-      "a device group; make the executor with one");
-  group_->peers()->give({});
+      "[programs.Executor.call_peers] only the leader of a device group calls peers; got a call in another process, or "
+      "without a device group; pass a device group to the executor");
+  group_->peers()->send_order({});
 }
 
 void Executor::serve(const std::shared_ptr<const Program>& program) {
   const Running running(*this);
   check<ArgumentError>(
       group_->peers() != nullptr && !group_->peers()->leads(),
-      "[programs.Executor.serve] processes that do not lead serve; got a call in the leader, or without "
-      "a device group; call run()");
+      "[programs.Executor.serve] only processes that do not lead serve; got a call in the leader, or without a "
+      "device group; call run()");
   while (true) {
     comm::Order order;
     uint64_t number = 0;
@@ -198,7 +199,7 @@ void Executor::serve(const std::shared_ptr<const Program>& program) {
     check_run(*program, order.list, "of number " + std::to_string(order.list), symbols);
     begin_run(program, order.list, std::move(symbols), order.clears_poison, number);
     const std::exception_ptr error = end_run({});
-    group_->peers()->tell(num_completed(*group_), false);  // what a run shorter than a look at the peers has not said
+    group_->peers()->report(num_completed(*group_), false);  // a short run may end before its first report
     group_->peers()->answer(answer_of(error));
     if (broken_) std::rethrow_exception(error);
   }

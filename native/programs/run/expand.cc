@@ -60,7 +60,7 @@ ColumnRange view_columns(const BoundOperand& operand, RowRange range, int64_t co
   return {std::min(begin, cols), std::min(end, cols)};
 }
 
-/// A tensor with the sizes that it has in this run.
+/// A tensor with its sizes in this run.
 struct Sized {
   const Tensor& tensor;
   int64_t rows;
@@ -71,15 +71,15 @@ Sized sized(const Tensor& tensor, const Values& values) {
   return {tensor, tensor.rows.at(values), tensor.rows_per_tile(values)};
 }
 
-/// Rows that a tensor may fill in memory: a packed weight's padding is written with it. For other tensors that end
-/// inside a tile this is up to a panel too many, which costs an edge between tasks at most.
+/// Rows that a tensor may use in memory. A packed weight's padding is written with it. For other tensors that end
+/// inside a tile this may be up to a panel too many, which at worst adds an edge between tasks.
 int64_t rows_in_memory(const Sized& size) {
   const int64_t tiles = (size.rows + size.tile_rows - 1) / size.tile_rows * size.tile_rows;
   return std::min(tiles, (size.rows + kPanelRows - 1) / kPanelRows * kPanelRows);
 }
 
-/// A write also waits for every task that still uses the same bytes under another tensor: of some columns, for those
-/// that use any of the rows.
+/// A write also waits for every task that still uses the same bytes through another tensor. A write of some columns
+/// waits for all tasks that use any of its rows.
 void reuse_accesses(const std::vector<Tensor>& tensors, const Values& values, const Sized& written, RowRange tiles,
                     std::vector<tasks::Access>& accesses) {
   const Tensor& tensor = written.tensor;
@@ -102,7 +102,7 @@ void reuse_accesses(const std::vector<Tensor>& tensors, const Values& values, co
   }
 }
 
-/// An operand depends on the tiles of what it views; a part of an iteration on the whole iteration's.
+/// An operand depends on the tiles that it views; a part of an iteration depends on the whole iteration's tiles.
 void tile_accesses(const ExpandContext& context, const BoundOperand& operand, const Sized& sized, RowRange range,
                    RowRange viewed, ColumnRange columns, const Values& values, std::vector<tasks::Access>& accesses) {
   const Tensor& tensor = sized.tensor;
@@ -126,8 +126,8 @@ void tile_accesses(const ExpandContext& context, const BoundOperand& operand, co
   reuse_accesses(context.program->class_of(context.device).tensors, values, sized, tiles, accesses);
 }
 
-/// A signal counts epochs, so this device's tasks that post it do so in the order of submission: a later layer's task
-/// that is done first must not stand for an earlier layer's. The signal is a handle that they write.
+/// Signals count epochs, so tasks of this device must post one in submission order: if a later layer's task ended
+/// first, its post must not count for an earlier layer. So the signal is also a handle that these tasks write.
 void order_posts(const ExpandContext& context, const BoundInstr& instr, int64_t index, const Values& values,
                  std::vector<tasks::Access>& accesses) {
   int64_t last = -1;
@@ -146,8 +146,8 @@ kernels::TileView view_of(const Tensor& tensor, Mode mode, std::byte* arena, Row
   return {data, viewed.end - viewed.begin, columns.end - columns.begin, tensor.stride};
 }
 
-/// What has to be fetched of a remote device's tensor for a view: its rows, and the padding behind the last ones where
-/// they lie without gaps, as a packed weight's do.
+/// The rows of a remote device's tensor to fetch for a view, including the padding after the last ones if rows are
+/// contiguous, as in a packed weight.
 RemoteRows remote_rows(const ExpandContext& context, int64_t owner, const Sized& sized, RowRange viewed,
                        const kernels::TileView& view) {
   const int64_t bytes = size_of(sized.tensor.dtype);

@@ -1,7 +1,7 @@
 // From one iteration of an instruction to a task: tile views, handle accesses, waits.
 //
-// Pure except for the task and the vectors that it fills. It knows the address of every device's arena. It rejects
-// nothing: the program was checked, and ranges are clipped to their tensor.
+// Pure except for the task and the vectors that it fills. It knows the address of every device's arena. It checks
+// nothing, because Program::finish did; ranges are clipped to their tensor.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ struct ExpandContext {
   const std::vector<int64_t>* symbols = nullptr;
   const std::vector<std::byte*>* arenas = nullptr;  // per device
   int64_t first_order_handle = 0;                   // handle + s orders the tasks that post signal s
-  const std::vector<int64_t>* hosts = nullptr;      // per device; none: all memory can be read where it lies
+  const std::vector<int64_t>* hosts = nullptr;      // per device; nullptr: all memory can be read in place
 };
 
 /// Rows [begin, end) of a tensor.
@@ -28,7 +28,7 @@ struct RowRange {
   int64_t end;
 };
 
-/// One iteration of an instruction of a call, over an extent of so many rows in steps (0: one of all rows).
+/// One iteration of an instruction of a call over an extent of rows in steps; step 0: one iteration over all rows.
 struct Iteration {
   const Call& call;
   const BoundInstr& instr;
@@ -38,7 +38,7 @@ struct Iteration {
   int64_t step;
 };
 
-/// Fills all of the task but its waits and what it is injected with; appends the accesses.
+/// Fills the task except its waits and its injected fault; appends the accesses.
 void expand(const ExpandContext& context, const Iteration& iteration, Task& task, std::vector<tasks::Access>& accesses);
 
 }  // namespace tilewise::programs

@@ -24,7 +24,7 @@ struct Transfer {
   int64_t bytes = 0;
 };
 
-/// What has been moved, and for how long at least one transfer was under way.
+/// The bytes moved, and the time during which at least one transfer was in progress.
 struct Traffic {
   int64_t bytes_read = 0;
   int64_t bytes_written = 0;
@@ -33,15 +33,15 @@ struct Traffic {
 
 class FileQueue {
  public:
-  /// Told on a thread of the queue; nullptr: it went well.
+  /// Called on a thread of the queue; nullptr: success.
   using Done = std::function<void(std::exception_ptr error)>;
 
   void push(const Transfer& transfer, Done done);
-  /// Moves until close().
+  /// Executes transfers until close().
   void work();
   void close();
 
-  /// Something is being moved, or waits for it.
+  /// Whether a transfer runs or waits.
   bool is_busy();
   Traffic traffic();
 

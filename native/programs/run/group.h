@@ -19,50 +19,50 @@ namespace tilewise::programs {
 
 struct DeviceGroup {
   std::shared_ptr<RunState> state = std::make_shared<RunState>();
-  std::vector<int64_t> processes;      // per device, which has it
-  std::vector<int64_t> hosts;          // per device, whose it is
-  std::vector<std::unique_ptr<Device>> devices;  // none where another process has it
+  std::vector<int64_t> processes;                // per device
+  std::vector<int64_t> hosts;                    // per device
+  std::vector<std::unique_ptr<Device>> devices;  // nullptr for devices of other processes
   std::vector<std::byte*> arenas;
-  std::unique_ptr<RemoteMemory> remote;  // of devices of other hosts
+  std::unique_ptr<RemoteMemory> remote;    // memory of other hosts' devices
   std::shared_ptr<const Program> program;  // of the last run
   std::vector<int64_t> symbols;
 
-  comm::Peers* peers() const { return state->peers.get(); }  // none: all devices are here
+  comm::Peers* peers() const { return state->peers.get(); }  // nullptr: all devices are in this process
 };
 
-/// Between runs: which process is lost, and how, in words; empty: none.
+/// Between runs: describes which process is lost and how; empty if none is.
 std::string find_loss(DeviceGroup& group);
 
 /// Makes the device group's peers, if it has any. arenas: of all devices.
 void join_group(DeviceGroup& group, const GroupOptions& options,
                 const std::vector<std::shared_ptr<memory::Arena>>& arenas);
-/// Has the others run a list; the order's number. Of one process alone: 0.
+/// Orders the other processes to run a list; returns the order's number, 0 if there is only one process.
 uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols);
 
-inline constexpr int64_t kLostNs = 5'000'000'000;  // a process that shows no life for so long is given up
+inline constexpr int64_t kLostNs = 5'000'000'000;  // a process that does not respond for this long is lost
 
-/// Asked every 50 ms while run() waits; true cancels.
+/// Called every 50 ms while run() waits; returning true cancels the run.
 using Poll = std::function<bool()>;
 
-/// Of the devices here.
+/// Tasks that the devices of this process have completed.
 int64_t num_completed(const DeviceGroup& group);
 
-/// Waits for all devices; in a process that leads, for those of all processes, in another one for those here. False:
-/// they may never finish: a cancelled run still ran a kernel after ten seconds, or no task completed for deadline_s and
-/// no worker was inside a kernel, or a process is lost; the device group's first error says which.
+/// Waits for all devices of this process; the leader waits for those of all processes. Returns false if they may never
+/// finish: a cancelled run still ran a kernel after ten seconds, or no task completed for deadline_s and no worker was
+/// inside a kernel, or a process is lost. The device group's first error says which.
 bool watch_run(DeviceGroup& group, double deadline_s, const Poll& poll);
 
-/// How a run has ended: the error in this process; and, for who leads and has every answer, in any.
+/// The error with which a run has ended in this process; for the leader, which has every answer, in any process.
 std::exception_ptr error_here(const DeviceGroup& group);
 std::exception_ptr error_anywhere(const DeviceGroup& group);
 
-/// A post from another process. What names no signal here fails the run.
+/// Takes a post from another process. A message that names no signal of this process fails the run.
 void take_post(DeviceGroup& group, const comm::Post& post);
 
-/// What is late, in one message: the wait, its signal, who should post it and what that device does.
+/// The deadline's error message: the wait, its signal, the device that should post it and what that device does.
 std::string describe_timeout(const DeviceGroup& group, double deadline_s);
 
-/// The same of a process that is lost: `how`, and the first wait for one of its devices.
+/// The error message about a lost process: `how`, and the first wait for one of its devices.
 std::string describe_loss(const DeviceGroup& group, int64_t process, const std::string& how);
 
 }  // namespace tilewise::programs

@@ -7,7 +7,7 @@ namespace tilewise::programs {
 
 namespace {
 
-/// Arenas that are only measured from.
+/// The base address of arenas that are never accessed.
 std::byte* origin() { return reinterpret_cast<std::byte*>(uintptr_t{1} << 20); }
 
 void add_views(const Program& program, Task& task, int64_t number, Table<8>& views) {
@@ -16,7 +16,7 @@ void add_views(const Program& program, Task& task, int64_t number, Table<8>& vie
     const kernels::TileView& view = task.views()[o];
     if (operand.null || view.rows <= 0 || view.cols <= 0) continue;
     const Tensor& tensor = program.class_of(operand.owner).tensors[task.call->binding[operand.slot]];
-    const int64_t deep = operand.mode == Mode::kPanelCols ? kPanelRows : 1;  // rows that lie among each other
+    const int64_t deep = operand.mode == Mode::kPanelCols ? kPanelRows : 1;  // rows that are interleaved
     const int64_t rows = (view.rows + deep - 1) / deep;
     const int64_t begin = static_cast<std::byte*>(view.data) - origin();
     const int64_t stride = deep * view.stride * size_of(tensor.dtype);

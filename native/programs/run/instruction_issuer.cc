@@ -67,8 +67,8 @@ void InstructionIssuer::fill_waits(Task& task) {
     expected_[signal] += waits[w].increment.at(values);
     task.waits[w] = {signal, expected_[signal]};
   }
-  task.num_asked = 0;
-  task.is_moved = task.is_landed = false;
+  task.num_waits_begun = 0;
+  task.is_moved = task.skips_kernel = false;
   task.poison = 0;
 }
 

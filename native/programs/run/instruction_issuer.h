@@ -1,8 +1,8 @@
 // Issues the instructions of one device: a resumable cursor over the calls, instructions and iterations of its program.
 //
-// Purpose: makes the next task in submission order. It is not a thread: a worker that finds few tasks ready advances it
-// by some tens of tasks and gives it up; the device admits one such worker at a time and orders one worker's use before
-// the next. Blocking: never. Memory: a few vectors, reused by every run.
+// Purpose: makes the next task in submission order. It is not a thread: when few tasks are ready, a worker advances it
+// by some tens of tasks. The device admits one such worker at a time and orders its use before the next worker's.
+// Blocking: never. Memory: a few vectors, reused by every run.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -22,14 +22,14 @@ struct Injection {
 
 class InstructionIssuer {
  public:
-  /// Starts at the first task. Signals count on from where they stand.
+  /// Starts at the first task. Signals count on from their current values.
   void begin(const ExpandContext& context, int64_t list, const comm::SignalBoard& signals,
              std::vector<Injection> injections);
 
   /// Moves to the next task; false at the end.
   bool prepare();
 
-  /// Fills the prepared task and its accesses and steps behind it. Waits carry signal and threshold.
+  /// Fills the prepared task and its accesses, and advances. Its waits have signal and threshold.
   void fill(Task& task, std::vector<tasks::Access>& accesses);
 
  private:
@@ -48,7 +48,7 @@ class InstructionIssuer {
   int64_t count_ = 0;
   int64_t extent_ = 0;
   int64_t step_ = 0;
-  std::vector<int64_t> late_ints_;  // of this run, with a place for every call
+  std::vector<int64_t> late_ints_;  // of this run, for every call
   std::vector<uint64_t> expected_;  // per signal of this device
   std::vector<Injection> injections_;
   std::vector<int64_t> label_counts_;

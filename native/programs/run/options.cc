@@ -12,9 +12,8 @@ void check_group(const ExecutorOptions& options) {
   if (group.processes.empty()) return;
   check<ArgumentError>(
       std::ssize(group.processes) == options.num_devices && std::ssize(group.arena_files) == options.num_devices,
-      "[programs.Executor] a device group says of every device which process has it and which file its memory "
-      "is; got ",
-      group.processes.size(), " and ", group.arena_files.size(), " for ", options.num_devices,
+      "[programs.Executor] a device group must name the process and the memory file of every device; got ",
+      group.processes.size(), " processes and ", group.arena_files.size(), " files for ", options.num_devices,
       " devices; correct the argument");
   for (int64_t process : group.processes) {
     check<ArgumentError>(process >= 0 && process < std::ssize(group.peer_files),
@@ -25,11 +24,11 @@ void check_group(const ExecutorOptions& options) {
       group.hosts.empty() ||
           (group.hosts.size() == group.peer_files.size() && group.connection != nullptr &&
            std::ssize(group.peer_files) <= group.connection->size() && group.process == group.connection->rank()),
-      "[programs.Executor] processes of several hosts have a connection, their numbers are its, and each has "
-      "a host; got ",
+      "[programs.Executor] processes of several hosts must have a connection of as many processes and a host "
+      "each; got ",
       group.hosts.size(), " hosts of ", group.peer_files.size(), " processes; correct the argument");
   check<ArgumentError>(std::ssize(group.spill_files) == (options.file_bytes == 0 ? 0 : options.num_devices),
-                       "[programs.Executor] a device group's devices have a file each if the plan has any; got ",
+                       "[programs.Executor] a device group must have a file per device if the plan has files; got ",
                        group.spill_files.size(), " files of ", options.file_bytes, " bytes; correct the argument");
 }
 
@@ -79,7 +78,7 @@ void check_options(const ExecutorOptions& options) {
                        "[programs.Executor] the devices' memory must stay within the limit; got ",
                        ByteCount(static_cast<uint64_t>(total)), " against ",
                        ByteCount(static_cast<uint64_t>(options.memory_limit_bytes)),
-                       "; shard over more devices, use smaller batches or post the limit");
+                       "; shard over more devices, use smaller batches or raise the limit");
 }
 
 DeviceOptions device_options(const ExecutorOptions& options, int64_t device) {

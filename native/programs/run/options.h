@@ -11,18 +11,18 @@
 
 namespace tilewise::programs {
 
-/// Where a program's devices are, if not all in this process. Descriptors stay their owner's. Processes of other hosts
-/// are remote: of their devices there are no files here, and of their ends no descriptors.
+/// The processes of a program's devices, if not all are in this one. The caller keeps ownership of the descriptors. For
+/// processes of other hosts, which are remote, there are no files and no descriptors.
 struct GroupOptions {
-  int64_t process = 0;                  // this one
-  std::vector<int64_t> processes = {};  // per device, which has it; empty: all are here
+  int64_t process = 0;                  // this process
+  std::vector<int64_t> processes = {};  // per device; empty: all are in this process
   int group_file = -1;                   // sealed memory of comm::Peers::bytes()
   std::vector<int> arena_files = {};    // per device, sealed memory
-  std::vector<int> spill_files = {};    // per device, where the plan has files: memory::SpillFile::make()
-  std::vector<int> peer_files = {};     // per process, becomes readable when it ends; -1: not watched
-  std::vector<int64_t> hosts = {};      // per process; empty: all are on one
-  std::shared_ptr<comm::Connection> connection = nullptr;  // to those of other hosts
-  int64_t number = 0;                   // by which all processes know this device group
+  std::vector<int> spill_files = {};    // per device, if the plan has files: memory::SpillFile::make()
+  std::vector<int> peer_files = {};     // per process, readable after its end; -1: not watched
+  std::vector<int64_t> hosts = {};      // per process; empty: all are on one host
+  std::shared_ptr<comm::Connection> connection = nullptr;  // to processes of other hosts
+  int64_t number = 0;                   // this device group's number, the same in all processes
 
   bool is_remote(int64_t other) const { return !hosts.empty() && hosts[other] != hosts[process]; }
 };
@@ -37,16 +37,16 @@ struct ExecutorOptions {
   int64_t scratch_bytes = kernels::kScratchBytes;  // per worker
   int64_t file_bytes = 0;  // per device, in a file of its own in file_directory
   std::string file_directory = {};
-  int64_t memory_limit_bytes = 0;                  // over all devices and all they reserve; 0: none
-  double deadline_s = 60.0;                        // without a completed task and with no worker inside a kernel
+  int64_t memory_limit_bytes = 0;                  // for all that all devices reserve; 0: no limit
+  double deadline_s = 60.0;  // maximum time without a completed task and without a worker inside a kernel
   GroupOptions group = {};
 };
 
-/// Refuses sizes and limits that cannot be (ArgumentError), and memory beyond the limit (ResourceError).
+/// Rejects invalid sizes and limits (ArgumentError), and memory beyond the limit (ResourceError).
 void check_options(const ExecutorOptions& options);
-/// Whether this process has the device.
+/// Whether the device is in this process.
 bool is_local(const GroupOptions& group, int64_t device);
-/// Whether another host has it.
+/// Whether the device is on another host.
 bool is_remote_device(const GroupOptions& group, int64_t device);
 DeviceOptions device_options(const ExecutorOptions& options, int64_t device);
 

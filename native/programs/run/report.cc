@@ -1,5 +1,5 @@
-// The report of an exceeded deadline: which tasks wait for what, which device should post it, and what that device
-// does.
+// The report of an exceeded deadline: which task waits for which signal, which device should post it, and what that
+// device does.
 #include <algorithm>
 #include <sstream>
 
@@ -16,8 +16,8 @@ struct Blocked {
   std::vector<int64_t> posters;
 };
 
-/// What the workers of a device do; of another process's, what that process has said last.
-std::string doing(const DeviceGroup& group, int64_t index) {
+/// What the workers of a device do; for another process's device, what that process reported last.
+std::string activity_of(const DeviceGroup& group, int64_t index) {
   const Program& program = *group.program;
   std::ostringstream text;
   if (group.devices[index] == nullptr) {
@@ -51,19 +51,19 @@ bool is_busy(const DeviceGroup& group, int64_t index) {
 }
 
 std::vector<Blocked> all_blocked(const DeviceGroup& group) {
-  std::vector<Blocked> found;
+  std::vector<Blocked> blocked;
   for (int64_t device = 0; device < std::ssize(group.devices); ++device) {
     if (group.devices[device] == nullptr) continue;
     Device& of = *group.devices[device];
     for (const BlockedWait& wait : of.blocked()) {
-      found.push_back({device, wait, of.signals()[wait.signal].value(), group.program->posters(device, wait.signal)});
+      blocked.push_back({device, wait, of.signals()[wait.signal].value(), group.program->posters(device, wait.signal)});
       break;  // the first of each device
     }
   }
-  return found;
+  return blocked;
 }
 
-// Of several waits in a chain, the one whose poster is busy (or stalled) is where the chain begins.
+// A chain of waits begins at the wait whose poster is busy or stalled.
 const Blocked& root(const DeviceGroup& group, const std::vector<Blocked>& blocked) {
   for (const Blocked& wait : blocked) {
     const auto busy = [&](int64_t poster) { return is_busy(group, poster); };
@@ -76,7 +76,7 @@ void describe(std::ostringstream& text, const DeviceGroup& group, const Blocked&
   text << "device " << late.device << " waits in '" << group.program->labels()[late.wait.instr->label] << "'["
        << late.wait.index << "] for signal " << late.wait.signal << " to reach " << late.wait.expected << " (seen "
        << late.seen << "), which device";
-  for (int64_t poster : late.posters) text << " " << poster << " (" << doing(group, poster) << ")";
+  for (int64_t poster : late.posters) text << " " << poster << " (" << activity_of(group, poster) << ")";
   text << " should post; ";
 }
 
@@ -87,11 +87,12 @@ std::string describe_timeout(const DeviceGroup& group, double deadline_s) {
   text << "[programs.Executor.run] a device must make progress within " << deadline_s << " s; got none: ";
   const std::vector<Blocked> blocked = all_blocked(group);
   if (blocked.empty()) {
-    for (int64_t d = 0; d < std::ssize(group.devices); ++d) text << "device " << d << ": " << doing(group, d) << "; ";
+    for (int64_t d = 0; d < std::ssize(group.devices); ++d)
+      text << "device " << d << ": " << activity_of(group, d) << "; ";
   } else {
     describe(text, group, root(group, blocked));
   }
-  text << "look at that device, or post deadline_s; this executor cannot be used again";
+  text << "look at that device, or raise deadline_s; this executor cannot be used again";
   return text.str();
 }
 

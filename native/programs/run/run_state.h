@@ -22,12 +22,13 @@ namespace tilewise::programs {
 
 class RunState {
  public:
-  /// The other processes of the run; none: all devices are in this one.
+  /// The other processes of the run; nullptr: all devices are in this one.
   std::unique_ptr<comm::Peers> peers;
 
   // Workers.
 
-  /// Records an error; its id (position + 1) is the poison of everything behind it. The first stops the run.
+  /// Records an error. Its id (position + 1) becomes the poison of everything that depends on it. The first error stops
+  /// the run.
   uint64_t fail(std::exception_ptr error) {
     std::lock_guard guard(mutex_);
     errors_.push_back(std::move(error));
@@ -35,13 +36,13 @@ class RunState {
     if (id == 1) stop_.store(id, std::memory_order_release);
     return id;
   }
-  /// The error that ended the run, 0 while it goes well. Tasks that start now are skipped.
+  /// The id of the error that stopped the run, else 0. Tasks that start after it are skipped.
   uint64_t stopped() const { return stop_.load(std::memory_order_acquire); }
   void device_finished() {
     std::lock_guard guard(mutex_);
     if (--devices_left_ == 0) changed_.notify_all();
   }
-  /// Moves what lies in the devices' files.
+  /// Transfers between memory and the devices' files.
   FileQueue& files() { return files_; }
   bool closing() const { return closing_.load(std::memory_order_acquire); }
   void worker_exited() {

@@ -1,9 +1,9 @@
 // A task: everything that a worker needs to run it, in its place in the device's window.
 //
-// The instruction issuer fills it while no other thread knows the place. Then one thread at a time uses it (the one
-// that admits it, the one that runs it), and then it is filled again. It owns no tensor, and refers to its instruction,
-// which lives as long as the run's program. More than kInlineViews operands use side storage that stays with the place,
-// so that the steady state allocates nothing.
+// The instruction issuer fills it while no other thread knows the place. Then one thread at a time uses it: the one
+// that admits it, later the one that runs it. Then the place is reused. A task owns no tensor, and refers to its
+// instruction, which lives as long as the run's program. More than kInlineViews operands use side storage that stays
+// with the place, so that the steady state allocates nothing.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -26,13 +26,13 @@ struct TaskWait {
   uint64_t threshold = 0;
 };
 
-/// Stands in one signal's list at a time; knows whom to tell.
+/// The task's entry in a signal's list, one list at a time. Its signal_posted goes to `device`.
 struct TaskWaiter : comm::Waiter {
   Device* device = nullptr;
   uint32_t task = 0;
 };
 
-/// A view of a remote device's memory, and what of it is fetched.
+/// A view of a remote device's memory, and the rows of it to fetch.
 struct RemoteView {
   int64_t view = 0;
   RemoteRows rows;
@@ -49,13 +49,13 @@ struct Task {
   int64_t transfers = 0;  // elements read from other devices' memory
   Injected injected = Injected::kNothing;
   std::vector<TaskWait> waits;
-  size_t num_asked = 0;  // of the waits
+  size_t num_waits_begun = 0;
   TaskWaiter waiter;
-  bool is_moved = false;  // its transfer, or its fetch, has been handed over
-  bool is_landed = false;  // and was all there is to do
+  bool is_moved = false;  // its transfer or fetch has started
+  bool skips_kernel = false;  // the fetch has done the kernel's work
   std::vector<RemoteView> remote = {};
-  Staging::Block staging = {};  // where they have been fetched to
-  uint64_t poison = 0;  // an error's id, left by the posters of its signals, or of its transfer
+  Staging::Block staging = {};  // the memory of fetched tiles
+  uint64_t poison = 0;  // the id of an error of a poster of its signals, or of its transfer
 
   void set_num_views(int64_t count) {
     num_views_ = count;

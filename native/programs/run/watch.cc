@@ -12,7 +12,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{50};
-constexpr double kKernelPatience_s = 1800;  // a worker inside a kernel, and a disk, are at work: so long for one task
+constexpr double kKernelPatience_s = 1800;     // the limit while a worker is inside a kernel or a disk is busy
 constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
 
 int64_t in_ns(milliseconds time) { return std::chrono::nanoseconds(time).count(); }
@@ -50,13 +50,13 @@ bool wait_finished(DeviceGroup& group) {
   return group.peers() == nullptr || !group.peers()->leads() || group.peers()->await_answers(in_ns(kPoll));
 }
 
-/// Tells the other processes how this one is, and asks how they are. False: one is lost.
+/// Reports this process's progress to the others and checks theirs. Returns false if one is lost.
 bool follow_peers(DeviceGroup& group) {
   if (group.peers() == nullptr) return true;
   comm::Peers& peers = *group.peers();
-  peers.tell(num_completed(group), is_at_work_here(group));
+  peers.report(num_completed(group), is_at_work_here(group));
   if (group.state->stopped() != 0) {
-    peers.tell_stopped();
+    peers.report_stopped();
   } else if (peers.is_stopped()) {
     group.state->fail(std::make_exception_ptr(StoppedElsewhere("[programs.Executor.run] another process has failed")));
   }
@@ -82,9 +82,9 @@ int64_t num_completed(const DeviceGroup& group) {
   return total;
 }
 
-// The deadline counts time in which this thread itself was awake, so a stopped process does not run into it; of several
-// processes the one that leads keeps it, since the others cannot know that it was stopped. A run that had already
-// failed posts that failure: a device that then does not drain is broken all the same.
+// The deadline counts only time in which this thread was awake, so that a stopped process does not exceed it. Only the
+// leader checks it, because the others cannot know whether the leader was stopped. A run that had already failed
+// reports that failure; if a device then does not drain, the executor is broken all the same.
 bool watch_run(DeviceGroup& group, double deadline_s, const Poll& poll) {
   int64_t seen = num_completed_anywhere(group);
   int64_t quiet_ns = 0;

@@ -20,8 +20,8 @@ TaskFailed failure_of(const Task& task, const std::string& label, int64_t device
   std::string what;
   try {
     std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    what = known.what();
+  } catch (const std::exception& exception) {
+    what = exception.what();
   } catch (...) {
     what = "an unknown exception";
   }

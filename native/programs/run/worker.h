@@ -21,7 +21,7 @@ struct WorkerStatus {
   bool stalled;
 };
 
-/// The error of a task that has failed with `error`; worker -1: while it was moved.
+/// The error of a task that has failed with `error`; worker -1: during its transfer.
 TaskFailed failure_of(const Task& task, const std::string& label, int64_t device, int64_t worker,
                       const std::exception_ptr& error);
 
@@ -29,12 +29,12 @@ class alignas(128) Worker {
  public:
   Worker(int64_t number, int64_t scratch_bytes) : number_(number), scratch_(scratch_bytes) {}
 
-  /// What it does until end(); for status().
+  /// Sets the task that status() reports until end().
   void begin(const Task& task);
   void end() { instr_.store(nullptr, std::memory_order_relaxed); }
-  /// Returns the poison for what stands behind the task: 0, or the id of its error.
+  /// Returns the poison for what depends on the task: 0, or the id of its error.
   uint64_t run_kernel(Task& task, const std::string& label, int64_t device, RunState& state);
-  /// A planted fault: this worker takes no further task until the run is given up.
+  /// A planted fault: this worker does nothing until the run has failed.
   void stall(const RunState& state);
 
   WorkerStatus status() const;

@@ -1,5 +1,5 @@
 // Classes of devices: one cursor per class compared with one per device, the tensors that signals are about, numbers
-// that are known later, tasks as tables.
+// that are determined later, tasks as tables.
 #include <random>
 
 #include "programs/run/inspect.h"
@@ -13,12 +13,13 @@ namespace {
 
 constexpr int64_t kTiles = 2;
 
-/// Random classes that exchange over two device groups, of all devices and of their class's, with or without a mistake.
+/// Random classes that exchange over two device groups, one of all devices and one per class, with or without a
+/// mistake.
 class Exchanges {
  public:
   explicit Exchanges(uint64_t seed) : random_(seed) {}
 
-  /// Checked but for its signals; whether those hold is the caller's to ask.
+  /// A program that is checked except for its signals; the caller checks these.
   std::unique_ptr<Program> make() {
     auto program = std::make_unique<Program>();
     num_classes_ = draw(1, 3);
@@ -29,7 +30,7 @@ class Exchanges {
     for (int64_t t = 0; t < num_templates; ++t) add_template(*program, first_signal);
     std::vector<int64_t> calls(draw(1, 6));
     for (int64_t& t : calls) t = draw(0, num_templates - 1);
-    const int64_t odd = draw(0, 7) == 0 ? draw(0, num_classes_ - 1) : -1;  // a class with an order of its own
+    const int64_t odd = draw(0, 7) == 0 ? draw(0, num_classes_ - 1) : -1;  // a class with a different order
     for (int64_t c = 0; c < num_classes_; ++c) {
       std::vector<int64_t> own = calls;
       if (c == odd) std::shuffle(own.begin(), own.end(), random_);
@@ -61,7 +62,7 @@ class Exchanges {
     for (const auto& group : own) sizes_.push_back(std::ssize(group));
   }
 
-  /// Instructions of one class that tell each other something, or acknowledge it, in a random order that mostly works.
+  /// Instructions of one class that post and acknowledge, in a random order that mostly works.
   void add_template(Program& program, int64_t& first_signal) {
     struct Site {
       int64_t group, signal;
@@ -71,7 +72,7 @@ class Exchanges {
       site = {draw(0, 1), first_signal};
       first_signal += num_devices_ * kTiles;
     }
-    const bool is_chained = draw(0, 1) == 0;  // the next post stands in the task of the wait before
+    const bool is_chained = draw(0, 1) == 0;  // the next post is in the task of the previous wait
     const int64_t faulty = draw(0, 2) == 0 ? draw(0, num_classes_ - 1) : -1;
     const uint64_t fault = random_();
     for (int64_t c = 0; c < num_classes_; ++c) {
@@ -120,7 +121,7 @@ class Exchanges {
       case 7:
         for (Wait& wait : one.waits) wait.increment = 0;
         break;
-      case 8:  // this and what follows may concern one device of a class, and not the first
+      case 8:  // this case and the next may change one device of a class other than the first
         if (!one.notifies.empty()) one.notifies[fault / 64 % one.notifies.size()].per_index = false;
         break;
       case 9:
@@ -134,18 +135,18 @@ class Exchanges {
   std::mt19937_64 random_;
   int64_t num_classes_ = 0;
   int64_t num_devices_ = 0;
-  std::vector<int64_t> sizes_;  // of classes
+  std::vector<int64_t> sizes_;  // per class
 };
 
-/// Device 0 posts `use` of `slot`, device 1 waits; two tensors; or another device is named.
+/// The error for a post about `use` of `slot` from device 0 and a wait of device 1 that names `poster`.
 std::string pairing(int64_t slot, const Number& use, int64_t poster = 0) {
   Program program;
   add_devices(program, 3);
   for (int64_t d = 0; d < 3; ++d) {
     for (int64_t t = 0; t < 2; ++t) program.add_tensor(d, tensor(64 * t, 1, 1, 1, t));
     const int64_t plan = program.add_template(d, "t");
-    if (d == 0) program.add_instr(d, plan, instr("", 1, 0, {}, {}, {}, {{0, 1, 4, false, 0}}), "tell");
-    if (d == 1) program.add_instr(d, plan, instr("", 1, 0, {}, {}, {{4, false, 1, 0, poster, slot, use}}), "hear");
+    if (d == 0) program.add_instr(d, plan, instr("", 1, 0, {}, {}, {}, {{0, 1, 4, false, 0}}), "post");
+    if (d == 1) program.add_instr(d, plan, instr("", 1, 0, {}, {}, {{4, false, 1, 0, poster, slot, use}}), "wait");
     for (int64_t n = 0; n < 2; ++n) program.add_call(d, {plan, {0, 1}, {n}});
   }
   return message_of<ArgumentError>([&] { program.finish({}, resolve); });
@@ -153,7 +154,7 @@ std::string pairing(int64_t slot, const Number& use, int64_t poster = 0) {
 
 }  // namespace
 
-CASE("one cursor per class finds what one per device finds; what is not in lockstep it refuses") {
+CASE("one cursor per class finds the same errors as one per device, and rejects classes not in lockstep") {
   int64_t sound = 0;
   int64_t blocked = 0;
   int64_t mixed_up = 0;
@@ -174,18 +175,18 @@ CASE("one cursor per class finds what one per device finds; what is not in locks
   EXPECT(sound > 500 && blocked > 100 && mixed_up > 100 && apart > 20);
 }
 
-CASE("a post and its wait are about one use of one tensor, by the device that the wait names") {
+CASE("a post and its wait must agree on tensor, use and poster") {
   EXPECT_EQ(pairing(0, {0, 1, Source::kPosition}), "");
   EXPECT_EQ(pairing(0, {0, 1, Source::kCall, 0}), "");
   const std::string other = pairing(1, {0, 1, Source::kPosition});
-  EXPECT(contains(other, "device 1 waiting in 'hear'[0] for signal 4 about tensor 1, use 0 of device 0,"));
-  EXPECT(contains(other, "post 1 in 'tell'[0] of device 0 about tensor 0, use 0"));
+  EXPECT(contains(other, "device 1 waiting in 'wait'[0] for signal 4 about tensor 1, use 0 of device 0,"));
+  EXPECT(contains(other, "post 1 in 'post'[0] of device 0 about tensor 0, use 0"));
   EXPECT(contains(pairing(0, {1, 1, Source::kCall, 0}), "about tensor 0, use 1 of device 0, and post 1"));
-  EXPECT(contains(pairing(0, 0), "use 0 of device 0, and post 2 in 'tell'[0] of device 0 about tensor 0, use 1"));
-  EXPECT(contains(pairing(0, {0, 1, Source::kPosition}, 2), "of device 2, and post 1 in 'tell'[0] of device 0"));
+  EXPECT(contains(pairing(0, 0), "use 0 of device 0, and post 2 in 'post'[0] of device 0 about tensor 0, use 1"));
+  EXPECT(contains(pairing(0, {0, 1, Source::kPosition}, 2), "of device 2, and post 1 in 'post'[0] of device 0"));
 }
 
-CASE("a credit pairs use u with use u - depth; the first uses wait for none, and at the end all have been waited for") {
+CASE("a credit pairs use u with use u - depth; the first uses need none, and the drain waits for the rest") {
   const auto ring = [](int64_t depth, int64_t lag, int64_t drained) {
     Program program;
     add_devices(program, 2);
@@ -214,7 +215,7 @@ CASE("a credit pairs use u with use u - depth; the first uses wait for none, and
   EXPECT(contains(ring(3, 3, 0), "every post must be waited for; got 3 of signal 0 of device 0"));
 }
 
-CASE("numbers of device, call and symbol reach kernels; a list of calls runs under its name") {
+CASE("numbers of device, call and symbol reach kernels; a list of calls runs by its name") {
   // Every call records (constant, number of the device, of the call, of the symbol); rows of a sequence are symbolic.
   auto program = std::make_shared<Program>();
   program->add_class();
@@ -240,8 +241,8 @@ CASE("numbers of device, call and symbol reach kernels; a list of calls runs und
     EXPECT_EQ(noted.size(), 12u);  // devices x calls x tiles
     for (int64_t d = 0; d < 2; ++d) {
       for (int64_t n = 0; n < 3; ++n) {
-        const std::vector<int64_t> wanted{7, 10 + d, 100 + n, 2 * symbol};
-        EXPECT_EQ(std::count(noted.begin(), noted.end(), wanted), 2);
+        const std::vector<int64_t> expected{7, 10 + d, 100 + n, 2 * symbol};
+        EXPECT_EQ(std::count(noted.begin(), noted.end(), expected), 2);
       }
     }
   }
@@ -251,7 +252,7 @@ CASE("numbers of device, call and symbol reach kernels; a list of calls runs und
   EXPECT(contains(message_of<ArgumentError>([&] { executor->run(program, {1}, "two"); }), "under the name 'two'"));
 }
 
-CASE("tasks as tables: views in bytes of their owner, accesses, waits and posts as the instruction issuer makes them") {
+CASE("tasks as tables: views in bytes of their owner, accesses, waits and posts equal the instruction issuer's") {
   Program program;
   program.add_class();
   for (int64_t d = 0; d < 2; ++d) program.add_device({0, {d}, {{0, 1}}});
@@ -280,18 +281,18 @@ CASE("tasks as tables: views in bytes of their owner, accesses, waits and posts 
   EXPECT(tables.posts == (Table<3>{{0, 0, 0}, {1, 0, 1}}));
 }
 
-CASE("finish refuses classes, devices and numbers that do not fit each other") {
+CASE("finish rejects classes, devices and numbers that do not fit each other") {
   const auto refused = [](auto change) {
     Program program;
     program.add_class();
     change(program);
     return message_of<ArgumentError>([&] { program.finish({4}, resolve); });
   };
-  const auto with = [&](const Instr& given, const Call& call = {0, {0}}) {
+  const auto with = [&](const Instr& instruction, const Call& call = {0, {0}}) {
     return refused([&](Program& program) {
       program.add_device({0, {1}, {{0}}});
       program.add_tensor(0, tensor(0, 4, 1, 1, 0));
-      program.add_instr(0, program.add_template(0, "t"), given, "op");
+      program.add_instr(0, program.add_template(0, "t"), instruction, "op");
       program.add_call(0, call);
     });
   };
@@ -310,8 +311,8 @@ CASE("finish refuses classes, devices and numbers that do not fit each other") {
   Instr by_device = plain;
   by_device.extent = {0, 1, Source::kDevice, 0};
   EXPECT(contains(with(by_device), "an extent must have a source that fits it"));
-  EXPECT(contains(with(instr("", 4, {0, 0, Source::kSymbol, 0}, {})), "a step that is no constant must be >= 1"));
-  EXPECT(contains(with(instr("", 4, 1, {}, {{0, 1, Source::kSymbol, 1}})), "one of the 1 given; got 1"));
+  EXPECT(contains(with(instr("", 4, {0, 0, Source::kSymbol, 0}, {})), "a step that is not constant must be >= 1"));
+  EXPECT(contains(with(instr("", 4, 1, {}, {{0, 1, Source::kSymbol, 1}})), "one of the 1 bounded ones; got 1"));
   EXPECT(contains(with(instr("", 4, 1, {}, {{0, 1, Source::kDevice, 1}})), "one of its class's 1; got 1"));
   EXPECT(contains(with(instr("", 4, 1, {}, {{0, 1, Source::kCall, 0}})), "got 0 of 1 for template 't'"));
   EXPECT(contains(with(instr("", 4, 1, {}, {{0, 1, Source::kPosition, 0}})), "an integer must have a source"));

@@ -9,7 +9,7 @@ using namespace tilewise::programs::testing;
 
 namespace {
 
-/// `calls` times: every tile of one tensor is incremented in place.
+/// Increments every tile of one tensor in place, `calls` times.
 std::shared_ptr<Program> counting_program(int64_t calls, int64_t rows = 8, int64_t tile_rows = 2) {
   auto program = program_of(1);
   program->add_tensor(0, tensor(0, rows, 1, tile_rows, 0));
@@ -28,10 +28,10 @@ std::shared_ptr<Program> ring_program(int64_t num_devices, int64_t epochs, int64
   for (int64_t d = 0; d < num_devices; ++d) {
     const int64_t left = (d + num_devices - 1) % num_devices;
     const int64_t right = (d + 1) % num_devices;
-    program->add_tensor(d, tensor(0, kRows, 4, 2, 0));      // 0: shown to the right neighbour
+    program->add_tensor(d, tensor(0, kRows, 4, 2, 0));      // 0: read by the right neighbour
     program->add_tensor(d, tensor(1024, kRows, 4, 2, 3));   // 1: own
     const int64_t plan = program->add_template(d, "epoch");
-    // Signals 0..2: left neighbour's tile is there. Signals 3..5: right neighbour has read mine.
+    // Signals 0..2: the left neighbour's tile is ready. Signals 3..5: the right neighbour has read this device's tile.
     program->add_instr(
         d, plan, instr("hash", kRows, 2, {by_row(0, kInOut), by_row(1, kIn)}, {1, d, delay}, {}, {{0, right, 0, true}}),
         "show");
@@ -59,7 +59,7 @@ void expect_ring(int64_t devices, int64_t workers, int64_t window, int64_t epoch
 
 }  // namespace
 
-CASE("every task runs once, in the order of its data") {
+CASE("every task runs once, in dependency order") {
   auto program = counting_program(100);
   auto executor = executor_for(*program, 2);
   executor->run(program, {});
@@ -101,7 +101,7 @@ CASE("three devices") { expect_ring(3, 1, 16, 400, 500); }
 
 CASE("four devices, more threads than cores") { expect_ring(4, 2, 64, 300, 200); }
 
-CASE("an acknowledgement holds the writer back until the reader is done (write-after-read between devices)") {
+CASE("an acknowledgement delays the writer until the reader is done (write-after-read between devices)") {
   // Device 1 reads slowly; without the acknowledgement device 0 would overwrite 40 times meanwhile.
   auto program = program_of(2);
   for (int64_t d = 0; d < 2; ++d) {
@@ -126,7 +126,7 @@ CASE("an acknowledgement holds the writer back until the reader is done (write-a
   EXPECT(same_memory(*executor, oracle, 2));
 }
 
-CASE("a waiting task holds no worker: what is independent of it goes on") {
+CASE("a waiting task occupies no worker: independent tasks run") {
   // Device 0 waits for device 1, whose post depends on device 0's LAST task; one worker each.
   auto program = program_of(2);
   const int64_t here = program->add_template(0, "t");
@@ -152,8 +152,8 @@ CASE("a waiting task holds no worker: what is independent of it goes on") {
   EXPECT(after_end > 0 && after_end < wait_start);
 }
 
-CASE("tensors that share bytes take turns: reuse waits for readers of the former contents") {
-  // 0 and 1 lie in the same bytes with different tiles; 2 collects what was read.
+CASE("tensors that share bytes take turns: reuse waits for readers of the old contents") {
+  // Tensors 0 and 1 share bytes with different tiles; 2 collects what was read.
   auto program = program_of(1);
   Tensor second = tensor(0, 4, 2, 4, 4);
   second.aliases = {0};
@@ -175,7 +175,7 @@ CASE("tensors that share bytes take turns: reuse waits for readers of the former
   EXPECT(same_memory(*executor, oracle, 1));
 }
 
-CASE("priority: of the ready tasks the most urgent starts first") {
+CASE("priority: the most urgent ready task starts first") {
   auto program = program_of(1);
   const int64_t plan = program->add_template(0, "t");
   program->add_tensor(0, tensor(0, 1, 1, 1, 0));
@@ -209,7 +209,7 @@ CASE("transfers count every element read from another device, per label and devi
   EXPECT(executor->transfers().empty());
 }
 
-CASE("the timeline has every task of the last run, with its moments in order") {
+CASE("the timeline has every task of the last run, with its times in order") {
   auto program = counting_program(10);
   auto executor = executor_for(*program, 2);
   executor->run(program, {});
@@ -225,7 +225,7 @@ CASE("the timeline has every task of the last run, with its moments in order") {
   }
 }
 
-CASE("memory over the limit is refused before anything is mapped") {
+CASE("memory over the limit is rejected before anything is mapped") {
   ExecutorOptions options{2, 1, {600, 600}, 3, 5};
   options.scratch_bytes = 100;
   const DeviceBytes own = programs::bytes_needed({.num_signals = 3, .num_handles = 5, .scratch_bytes = 100});
@@ -239,7 +239,7 @@ CASE("memory over the limit is refused before anything is mapped") {
   EXPECT(executor.allocated_bytes() == std::vector<int64_t>(2, need / 2));
 }
 
-CASE("a memory view outlives the executor; views outside the arena are refused") {
+CASE("a memory view outlives the executor; views outside the arena are rejected") {
   std::shared_ptr<memory::Arena> arena;
   {
     Executor executor({1, 1, {4096}, 0, 0});
@@ -250,7 +250,7 @@ CASE("a memory view outlives the executor; views outside the arena are refused")
   arena->data()[4095] = std::byte{1};
 }
 
-CASE("what the caller does meanwhile is done once, before the run has been waited for") {
+CASE("meanwhile() is called once, before run() waits") {
   auto program = counting_program(100);
   auto executor = executor_for(*program, 2);
   int calls = 0;
@@ -264,7 +264,7 @@ CASE("what the caller does meanwhile is done once, before the run has been waite
   for (int64_t r = 0; r < 8; ++r) EXPECT_EQ(words(*executor, 0)[r], 100u);
 }
 
-CASE("a closed executor refuses to run; closing twice is fine") {
+CASE("a closed executor rejects runs; closing twice is allowed") {
   auto program = counting_program(1);
   auto executor = executor_for(*program);
   executor->close();

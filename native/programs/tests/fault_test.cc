@@ -29,7 +29,7 @@ std::shared_ptr<Program> exchange(int64_t epochs, const std::string& kernel = "i
 
 }  // namespace
 
-CASE("a kernel that throws posts once, with op, tile, worker and device, and the next run is right") {
+CASE("a kernel that throws raises once, with op, tile, worker and device, and the next run is right") {
   auto program = exchange(20);
   auto executor = executor_for(*program, 2);
   for (int round = 0; round < 50; ++round) {
@@ -54,7 +54,7 @@ CASE("a kernel that throws posts once, with op, tile, worker and device, and the
   }
 }
 
-CASE("a kernel's own exception is the message; signals behind it are sent (nothing hangs)") {
+CASE("a kernel's own exception is the message; later signals are still posted (nothing hangs)") {
   auto program = exchange(50, "throwing", {2});
   auto executor = executor_for(*program);
   const std::string message = message_of<TaskFailed>([&] { executor->run(program, {}); });
@@ -63,12 +63,12 @@ CASE("a kernel's own exception is the message; signals behind it are sent (nothi
   EXPECT(contains(message, "'show'[2]"));
 }
 
-CASE("cancel: tasks not started are skipped, signals are sent, the next run is complete") {
+CASE("cancel: tasks not started are skipped, signals are posted, the next run is complete") {
   auto program = exchange(2000, "slow");
   auto executor = executor_for(*program);
   const int64_t start = now_ns();
   EXPECT(contains(message_of<Interrupted>([&] { executor->run(program, {}, "", [] { return true; }); }), "cancelled"));
-  EXPECT(now_ns() - start < 3'000'000'000);  // in full it would take 40 s
+  EXPECT(now_ns() - start < 3'000'000'000);  // a complete run would take 40 s
   auto quick = exchange(10);
   for (int64_t d = 0; d < 2; ++d) std::memset(words(*executor, d), 0, quick->needs(d).arena_bytes);
   Oracle oracle(*quick);
@@ -77,7 +77,7 @@ CASE("cancel: tasks not started are skipped, signals are sent, the next run is c
   EXPECT(same_memory(*executor, oracle, 2));
 }
 
-CASE("a stopped worker: the deadline names wait, signal, values, the late device and what it does") {
+CASE("a stopped worker: the timeout names wait, signal, values, the late device and its activity") {
   auto program = exchange(10);
   auto executor = executor_for(*program, 1, 512, 0.3);
   executor->inject(Injected::kStall, 1, "show", 6);
@@ -102,7 +102,7 @@ CASE("a stopped worker whose signals no task waits for is reported as well") {
   EXPECT(contains(message, "worker 0 has stopped at 'alone'[1]"));
 }
 
-CASE("a chain of waits is reported at its beginning") {
+CASE("a chain of waits is reported at its start") {
   // 2 waits for 1, 1 waits for 0, 0 has stopped.
   auto program = program_of(3);
   for (int64_t d = 0; d < 3; ++d) {
@@ -130,7 +130,7 @@ CASE("with a second worker a stopped one delays only its own task") {
   EXPECT(contains(message, "worker 1 is idle") || contains(message, "worker 0 is idle"));
 }
 
-CASE("a long kernel within the deadline is no timeout") {
+CASE("a long run with progress within the deadline is no timeout") {
   auto program = program_of(2);
   for (int64_t d = 0; d < 2; ++d) {
     const int64_t plan = program->add_template(d, "t");
@@ -143,7 +143,7 @@ CASE("a long kernel within the deadline is no timeout") {
   executor_for(*program, 1, 512, 0.2)->run(program, {});  // 0.3 s in all, always with progress
 }
 
-CASE("a kernel that takes longer than the deadline is at work, and no timeout") {
+CASE("a kernel that takes longer than the deadline is no timeout") {
   auto program = program_of(2);
   for (int64_t d = 0; d < 2; ++d) {
     const int64_t plan = program->add_template(d, "t");
@@ -156,7 +156,7 @@ CASE("a kernel that takes longer than the deadline is at work, and no timeout") 
   executor_for(*program, 1, 512, 0.1)->run(program, {});
 }
 
-CASE("faults planted for other labels or later tasks do nothing, and are gone after the run") {
+CASE("faults planted for other labels or later tasks do nothing, and last one run only") {
   auto program = exchange(2);
   auto executor = executor_for(*program);
   executor->inject(Injected::kThrow, 0, "nowhere", 0);
@@ -165,7 +165,7 @@ CASE("faults planted for other labels or later tasks do nothing, and are gone af
   executor->run(program, {});
 }
 
-CASE("two runs at once: the second is refused, and so is whatever looks into a run") {
+CASE("two runs at once: the second is rejected, and so are queries during a run") {
   auto program = exchange(20, "slow");
   auto executor = executor_for(*program);
   std::atomic<bool> entered{false};

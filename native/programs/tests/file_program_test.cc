@@ -14,9 +14,9 @@ namespace {
 
 constexpr int64_t kRows = 12;
 constexpr int64_t kArena = 1 << 20;
-constexpr int64_t kFileBegin = kArena;  // which is a whole number of pages
+constexpr int64_t kFileBegin = kArena;  // a whole number of pages
 
-/// A tensor of the file is brought to one of two places in memory in turns, counted up there, and stored again.
+/// Fetches a tensor of the file to one of two places in memory in turns, increments it there, and stores it again.
 std::shared_ptr<Program> counting(int64_t num_devices, int64_t cols, int64_t num_calls) {
   auto program = program_of(num_devices);
   for (int64_t d = 0; d < num_devices; ++d) {
@@ -54,8 +54,8 @@ std::vector<uint64_t> counts_of(const Executor& executor, int64_t device, int64_
   return counts;
 }
 
-/// Whether each was counted up as often.
-bool holds(const Executor& executor, int64_t device, int64_t cols, uint64_t expected) {
+/// Whether every element equals `expected`.
+bool all_counted(const Executor& executor, int64_t device, int64_t cols, uint64_t expected) {
   const std::vector<uint64_t> counts = counts_of(executor, device, cols);
   return std::all_of(counts.begin(), counts.end(), [&](uint64_t count) { return count == expected; });
 }
@@ -72,14 +72,14 @@ std::string refused(const std::vector<Operand>& operands, const std::string& ker
 
 }  // namespace
 
-CASE("tiles of a file are counted up in memory, whole pages or parts of them, on one device or two") {
+CASE("tiles of a file are incremented in memory, whole pages or parts of them, on one device or two") {
   for (const int64_t cols : {int64_t{512}, int64_t{37}, int64_t{1000}}) {
     for (const int64_t num_devices : {1, 2}) {
       auto program = counting(num_devices, cols, 40);
       Executor executor(options_for(*program, cols, 2));
       for (uint64_t run = 1; run <= 3; ++run) {
         executor.run(program, {});
-        for (int64_t d = 0; d < num_devices; ++d) EXPECT(holds(executor, d, cols, 20 * run));
+        for (int64_t d = 0; d < num_devices; ++d) EXPECT(all_counted(executor, d, cols, 20 * run));
       }
       const Traffic traffic = executor.stats().files;
       EXPECT_EQ(traffic.bytes_read, 3 * num_devices * 40 * kRows * cols * 8);
@@ -89,21 +89,21 @@ CASE("tiles of a file are counted up in memory, whole pages or parts of them, on
   }
 }
 
-CASE("devices of several processes have files that the leader reads and writes, too") {
+CASE("the leader reads and writes the files of other processes' devices") {
   auto program = counting(3, 37, 40);
   ForkedGroup group(program, 2, options_for(*program, 37, 1));
   for (uint64_t run = 1; run <= 3; ++run) {
     group.leader().run(program, {});
-    for (int64_t d = 0; d < 3; ++d) EXPECT(holds(group.leader(), d, 37, 20 * run));
+    for (int64_t d = 0; d < 3; ++d) EXPECT(all_counted(group.leader(), d, 37, 20 * run));
   }
   std::vector<uint64_t> counts(2 * kRows * 37, 1000);
   group.leader().arena(2)->move(kWrite, kFileBegin, reinterpret_cast<std::byte*>(counts.data()),
                                 std::ssize(counts) * 8);
   group.leader().run(program, {});
-  EXPECT(holds(group.leader(), 2, 37, 1020));
+  EXPECT(all_counted(group.leader(), 2, 37, 1020));
 }
 
-CASE("what the host writes into a file is what the next run fetches") {
+CASE("the next run fetches what the host wrote into a file") {
   auto program = counting(1, 512, 2);
   Executor executor(options_for(*program, 512, 1));
   for (uint64_t start : {7u, 1000u}) {
@@ -116,7 +116,7 @@ CASE("what the host writes into a file is what the next run fetches") {
   }
 }
 
-CASE("a disk that fails is the error of the task that it failed; the next run is right") {
+CASE("a failed disk transfer is the error of its task; the next run is right") {
   auto program = counting(1, 512, 2);
   Executor executor(options_for(*program, 512, 2));
   const int file = executor.arena(0)->file()->descriptor();
@@ -131,14 +131,14 @@ CASE("a disk that fails is the error of the task that it failed; the next run is
     EXPECT_EQ(error.worker, -1);
   }
   EXPECT(contains(message, "[memory.SpillFile]") && contains(message, "kernel 'fetch_f64' in 'fetch'["));
-  EXPECT_EQ(executor.stats().files.bytes_read, 0);  // and nothing counts that was not moved
+  EXPECT_EQ(executor.stats().files.bytes_read, 0);  // failed transfers are not counted
   EXPECT_EQ(executor.stats().files.bytes_written, 0);
   EXPECT_EQ(ftruncate(file, bytes), 0);
   executor.run(program, {});
   EXPECT_EQ(counts_of(executor, 0, 512)[0], 2u);
 }
 
-CASE("a disk that fails while the host reads or writes is an error, not the end of the process") {
+CASE("a disk failure while the host reads or writes is an error, not the end of the process") {
   auto program = counting(1, 512, 2);
   Executor executor(options_for(*program, 512, 1));
   const int file = executor.arena(0)->file()->descriptor();
@@ -152,14 +152,14 @@ CASE("a disk that fails while the host reads or writes is an error, not the end 
   EXPECT(contains(message_of<ArgumentError>([&] { executor.memory(0, kFileBegin, 8); }), "inside the device's arena"));
 }
 
-CASE("a planted failure of a transfer reaches who waits for it, and moves nothing") {
+CASE("a planted failure of a transfer fails the tasks that wait for it, and moves nothing") {
   auto program = counting(1, 512, 4);
   Executor executor(options_for(*program, 512, 2));
   executor.inject(Injected::kThrow, 0, "fetch", 3);
   EXPECT(contains(message_of<TaskFailed>([&] { executor.run(program, {}); }), "injected failure"));
 }
 
-CASE("refused: tensors that differ in their elements or rows, of which one is shorter than what is moved") {
+CASE("rejected: tensors that differ in their elements or rows, or are shorter than what is moved") {
   for (const DType dtype : {DType::kF64, DType::kBF16}) {
     for (const int64_t cols : {8, 16}) {
       auto program = program_of(1);
@@ -174,21 +174,22 @@ CASE("refused: tensors that differ in their elements or rows, of which one is sh
       if (is_alike) {
         program->finish({}, resolve, kFileBegin);
       } else {
-        EXPECT(contains(message_of<ArgumentError>([&] { program->finish({}, resolve, kFileBegin); }), "one alike"));
+        EXPECT(contains(message_of<ArgumentError>([&] { program->finish({}, resolve, kFileBegin); }),
+                        "of the same shape"));
       }
     }
   }
 }
 
-CASE("refused: kernels on a file, transfers within memory, tensors on both sides, executors without a file") {
+CASE("rejected: kernels on a file, transfers within memory, tensors across the boundary, executors without a file") {
   EXPECT(contains(refused({by_row(1, kInOut)}, "increment", kFileBegin), "no other kernel"));
   EXPECT(contains(refused({by_row(1, kOut), by_row(0, kIn)}, "fetch_f64", kFileBegin), "fetch reads a device's file"));
   EXPECT(contains(refused({by_row(0, kOut), by_row(0, kIn)}, "store_f64", 4096), "in memory"));
-  EXPECT(contains(refused({by_row(0, kOut)}, "fetch_f64", kFileBegin), "whole rows move"));
+  EXPECT(contains(refused({by_row(0, kOut)}, "fetch_f64", kFileBegin), "must move whole rows"));
   EXPECT(contains(refused({by_row(0, kOut), whole(1, kIn)}, "fetch_f64", kFileBegin - 64), "in memory or in the file"));
   Operand none = by_row(1'000'000, kIn);
   none.null = true;
-  EXPECT(contains(refused({by_row(0, kOut), none}, "fetch_f64", kFileBegin), "whole rows move"));
+  EXPECT(contains(refused({by_row(0, kOut), none}, "fetch_f64", kFileBegin), "must move whole rows"));
   auto program = counting(1, 8, 1);
   ExecutorOptions options = options_for(*program, 8, 1);
   options.file_bytes = 0;

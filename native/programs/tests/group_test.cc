@@ -29,7 +29,7 @@ void expect_ring(int64_t devices, int64_t processes, int64_t workers, int64_t wi
 
 }  // namespace
 
-CASE("two processes of one device each compute what one process does, run after run") {
+CASE("two processes of one device each compute the same as one process, run after run") {
   expect_ring(2, 2, 1, 512, 500);
 }
 
@@ -46,7 +46,7 @@ CASE("several devices in a process, and blocks of unequal size") {
 
 CASE("litmus shapes between processes: message passing and reuse in a ring, ISA2 through a third process") {
   expect_ring(2, 2, 1, 8, 4000);
-  auto program = program_of(3);  // 0 writes, 1 passes the news on, 2 reads and acknowledges
+  auto program = program_of(3);  // 0 writes, 1 forwards the signal, 2 reads and acknowledges
   for (int64_t d = 0; d < 3; ++d) {
     program->add_tensor(d, tensor(0, 1, 48, 1, 0));
     program->add_template(d, "epoch");
@@ -67,8 +67,8 @@ CASE("litmus shapes between processes: message passing and reuse in a ring, ISA2
   EXPECT(same_memory(group.leader(), oracle, 3));
 }
 
-CASE("a mailbox that is full holds its sender back and loses nothing") {
-  constexpr int64_t kPosts = 10'000;  // while the other's worker is busy
+CASE("a full mailbox blocks its sender and loses nothing") {
+  constexpr int64_t kPosts = 10'000;  // while the receiver's worker is busy
   auto program = program_of(2);
   for (int64_t d = 0; d < 2; ++d) {
     program->add_tensor(d, tensor(0, kPosts, 1, 1, 0));
@@ -76,7 +76,7 @@ CASE("a mailbox that is full holds its sender back and loses nothing") {
   }
   program->add_instr(0, 0, instr("increment", kPosts, 1, {by_row(0, kInOut)}, {}, {}, {{0, 1, 0}}), "post");
   program->add_instr(1, 0, instr("slow", 1, 0, {by_row(0, kInOut)}, {300}), "busy");
-  program->add_instr(1, 0, instr("increment", 1, 0, {by_row(0, kInOut)}, {}, {{0, false, kPosts}}), "all have come");
+  program->add_instr(1, 0, instr("increment", 1, 0, {by_row(0, kInOut)}, {}, {{0, false, kPosts}}), "all arrived");
   for (int64_t d = 0; d < 2; ++d) program->add_call(d, {0, {0}, {}});
   program->finish({}, resolve);
   ForkedGroup group(program, 2);
@@ -105,7 +105,7 @@ CASE("a kernel that throws in another process is reported by the leader, and the
   }
 }
 
-CASE("a fault planted in the leader stops all, and runs after it are right") {
+CASE("a fault planted in the leader stops all processes, and later runs are right") {
   auto program = ring(4, 30);
   ForkedGroup group(program, 4);
   for (int round = 0; round < 5; ++round) {
@@ -130,7 +130,7 @@ CASE("a cancelled run ends in every process, and the next one is complete") {
   EXPECT(message_of<std::exception>([&] { group.leader().run(program, {}); }).empty());
 }
 
-CASE("a process that is killed is named within a second, with what waits for it") {
+CASE("a killed process is named within a second, with a task that waits for it") {
   auto program = ring(2, 100'000, "slow", {1});
   ForkedGroup group(program, 2);
   int64_t killed_ns = 0;
@@ -149,7 +149,7 @@ CASE("a process that is killed is named within a second, with what waits for it"
   EXPECT(contains(message_of<ArgumentError>([&] { group.leader().run(program, {}); }), "cannot be used"));
 }
 
-CASE("a process that is stopped is given up after some seconds") {
+CASE("a stopped process is reported as lost after some seconds") {
   auto program = ring(2, 100'000, "slow", {1});
   ForkedGroup group(program, 2);
   const auto stop_one = [&] {
@@ -157,10 +157,10 @@ CASE("a process that is stopped is given up after some seconds") {
     return false;
   };
   const std::string message = message_of<PeerLost>([&] { group.leader().run(program, {}, "", stop_one); });
-  EXPECT(contains(message, "which has stood still for 5 s"));
+  EXPECT(contains(message, "which has not responded for 5 s"));
 }
 
-CASE("of three processes, those that are left after one is lost leave, each by itself") {
+CASE("when one of three processes is lost, the others leave independently") {
   auto program = ring(3, 100'000, "slow", {1});
   ForkedGroup group(program, 3);
   const auto kill_one = [&] {
@@ -173,7 +173,7 @@ CASE("of three processes, those that are left after one is lost leave, each by i
   EXPECT(WIFEXITED(statuses[1]) && WEXITSTATUS(statuses[1]) == ForkedGroup::kLost);
 }
 
-CASE("messages that name nothing fail the run and touch nothing") {
+CASE("messages with invalid names fail the run and change nothing") {
   auto program = ring(2, 10);
   auto executor = executor_for(*program);
   executor->run(program, {});
@@ -205,7 +205,7 @@ CASE("messages that name nothing fail the run and touch nothing") {
   }
 }
 
-CASE("a message of a run that has not begun is left until it has") {
+CASE("a message of a run that has not begun waits until it has") {
   const int file = sealed_file(comm::Peers::bytes(2));
   std::vector<uint64_t> taken;
   comm::Peers peers({.process = 0, .num_processes = 2, .file = file, .ends = {-1, -1}, .take = [&](const auto& post) {
@@ -221,7 +221,7 @@ CASE("a message of a run that has not begun is left until it has") {
   close(file);
 }
 
-CASE("what is no sealed memory of the right size is refused") {
+CASE("files other than sealed memory of the right size are rejected") {
   const int loose = memfd_create("loose", MFD_CLOEXEC);
   EXPECT_EQ(ftruncate(loose, 4096), 0);
   const auto refusal = [](int file, int64_t bytes) {

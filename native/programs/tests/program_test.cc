@@ -24,7 +24,7 @@ std::string refusal(Instr instruction) {
   return message_of<ArgumentError>([&] { program_with(std::move(instruction)); });
 }
 
-/// The only instruction's task number `index`, and its accesses.
+/// Expands task `index` of the only instruction, with its accesses.
 void expand_at(const Program& program, const std::vector<int64_t>& symbols, std::byte* arena, int64_t index, Task& task,
                std::vector<tasks::Access>& accesses) {
   const std::vector<std::byte*> arenas{arena};
@@ -36,7 +36,7 @@ void expand_at(const Program& program, const std::vector<int64_t>& symbols, std:
          accesses);
 }
 
-/// Views that one operand gives over all iterations, as text "begin+rows x cols".
+/// One operand's views over all iterations, as text "begin+rows x cols".
 std::string views(Operand operand, int64_t extent, int64_t step) {
   auto program = program_with(instr("recording", extent, step, {operand}));
   std::vector<std::byte> arena(program->needs(0).arena_bytes + 64);
@@ -68,7 +68,7 @@ std::string handles(Operand operand, int64_t extent, int64_t step, int64_t index
 
 }  // namespace
 
-CASE("a loop has its last, shorter iteration, however long a step is") {
+CASE("a loop has its shorter last iteration, however long a step is") {
   EXPECT_EQ(num_iterations(6, 3), 2);
   EXPECT_EQ(num_iterations(7, 3), 3);
   EXPECT_EQ(num_iterations(0, 3), 0);
@@ -94,7 +94,7 @@ CASE("COL views all rows and the iteration's columns") {
   EXPECT_EQ(views({0, Mode::kRowCols, 0, -1, 0, 1, 3, 9}, 10, 5), "0.3+5x1@0 5.3+5x1@5 ");
 }
 
-CASE("PANELCOLS views the iteration's columns of all panels, where they lie in the first one") {
+CASE("PANELCOLS views the iteration's columns of all panels, at their address in the first one") {
   Instr read = instr("recording", 40, 32, {{0, Mode::kPanelCols}});
   auto program = std::make_shared<Program>();
   add_devices(*program, 1);
@@ -121,13 +121,13 @@ CASE("ROWPART views a share of the iteration's rows") {
   EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 2, 3}, 10, 5), "3.0+2x4@0 8.0+2x4@5 ");
 }
 
-CASE("ROWPART with an offset views rows so far on, clipped to the tensor") {
+CASE("ROWPART with an offset skips rows, clipped to the tensor") {
   EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 0, 1, false, 0, 4}, 6, 3), "4.0+3x4@0 7.0+3x4@3 ");
   EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 1, 2, false, 0, 2}, 8, 4), "4.0+2x4@0 8.0+2x4@4 ");
   EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 0, 1, false, 0, 7}, 6, 3), "7.0+3x4@0 10.0+0x4@3 ");
 }
 
-CASE("WHOLE views everything; step 0 makes one iteration, an extent of 0 with a step none") {
+CASE("WHOLE views everything; step 0 makes one iteration, an extent of 0 with another step none") {
   EXPECT_EQ(views({0, Mode::kWhole}, 10, 0), "0.0+10x4@0 ");
   EXPECT_EQ(views({0, Mode::kWhole}, 0, 4), "");
   EXPECT_EQ(views({0, Mode::kRow}, 0, 0), "0.0+0x4@0 ");
@@ -143,7 +143,7 @@ CASE("accesses name the tiles that the row range touches; parts name the whole i
   EXPECT_EQ(handles({0, Mode::kCol, kIn}, 4, 2, 1), "0:r 1:r 2:r ");
 }
 
-CASE("a write takes reuse accesses on aliases whose bytes overlap, known from either side") {
+CASE("a write adds reuse accesses on aliases whose bytes overlap, listed on either side") {
   Program program;
   add_devices(program, 1);
   Tensor second = tensor(64, 8, 4, 2, 10);  // bytes 64..320: rows 2..9 of the first
@@ -158,7 +158,7 @@ CASE("a write takes reuse accesses on aliases whose bytes overlap, known from ei
   EXPECT_EQ(accesses_of(program, 1), "1:w 11:a 12:a ");
 }
 
-CASE("tiles of some columns have handles of their own, and rows have those of all their columns") {
+CASE("tiles of some columns have their own handles, and rows use those of all their columns") {
   const auto accesses = [](Operand operand, int64_t extent, int64_t step, int64_t index) {
     Program program;
     add_devices(program, 1);
@@ -180,7 +180,7 @@ CASE("tiles of some columns have handles of their own, and rows have those of al
   EXPECT_EQ(accesses({0, Mode::kRowCols, kIn, -1, 0, 1, 3, 3}, 10, 4, 2), "27:r ");
 }
 
-CASE("a write of some columns waits for all that use the bytes of its rows otherwise") {
+CASE("a write of some columns waits for all tasks that use its rows' bytes through other tensors") {
   Program program;
   add_devices(program, 1);
   Tensor first = tensor(0, 8, 4, 4, 0), second = tensor(0, 8, 4, 2, 10);
@@ -196,7 +196,7 @@ CASE("a write of some columns waits for all that use the bytes of its rows other
   EXPECT_EQ(accesses_of(program, 1), "3:w 14:a 15:a 16:a 17:a ");
 }
 
-CASE("a packed weight's padding is reused as its rows are") {
+CASE("a packed weight's padding is reused like its rows") {
   const Tensor weight = tensor(0, 40, 4, 64, 0);  // 64 rows of 16 bytes in memory
   Tensor other = tensor(50 * 16, 4, 4, 4, 10);    // lies in the padding
   other.aliases = {0};
@@ -215,7 +215,7 @@ CASE("a packed weight's padding is reused as its rows are") {
   EXPECT_EQ(writes(1, 4, 4), "10:w 0:a ");
 }
 
-CASE("more operands than fit inline go to side storage") {
+CASE("operands beyond the inline ones go to side storage") {
   std::vector<Operand> many(40, {0, Mode::kRow});
   auto program = program_with(instr("recording", 10, 10, many));
   recorded.clear();
@@ -226,7 +226,7 @@ CASE("more operands than fit inline go to side storage") {
   for (const auto& view : recorded[0].tiles) EXPECT_EQ(view.rows, 10);
 }
 
-CASE("finish refuses unknown kernels, modes, accesses, slots and peers") {
+CASE("finish rejects unknown kernels, modes, accesses, slots and peers") {
   EXPECT(contains(refusal(instr("nowhere", 4, 4, {})), "'nowhere'"));
   EXPECT(contains(message_of<ArgumentError>([] {
                     Program program;
@@ -252,7 +252,7 @@ CASE("finish refuses unknown kernels, modes, accesses, slots and peers") {
   EXPECT(contains(refusal(instr("", 4, 4, {}, {}, {}, {{0, 3, 0, false}})), "notify"));
 }
 
-CASE("finish refuses symbols without a bound, and run values above it") {
+CASE("finish rejects symbols without a bound, and run values above it") {
   Instr symbolic = instr("increment", 0, 4, {by_row(0, kInOut)});
   symbolic.extent = {0, 2, Source::kSymbol, 0};
   EXPECT(contains(refusal(symbolic), "symbol"));
@@ -267,7 +267,7 @@ CASE("finish refuses symbols without a bound, and run values above it") {
   EXPECT_EQ(program->num_tasks(0, 0, {3}), 2);
 }
 
-CASE("finish refuses a program whose devices wait for each other, naming device, label, index, signal") {
+CASE("finish rejects a program whose devices wait for each other, naming device, label, index, signal") {
   Program program;
   add_devices(program, 2);
   for (int64_t d = 0; d < 2; ++d) {
@@ -295,7 +295,7 @@ CASE("finish accepts the same program once the post comes first") {
   EXPECT(program.posters(0, 3).empty());
 }
 
-CASE("a finished program is frozen, an unfinished one is not run") {
+CASE("a finished program is frozen; an unfinished one cannot run") {
   auto open = program_of(1);
   Executor executor({1, 1, {64}, 0, 0});
   EXPECT(contains(message_of<ArgumentError>([&] { executor.run(open, {}); }), "finish()"));
@@ -304,7 +304,7 @@ CASE("a finished program is frozen, an unfinished one is not run") {
   EXPECT(contains(message_of<ArgumentError>([&] { executor.run(open, {}); }), "under the name ''"));
 }
 
-CASE("a program larger than the executor is refused") {
+CASE("a program larger than the executor is rejected") {
   std::shared_ptr<Program> program = program_with(instr("increment", 10, 4, {by_row(0, kInOut)}));
   Executor small({1, 1, {100}, 0, 3});
   EXPECT(contains(message_of<ArgumentError>([&] { small.run(program, {}); }), "must fit the executor"));

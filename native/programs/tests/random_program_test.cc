@@ -12,15 +12,15 @@ namespace {
 
 constexpr int64_t kRows = 12;
 constexpr int64_t kCols = 3;
-// Tensors 0 to 3 have bytes of their own; 4 to 6 share theirs in part; 7 is shown to peers.
+// Tensors 0 to 3 have their own bytes; 4 to 6 share some; 7 is read by peers.
 constexpr int64_t kPlain = 4;
 constexpr int64_t kShared = 3;
 constexpr int64_t kShown = kPlain + kShared;
-// Slots of a call: four plain tensors, one shared, the shown one.
+// Slots of a call: four plain tensors, one shared, the one read by peers.
 constexpr int64_t kSharedSlot = 4;
 constexpr int64_t kShownSlot = 5;
 
-/// Devices of a class each, with their numbers and peers written out; or of one class, which finds them at binding.
+/// One class per device, with numbers and peers as constants; or one class whose devices bind theirs.
 enum class Form { kDevices, kOneClass };
 
 class Generator {
@@ -106,7 +106,7 @@ class Generator {
     }
   }
 
-  // Memory that takes turns is written as a whole, then read, before its bytes serve another tensor.
+  // Shared memory is written as a whole, then read, before another tensor uses its bytes.
   void add_shared_use(std::vector<Instr>& into) {
     const int64_t seed = draw(0, 1000);
     into.push_back(instr("hash", kRows, draw(0, 5), {by_row(kSharedSlot, kOut), by_row(0, kIn)}, {1, seed, 1000}));
@@ -138,9 +138,10 @@ class Generator {
     return made;
   }
 
-  // Signals from each peer p: p * 2 * kRows + (0..): p's tile is there; + kRows: p has read mine.
+  // Signals from each peer p: p * 2 * kRows + (0..): p's tile is ready; + kRows: p has read this
+  // device's tile.
   void add_exchange(Program& program, int64_t class_id, int64_t plan, int64_t step) {
-    const bool is_written_out = form_ == Form::kDevices;  // then class_id is the device
+    const bool is_written_out = form_ == Form::kDevices;  // class_id is then the device
     const auto of_device = [&](int64_t constant, int64_t multiple) {
       return is_written_out ? Number(constant + multiple * class_id) : Number(constant, multiple, Source::kDevice, 0);
     };
@@ -170,8 +171,8 @@ class Generator {
   bool is_faulty_;
 };
 
-/// What runs is in the given form, the sequential run that it must equal in that of devices written out. is_faulty:
-/// what runs is the same program but for the last number that a task hashes.
+/// Whether a program in this form gives the same memory as the oracle's run of the kDevices form. is_faulty: the
+/// program that runs differs in the last number that a task hashes.
 bool agrees(uint64_t seed, int64_t num_devices, int64_t workers, Form form = Form::kDevices, bool is_faulty = false,
             int64_t num_processes = 1) {
   Generator generator(seed, form, is_faulty);
@@ -185,8 +186,8 @@ bool agrees(uint64_t seed, int64_t num_devices, int64_t workers, Form form = For
     group = std::make_unique<ForkedGroup>(program, num_processes, workers, window);
   }
   Executor& executor = group != nullptr ? group->leader() : *alone;
-  const auto wanted = Generator(seed).make(num_devices);
-  Oracle oracle(*wanted);
+  const auto reference = Generator(seed).make(num_devices);
+  Oracle oracle(*reference);
   for (int round = 0; round < 3; ++round) {
     executor.run(program, {});
     oracle.run();
@@ -200,7 +201,7 @@ bool agrees(uint64_t seed, int64_t num_devices, int64_t workers, Form form = For
   return true;
 }
 
-/// The same with every process a host, or two of them one.
+/// The same with a host per process, or two processes on one host.
 bool agrees_on_hosts(uint64_t seed, int64_t num_devices, int64_t num_processes, bool is_faulty = false) {
   Generator generator(seed, Form::kOneClass, is_faulty);
   const std::shared_ptr<const Program> program = generator.make(num_devices);
@@ -209,8 +210,8 @@ bool agrees_on_hosts(uint64_t seed, int64_t num_devices, int64_t num_processes, 
   for (int64_t p = 0; p < num_processes; ++p) hosts.push_back(seed % 2 == 0 ? p : p / 2);
   if (hosts.back() == 0) hosts.back() = 1;
   RemoteGroup group(program, hosts, 1 + static_cast<int64_t>(seed % 2), window, seed);
-  const auto wanted = Generator(seed).make(num_devices);
-  Oracle oracle(*wanted);
+  const auto reference = Generator(seed).make(num_devices);
+  Oracle oracle(*reference);
   for (int round = 0; round < 3; ++round) {
     group.leader().run(program, {});
     oracle.run();
@@ -232,7 +233,7 @@ CASE("two devices") {
   for (uint64_t seed = 1000; seed < 1080; ++seed) EXPECT(agrees(seed, 2, 1 + static_cast<int64_t>(seed % 3)));
 }
 
-CASE("the comparison sees a program that hashes another number") {
+CASE("the comparison detects a program that hashes another number") {
   for (uint64_t seed = 3000; seed < 3010; ++seed) {
     EXPECT(!agrees(seed, 1 + static_cast<int64_t>(seed % 2), 2, Form::kDevices, true));
     EXPECT(!agrees(seed, 1 + static_cast<int64_t>(seed % 2), 2, Form::kOneClass, true));
@@ -261,7 +262,7 @@ CASE("two to four devices on two to four hosts") {
   for (uint64_t seed = 3000; seed < 3004; ++seed) EXPECT(!agrees_on_hosts(seed, 2, 2, true));
 }
 
-CASE("devices of one class, bound by their numbers and device groups, are what is written out for each") {
+CASE("devices of one class, bound by numbers and device groups, equal devices with a class each") {
   for (uint64_t seed = 4000; seed < 4080; ++seed) {
     EXPECT(agrees(seed, 1 + static_cast<int64_t>(seed % 4), 1 + static_cast<int64_t>(seed % 2), Form::kOneClass));
   }

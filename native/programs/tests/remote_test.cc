@@ -23,7 +23,7 @@ void expect_ring(int64_t devices, const std::vector<int64_t>& hosts, int64_t wor
   for (auto& connection : group.connections) EXPECT_EQ(connection->cause(), std::string());
 }
 
-/// Every device shows 12 rows of 6 to the next, which copies them, two pieces a task: whole rows, or some columns.
+/// Every device posts 12 rows of 6 to the next, which copies them, two pieces per task: whole rows, or some columns.
 std::shared_ptr<Program> copies(int64_t devices, bool is_dense, int64_t num_calls) {
   auto program = program_of(devices);
   for (int64_t d = 0; d < devices; ++d) {
@@ -53,7 +53,7 @@ std::shared_ptr<Program> copies(int64_t devices, bool is_dense, int64_t num_call
 
 }  // namespace
 
-CASE("copies of another host's tiles land where they belong, with gaps between rows and without") {
+CASE("copies of another host's tiles arrive at their destination, with and without gaps between rows") {
   for (const bool is_dense : {true, false}) {
     auto program = copies(2, is_dense, 20);
     RemoteGroup group(program, {0, 1}, 2, 16, 21);
@@ -68,7 +68,7 @@ CASE("copies of another host's tiles land where they belong, with gaps between r
   }
 }
 
-CASE("two hosts of one device each compute what one process does, run after run") {
+CASE("two hosts of one device each compute the same as one process, run after run") {
   expect_ring(2, {0, 1}, 1, 512, 100);
 }
 
@@ -78,7 +78,7 @@ CASE("several processes on a host, several devices in a process, small windows")
   expect_ring(3, {0, 1, 2}, 1, 8, 30);
 }
 
-CASE("the leader reads and writes memory and files of another host, and nothing next to them") {
+CASE("the leader reads and writes memory and files of another host, and no other bytes") {
   auto program = ring(2, 1);
   ExecutorOptions options = options_of(*program, 1, 8);
   options.file_bytes = 3 * 4096;
@@ -93,16 +93,16 @@ CASE("the leader reads and writes memory and files of another host, and nothing 
   group.leader().move(Way::kRead, 1, 0, read.data(), size);
   EXPECT(read == written);
   const int64_t file = memory::Arena::file_begin(size);
-  std::vector<std::byte> page(4096, std::byte{9}), found(4096);
+  std::vector<std::byte> page(4096, std::byte{9}), page_read(4096);
   group.leader().move(Way::kWrite, 1, file + 4096, page.data(), 4096);
-  group.owner(1).move(Way::kRead, 1, file + 4096, found.data(), 4096);
-  EXPECT(found == page);
-  std::fill(found.begin(), found.end(), std::byte{0});
-  group.leader().move(Way::kRead, 1, file + 4096, found.data(), 4096);
-  EXPECT(found == page);
+  group.owner(1).move(Way::kRead, 1, file + 4096, page_read.data(), 4096);
+  EXPECT(page_read == page);
+  std::fill(page_read.begin(), page_read.end(), std::byte{0});
+  group.leader().move(Way::kRead, 1, file + 4096, page_read.data(), 4096);
+  EXPECT(page_read == page);
 }
 
-CASE("memory that is not there is refused by its owner, whichever process asks") {
+CASE("the owner rejects requests for memory that does not exist") {
   using Way = memory::SpillFile::Way;
   const auto is_lost = [](auto&& body) {
     try {
@@ -117,7 +117,7 @@ CASE("memory that is not there is refused by its owner, whichever process asks")
       auto program = ring(2, 1);
       auto group = std::make_unique<RemoteGroup>(program, std::vector<int64_t>{0, 1});
       std::vector<std::byte> memory(bytes);
-      std::thread other([&] {  // who has refused says no more, and this one would wait for long
+      std::thread other([&] {  // the rejecting process sends nothing more, and the other would wait long
         while (!group->connections[1]->has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         group->connections[0]->fail("the other has ended");
       });
@@ -128,7 +128,7 @@ CASE("memory that is not there is refused by its owner, whichever process asks")
   }
 }
 
-CASE("MPI is never given the memory that a caller moves from or to, which goes when a process is lost") {
+CASE("MPI never gets the memory of move()'s caller, who may free it when a process is lost") {
   auto program = ring(2, 1);
   const int64_t size = program->needs(1).arena_bytes;
   std::vector<std::byte> memory(size);
@@ -145,7 +145,7 @@ CASE("MPI is never given the memory that a caller moves from or to, which goes w
   EXPECT(num_seen > 0 && num_of_host == 0);
 }
 
-CASE("messages of any content are taken or end the connection, and touch no memory") {
+CASE("arbitrary messages are accepted or end the connection, and change no memory") {
   std::mt19937_64 random(31);
   const auto draw = [&](int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(random);
@@ -196,7 +196,7 @@ CASE("a kernel that throws on any host is reported by the leader, and the next r
   }
 }
 
-CASE("a process whose connection breaks is named by the others, each by itself") {
+CASE("a process whose connection breaks is named by each of the others") {
   auto program = ring(3, 100'000, "slow", {1});
   RemoteGroup group(program, {0, 1, 2}, 1, 64, 4);
   std::thread breaker([&] {
@@ -210,7 +210,7 @@ CASE("a process whose connection breaks is named by the others, each by itself")
     message = lost.what();
   }
   breaker.join();
-  EXPECT(message.find("process 2") != std::string::npos && message.find("has stood still") != std::string::npos);
+  EXPECT(message.find("process 2") != std::string::npos && message.find("has not responded") != std::string::npos);
   const std::vector<std::string>& failures = group.end();
   EXPECT(failures[1].find("every process must stay") != std::string::npos);
   EXPECT(failures[2].find("connection reset") != std::string::npos);

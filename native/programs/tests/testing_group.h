@@ -14,7 +14,7 @@
 
 namespace tilewise::programs::testing {
 
-/// Memory of so many bytes for several processes.
+/// A sealed memory file of `bytes` bytes for several processes.
 inline int sealed_file(int64_t bytes) {
   const int file = memfd_create("tilewise-test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   EXPECT(file >= 0 && ftruncate(file, (bytes + 4095) / 4096 * 4096) == 0);
@@ -24,7 +24,7 @@ inline int sealed_file(int64_t bytes) {
 
 inline int end_of(pid_t process) { return static_cast<int>(syscall(SYS_pidfd_open, process, 0)); }
 
-/// Every device shows four rows to the next, which reads them in place and acknowledges, `epochs` times.
+/// `epochs` times: every device posts four rows to the next, which reads them in place and acknowledges.
 inline std::shared_ptr<Program> ring(int64_t devices, int64_t epochs, const std::string& kernel = "increment",
                                      const std::vector<Number>& ints = {}) {
   auto program = program_of(devices);
@@ -46,7 +46,7 @@ inline std::shared_ptr<Program> ring(int64_t devices, int64_t epochs, const std:
   return program;
 }
 
-/// Devices in blocks over the processes. Children end with the device group.
+/// Distributes devices over processes in blocks. The children end with this object.
 class ForkedGroup {
  public:
   ForkedGroup(const std::shared_ptr<const Program>& program, int64_t num_processes, int64_t workers = 1,
@@ -90,7 +90,7 @@ class ForkedGroup {
 
   Executor& leader() { return *leader_; }
   pid_t child(int64_t process) const { return children_[process - 1]; }
-  /// What they return when they are called or stop of themselves.
+  /// The children's exit codes, after call_peers() or an end of their own.
   std::vector<int> end_children() {
     std::vector<int> statuses;
     for (pid_t child : children_) {

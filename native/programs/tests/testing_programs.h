@@ -1,4 +1,4 @@
-// For the tests of programs: fake kernels, short ways to build programs, and a sequential oracle.
+// For the tests of programs: fake kernels, helpers that build programs, and a sequential oracle.
 //
 // The oracle runs a program's devices in turns, each strictly in its submission order, on its own memory. It treats
 // signals as plain counters and knows no handles, slots, windows or threads.
@@ -30,8 +30,8 @@ inline void spin(int64_t rounds) {
   for (int64_t i = 0; i < rounds / 10; ++i) protocols::relax();
 }
 
-/// ints: number of outputs, seed, largest delay. Outputs come first; each becomes a hash of all that the task reads
-/// (its own old contents among them).
+/// ints: number of outputs, seed, largest delay. Outputs come first; each becomes a hash of all that the task reads,
+/// including its own old contents.
 inline void hash_kernel(const kernels::KernelArgs& args) {
   const int64_t num_outputs = args.ints[0];
   uint64_t seen = mix(args.ints[1], args.row_begin);
@@ -70,12 +70,12 @@ inline void throwing_kernel(const kernels::KernelArgs& args) {
   if (args.row_begin == args.ints[0]) throw std::runtime_error("kernel gave up");
 }
 
-/// Takes as many milliseconds as its first integer says, else five.
+/// Sleeps for as many milliseconds as its first integer says, else five.
 inline void slow_kernel(const kernels::KernelArgs& args) {
   std::this_thread::sleep_for(std::chrono::milliseconds(args.num_ints > 0 ? args.ints[0] : 5));
 }
 
-/// What recording_kernel saw.
+/// The arguments of a call of recording_kernel.
 struct Recorded {
   std::vector<kernels::TileView> tiles;
   int64_t row_begin;
@@ -108,7 +108,7 @@ inline kernels::KernelFn resolve(std::string_view name) {
   return nullptr;
 }
 
-/// Devices of a class each, which has their number; their device group 0 is all of them.
+/// Adds devices with a class each of the same number; their device group 0 has all of them.
 inline void add_devices(Program& program, int64_t count) {
   std::vector<int64_t> all(count);
   std::iota(all.begin(), all.end(), 0);
@@ -142,7 +142,7 @@ inline Instr instr(const std::string& kernel, int64_t rows, const Number& step, 
   return made;
 }
 
-/// Of an executor that fits the program.
+/// The options of an executor that fits the program.
 inline ExecutorOptions options_of(const Program& program, int64_t workers = 1, int64_t window = 512,
                                   double deadline_s = 30) {
   ExecutorOptions options{.num_devices = program.num_devices(),
@@ -167,7 +167,7 @@ inline uint64_t* words(Executor& executor, int64_t device) {
   return reinterpret_cast<uint64_t*>(executor.memory(device, 0, 0));
 }
 
-/// The message of the Error that `body` posts; "" when it posts none.
+/// The message of the Error that `body` throws; "" if it throws none.
 template <class Error, class Body>
 std::string message_of(Body body) {
   try {
@@ -191,7 +191,7 @@ class Oracle {
     }
   }
 
-  /// One run; signals and memory stay for the next.
+  /// Simulates one run; signals and memory carry over to the next.
   void run() {
     std::vector<std::vector<uint64_t>> expected = values_;
     std::vector<size_t> call(memory_.size()), at(memory_.size());
@@ -265,7 +265,7 @@ class Oracle {
   std::vector<std::vector<uint64_t>> values_;
 };
 
-/// Whether every byte of every device's arena is what the oracle computed.
+/// Whether every byte of every device's arena equals the oracle's.
 inline bool same_memory(Executor& executor, Oracle& oracle, int64_t num_devices) {
   for (int64_t d = 0; d < num_devices; ++d) {
     if (std::memcmp(executor.memory(d, 0, 0), oracle.memory(d).data(), oracle.memory(d).size()) != 0) return false;

@@ -1,5 +1,5 @@
-// A program on several hosts, for tests: every process is a thread of the test with its own executor, and reaches those
-// of other hosts through an MPI of threads (comm/testing_mpi.h).
+// A program on several hosts, for tests: every process is a thread of the test with its own executor, and communicates
+// with other hosts through an MPI of threads (comm/testing_mpi.h).
 #pragma once
 #include <thread>
 
@@ -10,7 +10,7 @@ namespace tilewise::programs::testing {
 
 class RemoteGroup {
  public:
-  /// hosts: per process. Devices are in blocks over the processes. faults: of the first run.
+  /// hosts: per process. Devices are distributed over processes in blocks. faults: for the first run.
   RemoteGroup(const std::shared_ptr<const Program>& program, std::vector<int64_t> hosts, int64_t workers = 1,
               int64_t window = 512, uint64_t seed = 0, const std::vector<PlannedInjection>& faults = {})
       : RemoteGroup(program, std::move(hosts), options_of(*program, workers, window), seed, faults) {}
@@ -73,7 +73,7 @@ class RemoteGroup {
 
   ~RemoteGroup() {
     end();
-    // Each leaves while the others still answer.
+    // Each closes while the others still answer.
     std::vector<std::thread> closing;
     for (auto& executor : executors_) closing.emplace_back([&executor] { executor.reset(); });
     for (std::thread& thread : closing) thread.join();
@@ -87,7 +87,7 @@ class RemoteGroup {
   bool is_remote(int64_t device) const {
     return hosts_[device * std::ssize(hosts_) / std::ssize(owners_)] != hosts_[0];
   }
-  /// Lets all serve() return; what each has posted.
+  /// Makes all serve() return; the error message of each.
   const std::vector<std::string>& end() {
     if (!threads_.empty()) leader().call_peers();
     for (std::thread& thread : threads_) thread.join();
@@ -107,18 +107,18 @@ class RemoteGroup {
   std::vector<std::string> failures_;
 };
 
-/// Every device's memory is the oracle's, as the leader reads it and, of other hosts, also where it lies. Memory of its
-/// own host is read at the leader's own addresses: processes there agree through a file that each maps elsewhere, which
-/// ThreadSanitizer cannot follow.
+/// Whether every device's memory equals the oracle's, read by the leader and, for other hosts, also by its owner.
+/// Memory of the leader's host is read only at the leader's addresses: processes there map one file at different
+/// addresses, which ThreadSanitizer cannot follow.
 inline bool same_memory(RemoteGroup& group, Oracle& oracle, int64_t num_devices) {
   for (int64_t d = 0; d < num_devices; ++d) {
-    const auto& wanted = oracle.memory(d);
+    const auto& expected = oracle.memory(d);
     const Executor& reader = group.is_remote(d) ? group.owner(d) : group.leader();
-    if (std::memcmp(reader.memory(d, 0, 0), wanted.data(), wanted.size()) != 0) return false;
+    if (std::memcmp(reader.memory(d, 0, 0), expected.data(), expected.size()) != 0) return false;
     if (!group.is_remote(d)) continue;
-    std::vector<std::byte> found(wanted.size());
-    group.leader().move(memory::SpillFile::Way::kRead, d, 0, found.data(), std::ssize(found));
-    if (std::memcmp(found.data(), wanted.data(), wanted.size()) != 0) return false;
+    std::vector<std::byte> read(expected.size());
+    group.leader().move(memory::SpillFile::Way::kRead, d, 0, read.data(), std::ssize(read));
+    if (std::memcmp(read.data(), expected.data(), expected.size()) != 0) return false;
   }
   return true;
 }

@@ -1,4 +1,4 @@
-// The biased lock in every execution: its owner and one or two newcomers are never inside together.
+// The biased lock in every execution: its owner and one or two other threads are never inside together.
 #include "checker/testing.h"
 #include "protocols/biased_lock.h"
 
@@ -96,7 +96,7 @@ struct SettlesBeforeBarrier : Checked<> {
 
 }  // namespace
 
-CASE("the biased lock lets one in at a time, with a barrier of one side or with fences on both") {
+CASE("the biased lock admits one thread at a time, with a barrier on one side or fences on both") {
   HOLDS(Sharing<Checked<>, 1, 2>);
   HOLDS(Sharing<Checked<>, 2, 1>);
   HOLDS(Sharing<Checked<>, 1, 2, true>);
@@ -115,7 +115,7 @@ CASE("every order and step of the biased lock is needed") {
   FOUND(Sharing<OthersDoNotWait, 1, 1>);
 }
 
-CASE("a newcomer that passes by while another's barrier is still on its way is found") {
+CASE("a newcomer that enters while another's barrier has not finished is found") {
   FOUND(Sharing<SettlesBeforeBarrier, 2, 1>);
 }
 

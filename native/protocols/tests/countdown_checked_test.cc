@@ -1,4 +1,4 @@
-// Lifetimes in every execution: ended exactly once, and behind everything that was done in them.
+// Lifetimes in every execution: ended exactly once, after everything that was done in them.
 #include "checker/testing.h"
 #include "protocols/countdown.h"
 
@@ -11,8 +11,8 @@ namespace {
 template <class Orders = CountdownOrders>
 using Checked = Countdowns<CheckedMemory, Orders>;
 
-/// A piece of memory with two uses by its owner and one by another submitter, whose tasks come and go around its
-/// closing. Who frees it writes it.
+/// A piece of memory with two uses by its owner and one by another submitter, whose tasks begin and end around its
+/// closing. The thread that frees it writes it.
 template <class Own>
 struct Lending {
   static constexpr int kNumThreads = 3;
@@ -55,8 +55,8 @@ struct Lending {
   }
 };
 
-/// A parent that submits two children; the count begins at 1, for its kernel. The last completes the parent. kWaits:
-/// its kernel waits for them.
+/// A parent that submits two children; the count begins at 1, for its kernel. The last one completes the parent.
+/// kWaits: the parent's kernel waits for them.
 template <class Own, bool kCountsLate = false, bool kWaits = false>
 struct Family {
   static constexpr int kNumThreads = 3;
@@ -151,7 +151,7 @@ struct ClosesInTwoSteps : Checked<> {
 CASE("a piece of the heap is freed exactly once, after its scope and every task") { HOLDS(Lending<Checked<>>); }
 CASE("a parent completes once, after its kernel and every child") { HOLDS(Family<Checked<>>); }
 CASE("a parent that waits for its children sees what they wrote") { HOLDS(Family<Checked<>, false, true>); }
-CASE("a task becomes ready once, behind all of its producers") { HOLDS(Arrivals<Checked<>>); }
+CASE("a task becomes ready once, after all of its producers") { HOLDS(Arrivals<Checked<>>); }
 
 CASE("every order and step of the countdowns is needed") {
   FOUND(Lending<Checked<LeavesWithoutAcquire>>);

@@ -1,5 +1,5 @@
-// Counters with waiters in every execution: a task that waits for two becomes ready exactly once, behind both posts;
-// and what docs/memory_model.md promises of looking at signals, by wait() and by load().
+// Counters with waiters in every execution: a task that waits for two becomes ready exactly once, after both posts;
+// and the guarantees of docs/memory_model.md about reading signals, by wait() and by load().
 #include <set>
 #include <vector>
 
@@ -7,30 +7,30 @@
 #include "protocols/counter.h"
 
 using namespace tilewise::checker;
-using tilewise::protocols::ask_in_turn;
 using tilewise::protocols::Counter;
 using tilewise::protocols::CounterOrders;
+using tilewise::protocols::wait_in_turn;
 
 namespace {
 
 template <class Orders = CounterOrders>
 using Checked = Counter<CheckedMemory, int, Orders>;
 
-struct AskInTurn {
+struct WaitInTurn {
   template <class Wait>
-  static bool ask(Plain<int>& num_asked, int count, Wait&& wait) {
-    return ask_in_turn(num_asked, count, wait);
+  static bool wait(Plain<int>& num_begun, int count, Wait&& wait) {
+    return wait_in_turn(num_begun, count, wait);
   }
 };
 
-/// Tasks wait for both counters, each posted by one thread; the first thread asks for them. The others may come on to
-/// ask when they have posted: a task waits in its second counter where its first one's poster has put it.
-template <class Own, int kTasks, bool kAdds = false, class Ask = AskInTurn>
+/// Tasks wait for both counters, each posted by one thread. The first thread begins the waits; a poster may continue
+/// them: the poster of a task's first counter puts it into the second one's list.
+template <class Own, int kTasks, bool kAdds = false, class Turns = WaitInTurn>
 struct Waiting {
   static constexpr int kNumThreads = 3;
   struct Task {
     Plain<int> next = 0;
-    Plain<int> num_asked = 0;
+    Plain<int> num_begun = 0;
     Plain<int> num_ready = 0;
   };
   Own counters[2];
@@ -44,20 +44,20 @@ struct Waiting {
     expect(task >= 1 && task <= kTasks, "a waiter in the list");
     return tasks[task - 1];
   }
-  void ask(int task) {
+  void wait(int task) {
     Task& own = tasks[task];
-    const bool is_ready = Ask::ask(own.num_asked, 2, [&](int which) {
+    const bool is_ready = Turns::wait(own.num_begun, 2, [&](int which) {
       return counters[which].wait(
           task + 1, [](uint64_t value) { return value >= 1; }, [&](int first) { own.next = first; });
     });
     if (!is_ready) return;
     ++own.num_ready;
     expect(written[0] == 1 && written[1] == 1, "what was written before the posts");
-    own.next = 77;  // it is used for something else
+    own.next = 77;  // reused for something else
   }
   void run(int thread) {
     if (thread == 0) {
-      for (int t = 0; t < kTasks; ++t) ask(t);
+      for (int t = 0; t < kTasks; ++t) wait(t);
       return;
     }
     const int which = thread - 1;
@@ -66,13 +66,13 @@ struct Waiting {
     const auto is_due = [](int, uint64_t value) { return value >= 1; };
     const int due = kAdds ? counters[which].add(1, is_due, next)
                           : counters[which].post([](uint64_t value) { return value + 1; }, is_due, next);
-    counters[which].wake_all(due, next, [&](int task) { ask(task - 1); });
+    counters[which].wake_all(due, next, [&](int task) { wait(task - 1); });
   }
   void end() {
     for (const Task& task : tasks) expect(task.num_ready == 1, "every task ready once");
   }
   static const char* thread_name(int thread) {
-    static constexpr const char* kNames[] = {"asker", "poster", "second poster"};
+    static constexpr const char* kNames[] = {"waiter", "poster", "second poster"};
     return kNames[thread];
   }
 };
@@ -102,7 +102,7 @@ struct LooksRelaxed : CounterOrders {
   static constexpr auto kLook = std::memory_order_relaxed;
 };
 
-/// Compares before it takes the lock only, so a post in between is missed.
+/// Compares only before it takes the lock, so a post in between is missed.
 struct ComparesOutside : Checked<> {
   template <class IsDue, class Enlist>
   bool wait(int waiter, IsDue&& is_due, Enlist&& enlist) {
@@ -138,11 +138,11 @@ struct ReadsNextLate : Checked<> {
 };
 struct CountLate {
   template <class Wait>
-  static bool ask(Plain<int>& num_asked, int count, Wait&& wait) {
-    while (num_asked < count) {
-      const int which = num_asked;
+  static bool wait(Plain<int>& num_begun, int count, Wait&& wait) {
+    while (num_begun < count) {
+      const int which = num_begun;
       const bool is_met = wait(which);
-      num_asked = which + 1;
+      num_begun = which + 1;
       if (!is_met) return false;
     }
     return true;
@@ -180,7 +180,7 @@ struct Adding {
   }
 };
 
-// --- looks at signals --------------------------------------------------------------------------------------------
+// --- reading signals ---------------------------------------------------------------------------------------------
 
 enum class Shape { kMessage, kThirdDevice, kReuse, kReuseWithoutAck, kTwoPosters, kTwoPostersInOrder };
 enum class Look { kWait, kLoad };
@@ -206,8 +206,8 @@ struct Signals {
   }
 };
 
-/// A tile is plain memory: what is read too early, or overwritten too early, is a race. A device goes on only when it
-/// has seen the signal: executions in which it looks too early say nothing.
+/// A tile is plain memory: reading or overwriting it too early is a race. A device continues only if it has seen the
+/// signal; executions in which it reads the signal too early check nothing.
 template <class Own, Shape kShape, Look kLook>
 struct Passing : Signals<Own> {
   static constexpr int kNumThreads =
@@ -234,8 +234,8 @@ struct Passing : Signals<Own> {
   void end() {}
 };
 
-/// What looks can find, over all executions.
-std::set<std::vector<int>> found;
+/// The values that were read, over all executions.
+std::set<std::vector<int>> outcomes;
 
 template <Look kLook>
 struct StoreBuffering : Signals<Checked<>> {
@@ -245,7 +245,7 @@ struct StoreBuffering : Signals<Checked<>> {
     post(device);
     saw[device] = is_raised(1 - device, kLook);
   }
-  void end() { found.insert({saw[0], saw[1]}); }
+  void end() { outcomes.insert({saw[0], saw[1]}); }
 };
 
 template <Look kLook>
@@ -258,12 +258,12 @@ struct OppositeOrders : Signals<Checked<>> {
     saw[2 * first] = is_raised(first, kLook);
     saw[2 * first + 1] = is_raised(1 - first, kLook);
   }
-  void end() { found.insert({saw[0], saw[1], saw[2], saw[3]}); }
+  void end() { outcomes.insert({saw[0], saw[1], saw[2], saw[3]}); }
 };
 
 }  // namespace
 
-CASE("a task that waits for two counters becomes ready once, behind both posts") {
+CASE("a task that waits for two counters becomes ready once, after both posts") {
   HOLDS(Waiting<Checked<>, 1>);
   HOLDS(Waiting<Checked<>, 2>);
   HOLDS(Waiting<Checked<>, 3>);
@@ -285,7 +285,7 @@ CASE("every step of waiting and posting is needed (mistake: lost wake-ups)") {
   FOUND(Adding<Checked<SeesAddsRelaxed>>);
 }
 
-CASE("message passing, reuse and ISA2 hold for looks by wait() and by load()") {
+CASE("message passing, reuse and ISA2 hold for reads by wait() and by load()") {
   HOLDS(Passing<Checked<>, Shape::kMessage, Look::kWait>);
   HOLDS(Passing<Checked<>, Shape::kMessage, Look::kLoad>);
   HOLDS(Passing<Checked<>, Shape::kReuse, Look::kWait>);
@@ -294,31 +294,31 @@ CASE("message passing, reuse and ISA2 hold for looks by wait() and by load()") {
   HOLDS(Passing<Checked<>, Shape::kThirdDevice, Look::kLoad>);
 }
 
-CASE("a relaxed post and a relaxed look are found, and memory that is reused without acknowledgement") {
+CASE("a relaxed post, a relaxed read and reuse without acknowledgement are found") {
   FOUND(Waiting<Checked<PublishesRelaxed>, 1>);
   FOUND(Passing<Checked<AddsRelaxed>, Shape::kMessage, Look::kLoad>);
   FOUND(Passing<Checked<LooksRelaxed>, Shape::kMessage, Look::kLoad>);
   FOUND(Passing<Checked<>, Shape::kReuseWithoutAck, Look::kWait>);
 }
 
-CASE("an epoch stands for its own post when a device posts a signal in order, and only then") {
+CASE("an epoch identifies a post only if a device posts the signal in order") {
   HOLDS(Passing<Checked<>, Shape::kTwoPostersInOrder, Look::kWait>);
   FOUND(Passing<Checked<>, Shape::kTwoPosters, Look::kWait>);
 }
 
 CASE("store buffering and IRIW are weak for load(), not for wait()") {
-  found.clear();
+  outcomes.clear();
   HOLDS(StoreBuffering<Look::kLoad>);
-  EXPECT(found.count({0, 0}) == 1);
-  found.clear();
+  EXPECT(outcomes.count({0, 0}) == 1);
+  outcomes.clear();
   HOLDS(StoreBuffering<Look::kWait>);
-  EXPECT(found.count({0, 0}) == 0 && found.size() == 3);
-  found.clear();
+  EXPECT(outcomes.count({0, 0}) == 0 && outcomes.size() == 3);
+  outcomes.clear();
   HOLDS(OppositeOrders<Look::kLoad>);
-  EXPECT(found.count({1, 0, 1, 0}) == 1);
-  found.clear();
+  EXPECT(outcomes.count({1, 0, 1, 0}) == 1);
+  outcomes.clear();
   HOLDS(OppositeOrders<Look::kWait>);
-  EXPECT(found.count({1, 0, 1, 0}) == 0 && found.count({1, 1, 1, 0}) == 1);
+  EXPECT(outcomes.count({1, 0, 1, 0}) == 0 && outcomes.count({1, 1, 1, 0}) == 1);
 }
 
 CHECKED_TEST_MAIN

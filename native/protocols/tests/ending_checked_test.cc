@@ -20,7 +20,7 @@ template <class Own, int kReporters>
 struct Ending {
   static constexpr int kNumThreads = 1 + kReporters;
   typename Own::Word state{State::kRunning};
-  Plain<int> written = 0;  // by the kernel
+  Plain<int> written = 0;  // written by the kernel
   Plain<int> status = 0;
   Plain<int> num_completed = 0;
   int accepted = 0;
@@ -38,8 +38,8 @@ struct Ending {
       if (!Own::return_later(state)) complete();
       return;
     }
-    State found = State::kRunning;
-    const EndResult result = Own::end(state, &found, [&] { status = thread; });
+    State seen = State::kRunning;
+    const EndResult result = Own::end(state, &seen, [&] { status = thread; });
     if (result == EndResult::kRejected) return;
     accepted = thread;
     ++num_accepted;
@@ -70,15 +70,15 @@ struct ReportsRelaxed : EndingOrders {
 };
 struct RecordsBeforeItClaims : Checked<> {
   template <class Record>
-  static EndResult end(Word& word, State* found, Record&& record) {
+  static EndResult end(Word& word, State* seen, Record&& record) {
     record();
-    return Checked<>::end(word, found, [] {});
+    return Checked<>::end(word, seen, [] {});
   }
 };
 
 }  // namespace
 
-CASE("a task that is ended from outside completes once, behind its kernel, with the one report that is accepted") {
+CASE("a task that is ended from outside completes once, after its kernel, with the one accepted report") {
   HOLDS(Ending<Checked<>, 1>);
   HOLDS(Ending<Checked<>, 2>);
 }

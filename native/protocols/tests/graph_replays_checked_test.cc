@@ -1,4 +1,4 @@
-// Replays in every execution: every task runs once in each, behind its producers, and no replay begins before the last
+// Replays in every execution: every task runs once in each, after its producers, and no replay begins before the last
 // has ended.
 #include "checker/testing.h"
 #include "protocols/countdown.h"
@@ -16,8 +16,8 @@ namespace {
 template <class Orders = GraphReplayOrders>
 using Checked = GraphReplays<CheckedMemory, Orders>;
 
-/// Two tasks, each of a worker's own, before a third, which the last of them runs; and one alone, which the workers run
-/// in turn. The replaying thread lets the others go.
+/// Two tasks, one per worker, precede a third, which the later of them runs; a fourth is independent, and the workers
+/// run it in turn. The replaying thread starts the others.
 template <class Own, int kRounds>
 struct Replaying {
   static constexpr int kNumThreads = 3;

@@ -1,4 +1,4 @@
-// Issue turns in every execution: every task is submitted once, by one worker at a time, and each run ends once, behind
+// Issue turns in every execution: every task is submitted once, by one worker at a time, and each run ends once, after
 // all of its tasks; the next one may begin at once.
 #include "checker/testing.h"
 #include "protocols/issue_turn.h"
@@ -47,8 +47,8 @@ struct Issuing {
   void run(int thread) {
     if (thread == 2) {
       const auto before = issue_turn.hold();
-      expect(place >= 0, "a place that no worker changes now");
-      issue_turn.let_go(before);
+      expect(place >= 0, "a place that no worker changes meanwhile");
+      issue_turn.release(before);
       return;
     }
     while (num_over.load(std::memory_order_acquire) < kRuns) {
@@ -109,7 +109,7 @@ struct TakesWithoutComparing : Checked<> {
 
 }  // namespace
 
-CASE("every task is submitted once and every run ends once, behind all of its tasks") {
+CASE("every task is submitted once and every run ends once, after all of its tasks") {
   HOLDS(Issuing<Checked<>, 1, 2>);
   HOLDS(Issuing<Checked<>, 2, 1>);
   HOLDS(Issuing<Checked<>, 1, 2, true>);

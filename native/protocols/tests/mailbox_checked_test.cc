@@ -1,5 +1,5 @@
-// The mailbox in every execution: each message is taken once, in each sender's order, and none is left lying when those
-// who look have gone to sleep.
+// The mailbox in every execution: each message is taken once, in each sender's order, and none stays unread when the
+// receiving threads sleep.
 #include "checker/testing.h"
 #include "protocols/mailbox.h"
 
@@ -17,7 +17,7 @@ struct With {
 template <uint32_t kCells>
 using Checked = Mailbox<CheckedMemory, uint32_t, kCells>;
 
-/// Senders of kEach messages; a worker that looks, then leaves for ever; a listener, which takes the rest.
+/// Senders of kEach messages; a worker that checks, then leaves for ever; a listener, which takes the rest.
 template <template <uint32_t> class Mail, int kSenders, int kEach, uint32_t kCells>
 struct Posting {
   static constexpr int kNumThreads = kSenders + 2;
@@ -34,13 +34,13 @@ struct Posting {
     mail.awake.set_name("awake");
     mail.bell.set_name("bell");
     for (uint32_t c = 0; c < kCells; ++c) mail.cells[c].turn.set_name("turn", static_cast<int>(c));
-    mail.stay();  // the worker
+    mail.stay();  // for the worker
   }
   bool take(uint32_t message) {
     expect(message < kMessages, "a message that was sent");
     expect(payload[message] == message + 7, "what was written before it was sent");
     expect(next[message / kEach]++ == message % kEach, "a sender's messages once and in order");
-    if (num_taken.fetch_add(1, std::memory_order_relaxed) + 1 == kMessages) mail.ring();  // the listener may go
+    if (num_taken.fetch_add(1, std::memory_order_relaxed) + 1 == kMessages) mail.ring();  // the listener may end
     return true;
   }
   void run(int thread) {
@@ -67,7 +67,7 @@ struct Posting {
   }
 };
 
-/// The same without sleep: two threads take what senders send, one of them only where no other does.
+/// The same without sleep: two threads take messages, one of them only if the other is not taking any.
 template <template <uint32_t> class Mail, int kSenders, int kEach, uint32_t kCells>
 struct Passing {
   static constexpr int kNumThreads = kSenders + 2;
@@ -120,14 +120,14 @@ struct HearsAfterLooking : Checked<kCells> {
   template <class Take, class IsOver>
   void listen(Take&& take, IsOver&& is_over, int64_t limit_ns) {
     this->take_now(take);
-    const uint32_t heard = this->bell.load(std::memory_order_acquire);
-    if (!is_over()) CheckedMemory::sleep(this->bell, heard, limit_ns, true);
+    const uint32_t seen = this->bell.load(std::memory_order_acquire);
+    if (!is_over()) CheckedMemory::sleep(this->bell, seen, limit_ns, true);
   }
 };
 
 }  // namespace
 
-CASE("every message is taken once, and none is left lying") {
+CASE("every message is taken once, and none stays unread") {
   HOLDS(Posting<Checked, 1, 1, 2>);
   HOLDS(Passing<Checked, 1, 3, 1>);
   HOLDS(Passing<Checked, 1, 3, 2>);

@@ -1,5 +1,5 @@
 // The ring of ready tasks in every execution: one owner and two takers, one of them in batches, lose and duplicate
-// nothing, and who takes a task sees what was written before it was pushed.
+// nothing, and the taker of a task sees what was written before it was pushed.
 #include "checker/testing.h"
 #include "protocols/ready_ring.h"
 
@@ -14,7 +14,7 @@ constexpr uint32_t kNothing = 99;
 template <class Orders = RingOrders>
 using Checked = ReadyRing<CheckedMemory, 2, 4, kNothing, Orders>;
 
-/// The owner pushes kTasks tasks into two cells; when they are full it takes one itself.
+/// The owner pushes kTasks tasks into two cells; if they are full, it takes one itself.
 template <class Ring, int kTakers, int kTasks>
 struct Stealing {
   static constexpr int kNumThreads = 1 + kTakers;
@@ -78,7 +78,7 @@ struct SeesHeadRelaxed : RingOrders {
 struct MissesRelaxed : RingOrders {
   static constexpr auto kMiss = std::memory_order_relaxed;
 };
-/// A ring whose takers make a mistake: the derived class's take() reads the numbers, or takes them, at the wrong time.
+/// A ring with faulty takers: the derived class's take() reads or takes the numbers at the wrong time.
 template <class Mistaken>
 struct Taking : Checked<> {
   uint32_t take_half(uint32_t* numbers, uint32_t limit) {

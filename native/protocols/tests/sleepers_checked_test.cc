@@ -1,5 +1,5 @@
-// Sleeping and waking in every execution: no thread sleeps over work, over the end of what it waits for, or over the
-// end of everything. A thread that is not woken sleeps for ever here, and that is a deadlock.
+// Sleeping and waking in every execution: no thread sleeps while there is work, or after the end of what it waits for,
+// or after closing. A thread that is not woken sleeps for ever here, which is a deadlock.
 #include "checker/testing.h"
 #include "protocols/sleepers.h"
 #include "protocols/task_word.h"
@@ -14,7 +14,7 @@ namespace {
 template <class Orders = SleepersOrders>
 using Checked = Sleepers<CheckedMemory, Orders>;
 
-/// kProducers threads make one piece of work each; kWorkers take what there is. Without work, a worker sleeps.
+/// kProducers threads make one piece of work each; kWorkers take the work. Without work, a worker sleeps.
 template <class Own, int kProducers, int kWorkers, bool kFences>
 struct Working {
   static constexpr int kNumThreads = kProducers + kWorkers;
@@ -34,17 +34,17 @@ struct Working {
       if (parked.has_any()) parked.wake(1, false);
       return;
     }
-    const int wanted = kProducers / kWorkers;  // each takes as many
-    for (int done = 0; done < wanted;) {
+    const int share = kProducers / kWorkers;  // pieces per worker
+    for (int done = 0; done < share;) {
       bool has_found = false;
       for (Atomic<int>& piece : work) {
         int one = 1;
-        if (done == wanted || piece.load(std::memory_order_relaxed) != 1) continue;
+        if (done == share || piece.load(std::memory_order_relaxed) != 1) continue;
         if (!piece.compare_exchange_strong(one, 2, std::memory_order_acquire, std::memory_order_relaxed)) continue;
         has_found = true;
         ++done;
       }
-      if (has_found || done == wanted) continue;
+      if (has_found || done == share) continue;
       const auto stays_awake = [&] {
         for (const Atomic<int>& piece : work) {
           if (piece.load(std::memory_order_relaxed) == 1) return true;
@@ -65,7 +65,7 @@ struct Working {
   }
 };
 
-/// Threads wait for a task: they have the task's word watched, and the worker that completes it wakes sleepers then.
+/// Threads wait for a task: they watch its state word, so the worker that completes it wakes sleepers.
 template <class Own, int kWaiters, bool kFences>
 struct Awaiting {
   static constexpr int kNumThreads = 1 + kWaiters;
@@ -93,7 +93,7 @@ struct Awaiting {
   }
 };
 
-/// The end of everything, which wakes all without looking for sleepers and without a barrier.
+/// Closing, which wakes all threads without checking for sleepers and without a barrier.
 template <class Own>
 struct Closing {
   static constexpr int kNumThreads = 3;
@@ -155,7 +155,7 @@ struct KeepsWord : Checked<> {
 
 }  // namespace
 
-CASE("no worker sleeps over work, with a barrier of one side or with fences on both") {
+CASE("no worker sleeps while there is work, with a barrier on one side or fences on both") {
   HOLDS(Working<Checked<>, 1, 1, false>);
   HOLDS(Working<Checked<>, 1, 1, true>);
   HOLDS(Working<Checked<>, 2, 1, false>);
@@ -163,7 +163,7 @@ CASE("no worker sleeps over work, with a barrier of one side or with fences on b
   DEEP_HOLDS(Working<Checked<>, 2, 2, false>);
 }
 
-CASE("no thread sleeps over the end of the task that it waits for, none over the end of everything") {
+CASE("no thread sleeps after the end of the task that it waits for, or after closing") {
   HOLDS(Awaiting<Checked<>, 1, false>);
   HOLDS(Awaiting<Checked<>, 2, false>);
   HOLDS(Awaiting<Checked<>, 2, true>);

@@ -1,4 +1,4 @@
-// The spin lock in every execution: what it guards is never accessed by two threads at once.
+// The spin lock in every execution: no two threads are inside at once.
 #include "checker/testing.h"
 #include "protocols/spin_lock.h"
 
@@ -8,7 +8,7 @@ using tilewise::protocols::SpinLockOrders;
 
 namespace {
 
-/// The last thread only tries.
+/// The last thread only calls try_lock().
 template <class Orders, int kThreads>
 struct Counting {
   static constexpr int kNumThreads = kThreads;
@@ -42,7 +42,7 @@ struct GivesRelaxed : SpinLockOrders {
 
 }  // namespace
 
-CASE("the spin lock lets one thread in at a time") {
+CASE("the spin lock admits one thread at a time") {
   HOLDS(Counting<SpinLockOrders, 2>);
   HOLDS(Counting<SpinLockOrders, 3>);
   HOLDS(Counting<SpinLockOrders, 4>);

@@ -11,7 +11,7 @@ namespace {
 template <class Orders = TaskMutexOrders>
 using Checked = TaskMutexes<CheckedMemory, Orders>;
 
-/// Each thread submits one task; the thread that gives a mutex up runs those that get it then.
+/// Each thread submits one task; the thread that releases a mutex runs the tasks that get it then.
 template <class Own, int kTasks>
 struct Commuting {
   static constexpr int kNumThreads = kTasks;
@@ -40,7 +40,7 @@ struct Commuting {
       Task& task = tasks[ready[--num_ready]];
       ++task.num_runs;
       ++bytes;
-      task.next = 77;  // it is in another list
+      task.next = 77;  // in another list
       Own::give(
           mutex, [&](uint32_t waiter) -> Plain<uint32_t>& { return waiting(waiter).next; },
           [&](uint32_t waiter) {

@@ -1,5 +1,5 @@
-// Task state words in every execution: consumers behind two producers become ready exactly once and see what these
-// wrote, while one producer's slot is used again.
+// Task state words in every execution: consumers of two producers become ready exactly once and see what these
+// wrote, while one producer's slot is reused.
 #include "checker/testing.h"
 #include "protocols/task_word.h"
 
@@ -12,8 +12,8 @@ namespace {
 template <class Orders = TaskWordOrders>
 using Checked = TaskWords<CheckedMemory, Orders>;
 
-/// The submitter puts kConsumers tasks behind both producers, which two workers complete; then, if it can, it uses the
-/// second producer's slot again.
+/// The submitter adds kConsumers tasks that depend on both producers, which two workers complete; then, if it can, it
+/// reuses the second producer's slot.
 template <class Wake, int kConsumers, bool kReuses>
 struct Slots {
   static constexpr int kNumThreads = 3;
@@ -38,11 +38,11 @@ struct Slots {
     Consumer& me = consumers[number];
     while (me.left > 0) {
       const int producer = me.left - 1;
-      if (Wake::stand_behind(wake[producer], 1, number + 1, [&](uint32_t first) { me.next = first; })) return;
+      if (Wake::add_waiter(wake[producer], 1, number + 1, [&](uint32_t first) { me.next = first; })) return;
       --me.left;
     }
     ++me.num_ready;
-    me.next = 77;  // it is in another list
+    me.next = 77;  // in another list
     expect(written[0] == 1 && written[1] == 1, "what both producers wrote");
   }
   void run(int thread) {
@@ -94,14 +94,14 @@ struct CompletesWithoutAcquire : TaskWordOrders {
 };
 struct ComparesNoGeneration : Checked<> {
   template <class Enlist>
-  static bool stand_behind(Word& word, uint64_t /*generation*/, uint32_t waiter, Enlist&& enlist) {
+  static bool add_waiter(Word& word, uint64_t /*generation*/, uint32_t waiter, Enlist&& enlist) {
     const Bits bits = word.load(TaskWordOrders::kSeeEnded);
-    return is_live(bits) && Checked<>::stand_behind(word, generation_in(bits), waiter, enlist);
+    return is_live(bits) && Checked<>::add_waiter(word, generation_in(bits), waiter, enlist);
   }
 };
 struct StoresWithoutComparing : Checked<> {
   template <class Enlist>
-  static bool stand_behind(Word& word, uint64_t generation, uint32_t waiter, Enlist&& enlist) {
+  static bool add_waiter(Word& word, uint64_t generation, uint32_t waiter, Enlist&& enlist) {
     const Bits bits = word.load(TaskWordOrders::kSeeEnded);
     if (generation_in(bits) != generation) return false;
     enlist(first_waiter(bits));
@@ -123,7 +123,7 @@ struct ReadsNextLate : Checked<> {
   }
 };
 
-/// A second consumer that another thread submits, when the slot may have been used again.
+/// A second consumer that another thread submits after the slot may have been reused.
 template <class Wake>
 struct Reuse {
   static constexpr int kNumThreads = 3;
@@ -133,7 +133,7 @@ struct Reuse {
 
   void run(int thread) {
     if (thread == 0) {  // the consumer's submitter knows generation 1
-      is_ready = !Wake::stand_behind(wake, 1, 1, [&](uint32_t first) { next = first; });
+      is_ready = !Wake::add_waiter(wake, 1, 1, [&](uint32_t first) { next = first; });
     } else if (thread == 1) {
       if (Wake::first_waiter(Wake::complete(wake, 2)) == 1) is_ready = true;
     } else {
@@ -150,7 +150,7 @@ struct Reuse {
 
 }  // namespace
 
-CASE("every consumer becomes ready exactly once, behind two producers, one slot used again") {
+CASE("every consumer becomes ready exactly once, after two producers, one slot being reused") {
   HOLDS(Slots<Checked<>, 1, true>);
   HOLDS(Slots<Checked<>, 2, true>);
   HOLDS_WITH(weak_compares(), Slots<Checked<>, 2, true>);

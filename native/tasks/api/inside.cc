@@ -39,7 +39,7 @@ void stats(Engine& engine, pto_stats* stats) {
   stats->metadata_bytes = resident_bytes(engine.store.base, header.heap);
 }
 
-// A thread is busy from taking a task until it has handed on what became ready.
+// A thread is busy from taking a task until it has queued the tasks that became ready.
 bool is_idle(const Engine& engine) {
   for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) {
     if (engine.store.thread_slots[s].is_busy.load(std::memory_order_acquire) != 0 || has_work(engine, s)) return false;
@@ -52,7 +52,7 @@ void enable_trace(Engine& engine, uint32_t max_records) {
     throw_error(PTO_BAD_ARGUMENT, "[runtime.trace_enable] one trace at a time; got a second; end the first");
   }
   engine.active_trace.store(nullptr);
-  if (max_records != 0) {  // else what was recorded can still be read
+  if (max_records != 0) {  // otherwise keep the records for reading
     engine.trace = std::make_unique<Trace>(engine.store, max_records);
     engine.active_trace.store(engine.trace.get());
   }

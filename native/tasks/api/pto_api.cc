@@ -28,13 +28,14 @@ struct PTORuntime {
   tilewise::tasks::OpenEngine engine;
 };
 
-// Submitters clear them for every task: three parameters that grew by a word each made a chain of tasks a third slower.
+// Submitters clear these for every task: one more word in each of three parameters made a chain of tasks a third
+// slower.
 static_assert(sizeof(pto_param) == 40 && sizeof(pto_task_spec) == 88);
 
 namespace {
 
 thread_local std::string last_error;
-thread_local PTORuntime* orchestrated = nullptr;  // its orchestration runs on this thread
+thread_local PTORuntime* orchestrated = nullptr;  // the runtime whose orchestration runs on this thread
 thread_local int last_status = PTO_OK;
 
 int remember(int status, const char* text) {
@@ -87,7 +88,7 @@ void check_kernel_flags(uint32_t flags) {
               "; pass PTO_SUBMITS, PTO_VIEWS, both or 0");
 }
 
-/// Whether a wait has no deadline: then its caller helps to run tasks.
+/// Whether a wait has no deadline; if so, its caller helps to run tasks.
 bool is_endless(double timeout_s) {
   if (std::isnan(timeout_s)) {
     throw_error(PTO_BAD_ARGUMENT, "[runtime.wait] a timeout must be a number; got NaN; pass seconds");
@@ -95,7 +96,7 @@ bool is_endless(double timeout_s) {
   return timeout_s > tilewise::tasks::kLongestWait;
 }
 
-/// For calls that a forked child may make with what it inherited, and for submit, which asks for its submission context
+/// For calls that a forked child may make on an inherited runtime, and for submit, which checks the submission context
 /// anyway.
 Engine& any_engine_of(PTORuntime* runtime) {
   if (runtime == nullptr) {
@@ -147,7 +148,7 @@ void pto_config_init(pto_config* config) { *config = pto_config{}; }
 int pto_runtime_open(const pto_config* config, PTORuntime** runtime) {
   return done([&] {
     const pto_config defaults{};
-    need(static_cast<const void*>(runtime), "the place for the runtime");
+    need(static_cast<const void*>(runtime), "the pointer for the runtime");
     auto engine = tilewise::tasks::open_engine(options_of(config != nullptr ? *config : defaults));
     *runtime = new PTORuntime{std::move(engine)};
   });
@@ -157,7 +158,7 @@ int pto_runtime_close(PTORuntime* runtime) {
   return done([&] {
     if (runtime != nullptr && runtime == orchestrated) {
       throw_error(PTO_BAD_ARGUMENT,
-                  "[runtime.close] a runtime is closed from outside its orchestrations; got a call inside one; "
+                  "[runtime.close] a runtime must be closed from outside its orchestrations; got a call inside one; "
                   "close it where it was opened");
     }
     close_engine(any_engine_of(runtime));
@@ -369,7 +370,7 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
     std::string thrown;
     const uint32_t outer_depth = depth(engine);
     begin_scope(engine);
-    last_error = "none";  // of calls inside
+    last_error = "none";  // reset for the calls inside
     PTORuntime* const outer = std::exchange(orchestrated, runtime);
     try {
       status = function(runtime, args);
@@ -379,7 +380,7 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
       thrown = "an unknown exception";
     }
     orchestrated = outer;
-    while (depth(engine) > outer_depth) end_scope(engine);  // its own too
+    while (depth(engine) > outer_depth) end_scope(engine);  // including its own
     const int waited = wait_all(engine, PTO_FOREVER, true);
     if (!thrown.empty()) {
       throw_error(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must not throw; got '", thrown, "' from '",
@@ -403,7 +404,7 @@ int pto_workers_run(const char* shared_path, const char* const* library_paths, u
 
 int pto_get_stats(PTORuntime* runtime, pto_stats* stats) {
   return done([&] {
-    need(stats, "the place for the figures");
+    need(stats, "the pointer for the statistics");
     tilewise::tasks::stats(engine_of(runtime), stats);
   });
 }

@@ -1,4 +1,4 @@
-// The tasks of tilewise/pto.hpp: handles, groups, hints, scopes, recordings, kernels that submit. Every wait has a
+// Tasks of tilewise/pto.hpp: handles, groups, hints, scopes, recordings, kernels that submit. Every wait has a
 // timeout, dropping never blocks, and exceptions leave nothing open.
 #include "tasks/api/testing_cpp.h"
 
@@ -7,7 +7,7 @@ using namespace tilewise::pto::testing;
 using tilewise::tasks::testing::set_kernel;
 using tilewise::tasks::testing::step_kernel;
 
-CASE("a handle waits for its task only, says how it ended as often as it is asked, and moves") {
+CASE("a handle waits only for its task, reports its end repeatedly, and moves") {
   Bench bench;
   int64_t x = 0;
   const Buffer b = bench.rt.buffer(&x, sizeof(x));
@@ -72,7 +72,7 @@ CASE("dropping, detaching or overwriting the handle of a running task does not w
   EXPECT_EQ(x, int64_t{3});
 }
 
-CASE("options and hints: edges, events, predicates, worker types, priorities, workers, and what cannot be honoured") {
+CASE("options and hints: edges, events, predicates, worker types, priorities, workers, and impossible hints") {
   Runtime rt({.num_workers = 1, .worker_types = {1 << PTO_VECTOR | 1 << PTO_CUBE}});
   const Kernel set = rt.kernel("set", set_kernel), step = rt.kernel("step", step_kernel);
   const Kernel gated = rt.kernel("gate", Gate::kernel);
@@ -117,7 +117,7 @@ CASE("options and hints: edges, events, predicates, worker types, priorities, wo
   EXPECT_EQ(x, int64_t{60});
 }
 
-CASE("a group hands its tasks out as they end, once each, and waits for all") {
+CASE("a group returns its tasks as they end, once each, and waits for all") {
   Bench bench(2);
   const Event order = bench.rt.event();
   TaskGroup group;
@@ -138,16 +138,16 @@ CASE("a group hands its tasks out as they end, once each, and waits for all") {
     order.post();
   }
   EXPECT(seen == (std::vector<pto_task>{third, first}));
-  EXPECT_EQ(status_of([&] { group.wait_any(); }, "handed out"), PTO_BAD_ARGUMENT);
-  for (TaskHandle& task : group.as_completed(60)) EXPECT(!task);  // nothing is left
+  EXPECT_EQ(status_of([&] { group.wait_any(); }, "been returned"), PTO_BAD_ARGUMENT);
+  for (TaskHandle& task : group.as_completed(60)) EXPECT(!task);  // none is left
   for (int twice = 0; twice < 2; ++twice) {
     std::vector<pto_task> all;
-    for (TaskHandle& task : group) all.push_back(task.id());  // in order of adding, as often as one likes
+    for (TaskHandle& task : group) all.push_back(task.id());  // in order of adding, repeatedly
     EXPECT(all == (std::vector<pto_task>{first, second, third}));
   }
-  TaskHandle& kept = group[1];
+  TaskHandle& handle = group[1];
   for (int i = 0; i < 100; ++i) group.add(bench.rt.submit({}));
-  EXPECT(&kept == &group[1] && kept.id() == second);
+  EXPECT(&handle == &group[1] && handle.id() == second);
   group.wait_all();
   size_t count = 0;
   for (TaskHandle& task : group.as_completed(60)) count += task.is_complete() ? 1 : 0;
@@ -157,12 +157,12 @@ CASE("a group hands its tasks out as they end, once each, and waits for all") {
   moved.wait_all(0);
 }
 
-CASE("a group throws its first failure once all have ended, cancels, and refuses strangers") {
+CASE("a group throws its first failure once all have ended, cancels, and rejects other runtimes' tasks") {
   Bench bench, other;
   int64_t x = 0;
   const Buffer b = bench.rt.buffer(&x, sizeof(x));
   TaskGroup group;
-  EXPECT_EQ(status_of([&] { group.wait_any(); }, "handed out"), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(status_of([&] { group.wait_any(); }, "been returned"), PTO_BAD_ARGUMENT);
   group.wait_all();
   for (TaskHandle& task : group) EXPECT(!task);
   group.add(bench.rt.submit({}, {}, {}, {}, bench.behind_event()));
@@ -172,8 +172,8 @@ CASE("a group throws its first failure once all have ended, cancels, and refuses
   EXPECT_EQ(status_of([&] { group.add(TaskHandle()); }, "must name a task"), PTO_BAD_ARGUMENT);
   group[1].exception();
   last.wait();
-  EXPECT_EQ(group[group.wait_any()].status(), PTO_TASK_FAILED);  // a failed task is handed out like any other
-  bench.held.post();
+  EXPECT_EQ(group[group.wait_any()].status(), PTO_TASK_FAILED);  // failed tasks are returned like others
+  bench.start.post();
   EXPECT_EQ(status_of([&] { group.wait_all(); }, "planted failure"), PTO_TASK_FAILED);
   EXPECT(group[0].is_complete() && group[0].status() == PTO_OK);
   TaskGroup skipped;
@@ -183,7 +183,7 @@ CASE("a group throws its first failure once all have ended, cancels, and refuses
   EXPECT_EQ(status_of([&] { skipped.wait_all(); }), PTO_CANCELLED);
 }
 
-CASE("every wait can time out, and the task goes on") {
+CASE("every wait can time out, and the task continues") {
   Bench bench;
   int64_t x = 0;
   const Buffer b = bench.rt.buffer(&x, sizeof(x));
@@ -204,7 +204,7 @@ CASE("every wait can time out, and the task goes on") {
     EXPECT_EQ(status_of([&] { bench.rt.at(b.handle()).read(timeout_s); }), PTO_TIMEOUT);
   }
   EXPECT(!task.is_complete());
-  bench.held.post();
+  bench.start.post();
   for (TaskHandle& done : group.as_completed(60)) done.wait(60);
   EXPECT_EQ(b.read<int64_t>(60)[0], int64_t{1});
   bench.rt.wait_all(60);
@@ -243,7 +243,7 @@ CASE("an exception in the middle of a scope ends the scope, waits for its buffer
       EXPECT_EQ(status_of([&] { inner.read(); }, "scope has ended"), PTO_BAD_ARGUMENT);
       EXPECT_EQ(pto_scope_end(rt.get()), PTO_BAD_ARGUMENT);  // both scopes have ended
     }
-    rt.submit(count, {}, {}, {}, {.wait_for = {never.at_least(1)}});  // no call posts it
+    rt.submit(count, {}, {}, {}, {.wait_for = {never.at_least(1)}});  // never posted
     throw std::runtime_error("outer");
   } catch (const std::runtime_error& error) {
     text = error.what();
@@ -267,7 +267,7 @@ CASE("a scope ends once, early or with its block, and nests no deeper than allow
   EXPECT_EQ(pto_scope_end(bench.rt.get()), PTO_BAD_ARGUMENT);
 }
 
-CASE("a recording replays on the same and on other buffers; what cannot be replayed is refused") {
+CASE("a recording replays on the same and on other buffers; impossible replays are rejected") {
   Bench bench;
   Runtime& rt = bench.rt;
   int64_t values[4] = {1, 2, 3, 4}, small = 0, wide[2] = {};
@@ -360,7 +360,7 @@ CASE("threads submit to one runtime at once, and several wait for one task") {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < kTasks / 10; ++i) bench.rt.submit(more, {inout(b)});
-      if (!first.is_complete()) bench.held.post();
+      if (!first.is_complete()) bench.start.post();
       first.wait();
       for (int i = kTasks / 10; i < kTasks; ++i) bench.rt.submit(more, {inout(b)});
       bench.rt.wait_all();

@@ -1,4 +1,4 @@
-// The values of tilewise/pto.hpp: runtimes, kernels, buffers, scalars, parameters and outputs; their errors, and their
+// Types of tilewise/pto.hpp: runtimes, kernels, buffers, scalars, parameters and outputs; their errors, and their
 // moved-from states.
 #include "tasks/api/testing_cpp.h"
 #include "tilewise/pto.hpp"
@@ -24,7 +24,7 @@ static_assert(!CanMakeBuffer<std::vector<int>&&>, "a temporary would be gone bef
 
 }  // namespace
 
-CASE("a runtime opens with defaults and with sizes, says what is wrong with sizes, and moves") {
+CASE("a runtime opens with default and given sizes, rejects invalid ones, and moves") {
   {
     Runtime rt;
   }
@@ -59,7 +59,7 @@ CASE("a runtime opens with defaults and with sizes, says what is wrong with size
   one.submit(Kernel{}).wait();  // it is still open
 }
 
-CASE("kernels: function pointers, lambdas that return a status or nothing, by name, and refusals") {
+CASE("kernels: function pointers, lambdas that return a status or void, by name, and rejections") {
   Runtime rt({.num_workers = 1});
   int64_t x = 0;
   const Buffer b = rt.buffer(&x, sizeof(x));
@@ -125,7 +125,7 @@ CASE("constant elements are frozen: tasks may only read them until they are thaw
   EXPECT_EQ(x, int64_t{6});
 }
 
-CASE("the end of a buffer waits for its tasks; unregistering may time out, and then it is still known") {
+CASE("the end of a buffer waits for its tasks; unregistering may time out, and then it stays registered") {
   Bench bench;
   int64_t x = 0;
   std::thread later;
@@ -141,16 +141,16 @@ CASE("the end of a buffer waits for its tasks; unregistering may time out, and t
   bench.rt.submit(bench.set, {output(b)}, {8}, {}, bench.behind_event());
   EXPECT_EQ(status_of([&] { b.unregister(kShort); }, "within the time"), PTO_TIMEOUT);
   EXPECT(b.address() == &x);
-  bench.held.post();
+  bench.start.post();
   b.unregister();
   EXPECT_EQ(x, int64_t{8});
   EXPECT_EQ(status_of([&] { b.unregister(); }, "unregistered"), PTO_BAD_ARGUMENT);
   Buffer failed = bench.rt.buffer(&x, sizeof(x));
   bench.rt.submit(bench.fail, {output(failed)});
-  failed.unregister();  // a failure does not keep the memory
+  failed.unregister();  // also after a failure
 }
 
-CASE("buffers that were moved from are refused by name, and their successors unregister once") {
+CASE("moved-from buffers are rejected with a reason, and their successors unregister once") {
   Bench bench;
   int64_t x = 0, y = 0;
   Buffer one = bench.rt.buffer(&x, sizeof(x)), two = bench.rt.buffer(&y, sizeof(y));
@@ -173,7 +173,7 @@ CASE("buffers that were moved from are refused by name, and their successors unr
   EXPECT_EQ(two.read<int64_t>()[0], int64_t{4});
 }
 
-CASE("scalars arrive as they were given") {
+CASE("scalars reach the kernel unchanged") {
   Runtime rt({.num_workers = 1});
   static std::atomic<int> num_right;
   num_right = 0;
@@ -217,29 +217,29 @@ CASE("access modes order tasks: readers after writers, commuting in any order, r
     rt.submit(bench.set, {no_dep(&x)}, {3}).wait();
     EXPECT_EQ(x, int64_t{3});
     EXPECT(!writer.is_complete());
-    bench.held.post();
+    bench.start.post();
     writer.wait();
     EXPECT_EQ(x, int64_t{1});
     EXPECT_EQ(status_of([&] { rt.submit(bench.set, {reduce(total, Kernel{})}, {1}); }, "combine"), PTO_BAD_ARGUMENT);
   }
 }
 
-CASE("boxes: those apart do not order each other, kept parameters keep theirs, and kernels get their first byte") {
+CASE("boxes: disjoint ones are not ordered, stored parameters keep theirs, and kernels get their first byte") {
   Bench bench;
   Runtime& rt = bench.rt;
   std::vector<int64_t> grid(16, 0);  // 4 x 4
   const Buffer g = rt.buffer(grid);
   const TaskHandle left = rt.submit(bench.set, {output(g, tile(0, 0, 4, 2, 4, 8))}, {1}, {}, bench.behind_event());
-  rt.submit(bench.set, {output(g, tile(2, 2, 1, 1, 4, 8))}, {2}).wait();  // not behind the left half
+  rt.submit(bench.set, {output(g, tile(2, 2, 1, 1, 4, 8))}, {2}).wait();  // not ordered after the left half
   EXPECT_EQ(grid[10], int64_t{2});
-  std::vector<Param> kept;
-  for (uint64_t i = 0; i < 4; ++i) kept.push_back(inout(g, range(i * 32, 8)));  // growing copies them
+  std::vector<Param> stored;
+  for (uint64_t i = 0; i < 4; ++i) stored.push_back(inout(g, range(i * 32, 8)));  // growing copies them
   Param last = input(g);
-  last = kept[3];
-  kept[2] = last;
-  const TaskHandle third = rt.submit(bench.set, {kept[2]}, {5});
+  last = stored[3];
+  stored[2] = last;
+  const TaskHandle third = rt.submit(bench.set, {stored[2]}, {5});
   EXPECT(!third.is_complete());  // its box meets the left half
-  bench.held.post();
+  bench.start.post();
   third.wait();
   EXPECT_EQ(grid[12], int64_t{5});
   EXPECT_EQ(grid[8], int64_t{0});
@@ -250,7 +250,7 @@ CASE("boxes: those apart do not order each other, kept parameters keep theirs, a
   EXPECT_EQ(status_of([&] { rt.submit(bench.set, {output(g, range(128, 1))}, {0}); }, "lie inside"), PTO_BAD_ARGUMENT);
 }
 
-CASE("outputs of the runtime's own: named by their task, used by others, over with their scope") {
+CASE("runtime-owned outputs: named by their task, used by others, valid until their scope ends") {
   Bench bench;
   Runtime& rt = bench.rt;
   int64_t x = 0;
@@ -278,7 +278,7 @@ CASE("outputs of the runtime's own: named by their task, used by others, over wi
   EXPECT_EQ(status_of([&] { rt.alloc(0); }), PTO_BAD_ARGUMENT);
 }
 
-CASE("submissions that cannot be are refused whole: too many parameters, another runtime's buffers") {
+CASE("invalid submissions have no effect: too many parameters, another runtime's buffers") {
   Bench bench, other;
   int64_t x = 0;
   const Buffer b = bench.rt.buffer(&x, sizeof(x)), theirs = other.rt.buffer(&x, sizeof(x));

@@ -1,6 +1,6 @@
-// What the tests of tilewise/pto.hpp share: a runtime with kernels, and the status that a call throws.
+// Shared by the tests of tilewise/pto.hpp: a runtime with kernels, and the status that a call throws.
 //
-// Purpose: a test says what it is about. Who may call: tests only. Blocks: nothing. Memory: of the test.
+// Who may call: tests only. Blocks: never. Memory: of the test.
 #pragma once
 #include <array>
 
@@ -15,13 +15,13 @@ using tasks::testing::value_of;
 
 inline constexpr double kShort = 0.01;
 
-/// The status of the Error that a call throws; PTO_OK when it throws none. `text`: what its sentence must hold.
+/// The status of the Error that a call throws; PTO_OK if it throws none. `text`: part of its message.
 template <class Call>
 int status_of(Call&& call, const char* text = "") {
   try {
     call();
   } catch (const Error& error) {
-    if (!has(error.what(), text)) std::fprintf(stderr, "  said: %s\n", error.what());
+    if (!has(error.what(), text)) std::fprintf(stderr, "  message: %s\n", error.what());
     EXPECT(has(error.what(), text));
     EXPECT(has(error.what(), "["));
     return error.status();
@@ -29,7 +29,7 @@ int status_of(Call&& call, const char* text = "") {
   return PTO_OK;
 }
 
-/// A runtime with kernels on int64_t buffers, and an event that holds tasks back.
+/// A runtime with kernels on int64_t buffers, and an event that delays tasks.
 struct Bench {
   explicit Bench(uint32_t num_workers = 1) : rt({.num_workers = num_workers, .window = 64, .heap_bytes = 1 << 20}) {}
   Runtime rt;
@@ -39,9 +39,9 @@ struct Bench {
   Kernel step = rt.kernel("step", tasks::testing::step_kernel);  // target = target * 3 + scalar
   Kernel fail = rt.kernel("fail", tasks::testing::fail_kernel);
   Kernel gate = rt.kernel("gate", Gate::kernel);
-  Event held = rt.event();
+  Event start = rt.event();
   TaskOptions behind_event() { return {.wait_for = event_reached}; }
-  std::array<pto_wait_for, 1> event_reached = {held.at_least(1)};
+  std::array<pto_wait_for, 1> event_reached = {start.at_least(1)};
 };
 
 }  // namespace tilewise::pto::testing

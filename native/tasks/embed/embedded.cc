@@ -29,7 +29,7 @@ Options options_of(uint32_t num_workers, uint32_t window) {
   options.window = window;
   options.max_submitters = 1;
   options.max_handles = 1;
-  // Every task may wait for every other one, and workers keep some in stock: the pool cannot run out.
+  // Enough for every task to wait for every other one, plus the workers' stocks, so the pool cannot run out.
   options.max_chunks = window * (window / kPerChunk + 2) + num_workers * 5 * ChunkPool::kStock;
   options.max_replayable = 0;
   options.max_regions = 1;
@@ -49,8 +49,7 @@ int run_hosted(void* const*, const uint64_t*) {
 
 }  // namespace
 
-/// Which tasks use each object. Only the worker that submits reads and writes this, so its chunks come from a private
-/// pool.
+/// The dependency states of objects. Only the submitter uses them, so their chunks come from a separate pool.
 struct Embedded::Objects : GrowingPool {
   Objects(const Store& its_store, uint32_t num_objects, uint32_t window)
       : store(its_store), states(num_objects), marks(window) {}
@@ -61,7 +60,7 @@ struct Embedded::Objects : GrowingPool {
 
   const Store& store;
   std::vector<AccessState> states;
-  std::vector<uint64_t> marks;  // per place: the last task that waits for the one there
+  std::vector<uint64_t> marks;  // per slot: the last task that waits for the slot's task
   uint64_t num_submitted = 0;
 };
 
@@ -89,7 +88,7 @@ uint64_t Embedded::bytes() const {
 }
 
 void Embedded::close() {
-  engine_->is_closed = true;  // no thread waits for tasks that will not start
+  engine_->is_closed = true;  // so that no thread waits for tasks that will not start
   engine_->store.header->closing.store(1, std::memory_order_seq_cst);
   wake_all();
 }
@@ -163,7 +162,7 @@ uint64_t Embedded::num_ready() const {
   uint64_t total = uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
                    header.num_overflow.load(std::memory_order_relaxed) +
                    header.num_background.load(std::memory_order_relaxed);
-  for (uint32_t w = 0; w < header.num_workers; ++w) total += engine_->store.rings[w].num_held();
+  for (uint32_t w = 0; w < header.num_workers; ++w) total += engine_->store.rings[w].size();
   return total;
 }
 

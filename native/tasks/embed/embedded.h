@@ -18,7 +18,8 @@ namespace tilewise::tasks {
 
 struct Engine;
 
-/// kAfterAll: behind the object's readers and writers, without a trace for later ones (its memory is used otherwise).
+/// kAfterAll: after the object's readers and writers, not recorded for later ones (its memory is used for another
+/// object).
 enum class Use : uint8_t { kRead, kWrite, kAfterAll };
 
 struct Access {
@@ -40,7 +41,7 @@ struct TimelineRecord {
 class __attribute__((visibility("default"))) Embedded {
  public:
   static constexpr uint32_t kMaxWorkers = 255;
-  static constexpr uint32_t kMaxWindow = 4096;  // all tasks of it may wait for all others
+  static constexpr uint32_t kMaxWindow = 4096;  // every task may wait for all others
 
   /// window: tasks between submission and completion; rounded up to a power of two.
   Embedded(Host& host, uint32_t num_workers, uint32_t window, uint32_t num_objects);
@@ -49,7 +50,7 @@ class __attribute__((visibility("default"))) Embedded {
   Embedded& operator=(const Embedded&) = delete;
 
   uint32_t window() const { return window_; }
-  /// Memory that an engine of this size reserves, and that this one has; pages that no task touches cost nothing.
+  /// Bytes that an engine of this size reserves, and that this one has; pages that no task touches use no memory.
   static uint64_t bytes_needed(uint32_t num_workers, uint32_t window, uint32_t num_objects);
   uint64_t bytes() const;
 

@@ -16,11 +16,11 @@ namespace {
 struct Planned {
   std::vector<Access> accesses;
   int32_t priority = 1;
-  bool is_held = false;  // not admitted until resumed
+  bool is_delayed = false;  // not admitted until resumed
   std::function<void()> body;
 };
 
-/// Submits a list of tasks in order, as far as the window goes, and notes what ran when.
+/// Submits a list of tasks in order, as the window permits, and records when each ran.
 class Bench : public Host {
  public:
   explicit Bench(uint32_t window = 8, uint32_t num_workers = 1, uint32_t num_objects = 8)
@@ -51,7 +51,7 @@ class Bench : public Host {
   size_t num_done() const { return num_done_.load(); }
   Embedded& engine() { return engine_; }
   void resume(size_t number) {
-    planned_[number].is_held = false;
+    planned_[number].is_delayed = false;
     engine_.resume(place_of_[number]);
   }
   uint32_t high_water() const { return high_water_; }
@@ -75,7 +75,7 @@ class Bench : public Host {
     left_.store(next_ < planned_.size() ? 1 : 0);
     return true;
   }
-  bool admit(uint32_t place) override { return !planned_[planned_of_[place]].is_held; }
+  bool admit(uint32_t place) override { return !planned_[planned_of_[place]].is_delayed; }
   void execute(uint32_t place, uint32_t) override {
     const size_t number = planned_of_[place];
     if (planned_[number].body) planned_[number].body();
@@ -99,14 +99,15 @@ class Bench : public Host {
   std::vector<std::thread> workers_;
 };
 
-/// Above 0: all in one queue.
+/// A priority above 0: all tasks are in one queue.
 constexpr int32_t kInOrder = 1;
 
 Planned task(std::vector<Access> accesses, int32_t priority = kInOrder) {
   return {std::move(accesses), priority, false, {}};
 }
 
-/// Background work runs last: what was submitted first and ran last was ready all the time, or waited for the others.
+/// Background priority: runs last. A task that was submitted first and ran last was ready all the time, or waited for
+/// the others.
 constexpr int32_t kLast = -1;
 constexpr int32_t kFirst = 2;
 
@@ -119,13 +120,13 @@ std::vector<size_t> positions(const std::vector<int>& order) {
 
 }  // namespace
 
-CASE("a reader, and a second writer, wait for the writer, however urgent they are") {
+CASE("a reader, and a second writer, wait for the writer, for any priority") {
   Bench bench;
   bench.add(task({{0, Use::kWrite}}, kLast)).add(task({{0, Use::kRead}}, kFirst));
   bench.add(task({{1, Use::kWrite}}, kLast)).add(task({{1, Use::kWrite}}, kFirst)).add(task({}));
   const auto at = positions(bench.run());
   EXPECT(at[0] < at[1] && at[2] < at[3]);
-  EXPECT_EQ(at[4], 0u);  // what waits for nothing goes before
+  EXPECT_EQ(at[4], 0u);  // a task that waits for none goes first
 }
 
 CASE("write after read: a writer waits for every reader, and readers for no reader (mistake: no write-after-read)") {
@@ -148,11 +149,11 @@ CASE("an input written by several tasks waits for all (mistake: a lookup that re
   EXPECT_EQ(positions(bench.run())[20], 20u);
 }
 
-CASE("memory used otherwise waits for readers and writer of the former contents; reusers do not order each other") {
+CASE("memory reuse waits for readers and writer of the old contents; reusers are not ordered") {
   Bench bench;
   bench.add(task({{0, Use::kWrite}}, kLast)).add(task({{0, Use::kRead}}, kLast));
   bench.add(task({{1, Use::kWrite}, {0, Use::kAfterAll}}, kLast)).add(task({{2, Use::kWrite}, {0, Use::kAfterAll}}));
-  bench.add(task({{0, Use::kRead}}, kFirst));  // reads next to the reader: reusers leave no trace
+  bench.add(task({{0, Use::kRead}}, kFirst));  // reads in parallel to the reader: reusers are not recorded
   const auto at = positions(bench.run());
   EXPECT(at[2] > at[1] && at[3] > at[1]);
   EXPECT(at[3] < at[2]);
@@ -197,18 +198,18 @@ CASE("every task may wait for every other one of the window: references never ru
   std::vector<Access> all;
   for (uint32_t object = 0; object < kObjects; ++object) all.push_back({object, Use::kRead});
   for (uint32_t i = 0; i < 1500; ++i) {
-    std::vector<Access> accesses = all;  // each behind all writers, each writer behind all its readers
+    std::vector<Access> accesses = all;  // each after all writers, each writer after all its readers
     if (i % 2 == 1) accesses = {{i % kObjects, Use::kWrite}, {i * 7 % kObjects, Use::kAfterAll}};
     bench.add(task(accesses));
   }
   EXPECT_EQ(bench.run().size(), 1500u);
 }
 
-CASE("a task that is not admitted holds no worker; once resumed it is the oldest and starts next") {
+CASE("a task that is not admitted occupies no worker; once resumed it is the oldest and starts next") {
   Bench bench;
-  Planned held = task({{0, Use::kWrite}});
-  held.is_held = true;
-  bench.add(held).add(task({{0, Use::kRead}}));
+  Planned delayed = task({{0, Use::kWrite}});
+  delayed.is_delayed = true;
+  bench.add(delayed).add(task({{0, Use::kRead}}));
   Planned releases = task({{1, Use::kWrite}});
   releases.body = [&] { bench.resume(0); };
   bench.add(releases).add(task({{2, Use::kWrite}})).add(task({{3, Use::kWrite}}));
@@ -221,9 +222,9 @@ CASE("a task that is not admitted holds no worker; once resumed it is the oldest
 CASE("sleeping workers are woken by a task resumed from outside") {
   for (int round = 0; round < 20; ++round) {
     Bench bench(8, 2);
-    Planned held = task({});
-    held.is_held = true;
-    bench.add(held).add(task({}));
+    Planned delayed = task({});
+    delayed.is_delayed = true;
+    bench.add(delayed).add(task({}));
     bench.start();
     while (bench.num_done() < 1) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::microseconds(250 * round));  // they sleep after about a millisecond
@@ -233,11 +234,11 @@ CASE("sleeping workers are woken by a task resumed from outside") {
   }
 }
 
-CASE("closing leaves tasks that wait for ever behind, and sleeping workers leave") {
+CASE("closing abandons tasks that wait for ever, and sleeping workers end") {
   Bench bench(8, 2);
-  Planned held = task({{0, Use::kWrite}});
-  held.is_held = true;
-  bench.add(held).add(task({{0, Use::kRead}})).add(task({}));
+  Planned delayed = task({{0, Use::kWrite}});
+  delayed.is_delayed = true;
+  bench.add(delayed).add(task({{0, Use::kRead}})).add(task({}));
   bench.start();
   while (bench.num_done() < 1) std::this_thread::yield();
   EXPECT(bench.engine().is_live(0) && bench.engine().is_live(1));

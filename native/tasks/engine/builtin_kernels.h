@@ -16,11 +16,11 @@ struct BuiltinKernel {
   uint32_t num_params;
   uint32_t num_scalars;
   uint32_t item_bytes;
-  bool reads_target;  // next to writing it
+  bool reads_target;  // and writes it
 };
 
-/// A flag of kernels next to those of pto_api.h: its arguments are checked when a task is submitted. The kernels' ids
-/// are their places in this list.
+/// A kernel flag besides those of pto_api.h: arguments are checked when a task is submitted. The kernels' ids are their
+/// indices in this list.
 inline constexpr uint32_t kIsBuiltin = 1u << 31;
 
 std::span<const BuiltinKernel> builtin_kernels();

@@ -18,7 +18,7 @@ class Callbacks {
 
   void add(TaskRef task, Function function, void* context);
   bool has_any() const { return count_.load(std::memory_order_acquire) != 0; }
-  /// Calls those of a task, once, outside the mutex.
+  /// Calls the functions of a task, once, outside the mutex.
   void run(TaskRef task);
 
  private:

@@ -1,9 +1,8 @@
-// The task runtime of one device, as data that its rooms work on.
+// The task runtime of one device, as data for the functions in its folders.
 //
 // Purpose: orders tasks by the data that they access, and runs them. There is no scheduler thread: the thread that
 // submits or completes a task makes its successors ready, and workers (and waiting submitters) take ready tasks. The
-// store has everything that two processes may share; the rest is private to this process. The rooms are functions on
-// it:
+// store has everything that two processes may share; the rest is private to this process. The folders:
 //
 //   engine/  thread slots, kernels, handles, failures  submit/  from a specification to a task that waits or is ready
 //   run/     ready tasks, order among live tasks,      replay/  recordings, and replays of them
@@ -37,12 +36,12 @@ namespace tilewise::tasks {
 struct Peer {
   bool is_worker_side = false;  // this process has the workers, the other one submits
   std::atomic<bool> is_lost{false};
-  int fd = -1;  // of its process
-  std::string path;  // of the store's file
+  int fd = -1;  // pidfd of that process
+  std::string path;  // the store's file
 };
 
 struct Engine {
-  /// Takes the store; knows of no thread yet. tasks/open.h opens a whole runtime.
+  /// Takes ownership of the store. It has no threads yet; tasks/open.h opens a complete runtime.
   explicit Engine(const Store& its_store);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -53,15 +52,15 @@ struct Engine {
 
   const Store store;
   RegionIndex boxes;  // under boxes_lock
-  bool fences = false;  // a fence with every push, because the sleeper cannot make all other threads issue one
-  // Which runtime this is among all of the process; the second is the same until it is closed. Written by its opener
-  // and by the thread that closes it.
+  bool fences = false;  // a fence with every push, because sleepers cannot use membarrier
+  // The runtime's number in this process; id_open is equal to it until the runtime is closed. Written by the threads
+  // that open and close it.
   uint64_t id = 0;
   uint64_t id_open = 0;
   bool is_closed = false;
   bool is_left_behind = false;  // in a forked child: a copy without threads
   std::unique_ptr<Replays> replays;
-  // Open recordings and graphs: while there are any, no submission takes the short way.
+  // The number of open recordings and graphs. While there are any, no submission uses the fast path.
   std::atomic<uint32_t> num_observers{0};
   std::unique_ptr<GraphLog> graph;  // under the submission lock
   std::atomic<Trace*> active_trace{nullptr};  // nullptr: off
@@ -70,9 +69,9 @@ struct Engine {
   Kernels kernels;
   Callbacks callbacks;
   Host* host = nullptr;  // of an embedded engine
-  uint64_t num_freezes = 0;  // and ends of frozen buffers; under the submission lock
+  uint64_t num_freezes = 0;  // counts freezing and ends of frozen buffers; under the submission lock
   Peer peer;
-  std::vector<std::thread> threads;  // its workers'
+  std::vector<std::thread> threads;  // of its workers
 };
 
 }  // namespace tilewise::tasks

@@ -1,4 +1,4 @@
-// Failures: what is poisoned and what is not, what clears the poison, and bounded memory for failures.
+// Failures: which tasks are poisoned, what clears the poison, and bounded memory for failures.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
@@ -51,20 +51,20 @@ CASE("an inout access passes poison on, a reader of an older value and an order-
   EXPECT_EQ(pto_wait(runtime, reads_late, PTO_FOREVER), PTO_TASK_FAILED);
   EXPECT_EQ(a, 5);
   EXPECT_EQ(b, 5);
-  EXPECT_EQ(pto_unregister(runtime, ha, PTO_FOREVER), 0);  // forgetting a poisoned buffer is no failure
+  EXPECT_EQ(pto_unregister(runtime, ha, PTO_FOREVER), 0);  // unregistering a poisoned buffer is not an error
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
 }
 
-CASE("a producer found twice, as a reader and as a writer, passes its poison on, however many there are") {
-  for (const uint32_t num_readers : {1u, 3u, 8u}) {  // of eight, chunks hold some
+CASE("a producer that is both a reader and a writer passes its poison on, for any number of producers") {
+  for (const uint32_t num_readers : {1u, 3u, 8u}) {  // with eight, some are in chunks
     for (uint32_t failing = 0; failing < num_readers; ++failing) {
       Runtime runtime(1);
       int64_t x = 0;
       std::vector<int64_t> copies(num_readers);
       const pto_handle hx = runtime.add(x);
-      const pto_kernel held = runtime.kernel("held", Gate::kernel), fail = runtime.kernel("fail", fail_kernel);
+      const pto_kernel gated = runtime.kernel("gated", Gate::kernel), fail = runtime.kernel("fail", fail_kernel);
       Gate gate;
-      runtime.submit(held, {inout(hx)}, {.scalars = {scalar(&gate)}});
+      runtime.submit(gated, {inout(hx)}, {.scalars = {scalar(&gate)}});
       std::vector<pto_param> params = {out(hx)};
       for (uint32_t r = 0; r < num_readers; ++r) {
         const pto_handle copy = runtime.add(copies[r]);
@@ -119,7 +119,7 @@ CASE("C++ exceptions, odd statuses and forgotten reasons become the task's own e
       runtime.kernel("throws", [](void* const*, const uint64_t*) -> int { throw std::runtime_error("thrown"); });
   const pto_kernel odd = runtime.kernel("odd", [](void* const*, const uint64_t*) -> int { throw 5; });
   const pto_kernel fine = runtime.kernel("fine", [](void* const*, const uint64_t*) -> int {
-    pto_fail("a reason that came to nothing");
+    pto_fail("an unused reason");
     return PTO_OK;
   });
   const pto_kernel plain = runtime.kernel("plain", [](void* const*, const uint64_t*) -> int { return 42; });
@@ -134,11 +134,11 @@ CASE("C++ exceptions, odd statuses and forgotten reasons become the task's own e
   const pto_task last = runtime.submit(plain, {}, keep);
   EXPECT_EQ(pto_wait(runtime, last, 60), PTO_TASK_FAILED);
   pto_task_error(runtime, last, text, sizeof(text));
-  EXPECT(has(text, "42") && !has(text, "came to nothing"));
+  EXPECT(has(text, "42") && !has(text, "unused"));
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_TASK_FAILED);
 }
 
-CASE("a child's failure becomes its parent's, unless the parent has heard of it") {
+CASE("a child's failure becomes its parent's, unless the parent has seen it") {
   Runtime runtime(2);
   static PTORuntime* inner;
   static pto_kernel fail;
@@ -172,10 +172,10 @@ CASE("the table of failures does not fill up over many failing tasks, even after
   const pto_handle h = runtime.add(x);
   const pto_kernel fail = runtime.kernel("fail", fail_kernel);
   const pto_region box{.offset = 8, .ndim = 1, .size = {8}, .stride = {1}};
-  std::vector<pto_task> kept(450);
-  for (pto_task& task : kept) task = runtime.submit(fail, {out(h)}, {.flags = PTO_KEEP});
+  std::vector<pto_task> failed(450);
+  for (pto_task& task : failed) task = runtime.submit(fail, {out(h)}, {.flags = PTO_KEEP});
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
-  for (const pto_task task : kept) pto_task_release(runtime, task);
+  for (const pto_task task : failed) pto_task_release(runtime, task);
   const int count = 100'000 / kSlowdown;
   for (int t = 0; t < count; ++t) {
     if (runtime.submit(fail, {t % 3 == 0 ? out(h, &box) : t % 3 == 1 ? inout(h) : out(h)}) == 0) {
@@ -184,8 +184,8 @@ CASE("the table of failures does not fill up over many failing tasks, even after
     }
   }
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
-  EXPECT_EQ(runtime.stats().num_failed, kept.size() + static_cast<uint64_t>(count));
-  // A full table would pass a failure on to the readers of every task that it does not name.
+  EXPECT_EQ(runtime.stats().num_failed, failed.size() + static_cast<uint64_t>(count));
+  // A full table would pass a failure on to readers of tasks that are not in it.
   const pto_kernel set = runtime.kernel("set", set_kernel);
   runtime.submit(set, {out(h)}, {.scalars = {3}});
   runtime.submit(PTO_NO_KERNEL, {in(h)});
@@ -194,7 +194,7 @@ CASE("the table of failures does not fill up over many failing tasks, even after
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
-CASE("a waiting task keeps the poison of a producer that others have overwritten and forgotten") {
+CASE("a waiting task keeps the poison of a producer that was overwritten and swept") {
   Runtime runtime(1, 256);
   int64_t a = 0, b = 0, c = 0;
   const pto_handle ha = runtime.add(a), hb = runtime.add(b), hc = runtime.add(c);
@@ -266,7 +266,7 @@ CASE("cancelled tasks poison like failed ones, and say so") {
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_CANCELLED);
 }
 
-CASE("a cancelled task waits for no event: the thread that would post it may be gone") {
+CASE("a cancelled task stops waiting for events: the thread that would post may have ended") {
   Runtime runtime(1);
   const pto_event event = pto_event_open(runtime);
   const pto_wait_for wait{event, 1};
@@ -297,13 +297,13 @@ CASE("the host heals a poisoned buffer by writing it") {
 
 CASE("handles dropped before their tasks fail are forgotten: the table of failures does not fill up") {
   Runtime runtime(1, 64);
-  const pto_kernel held = runtime.kernel("held", Gate::kernel), fail = runtime.kernel("fail", fail_kernel);
+  const pto_kernel gated = runtime.kernel("gated", Gate::kernel), fail = runtime.kernel("fail", fail_kernel);
   const pto_kernel set = runtime.kernel("set", set_kernel);
   int64_t x = 0;
   const pto_handle h = runtime.add(x);
   for (int round = 0; round < 1000; ++round) {  // far more than three quarters of the table
     Gate gate;
-    runtime.submit(held, {}, {.scalars = {scalar(&gate)}});
+    runtime.submit(gated, {}, {.scalars = {scalar(&gate)}});
     gate.await_inside(1);
     for (int t = 0; t < 30; ++t) pto_task_release(runtime, runtime.submit(fail, {}, {.flags = PTO_KEEP}));
     gate.open();
@@ -313,7 +313,7 @@ CASE("handles dropped before their tasks fail are forgotten: the table of failur
   EXPECT_EQ(x, 5);
 }
 
-CASE("the time given to a read is for all of the buffer's tasks together") {
+CASE("the timeout of a read is for all of the buffer's tasks together") {
   Runtime runtime(3);
   const pto_kernel busy = runtime.kernel("busy", busy_kernel);
   int64_t x = 0;

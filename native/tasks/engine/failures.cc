@@ -37,7 +37,7 @@ uint32_t record_error(Engine& engine, uint32_t slot, uint32_t thread, int status
   return number;
 }
 
-// A hash table finds its entries quickly while a quarter of it is empty.
+// Lookups in a hash table are fast while a quarter of it is empty.
 uint32_t max_failures(const Header& header) { return header.failed_capacity / 4 * 3; }
 
 void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
@@ -56,19 +56,19 @@ void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
   const TaskRef parent_name = parent == 0 ? 0 : engine.store.name_at(parent - 1);
   engine.store.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
   header.failures.num_failed.store(count + 1, std::memory_order_seq_cst);
-  // Its owner may have let go of it before: either it sees this entry, or its word is seen here.
+  // The task may have been released meanwhile: either the releasing thread sees this entry, or its word is seen here.
   const auto generation = static_cast<uint32_t>(generation_of(task));
   const Slot& slot = engine.store.slots[slot_of(task)];
   if (slot.released.load(std::memory_order_seq_cst) == generation) engine.store.failed[at].is_pinned = 0;
 }
 
-// Called by a submitter, under the submission lock, when the table has grown: forgets what no thread can ask for. A
-// task that was linked while its producer lived asks when it advances; one that was linked later has asked already. So
-// the tasks that can still ask were submitted before the first sweep that found the producer completed.
+// Called by a submitter, under the submission lock, when the table has grown: removes failures that no thread can look
+// up. A task that was linked while its producer lived looks it up when it advances; one that was linked later already
+// has. So only tasks submitted before the first sweep after the producer's completion can still look it up.
 void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   Header& header = *engine.store.header;
   const uint32_t thread = current_thread(engine);
-  engine.replays->settle_all(thread);  // so that the buffers name all tasks
+  engine.replays->settle_all(thread);  // so that the buffers' states name all tasks
   ChunkPool pool{engine, engine.thread_slot(thread)};
   std::vector<TaskRef> named;
   const auto note = [&](TaskRef ref) { named.push_back(without_flags(ref)); };
@@ -80,7 +80,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   if (!holds_boxes_lock) boxes_guard.lock();
   for (uint32_t h = 0; h < header.pools.fresh_handles.load(std::memory_order_relaxed); ++h) {
     Handle& handle = engine.store.handles[h];
-    if ((handle.flags & kHasOwner) != 0) continue;  // a task's own, which changes without the submission lock
+    if ((handle.flags & kHasOwner) != 0) continue;  // belongs to a task, which changes it without the submission lock
     if ((handle.flags & kHasRegions) != 0) {
       engine.boxes.for_each(handle.tree, [&](uint32_t node) { note_state(engine.boxes[node].state); });
     } else if ((handle.flags & kUsed) != 0) {
@@ -96,7 +96,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   }
   std::sort(live.begin(), live.end());
   const std::vector<std::pair<uint64_t, uint64_t>> replays = engine.replays->live_replays();
-  // Only a task submitted after the failed one, and before it was seen to have ended, can stand behind it.
+  // Only a task submitted after the failed one, and before its end was seen, can wait for it.
   const auto is_awaited = [&](const FailedTask& entry) {
     const auto first = std::lower_bound(live.begin(), live.end(), entry.submitted_at);
     if (first != live.end() && *first <= entry.swept_at) return true;
@@ -109,7 +109,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
            !TaskWord::has_ended(engine.store.slots[slot_of(entry.parent)].word, generation_of(entry.parent));
   };
   std::lock_guard guard(header.failures.lock);
-  std::vector<FailedTask> kept;
+  std::vector<FailedTask> remaining;
   for (uint32_t at = 0; at < header.failed_capacity; ++at) {
     FailedTask& entry = engine.store.failed[at];
     if (entry.key == 0) continue;
@@ -118,21 +118,21 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
     const bool is_new = entry.swept_at == 0;
     if (is_new && has_ended) entry.swept_at = now;
     if (is_named || is_new || entry.is_pinned != 0 || is_awaited(entry) || has_live_parent(entry)) {
-      kept.push_back(entry);
+      remaining.push_back(entry);
     }
     entry = {};
   }
   const uint32_t mask = header.failed_capacity - 1;
-  for (const FailedTask& entry : kept) {
+  for (const FailedTask& entry : remaining) {
     uint64_t at = hash_of(entry.key) & mask;
     while (engine.store.failed[at].key != 0) at = (at + 1) & mask;
     engine.store.failed[at] = entry;
   }
-  header.failures.num_failed.store(static_cast<uint32_t>(kept.size()), std::memory_order_release);
-  if (kept.size() < header.failed_capacity / 4) header.failures.overflow.store(0, std::memory_order_release);
-  // The next sweep is due when the number has doubled, or is half-way to the most that the table holds.
-  const auto num_kept = static_cast<uint32_t>(kept.size());
-  header.failures.sweep_at = std::min(2 * num_kept, (num_kept + max_failures(header)) / 2);
+  header.failures.num_failed.store(static_cast<uint32_t>(remaining.size()), std::memory_order_release);
+  if (remaining.size() < header.failed_capacity / 4) header.failures.overflow.store(0, std::memory_order_release);
+  // The next sweep is due when the number has doubled, or is half-way to the table's maximum.
+  const auto num_remaining = static_cast<uint32_t>(remaining.size());
+  header.failures.sweep_at = std::min(2 * num_remaining, (num_remaining + max_failures(header)) / 2);
 }
 
 }  // namespace
@@ -146,7 +146,7 @@ bool is_complete(const Engine& engine, pto_task task) {
   return TaskWord::has_ended(engine.store.slots[slot].word, generation_of(task));
 }
 
-// The task did not do its work: its own error, or the one it inherits, becomes its consumers'.
+// Records that the task did not run successfully: its error, or the one that it inherits, goes to its consumers.
 void fail(Engine& engine, uint32_t slot, uint32_t thread, int status) {
   Slot& task = engine.store.slots[slot];
   const TaskRef self = engine.store.name_at(slot);
@@ -163,7 +163,7 @@ void fail(Engine& engine, uint32_t slot, uint32_t thread, int status) {
       reason = "its kernel returned " + std::to_string(status);
     }
     failure_reason.clear();
-    if (status == PTO_INTERRUPTED) asks_at_once = true;
+    if (status == PTO_INTERRUPTED) checks_at_once = true;
     error = record_error(engine, slot, thread,
                          status == PTO_CANCELLED || status == PTO_TIMEOUT ? status : PTO_TASK_FAILED, reason);
   }
@@ -179,7 +179,7 @@ void fail(Engine& engine, uint32_t slot, uint32_t thread, int status) {
   }
 }
 
-// A full table makes every task that might have failed count as failed: wrong results never look right.
+// If the table is full, every task that might have failed counts as failed, so that no wrong result looks right.
 uint32_t find_error(Engine& engine, TaskRef task) {
   Header& header = *engine.store.header;
   std::lock_guard guard(header.failures.lock);
@@ -196,7 +196,7 @@ void inherit(Engine& engine, Slot& task, TaskRef producer) {
 
 void sweep_failures_if_many(Engine& engine, bool holds_boxes_lock) {
   const Header& header = *engine.store.header;
-  // Not before a sixteenth of the table is full: a sweep walks all of it.
+  // Not before a sixteenth of the table is full, because a sweep visits all of it.
   const uint32_t limit = std::max(header.failures.sweep_at, header.failed_capacity / 16);
   if (header.failures.num_failed.load(std::memory_order_relaxed) >= limit) sweep_failures(engine, holds_boxes_lock);
 }
@@ -206,16 +206,17 @@ std::string error_text(const Engine& engine, uint32_t error) {
   const ErrorRecord& record = engine.store.errors[error % kMaxErrors];
   std::ostringstream text;
   if (record.number != error) {
-    text << "[runtime.wait] a task must not fail; got a failure whose details " << kMaxErrors
-         << " later ones have replaced; look at the first";
+    text << "[runtime.wait] a task must not fail; got a failure whose details were replaced by " << kMaxErrors
+         << " later ones; look at the first failure";
     return text.str();
   }
   const std::string called = record.name[0] != 0 ? std::string(" '") + record.name + "'" : "";
   if (record.status == PTO_CANCELLED) {
     text << "[runtime.wait] a task must start to have a result; got task " << record.task << called << " ("
          << (record.kernel >= 0 ? engine.kernels.name_of(record.kernel) : "empty")
-         << "), which was cancelled before it started, and with it what reads its data; nothing is to be corrected: "
-            "submit it again if it is still wanted";
+         << "), which was cancelled before it started, as were the tasks that read its data; nothing is to be "
+            "corrected: "
+            "submit it again if needed";
     return text.str();
   }
   text << "[runtime.wait] a task must not fail; got '" << record.text << "' from task " << record.task << called << " ("

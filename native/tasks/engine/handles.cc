@@ -20,10 +20,10 @@ void refill_handles(Engine& engine, uint32_t thread) {
   ThreadSlot& me = engine.thread_slot(thread);
   Header& header = *engine.store.header;
   std::lock_guard guard(header.pools.lock);
-  // Near the end only one at a time, so that no stock keeps what another thread waits for.
+  // Near the end only one at a time, so that no stock has handles that another thread waits for.
   const uint32_t fresh = header.pools.fresh_handles.load(std::memory_order_relaxed);
-  const uint32_t wanted = header.max_handles - fresh >= 8 * kHandleStock ? kHandleStock : 1;
-  for (uint32_t n = 0; n < wanted; ++n) {
+  const uint32_t num_taken = header.max_handles - fresh >= 8 * kHandleStock ? kHandleStock : 1;
+  for (uint32_t n = 0; n < num_taken; ++n) {
     uint32_t index = header.pools.free_handles;
     if (index != 0) {
       header.pools.free_handles = engine.store.handles[index - 1].next;
@@ -48,7 +48,7 @@ void raise_stale(pto_handle handle, const char* where) {
               "); keep the scope open, or copy the result out of it");
 }
 
-// A handle costs one step from the thread's own stock.
+// Usually takes a handle from the thread's own stock.
 uint32_t try_take_handle(Engine& engine, uint32_t thread) {
   ThreadSlot& me = engine.thread_slot(thread);
   if (me.free_handles == 0) refill_handles(engine, thread);
@@ -94,15 +94,15 @@ void reclaim_chunks(Engine& engine, uint32_t thread, bool holds_boxes_lock) {
     }
   }
   pool.shrink();
-  // Where most are in use by live tasks, the next look is due when half of the rest is taken.
+  // If most are in use by live tasks, the next attempt is due when half of the rest is taken.
   std::lock_guard guard(header.pools.lock);
   header.pools.reclaim_below = std::min(header.max_chunks / 2, header.pools.num_spare_chunks(header.max_chunks) / 2);
 }
 
 namespace {
 
-/// Needs the submission lock: others look at the states of buffers outside tasks, and replays of recordings at those
-/// that they use. A buffer of a task's children is that task's alone.
+/// Whether the submission lock is needed: other threads read the states of buffers outside tasks, and replays those
+/// that they use. A buffer of a task's children belongs to that task alone.
 bool is_shared(const Handle& handle) {
   return (handle.flags & kHasOwner) == 0 || (handle.flags & (kReplayed | kFrozen)) != 0;
 }
@@ -113,7 +113,7 @@ void forget_buffer(Engine& engine, Handle& handle, uint32_t thread) {
   forget_accesses(engine, handle, thread);
 }
 
-// The generation moves on at once, so that a thread that still names the buffer gets an error.
+// The generation advances at once, so that a thread that still uses the handle gets an error.
 void give_index(Engine& engine, uint32_t index, uint32_t thread) {
   Handle& handle = engine.store.handles[index];
   Header& header = *engine.store.header;
@@ -130,11 +130,11 @@ void give_index(Engine& engine, uint32_t index, uint32_t thread) {
     std::lock_guard guard(header.pools.lock);
     const uint32_t keep = is_short ? 0 : kHandleStock;
     while (me.num_free_handles > keep) {
-      const uint32_t given = me.free_handles;
-      me.free_handles = engine.store.handles[given - 1].next;
+      const uint32_t returned = me.free_handles;
+      me.free_handles = engine.store.handles[returned - 1].next;
       --me.num_free_handles;
-      engine.store.handles[given - 1].next = header.pools.free_handles;
-      header.pools.free_handles = given;
+      engine.store.handles[returned - 1].next = header.pools.free_handles;
+      header.pools.free_handles = returned;
       ++header.pools.num_free_handles;
     }
   }

@@ -8,15 +8,15 @@
 
 namespace tilewise::tasks {
 
-/// A handle that is no longer alive.
+/// Throws the error for a handle that is no longer alive.
 [[noreturn]] void raise_stale(pto_handle handle, const char* where);
 inline Handle& resolve(const Engine& engine, pto_handle handle, const char* where) {
   const auto index = static_cast<uint32_t>(handle & 0xFFFFFFFF) - 1;
   if (index < engine.store.header->max_handles) [[likely]] {
-    Handle& found = engine.store.handles[index];
-    const bool is_same = found.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(handle >> 32);
-    if (is_same && (found.flags & kUsed) != 0) [[likely]]
-      return found;
+    Handle& candidate = engine.store.handles[index];
+    const bool is_same = candidate.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(handle >> 32);
+    if (is_same && (candidate.flags & kUsed) != 0) [[likely]]
+      return candidate;
   }
   raise_stale(handle, where);
 }
@@ -25,26 +25,27 @@ inline pto_handle handle_name(const Handle& handle, uint32_t index) {
   return uint64_t{handle.generation.load(std::memory_order_relaxed)} << 32 | (index + 1);
 }
 
-/// Leaves in a buffer, by name, the tasks of a replay of a recording that accessed it last. Under the submission lock.
+/// If a replay has accessed the buffer last, records the replay's tasks in the buffer's state. Under the submission
+/// lock.
 inline void settle_buffer(const Engine& engine, Handle& handle, uint32_t thread) {
   if ((handle.flags & kReplayed) != 0) engine.replays->settle(handle, thread);
 }
 
-/// A handle of a new buffer; kNone: none is free. wait/room.h has the one that waits.
+/// Takes a handle for a new buffer; kNone: none is free. take_handle (wait/room.h) waits.
 uint32_t try_take_handle(Engine& engine, uint32_t thread);
 
-/// Its generation moves on at once: a thread that still names it gets an error.
+/// Frees a handle. Its generation advances at once: a thread that still uses it gets an error.
 void give_handle(Engine& engine, uint32_t index, uint32_t thread);
-/// Takes back the chunks that name only tasks which have ended, from every buffer that this thread may look at: inside
-/// a task the buffers of its children, elsewhere all others. Called under the submission lock, except inside a task.
+/// Reclaims chunks that name only ended tasks, from every buffer whose state this thread may access: inside a task the
+/// buffers of its children, elsewhere all others. Called under the submission lock, except inside a task.
 void reclaim_chunks(Engine& engine, uint32_t thread, bool holds_boxes_lock);
 [[gnu::always_inline]] inline void reclaim_chunks_if_few(Engine& engine, uint32_t thread, bool holds_boxes_lock) {
   if (engine.store.header->wants_chunks.load(std::memory_order_relaxed) != 0) [[unlikely]]
     reclaim_chunks(engine, thread, holds_boxes_lock);
 }
-/// The buffer as if no task had ever used it.
+/// Resets the buffer's state, as if no task had used it.
 void forget_accesses(Engine& engine, Handle& handle, uint32_t thread);
-/// The innermost scope of a thread ends, and with it its handles and its memory, as soon as no task uses them.
+/// Ends the innermost scope of a thread. Its handles and memory are freed when no task uses them.
 void close_scope(Engine& engine, uint32_t thread);
 
 }  // namespace tilewise::tasks

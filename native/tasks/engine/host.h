@@ -6,7 +6,7 @@
 
 namespace tilewise::tasks {
 
-/// What a trace says of a task besides its times.
+/// The identification of a task in a trace.
 struct TraceLabel {
   int32_t label;
   int64_t row_begin;
@@ -14,23 +14,22 @@ struct TraceLabel {
 
 class Host {
  public:
-  /// Submits more tasks if there are any, there is room and few are ready. False: all are submitted, or enough are
-  /// ready. True: call it again; this call or another worker's submits some.
+  /// Submits more tasks if there are any, there is room and few are ready. Returns whether it did or could have.
   virtual bool submit_more(uint32_t worker) = 0;
-  /// Whether tasks are left to submit; called by a worker that is about to sleep.
+  /// Whether submit_more would submit; checked by a worker that is about to sleep.
   virtual bool has_more() const = 0;
-  /// Called when every producer of the task has completed. True: the task may start. False: the host has registered it
-  /// to wait for something else, such as a signal; the thread that completes this wait calls Embedded::resume, perhaps
-  /// before admit has returned. So admit must not touch the task after registering it.
+  /// Called when every producer of the task has completed. Returns false if the task waits for something else. Then the
+  /// thread that ends this wait calls Embedded::resume, possibly before this call has returned, so the task must not be
+  /// accessed after it was registered.
   virtual bool admit(uint32_t task) = 0;
   virtual void execute(uint32_t task, uint32_t worker) = 0;
-  /// While tracing, after execute.
+  /// Called while tracing, after execute.
   virtual TraceLabel label_of(uint32_t task) const = 0;
-  /// The task's successors have been notified and its place is free.
+  /// Called when the task's successors have been notified and its place is free.
   virtual void completed() = 0;
-  /// A worker begins, or goes on after sleep: it will call submit_more between any two tasks.
+  /// Called when a worker starts or wakes: it will call submit_more between any two tasks.
   virtual void stay() {}
-  /// It is about to sleep, or to end. False: something has come, and it stays.
+  /// Called when a worker is about to sleep or end. Returns false if something has arrived and it must stay awake.
   virtual bool leave() { return true; }
 
  protected:

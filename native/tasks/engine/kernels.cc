@@ -29,13 +29,13 @@ pto_kernel Kernels::add(const std::string& name, pto_kernel_fn function, uint32_
   }
   if (!is_text(name)) {
     throw_error(PTO_BAD_ARGUMENT,
-                "[runtime.kernel_add] a kernel's name must be UTF-8 without control characters; got another; ",
+                "[runtime.kernel_add] a kernel's name must be UTF-8 without control characters; got other bytes; ",
                 "correct it");
   }
   std::lock_guard guard(header.kernel_lock);
   const uint32_t id = header.num_kernels.load(std::memory_order_relaxed);
   if (id == kMaxKernels) {
-    throw_error(PTO_NO_MEMORY, "[runtime.kernel_add] a runtime knows at most ", kMaxKernels,
+    throw_error(PTO_NO_MEMORY, "[runtime.kernel_add] a runtime must have at most ", kMaxKernels,
                 " kernels; got one more; reuse ids");
   }
   auto kernel = std::make_unique<Kernel>();
@@ -55,7 +55,7 @@ pto_kernel Kernels::find(const std::string& name, uint32_t flags) {
     if (name != store_.kernels[id].name) continue;
     if (flags == 0 || flags == store_.kernels[id].flags) return static_cast<pto_kernel>(id);
     throw_error(PTO_BAD_ARGUMENT, "[runtime.kernel_find] a kernel must be used as it was added; got '", name,
-                "' with flags ", flags, " after ", store_.kernels[id].flags, "; ask for it in one way");
+                "' with flags ", flags, " after ", store_.kernels[id].flags, "; use the same flags");
   }
   for (void* library : libraries_) {
     if (void* symbol = dlsym(library, name.c_str())) {
@@ -70,25 +70,25 @@ pto_kernel Kernels::find(const std::string& name, uint32_t flags) {
 void Kernels::load(const std::string& path) { libraries_.push_back(open_library(path, "library_load")); }
 
 const char* Kernels::name_of(pto_kernel kernel) const {
-  const bool known = kernel >= 0 && kernel < static_cast<int32_t>(store_.header->num_kernels.load());
-  return known ? store_.kernels[kernel].name : "";
+  const bool is_valid = kernel >= 0 && kernel < static_cast<int32_t>(store_.header->num_kernels.load());
+  return is_valid ? store_.kernels[kernel].name : "";
 }
 
-// The workers' process finds each kernel by its name, once.
+// The workers' process looks up each kernel by its name, once.
 pto_kernel_fn Kernels::function_of(int32_t id) {
   const std::string name = store_.kernels[id].name;
-  pto_kernel_fn found = nullptr;
+  pto_kernel_fn function = nullptr;
   for (const BuiltinKernel& kernel : builtin_kernels()) {
-    if (name == kernel.name) found = kernel.function;
+    if (name == kernel.name) function = kernel.function;
   }
   for (void* library : libraries_) {
-    if (found == nullptr) found = reinterpret_cast<pto_kernel_fn>(dlsym(library, name.c_str()));
+    if (function == nullptr) function = reinterpret_cast<pto_kernel_fn>(dlsym(library, name.c_str()));
   }
-  if (found == nullptr) {
+  if (function == nullptr) {
     throw std::runtime_error("kernel '" + name + "' is in no library that the workers' process loaded");
   }
-  std::atomic_ref(kernels_[id]->function).store(found, std::memory_order_release);
-  return found;
+  std::atomic_ref(kernels_[id]->function).store(function, std::memory_order_release);
+  return function;
 }
 
 void* open_library(const std::string& path, const char* where) {

@@ -20,20 +20,20 @@ class Kernels {
   pto_kernel find(const std::string& name, uint32_t flags);
   void load(const std::string& path);
   const char* name_of(pto_kernel kernel) const;
-  /// In the workers' process, before any kernel is known: function_of finds each one by name at its first call.
+  /// In the workers' process: every kernel is looked up when it is first called.
   void expect_names();
 
-  /// nullptr: an empty task, or not found yet.
+  /// nullptr: an empty task, or not looked up yet.
   pto_kernel_fn function_at(int32_t kernel) const {
     return kernel < 0 ? nullptr : std::atomic_ref(kernels_[kernel]->function).load(std::memory_order_acquire);
   }
-  /// Looks the kernel up by its name, in the process of the workers.
+  /// Looks the kernel up by its name.
   pto_kernel_fn function_of(int32_t kernel);
 
  private:
   struct Kernel {
     std::string name;
-    pto_kernel_fn function = nullptr;  // nullptr: not found yet in this process
+    pto_kernel_fn function = nullptr;  // nullptr: not looked up yet in this process
   };
 
   const Store& store_;
@@ -41,7 +41,7 @@ class Kernels {
   std::vector<void*> libraries_;
 };
 
-/// dlopen. A path without a slash means a file of the current folder if there is one; otherwise dlopen searches for it.
+/// dlopen, except that a name without a slash may be a file of the current folder.
 void* open_library(const std::string& path, const char* where);
 
 }  // namespace tilewise::tasks

@@ -31,7 +31,7 @@ struct ChunkPool {
     if (++own.num_free_chunks > 4 * kStock) shrink();
   }
 
-  /// The task has completed; if it is asked for its data, successfully.
+  /// Whether the task has completed, and successfully if the reference carries poison.
   bool is_settled(TaskRef ref) const {
     if (!TaskWord::has_ended(engine.store.slots[slot_of(ref)].word, generation_of(ref)) || engine.graph != nullptr) {
       return false;

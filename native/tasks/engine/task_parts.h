@@ -1,4 +1,4 @@
-// The parts of a task, whose places differ between submitted tasks and tasks of a recording's replay.
+// The parts of a task that submitted tasks and replayed tasks store in different places.
 //
 // Who may call: see the fields in store/slots.h.
 #pragma once
@@ -12,7 +12,7 @@ inline uint32_t submitter_of(const Engine& engine, uint32_t slot) {
                                          : task.replayed.replay->submitter.load(std::memory_order_relaxed);
 }
 
-/// Its place in the order of submission.
+/// The task's place in the order of submission.
 inline uint64_t sequence_of(const Engine& engine, uint32_t slot) {
   const Slot& task = engine.store.slots[slot];
   if ((task.flags & kIsReplayed) == 0) return task.sequence.load(std::memory_order_relaxed);
@@ -25,13 +25,13 @@ inline uint64_t& ready_ticks_of(Engine& engine, uint32_t slot) {
   return (task.flags & kIsReplayed) != 0 ? task.replayed.ready_ticks : engine.store.args[slot].ready_ticks;
 }
 
-/// Of a task that is ended from outside, or waits for its children.
+/// The status of a task that is ended from outside or waits for its children.
 inline int32_t& status_of(Engine& engine, uint32_t slot) {
   Slot& task = engine.store.slots[slot];
   return (task.flags & kIsReplayed) != 0 ? task.replayed.status : engine.store.args[slot].status;
 }
 
-/// What its submitter called it; "" mostly.
+/// The name that its submitter gave it; "" for most tasks.
 inline const char* task_name(const Engine& engine, uint32_t slot) {
   const Slot& task = engine.store.slots[slot];
   if ((task.flags & kIsReplayed) != 0) return engine.replays->name_of(slot);

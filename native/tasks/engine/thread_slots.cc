@@ -13,7 +13,7 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// The engines that live in this process, so that a thread that ends can give its submission contexts back.
+/// The engines of this process, so that a thread that ends can return its submission contexts.
 struct Registry {
   std::mutex mutex;
   uint64_t next_id = 1;
@@ -21,18 +21,18 @@ struct Registry {
 };
 Registry& registry();
 
-// Nothing of it may be waited for, locked, joined or, in shared memory, written.
+// In a forked child an engine must not be waited for, locked, joined or, in shared memory, written.
 void forget_in_child(Engine& engine) {
   engine.is_left_behind = true;
   engine.is_closed = true;
   engine.id_open = UINT64_MAX;
   if (running.engine == &engine) running = {};
-  static auto* lost = new std::vector<std::thread>;  // not in this process: they can be neither joined nor let go
+  static auto* lost = new std::vector<std::thread>;  // of the parent process: they can be neither joined nor detached
   for (std::thread& thread : engine.threads) lost->push_back(std::move(thread));
   engine.threads.clear();
 }
 
-// The child of a fork has only the thread that forked, and every lock as it stood at that moment.
+// A forked child has only the thread that forked, and every lock in its state at that moment.
 void before_fork() { registry().mutex.lock(); }
 void after_fork() { registry().mutex.unlock(); }
 void after_fork_in_child() {
@@ -49,7 +49,7 @@ Registry& registry() {
   return *all;
 }
 
-/// The thread has ended: its scopes close, its tasks go on, its submission context is free for another.
+/// Called when a thread has ended: closes its scopes and frees its submission context; its tasks continue.
 void leave_context(Engine& engine, uint32_t thread) {
   ThreadSlot& me = engine.thread_slot(thread);
   while (me.depth > 0) close_scope(engine, thread);
@@ -64,8 +64,8 @@ struct Tickets {
   ~Tickets() {
     std::lock_guard guard(registry().mutex);
     for (const auto& [id, thread] : all) {
-      const auto found = registry().engines.find(id);
-      if (found != registry().engines.end()) leave_context(*found->second, thread);
+      const auto entry = registry().engines.find(id);
+      if (entry != registry().engines.end()) leave_context(*entry->second, thread);
     }
   }
 };

@@ -9,17 +9,17 @@
 
 namespace tilewise::tasks {
 
-/// Adds a runtime to the registry and gives it its id; takes it out again.
+/// Adds a runtime to the registry and assigns its id; removes it.
 void enter_registry(Engine& engine);
 void leave_registry(const Engine& engine);
 
-/// The index of this thread's slot, a free one the first time. Raises PTO_CLOSED, PTO_NO_MEMORY.
+/// The index of this thread's slot; takes a free one at the first call. Throws PTO_CLOSED, PTO_NO_MEMORY.
 uint32_t find_context(Engine& engine);
-/// Whether this thread has a submission context, or gets one now.
+/// Whether this thread has a submission context or can get one.
 bool has_context(Engine& engine);
-/// A call in a forked child.
+/// Throws the error for a call in a forked child.
 [[noreturn]] void throw_left_behind();
-/// Tasks of all threads so far.
+/// Tasks that all threads have completed so far.
 uint64_t num_completed(const Engine& engine);
 uint64_t num_submitted(const Engine& engine);
 

@@ -3,7 +3,7 @@
 
 namespace tilewise::tasks {
 
-// Workers of one class are alike, so one is enough; otherwise the right one must be among the woken.
+// Workers of one class are equal, so waking one suffices; otherwise all are woken, so that the right one is.
 void wake_sleeper(Engine& engine, bool all) {
   Header& header = *engine.store.header;
   if (!header.parked.has_any()) return wake_waiters(engine);

@@ -8,12 +8,12 @@
 
 namespace tilewise::tasks {
 
-/// One worker, or all; threads that wait, when no worker sleeps.
+/// Wakes one worker or all; if no worker sleeps, wakes threads that wait.
 void wake_sleeper(Engine& engine, bool all);
-/// Threads that wait for tasks or for room look again.
+/// Wakes threads that wait for tasks or for room.
 void wake_waiters(Engine& engine);
 
-/// After work was published: a sleeper that could run it must see it.
+/// Called after work was published, so that a sleeper that could run it wakes.
 inline void wake_worker(Engine& engine, bool all = false) {
   const Header& header = *engine.store.header;
   Sleepers::barrier(engine.fences);

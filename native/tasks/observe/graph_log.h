@@ -1,6 +1,6 @@
 // Records the dependency graph of submitted tasks.
 //
-// Purpose: a file from which an offline check computes the order again (tilewise.observe). Who may call: submitters,
+// Purpose: a file from which an offline check recomputes the order (tilewise.observe). Who may call: submitters,
 // with the locks of the submission. Blocks: for its mutex. Memory: of the process, one entry per task.
 #pragma once
 #include <mutex>
@@ -13,9 +13,9 @@ namespace tilewise::tasks {
 
 class GraphLog {
  public:
-  /// A producer of the task that this thread is linking.
+  /// Adds a producer of the task that this thread is linking.
   static void note(TaskRef producer) { pending().push_back(without_flags(producer)); }
-  /// The task that this thread has just linked.
+  /// Adds the task that this thread has just linked.
   void add(const Store& store, uint32_t slot, const pto_task_spec& spec);
   void write(const char* path) const;
 

@@ -1,4 +1,4 @@
-// Records of what every thread did while tracing is on.
+// Records of the tasks and stalls of every thread while tracing.
 //
 // Purpose: one record per task and per stall. Who may call: start, end and stall: the thread that owns the slot;
 // reading: while nothing runs. Blocks: never. Memory: of the process; each thread's records grow up to a limit, then
@@ -29,7 +29,7 @@ class Trace {
 
   void start(uint32_t thread) { thread_slots_[thread]->start_ticks = ticks(); }
 
-  /// What is known of a task before it starts.
+  /// The data of a task before it starts.
   struct Before {
     uint32_t submitter;
     int32_t scope_depth;
@@ -38,7 +38,7 @@ class Trace {
     const char* name;
   };
 
-  /// kernel: of a tile program's task: its label; its first row is its name then.
+  /// kernel: for a tile program's task its label; its first row is then in the name.
   void end(uint32_t thread, uint32_t num_workers, TaskRef name, int32_t kernel, int32_t priority, const Before& before,
            int status) {
     const int32_t worker = thread < num_workers ? static_cast<int32_t>(thread) : -1 - static_cast<int32_t>(thread);
@@ -134,14 +134,14 @@ class Trace {
     }
   }
 
-  /// How long a tick is, found once, so that whatever is read twice reads the same.
+  /// The length of a tick, measured once, so that repeated reads of a record give the same times.
   double tick_ns() const {
-    double found = tick_ns_.load(std::memory_order_relaxed);
-    if (found != 0) return found;
+    double tick = tick_ns_.load(std::memory_order_relaxed);
+    if (tick != 0) return tick;
     while (now_ns() - first_ns_ < kCalibrationNs) sched_yield();
-    found = static_cast<double>(now_ns() - first_ns_) / static_cast<double>(ticks() - first_ticks_);
+    tick = static_cast<double>(now_ns() - first_ns_) / static_cast<double>(ticks() - first_ticks_);
     double none = 0;
-    return tick_ns_.compare_exchange_strong(none, found) ? found : none;
+    return tick_ns_.compare_exchange_strong(none, tick) ? tick : none;
   }
 
   static constexpr int64_t kCalibrationNs = 10'000'000;

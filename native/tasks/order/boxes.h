@@ -33,12 +33,12 @@ inline Box box_of(const Handle& handle, const pto_region* region) {
   return box;
 }
 
-/// No byte: orders nothing.
+/// Whether the box has no byte and so orders nothing.
 inline bool is_empty(const Box& box) {
   return std::any_of(box.size, box.size + box.ndim, [](uint64_t size) { return size == 0; });
 }
 
-/// Every byte of `inner` is surely one of `outer`: the same strides, or a run of bytes.
+/// Whether `inner` is inside `outer`; may return false for boxes of other strides.
 inline bool lies_in(const Box& inner, const Box& outer) {
   if (is_empty(inner)) return true;
   const uint32_t last = outer.ndim - 1;
@@ -58,13 +58,13 @@ inline bool lies_in(const Box& inner, const Box& outer) {
     outer_rest %= stride;
   }
   uint64_t bytes = inner.size[inner.ndim - 1];
-  if (outer.ndim == 1) {  // all of it must lie in the run
+  if (outer.ndim == 1) {  // all of it must be in the run
     for (uint32_t d = 0; d + 1 < inner.ndim; ++d) bytes += (inner.size[d] - 1) * inner.stride[d];
   }
   return inner_rest >= outer_rest && inner_rest + bytes <= outer_rest + outer.size[last];
 }
 
-/// No task has to wait for this node any more, and no failure of its writers must be remembered.
+/// Whether no task has to wait for this node any more, and no failure of its writers must be remembered.
 template <class Pool>
 bool is_stale(const AccessState& state, Pool& pool) {
   bool settled = true;
@@ -82,12 +82,12 @@ void remove_box(RegionIndex& boxes, uint32_t owner, Handle& handle, uint32_t nod
   boxes.remove(owner, handle.tree, node);
 }
 
-/// Makes the node of that box, if need be. False when there is no room.
+/// Makes the node of a box if it does not exist. Returns false if there is no room.
 inline bool ensure_box(RegionIndex& boxes, uint32_t owner, Handle& handle, const Box& box) {
   return is_empty(box) || boxes.find(owner, box) != kNone || boxes.insert(owner, handle.tree, box) != kNone;
 }
 
-/// The first access by a box: what is known of the whole buffer moves to the node of the whole buffer.
+/// Called at the first access by a box: moves the buffer's dependency state to the node of the whole buffer.
 inline bool begin_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle) {
   if ((handle.flags & kHasRegions) != 0) return true;
   if (handle.state.kind != Kind::kNothing) {
@@ -112,23 +112,23 @@ void collect_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto
     collect(boxes[own].state, pool, mode, sink);
     return;
   }
-  std::array<uint32_t, 32> found;
+  std::array<uint32_t, 32> nodes;
   size_t num_found = 0;
   uint64_t healed_at = 0;  // the last write that covers all of the box
   boxes.overlapping(handle.tree, box, [&](uint32_t node, Overlap overlap) {
     if (overlap == Overlap::kEqual || overlap == Overlap::kInside) {
       healed_at = std::max(healed_at, boxes[node].written_at);
     }
-    if (num_found < found.size()) {
-      found[num_found++] = node;
+    if (num_found < nodes.size()) {
+      nodes[num_found++] = node;
     } else {
       collect(boxes[node].state, pool, mode, sink);
     }
   });
   for (size_t f = 0; f < num_found; ++f) {
-    const RegionNode& node = boxes[found[f]];
-    const TaskRef kept = node.written_at < healed_at ? ~kCarriesPoison : ~TaskRef{0};
-    collect(node.state, pool, mode, [&](TaskRef ref) { sink(ref & kept); });
+    const RegionNode& node = boxes[nodes[f]];
+    const TaskRef mask = node.written_at < healed_at ? ~kCarriesPoison : ~TaskRef{0};
+    collect(node.state, pool, mode, [&](TaskRef ref) { sink(ref & mask); });
   }
 }
 
@@ -138,7 +138,7 @@ void record_box(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto_re
   const Box box = box_of(handle, param);
   if (is_empty(box)) return;
   uint32_t own = boxes.find(owner, box);
-  // Another access of the same task has just removed this one's node, as covered or stale: it fits where it was.
+  // Another access of this task may have just removed the node as covered or stale; then there is room for it.
   if (own == kNone) own = boxes.insert(owner, handle.tree, box);
   if (!boxes.isolated(handle.tree, own)) {
     std::array<uint32_t, 64> gone;
@@ -147,7 +147,7 @@ void record_box(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto_re
       if (node == own || num_gone == gone.size()) return;
       const bool is_covered =
           (overlap == Overlap::kEqual || overlap == Overlap::kCovered) && kind_of(mode) == Kind::kWrite;
-      // A write may be what keeps a failure of earlier ones from its readers.
+      // The node of a write may be needed to keep earlier failures from its readers.
       const bool is_needed = boxes[node].written_at != 0 && pool.remembers_failures();
       if (is_covered || (!is_needed && is_stale(boxes[node].state, pool))) gone[num_gone++] = node;
     });
@@ -157,7 +157,7 @@ void record_box(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto_re
   if (kind_of(mode) != Kind::kRead) boxes.note_write(own);
 }
 
-/// Forgets all of a buffer's nodes (all = true) or the stale ones. Returns how many.
+/// Removes all of a buffer's nodes (all = true) or the stale ones. Returns the number removed.
 template <class Pool>
 uint32_t sweep_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle, Pool& pool, bool all) {
   uint32_t total = 0;

@@ -1,4 +1,4 @@
-// The one ordering rule: which tasks a new access waits for, and what it records for the next.
+// The ordering rule: which tasks a new access waits for, and what it records for later accesses.
 //
 // Purpose: read-after-write, write-after-write and write-after-read on one AccessState, for handles, boxes and
 // recordings alike. Who may call: the owner of the state (the submitter, with its lock). Blocks: never. Memory order:
@@ -44,19 +44,19 @@ template <class Pool, class Visit>
     for_each_in(pool, state.more_before, visit);
 }
 
-/// An access of this kind joins the group that accesses the buffer now.
+/// Whether an access of this kind joins the current group of accesses.
 inline constexpr bool joins(const AccessState& state, Kind kind) { return kind == state.kind && kind != Kind::kWrite; }
 
-/// The readers are order only; the data are those of the writer before them, whose failure must not be lost.
-inline constexpr bool asks_before(const AccessState& state, int mode) {
+/// Whether the access must also collect the writer before the current readers: its data is read, so its failure counts.
+inline constexpr bool needs_before(const AccessState& state, int mode) {
   return joins(state, kind_of(mode)) || (state.kind == Kind::kRead && reads_data(mode));
 }
 
 inline constexpr uint32_t kMaxFew = 4;
 static_assert(std::size(AccessState{}.now) + 1 == kMaxFew);  // collect_few and begin_write name each of them
 
-/// Calls sink(producer with flags) for every task that an access of this mode must wait for and that stands in the
-/// state itself: all of them, unless chunks hang on it. They are kMaxFew at most.
+/// Calls sink(producer with flags) for every task in the state itself that an access of this mode must wait for. These
+/// are at most kMaxFew, and all producers unless the state has chunks.
 template <class Sink>
 [[gnu::always_inline]] inline void collect_few(const AccessState& state, int mode, Sink&& sink) {
   if (!joins(state, kind_of(mode))) {
@@ -67,17 +67,17 @@ template <class Sink>
       if (state.now[2] != 0) sink(state.now[2] | flag);
     }
   }
-  if (asks_before(state, mode) && state.before != 0) sink(state.before);
+  if (needs_before(state, mode) && state.before != 0) sink(state.before);
 }
 
-/// The same for those in the chunks.
+/// The same for the producers in chunks.
 template <class Pool, class Sink>
 void collect_rest(const AccessState& state, Pool& pool, int mode, Sink&& sink) {
   if (!joins(state, kind_of(mode))) {
     const TaskRef flag = state.kind != Kind::kRead && reads_data(mode) ? kCarriesPoison : 0;
     for_each_in(pool, state.more_now, [&](TaskRef ref) { sink(ref | flag); });
   }
-  if (asks_before(state, mode)) for_each_in(pool, state.more_before, sink);
+  if (needs_before(state, mode)) for_each_in(pool, state.more_before, sink);
 }
 
 template <class Pool, class Sink>
@@ -109,11 +109,11 @@ void push_ref(Pool& pool, uint32_t& chunks, TaskRef ref) {
   chunk.refs[chunk.count++] = ref;
 }
 
-/// Drops the settled references of a list and moves the others together; `flag` is set in each before it is asked
-/// for. Returns how many are left. Takes no chunk, so it cannot fail.
+/// Drops the settled references of a list and compacts the others; `flag` is set in each before the test. Returns the
+/// number left. Takes no chunk, so it cannot fail.
 template <class Pool>
 uint32_t prune_chunks(Pool& pool, uint32_t& chunks, TaskRef flag) {
-  uint32_t kept = 0;  // the new list; only its first chunk has room
+  uint32_t compacted = 0;  // the new list; only its first chunk has room
   uint32_t num_kept = 0;
   while (chunks != 0) {
     const uint32_t index = chunks;
@@ -124,8 +124,8 @@ uint32_t prune_chunks(Pool& pool, uint32_t& chunks, TaskRef flag) {
       if (!pool.is_settled(chunk.refs[i] | flag)) chunk.refs[count++] = chunk.refs[i];
     }
     num_kept += count;
-    while (count > 0 && kept != 0 && pool.chunk(kept).count < kRefsPerChunk) {
-      Chunk& first = pool.chunk(kept);
+    while (count > 0 && compacted != 0 && pool.chunk(compacted).count < kRefsPerChunk) {
+      Chunk& first = pool.chunk(compacted);
       first.refs[first.count++] = chunk.refs[--count];
     }
     if (count == 0) {
@@ -133,25 +133,25 @@ uint32_t prune_chunks(Pool& pool, uint32_t& chunks, TaskRef flag) {
       continue;
     }
     chunk.count = count;
-    chunk.next = kept;
-    kept = index;
+    chunk.next = compacted;
+    compacted = index;
   }
-  chunks = kept;
+  chunks = compacted;
   return num_kept;
 }
 
-/// Drops the settled members of more_now. Called each time their number has doubled, so that it costs O(1) a member.
+/// Drops the settled members of more_now. Called whenever their number has doubled, so that it costs O(1) per member.
 template <class Pool>
 void prune_now(AccessState& state, Pool& pool) {
   state.num_more = prune_chunks(pool, state.more_now, state.kind == Kind::kRead ? 0 : kCarriesPoison);
   state.limit = static_cast<uint16_t>(std::min<uint32_t>(std::max<uint32_t>(14, 2 * state.num_more), 0xFFFF));
 }
 
-/// Drops all settled members that take chunks.
+/// Drops all settled members in chunks.
 template <class Pool>
 void prune(AccessState& state, Pool& pool) {
   if (state.more_now != 0) prune_now(state, pool);
-  if (state.more_before != 0) prune_chunks(pool, state.more_before, 0);  // these say themselves whether they wrote
+  if (state.more_before != 0) prune_chunks(pool, state.more_before, 0);  // these have their own flags
 }
 
 template <class Pool>
@@ -161,7 +161,7 @@ template <class Pool>
   ++state.num_more;
 }
 
-/// The group `now` becomes `before` of a group that can grow.
+/// Moves the group `now` to `before` of a new group that can grow.
 template <class Pool>
 [[gnu::noinline]] void begin_group(AccessState& state, Pool& pool, Kind kind, TaskRef ref) {
   TaskRef first = 0;
@@ -190,7 +190,7 @@ template <class Pool>
   state = {{ref, 0}, first, 0, more, 0, 0, kind, 0};
 }
 
-/// The only one that accesses the buffer. Member by member: a compiler that clears the whole takes longer.
+/// Makes a task the only accessor. Assigns each member, which compiles to faster code than clearing the whole state.
 [[gnu::always_inline]] inline void begin_write(AccessState& state, TaskRef ref) {
   state.now[0] = ref;
   state.now[1] = state.now[2] = state.before = 0;
@@ -199,8 +199,8 @@ template <class Pool>
   state.kind = Kind::kWrite;
 }
 
-/// Leaves the access behind, where later ones find it, if that takes no chunks and frees none. False: nothing has
-/// changed, see record(). is_settled as of a Pool.
+/// Records the access for later ones if that neither takes nor frees chunks. Returns false if nothing has changed; then
+/// call record(). is_settled: as for a Pool.
 template <class Settled>
 [[gnu::always_inline]] inline bool record_few(AccessState& state, int mode, TaskRef ref, Settled&& is_settled) {
   const Kind kind = kind_of(mode);
@@ -220,7 +220,7 @@ template <class Settled>
     return false;
   }
   if (state.has_chunks() || state.now[1] != 0 || (state.kind == Kind::kRead && state.before != 0)) return false;
-  // The first of its kind, after one task or none.
+  // The first access of its kind, after at most one task.
   const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
   state.before = state.now[0] != 0 ? state.now[0] | flag : 0;
   state.now[0] = ref;

@@ -10,7 +10,7 @@ using namespace tilewise::tasks;
 
 namespace {
 
-/// Chunks from a list that counts them; the test says who has completed and who has failed.
+/// A pool that counts its chunks; the test sets which tasks have completed and failed.
 struct ScriptedPool {
   std::deque<Chunk> chunks;
   std::vector<uint32_t> free;
@@ -40,7 +40,7 @@ struct Buffer {
   uint32_t next = 1;
 
   static TaskRef name(uint32_t task) { return make_ref(1, task); }
-  /// Submits the next task with this access; returns the tasks it waits for ("3" or "3!" when it inherits failure).
+  /// Submits the next task with this access; returns the tasks it waits for ("3", or "3!" if it inherits failure).
   std::set<std::string> access(int mode) {
     std::set<std::string> producers;
     collect(state, pool, mode, [&](TaskRef ref) {
@@ -59,7 +59,7 @@ using Set = std::set<std::string>;
 
 }  // namespace
 
-CASE("read after write, several readers side by side, write after read") {
+CASE("read after write, several readers at once, write after read") {
   Buffer b;
   EXPECT(b.access(PTO_OUTPUT) == Set{});
   EXPECT(b.access(PTO_INPUT) == Set{"1!"});
@@ -70,7 +70,7 @@ CASE("read after write, several readers side by side, write after read") {
   EXPECT_EQ(b.pool.num_used(), size_t{0});
 }
 
-CASE("write after write carries the failure only to those who read") {
+CASE("write after write passes failures on only to readers") {
   Buffer b;
   b.access(PTO_OUTPUT);
   EXPECT(b.access(PTO_OUTPUT) == Set{"1"});
@@ -78,7 +78,7 @@ CASE("write after write carries the failure only to those who read") {
   EXPECT(b.access(PTO_INOUT) == Set{"3!"});
 }
 
-CASE("a reader-writer behind readers waits for them and still hears of the writer's failure") {
+CASE("a reader-writer after readers waits for them and still gets the writer's failure") {
   Buffer b;
   b.access(PTO_OUTPUT);
   b.access(PTO_INPUT);
@@ -86,7 +86,7 @@ CASE("a reader-writer behind readers waits for them and still hears of the write
   EXPECT(b.access(PTO_INOUT) == (Set{"1!", "2", "3"}));
 }
 
-CASE("commuting tasks wait for what was before, not for each other; who follows waits for all") {
+CASE("commuting tasks wait for earlier ones, not for each other; later tasks wait for all") {
   Buffer b;
   b.access(PTO_OUTPUT);
   b.access(PTO_INPUT);
@@ -98,7 +98,7 @@ CASE("commuting tasks wait for what was before, not for each other; who follows 
   EXPECT(b.access(PTO_OUTPUT) == (Set{"6", "7"}));
 }
 
-CASE("a buffer read for ever stays bounded, and so does one that only commutes") {
+CASE("the state of a buffer that is only read stays bounded, and so does one that only commutes") {
   for (const int mode : {PTO_INPUT, PTO_COMMUTE}) {
     Buffer b;
     b.access(PTO_OUTPUT);
@@ -130,7 +130,7 @@ CASE("pruning keeps every reader that still runs") {
   EXPECT(producers.size() < 60);
 }
 
-CASE("a failed writer behind completed readers is remembered until it is overwritten") {
+CASE("a failed writer before completed readers is remembered until it is overwritten") {
   Buffer b;
   b.access(PTO_OUTPUT);
   b.complete(1, true);
@@ -156,7 +156,7 @@ CASE("all modes in all orders: the last writer and every reader since are always
   const int modes[] = {PTO_INPUT, PTO_OUTPUT, PTO_INOUT, PTO_COMMUTE};
   for (int code = 0; code < 1024; ++code) {
     Buffer b;
-    std::vector<std::set<uint32_t>> before(1);  // all that a task waits for, directly or not
+    std::vector<std::set<uint32_t>> before(1);  // all that a task waits for, directly or indirectly
     std::vector<int> kinds{-1};
     for (int t = 0, rest = code; t < 5; ++t, rest /= 4) {
       const int mode = modes[rest % 4];

@@ -15,8 +15,8 @@ using TaskRef = uint64_t;
 inline constexpr int kFlagBits = 4;
 inline constexpr int kSlotBits = 20;
 inline constexpr uint64_t kFlagMask = (1u << kFlagBits) - 1;
-inline constexpr TaskRef kCarriesPoison = 1;  // as a producer: its failure is the consumer's
-inline constexpr TaskRef kIsEvent = 2;  // as a producer: [event 32 | unused | flags], the value stands before it
+inline constexpr TaskRef kCarriesPoison = 1;  // as a producer: its failure is passed on to the consumer
+inline constexpr TaskRef kIsEvent = 2;  // as a producer: [event 32 | unused | flags], preceded by the value
 
 inline constexpr TaskRef make_ref(uint64_t generation, uint32_t slot) {
   return generation << (kFlagBits + kSlotBits) | static_cast<uint64_t>(slot) << kFlagBits;
@@ -25,13 +25,13 @@ inline constexpr uint32_t slot_of(TaskRef ref) { return (ref >> kFlagBits) & ((1
 inline constexpr uint64_t generation_of(TaskRef ref) { return ref >> (kFlagBits + kSlotBits); }
 inline constexpr TaskRef without_flags(TaskRef ref) { return ref & ~kFlagMask; }
 
-/// What the newest accesses of a buffer are. Joining kinds share: readers run next to readers.
+/// The kind of the newest accesses of a buffer. Readers, and commuting tasks, form a group.
 enum class Kind : uint8_t { kNothing = 0, kRead, kWrite, kCommute };
 
-/// Who accesses a buffer now, and whom the members of `now` that come later must wait for.
-/// now: the newest group (readers, one writer, or commuting tasks). before: the group that `now` waits for; only kept
-/// while `now` can grow. Completed writers stay until they are replaced, so that their failure is still found.
-/// Members of `before` carry kCarriesPoison where they wrote. All zero: no access yet. Chunk links count from 1.
+/// The newest accesses of a buffer, and those that later members of the newest group must wait for.
+/// now: the newest group (readers, one writer, or commuting tasks). before: the group that `now` waits for; stored only
+/// while `now` can grow. Completed writers stay until they are replaced, so that their failures can be looked up.
+/// Members of `before` that wrote have kCarriesPoison. All zero: no access yet. Chunk links count from 1.
 struct AccessState {
   TaskRef now[3] = {0, 0, 0};  // filled from the front
   TaskRef before = 0;

@@ -21,21 +21,21 @@ struct Box {
   uint64_t stride[kMaxDims] = {};
 };
 
-/// kCovered: the query covers the node wholly. kInside: the node covers the query wholly. A partial overlap may be
-/// either where boxes of different strides meet.
+/// kCovered: the query covers the whole node. kInside: the node covers the whole query. For boxes of different strides
+/// kPartial may also mean one of these.
 enum class Overlap : uint8_t { kEqual, kCovered, kInside, kPartial };
 
-/// A box in the one form in which equal boxes are equal: innermost dimension first, none of size 1 (but the first),
-/// neighbours that are contiguous together merged. What stands behind the last dimension means nothing.
+/// A box in normal form, so that equal boxes compare equal: innermost dimension first, no dimension of size 1 except
+/// the first, contiguous neighbours merged. Elements after the last dimension are unused.
 struct NormalBox {
   uint64_t offset;
   uint64_t size[kMaxDims];
   uint64_t outer_stride[kMaxDims - 1];  // of dimension d + 1; dimension 0 is contiguous
   uint32_t ndim;
-  uint32_t owner;  // the buffer's; not part of the box
+  uint32_t owner;  // the buffer; not part of the box
 
   uint64_t stride(uint32_t d) const { return d == 0 ? 1 : outer_stride[d - 1]; }
-  uint64_t end() const {  // behind the last byte
+  uint64_t end() const {  // end of the last byte
     uint64_t byte = offset + size[0];
     for (uint32_t d = 1; d < ndim; ++d) byte += (size[d] - 1) * stride(d);
     return byte;
@@ -48,7 +48,7 @@ struct NormalBox {
 };
 
 /// Coordinates [begin, end) in a stride system, shifted by 2^31 so that signed comparison orders them. Lanes that a box
-/// does not use are [0, 1). What has no coordinates has all of them: its end is the largest.
+/// does not use are [0, 1). A box without coordinates has all of them: its end is the maximum.
 struct Cells {
   using Lanes = int32_t __attribute__((vector_size(16)));
   static constexpr int32_t kLowest = INT32_MIN, kHighest = INT32_MAX;
@@ -72,12 +72,12 @@ struct Cells {
   }
 };
 
-/// One recorded box. `state` is the caller's; the rest belongs to the index.
+/// One recorded box. `state` belongs to the caller, the rest to the index.
 struct RegionNode {
   AccessState state;
   uint32_t next;  // in the hash bucket, or in the free list
   union {
-    uint32_t leaf;  // the page that lists it
+    uint32_t leaf;    // the page that lists it
     uint32_t before;  // without pages: its neighbours in the list of the tree
   };
   uint32_t after;

@@ -9,8 +9,8 @@
 
 namespace tilewise::tasks {
 
-/// 2^64 / divisor, rounded up: multiplying by it divides numbers below 2^32, exactly. Wider divisors give 0, as the
-/// quotient is; 1 does too, and must not be divided by.
+/// 2^64 / divisor, rounded up: multiplying by it divides numbers below 2^32 exactly. Wider divisors give 0, which is
+/// their quotient; a divisor of 1 also gives 0 and must not be used.
 inline uint64_t reciprocal_of(uint64_t divisor) { return divisor >> 32 != 0 ? 0 : UINT64_MAX / divisor + 1; }
 
 inline uint64_t divide(uint64_t a, uint64_t divisor, uint64_t reciprocal) {
@@ -19,10 +19,11 @@ inline uint64_t divide(uint64_t a, uint64_t divisor, uint64_t reciprocal) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * reciprocal >> 64);
 }
 
-/// Both below 2^32; the divisor may be 1. The product is a multiple of 2^64, but for as little as was rounded up.
+/// Whether the divisor divides `a`. Both are below 2^32; the divisor may be 1. If it does, the product is a multiple of
+/// 2^64 plus only the rounding error.
 inline bool divides(uint64_t reciprocal, uint64_t a) { return a * reciprocal <= reciprocal - 1; }
 
-/// False: the box is empty.
+/// Returns false if the box is empty.
 inline bool normalise(const Box& box, NormalBox& normal) {
   if (box.ndim == 0 || box.ndim > kMaxDims) return false;
   uint32_t d = box.ndim - 1;
@@ -54,7 +55,7 @@ inline bool normalise(const Box& box, NormalBox& normal) {
   return true;
 }
 
-/// The strides that coordinates count in, from the smallest, which is 1.
+/// The strides of a coordinate system, from the smallest, which is 1.
 struct StrideSystem {
   uint32_t ndim;  // 0: no coordinates
   uint64_t stride[kMaxDims];
@@ -88,8 +89,8 @@ struct Place {
   }
 };
 
-/// Sizes of the box per dimension of the system: each stride of the box must be one of the system's, and runs of full
-/// rows (merged by the normal form) are taken apart again.
+/// The box's size per dimension of the system. Each stride of the box must be one of the system's; runs of full rows,
+/// which the normal form merges, are split again.
 inline bool spread(const uint64_t* stride, uint32_t ndim, const NormalBox& box, const uint64_t* start, uint64_t* size) {
   uint32_t k = 0;
   for (; k < ndim; ++k) size[k] = 1;
@@ -109,8 +110,8 @@ inline bool spread(const uint64_t* stride, uint32_t ndim, const NormalBox& box, 
   return true;
 }
 
-/// Coordinates of a box in a stride system. False: it has none there, because its strides are others, because it runs
-/// over the end of a row (then coordinates would not be unique), or because they exceed 32 bits.
+/// Computes the coordinates of a box in a stride system. Returns false if it has none: its strides differ, it crosses
+/// the end of a row (coordinates would not be unique), or they exceed 32 bits.
 inline bool locate(const StrideSystem& system, const NormalBox& box, Place& place) {
   const uint32_t ndim = system.ndim;
   bool same = ndim == box.ndim;
@@ -137,7 +138,7 @@ inline bool locate(const StrideSystem& system, const NormalBox& box, Place& plac
   return fits;
 }
 
-/// False: the box has no coordinates there, and its cells are everywhere.
+/// Computes the cells of a box. Returns false if it has no coordinates; then its cells are everywhere.
 inline bool place(const StrideSystem& system, const NormalBox& box, Cells& cells) {
   Place place;
   const bool is_placed = locate(system, box, place);
@@ -145,8 +146,8 @@ inline bool place(const StrideSystem& system, const NormalBox& box, Cells& cells
   return is_placed;
 }
 
-/// How a query overlaps a node when the two have no common coordinates in the node's tree: looks for a system that
-/// holds both. Their byte ranges meet. False: they share no byte.
+/// How a query overlaps a node if they have no common coordinates in the node's tree: searches a system that contains
+/// both. Their byte ranges must overlap. Returns false if they share no byte.
 bool compare_slowly(const NormalBox& query, const NormalBox& node, Overlap& overlap);
 
 }  // namespace tilewise::tasks

@@ -12,7 +12,7 @@
 namespace tilewise::tasks {
 namespace {
 
-/// Where the parts lie behind the header, in bytes: first those of whole cache lines, which nodes are not.
+/// The offsets of the parts after the header, in bytes: first the parts of whole cache lines, then the nodes.
 struct Offsets {
   explicit Offsets(uint32_t max_nodes) {
     const uint64_t max_pages = RegionPages::num_pages(max_nodes);
@@ -52,7 +52,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   if (header_->num_live == max_nodes_) return kNone;
   const uint32_t index = header_->free_node != kNone ? header_->free_node : header_->used_nodes;
   RegionNode& node = nodes()[index];
-  if (!normalise(box, node.box)) return kNone;  // in its place at once: copying it costs more than making it
+  if (!normalise(box, node.box)) return kNone;  // written in place, because copying costs more than computing it
   node.box.owner = owner;
   const uint32_t bucket = table_.bucket_of(owner, node.box.offset);
   table_.prefetch(bucket);
@@ -61,7 +61,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   const bool is_easy = head.root == kNone && head.grid.is_cell(node.box) &&
                        (head.num_small == 0 || table_.is_first_at(node.box, bucket));
   if (!is_easy) return insert_with_care(tree, index, bucket);
-  if (!pages_.promise(tree.count)) return kNone;
+  if (!pages_.reserve(tree.count)) return kNone;
   node.on_grid = true;
   node.is_small = false;
   list_node(nodes(), head, index);
@@ -69,7 +69,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   return index;
 }
 
-/// The rest of insert: any box, in any tree.
+/// The general path of insert: any box, in any tree.
 [[gnu::noinline, gnu::flatten]] uint32_t RegionIndex::insert_with_care(RegionTree& tree, uint32_t index,
                                                                        uint32_t bucket) {
   RegionNode& node = nodes()[index];
@@ -81,7 +81,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   node.is_small = false;
   node.on_grid = adopts || (is_placed && takes_own_cell(head, place, node, bucket));
   const uint32_t leaf = head.root == kNone ? kNone : pages_.leaf_for(head, node.lo());
-  if (leaf == kNone ? !pages_.promise(tree.count) : !pages_.has_room_in(leaf)) return kNone;
+  if (leaf == kNone ? !pages_.reserve(tree.count) : !pages_.has_room_in(leaf)) return kNone;
   if (adopts) adopt_grid(head, tree, node.box, place);
   head.num_small += node.is_small;
   head.num_off_grid += !node.on_grid;
@@ -95,8 +95,8 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   return index;
 }
 
-/// Whether a new box lies in a cell of the grid that no other box on the grid is in; then says whether it is small.
-/// Those that fill a cell are equal, hence one, as long as there are no smaller ones.
+/// Whether a new box is in a cell of the grid that no other box on the grid uses; if so, sets whether it is smaller
+/// than the cell. Boxes that fill a cell are equal, so while there are no smaller ones, there is one per cell.
 bool RegionIndex::takes_own_cell(const TreeHead& head, const Place& place, RegionNode& node, uint32_t bucket) const {
   bool is_smaller;
   if (!head.grid.starts_cell(place, is_smaller)) return false;
@@ -105,8 +105,8 @@ bool RegionIndex::takes_own_cell(const TreeHead& head, const Place& place, Regio
   return true;
 }
 
-/// Takes the grid of a box that the present stride system cannot hold. It has more dimensions, so this happens at most
-/// kMaxDims times while the tree lives.
+/// Adopts the grid of a box that does not fit the current stride system. It has more dimensions, so this happens at
+/// most kMaxDims times in a tree's life.
 void RegionIndex::adopt_grid(TreeHead& head, const RegionTree& tree, const NormalBox& box, const Place& place) {
   head.grid.adopt(box, place);
   head.num_off_grid = tree.count;
@@ -115,14 +115,14 @@ void RegionIndex::adopt_grid(TreeHead& head, const RegionTree& tree, const Norma
   if (head.root != kNone) pages_.refresh_cells(head.grid, head.root);
 }
 
-/// Whatever the tree, a new node leaves the free ones, gets an empty state and can be found.
+/// Common to all trees: takes a free node, empties its state and adds it to the hash table.
 inline void RegionIndex::enter(RegionTree& tree, uint32_t index, uint32_t bucket) {
   RegionNode& node = nodes()[index];
   if (index == header_->used_nodes) {
     ++header_->used_nodes;
   } else {
     header_->free_node = node.next;
-    protocols::prefetch_for_write(&nodes()[node.next]);  // it will be wanted soon
+    protocols::prefetch_for_write(&nodes()[node.next]);  // it will be used soon
   }
   if (++header_->num_live > header_->high_live) header_->high_live = header_->num_live;
   node.state = AccessState{};
@@ -145,15 +145,15 @@ void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint
   --tree.count;
   if (head.root == kNone) {
     unlist_node(nodes(), head, index);
-    pages_.give_back_promise(tree.count);
+    pages_.unreserve(tree.count);
   } else {
     pages_.remove_from_leaf(head, node.leaf, index);
   }
   if (tree.count == 0) end_tree(tree);
 }
 
-/// An empty tree: a head. There are as many heads as pages, and no tree without a page in use or promised, so that
-/// heads never run out first. False: pages did.
+/// Makes an empty tree, which is a head. There are as many heads as pages, and every tree uses or reserves a page, so
+/// heads never run out before pages. Returns false if pages have run out.
 bool RegionIndex::new_tree(RegionTree& tree) {
   if (pages_.is_used_up()) return false;
   tree.root = header_->free_head;
@@ -182,8 +182,8 @@ inline void RegionIndex::end_tree(RegionTree& tree) {
   return true;
 }
 
-/// Gives a tree its pages: takes its nodes in the order of their first bytes, so that the pages are full and no more of
-/// them than were promised.
+/// Moves a tree's listed nodes to pages, in the order of their first bytes, so that the pages are full and no more than
+/// were reserved.
 [[gnu::noinline]] void RegionIndex::file_nodes(TreeHead& head, uint32_t count) {
   uint32_t index = sorted_by_lo(nodes(), head.first);
   head.first = kNone;

@@ -29,21 +29,21 @@ class RegionIndex {
   /// memory: 64-byte aligned, bytes_needed() long; all zero when format is set, which touches one line.
   RegionIndex(std::byte* memory, uint32_t max_nodes, bool format);
 
-  /// The node of exactly these bytes that `owner` (any number that names the buffer) has, or kNone.
+  /// The node of `owner` (any number that identifies the buffer) with exactly these bytes, or kNone.
   uint32_t find(uint32_t owner, const Box& box) const;
 
-  /// A new node with an empty state. kNone: the box is empty, or the memory is used up; then nothing changed.
-  /// The box must not be present.
+  /// Adds a node with an empty state. kNone: the box is empty or memory is exhausted; then nothing has changed. The box
+  /// must not be present.
   uint32_t insert(uint32_t owner, RegionTree& tree, const Box& box);
   void remove(uint32_t owner, RegionTree& tree, uint32_t node);
 
-  /// Surely no other node of the tree overlaps this one: overlapping() would visit it alone.
+  /// Whether no other node of the tree overlaps this one, as far as the grid tells: overlapping() would visit only it.
   bool isolated(const RegionTree& tree, uint32_t node) const {
     return tree.count == 1 || (nodes()[node].on_grid && heads_[tree.root].num_off_grid == 0);
   }
 
   /// visit(node, Overlap) for each node that shares a byte with the box; it must not insert or remove. Returns the
-  /// number of pages looked at. The first question about a tree files its nodes, O(n log n) once in the tree's life.
+  /// number of pages visited. The first query of a tree moves its nodes to pages, O(n log n), once in its life.
   template <class Visit>
   uint32_t overlapping(const RegionTree& tree, const Box& box, Visit&& visit);
 
@@ -51,19 +51,19 @@ class RegionIndex {
   template <class Visit>
   void for_each(const RegionTree& tree, Visit&& visit) const;
 
-  /// The box is written now, after all that were written before.
+  /// Records that the box is written, after all earlier writes.
   void note_write(uint32_t node) { nodes()[node].written_at = ++header_->num_writes; }
 
   RegionNode& operator[](uint32_t node) { return nodes()[node]; }
   const RegionNode& operator[](uint32_t node) const { return nodes()[node]; }
   uint32_t num_live() const { return header_->num_live; }
   uint32_t high_water() const { return header_->high_live; }
-  uint32_t num_live_pages() const { return header_->pages.num_live; }  // in use, or promised to listed nodes
+  uint32_t num_live_pages() const { return header_->pages.num_live; }  // in use, or reserved for listed nodes
 
  private:
   struct alignas(64) Header {
     uint32_t num_live, high_live;
-    uint32_t used_nodes, free_node;  // nodes from used_nodes on were never given out
+    uint32_t used_nodes, free_node;  // nodes from used_nodes on have never been used
     PageCounts pages;
     uint32_t used_heads, free_head;
     uint64_t num_writes;
@@ -72,7 +72,7 @@ class RegionIndex {
   struct Query {
     NormalBox box;
     Cells cells;
-    bool is_placed;  // the cells are the box
+    bool is_placed;  // the cells describe the box exactly
   };
 
   RegionNode* nodes() const { return table_.nodes(); }
@@ -82,7 +82,8 @@ class RegionIndex {
   void enter(RegionTree& tree, uint32_t node, uint32_t bucket);
   bool new_tree(RegionTree& tree);
   void end_tree(RegionTree& tree);
-  /// False: nothing overlaps, because the tree or the box is empty. Files the tree's nodes if they are only listed.
+  /// Returns false if nothing overlaps, because the tree or the box is empty. Moves the tree's nodes to pages if they
+  /// are only listed.
   bool begin_query(const RegionTree& tree, const Box& box, Query& query);
   void file_nodes(TreeHead& head, uint32_t count);
 
@@ -100,12 +101,12 @@ uint32_t RegionIndex::overlapping(const RegionTree& tree, const Box& box, Visit&
   const uint64_t lo = query.box.offset, hi = query.box.end();
   const Cells cells = query.cells;
   return pages_.for_each_meeting(heads_[tree.root].root, cells, lo, hi, [&](const RegionPage& page, uint32_t at) {
-    const Cells& known = page.cells[at];
+    const Cells& entry_cells = page.cells[at];
     Overlap overlap = Overlap::kPartial;
-    if (query.is_placed && !known.is_everywhere()) {
-      if (cells.contains(known)) {
-        overlap = known.contains(cells) ? Overlap::kEqual : Overlap::kCovered;
-      } else if (known.contains(cells)) {
+    if (query.is_placed && !entry_cells.is_everywhere()) {
+      if (cells.contains(entry_cells)) {
+        overlap = entry_cells.contains(cells) ? Overlap::kEqual : Overlap::kCovered;
+      } else if (entry_cells.contains(cells)) {
         overlap = Overlap::kInside;
       }
     } else if (page.lo[at] >= hi || lo >= page.hi[at] ||

@@ -1,5 +1,5 @@
 // The region index compared with sets of bytes: no overlap is missed, boxes of one stride system are exact, and
-// insertions and removals in any order leave nothing behind. The comparison is also shown to find wrong answers.
+// insertions and removals in any order leak nothing. The comparison is also shown to detect wrong answers.
 #include "tasks/regions/region_index.h"
 
 #include <algorithm>
@@ -79,7 +79,7 @@ Box random_in_system(Random& random, const std::vector<uint64_t>& extent) {
   return box;
 }
 
-/// Any strides, also rows that overlap, run over their end or are empty.
+/// Any strides, including rows that overlap, cross their end or are empty.
 Box random_anywhere(Random& random) {
   for (;;) {
     Box box;
@@ -103,22 +103,23 @@ Box random_box(Random& random, int system) {
   return system < 0 ? random_anywhere(random) : random_in_system(random, kSystems[static_cast<size_t>(system)]);
 }
 
-struct Found {
+struct Answer {
   uint32_t node;
   Overlap overlap;
 };
-struct Known {
+struct Recorded {
   uint32_t node;
   Bytes bytes;
 };
 
-/// How many known boxes are answered wrongly: missed, visited twice, said to be covered when they are not, or, where
-/// the answer must be exact, visited or called partial without reason.
-int count_mistakes(const Bytes& query, const std::vector<Known>& known, const std::vector<Found>& found, bool exact) {
+/// The number of wrong answers: missed or visited twice, wrongly reported as covered, or, if answers must be exact,
+/// visited or reported as partial without reason.
+int count_mistakes(const Bytes& query, const std::vector<Recorded>& recorded, const std::vector<Answer>& visited,
+                   bool exact) {
   std::map<uint32_t, Overlap> answers;
   int mistakes = 0;
-  for (const Found& f : found) mistakes += !answers.emplace(f.node, f.overlap).second;
-  for (const Known& k : known) {
+  for (const Answer& f : visited) mistakes += !answers.emplace(f.node, f.overlap).second;
+  for (const Recorded& k : recorded) {
     const auto answer = answers.find(k.node);
     const bool meets = (query & k.bytes).any(), covers = (k.bytes & ~query).none(), equals = k.bytes == query;
     if (answer == answers.end()) {
@@ -146,25 +147,25 @@ int mistakes_in_random_boxes(int system, bool exact, Ask ask) {
   for (int round = 0; round < 20; ++round) {
     Pool pool(512);
     RegionTree tree;
-    std::vector<Known> known;
+    std::vector<Recorded> recorded;
     for (int i = 0; i < 120; ++i) {
       const Box box = random_box(random, system);
       if (pool.index->find(1, box) != kNone) continue;
       const uint32_t node = pool.index->insert(1, tree, box);
-      if (node != kNone) known.push_back({node, bytes_of(box)});
+      if (node != kNone) recorded.push_back({node, bytes_of(box)});
     }
     for (int i = 0; i < 60; ++i) {
       const Box query = random_box(random, system);
-      mistakes += count_mistakes(bytes_of(query), known, ask(*pool.index, tree, query), exact);
+      mistakes += count_mistakes(bytes_of(query), recorded, ask(*pool.index, tree, query), exact);
     }
   }
   return mistakes;
 }
 
-std::vector<Found> ask_index(RegionIndex& index, const RegionTree& tree, const Box& query) {
-  std::vector<Found> found;
-  index.overlapping(tree, query, [&](uint32_t node, Overlap overlap) { found.push_back({node, overlap}); });
-  return found;
+std::vector<Answer> ask_index(RegionIndex& index, const RegionTree& tree, const Box& query) {
+  std::vector<Answer> visited;
+  index.overlapping(tree, query, [&](uint32_t node, Overlap overlap) { visited.push_back({node, overlap}); });
+  return visited;
 }
 
 Box tile(uint64_t row, uint64_t column, uint64_t rows, uint64_t columns, uint64_t row_bytes) {
@@ -179,29 +180,29 @@ CASE("boxes of one stride system are answered exactly, in one to four dimensions
   }
 }
 
-CASE("boxes of mixed strides: none that overlaps is missed, none is called covered wrongly") {
+CASE("boxes of mixed strides: no overlap is missed, none is wrongly reported as covered") {
   EXPECT_EQ(mistakes_in_random_boxes(-1, false, ask_index), 0);
 }
 
-CASE("the comparison notices wrong answers") {
+CASE("the comparison detects wrong answers") {
   auto drop_one = [](RegionIndex& index, const RegionTree& tree, const Box& query) {
-    std::vector<Found> found = ask_index(index, tree, query);
-    if (!found.empty()) found.pop_back();
-    return found;
+    std::vector<Answer> visited = ask_index(index, tree, query);
+    if (!visited.empty()) visited.pop_back();
+    return visited;
   };
   auto call_covered = [](RegionIndex& index, const RegionTree& tree, const Box& query) {
-    std::vector<Found> found = ask_index(index, tree, query);
-    for (Found& f : found) f.overlap = Overlap::kCovered;
-    return found;
+    std::vector<Answer> visited = ask_index(index, tree, query);
+    for (Answer& f : visited) f.overlap = Overlap::kCovered;
+    return visited;
   };
   auto by_range = [](RegionIndex& index, const RegionTree& tree, const Box& query) {
-    std::vector<Found> found;
+    std::vector<Answer> visited;
     uint64_t end = query.offset + 1;
     for (uint32_t d = 0; d < query.ndim; ++d) end += (query.size[d] - 1) * query.stride[d];
     index.for_each(tree, [&](uint32_t node) {
-      if (index[node].lo() < end && query.offset < index[node].hi()) found.push_back({node, Overlap::kPartial});
+      if (index[node].lo() < end && query.offset < index[node].hi()) visited.push_back({node, Overlap::kPartial});
     });
-    return found;
+    return visited;
   };
   EXPECT(mistakes_in_random_boxes(1, true, drop_one) > 0);
   EXPECT(mistakes_in_random_boxes(1, true, call_covered) > 0);
@@ -210,7 +211,7 @@ CASE("the comparison notices wrong answers") {
   EXPECT(mistakes_in_random_boxes(-1, false, call_covered) > 0);
 }
 
-CASE("insertions and removals in random order on a small pool; all comes back") {
+CASE("insertions and removals in random order on a small pool leak nothing") {
   constexpr uint32_t kNodes = 48, kOwners = 3;
   Pool pool(kNodes);
   RegionIndex& index = *pool.index;
@@ -232,11 +233,11 @@ CASE("insertions and removals in random order on a small pool; all comes back") 
       const Box box = below(random, 3) == 0 || system < 0 ? random_box(random, system)
                                                           : tile(below(random, 8) * 4, below(random, 8) * 8, 4, 8, 64);
       const Bytes bytes = bytes_of(box);
-      const uint32_t known = index.find(owner, box);
-      if (known != kNone) {
-        num_wrong += index[known].box.owner != owner;
-        const bool is_live =
-            std::any_of(live.begin(), live.end(), [&](const Live& l) { return l.node == known && l.bytes == bytes; });
+      const uint32_t existing = index.find(owner, box);
+      if (existing != kNone) {
+        num_wrong += index[existing].box.owner != owner;
+        const bool is_live = std::any_of(live.begin(), live.end(),
+                                         [&](const Live& l) { return l.node == existing && l.bytes == bytes; });
         num_wrong += !is_live;
         continue;
       }
@@ -261,17 +262,17 @@ CASE("insertions and removals in random order on a small pool; all comes back") 
     }
     num_wrong += index.num_live() != live.size();
     if (step % 16 != 0) continue;
-    std::vector<Known> known;
+    std::vector<Recorded> recorded;
     for (const Live& l : live) {
-      if (l.owner == owner) known.push_back({l.node, l.bytes});
+      if (l.owner == owner) recorded.push_back({l.node, l.bytes});
     }
-    num_wrong += trees[owner].count != known.size();
+    num_wrong += trees[owner].count != recorded.size();
     const Box query = random_box(random, step / 3000 % 7 - 1);
-    num_wrong += count_mistakes(bytes_of(query), known, ask_index(index, trees[owner], query), false);
-    for (const Known& k : known) {
+    num_wrong += count_mistakes(bytes_of(query), recorded, ask_index(index, trees[owner], query), false);
+    for (const Recorded& k : recorded) {
       if (!index.isolated(trees[owner], k.node)) continue;
       ++num_isolated;
-      for (const Known& other : known) num_wrong += other.node != k.node && (other.bytes & k.bytes).any();
+      for (const Recorded& other : recorded) num_wrong += other.node != k.node && (other.bytes & k.bytes).any();
     }
   }
   EXPECT_EQ(num_wrong, 0);
@@ -284,7 +285,7 @@ CASE("insertions and removals in random order on a small pool; all comes back") 
   for (const RegionTree& tree : trees) EXPECT_EQ(tree.root, kNone);
 }
 
-CASE("a box is found whichever way it is written") {
+CASE("a box is found in every equivalent form") {
   Pool pool(64);
   RegionTree tree;
   const uint32_t rows = pool.index->insert(1, tree, make_box(128, {4, 64}, {64, 1}));
@@ -299,7 +300,7 @@ CASE("a box is found whichever way it is written") {
   EXPECT(pool.index->insert(1, tree, make_box(3, {8, 0}, {64, 1})) == kNone);
 }
 
-CASE("10,000 tiles: each is isolated, and a query looks at few pages") {
+CASE("10,000 tiles: each is isolated, and a query visits few pages") {
   constexpr uint64_t kSide = 100, kRows = 32, kColumns = 128, kRowBytes = kSide * kColumns;
   for (const bool by_columns : {false, true}) {
     Pool pool(10000);
@@ -331,7 +332,7 @@ CASE("10,000 tiles: each is isolated, and a query looks at few pages") {
   }
 }
 
-CASE("tiles at the edges are smaller and still isolated; a box across tiles ends that until it goes") {
+CASE("tiles at the edges are smaller and still isolated; a box across tiles ends that until it is removed") {
   Pool pool(512);
   RegionTree tree;
   constexpr uint64_t kRows = 33, kRowBytes = 100;  // the last row of tiles is one row high
@@ -353,8 +354,8 @@ CASE("tiles at the edges are smaller and still isolated; a box across tiles ends
 }
 
 CASE(
-    "tiles are listed until the first question about overlaps; then each is found, in the pages promised, whatever "
-    "their order") {
+    "tiles are listed until the first query about overlaps; then each is visited, in the reserved pages, for any "
+    "order") {
   Random random(7);
   for (const uint64_t num_tiles : {1, 2, 16, 17, 256, 257, 1100}) {
     for (const int order : {0, 1, 2}) {  // rising, falling, any
@@ -375,8 +376,9 @@ CASE(
         EXPECT_EQ(num_visited, boxes.size());
         const uint32_t num_pages = pool.index->num_live_pages();
         for (const Box& box : boxes) {
-          const std::vector<Found> found = ask_index(*pool.index, tree, box);
-          EXPECT(found.size() == 1 && found[0].node == pool.index->find(1, box) && found[0].overlap == Overlap::kEqual);
+          const std::vector<Answer> visited = ask_index(*pool.index, tree, box);
+          EXPECT(visited.size() == 1 && visited[0].node == pool.index->find(1, box) &&
+                 visited[0].overlap == Overlap::kEqual);
           if (!is_filed) EXPECT_EQ(pool.index->num_live_pages(), num_pages);
         }
       }
@@ -386,7 +388,7 @@ CASE(
   }
 }
 
-CASE("what is listed has its pages for certain, though other trees take all the rest") {
+CASE("listed nodes have reserved pages, even if other trees use all the rest") {
   Pool pool(64);  // 24 pages
   std::vector<RegionTree> trees(22);
   const auto insert = [&](uint32_t owner, uint64_t n) {
@@ -405,7 +407,7 @@ CASE("what is listed has its pages for certain, though other trees take all the 
   EXPECT(insert(21, num_listed) != kNone);
 }
 
-CASE("a box is on the grid just when it starts where a cell does and has the cell for itself, for any cells") {
+CASE("a box is on the grid exactly if it starts where a cell does and is alone in the cell, for any cells") {
   Random random(11);
   int num_wrong = 0, num_on = 0, num_small = 0;
   for (int round = 0; round < 20000; ++round) {
@@ -446,7 +448,7 @@ CASE("a box is on the grid just when it starts where a cell does and has the cel
   EXPECT(num_on > 5000 && num_on < 15000 && num_small > 1000);
 }
 
-CASE("rows of a matrix and its tiles are compared exactly, whichever came first") {
+CASE("rows of a matrix and its tiles are compared exactly, in either order") {
   for (const bool rows_first : {false, true}) {
     Pool pool(64);
     RegionTree tree;
@@ -456,11 +458,11 @@ CASE("rows of a matrix and its tiles are compared exactly, whichever came first"
     square = pool.index->insert(1, tree, tile(6, 16, 4, 16, 64));
     if (!rows_first) add_rows();
     EXPECT_EQ(ask_index(*pool.index, tree, tile(6, 32, 2, 16, 64)).size(), 0u);
-    std::vector<Found> found = ask_index(*pool.index, tree, tile(9, 31, 1, 2, 64));
-    EXPECT_EQ(found.size(), 2u);
-    found = ask_index(*pool.index, tree, make_box(6 * 64, {10 * 64}, {1}));
-    EXPECT_EQ(found.size(), 2u);
-    for (const Found& f : found) EXPECT(f.overlap == Overlap::kCovered);
+    std::vector<Answer> visited = ask_index(*pool.index, tree, tile(9, 31, 1, 2, 64));
+    EXPECT_EQ(visited.size(), 2u);
+    visited = ask_index(*pool.index, tree, make_box(6 * 64, {10 * 64}, {1}));
+    EXPECT_EQ(visited.size(), 2u);
+    for (const Answer& f : visited) EXPECT(f.overlap == Overlap::kCovered);
     EXPECT(rows != square);
   }
 }
@@ -471,15 +473,15 @@ CASE("buffers beyond 4 GiB") {
   constexpr uint64_t kGiB = uint64_t{1} << 30;
   for (uint64_t i = 0; i < 100; ++i) pool.index->insert(1, tree, make_box(i * kGiB, {kGiB}, {1}));
   for (uint64_t i = 0; i < 100; ++i) {
-    const std::vector<Found> found = ask_index(*pool.index, tree, make_box(i * kGiB + 5, {10, 10}, {20, 1}));
-    EXPECT_EQ(found.size(), 1u);
+    const std::vector<Answer> visited = ask_index(*pool.index, tree, make_box(i * kGiB + 5, {10, 10}, {20, 1}));
+    EXPECT_EQ(visited.size(), 1u);
     EXPECT_EQ(ask_index(*pool.index, tree, make_box(i * kGiB, {kGiB}, {1})).size(), 1u);
   }
 }
 
 CASE("equal boxes of many buffers share the hash table") {
   constexpr uint32_t kOwners = 200;
-  Pool pool(4 * kOwners);  // a page per tree is what limits
+  Pool pool(4 * kOwners);  // limited by a page per tree
   std::vector<RegionTree> trees(kOwners);
   std::vector<uint32_t> nodes;
   const Box box = make_box(0, {64}, {1});
@@ -490,7 +492,7 @@ CASE("equal boxes of many buffers share the hash table") {
   }
 }
 
-CASE("running out of pages refuses and changes nothing; pages come back") {
+CASE("insertions without pages are rejected and change nothing; pages are reused") {
   Pool pool(64);
   std::vector<RegionTree> trees(64);
   const Box box = make_box(0, {64}, {1});
@@ -506,7 +508,7 @@ CASE("running out of pages refuses and changes nothing; pages come back") {
   }
 }
 
-CASE("the memory can be mapped elsewhere") {
+CASE("the memory can be mapped at another address") {
   Pool pool(128);
   RegionTree tree;
   for (uint64_t i = 0; i < 100; ++i) pool.index->insert(1, tree, make_box(i * 16, {16}, {1}));
@@ -516,9 +518,9 @@ CASE("the memory can be mapped elsewhere") {
   std::memset(pool.memory.get(), 0xFF, pool.bytes);
   for (uint64_t i = 0; i < 100; ++i) {
     const Box box = make_box(i * 16, {16}, {1});
-    const std::vector<Found> found = ask_index(moved, tree, box);
-    EXPECT_EQ(found.size(), 1u);
-    EXPECT(!found.empty() && found[0].node == moved.find(1, box));
+    const std::vector<Answer> visited = ask_index(moved, tree, box);
+    EXPECT_EQ(visited.size(), 1u);
+    EXPECT(!visited.empty() && visited[0].node == moved.find(1, box));
   }
   for (uint64_t i = 0; i < 100; ++i) moved.remove(1, tree, moved.find(1, make_box(i * 16, {16}, {1})));
   EXPECT_EQ(moved.num_live_pages(), 0u);

@@ -40,7 +40,7 @@ inline uint32_t RegionPages::num_packed(uint32_t num_nodes) {
   return total;
 }
 
-inline bool RegionPages::promise(uint32_t count) {
+inline bool RegionPages::reserve(uint32_t count) {
   if (count % kFanout != 0) return true;
   const uint32_t num_more = num_packed(count + 1) - num_packed(count);
   if (counts_->num_live + num_more > max_pages_) return false;
@@ -48,7 +48,7 @@ inline bool RegionPages::promise(uint32_t count) {
   return true;
 }
 
-inline void RegionPages::give_back_promise(uint32_t count) {
+inline void RegionPages::unreserve(uint32_t count) {
   if (count % kFanout == 0) counts_->num_live -= num_packed(count + 1) - num_packed(count);
 }
 
@@ -59,7 +59,7 @@ inline void RegionPages::plant(TreeHead& head, uint32_t count) {
   head.hint_hi = UINT64_MAX;
 }
 
-/// One page per full page on the way up, and one for a new root.
+/// Whether there are pages for splitting each full page on the way up, and for a new root.
 inline bool RegionPages::has_room_in(uint32_t leaf) const {
   uint32_t num_needed = 0;
   for (uint32_t page = leaf; page != kNone && pages_[page].count == kFanout; page = pages_[page].parent) {
@@ -182,7 +182,7 @@ inline void RegionPages::insert_at(uint32_t index, uint32_t at, const PageEntry&
   set_entry(index, at, entry);
 }
 
-/// Adds an entry to a page whose entries are sorted. A full page is split: in the middle, or, when keys rise, behind
+/// Adds an entry to a page whose entries are sorted. A full page is split: in the middle, or, for ascending keys, at
 /// its end, which keeps pages full. Returns the new page to the right, or kNone.
 inline uint32_t RegionPages::add_entry(TreeHead& head, uint32_t index, uint32_t at, const PageEntry& entry) {
   RegionPage& page = pages_[index];
@@ -219,12 +219,12 @@ inline void RegionPages::remove_from_leaf(TreeHead& head, uint32_t leaf, uint32_
   if (at != page.count) set_entry(leaf, at, get_entry(leaf, page.count));
   if (page.count == 0) {
     remove_page(head, leaf);
-  } else if (std::has_single_bit(page.count)) {  // now and then: bounds that are too wide only cost time
+  } else if (std::has_single_bit(page.count)) {  // only occasionally: bounds that are too wide only cost time
     refresh_summaries(leaf);
   }
 }
 
-/// Takes an empty page out of its tree, with all above it that become empty, and roots of one child.
+/// Removes an empty page from its tree, and all pages above it that become empty or roots with one child.
 inline void RegionPages::remove_page(TreeHead& head, uint32_t index) {
   head.hint_lo = head.hint_hi = 0;
   for (;;) {

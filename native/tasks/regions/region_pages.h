@@ -2,8 +2,8 @@
 //
 // Who may call: the index, one thread at a time (the caller's lock). Blocks: never. Pages are in the caller's memory
 // and linked by indices; the object is only a view of them. An inner entry bounds everything below it; bounds may be
-// too wide after removals, never too narrow. promise and has_room_in reject changes that need more pages than there
-// are. region_page_changes.h defines the changes.
+// too wide after removals, never too narrow. reserve and has_room_in reject changes that need more pages than are free.
+// region_page_changes.h defines the changes.
 #pragma once
 #include <cstdint>
 
@@ -32,7 +32,7 @@ struct PageEntry {
   uint32_t child;
 };
 
-/// In the shared memory: pages from `used` on were never given out.
+/// In the shared memory: pages from `used` on have never been used.
 struct PageCounts {
   uint32_t used, free, num_live;
 };
@@ -48,24 +48,24 @@ class RegionPages {
   uint32_t num_live() const { return counts_->num_live; }
   bool is_used_up() const { return counts_->num_live == max_pages_; }
 
-  /// Pages for one node more in a tree of `count` listed nodes. False: there are not enough.
-  bool promise(uint32_t count);
-  /// A tree has only `count` listed nodes left.
-  void give_back_promise(uint32_t count);
-  /// A first, empty leaf for a tree of `count` listed nodes. What they were promised is free for them to take.
+  /// Reserves pages for one more node in a tree of `count` listed nodes. Returns false if there are too few.
+  bool reserve(uint32_t count);
+  /// Releases reserved pages when a tree has only `count` listed nodes left.
+  void unreserve(uint32_t count);
+  /// Makes a first, empty leaf for a tree of `count` listed nodes, and frees the pages reserved for them for their use.
   void plant(TreeHead& head, uint32_t count);
 
-  /// Whether a leaf can take an entry more.
+  /// Whether a leaf can take another entry.
   bool has_room_in(uint32_t leaf) const;
-  /// The leaf for a key; mostly the same one as the last time.
+  /// The leaf for a key; usually the same one as last time.
   uint32_t leaf_for(TreeHead& head, uint64_t lo);
   void add_to_leaf(TreeHead& head, uint32_t leaf, const PageEntry& entry);
   void remove_from_leaf(TreeHead& head, uint32_t leaf, uint32_t node);
-  /// Writes the cells of all nodes below a page anew, after the grid has changed.
+  /// Recomputes the cells of all nodes below a page after the grid has changed.
   void refresh_cells(const Grid& grid, uint32_t page);
 
-  /// visit(page, at) for each entry of a leaf whose cells meet these and whose leaf has bytes in [lo, hi). Returns the
-  /// number of pages looked at.
+  /// visit(page, at) for each leaf entry whose cells overlap these, in leaves with bytes in [lo, hi). Returns the
+  /// number of pages visited.
   template <class Visit>
   uint32_t for_each_meeting(uint32_t root, const Cells& cells, uint64_t lo, uint64_t hi, Visit&& visit) const;
 
@@ -77,7 +77,7 @@ class RegionPages {
   static constexpr uint32_t kMaxHeight = 16;
   static constexpr uint32_t kMaxPending = kMaxHeight * kFanout;
 
-  /// Pages of a tree into which nodes are filed in their order.
+  /// The number of pages of a tree that nodes fill in order.
   static uint32_t num_packed(uint32_t num_nodes);
   uint32_t take(uint32_t level);
   void give(uint32_t page);
@@ -87,7 +87,7 @@ class RegionPages {
   uint32_t add_entry(TreeHead& head, uint32_t page, uint32_t at, const PageEntry& entry);
   void sort_leaf(uint32_t leaf);
   void remove_page(TreeHead& head, uint32_t page);
-  /// What the parent says of a page.
+  /// The parent's entry for a page.
   PageEntry summary(uint32_t page) const;
   void refresh_summaries(uint32_t page);
   void widen_summaries(uint32_t page, const PageEntry& entry);

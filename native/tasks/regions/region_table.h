@@ -22,7 +22,7 @@ class RegionTable {
 
   RegionNode* nodes() const { return nodes_; }
 
-  /// Boxes with one first byte share a bucket: they overlap, so that a task that asks for one meets all of them anyway.
+  /// Boxes with the same first byte share a bucket: they overlap, so that a query for one needs all of them anyway.
   uint32_t bucket_of(uint32_t owner, uint64_t offset) const {
     const auto product = static_cast<unsigned __int128>(offset + (uint64_t{owner} << 40)) * 0x9E3779B97F4A7C15u;
     return (static_cast<uint32_t>(product >> 64) ^ static_cast<uint32_t>(product)) & mask_;
@@ -39,11 +39,12 @@ class RegionTable {
     return node;
   }
 
-  /// No box on the grid has the same first byte. As they start where their cells do, this one has its cell for itself.
+  /// Whether no box on the grid has the same first byte. Boxes start where their cells do, so this one is then alone in
+  /// its cell.
   bool is_first_at(const NormalBox& box, uint32_t bucket) const {
     for (uint32_t other = first_in(bucket); other != kNone; other = nodes_[other].next) {
-      const RegionNode& known = nodes_[other];
-      if (known.on_grid && known.box.owner == box.owner && known.box.offset == box.offset) return false;
+      const RegionNode& node = nodes_[other];
+      if (node.on_grid && node.box.owner == box.owner && node.box.offset == box.offset) return false;
     }
     return true;
   }
@@ -65,7 +66,7 @@ class RegionTable {
   }
 
  private:
-  /// Buckets hold node + 1, so that untouched memory is a table of empty ones.
+  /// Buckets contain node + 1, so that zeroed memory is an empty table.
   uint32_t first_in(uint32_t bucket) const { return buckets_[bucket] == 0 ? kNone : buckets_[bucket] - 1; }
 
   uint32_t* buckets_;

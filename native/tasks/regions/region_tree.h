@@ -12,7 +12,7 @@
 
 namespace tilewise::tasks {
 
-/// The tree of one buffer; zero-cost to make, lies in the buffer's handle.
+/// The tree of one buffer, stored in the buffer's handle; an empty one costs nothing.
 struct RegionTree {
   uint32_t root = kNone;  // its head
   uint32_t count = 0;
@@ -23,17 +23,17 @@ static_assert(sizeof(RegionTree) == 8);
 struct Axis {
   uint32_t cell, phase;
   uint64_t pitch, reciprocal;  // bytes from cell to cell
-  uint64_t limit;  // where the cells end, in bytes from the origin of the grid
+  uint64_t limit;              // end of the cells, in bytes from the origin of the grid
 };
 
-/// The stride system of a tree, and cells of one size, in phase with the box that chose both. While every box fills or
-/// starts a cell of its own, none overlaps another.
+/// The stride system of a tree, and cells of one size, aligned to the box that chose both. While every box fills or
+/// starts its own cell, no two boxes overlap.
 struct Grid {
   StrideSystem system;
   Axis axes[kMaxDims];
   uint64_t origin;
 
-  /// Takes the stride system and the cells of a box, whose place in that system is given.
+  /// Adopts the stride system and the cells of a box, whose place in that system is `place`.
   void adopt(const NormalBox& box, const Place& place) {
     constexpr uint64_t kMaxBytes = uint64_t{1} << 63;
     system = system_of(box);
@@ -49,10 +49,10 @@ struct Grid {
     }
   }
 
-  /// Whether a box is a whole cell. (Boxes with fewer dimensions than the system are left to starts_cell.)
+  /// Whether a box is a whole cell. (starts_cell handles boxes with fewer dimensions than the system.)
   bool is_cell(const NormalBox& box) const {
     if (box.ndim != system.ndim) return false;
-    uint64_t rest = box.offset - origin;  // beyond every limit when the box lies before the grid
+    uint64_t rest = box.offset - origin;  // wraps beyond every limit if the box is before the grid
     for (uint32_t d = box.ndim - 1; d > 0; --d) {
       const Axis& axis = axes[d];
       if (box.size[d] != axis.cell || box.stride(d) != system.stride[d] || rest >= axis.limit) return false;
@@ -62,7 +62,7 @@ struct Grid {
     return box.size[0] == axis.cell && rest < axis.limit && divides(axis.reciprocal, rest);
   }
 
-  /// Whether a place begins where a cell does and does not leave it; then says whether it is smaller than the cell.
+  /// Whether a place begins where a cell does and stays inside it; if so, sets whether it is smaller than the cell.
   bool starts_cell(const Place& place, bool& is_smaller) const {
     is_smaller = false;
     for (uint32_t d = 0; d < system.ndim; ++d) {
@@ -102,7 +102,7 @@ inline void unlist_node(RegionNode* nodes, TreeHead& head, uint32_t index) {
   if (node.after != kNone) nodes[node.after].before = node.before;
 }
 
-/// Two lists in the order of the first bytes, made one.
+/// Merges two lists in the order of the first bytes.
 inline uint32_t merged_lists(RegionNode* nodes, uint32_t a, uint32_t b) {
   if (a == kNone || b == kNone) return a == kNone ? b : a;
   const uint32_t first = nodes[a].lo() <= nodes[b].lo() ? a : b;
@@ -120,8 +120,8 @@ inline uint32_t merged_lists(RegionNode* nodes, uint32_t a, uint32_t b) {
   return first;
 }
 
-/// Merge sort of a list linked by `after` alone. It begins with the newest node, so that insertions in rising order are
-/// one run, to be reversed. runs[k]: 2^k runs in one.
+/// Merge sort of a list linked by `after` alone. It begins with the newest node, so that insertions in ascending order
+/// are one run, which is reversed. runs[k]: 2^k merged runs.
 inline uint32_t sorted_by_lo(RegionNode* nodes, uint32_t newest) {
   constexpr uint32_t kLevels = 25;
   uint32_t runs[kLevels];

@@ -8,18 +8,18 @@
 namespace tilewise::tasks {
 
 /// The instantiated graph to which a slot belongs.
-inline InstantiatedGraph& kept_in(const Engine& engine, uint32_t slot) {
+inline InstantiatedGraph& graph_of(const Engine& engine, uint32_t slot) {
   return static_cast<InstantiatedGraph&>(*engine.store.slots[slot].replayed.replay);
 }
 
-/// True: a replay has begun. False: the recording must be submitted.
+/// Returns true if a replay has begun. If false, the recording must be submitted.
 bool replay_graph(Engine& engine, Recording& recording, const pto_handle* from, const pto_handle* to,
                   uint32_t num_handles, uint32_t thread);
 
-/// Leaves in every buffer the tasks that accessed it last. Under the submission lock. When it fails half way, the rest
-/// keep their flag for the next try, and the next replay enters anew.
-void settle_replay(Engine& engine, InstantiatedGraph& kept, uint32_t thread);
-/// Failures of the replay's own producers; those of others have come while the task waited for them.
+/// Records in every buffer's state the replay's last accesses. Under the submission lock. If it fails half way, the
+/// remaining buffers keep their flag for the next try.
+void settle_replay(Engine& engine, InstantiatedGraph& graph, uint32_t thread);
+/// Inherits failures of the replay's own producers; those of others were inherited while the task waited for them.
 void inherit_in_replay(Engine& engine, uint32_t slot);
 
 }  // namespace tilewise::tasks

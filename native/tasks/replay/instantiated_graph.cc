@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint32_t kFewProducers = 16;
 
-/// (producer, consumer), by consumer; without those that follow from two others. Most edges of a recording do: a task
-/// that rewrites what others have read stands behind the readers, and they behind the writer.
+/// The edges (producer, consumer), by consumer, without those that two others imply. Most edges of a recording are
+/// implied: a task that overwrites what others have read waits for the readers, and they wait for the writer.
 std::vector<std::pair<uint32_t, uint32_t>> needed_edges(const Recording& recording) {
   std::vector<std::pair<uint32_t, uint32_t>> edges;
   std::vector<uint32_t> covered_by(recording.tasks.size(), kNone);
@@ -43,7 +43,7 @@ InstantiatedGraph::InstantiatedGraph(Engine& engine, Recording& its_recording, u
   const Store& store = engine.store;
   const uint32_t count = num_tasks();
   std::vector<uint32_t> num_arrivals(count);
-  std::vector<uint32_t> begin(count + 1);  // of each task's successors
+  std::vector<uint32_t> begin(count + 1);  // first successor of each task
   const std::vector<std::pair<uint32_t, uint32_t>> edges = needed_edges(recording);
   for (const auto& [producer, consumer] : edges) {
     ++begin[producer + 1];

@@ -1,10 +1,10 @@
-// Replays of recordings with several submitters and full windows: none is lost, two never overlap, and no false
+// Replays of recordings with several submitters and full windows: no replay is lost, no two overlap, and no false
 // deadlock is reported.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
 
-CASE("several submitters replay one recording and submit on its buffers: no replay is lost or runs next to another") {
+CASE("several submitters replay one recording and submit on its buffers: no replay is lost or overlaps another") {
   Runtime runtime(2, 64);
   static std::atomic<int> num_inside;
   static std::atomic<int> num_crowded;
@@ -42,15 +42,15 @@ CASE("several submitters replay one recording and submit on its buffers: no repl
   EXPECT_EQ(runtime.stats().num_completed, static_cast<uint64_t>(expected));
 }
 
-CASE("a full window behind a replay that others hold up is no deadlock") {
+CASE("a full window behind a replay that other tasks delay is no deadlock") {
   Runtime runtime(1, 4);
-  const pto_kernel held = runtime.kernel("held", Gate::kernel), add = runtime.kernel("add", add_kernel);
+  const pto_kernel gated = runtime.kernel("gated", Gate::kernel), add = runtime.kernel("add", add_kernel);
   int64_t x = 0, one = 1;
   const pto_handle hx = runtime.add(x), h1 = runtime.add(one);
   Gate gate;
   gate.open();
   pto_record_begin(runtime);
-  runtime.submit(held, {inout(hx)}, {.scalars = {scalar(&gate)}});
+  runtime.submit(gated, {inout(hx)}, {.scalars = {scalar(&gate)}});
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   for (int replay = 0; replay < 10; ++replay) {
@@ -69,7 +69,7 @@ CASE("a full window behind a replay that others hold up is no deadlock") {
   }
 }
 
-CASE("no false alarm: submitters with full windows behind replays that others begin") {
+CASE("no false alarm: submitters with full windows behind replays of other submitters") {
   Runtime runtime(1, 2);
   const pto_kernel add = runtime.kernel("add", add_kernel);
   int64_t x = 0, one = 1;
@@ -98,7 +98,7 @@ CASE("no false alarm: submitters with full windows behind replays that others be
   EXPECT_EQ(x, 1 + 10 * replays);
 }
 
-CASE("submitters replay one recording on buffers of their own, submitted because a parameter orders nothing") {
+CASE("submitters replay one recording on their own buffers, task by task because a parameter orders nothing") {
   Runtime runtime(1, 64);
   const pto_kernel add = runtime.kernel("add", add_kernel);
   std::vector<int64_t> x(8 * 4);
@@ -123,7 +123,7 @@ CASE("submitters replay one recording on buffers of their own, submitted because
   for (size_t c = 8; c < 32; ++c) EXPECT_EQ(x[c], 300 / kSlowdown);
 }
 
-CASE("a recording is not freed inside a task") {
+CASE("freeing a recording inside a task is an error") {
   Runtime runtime(1);
   static PTORuntime* inner = nullptr;
   static pto_recording recording = 0;
@@ -162,7 +162,7 @@ CASE("tasks of a replay that are ended from outside: the replay waits for them, 
         continue;
       }
       std::this_thread::sleep_for(
-          std::chrono::milliseconds(2));  // long enough for the submitter to look for a deadlock
+          std::chrono::milliseconds(2));  // long enough for the submitter to check for a deadlock
       EXPECT_EQ(pto_task_complete(runtime, task, PTO_OK), 0);
     }
   });

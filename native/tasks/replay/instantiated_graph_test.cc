@@ -1,4 +1,4 @@
-// Instantiated graphs have the effect of submitting again, whatever other tasks do.
+// A replay of an instantiated graph has the effect of submitting again, for any other tasks.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -16,7 +16,7 @@ uint64_t fold(uint64_t target, uint64_t first, uint64_t second, uint64_t salt) {
   return (target + first) * 0x9E3779B97F4A7C15u + second * 3 + salt;
 }
 
-/// target = fold(target, first, second, scalar): no order but the right one gives the same value.
+/// target = fold(target, first, second, scalar): only the right order gives the same value.
 int fold_kernel(void* const* buffers, const uint64_t* scalars) {
   auto& target = *static_cast<uint64_t*>(buffers[2]);
   target = fold(target, *static_cast<uint64_t*>(buffers[0]), *static_cast<uint64_t*>(buffers[1]), scalars[0]);
@@ -28,7 +28,7 @@ struct Fold {
   uint64_t salt;
 };
 
-/// Cells, what one thread would make of them, and tasks on both.
+/// Cells, their expected values, and operations on both.
 struct Cells {
   Cells(Runtime& its_runtime, size_t count) : runtime(its_runtime), values(count), oracle(count) {
     kernel = runtime.kernel("fold", fold_kernel);
@@ -64,7 +64,7 @@ void spin_for(std::chrono::microseconds time) {
   }
 }
 
-/// Two tasks, one on each thread: the submitter's takes long, the worker's ends a little later.
+/// Two tasks, one on each thread: the submitter's takes long, the worker's ends slightly later.
 struct Pair {
   static int kernel(void* const*, const uint64_t* scalars) {
     auto& pair = *pointer<Pair>(scalars[0]);
@@ -89,7 +89,7 @@ struct Pair {
 
 }  // namespace
 
-CASE("replays back to back, rebound, between tasks, reads and waits: the values of one thread") {
+CASE("replays back to back, rebound, between tasks, reads and waits give sequential values") {
   for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     std::mt19937_64 random(seed);
     const auto workers = static_cast<uint32_t>(seed % 4);
@@ -141,10 +141,10 @@ CASE("replays back to back, rebound, between tasks, reads and waits: the values 
   }
 }
 
-CASE("the border of a replay is task by task: before it, behind it, and to the next one that is submitted meanwhile") {
+CASE("a replay is ordered task by task: after earlier tasks, before later ones, and before the next replay") {
   Runtime runtime(3);
   const pto_kernel set = runtime.kernel("set", set_kernel), copy = runtime.kernel("copy", copy_kernel);
-  const pto_kernel held = runtime.kernel("held", Gate::kernel), add = runtime.kernel("add", add_kernel);
+  const pto_kernel gated = runtime.kernel("gated", Gate::kernel), add = runtime.kernel("add", add_kernel);
   int64_t x = 0, y = 1, seen_x = 0, seen_y = 0, one = 1;
   const pto_handle hx = runtime.add(x), hy = runtime.add(y), hsx = runtime.add(seen_x), hsy = runtime.add(seen_y);
   const pto_handle h1 = runtime.add(one);
@@ -152,12 +152,12 @@ CASE("the border of a replay is task by task: before it, behind it, and to the n
   inside.open();
   pto_record_begin(runtime);
   runtime.submit(add, {inout(hx), in(h1)});
-  runtime.submit(held, {inout(hy)}, {.scalars = {scalar(&inside)}});
+  runtime.submit(gated, {inout(hy)}, {.scalars = {scalar(&inside)}});
   runtime.submit(add, {inout(hy), in(h1)});
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
-  // The first task stands behind one outside; the others go on.
-  runtime.submit(held, {inout(hx)}, {.scalars = {scalar(&before)}});
+  // The first task waits for one outside; the others run.
+  runtime.submit(gated, {inout(hx)}, {.scalars = {scalar(&before)}});
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
   const pto_task behind = runtime.submit(copy, {out(hsy), in(hy)});
   EXPECT_EQ(pto_wait(runtime, behind, 10), 0);
@@ -165,11 +165,11 @@ CASE("the border of a replay is task by task: before it, behind it, and to the n
   before.open();
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT_EQ(x, 2);
-  // A replay whose second task is held: who reads the first one's result goes on, and so does the next replay's first.
+  // The second task of a replay is delayed: readers of the first one's result run, and so does the next replay's first.
   inside.is_open = 0;
   inside.num_inside = 0;
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
-  inside.await_inside(1);  // by a worker: this thread would not come back from it
+  inside.await_inside(1);  // a worker must run it: this thread would block in it
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
   const pto_task second = runtime.submit(copy, {out(hsx), in(hx)});
   EXPECT_EQ(pto_wait(runtime, second, 10), 0);
@@ -184,7 +184,7 @@ CASE("the border of a replay is task by task: before it, behind it, and to the n
   EXPECT_EQ(x, 9);
 }
 
-CASE("a failure poisons exactly its successors in the replay and behind it, until it is overwritten") {
+CASE("a failure poisons exactly its successors in and after the replay, until it is overwritten") {
   for (const uint32_t workers : {0u, 2u}) {
     Runtime runtime(workers);
     static std::atomic<bool> fails;
@@ -207,7 +207,7 @@ CASE("a failure poisons exactly its successors in the replay and behind it, unti
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
     EXPECT(x == 2 && y == 1 && z == 2);
     fails = false;
-    for (int replay = 0; replay < 3; ++replay) {  // the poison stays, replay after replay
+    for (int replay = 0; replay < 3; ++replay) {  // the poison persists over replays
       pto_replay(runtime, recording, nullptr, nullptr, 0);
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
     }
@@ -226,13 +226,13 @@ CASE("a failure poisons exactly its successors in the replay and behind it, unti
 
 CASE("cancelling everything ends a replay early; the next one runs") {
   Runtime runtime(1);
-  const pto_kernel held = runtime.kernel("held", Gate::kernel), add = runtime.kernel("add", add_kernel);
+  const pto_kernel gated = runtime.kernel("gated", Gate::kernel), add = runtime.kernel("add", add_kernel);
   int64_t x = 0, one = 1;
   const pto_handle hx = runtime.add(x), h1 = runtime.add(one);
   Gate gate;
   gate.open();
   pto_record_begin(runtime);
-  runtime.submit(held, {inout(hx)}, {.scalars = {scalar(&gate)}});
+  runtime.submit(gated, {inout(hx)}, {.scalars = {scalar(&gate)}});
   for (int t = 0; t < 20; ++t) runtime.submit(add, {inout(hx), in(h1)});
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
@@ -249,7 +249,7 @@ CASE("cancelling everything ends a replay early; the next one runs") {
   EXPECT_EQ(x, 40);
 }
 
-CASE("who waits for a long replay sleeps and is woken; closing waits for replays") {
+CASE("a thread that waits for a long replay sleeps and is woken; closing waits for replays") {
   int64_t x = 0;
   {
     Runtime runtime(1);
@@ -263,7 +263,7 @@ CASE("who waits for a long replay sleeps and is woken; closing waits for replays
     const pto_recording recording = pto_record_end(runtime);
     for (int replay = 0; replay < 5; ++replay) {
       EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
-      EXPECT_EQ(pto_wait_all(runtime, 10), 0);  // with a deadline this thread does not help
+      EXPECT_EQ(pto_wait_all(runtime, 10), 0);  // with a timeout this thread does not help
       EXPECT_EQ(x, 4 * (replay + 2));
     }
     EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
@@ -271,15 +271,15 @@ CASE("who waits for a long replay sleeps and is woken; closing waits for replays
   EXPECT_EQ(x, 28);
 }
 
-CASE("a buffer of a replay cannot be unregistered before the replay is done with it, nor replayed afterwards") {
+CASE("a buffer of a replay can be unregistered only after the replay, and not replayed afterwards") {
   Runtime runtime(1);
-  const pto_kernel held = runtime.kernel("held", Gate::kernel), add = runtime.kernel("add", add_kernel);
+  const pto_kernel gated = runtime.kernel("gated", Gate::kernel), add = runtime.kernel("add", add_kernel);
   int64_t x = 0, y = 0;
   const pto_handle hx = runtime.add(x), hy = runtime.add(y);
   Gate gate;
   gate.open();
   pto_record_begin(runtime);
-  runtime.submit(held, {inout(hx)}, {.scalars = {scalar(&gate)}});
+  runtime.submit(gated, {inout(hx)}, {.scalars = {scalar(&gate)}});
   runtime.submit(add, {inout(hy), in(hx)});
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
@@ -293,7 +293,7 @@ CASE("a buffer of a replay cannot be unregistered before the replay is done with
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
-CASE("recordings come and go while their replays run, and use each other's slots") {
+CASE("recordings are made and freed while their replays run, and reuse each other's slots") {
   Runtime runtime(2);
   Cells cells(runtime, 8);
   std::mt19937_64 random(5);
@@ -316,7 +316,7 @@ CASE("recordings come and go while their replays run, and use each other's slots
   EXPECT(cells.values == cells.oracle);
 }
 
-CASE("a recording for which there is no room is submitted instead") {
+CASE("a recording without room is submitted task by task") {
   Runtime runtime(1);
   const pto_kernel count = runtime.kernel("count", count_kernel);
   std::atomic<int> ran{0};
@@ -356,7 +356,7 @@ CASE("frozen buffers, tasks without kernels and priorities keep their meaning in
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT(order == (std::vector<uint64_t>{3, 2, 1, 0}));
   EXPECT_EQ(x, 12);
-  EXPECT_EQ(pto_freeze(runtime, hw, 0), 0);  // its readers from now on would have to be known
+  EXPECT_EQ(pto_freeze(runtime, hw, 0), 0);  // its readers would have to be tracked from now on
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), PTO_BAD_ARGUMENT);
   EXPECT(has(pto_last_error(), "no longer frozen"));
   EXPECT_EQ(pto_freeze(runtime, hw, 1), 0);
@@ -388,8 +388,8 @@ CASE("a trace shows every task of a replay with its times") {
   }
 }
 
-CASE("a replay that has helped through a replay waits for its end, and is not submitted at the first idle moment") {
-  constexpr uint32_t kWindow = 256, kLanes = 2, kTasks = 4000;  // patience enough for what Pair does
+CASE("a replay that helps an earlier one waits for its end, instead of submitting at the first idle moment") {
+  constexpr uint32_t kWindow = 256, kLanes = 2, kTasks = 4000;  // gives more patience than Pair needs
   pto_config config = Runtime::config(1, kWindow);
   config.max_submitters = kLanes;
   Runtime runtime(config);
@@ -404,7 +404,7 @@ CASE("a replay that has helped through a replay waits for its end, and is not su
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   int num_rounds = 0;
-  for (int attempt = 0; attempt < 100 && num_rounds < 5; ++attempt) {  // threads may be held up, or not meet
+  for (int attempt = 0; attempt < 100 && num_rounds < 5; ++attempt) {  // threads may be delayed, or not overlap
     pair.on_submitter = pair.on_worker = 0;
     pair.go = false;
     EXPECT_EQ(pto_trace_enable(runtime, 2 * kTasks), 0);
@@ -415,7 +415,7 @@ CASE("a replay that has helped through a replay waits for its end, and is not su
     std::vector<pto_trace_task> records(2 * kTasks);
     EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
     EXPECT_EQ(pto_trace_tasks(runtime, records.data(), records.size()), uint64_t{2 * kTasks});
-    // Tasks of a replay have slots of their own, behind those of the submitters.
+    // Replayed tasks have separate slots, after those of the submitters.
     const bool was_replay = std::all_of(records.begin(), records.end(), [](const pto_trace_task& record) {
       return (record.task >> 4 & 0xFFFFF) >= (1 + kLanes) * kWindow;
     });

@@ -31,7 +31,7 @@ void leave_writers(Engine& engine, Handle& handle, const std::vector<TaskRef>& w
   handle.state = state;
 }
 
-// What later submissions find in a buffer: the recording's last accesses, by the names of this replay.
+// Records in a buffer's state the recording's last accesses, with the task names of this replay.
 void leave_behind(Engine& engine, Recording& recording, const RecordedBuffer& buffer, Handle& handle,
                   const std::vector<TaskRef>& names, uint32_t thread) {
   ChunkPool pool{engine, engine.thread_slot(thread)};

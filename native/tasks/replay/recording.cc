@@ -27,7 +27,7 @@ Recording::~Recording() = default;
 uint32_t Recording::buffer_of(const Store& store, uint32_t index, bool is_new) {
   const Handle& handle = store.handles[index];
   const uint64_t name = handle_name(handle, index);
-  const auto [found, is_first] = buffer_by_name_.try_emplace(name, static_cast<uint32_t>(buffers.size()));
+  const auto [entry, is_first] = buffer_by_name_.try_emplace(name, static_cast<uint32_t>(buffers.size()));
   if (is_first) {
     Buffer buffer{};
     buffer.handle = is_new ? 0 : name;
@@ -37,13 +37,13 @@ uint32_t Recording::buffer_of(const Store& store, uint32_t index, bool is_new) {
     buffer.is_frozen = (handle.flags & kFrozen) != 0;
     buffers.push_back(std::move(buffer));
   }
-  return found->second;
+  return entry->second;
 }
 
-/// The number of a buffer that stood before the recording, or kNone.
+/// The number of a buffer that existed before the recording, or kNone.
 uint32_t Recording::find_buffer(pto_handle handle) const {
-  const auto found = buffer_by_name_.find(handle);
-  return found == buffer_by_name_.end() || buffers[found->second].handle == 0 ? kNone : found->second;
+  const auto entry = buffer_by_name_.find(handle);
+  return entry == buffer_by_name_.end() || buffers[entry->second].handle == 0 ? kNone : entry->second;
 }
 
 void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec, uint32_t fresh) {
@@ -51,7 +51,7 @@ void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec
   const SlotArgs& args = store.args[slot];
   const auto number = static_cast<uint32_t>(tasks.size());
   if (number == 1u << kSlotBits) {
-    throw_error(PTO_NO_MEMORY, "[runtime.record] a recording may have at most ", 1u << kSlotBits, " tasks; got more; ",
+    throw_error(PTO_NO_MEMORY, "[runtime.record] a recording must have at most ", 1u << kSlotBits, " tasks; got more; ",
                 "record a smaller part");
   }
   const TaskRef self = make_ref(1, number);
@@ -68,8 +68,8 @@ void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec
   task.first_scalar = static_cast<uint32_t>(scalars.size());
   task.first_producer = static_cast<uint32_t>(producers.size());
   task.first_wait = static_cast<uint32_t>(waits.size());
-  const uint64_t* const given = args.scalars(live.num_params);
-  scalars.insert(scalars.end(), given, given + live.num_scalars);
+  const uint64_t* const first = args.scalars(live.num_params);
+  scalars.insert(scalars.end(), first, first + live.num_scalars);
   for (uint32_t w = 0; w < spec.num_waits; ++w) {
     const uint64_t event = spec.waits[w].event & 0xFFFFFFFF;
     waits.push_back({event, spec.waits[w].value - event_values[event]});
@@ -85,15 +85,16 @@ void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec
     views.insert(views.end(), seen, seen + live.num_params);
   }
   task.deadline_s = spec.deadline_s;
-  std::vector<uint64_t> found;
+  std::vector<uint64_t> task_producers;
   for (uint32_t a = 0; a < spec.num_after; ++a) {
     const auto earlier = task_by_name_.find(spec.after[a]);
-    if (earlier != task_by_name_.end()) found.push_back(uint64_t{earlier->second} << kFlagBits | kCarriesPoison);
+    if (earlier != task_by_name_.end())
+      task_producers.push_back(uint64_t{earlier->second} << kFlagBits | kCarriesPoison);
   }
   std::vector<std::pair<uint32_t, Access>> touched;
   const auto touch = [&](uint32_t index, int mode, const pto_region* box, bool is_new) {
     const uint32_t buffer = buffer_of(store, index, is_new);
-    // A buffer that each replay makes anew has no handle that could hold the mutex: its tasks keep their order instead.
+    // A buffer that each replay allocates has no handle for the mutex: its tasks keep their order instead.
     if (mode == PTO_COMMUTE && buffers[buffer].handle == 0) mode = PTO_INOUT;
     const auto number = static_cast<uint32_t>(boxes.size());
     if (box != nullptr) boxes.push_back(*box);
@@ -118,19 +119,19 @@ void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec
   for (size_t t = 0; t < touched.size(); ++t) {
     auto& [buffer, access] = touched[t];
     if (buffer != kNone && access.mode != PTO_NO_DEP && !buffers[buffer].is_frozen) {
-      analyse(buffer, access, touched_boxes[t], self, found);
+      analyse(buffer, access, touched_boxes[t], self, task_producers);
     }
     accesses.push_back(access);
   }
-  std::sort(found.begin(), found.end(), std::greater<>());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
-  // The same producer with and without the flag: the one with it stands first.
-  found.erase(
-      std::unique(found.begin(), found.end(), [](uint64_t a, uint64_t b) { return a >> kFlagBits == b >> kFlagBits; }),
-      found.end());
-  std::reverse(found.begin(), found.end());
-  producers.insert(producers.end(), found.begin(), found.end());
-  task.num_producers = static_cast<uint32_t>(found.size());
+  std::sort(task_producers.begin(), task_producers.end(), std::greater<>());
+  task_producers.erase(std::unique(task_producers.begin(), task_producers.end()), task_producers.end());
+  // If a producer occurs with and without the flag, the one with it comes first.
+  task_producers.erase(std::unique(task_producers.begin(), task_producers.end(),
+                                   [](uint64_t a, uint64_t b) { return a >> kFlagBits == b >> kFlagBits; }),
+                       task_producers.end());
+  std::reverse(task_producers.begin(), task_producers.end());
+  producers.insert(producers.end(), task_producers.begin(), task_producers.end());
+  task.num_producers = static_cast<uint32_t>(task_producers.size());
   task.is_plain =
       spec.num_waits == 0 && spec.predicate == 0 && task.flags == 0 && (live.flags & (kHasDeadline | kHasViews)) == 0 &&
       std::all_of(touched.begin(), touched.end(), [&](const auto& touch) {
@@ -140,16 +141,16 @@ void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec
   tasks.push_back(task);
 }
 
-// Finds the recorded producers of one access and whether it also meets what stood there before.
+// Finds the recorded producers of one access, and whether it also depends on tasks before the recording.
 void Recording::analyse(uint32_t number, Access& access, const pto_region* region, TaskRef self,
-                        std::vector<uint64_t>& found) {
+                        std::vector<uint64_t>& task_producers) {
   Buffer& buffer = buffers[number];
   const auto sink = [&](TaskRef ref) {
-    if (without_flags(ref) != self) found.push_back(uint64_t{slot_of(ref)} << kFlagBits | (ref & kFlagMask));
+    if (without_flags(ref) != self) task_producers.push_back(uint64_t{slot_of(ref)} << kFlagBits | (ref & kFlagMask));
   };
   const bool writes = kind_of(access.mode) != Kind::kRead;
   if (region == nullptr && !buffer.has_regions) {
-    // Behind a write everything older is ordered already; next to or before it is not.
+    // Accesses after a write are ordered after everything older; others are not.
     access.meets_entry = buffer.handle != 0 && !buffer.is_written;
     if (buffer.state.kind == Kind::kCommute && access.mode == PTO_COMMUTE) access.meets_entry = buffer.handle != 0;
     collect(buffer.state, pool, access.mode, sink);
@@ -169,7 +170,7 @@ void Recording::analyse(uint32_t number, Access& access, const pto_region* regio
   shadow.flags = buffer.has_regions ? uint32_t{kHasRegions} : 0u;
   shadow.state = buffer.state;
   if (!begin_boxes(*boxes_, number, shadow) || !ensure_box(*boxes_, number, shadow, box_of(shadow, region))) {
-    throw_error(PTO_NO_MEMORY, "[runtime.record] a recording may use at most ", kRecordedBoxes,
+    throw_error(PTO_NO_MEMORY, "[runtime.record] a recording must use at most ", kRecordedBoxes,
                 " boxes at once; got more; ", "record a smaller part");
   }
   buffer.has_regions = true;

@@ -1,7 +1,7 @@
 // A recorded part of a program: its tasks, the order among them, and the accesses that depend on other tasks.
 //
 // Purpose: submits the same tasks again without asking each buffer for earlier accesses. While recording, every task
-// also goes through a separate dependency analysis in which nothing ever completes, because the live one drops finished
+// also goes through a separate dependency analysis in which no task ever completes; the live analysis drops finished
 // readers, so its edges depend on timing. Who may call: the recording thread. Memory: of the process.
 #pragma once
 #include <deque>
@@ -21,7 +21,7 @@ class InstantiatedGraph;
 
 /// A buffer of a recording.
 struct RecordedBuffer {
-  pto_handle handle;  // at recording; 0: the runtime's own, made anew by each replay
+  pto_handle handle;  // at recording; 0: a runtime-owned output, allocated by each replay
   uint32_t index;  // of the handle
   uint64_t address;
   uint64_t bytes;
@@ -30,10 +30,10 @@ struct RecordedBuffer {
   bool is_written = false;
   AccessState state;  // after the whole recording
   RegionTree tree;
-  std::vector<uint32_t> users;  // tasks, when accessed by boxes
+  std::vector<uint32_t> users;  // tasks, if accessed by boxes
 };
 
-/// A task of a recording: where its parts lie in the recording's lists.
+/// A task of a recording: the places of its parts in the recording's lists.
 struct RecordedTask {
   int32_t kernel;
   int32_t priority;
@@ -52,7 +52,7 @@ struct RecordedTask {
   uint32_t name;  // + 1
   uint32_t first_view;  // + 1; one per parameter
   float deadline_s;
-  bool is_plain;  // a leaf on registered buffers, whole, read or written, and nothing else
+  bool is_plain;  // a leaf that only reads or writes whole registered buffers, without other options
 };
 
 class Recording {
@@ -60,22 +60,22 @@ class Recording {
   using Buffer = RecordedBuffer;
   using Task = RecordedTask;
   struct Access {
-    uint32_t buffer;  // kNone: an address of no buffer
+    uint32_t buffer;  // kNone: a raw address
     uint8_t mode;
     bool is_region;
-    bool meets_entry;  // it also waits for what stood before the recording
+    bool meets_entry;  // it also depends on tasks before the recording
     uint32_t box;  // of a region
     uint64_t offset;  // in the buffer, or the address
   };
   struct Wait {
     uint64_t event;
-    uint64_t offset;  // value above the event's at the beginning
+    uint64_t offset;  // value relative to the event's at the beginning
   };
 
   explicit Recording(const Store& store);
   ~Recording();
 
-  /// A task that has just been linked; `fresh`: mask of the parameters whose buffers were made for it.
+  /// Adds a task that has just been linked. `fresh`: mask of the parameters whose buffers were made for it.
   void add(const Store& store, uint32_t slot, const pto_task_spec& spec, uint32_t fresh);
   uint32_t find_buffer(pto_handle handle) const;
 
@@ -90,9 +90,9 @@ class Recording {
   std::deque<Buffer> buffers;
   std::vector<uint64_t> event_values;  // at the beginning
   std::vector<pto_handle> bound;  // the last binding that was checked, per buffer
-  std::unique_ptr<InstantiatedGraph> kept;  // nullptr: replayed by submitting
+  std::unique_ptr<InstantiatedGraph> graph;  // nullptr: replayed task by task
 
-  /// While recording nothing ever completes, so no reference is ever settled.
+  /// While recording no task ever completes, so no reference is settled.
   struct Pool : GrowingPool {
     bool is_settled(TaskRef) const { return false; }
     bool remembers_failures() const { return true; }
@@ -101,7 +101,8 @@ class Recording {
 
  private:
   uint32_t buffer_of(const Store& store, uint32_t index, bool is_new);
-  void analyse(uint32_t buffer, Access& access, const pto_region* region, TaskRef self, std::vector<uint64_t>& found);
+  void analyse(uint32_t buffer, Access& access, const pto_region* region, TaskRef self,
+               std::vector<uint64_t>& task_producers);
 
   std::unordered_map<uint64_t, uint32_t> buffer_by_name_;  // generation and index
   std::unordered_map<TaskRef, uint32_t> task_by_name_;

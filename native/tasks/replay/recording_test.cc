@@ -14,7 +14,7 @@ struct Kernels {
   pto_kernel set, add, step, copy;
 };
 
-/// y = 3 y + 1; x += y; y += x through a runtime-owned buffer. Returns what it does to the pair.
+/// y = 3 y + 1; x += y; y += x through a runtime-owned buffer.
 void submit_body(Runtime& runtime, const Kernels& k, pto_handle x, pto_handle y) {
   pto_scope_begin(runtime);
   runtime.submit(k.step, {inout(y)}, {.scalars = {1}});
@@ -33,7 +33,7 @@ void body(int64_t& x, int64_t& y) {
 
 }  // namespace
 
-CASE("a replay does what submitting again would do: same buffers, other buffers, back to back without waiting") {
+CASE("a replay equals submitting again: same buffers, other buffers, back to back without waiting") {
   for (const uint32_t workers : {0u, 1u, 3u}) {
     Runtime runtime(workers, 64);
     const Kernels k(runtime);
@@ -58,7 +58,7 @@ CASE("a replay does what submitting again would do: same buffers, other buffers,
       EXPECT_EQ(pto_replay(runtime, recording, from, to, 2), 0);
       EXPECT_EQ(pto_scope_end(runtime), 0);
       body(ox[i], oy[i]);
-      if (round % 3 == 0) {  // live tasks before and behind replays
+      if (round % 3 == 0) {  // live tasks before and after replays
         runtime.submit(k.step, {inout(hx[i])}, {.scalars = {9}});
         ox[i] = static_cast<int64_t>(static_cast<uint64_t>(ox[i]) * 3 + 9);
       }
@@ -152,7 +152,7 @@ CASE("commuting tasks stay exclusive in replays, on registered and on runtime-ow
   const pto_kernel body = runtime.kernel("body", [](void* const* buffers, const uint64_t*) -> int {
     const int64_t before = value_of(buffers[0]);
     std::this_thread::yield();
-    value_of(buffers[0]) = before + 1;  // two at a time would lose one
+    value_of(buffers[0]) = before + 1;  // overlapping tasks would lose an addition
     return PTO_OK;
   });
   const Kernels k(runtime);
@@ -177,10 +177,10 @@ CASE("commuting tasks stay exclusive in replays, on registered and on runtime-ow
   }
 }
 
-CASE("commuting tasks on a buffer that every replay makes anew leave other tasks' mutexes alone") {
+CASE("commuting tasks on a buffer that every replay allocates do not affect other tasks' mutexes") {
   Runtime runtime(2, 4);
   Gate gate;
-  const pto_kernel held = runtime.kernel("held", Gate::kernel);
+  const pto_kernel gated = runtime.kernel("gated", Gate::kernel);
   int64_t x = 0;
   const pto_handle h = runtime.add(x);
   EXPECT_EQ(pto_record_begin(runtime), 0);
@@ -190,12 +190,12 @@ CASE("commuting tasks on a buffer that every replay makes anew leave other tasks
   EXPECT_EQ(pto_scope_end(runtime), 0);
   const pto_recording recording = pto_record_end(runtime);
   EXPECT(recording != 0);
-  for (int n = 0; n < 8; ++n) {  // every slot has held a task with the mutex of h
+  for (int n = 0; n < 8; ++n) {  // every slot has had a task with the mutex of h
     EXPECT(runtime.submit(PTO_NO_KERNEL, {commute(h)}) != 0);
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   }
   const std::vector<uint64_t> of_gate{reinterpret_cast<uint64_t>(&gate)};
-  for (int n = 0; n < 2; ++n) EXPECT(runtime.submit(held, {commute(h)}, {.scalars = of_gate}) != 0);
+  for (int n = 0; n < 2; ++n) EXPECT(runtime.submit(gated, {commute(h)}, {.scalars = of_gate}) != 0);
   gate.await_inside(1);
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -322,16 +322,16 @@ CASE("a failure inside one replay poisons the next until it is overwritten") {
   EXPECT_EQ(x, 11);
 }
 
-CASE("a replay that is interrupted half way: what was submitted of it is still waited for") {
+CASE("a replay that is interrupted half way: its submitted tasks are still waited for") {
   static std::atomic<bool> interrupts;
   interrupts = false;
   pto_set_hooks(nullptr, nullptr, [] { return interrupts ? 1 : 0; });
   for (const bool has_boxes : {false, true}) {
     Runtime runtime(1, 8);
     const Kernels k(runtime);
-    const pto_kernel held = runtime.kernel("held", Gate::kernel);
+    const pto_kernel gated = runtime.kernel("gated", Gate::kernel);
     const pto_kernel slow_step = runtime.kernel("slow_step", [](void* const* buffers, const uint64_t*) -> int {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that who does not wait comes too early
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that a missing wait is noticed
       ++value_of(buffers[0]);
       return PTO_OK;
     });
@@ -341,15 +341,15 @@ CASE("a replay that is interrupted half way: what was submitted of it is still w
     Gate gate;
     gate.open();
     pto_record_begin(runtime);
-    runtime.submit(held, {commute(hx)}, {.scalars = {scalar(&gate)}});
+    runtime.submit(gated, {commute(hx)}, {.scalars = {scalar(&gate)}});
     for (int t = 0; t < 30; ++t) runtime.submit(slow_step, {inout(hx, has_boxes ? &whole : nullptr)});
     const pto_recording recording = pto_record_end(runtime);
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
     x = 0;
     gate.is_open = gate.num_inside = 0;
-    const pto_task blocker = runtime.submit(held, {inout(hx)}, {.scalars = {scalar(&gate)}});
+    const pto_task blocker = runtime.submit(gated, {inout(hx)}, {.scalars = {scalar(&gate)}});
     EXPECT(blocker != 0);
-    gate.await_inside(1);  // by the worker: this thread has nothing to help with
+    gate.await_inside(1);  // the worker runs it: this thread has nothing to run
     interrupts = true;
     EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), PTO_INTERRUPTED);
     interrupts = false;

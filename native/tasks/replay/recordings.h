@@ -36,18 +36,18 @@ class Recordings final : public Replays {
   std::vector<std::pair<uint64_t, uint64_t>> live_replays() const override;
 
  private:
-  void keep(Recording& recording);
+  void instantiate(Recording& recording);
   void reap();
 
   Engine& engine_;
-  mutable std::mutex mutex_;  // of the next three
+  mutable std::mutex mutex_;  // guards the next three
   std::map<pto_recording, std::shared_ptr<Recording>> all_;
-  std::vector<std::shared_ptr<Recording>> kept_;  // by first slot; also freed ones whose tasks still run
+  std::vector<std::shared_ptr<Recording>> instantiated_;  // by first slot; includes freed ones whose tasks still run
   pto_recording next_ = 1;
   std::vector<std::unique_ptr<Recording>> open_;  // per thread
 };
 
-/// Those of a runtime that was opened by open_engine().
+/// The recordings of a runtime that was opened by open_engine().
 inline Recordings& recordings_of(const Engine& engine) { return static_cast<Recordings&>(*engine.replays); }
 
 }  // namespace tilewise::tasks

@@ -17,7 +17,7 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// One replay while it submits.
+/// A replay during its submission.
 struct Replay {
   Recording& recording;
   std::vector<pto_handle> names;  // per buffer
@@ -28,7 +28,7 @@ struct Replay {
   uint32_t thread;
 };
 
-/// Whether any two ranges (address, bytes) overlap; ranges of 0 bytes overlap nothing.
+/// Whether any of the ranges (address, bytes) overlap; empty ranges do not.
 bool any_overlap(std::vector<std::pair<uint64_t, uint64_t>> ranges) {
   std::erase_if(ranges, [](const auto& range) { return range.second == 0; });
   std::sort(ranges.begin(), ranges.end());
@@ -40,14 +40,14 @@ bool any_overlap(std::vector<std::pair<uint64_t, uint64_t>> ranges) {
 
 bool overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
 
-// A slot with all that does not depend on the replay's buffers.
+// Takes a slot and sets everything that does not depend on the replay's buffers.
 inline uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, const Recording::Task& recorded) {
   const uint32_t slot = take_slot(engine, run.thread);
   Slot& task = engine.store.slots[slot];
   SlotArgs& args = engine.store.args[slot];
   Header& header = *engine.store.header;
   run.tasks[number] = engine.store.name_at(slot);
-  // Which mutexes it uses is found with its buffers: those that every replay makes anew have none.
+  // Its mutexes are determined with its buffers: buffers that every replay allocates have none.
   const auto flags = static_cast<uint16_t>(recorded.flags & ~kUsesMutexes);
   task.begin(recorded.kernel, recorded.priority, recorded.type_class, flags);
   task.num_scalars = recorded.num_scalars;
@@ -142,8 +142,7 @@ void replay_task(Engine& engine, Replay& run, uint32_t number) {
   start_submitted(engine, slot, run.thread);
 }
 
-/// Calls `leave`, which records in the buffers which tasks used them. If the pool has no room for that, waits until
-/// these tasks have ended, so that later tasks need not wait for them.
+/// If no references are left to record which tasks used the buffers, these tasks must end before another submission.
 template <class Leave>
 void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& leave) {
   try {
@@ -159,8 +158,8 @@ void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& l
   }
 }
 
-/// After the first `count` tasks alone: the next task on one of their buffers waits for all of them, and for all
-/// that stood there before.
+/// Called if only the first `count` tasks were submitted: the next task on one of their buffers waits for all of them,
+/// and for all earlier ones.
 void leave_part(Engine& engine, Replay& run, uint32_t count) {
   ChunkPool pool{engine, engine.thread_slot(run.thread)};
   std::vector<std::vector<TaskRef>> users(run.handles.size());
@@ -187,18 +186,18 @@ void leave_part(Engine& engine, Replay& run, uint32_t count) {
 
 }  // namespace
 
-// Handles of the buffers of this replay. Rejects a binding that makes two buffers one, or adds or removes an overlap.
+// The handles of buffers at this replay. Distinct buffers must stay distinct, and overlapping ones overlapping.
 std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, const pto_handle* from,
                                        const pto_handle* to, uint32_t num_handles) {
   std::vector<pto_handle> names;
   for (const RecordedBuffer& buffer : recording.buffers) names.push_back(buffer.handle);
   for (uint32_t h = 0; h < num_handles; ++h) {
-    const uint32_t found = recording.find_buffer(from[h]);
-    if (found == kNone) {
+    const uint32_t buffer = recording.find_buffer(from[h]);
+    if (buffer == kNone) {
       throw_error(PTO_BAD_ARGUMENT, "[runtime.replay] `from` must name buffers of the recording; got handle ",
                   from[h] & 0xFFFFFFFF, ", which no recorded task uses; drop it");
     }
-    names[found] = to[h];
+    names[buffer] = to[h];
   }
   if (names == recording.bound) return names;
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
@@ -219,7 +218,7 @@ std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, con
   for (const RecordedBuffer& buffer : recording.buffers) {
     recorded.emplace_back(buffer.address, buffer.handle != 0 ? buffer.bytes : 0);
   }
-  // Mostly nothing overlaps, before or now: two buffers are then two, and need not be compared pair by pair.
+  // Usually nothing overlaps, before or now; then pairs need not be compared.
   const bool compares_pairs = any_overlap(recorded) || any_overlap(ranges);
   for (size_t a = 0; compares_pairs && a < names.size(); ++a) {
     for (size_t b = 0; b < a; ++b) {
@@ -231,15 +230,15 @@ std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, con
       if (was == is && (names[a] == names[b]) == (one.handle == two.handle)) continue;
       throw_error(PTO_BAD_ARGUMENT,
                   "[runtime.replay] buffers that were apart must stay apart, and those that overlapped must ",
-                  "overlap; got buffers ", b, " and ", a, " of the recording bound otherwise; bind distinct memory");
+                  "overlap; got other memory for buffers ", b, " and ", a, " of the recording; bind distinct memory");
     }
   }
   recording.bound = names;
   return names;
 }
 
-// The submission lock is held throughout: no other submitter sees half a replay. Waiting for a slot under it is safe,
-// because completing tasks, and children of tasks, never need it.
+// Keeps the submission lock throughout, so that no other submitter sees half a replay. Waiting for a slot under it is
+// safe, because completing tasks and children of tasks never need it.
 void submit_recording(Engine& engine, Recording& recording, std::vector<pto_handle> names, uint32_t thread) {
   Replay run{recording, std::move(names), {}, {}, {}, {}, thread};
   for (size_t b = 0; b < recording.buffers.size(); ++b) {
@@ -268,7 +267,7 @@ void submit_recording(Engine& engine, Recording& recording, std::vector<pto_hand
   uint32_t t = 0;
   try {
     for (; t < num_tasks; ++t) replay_task(engine, run, t);
-  } catch (...) {  // interrupted while it waited for a slot, or out of references
+  } catch (...) {  // interrupted while waiting for a slot, or out of references
     count(t);
     leave_or_await(engine, run, t, [&] { leave_part(engine, run, t); });
     throw;

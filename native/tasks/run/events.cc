@@ -13,18 +13,18 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// A worker that is asleep must know of it: it sleeps no longer than that.
+/// Lowers the limit on workers' sleep to this deadline.
 void expect_deadline(Engine& engine, int64_t deadline_ns) {
   Header& header = *engine.store.header;
-  int64_t known = header.next_deadline_ns.load(std::memory_order_acquire);
+  int64_t earliest = header.next_deadline_ns.load(std::memory_order_acquire);
   do {
-    if (known != 0 && known <= deadline_ns) return;
-  } while (!header.next_deadline_ns.compare_exchange_weak(known, deadline_ns, std::memory_order_acq_rel));
+    if (earliest != 0 && earliest <= deadline_ns) return;
+  } while (!header.next_deadline_ns.compare_exchange_weak(earliest, deadline_ns, std::memory_order_acq_rel));
   header.parked.wake(1, header.is_shared != 0);
 }
 
-// Raises the event, perhaps by nothing, and lets go of the tasks that it has reached, that were cancelled or that are
-// past their deadlines. Returns the next deadline of the others; INT64_MAX: none.
+// Adds to the event (possibly 0) and wakes the tasks whose value it has reached, that were cancelled or that are past
+// their deadlines. Returns the earliest deadline of the others; INT64_MAX: none.
 int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t thread) {
   int64_t soonest = INT64_MAX;
   const Busy busy(engine.thread_slot(thread));
@@ -38,15 +38,15 @@ int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t thread
     }
     return false;
   };
-  const auto rise = [&](uint64_t before) { return before + std::min(add, UINT64_MAX - before); };  // it never falls
+  const auto rise = [&](uint64_t before) { return before + std::min(add, UINT64_MAX - before); };  // saturates
   counter.wake_all(counter.post(rise, is_free, next), next, [&](uint32_t waiter) {
     if (advance(engine, waiter - 1, thread)) make_ready(engine, waiter - 1, thread);
   });
   return soonest;
 }
 
-// A cancelled task waits for no event any more: the thread that should post it may be gone. A task looks at its
-// cancellation in the event's critical section, so it is either found there or never waits.
+// A cancelled task stops waiting for events: the thread that should post may have ended. A task checks its cancellation
+// in the event's critical section, so it is either found in the list or never waits.
 void wake_cancelled(Engine& engine) {
   const uint32_t thread = running.engine == &engine ? running.thread : current_thread(engine);
   for (uint32_t e = 0; e < engine.store.header->max_events; ++e) {
@@ -62,7 +62,7 @@ pto_event open_event(Engine& engine) {
     uint32_t unused = 0;
     if (engine.store.events[e].used.compare_exchange_strong(unused, 1)) return uint64_t{1} << 32 | e;
   }
-  throw_error(PTO_NO_MEMORY, "[runtime.event_open] a runtime has at most ", engine.store.header->max_events,
+  throw_error(PTO_NO_MEMORY, "[runtime.event_open] a runtime must have at most ", engine.store.header->max_events,
               " events; got one more; ", "increase max_events: an event counts up and serves any number of tasks");
 }
 
@@ -115,7 +115,7 @@ bool should_stop(const Engine& engine, uint32_t slot) {
   return engine.peer.is_lost.load(std::memory_order_relaxed);
 }
 
-// A task that starts at the same moment may still run; afterwards its status tells which.
+// A task that starts at the same moment may still run; its status then says which.
 void cancel(Engine& engine, pto_task task) {
   if (is_complete(engine, task)) return;
   engine.store.header->num_cancels.fetch_add(1, std::memory_order_relaxed);

@@ -21,7 +21,7 @@ void use_mutexes(Slot& task, SlotArgs& args, uint32_t count) {
   task.flags |= kUsesMutexes;
 }
 
-// TaskMutexes of commuting accesses are taken in the order of their handles, so that no two tasks wait for each other.
+// Mutexes of commuting accesses are locked in the order of their handles, so that no two tasks wait for each other.
 bool lock_mutexes(Engine& engine, uint32_t slot) {
   Slot& task = engine.store.slots[slot];
   SlotArgs& args = engine.store.args[slot];

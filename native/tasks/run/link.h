@@ -13,15 +13,15 @@
 
 namespace tilewise::tasks {
 
-/// One more producer than a slot has room for.
+/// Adds a producer for which the slot has no room.
 void add_many(Engine& engine, Slot& task, uint64_t word, uint32_t thread);
-/// For commuting accesses, whose handles stand in args.mutexes.
+/// Sets up the mutexes of commuting accesses, whose handles are in args.mutexes.
 void use_mutexes(Slot& task, SlotArgs& args, uint32_t count);
-/// Takes the mutexes of its commuting accesses. False: the task waits for one.
+/// Locks the mutexes of the task's commuting accesses. Returns false if the task waits for one.
 bool lock_mutexes(Engine& engine, uint32_t slot);
-/// Gives them on.
+/// Unlocks them and advances the tasks that wait for them.
 void unlock_mutexes(Engine& engine, uint32_t slot, uint32_t thread);
-/// The slow way of start_submitted().
+/// The slow path of start_submitted().
 void start_waiting(Engine& engine, uint32_t slot, uint32_t thread);
 
 [[gnu::always_inline]] inline void add_producer(Engine& engine, Slot& task, uint64_t word, uint32_t thread) {
@@ -32,7 +32,7 @@ void start_waiting(Engine& engine, uint32_t slot, uint32_t thread);
   add_many(engine, task, word, thread);
 }
 
-/// Waits for a live producer; of a completed one only the failure matters, and that is asked for at once.
+/// Makes the task wait for a live producer. For a completed one only its failure matters, which is looked up at once.
 [[gnu::always_inline]] inline void order_after(Engine& engine, Slot& task, TaskRef producer, uint32_t thread) {
   if (!TaskWord::has_ended(engine.store.slots[slot_of(producer)].word, generation_of(producer))) {
     add_producer(engine, task, producer, thread);
@@ -65,18 +65,18 @@ inline void record_param(Engine& engine, TaskRef task, uint32_t thread, Handle& 
   }
 }
 
-/// Puts a task on the list of those that wait for a producer. False: the producer has completed. After true the task
-/// may belong to any thread.
-[[gnu::always_inline]] inline bool stand_behind(Engine& engine, uint32_t slot, TaskRef producer_name) {
+/// Adds a task to the list of a producer's waiters. Returns false if the producer has completed. If true, the task may
+/// belong to any thread.
+[[gnu::always_inline]] inline bool wait_for_producer(Engine& engine, uint32_t slot, TaskRef producer_name) {
   Slot& task = engine.store.slots[slot];
   Slot& producer = engine.store.slots[slot_of(producer_name)];
-  return TaskWord::stand_behind(producer.word, generation_of(producer_name), slot + 1, [&](uint32_t first) {
+  return TaskWord::add_waiter(producer.word, generation_of(producer_name), slot + 1, [&](uint32_t first) {
     task.state.store(SlotState::kPending, std::memory_order_relaxed);
     task.next_waiter = first;
   });
 }
 
-/// One more of what a replayed task waits for. True: it was the last.
+/// Counts an arrival at a replayed task. Returns whether it was the last.
 inline bool arrive(Engine& engine, uint32_t slot) {
   if (!Countdown::arrive(engine.store.slots[slot].children)) return false;
   if (engine.has_failures()) [[unlikely]]
@@ -97,8 +97,8 @@ inline void drop_producer(Engine& engine, Slot& task, uint32_t thread) {
   pool.give(empty);
 }
 
-// Waits behind the last producer that has not completed. Exactly one thread at a time advances a task: its submitter,
-// then the thread that completes the producer it stands behind.
+// Makes the task wait for its last producer that has not completed. Exactly one thread at a time advances a task: its
+// submitter, then the thread that completes the producer that it waits for.
 inline bool advance(Engine& engine, uint32_t slot, uint32_t thread) {
   Slot& task = engine.store.slots[slot];
   while (task.num_producers > 0 || task.more_producers != 0) {
@@ -112,7 +112,7 @@ inline bool advance(Engine& engine, uint32_t slot, uint32_t thread) {
       if (!wait_for_event(engine, slot, static_cast<uint32_t>(word >> 32), value)) return false;
       continue;
     }
-    if (stand_behind(engine, slot, word)) return false;
+    if (wait_for_producer(engine, slot, word)) return false;
     if (engine.has_failures()) [[unlikely]]
       inherit(engine, task, word);
     drop_producer(engine, task, thread);
@@ -129,10 +129,10 @@ inline bool advance(Engine& engine, uint32_t slot, uint32_t thread) {
   const bool is_ready =
       (task.num_producers | task.more_producers) == 0 && (task.flags & (kUsesMutexes | kIsEmbedded | kIsReplayed)) == 0;
   if (is_ready) return make_ready(engine, slot, thread);
-  const Busy busy(engine.thread_slot(thread));  // between two looks the slot may say that it waits, and not wait
+  const Busy busy(engine.thread_slot(thread));  // meanwhile the slot may say that it waits although it does not
   if (task.num_producers > 0 && task.more_producers == 0) [[likely]] {
     const uint64_t last = task.producers[task.num_producers - 1];
-    if ((last & kIsEvent) == 0 && stand_behind(engine, slot, last)) [[likely]]
+    if ((last & kIsEvent) == 0 && wait_for_producer(engine, slot, last)) [[likely]]
       return;
   }
   start_waiting(engine, slot, thread);

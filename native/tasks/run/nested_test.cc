@@ -6,7 +6,7 @@ using namespace tilewise::tasks::testing;
 
 namespace {
 
-// What kernels need; set before each use, while nothing runs.
+// Shared with kernels; set before each use, while nothing runs.
 struct Shared {
   PTORuntime* runtime = nullptr;
   pto_kernel step = 0, add = 0, set = 0, count = 0, tree = 0, busy = 0;
@@ -86,7 +86,7 @@ CASE("a parent completes after its children, and its successors see what they wr
   }
 }
 
-CASE("a child may touch only what its parent declared, and write only what it declared to write") {
+CASE("a child may access only what its parent declared, and write only what it declared to write") {
   Runtime runtime(1);
   prepare(runtime);
   int64_t x = 0, y = 0;
@@ -160,14 +160,14 @@ CASE("trees of tasks, with and without waiting inside, on fewer and more workers
   }
 }
 
-CASE("a task that waits runs what its children have submitted, when no other worker is there") {
+CASE("a task that waits runs what its children have submitted if there is no other worker") {
   Runtime runtime(1);
   prepare(runtime);
   shared.tree = runtime.kernel("tree", tree_kernel, PTO_SUBMITS);
   const pto_kernel parent = runtime.kernel(
       "parent",
       [](void* const*, const uint64_t*) -> int {
-        if (submit_here(shared.tree, {}, {2, 0}) == 0) return PTO_TASK_FAILED;  // none of this tree waits
+        if (submit_here(shared.tree, {}, {2, 0}) == 0) return PTO_TASK_FAILED;  // no task of this tree waits
         return pto_wait_all(shared.runtime, PTO_FOREVER);
       },
       PTO_SUBMITS);
@@ -176,11 +176,11 @@ CASE("a task that waits runs what its children have submitted, when no other wor
   EXPECT_EQ(shared.counter.load(), 1 + 3 + 9);
 }
 
-// A window of eight slots, all of them taken by tasks that may submit. The first needs a slot for its child, and has
-// none of its own that it could run.
-CASE("a task that finds the window full runs others' tasks, also those that may submit; what cannot end is an error") {
+// All slots of a window of eight have tasks that may submit. The first needs a slot for its child, and has no child
+// that it could run.
+CASE("a task that finds the window full runs other tasks, also those that may submit; a deadlock is an error") {
   for (const uint64_t num_that_submit : {1u, 7u, 8u, 64u}) {
-    const uint32_t window = num_that_submit == 64 ? 64 : 8;  // 64: more than may stand on one thread's stack
+    const uint32_t window = num_that_submit == 64 ? 64 : 8;  // 64: more than may be nested on one thread's stack
     Runtime runtime(1, window);
     prepare(runtime);
     shared.tree = runtime.kernel("tree", tree_kernel, PTO_SUBMITS);
@@ -205,7 +205,7 @@ CASE("a task that finds the window full runs others' tasks, also those that may 
   }
 }
 
-CASE("a child that only its waiting parent's worker may run is run by it") {
+CASE("the worker of a waiting parent runs a child that only it may run") {
   Runtime runtime(2);
   prepare(runtime);
   const pto_kernel parent = runtime.kernel(
@@ -244,7 +244,7 @@ CASE("a kernel that submits may return PTO_LATER: the task ends after its childr
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
-CASE("an end from outside that is refused changes nothing: of a task whose children run, and of one ended before") {
+CASE("a rejected end from outside changes nothing: for a task whose children run, and for one ended before") {
   Runtime runtime(2, 16);
   prepare(runtime);
   static pto_event event;
@@ -307,7 +307,7 @@ CASE("children are ordered by explicit edges and boxes of what the parent declar
   for (int i = 0; i < 4; ++i) EXPECT_EQ(static_cast<uint64_t>(x[static_cast<size_t>(i)]), expected[i]);
 }
 
-CASE("a leaf kernel may neither submit nor wait") {
+CASE("a kernel without PTO_SUBMITS may neither submit nor wait") {
   Runtime runtime;
   shared.runtime = runtime;
   const pto_kernel greedy = runtime.kernel("greedy", [](void* const*, const uint64_t*) -> int {
@@ -318,7 +318,7 @@ CASE("a leaf kernel may neither submit nor wait") {
   EXPECT_EQ(pto_wait(runtime, runtime.submit(greedy, {}), PTO_FOREVER), 0);
 }
 
-CASE("a runtime is not closed from inside a task") {
+CASE("closing a runtime from inside a task is an error") {
   Runtime runtime;
   shared.runtime = runtime;
   const pto_kernel closing = runtime.kernel("close", [](void* const*, const uint64_t*) -> int {
@@ -327,7 +327,7 @@ CASE("a runtime is not closed from inside a task") {
   EXPECT_EQ(pto_wait(runtime, runtime.submit(closing, {}), PTO_FOREVER), 0);
 }
 
-CASE("a child may touch only the boxes that its parent declared") {
+CASE("a child may access only the boxes that its parent declared") {
   Runtime runtime(1);
   static PTORuntime* shared = nullptr;
   static pto_handle whole = 0;

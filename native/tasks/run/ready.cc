@@ -28,7 +28,7 @@ void pass_on(Engine& engine, uint32_t slot) {
   push(engine.store.queues[kOverflow * header.num_classes + task.type_class], engine.store.base,
        {task.priority, sequence_of(engine, slot), slot});
   count_of(header, kOverflow).fetch_add(1, std::memory_order_release);
-  wake_worker(engine);  // a worker that looked between the two queues saw neither
+  wake_worker(engine);  // a worker that checked between the two queues saw neither
 }
 
 void make_ready_from_outside(Engine& engine, uint32_t slot) {
@@ -72,7 +72,7 @@ uint32_t take(Engine& engine, uint32_t thread, bool is_worker) {
   if (slot == kNone) slot = steal(engine, thread, classes);
   if (slot != kNone) {
     if (is_welcome(slot)) return slot;
-    pass_on(engine, slot);  // a helper has drawn a task that may block
+    pass_on(engine, slot);  // a helper has taken a task that may block
   }
   slot = take_shared(kOverflow);
   return slot != kNone ? slot : take_shared(kBackground);

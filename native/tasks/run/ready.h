@@ -10,26 +10,26 @@
 
 namespace tilewise::tasks {
 
-/// Tasks with a priority, or for one worker, or that did not fit the ring.
+/// Queues a task that has a priority, is for one worker, or did not fit in the ring.
 void push_special(Engine& engine, uint32_t slot);
-/// How many tasks such a queue has.
+/// The number of tasks in such a queue.
 inline std::atomic<uint32_t>& count_of(Header& header, SharedQueue which) {
   return which == kUrgent ? header.num_urgent : which == kBackground ? header.num_background : header.num_overflow;
 }
-/// Whether a thread that only helps may run it: it must not block.
+/// Whether a thread that only helps may run the task: it must not block.
 bool can_help(const Engine& engine, uint32_t slot);
-/// A ready task; kNone: there is none. Urgent ones first, then one of its own, then others'.
+/// Takes a ready task; kNone: there is none. Urgent ones first, then the thread's own, then others'.
 uint32_t take(Engine& engine, uint32_t thread, bool is_worker);
-/// A task that this thread has taken and may not run goes to a queue from which any worker takes it.
+/// Moves a task that this thread has taken but may not run to a queue from which any worker takes it.
 void pass_on(Engine& engine, uint32_t slot);
-/// Half of what another thread has ready; returns one of them, keeps the rest.
+/// Takes half of another thread's ready tasks; returns one of them and queues the rest.
 uint32_t steal(Engine& engine, uint32_t thread, uint32_t classes);
-/// Whether take() would find something.
+/// Whether take() would return a task.
 bool has_work(const Engine& engine, uint32_t thread);
-/// Makes a task ready on a thread that has no slot here: it goes to a shared queue.
+/// Makes a task ready on a thread without a slot in this runtime: it goes to a shared queue.
 void make_ready_from_outside(Engine& engine, uint32_t slot);
 
-/// Says that this thread holds tasks that no slot shows as ready or running.
+/// Marks this thread as having tasks that no slot shows as ready or running.
 class Busy {
  public:
   explicit Busy(ThreadSlot& thread) : thread_(thread), before_(thread.is_busy.load(std::memory_order_relaxed)) {

@@ -13,12 +13,12 @@ namespace tilewise::tasks {
 
 namespace {
 
-constexpr uint32_t kWorkerStreak = 64;  // successors run one after the other without looking at the queues
+constexpr uint32_t kWorkerStreak = 64;  // successors run in a row without checking the queues
 constexpr uint32_t kHelperStreak = 16;
 
-/// Writes one word of each cache line as it is. A line that this thread has only read stays with its last writer as
-/// well, who must then call it back before the next write: that costs a replay trip which nothing hides, while a line
-/// that another thread has written comes in the background.
+/// Writes one word of each cache line back unchanged. A line that this thread has only read also stays in its last
+/// writer's cache, which must invalidate it before the next write: a round trip that is not hidden. A line that another
+/// thread has written is transferred in the background.
 void take_over(uint64_t* words, uint32_t count) {
   for (uint32_t w = 0; w < count; w += 8) {
     const std::atomic_ref word(words[w]);
@@ -26,7 +26,7 @@ void take_over(uint64_t* words, uint32_t count) {
   }
 }
 
-/// Calls a kernel as the task that `as` names. What it throws is its failure.
+/// Calls a kernel on behalf of the task `as`. An exception is its failure.
 int invoke(Engine& engine, int32_t kernel, pto_kernel_fn function, void* const* buffers, const uint64_t* scalars,
            const Running& as) {
   const Running outer = running;
@@ -52,7 +52,7 @@ int call_kernel(Engine& engine, uint32_t slot, uint32_t thread) {
     return invoke(engine, task.kernel, own.function, own.buffers, own.scalars, {&engine, thread, slot, 0});
   }
   const pto_kernel_fn function = engine.kernels.function_at(task.kernel);
-  if (task.keeps_arguments() && is_leaf(task)) {
+  if (task.has_inline_arguments() && is_leaf(task)) {
     if (task.room < kInlineProducers) take_over(task.producers, 1);
     return invoke(engine, task.kernel, function, task.addresses(), task.scalars(), {&engine, thread, slot, 0});
   }
@@ -111,7 +111,7 @@ bool may_follow(const Engine& engine, uint32_t slot, uint32_t thread, bool is_wo
          engine.store.header->num_urgent.load(std::memory_order_relaxed) == 0;
 }
 
-/// A task that a completion made ready: the thread runs the first that it may at once; others get the rest.
+/// Handles a task that a completion made ready: this thread runs the first that it may run; others get the rest.
 inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t thread, bool is_worker) {
   if (next != kNone || !may_follow(engine, slot, thread, is_worker)) return make_ready(engine, slot, thread);
   next = slot;
@@ -120,7 +120,7 @@ inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t th
     ready_ticks_of(engine, slot) = ticks();
 }
 
-/// Those that stood behind a task, in the order of submission. Returns one of them for this thread to run next.
+/// Wakes the tasks that waited for a task, in the order of submission. Returns one of them for this thread to run next.
 uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t thread, bool is_worker) {
   protocols::prefetch_for_write(&engine.store.slots[waiter - 1]);
   protocols::prefetch_for_write(&engine.store.slots[waiter - 1].producers);
@@ -139,7 +139,7 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t thre
 }
 
 [[gnu::noinline]] void tell_watchers(Engine& engine, TaskRef task) {
-  if (engine.host != nullptr) return engine.host->completed();  // which watches every task, alone
+  if (engine.host != nullptr) return engine.host->completed();  // all waiters of an embedded task are its host
   wake_waiters(engine);
   if (engine.callbacks.has_any()) engine.callbacks.run(task);
 }
@@ -161,7 +161,7 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t thre
             before, status);
 }
 
-// The last of a parent's kernel and children: what its children knew of its buffers goes, then it completes.
+// Called by the last of a parent's kernel and children: releases the children's tracking handles, then completes it.
 void end_parent(Engine& engine, uint32_t slot, uint32_t thread) {
   Slot& task = engine.store.slots[slot];
   SlotArgs& args = engine.store.args[slot];
@@ -186,8 +186,8 @@ void child_ended(Engine& engine, uint32_t parent, uint32_t thread) {
   if (Countdown::leave(engine.store.slots[parent].children)) end_parent(engine, parent, thread);
 }
 
-// The same for a task of a instantiated graph, which waits in its place for the next replay. A replay ends when all
-// have counted themselves; nothing of the instantiated graph is touched after that.
+// The same for a task of an instantiated graph, whose slot waits for the next replay. A replay ends when all its tasks
+// have counted themselves; afterwards this thread must not access the graph.
 inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t thread, TaskRef self, bool is_worker) {
   Slot& task = engine.store.slots[slot];
   const Replayed& own = task.replayed;
@@ -221,8 +221,8 @@ inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t thread
 }
 
 // The exchange of the task state word is the completion: it publishes the task's writes, frees the slot for its
-// submitter and takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run
-// next. is_flat: all of it inline, for run(); elsewhere what a replay needs stands apart, and the rest is quicker.
+// submitter and takes the waiters. The slot is not read after it. Returns a successor for this thread to run
+// next. is_flat: everything inline, for run(); elsewhere the code for replays is a call, so that the rest is faster.
 template <bool is_flat>
 [[gnu::always_inline]] inline uint32_t complete_as(Engine& engine, uint32_t slot, uint32_t thread, int status,
                                                    bool is_worker) {
@@ -254,7 +254,7 @@ template <bool is_flat>
   return next;
 }
 
-// After the kernel: a task may still wait for its children, or for the thread that ends it from outside.
+// Called after the kernel. The task may still wait for its children, or for the thread that ends it from outside.
 uint32_t finish(Engine& engine, uint32_t slot, uint32_t thread, int status, bool is_worker) {
   Slot& task = engine.store.slots[slot];
   if (status == PTO_LATER) {
@@ -278,8 +278,7 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t thread, int status, bo
   return complete_as<false>(engine, slot, thread, status, is_worker);
 }
 
-// Runs a task, and then successor after successor that its completion made ready. Returns how many. Nested: inside a
-// task that waits.
+// Runs a task, then successors that its completion made ready, one after the other. Returns the number of tasks run.
 [[gnu::flatten]] uint32_t run(Engine& engine, uint32_t slot, uint32_t thread, bool is_worker) {
   const uint32_t streak = is_worker ? kWorkerStreak : kHelperStreak;
   const Busy busy(engine.thread_slot(thread));
@@ -300,24 +299,26 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t thread, int status, bo
 void complete_external(Engine& engine, pto_task name, int status) {
   const uint32_t slot = slot_of(name);
   if (is_complete(engine, name)) {
-    throw_error(PTO_BAD_ARGUMENT,
-                "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
-                "that has completed; check who ends it");
+    throw_error(
+        PTO_BAD_ARGUMENT,
+        "[runtime.task_complete] a task must be ended only once, and its kernel must return PTO_LATER; got one ",
+        "that has completed; check which thread ends it");
   }
   Slot& task = engine.store.slots[slot];
   const uint32_t thread = running.engine == &engine ? running.thread : current_thread(engine);
-  SlotState found = SlotState::kRunning;
-  const protocols::EndResult result = Ending::end(task.state, &found, [&] { status_of(engine, slot) = status; });
+  SlotState state = SlotState::kRunning;
+  const protocols::EndResult result = Ending::end(task.state, &state, [&] { status_of(engine, slot) = status; });
   if (result == protocols::EndResult::kKernelCompletes) return;
-  if (result == protocols::EndResult::kRejected && found < SlotState::kRunning) {
+  if (result == protocols::EndResult::kRejected && state < SlotState::kRunning) {
     throw_error(PTO_BAD_ARGUMENT,
-                "[runtime.task_complete] a task is ended after its kernel has begun; got one that has not ",
-                "started; let the kernel hand out its id");
+                "[runtime.task_complete] a task must be ended after its kernel has begun; got one that has not ",
+                "started; let the kernel pass on its id");
   }
   if (result == protocols::EndResult::kRejected) {
-    throw_error(PTO_BAD_ARGUMENT,
-                "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
-                "that has been ended; check who ends it");
+    throw_error(
+        PTO_BAD_ARGUMENT,
+        "[runtime.task_complete] a task must be ended only once, and its kernel must return PTO_LATER; got one ",
+        "that has been ended; check which thread ends it");
   }
   if (!is_leaf(task)) {  // its children may still run
     task.state.store(SlotState::kChildren, std::memory_order_relaxed);

@@ -8,11 +8,11 @@
 
 namespace tilewise::tasks {
 
-/// Runs a task, and then successor after successor that its completion made ready. Returns how many.
+/// Runs a task, then successors that its completion made ready, one after the other. Returns the number of tasks run.
 uint32_t run(Engine& engine, uint32_t slot, uint32_t thread, bool is_worker);
-/// A task has ended with this status. Returns a successor for this thread to run next, or kNone.
+/// Completes a task that has ended with this status. Returns a successor for this thread to run next, or kNone.
 uint32_t complete(Engine& engine, uint32_t slot, uint32_t thread, int status, bool is_worker);
-/// pto_task_complete: ends a task whose kernel returned PTO_LATER, or will.
+/// pto_task_complete: ends a task whose kernel returns PTO_LATER.
 void complete_external(Engine& engine, pto_task name, int status);
 
 }  // namespace tilewise::tasks

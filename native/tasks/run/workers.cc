@@ -14,9 +14,9 @@ namespace tilewise::tasks {
 
 namespace {
 
-constexpr int64_t kPeerSliceNs = 50'000'000;  // a worker looks up this often: for the other process
+constexpr int64_t kPeerSliceNs = 50'000'000;  // interval of checks whether the other process is alive
 
-/// In the workers' process, before a task that was submitted after the switch.
+/// In the workers' process: applies the trace switch before the next task.
 void follow_trace(Engine& engine) {
   const uint32_t limit = engine.store.header->trace_limit.load(std::memory_order_acquire);
   if ((limit != 0) == (engine.active_trace.load(std::memory_order_relaxed) != nullptr)) return;
@@ -55,22 +55,23 @@ void park_worker(Engine& engine, uint32_t worker) {
 }
 
 void worker_loop(Engine& engine, uint32_t worker) {
-  std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
+  std::fesetenv(
+      FE_DFL_ENV);  // a thread inherits its creator's rounding and denormal modes, on which results must not depend
   Header& header = *engine.store.header;
   Idle idle;
   Pace pace;
-  bool is_replayed = false;  // what it took last
+  bool is_replayed = false;  // the last task was a replayed one
   Host* const host = engine.host;
   if (host != nullptr) host->stay();
   while (header.closing.load(std::memory_order_acquire) == 0 && !engine.peer.is_lost.load(std::memory_order_relaxed)) {
-    // Until enough is ready, or others would sleep while this worker runs what it has found.
+    // Submit until enough tasks are ready; otherwise others would sleep while this worker runs its task.
     bool has_submitted = false;
     while (host != nullptr && host->submit_more(worker)) has_submitted = true;
     const uint32_t slot = take(engine, worker, true);
     if (slot != kNone) {
       if (engine.peer.is_worker_side) [[unlikely]]
         follow_trace(engine);
-      if (idle.is_idle()) pace.found();
+      if (idle.is_idle()) pace.begin_visit();
       is_replayed = (engine.store.slots[slot].flags & kIsReplayed) != 0;
       idle.reset();
       run(engine, slot, worker, true);

@@ -9,7 +9,7 @@ namespace tilewise::tasks {
 
 /// Returns when the runtime closes, or the other process has died.
 void worker_loop(Engine& engine, uint32_t worker);
-/// Whether the other process of a shared file still lives.
+/// Checks whether the other process of a shared file is alive.
 void check_peer(Engine& engine);
 /// Sleeps until there may be work.
 void park_worker(Engine& engine, uint32_t worker);

@@ -1,8 +1,8 @@
-// Runs kernels with the default floating-point modes, on whatever thread.
+// Runs kernels with the default floating-point modes on every thread.
 //
 // Purpose: a result must not depend on the thread that ran the task. Workers begin with the default modes. A thread
 // that helps while it waits has its own (rounding, flushing of denormal numbers, traps), which are saved and restored
-// around the help. Who may call: any thread. Cost: two reads; writes only if the modes differ. Memory: of the stack.
+// around the help. Who may call: any thread. Cost: two reads; writes only if the modes differ. Memory: on the stack.
 #pragma once
 #include <cfenv>
 #include <cstdint>
@@ -23,7 +23,7 @@ class DefaultFloatModes {
   DefaultFloatModes& operator=(const DefaultFloatModes&) = delete;
 
  private:
-  /// Whether any mode is not the default; flags of past operations are no modes.
+  /// Whether any mode is not the default; exception flags do not count.
   static bool read() {
 #if defined(__x86_64__)
     uint32_t sse = 0;

@@ -13,13 +13,14 @@ namespace {
 
 void flush_denormals() {
 #if defined(__x86_64__)
-  _mm_setcsr(_mm_getcsr() | 0x8040);  // results and operands
+  _mm_setcsr(_mm_getcsr() | 0x8040);  // flush results and operands to zero
 #elif defined(__aarch64__)
   __builtin_aarch64_set_fpcr(__builtin_aarch64_get_fpcr() | 1u << 24);
 #endif
 }
 
-/// results[0] = x + y / 2^24: the next float when it rounds upwards; results[1] = a quarter of the least normal number.
+/// results[0] = x + y / 2^24: the next float when it rounds upwards; results[1] = a quarter of the smallest normal
+/// number.
 int round_kernel(void* const* buffers, const uint64_t*) {
   auto* results = static_cast<volatile float*>(buffers[0]);
   volatile float one = 1.0f, tiny = 0x1p-30f, least = 0x1p-126f, quarter = 0.25f;
@@ -39,18 +40,18 @@ CASE("rounding and denormals of the opener's thread do not reach the workers") {
     void* const buffers[] = {of_opener.data()};
     round_kernel(buffers, nullptr);
     const pto_task task = runtime.submit(runtime.kernel("round", round_kernel), {out(runtime.add(of_worker))});
-    while (pto_is_complete(runtime, task) == 0) std::this_thread::yield();  // a waiter might run it itself
+    while (pto_is_complete(runtime, task) == 0) std::this_thread::yield();  // pto_wait might run it on this thread
   }
   std::fesetenv(FE_DFL_ENV);
   EXPECT_EQ(of_worker[0], 1.0f);
   EXPECT_EQ(of_worker[1], 0x1p-128f);
-  EXPECT(of_opener[0] > 1.0f);  // the modes were really set
+  EXPECT(of_opener[0] > 1.0f);  // the opener's modes were set
   EXPECT_EQ(of_opener[1], 0.0f);
 }
 
-CASE("a thread that helps runs kernels with the default modes, and has its own again afterwards") {
+CASE("a thread that helps runs kernels with the default modes, then has its own again") {
   std::vector<float> of_helper(2), as_before(2), replayed(2), in_window(2);
-  Runtime runtime(0);  // no worker could run it
+  Runtime runtime(0);  // without workers
   const pto_kernel round = runtime.kernel("round", round_kernel);
   runtime.submit(round, {out(runtime.add(of_helper))});
   EXPECT_EQ(pto_record_begin(runtime), 0);

@@ -1,7 +1,7 @@
 // Sleeping and waking: more threads than cores, thousands of sleeps, no forgotten sleeper.
 //
 // This program defines its own clock_gettime, which the runtime calls. It is the system's, except for a worker whose
-// time is stopped; with it a test gets between the worker's decision to park and its parking.
+// time is stopped: so a test can act between the worker's decision to park and its parking.
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,26 +14,27 @@ namespace {
 
 void nap(int microseconds) { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
 
-/// Where a worker is whose time is held: idle for no time at all, about to park, or free to do so.
+/// The state of a worker whose time is frozen: idle, about to park, or allowed to park.
 enum Stage { kIdle, kAboutToPark, kMayPark };
 std::atomic<Stage> stage{kIdle};
-thread_local int num_held = 0;  // calls of the clock by this thread that still get the same time
-thread_local timespec held_time;
+thread_local int num_frozen = 0;  // further calls of the clock by this thread that return the frozen time
+thread_local timespec frozen_time;
 
-/// Holds the time of the worker that runs it. Its first call of the clock says since when it is idle, each further one
-/// whether it has been so for long: the last of several is one of those, and with any time beforehand it would park.
-int hold_time_kernel(void* const*, const uint64_t*) {
-  clock_gettime(CLOCK_MONOTONIC, &held_time);
-  num_held = 8;
+/// Freezes the time of the worker that runs it. The worker's first call of the clock sets the start of its idle time,
+/// later ones check how long it has been idle. So the last frozen call is such a check, and only the time after it lets
+/// the worker park.
+int freeze_time_kernel(void* const*, const uint64_t*) {
+  clock_gettime(CLOCK_MONOTONIC, &frozen_time);
+  num_frozen = 8;
   return PTO_OK;
 }
 
 }  // namespace
 
 extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
-  if (num_held == 0) return static_cast<int>(syscall(SYS_clock_gettime, clock, time));
-  *time = held_time;
-  if (--num_held > 0) return 0;
+  if (num_frozen == 0) return static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+  *time = frozen_time;
+  if (--num_frozen > 0) return 0;
   stage.store(kAboutToPark);
   while (stage.load() != kMayPark) std::this_thread::yield();
   time->tv_sec += 1;
@@ -52,14 +53,14 @@ CASE("a worker that sleeps is woken by every single submission, thousands of tim
   EXPECT_EQ(count.load(), 3000 / kSlowdown);
 }
 
-#if defined(__x86_64__)  // elsewhere the runtime asks the clock for short delays too: calls would say nothing
-CASE("a task submitted when a worker has decided to park, but is not counted as parked, is found before it sleeps") {
+#if defined(__x86_64__)  // elsewhere the runtime also uses the clock for short delays
+CASE("a worker that has decided to park sees a task submitted before it is counted as parked") {
   Runtime runtime(1);
   std::atomic<int> count{0};
-  const pto_kernel holding = runtime.kernel("hold", hold_time_kernel);
+  const pto_kernel holding = runtime.kernel("hold", freeze_time_kernel);
   const pto_kernel counting = runtime.kernel("count", count_kernel);
-  bool is_found = true;
-  for (int round = 1; round <= 20 && is_found; ++round) {
+  bool is_run = true;
+  for (int round = 1; round <= 20 && is_run; ++round) {
     stage.store(kIdle);
     EXPECT_EQ(pto_wait(runtime, runtime.submit(holding, {}), 20), 0);
     const auto begin = std::chrono::steady_clock::now();
@@ -67,8 +68,8 @@ CASE("a task submitted when a worker has decided to park, but is not counted as 
     EXPECT_EQ(stage.load(), kAboutToPark);
     const pto_task task = runtime.submit(counting, {}, {.scalars = {scalar(&count)}});
     stage.store(kMayPark);
-    is_found = pto_wait(runtime, task, 5) == 0;  // with a deadline: this thread does not run it
-    EXPECT(is_found);
+    is_run = pto_wait(runtime, task, 5) == 0;  // with a timeout this thread does not help
+    EXPECT(is_run);
     EXPECT_EQ(count.load(), round);
   }
   EXPECT_EQ(runtime.stats().num_helped, 0u);
@@ -90,7 +91,7 @@ CASE("eight workers on fewer cores: bursts and pauses, all tasks run") {
   EXPECT_EQ(count.load(), expected);
 }
 
-CASE("workers of different types sleep side by side and the right one wakes") {
+CASE("workers of different types sleep and the right one wakes") {
   const uint8_t types[] = {1 << PTO_CUBE, 1 << PTO_VECTOR, 1 << PTO_AI_CPU, 1 << PTO_ACCELERATOR};
   pto_config config = Runtime::config(4);
   config.worker_types = types;
@@ -142,7 +143,7 @@ CASE("many submitters wait at once, each for its own task") {
   EXPECT_EQ(num_done.load(), 10);
 }
 
-CASE("an idle runtime uses no processor time to speak of") {
+CASE("an idle runtime uses almost no processor time") {
   Runtime runtime(4);
   pto_wait(runtime, runtime.submit(PTO_NO_KERNEL, {}), PTO_FOREVER);
   nap(20'000);

@@ -25,7 +25,7 @@ inline void push(OrderedQueue& queue, std::byte* base, const OrderedEntry& entry
   queue.size.store(size + 1, std::memory_order_release);
 }
 
-/// The first task if `is_welcome(slot)`; kNone otherwise.
+/// Takes the first task if `is_welcome(slot)`; kNone otherwise.
 template <class Predicate>
 uint32_t take_first(OrderedQueue& queue, std::byte* base, Predicate&& is_welcome) {
   if (queue.size.load(std::memory_order_acquire) == 0) return kNone;
@@ -47,7 +47,7 @@ void for_each(OrderedQueue& queue, std::byte* base, Visit&& visit) {
   for (uint32_t e = 0; e < queue.size.load(std::memory_order_relaxed); ++e) visit(entries[e].slot);
 }
 
-/// The task with the highest `rank(slot)`, if that is above 0; kNone otherwise. Linear: for short queues.
+/// Takes the task with the highest `rank(slot)` if it is above 0; kNone otherwise. Linear: for short queues.
 template <class Rank>
 uint32_t take_best(OrderedQueue& queue, std::byte* base, Rank&& rank) {
   if (queue.size.load(std::memory_order_acquire) == 0) return kNone;

@@ -1,4 +1,4 @@
-// Rings and ordered queues: nothing is lost, nothing comes twice, and the order is as specified.
+// Rings and ordered queues: no task is lost or duplicated, and the order is as specified.
 #include "tasks/sched/queues.h"
 
 #include <memory>
@@ -10,7 +10,7 @@ using tilewise::tasks::testing::kSlowdown;
 
 namespace {
 
-/// An ordered queue over memory of its own.
+/// An ordered queue with its own memory.
 struct Ordered {
   OrderedQueue queue{};
   std::vector<OrderedEntry> entries = std::vector<OrderedEntry>(4096);
@@ -110,7 +110,7 @@ CASE("ring: an owner and concurrent takers lose and duplicate nothing") {
   EXPECT_EQ(num_taken.load(), kCount);
 }
 
-CASE("ordered queue: by priority, then by submission, whatever the order of pushing") {
+CASE("ordered queue: by priority, then by submission, for any order of pushes") {
   Ordered ordered;
   for (uint32_t n = 0; n < 1000; ++n) {
     const uint32_t shuffled = n * 379 % 1000;
@@ -128,7 +128,7 @@ CASE("ordered queue: by priority, then by submission, whatever the order of push
   EXPECT_EQ(take_first(ordered.queue, ordered.base(), anything), kNone);
 }
 
-CASE("ordered queue: only a welcome first, or any welcome one") {
+CASE("ordered queue: the first if welcome, or the best welcome one") {
   Ordered ordered;
   for (uint32_t n = 0; n < 10; ++n) push(ordered.queue, ordered.base(), {0, n, n});
   EXPECT_EQ(take_first(ordered.queue, ordered.base(), [](uint32_t slot) { return slot != 0; }), kNone);

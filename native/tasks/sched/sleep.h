@@ -1,4 +1,5 @@
-// What an idle thread does before it sleeps, and the clocks that it uses. protocols/sleepers.h has sleeping and waking.
+// How an idle thread passes the time before it sleeps, and the clocks that it uses. protocols/sleepers.h has sleeping
+// and waking.
 //
 // Who may call: the idle thread, each with its own Idle and Pace. Blocks: for a few microseconds at a time.
 #pragma once
@@ -13,7 +14,7 @@
 
 namespace tilewise::tasks {
 
-/// A cheap clock for durations of well under a microsecond: the time-stamp counter where there is one.
+/// A cheap clock for durations of well under a microsecond: the time-stamp counter if there is one.
 inline uint64_t ticks() {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();
@@ -22,9 +23,9 @@ inline uint64_t ticks() {
 #endif
 }
 
-/// How an idle thread passes time: it spins briefly, looks and yields for a millisecond, then says that it should
-/// sleep. A yield that comes back at once says that no other thread wants the processor: then it yields less and less
-/// often, because a submitter meanwhile waits for it.
+/// The stages of idle time: the thread spins briefly, checks and yields for a millisecond, then should sleep. If a
+/// yield returns at once, no other thread needs the processor; then it yields less and less often, because a submitter
+/// may wait for it meanwhile.
 class Idle {
  public:
   void reset() { rounds_ = 0; }
@@ -50,31 +51,31 @@ class Idle {
   static constexpr uint32_t kSpins = 64;
   static constexpr uint32_t kLooks = 16;
   static constexpr uint32_t kMaxLooks = 512;
-  static constexpr uint64_t kAloneTicks = 4000;  // a yield to no other thread, several times over
+  static constexpr uint64_t kAloneTicks = 4000;  // several times the duration of a yield to no other thread
   static constexpr int64_t kYieldNs = 1'000'000;
   uint32_t rounds_ = 0;
-  uint32_t looks_ = kLooks;  // until the next yield; kept from one idle time to the next
+  uint32_t looks_ = kLooks;  // checks until the next yield; carries over to the next idle time
   uint32_t next_yield_ = 0;
   int64_t since_ns_ = 0;
 };
 
-/// How a worker that keeps up with a submitter stays a little behind it.
+/// Delays a worker that is faster than its submitter.
 ///
-/// A worker faster than its submitter would fetch every task alone, and every line of the task would cross between the
-/// cores twice: both then run at the speed of the transfers. So when it runs dry after a few short tasks while
-/// submissions go on, it lets some gather before it looks again; when tasks are long it looks at once, and when few are
-/// submitted it soon stops waiting: a thread may wait for one of them. (Lines that have come to rest in the other
-/// core's cache cross in the background; those that the other still writes cost a round trip each: benchmarks/runtime
-/// times both as chain and wavefront.)
+/// Such a worker would fetch every task singly, and every cache line of the task would move between the cores twice:
+/// both would then run at the speed of these transfers. So a worker that runs out of work after a few short tasks while
+/// submissions continue waits until some have gathered. With long tasks it checks at once, and with few submissions it
+/// soon stops waiting, because a thread may wait for one of them. (Lines that are settled in the other core's cache
+/// move in the background; those that the other core still writes cost a round trip each. benchmarks/runtime times both
+/// as chain and wavefront.)
 class Pace {
  public:
-  void found() { begin_ticks_ = ticks(); }
-  /// It runs dry after tasks that were not submitted one by one.
+  void begin_visit() { begin_ticks_ = ticks(); }
+  /// Called when the worker runs out of work after replayed tasks, which are not submitted one by one.
   void ran_dry_of_replays(uint64_t num_completed) {
     completed_ = num_completed;
     delay_ = 0;
   }
-  /// num_submitted() counts what all have submitted.
+  /// Called when the worker runs out of other work. num_submitted() counts the submissions of all threads.
   template <class Count>
   void ran_dry(uint64_t num_completed, Count&& num_submitted) {
     const uint64_t ran = num_completed - completed_;
@@ -104,13 +105,14 @@ class Pace {
     return more;
   }
 
-  static constexpr uint64_t kEnough = 256;  // tasks per visit that make a visit worth while
+  static constexpr uint64_t kEnough = 256;  // tasks per visit that need no delay
   static constexpr uint64_t kShortTicks = 1000;
   static constexpr uint64_t kMinTicks = 512;
   static constexpr uint64_t kMaxTicks = 32768;
   static constexpr uint64_t kFirstLookTicks = 2048;
-  static constexpr uint64_t kLookTicks = 8192;  // a look takes the counters' lines from those who submit
-  // Tasks submitted by the first look, and between two later ones, for which it goes on: a single one may be awaited.
+  static constexpr uint64_t kLookTicks = 8192;  // a check takes the counters' cache lines from the submitters
+  // Submissions before the first check, and between later ones, for which the worker keeps waiting. A single one may be
+  // one that a thread waits for.
   static constexpr uint64_t kPair = 2;
   static constexpr uint64_t kStream = 4;
   uint64_t begin_ticks_ = 0;

@@ -1,4 +1,4 @@
-// The submission lock, which costs nothing while only one thread submits.
+// The submission lock, which costs almost nothing while only one thread submits.
 //
 // Purpose: it protects the buffers' dependency states. Most programs submit from one thread, the first submitter, which
 // owns the lock in the sense of protocols/biased_lock.h. Who may call: any thread. Blocks: for the lock. Memory: the
@@ -12,8 +12,8 @@ namespace tilewise::tasks {
 
 class SubmitGuard {
  public:
-  /// thread: of the calling thread. has_boxes: the boxes' index is needed too; a task's children need nothing else,
-  /// because one thread submits them and they share nothing with others.
+  /// thread: the calling thread's slot. has_boxes: also locks the index of boxes. Children of a task need only that,
+  /// because one thread submits them and they share no buffer state with other tasks.
   [[gnu::always_inline]] SubmitGuard(Header& header, uint32_t thread, bool fences, bool is_child = false,
                                      bool has_boxes = false)
       : header_(header),
@@ -50,13 +50,13 @@ class SubmitGuard {
     is_light_ = is_first_submitter_ && header_.submit_lock.enter_lightly(fences_);
     if (!is_light_) lock_heavily(header_, fences_);
   }
-  // These know nothing of the guard, so that it can live in registers.
+  // Static, so that the guard itself can stay in registers.
   [[gnu::noinline]] static void lock_heavily(Header& header, bool fences) {
-    header.submit_lock.enter(fences, [](auto&& done) { outwait(done); });
+    header.submit_lock.enter(fences, [](auto&& done) { wait_for(done); });
   }
-  /// A replay holds the lock while it waits for slots, perhaps for a task that needs what the host lets others have.
+  /// A replay keeps the lock while it waits for slots, possibly for a task that needs the host's lock (the GIL).
   template <class Done>
-  static void outwait(Done&& done) {
+  static void wait_for(Done&& done) {
     for (int spins = 0; spins < kSpins; ++spins) {
       if (done()) return;
       protocols::relax();

@@ -7,7 +7,7 @@
 #include "base/testing.h"
 #include "tasks/tests/testing_runtime.h"
 
-CASE("submitters that come while the first one submits lose nothing") {
+CASE("submitters that start while the first one submits lose no task") {
   using namespace tilewise::tasks::testing;
   constexpr int kRounds = 40 / kSlowdown + 2;
   for (int round = 0; round < kRounds; ++round) {
@@ -20,7 +20,7 @@ CASE("submitters that come while the first one submits lose nothing") {
     const pto_kernel count = pto_kernel_add(
         runtime, "count",
         [](void* const* buffers, const uint64_t*) {
-          ++*static_cast<uint64_t*>(buffers[0]);  // unordered tasks would lose counts, and be a race
+          ++*static_cast<uint64_t*>(buffers[0]);  // unordered tasks would lose counts and race
           return static_cast<int>(PTO_OK);
         },
         0);

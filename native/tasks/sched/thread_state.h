@@ -24,12 +24,13 @@ struct Running {
   bool has_reason = false;  // pto_fail was called
 };
 
-// Fixed places in the thread's static block: reading them is one instruction, not a call, also in a shared library.
+// In the thread's static TLS block: an access is one instruction instead of a call, also in a shared library.
 #define TILEWISE_HOT_TLS __attribute__((tls_model("initial-exec")))
 
 inline constinit thread_local Running running TILEWISE_HOT_TLS;
 inline constinit thread_local LastContext last_context TILEWISE_HOT_TLS;
-inline constinit thread_local bool asks_at_once TILEWISE_HOT_TLS = false;  // a kernel here returned PTO_INTERRUPTED
+inline constinit thread_local bool checks_at_once TILEWISE_HOT_TLS =
+    false;  // a kernel on this thread returned PTO_INTERRUPTED
 inline thread_local std::string failure_reason;  // pto_fail
 
 /// pto_set_hooks: called around every blocking wait. Set once, before any wait.
@@ -40,7 +41,7 @@ struct Hooks {
 };
 inline Hooks hooks;
 
-/// Lets the hook know for as long as it lives.
+/// Calls the host's hooks in its constructor and destructor.
 class Blocking {
  public:
   Blocking() : state_(hooks.enter != nullptr ? hooks.enter() : nullptr) {}

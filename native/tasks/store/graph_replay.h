@@ -26,7 +26,7 @@ struct GraphReplay {
   uint64_t first_sequence = 0;
   uint64_t submit_ticks = 0;  // while tracing
   int32_t scope_depth = 0;
-  std::vector<Count> done;  // tasks that have ended, of all replays; per thread
+  std::vector<Count> done;  // per thread: tasks that have ended, over all replays
 };
 
 }  // namespace tilewise::tasks

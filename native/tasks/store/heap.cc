@@ -14,8 +14,8 @@ uint32_t num_segments_for(uint64_t bytes) {
   return static_cast<uint32_t>(std::min<uint64_t>((bytes + kSegmentBytes - 1) / kSegmentBytes, 1u << 31));
 }
 
-// The first free run from the bottom: memory that was used a moment ago is still in the cache, and pages that are never
-// reached cost nothing. Under the lock of HeapUse.
+// The first free run from the bottom: recently used memory is still in the cache, and untouched pages use no memory.
+// Under the lock of HeapUse.
 uint32_t find_run(const Store& store, uint32_t count) {
   const Header& header = *store.header;
   uint32_t length = 0;

@@ -9,7 +9,8 @@
 
 namespace tilewise::tasks {
 
-/// Distance of as many bytes of the open scope's current run; 0: it has not so many left.
+/// Allocates from the open scope's current run; returns the distance from the store's base, or 0 if it has too little
+/// room.
 inline uint64_t heap_in_scope(const Store& store, Scope& scope, uint64_t bytes) {
   if (scope.current == 0) return 0;
   const uint64_t end = uint64_t{store.segments[scope.current - 1].run} * kSegmentBytes;
@@ -19,17 +20,17 @@ inline uint64_t heap_in_scope(const Store& store, Scope& scope, uint64_t bytes) 
   return address;
 }
 
-/// The same of a free run, which becomes the scope's; 0: none is free.
+/// Allocates from a free run, which becomes the scope's; 0: none is free.
 uint64_t heap_in_new_run(const Store& store, Scope& scope, uint32_t thread, uint64_t bytes);
 
-/// Whether a run of so many bytes is free now.
+/// Whether a run of `bytes` bytes is free.
 bool has_run(const Store& store, uint64_t bytes);
 
-/// A task that is being submitted by this thread uses this memory.
+/// Counts a use of this memory by a task that this thread is submitting.
 void use_heap(const Store& store, uint64_t address, uint32_t thread);
-/// That task has ended. True: memory has come free.
+/// Ends the uses of a task. Returns whether memory became free.
 bool release_heap(const Store& store, const Slot& slot, const SlotArgs& args);
-/// The scope has ended. True: memory has come free.
+/// Ends the loans of a scope's runs. Returns whether memory became free.
 bool release_runs(const Store& store, const Scope& scope);
 
 }  // namespace tilewise::tasks

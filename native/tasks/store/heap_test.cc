@@ -29,8 +29,8 @@ CASE("outputs of one task are packed and each is aligned to 64 bytes") {
   EXPECT_EQ(pto_bytes(runtime, params[1].handle), uint64_t{65});
 }
 
-CASE("what follows a buffer of more than 4 GiB in its scope lies behind it") {
-  Runtime runtime(small_heap(5ull << 12));  // 5 GiB, of which nothing is touched
+CASE("a buffer allocated after one of more than 4 GiB in the same scope follows it") {
+  Runtime runtime(small_heap(5ull << 12));  // 5 GiB, untouched
   const uint64_t large = (4ull << 30) + 64;
   const pto_handle first = pto_alloc(runtime, large), second = pto_alloc(runtime, 64);
   EXPECT(first != 0 && second != 0);
@@ -58,8 +58,8 @@ CASE("an output larger than a segment takes a run, the whole heap at most, and n
 CASE("an inner scope's memory returns while an outer scope lives") {
   Runtime runtime(small_heap(4));
   pto_scope_begin(runtime);
-  int64_t* kept = static_cast<int64_t*>(pto_address(runtime, pto_alloc(runtime, 1000)));
-  *kept = 77;
+  int64_t* outer = static_cast<int64_t*>(pto_address(runtime, pto_alloc(runtime, 1000)));
+  *outer = 77;
   const pto_kernel set = runtime.kernel("set", set_kernel);
   for (uint64_t round = 0; round < 3000; ++round) {
     pto_scope_begin(runtime);
@@ -67,18 +67,18 @@ CASE("an inner scope's memory returns while an outer scope lives") {
     EXPECT(runtime.make(set, kSegment / 2, {}, {.scalars = {round}}) != 0);
     EXPECT_EQ(pto_scope_end(runtime), 0);
   }
-  EXPECT_EQ(*kept, 77);
+  EXPECT_EQ(*outer, 77);
   EXPECT_EQ(pto_scope_end(runtime), 0);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
-CASE("a task that lives long does not block the memory behind it") {
+CASE("a long-lived task does not block the memory after its own") {
   Runtime runtime(small_heap(4, 2));
   Gate gate;
   pto_scope_begin(runtime);
-  const pto_handle held = runtime.make(runtime.kernel("gate", Gate::kernel), 100, {}, {.scalars = {scalar(&gate)}});
+  const pto_handle gated = runtime.make(runtime.kernel("gate", Gate::kernel), 100, {}, {.scalars = {scalar(&gate)}});
   EXPECT_EQ(pto_scope_end(runtime), 0);
-  EXPECT(pto_address(runtime, held) == nullptr);
+  EXPECT(pto_address(runtime, gated) == nullptr);
   gate.await_inside(1);
   const pto_kernel set = runtime.kernel("set", set_kernel);
   for (uint64_t round = 0; round < 1000; ++round) {
@@ -111,7 +111,7 @@ CASE("memory of a closed scope stays until its last task: values survive thousan
   EXPECT(high >= 2 * kSegment && high <= 4 * kSegment);
 }
 
-CASE("two submitters share the heap and give each other room") {
+CASE("two submitters share the heap and free memory for each other") {
   Runtime runtime(small_heap(6, 1));
   const pto_kernel set = runtime.kernel("set", set_kernel);
   const auto submitter = [&] {
@@ -127,7 +127,7 @@ CASE("two submitters share the heap and give each other room") {
   other.join();
 }
 
-CASE("a task without outputs and an output that no task reads cost nothing lasting") {
+CASE("a task without outputs and an output that no task reads leak nothing") {
   Runtime runtime(small_heap(2, 0));
   pto_scope_begin(runtime);
   for (int t = 0; t < 5000; ++t) EXPECT(runtime.submit(PTO_NO_KERNEL, {}) != 0);
@@ -141,7 +141,7 @@ CASE("a task without outputs and an output that no task reads cost nothing lasti
   EXPECT(runtime.stats().handles_high < 8192);
 }
 
-CASE("a thread that ends gives its scopes back") {
+CASE("the end of a thread ends its scopes") {
   Runtime runtime(small_heap(2));
   for (int t = 0; t < 40; ++t) {
     std::thread([&] {

@@ -20,9 +20,9 @@ namespace tilewise::tasks {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x355f4f54505f5754;  // a layout that another version must not read
+constexpr uint64_t kMagic = 0x355f4f54505f5754;  // layouts of other versions have another value
 
-/// Offsets handed out one after the other, page aligned so that untouched parts stay untouched.
+/// Assigns consecutive page-aligned offsets, so that touching one part touches no page of another.
 struct Cursor {
   uint64_t end = 0;
   uint64_t take(uint64_t bytes) {
@@ -33,7 +33,7 @@ struct Cursor {
 };
 
 uint32_t set_classes(const Options& options, Header& header) {
-  uint32_t served[kNumTypes] = {};  // per type: who runs it
+  uint32_t served[kNumTypes] = {};  // per type: mask of its workers
   for (uint32_t type = 0; type < kNumTypes; ++type) {
     for (uint32_t w = 0; w < options.num_workers; ++w) {
       if ((options.worker_types[w] >> type & 1) != 0) served[type] |= 1u << std::min(w, 31u);
@@ -41,15 +41,15 @@ uint32_t set_classes(const Options& options, Header& header) {
   }
   uint32_t count = 0;
   for (uint32_t type = 0; type < kNumTypes; ++type) {
-    uint32_t found = count;
-    for (uint32_t other = 0; other < type && found == count; ++other) {
+    uint32_t class_id = count;
+    for (uint32_t other = 0; other < type && class_id == count; ++other) {
       const bool both_help = !options.has_types || ((type == PTO_AI_CPU) == (other == PTO_AI_CPU));
       const bool same_mask = std::all_of(options.worker_types, options.worker_types + options.num_workers,
                                          [&](uint8_t mask) { return (mask >> type & 1) == (mask >> other & 1); });
-      if (both_help && same_mask) found = header.class_of_type[other];
+      if (both_help && same_mask) class_id = header.class_of_type[other];
     }
-    header.class_of_type[type] = found;
-    if (found == count) ++count;
+    header.class_of_type[type] = class_id;
+    if (class_id == count) ++count;
   }
   header.helper_classes = options.has_types ? 1u << header.class_of_type[PTO_AI_CPU] : (1u << count) - 1;
   return count;
@@ -67,7 +67,7 @@ void lay_out(const Options& options, Header& header) {
   header.num_segments = static_cast<uint32_t>((options.heap_bytes + kSegmentBytes - 1) / kSegmentBytes);
   header.is_shared = options.shared_path != nullptr ? 1 : 0;
   const uint64_t num_slots = uint64_t{header.num_thread_slots} * header.window;
-  // Instantiated graphs hold addresses of this process.
+  // Instantiated graphs contain addresses of this process.
   const uint64_t num_replayable =
       header.is_shared != 0 ? 0 : std::min<uint64_t>(options.max_replayable, (1u << kSlotBits) - num_slots);
   header.num_replayable = static_cast<uint32_t>(num_replayable);
@@ -132,11 +132,11 @@ std::byte* map(int file, uint64_t bytes) {
 }
 
 void check_made(bool is_made, const char* path) {
-  check<ArgumentError>(is_made, "[runtime.open] shared_path must be a file that can be made and does not exist; got '",
-                       path, "' (", std::strerror(errno), "); remove it or choose another");
+  check<ArgumentError>(is_made, "[runtime.open] shared_path must be a new file in a writable directory; got '", path,
+                       "' (", std::strerror(errno), "); remove it or choose another");
 }
 
-/// The file's name until the store is complete.
+/// The file's temporary name until the store is complete.
 std::string name_of_part(const char* path) { return std::string(path) + ".part-" + std::to_string(getpid()); }
 
 std::byte* map_new_file(const char* path, uint64_t bytes) {
@@ -197,7 +197,7 @@ Store attach_store(const char* path) {
                        reinterpret_cast<Header*>(base)->total_bytes == static_cast<uint64_t>(info.st_size);
   if (base != nullptr && !is_ours) munmap(base, static_cast<size_t>(info.st_size));
   check<ArgumentError>(is_ours, "[runtime.workers_run] the path must be a runtime's shared file; got '", path,
-                       "', which this version did not write; use the path the orchestrator printed");
+                       "', which another program or version wrote; use the orchestrator's shared_path");
   return locate(base);
 }
 

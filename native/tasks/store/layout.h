@@ -30,7 +30,7 @@ inline constexpr uint32_t kMaxErrors = 256;
 inline constexpr uint32_t kMaxReplayable = 1 << 18;
 inline constexpr uint64_t kSegmentBytes = 256 << 10;
 
-/// Bytes that a buffer takes of the heap. No heap is as large as the limit, which keeps sums from wrapping around.
+/// Bytes that a buffer occupies in the heap. The limit, larger than any heap, keeps sums from overflowing.
 inline constexpr uint64_t aligned(uint64_t bytes) {
   return ((bytes < 1ull << 48 ? bytes : 1ull << 48) + 63) & ~uint64_t{63};
 }
@@ -38,7 +38,7 @@ inline constexpr uint64_t aligned(uint64_t bytes) {
 /// Ready tasks of one thread and class.
 using Ring = protocols::ReadyRing<protocols::StdMemory, kRingCells, kSlotBits, kNone>;
 
-/// Ready tasks with a priority, or for one worker, or that did not fit a ring: a heap under a lock.
+/// Ready tasks that have a priority, are for one worker, or did not fit in a ring: a binary heap with a lock.
 struct OrderedQueue {
   alignas(64) protocols::SpinLock lock;
   std::atomic<uint32_t> size;
@@ -61,38 +61,38 @@ struct alignas(64) Event {
 /// it.
 struct alignas(64) Segment {
   Countdown::Loan loan;  // uses by tasks
-  uint32_t run;  // segments of the run, in its first
-  uint32_t next;  // + 1: next run of the scope
+  uint32_t run;  // in the run's first segment: number of segments
+  uint32_t next;   // + 1: next run of the scope
   uint32_t owner;  // thread
   uint32_t is_used;  // guarded by the lock of HeapUse
-  uint32_t first;  // first segment of the run this one belongs to
+  uint32_t first;  // first segment of this one's run
 };
 
 struct Scope {
   uint32_t first_handle;  // + 1
   uint32_t first_segment;  // + 1
-  uint32_t current;  // + 1: the run being filled
-  uint64_t offset;  // bytes used of it
+  uint32_t current;  // + 1: the run that allocations use
+  uint64_t offset;   // bytes used in it
 };
 
-/// One thread: its submission context if it submits, its rings, its counters. Written by that thread unless it says
-/// otherwise.
+/// One thread: its submission context if it submits, its rings, its counters. Written by that thread unless a
+/// comment says otherwise.
 struct alignas(128) ThreadSlot {
-  uint64_t cursor;  // next slot to look at: counts on, modulo the window
-  uint64_t waited;  // cursor at the end of the last wait for all: only slots from there on can be taken
+  uint64_t cursor;  // next slot to try: counts up, modulo the window
+  uint64_t waited;  // cursor at the end of the last wait_all: only later slots can be in use
   uint32_t depth;  // open scopes
-  uint32_t base_depth;  // of them, those of the tasks further out on this thread
-  uint32_t free_handles;  // + 1: a stock of its own
+  uint32_t base_depth;  // open scopes of the outer tasks on this thread
+  uint32_t free_handles;  // + 1: this thread's stock
   uint32_t num_free_handles;
   uint32_t free_chunks;  // + 1
   uint32_t num_free_chunks;
   uint32_t victim;  // thread to steal from first
-  uint32_t classes;  // mask of what it runs
+  uint32_t classes;  // mask of classes that it runs
   uint32_t stall_rounds;
-  int64_t asked_ns;  // when its host was last asked for an interruption
+  int64_t interruption_checked_ns;  // time of the last interruption check
   std::atomic<uint32_t> num_open_scopes;  // depth, for other threads
   std::atomic<uint32_t> is_taken;
-  std::atomic<uint32_t> blocked;  // 1 + Resource: waits for one that only other threads (or none) can free
+  std::atomic<uint32_t> blocked;  // 1 + Resource that it waits for and cannot free itself
   std::atomic<uint64_t> blocked_size;
   std::atomic<uint32_t> first_error;
   std::atomic<uint64_t> cancel_below;
@@ -103,7 +103,7 @@ struct alignas(128) ThreadSlot {
   std::atomic<uint64_t> num_stalls;
   std::atomic<uint64_t> window_high;
   alignas(128) std::atomic<uint64_t> num_completed;
-  std::atomic<uint32_t> is_busy;  // it runs tasks, or hands on what one made ready
+  std::atomic<uint32_t> is_busy;  // it runs a task or makes successors ready
   Scope scopes[PTO_MAX_SCOPES + 1];
 };
 
@@ -123,12 +123,12 @@ struct FailedTask {
   TaskRef key;
   uint32_t error;
   uint32_t is_pinned;
-  uint64_t submitted_at;  // its sequence
-  TaskRef parent;  // a child is remembered while its parent lives; 0: none
-  uint64_t swept_at;  // sequence of the first sweep that found it completed; 0: none yet
+  uint64_t submitted_at;  // its sequence number
+  TaskRef parent;         // a child is remembered while its parent lives; 0: none
+  uint64_t swept_at;  // sequence number at the first sweep after its completion; 0: none yet
 };
 
-/// What a worker in another process has done, while tracing.
+/// The trace of a worker in another process.
 inline constexpr uint64_t kSharedTraceTasks = 1 << 15;
 struct SharedTrace {
   std::atomic<uint64_t> num_tasks;
@@ -140,14 +140,13 @@ struct KernelName {
   uint32_t flags;
 };
 
-/// Sizes, and where everything begins. Constant after creation, except the second part.
-/// Where the structs begin, as distances from the store's base.
+/// The positions of the structs, as distances from the store's base.
 struct Offsets {
   uint64_t thread_slots, slots, args, handles, regions, chunks, declared, notes, rings, queues, entries, events,
       segments, errors, failed, kernels, traces;
 };
 
-/// What threads refill their stocks from.
+/// The pools from which threads refill their stocks.
 struct alignas(128) Pools {
   protocols::SpinLock lock;
   uint32_t free_handles;  // + 1
@@ -156,7 +155,7 @@ struct alignas(128) Pools {
   uint32_t free_chunks;  // + 1
   uint32_t num_free_chunks;
   uint32_t fresh_chunks;  // ever taken: the high-water mark
-  uint32_t reclaim_below;  // chunks that no thread has; with fewer, buffers are asked for those of ended tasks
+  uint32_t reclaim_below;  // with fewer free chunks than this, those of ended tasks are reclaimed from buffers
 
   uint32_t num_spare_chunks(uint32_t max_chunks) const { return num_free_chunks + max_chunks - fresh_chunks; }
 };
@@ -164,7 +163,7 @@ struct alignas(128) Pools {
 /// Which segments of the heap are used; see heap.h.
 struct alignas(128) HeapUse {
   protocols::SpinLock lock;
-  uint32_t cursor;  // no free segment lies below it
+  uint32_t cursor;  // no segment below it is free
   std::atomic<uint32_t> used;
   std::atomic<uint32_t> high;
 };
@@ -174,11 +173,11 @@ struct alignas(128) Failures {
   protocols::SpinLock lock;
   std::atomic<uint32_t> num_failed;
   std::atomic<uint32_t> num_errors;
-  std::atomic<uint32_t> overflow;  // an error: the table was full when it came
+  std::atomic<uint32_t> overflow;  // an error that did not fit in the table
   uint32_t sweep_at;  // written under submit_lock
 };
 
-/// The two processes of a shared file, by their ids; 0: not there yet.
+/// The process ids of the two processes of a shared file; 0: not attached yet.
 struct Processes {
   std::atomic<int32_t> workers;
   std::atomic<int32_t> owner;
@@ -209,27 +208,28 @@ struct Header {
 
   alignas(128) protocols::BiasedLock<protocols::StdMemory> submit_lock;  // owner: the first submitter
   std::atomic<uint64_t> sequence;  // written under submit_lock
-  std::atomic<uint32_t> wants_chunks;  // few are left: the next submission reclaims those of ended tasks
+  std::atomic<uint32_t> wants_chunks;  // few chunks are left: the next submission reclaims those of ended tasks
   protocols::SpinLock boxes_lock;  // the RegionIndex; taken after submit_lock, or alone by a task's children
   Pools pools;
   HeapUse heap_use;
   Failures failures;
   alignas(128) Sleepers parked;  // workers
   Sleepers waiting;  // threads that wait for tasks or for room
-  std::atomic<int64_t> next_deadline_ns;  // of the tasks that wait for events; 0: none has one
+  std::atomic<int64_t> next_deadline_ns;  // earliest deadline of tasks that wait for events; 0: none
   alignas(128) std::atomic<uint32_t> num_urgent;
   std::atomic<uint32_t> num_background;
   std::atomic<uint32_t> num_overflow;
   alignas(128) std::atomic<uint32_t> num_cancels;
-  std::atomic<uint32_t> threads_in_use;  // one more than the highest ever taken
+  std::atomic<uint32_t> threads_in_use;  // one more than the highest number in use so far
   std::atomic<uint32_t> num_kernels;
-  std::atomic<uint32_t> trace_limit;  // two processes: the workers record while it is not 0; changed while nothing runs
+  std::atomic<uint32_t>
+      trace_limit;  // with two processes: workers trace while it is not 0; changed only while nothing runs
   std::atomic<uint32_t> closing;
   Processes processes;
   protocols::SpinLock kernel_lock;
 };
 
-/// Where the structs are in this process.
+/// The addresses of the structs in this process.
 struct Store {
   std::byte* base = nullptr;
   Header* header = nullptr;
@@ -254,11 +254,11 @@ struct Store {
   uint64_t distance(const void* address) const {
     return reinterpret_cast<uint64_t>(address) - reinterpret_cast<uint64_t>(base);
   }
-  /// Of a task that was submitted, not replayed.
+  /// The submitter of a task that is not replayed.
   uint32_t submitter_of(uint32_t slot) const { return slot / header->window; }
-  /// Which of its submitter's slots it is.
+  /// The slot's index among its submitter's slots.
   uint32_t place_of(uint32_t slot) const { return slot & (header->window - 1); }
-  /// The task that lives in a slot now.
+  /// The current task of a slot.
   TaskRef name_at(uint32_t slot) const { return make_ref(TaskWord::generation(slots[slot].word), slot); }
   uint32_t index_of(const Handle& handle) const { return static_cast<uint32_t>(&handle - handles); }
   bool lies_in_heap(uint64_t address) const {
@@ -276,7 +276,7 @@ struct Options {
   uint32_t max_regions = 4096;
   uint32_t max_events = 1024;
   uint32_t max_chunks = 0;  // 0: by the number of slots and handles
-  uint32_t max_replayable = kMaxReplayable;  // tasks of recordings that are kept ready to be replayed
+  uint32_t max_replayable = kMaxReplayable;  // maximum number of tasks in instantiated graphs
   uint64_t heap_bytes = 64 << 20;
   uint8_t worker_types[256] = {};  // masks
   bool has_types = false;
@@ -286,19 +286,19 @@ struct Options {
   double peer_timeout_s = 10;
 };
 
-/// What make_region maps for these options.
+/// Bytes that make_store maps for these options.
 uint64_t store_bytes(const Options& options);
 /// Makes a store (anonymous, or a new file for shared_path) with everything empty. Throws ResourceError.
 Store make_store(const Options& options);
-/// The file gets its name, at once and complete: a process that finds it can use it. Throws ArgumentError when it
-/// exists.
+/// Gives the complete file its final name, so that other processes never see an incomplete one. Throws ArgumentError if
+/// the name exists.
 void publish_store(const char* path);
-/// What is left of a file that never got its name.
+/// Removes the temporary file of a store that was not published.
 void drop_part(const char* path);
-/// Maps the store of another process. Throws ArgumentError when the file is none.
+/// Maps the store of another process. Throws ArgumentError if the file is not a store.
 Store attach_store(const char* path);
 void unmap_store(const Store& store);
-/// Gives a thread's slots their memory now, in one call, instead of one fault after the other in its first submissions.
+/// Populates a thread's slots in one call, to avoid a page fault per slot in its first submissions.
 void populate(const Store& store, uint32_t thread);
 /// Bytes of [base, base + bytes) that occupy memory now.
 uint64_t resident_bytes(const std::byte* base, uint64_t bytes);

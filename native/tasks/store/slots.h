@@ -18,9 +18,9 @@
 namespace tilewise::tasks {
 
 inline constexpr uint32_t kInlineProducers = 8;
-inline constexpr uint32_t kMaxKeptArguments = 5;  // words; the rest is for producers
+inline constexpr uint32_t kMaxInlineArguments = 5;  // words; the rest is for producers
 
-/// Odd generation: a task lives in the slot. See protocols/task_word.h.
+/// An odd generation: the slot has a task. See protocols/task_word.h.
 using TaskWord = protocols::TaskWords<protocols::StdMemory>;
 using TaskWordBits = TaskWord::Bits;
 using TaskMutexes = protocols::TaskMutexes<protocols::StdMemory>;
@@ -33,17 +33,17 @@ enum SlotFlags : uint16_t {
   kIsParent = 8,   // its kernel may submit: it completes after its children
   kHasTarget = 16,
   kHasPredicate = 32,
-  kIsEmbedded = 64,  // its body and what it waits for besides its producers are the host's
-  kIsReplayed = 128,  // a task of a instantiated graph, see instantiated_graph.h
-  kHasName = 256,  // what few tasks have: it stands in their TaskNotes
+  kIsEmbedded = 64,  // the host has its body and its other conditions
+  kIsReplayed = 128,  // a task of an instantiated graph, see instantiated_graph.h
+  kHasName = 256,  // rare; stored in TaskNotes
   kHasDeadline = 512,
   kHasViews = 1024,
 };
 
 struct GraphReplay;
 
-/// What a task of a instantiated graph has in the place of its producers; constant while the instantiated graph lives,
-/// except the last two. No SlotArgs belong to it. Memory: of the process.
+/// The fields that a task of an instantiated graph has instead of producers. They are constant while the graph exists,
+/// except the last two. Such a task has no SlotArgs. Memory: of the process.
 struct Replayed {
   GraphReplay* replay;
   pto_kernel_fn function;  // nullptr: an empty task
@@ -51,13 +51,13 @@ struct Replayed {
   const uint64_t* scalars;
   const uint32_t* successors;  // slots
   uint32_t num_successors;
-  uint32_t num_arrivals;  // by which it becomes ready: one per producer; without producers, the beginning of the replay
+  uint32_t num_arrivals;  // until it is ready: one per producer, or one for the start of the replay
   uint64_t ready_ticks;  // while tracing
-  int32_t status;  // of a task that is ended from outside
+  int32_t status;  // for a task that is ended from outside
 };
 
-/// kExternal, kEnding, kEnded, kLeft: of a task that is ended from outside; see protocols/ending.h. kChildren: its
-/// kernel has returned, its children have not.
+/// kExternal, kEnding, kEnded, kLeft: for a task that is ended from outside; see protocols/ending.h. kChildren: its
+/// kernel has returned, its children have not ended.
 enum class SlotState : uint8_t {
   kFilling = 0,
   kPending,
@@ -72,24 +72,24 @@ enum class SlotState : uint8_t {
 };
 using Ending = protocols::Endings<protocols::StdMemory, SlotState>;
 
-/// What every thread reads of a task. Two cache lines. Written by its submitter, then by the threads that
+/// The part of a task that every thread reads. Two cache lines. Written by its submitter, then by the threads that
 /// advance it (one at a time), then by the one that runs it; `wake` by any thread.
 struct alignas(128) Slot {
   TaskWord::Word word;
   int32_t kernel;
   int32_t priority;
-  uint32_t next_waiter;  // + 1, of the list this task is on
+  uint32_t next_waiter;  // + 1, in the list that this task is in
   uint32_t parent;  // slot + 1
   uint32_t poison;  // error number inherited
   uint32_t more_producers;  // + 1
-  std::atomic<uint32_t> children;  // 1 while its kernel runs, plus live children; of a replayed task: arrivals to come
+  std::atomic<uint32_t> children;  // live children, plus 1 while its kernel runs; for a replayed task: missing arrivals
   std::atomic<uint32_t> child_error;
   std::atomic<uint64_t> sequence;
   std::atomic<uint32_t> cancelled;  // low bits of the generation that was cancelled
-  std::atomic<uint32_t> released;  // likewise: its submitter will not ask how it ended
+  std::atomic<uint32_t> released;  // the same: its submitter will not query its status
   uint8_t type_class;
-  uint8_t num_producers;  // inline
-  uint8_t room;  // for producers inline
+  uint8_t num_producers;  // stored inline
+  uint8_t room;  // inline places for producers
   uint8_t num_params;
   uint16_t flags;
   uint8_t num_scalars;
@@ -100,7 +100,7 @@ struct alignas(128) Slot {
     Replayed replayed;  // with kIsReplayed
   };
 
-  /// A new task, with no parameters and no producers; nothing is left of the last one here.
+  /// Begins a new task without parameters and producers; resets all fields of the last one.
   void begin(int32_t new_kernel, int32_t new_priority, uint8_t new_class, uint16_t new_flags) {
     kernel = new_kernel;
     priority = new_priority;
@@ -111,10 +111,10 @@ struct alignas(128) Slot {
     flags = new_flags;
   }
 
-  /// A task with few arguments, submitted the short way in one process, has them behind its producers: addresses as the
-  /// kernel gets them, then scalars. Then two cache lines go to its runner, not three. All others have theirs in
-  /// SlotArgs, or in Replayed.
-  bool keeps_arguments() const { return room + num_params + num_scalars == kInlineProducers; }
+  /// A task with few arguments, submitted by the fast path in one process, stores them after its producers: addresses
+  /// as passed to the kernel, then scalars. So its runner reads two cache lines instead of three. All others store them
+  /// in SlotArgs or Replayed.
+  bool has_inline_arguments() const { return room + num_params + num_scalars == kInlineProducers; }
   void** addresses() { return reinterpret_cast<void**>(producers + room); }
   uint64_t* scalars() { return producers + room + num_params; }
 };
@@ -125,22 +125,22 @@ struct Param {
   uint32_t handle : 24;
   uint32_t mode : 7;
   uint32_t is_region : 1;
-  uint32_t shadow;  // + 1: the handle that stands for it among this task's children
+  uint32_t shadow;  // + 1: the handle that tracks it for this task's children
 };
 static_assert(sizeof(Param) == 16);
 
-/// What only the runner reads of a task that does not keep its arguments itself, and what few tasks have.
+/// The arguments of a task without inline arguments, which only the runner reads, and rarely used fields.
 struct alignas(64) SlotArgs {
   Param params[PTO_MAX_PARAMS];
-  uint64_t more_scalars[PTO_MAX_SCALARS];  // scalars begin right behind the parameters that the task has
-  uint64_t predicate;  // distance of a uint32_t
+  uint64_t more_scalars[PTO_MAX_SCALARS];  // scalars follow the task's parameters directly
+  uint64_t predicate;  // distance of a uint32_t from the store's base
   uint32_t target_worker;
-  uint32_t mutexes[PTO_MAX_PARAMS];  // handles, ascending; these three with kUsesMutexes
+  uint32_t mutexes[PTO_MAX_PARAMS];  // handles, ascending; valid with kUsesMutexes, like the next two
   uint32_t num_mutexes;
   uint32_t num_mutexes_held;
   int32_t scope_depth;
-  int32_t status;  // of a parent that waits for its children
-  uint64_t awaited;  // value of the event it waits for
+  int32_t status;  // for a parent that waits for its children
+  uint64_t awaited;  // value of the event that it waits for
   std::atomic<uint32_t> runner;  // thread + 1, while the kernel of a task that may submit runs
   uint64_t submit_ticks;  // while tracing
   uint64_t ready_ticks;
@@ -149,15 +149,15 @@ struct alignas(64) SlotArgs {
   const uint64_t* scalars(uint32_t num_params) const { return reinterpret_cast<const uint64_t*>(params + num_params); }
 };
 
-/// By the flags of its slot. Written by the submitter; the views' addresses by the runner.
+/// Valid according to the slot's flags. Written by the submitter; the views' addresses by the runner.
 struct TaskNotes {
   char name[PTO_MAX_NAME];
   int64_t deadline_ns;  // of CLOCK_MONOTONIC
   pto_view views[PTO_MAX_PARAMS];
 };
 
-/// kHasOwner: only the children of one task may use it.
-/// kReplayed: a instantiated graph knows who accesses it; see instantiated_graph.h.
+/// kHasOwner: only the children of one task may use the buffer.
+/// kReplayed: an instantiated graph has the buffer's last accesses; see instantiated_graph.h.
 enum HandleFlags : uint32_t {
   kFrozen = 1,
   kHasRegions = 2,
@@ -167,8 +167,8 @@ enum HandleFlags : uint32_t {
   kReplayed = 32
 };
 
-/// A word that one thread at a time changes while others may look at it; under a lock they look again. Publishes what
-/// was written before it: a thread that sees kUsed sees the state of that use.
+/// A word that one thread at a time changes while others may read it; they read it again under a lock. A write
+/// publishes earlier writes: a thread that sees kUsed sees the state of that use.
 struct SharedWord {
   std::atomic<uint32_t> word;
   operator uint32_t() const { return word.load(std::memory_order_acquire); }
@@ -187,13 +187,13 @@ struct alignas(128) Handle {
   uint64_t address;  // distance from the store's base
   std::atomic<uint32_t> generation;
   SharedWord flags;
-  // second line: what plain tasks do not ask for
-  TaskMutexes::Mutex mutex;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
-  SharedWord owner;  // parent slot + 1 whose children use it; 0: outside any task
+  // second cache line: not used by plain tasks
+  TaskMutexes::Mutex mutex;  // [locked 1 | first waiter + 1]: commuting tasks, one at a time
+  SharedWord owner;  // slot + 1 of the parent whose children use it; 0: outside tasks
   uint64_t bytes;
   uint32_t next;  // + 1: in its scope, or free
-  RegionTree tree;  // boxes, when kHasRegions
-  uint32_t replayed_by;  // first slot of the instantiated graph, when kReplayed
+  RegionTree tree;  // boxes, if kHasRegions
+  uint32_t replayed_by;  // first slot of the instantiated graph, if kReplayed
 };
 static_assert(sizeof(Handle) == 128 && offsetof(Handle, mutex) == 64);
 

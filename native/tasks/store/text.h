@@ -1,4 +1,4 @@
-// The rules of names that come from C: they are written into JSON, HTML and errors, and read as UTF-8.
+// The rules of names that come from C: they are written to JSON, HTML and error messages as UTF-8.
 #pragma once
 #include <cstdint>
 #include <string_view>

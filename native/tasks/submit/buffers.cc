@@ -17,7 +17,7 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// Asks for a buffer without naming any of its bytes: a task may wait for what it declared by a box.
+/// An empty region: a task may wait for a buffer that it declared by a box.
 constexpr pto_region kNoBytes = {0, 1, {0}, {1}};
 
 }  // namespace
@@ -31,7 +31,7 @@ pto_handle register_buffer(Engine& engine, void* address, uint64_t bytes) {
   if (distance < engine.store.header->total_bytes) {
     throw_error(PTO_BAD_ARGUMENT,
                 "[runtime.register] a buffer must be the caller's own memory; got memory of the runtime's heap; ",
-                "use the handle that its allocation gave");
+                "use the handle of its allocation");
   }
   if (engine.store.header->is_shared != 0) {
     throw_error(PTO_BAD_ARGUMENT,
@@ -57,7 +57,7 @@ void unregister(Engine& engine, pto_handle name, double timeout_s, bool helps) {
 
 void freeze(Engine& engine, pto_handle name, bool frozen) {
   Handle& handle = resolve(engine, name, "freeze");
-  // Then no writer is left, so readers need not be known.
+  // Afterwards no writer is left, so readers need not be tracked.
   if (frozen) wait_for_buffer(engine, name, nullptr, PTO_OUTPUT, PTO_FOREVER, true);
   const uint32_t thread = current_thread(engine);
   const SubmitGuard guard(*engine.store.header, thread, engine.fences);
@@ -87,22 +87,22 @@ void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, in
   const uint32_t thread = current_thread(engine);
   ChunkPool pool{engine, engine.thread_slot(thread)};
   std::vector<TaskRef> producers;
-  Handle* found = &resolve(engine, name, "read");
-  if (box != nullptr) check_region(*found, *box, "read", -1);
+  Handle* handle = &resolve(engine, name, "read");
+  if (box != nullptr) check_region(*handle, *box, "read", -1);
   {
-    // A task's children are tracked by that task alone; and a replay may hold the lock until the task has ended.
+    // Only a task itself tracks its children; and a replay may keep the lock until the task has ended.
     const SubmitGuard guard(*engine.store.header, thread, engine.fences, running.engine == &engine);
-    if (found->owner != 0 || running.engine == &engine) {
-      found = &tracked(engine, *found, PTO_INPUT, box != nullptr ? box : &kNoBytes, thread);
+    if (handle->owner != 0 || running.engine == &engine) {
+      handle = &tracked(engine, *handle, PTO_INPUT, box != nullptr ? box : &kNoBytes, thread);
     } else {
-      settle_buffer(engine, *found, thread);
+      settle_buffer(engine, *handle, thread);
     }
     const auto note = [&](TaskRef ref) { producers.push_back(ref); };
-    if ((found->flags & kHasRegions) != 0) {
+    if ((handle->flags & kHasRegions) != 0) {
       std::lock_guard boxes_guard(engine.store.header->boxes_lock);
-      collect_boxes(engine.boxes, engine.store.index_of(*found), *found, box, mode, pool, note);
+      collect_boxes(engine.boxes, engine.store.index_of(*handle), *handle, box, mode, pool, note);
     } else {
-      collect(found->state, pool, mode, note);
+      collect(handle->state, pool, mode, note);
     }
   }
   const int64_t begin = timeout_s > 0 ? now_ns() : 0;
@@ -112,7 +112,7 @@ void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, in
     const int status = wait(engine, without_flags(producer), left, helps);
     if (status == PTO_TIMEOUT) {
       throw_error(PTO_TIMEOUT,
-                  "[runtime.read] the buffer's tasks must end within the time given; got a task that still runs ",
+                  "[runtime.read] the buffer's tasks must end within the timeout; got a task that still runs ",
                   "after ", timeout_s, " s; wait longer, or cancel it");
     }
     if ((producer & kCarriesPoison) == 0 || status == PTO_OK) continue;
@@ -120,10 +120,11 @@ void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, in
     task_error(engine, without_flags(producer), &text);
     throw_error(status, text);
   }
-  return engine.store.at(found->address + (box != nullptr ? box->offset : 0));
+  return engine.store.at(handle->address + (box != nullptr ? box->offset : 0));
 }
 
-// An empty task that overwrites the bytes stands for the caller: it waits for all earlier tasks, and it ends a poison.
+// Submits an empty task that overwrites the bytes on behalf of the caller: it waits for all earlier tasks and clears
+// their poison.
 void* wait_to_write(Engine& engine, pto_handle name, const pto_region* box, double timeout_s, bool helps) {
   if (box != nullptr) check_region(resolve(engine, name, "write"), *box, "write", -1);
   pto_param param{};
@@ -140,7 +141,7 @@ void* wait_to_write(Engine& engine, pto_handle name, const pto_region* box, doub
   }
   if (wait(engine, submit(engine, spec), timeout_s, helps) == PTO_TIMEOUT) {
     throw_error(PTO_TIMEOUT,
-                "[runtime.write] the buffer's tasks must end within the time given; got one that still runs after ",
+                "[runtime.write] the buffer's tasks must end within the timeout; got one that still runs after ",
                 timeout_s, " s; wait longer, or cancel it");
   }
   return static_cast<std::byte*>(address_of(engine, name)) + (box != nullptr ? box->offset : 0);

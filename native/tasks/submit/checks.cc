@@ -12,7 +12,7 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// Bytes from the first of a box that lie without a gap.
+/// The number of contiguous bytes from the start of a box.
 uint64_t run_of(const pto_region& box) {
   uint64_t run = box.size[box.ndim - 1];
   for (uint32_t d = box.ndim - 1; d-- > 0;) {
@@ -25,15 +25,15 @@ uint64_t run_of(const pto_region& box) {
 
 constexpr uint32_t bit(pto_mode mode) { return 1u << mode; }
 
-/// How a built-in kernel may use its target (parameter 0) and its source. What a task overwrites, by its
-/// mode, has no value that a kernel could read; what it reads must stay as it is.
+/// The modes allowed for a built-in kernel's target (parameter 0) and source. A buffer that the mode overwrites has no
+/// value to read; one that the mode reads must not change.
 uint32_t modes_of(const BuiltinKernel& kernel, uint32_t p) {
   const uint32_t both = bit(PTO_INOUT) | bit(PTO_COMMUTE) | bit(PTO_NO_DEP);
   if (p == 1) return both | bit(PTO_INPUT);
   return kernel.reads_target ? both : both | bit(PTO_OUTPUT) | bit(PTO_REDUCE);
 }
 
-/// The kernel that adds the partials of a reduction, as far as it is a built-in.
+/// Checks the kernel that adds the partial values of a reduction, if it is a built-in.
 void check_combine(const Engine& engine, const pto_param& param, uint32_t number, uint64_t num_bytes) {
   if ((engine.store.kernels[param.combine].flags & kIsBuiltin) == 0) return;
   const BuiltinKernel& kernel = builtin_kernels()[static_cast<size_t>(param.combine)];
@@ -44,7 +44,7 @@ void check_combine(const Engine& engine, const pto_param& param, uint32_t number
               "; choose the one for its type");
 }
 
-// A parameter that is not simply a whole buffer, read or written.
+// Checks a parameter that is not just a whole buffer, read or written.
 uint32_t check_param(Engine& engine, const pto_task_spec& spec, uint32_t p, Resolved& buffers) {
   const char* where = "[runtime.submit] ";
   const pto_param& param = spec.params[p];
@@ -93,7 +93,7 @@ uint32_t check_more(Engine& engine, const pto_task_spec& spec) {
     if (slot_of(spec.after[a]) < engine.store.header->num_slots) {
       const TaskWordBits word = TaskWord::look(engine.store.slots[slot_of(spec.after[a])].word);
       if (generation_of(spec.after[a]) <= TaskWord::generation_in(word))
-        continue;  // a newer one would never come, or be this task
+        continue;  // a later id would never complete, or would be this task
     }
     throw_error(PTO_BAD_ARGUMENT, "[runtime.submit] an explicit edge must come from a task of this runtime; got ",
                 spec.after[a], "; check that its submit succeeded");
@@ -148,27 +148,27 @@ void check_builtin(Engine& engine, const pto_task_spec& spec) {
                   : kernel.reads_target ? "PTO_INOUT or PTO_COMMUTE"
                                         : "PTO_OUTPUT, PTO_INOUT, PTO_COMMUTE or PTO_REDUCE");
     }
-    if (param.handle == 0 && param.mode == PTO_NO_DEP) continue;  // an address: its caller knows
+    if (param.handle == 0 && param.mode == PTO_NO_DEP) continue;  // an address: the caller is responsible
     const uint64_t available = param.handle == 0         ? param.bytes
                                : param.region != nullptr ? run_of(*param.region)
                                                          : resolve(engine, param.handle, "submit").bytes;
     if (num_bytes <= available) continue;
     const bool has_gaps = param.handle != 0 && param.region != nullptr && param.region->ndim > 1;
     throw_error(PTO_BAD_ARGUMENT, where, "the kernel '", kernel.name,
-                "' needs as many bytes without a gap as it is to work ", "on; got ", num_bytes, " for parameter ", p,
+                "' needs as many contiguous bytes as it works on; got ", num_bytes, " for parameter ", p,
                 ", which has ", available,
                 has_gaps ? " before its first gap; submit a task per row, or a kernel that knows strides"
                          : "; pass fewer, or a larger buffer");
   }
 }
 
-// Everything that can be wrong is found here, before anything is taken.
+// Checks everything before anything is allocated.
 uint32_t check_spec(Engine& engine, const pto_task_spec& spec, Resolved& buffers) {
   const char* where = "[runtime.submit] ";
   if (spec.num_params > PTO_MAX_PARAMS || spec.num_scalars > PTO_MAX_SCALARS) {
     throw_error(PTO_BAD_ARGUMENT, where, "a task must have at most ", PTO_MAX_PARAMS, " parameters and ",
                 PTO_MAX_SCALARS, " scalars; got ", spec.num_params, " and ", spec.num_scalars,
-                "; pass one buffer that holds more");
+                "; pack several into one buffer");
   }
   const bool has_arrays =
       (spec.num_params == 0 || spec.params != nullptr) && (spec.num_scalars == 0 || spec.scalars != nullptr) &&

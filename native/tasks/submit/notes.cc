@@ -19,7 +19,7 @@ uint64_t item_bytes_of(const pto_view& view) {
   return view.type == PTO_OTHER ? view.item_bytes : kItemBytes[view.type];
 }
 
-/// Without dimensions of one step, and those that follow each other without a gap as one: equal for equal bytes.
+/// Removes dimensions of size 1 and merges contiguous ones, so that boxes of equal bytes are equal.
 Box merged(const Box& box) {
   Box made{box.offset, 0, {}, {}};
   for (uint32_t d = 0; d < box.ndim; ++d) {
@@ -36,9 +36,9 @@ Box merged(const Box& box) {
   return made;
 }
 
-/// The bytes of a view, from `offset` on. False: they are no box.
+/// The bytes of a view, from `offset` on. Returns false if they are not a box.
 bool box_of_view(const pto_view& view, uint64_t offset, Box& box) {
-  // One dimension more than views have: the bytes of an element.
+  // One dimension more than the view has: the bytes of an element.
   uint64_t size[PTO_MAX_DIMS + 1], stride[PTO_MAX_DIMS + 1];
   uint32_t ndim = 0;
   for (uint32_t d = 0; d < view.ndim; ++d) {
@@ -65,7 +65,7 @@ bool box_of_view(const pto_view& view, uint64_t offset, Box& box) {
   return true;
 }
 
-/// Whether all of the view lies in the box.
+/// Whether the whole view is inside the box.
 bool view_lies_in(const pto_view& view, const Box& outer) {
   if (std::any_of(view.size, view.size + view.ndim, [](uint64_t size) { return size == 0; })) return true;
   Box inner;
@@ -75,7 +75,7 @@ bool view_lies_in(const pto_view& view, const Box& outer) {
                         std::equal(one.stride, one.stride + one.ndim, other.stride);
   if (is_equal) return true;
   if (other.ndim > 1) return lies_in(one, other);
-  uint64_t end = 1;  // a run holds every box that ends before it does
+  uint64_t end = 1;  // a contiguous run contains every box that ends inside it
   for (uint32_t d = 0; d < one.ndim; ++d) end += (one.size[d] - 1) * one.stride[d];
   return end <= other.size[0];
 }
@@ -90,11 +90,12 @@ void check_extras(const pto_task_spec& spec) {
   }
   if (spec.name != nullptr && !is_text(spec.name)) {
     throw_error(PTO_BAD_ARGUMENT, where,
-                "a task's name must be UTF-8 without control characters; got another; correct it");
+                "a task's name must be UTF-8 without control characters; got other bytes; correct it");
   }
   if (!(spec.deadline_s >= 0)) {
-    throw_error(PTO_BAD_ARGUMENT, where, "a deadline must lie ahead, in seconds from now, or be 0 for none; got ",
-                spec.deadline_s, "; correct it");
+    throw_error(PTO_BAD_ARGUMENT, where,
+                "a deadline must be a positive number of seconds from now, or 0 for none; got ", spec.deadline_s,
+                "; correct it");
   }
 }
 
@@ -110,12 +111,11 @@ void check_views(const pto_task_spec& spec, Handle* const* handles) {
                   " dimensions and elements of a pto_type; got ", view.ndim, " dimensions and type ",
                   static_cast<int>(view.type), " in parameter ", p, "; correct it");
     }
-    if (handles[p] == nullptr && param.mode == PTO_NO_DEP) continue;  // an address: its caller knows
+    if (handles[p] == nullptr && param.mode == PTO_NO_DEP) continue;  // an address: the caller is responsible
     Handle fresh{};
     fresh.bytes = param.bytes;
     if (view_lies_in(view, box_of(handles[p] != nullptr ? *handles[p] : fresh, param.region))) continue;
-    throw_error(PTO_BAD_ARGUMENT,
-                "[runtime.submit] a view must lie in its buffer or region; got one with more or other bytes",
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.submit] a view must lie in its buffer or region; got one with other bytes",
                 " in parameter ", p, "; correct its sizes and strides, in elements and bytes");
   }
 }
@@ -134,18 +134,18 @@ void note_extras(Engine& engine, uint32_t slot, const pto_task_spec& spec) {
   }
 }
 
-void note_view(Engine& engine, uint32_t slot, uint32_t param, const pto_param& given, uint64_t num_bytes) {
+void note_view(Engine& engine, uint32_t slot, uint32_t param, const pto_param& parameter, uint64_t num_bytes) {
   pto_view& view = engine.store.notes[slot].views[param];
-  if (given.view != nullptr) {
-    view = *given.view;
+  if (parameter.view != nullptr) {
+    view = *parameter.view;
     view.item_bytes = item_bytes_of(view);
     return;
   }
   view = {nullptr, 1, PTO_U8, 1, {num_bytes}, {1}};
-  if (given.region == nullptr) return;
-  view.ndim = given.region->ndim;
-  std::copy_n(given.region->size, view.ndim, view.size);
-  std::copy_n(given.region->stride, view.ndim, view.stride);
+  if (parameter.region == nullptr) return;
+  view.ndim = parameter.region->ndim;
+  std::copy_n(parameter.region->size, view.ndim, view.size);
+  std::copy_n(parameter.region->stride, view.ndim, view.stride);
 }
 
 }  // namespace tilewise::tasks

@@ -1,4 +1,4 @@
-// Rare attributes of tasks: views of their parameters, names, deadlines, and the flag that tells a running kernel to
+// Rare attributes of tasks: views of their parameters, names, deadlines, and the flag that asks a running kernel to
 // stop.
 #include <fstream>
 #include <sstream>
@@ -26,7 +26,7 @@ int sum_view(void* const* buffers, const uint64_t* scalars) {
   return PTO_OK;
 }
 
-/// Without views of the submitter's: bytes. scalars: dimensions, size and stride of the first.
+/// Checks views of parameters without explicit views: bytes. scalars: dimensions, size and stride of the first.
 int expect_bytes(void* const* buffers, const uint64_t* scalars) {
   const auto& view = *static_cast<const pto_view*>(buffers[0]);
   const bool is_right = view.type == PTO_U8 && view.item_bytes == 1 && view.ndim == scalars[0] &&
@@ -102,10 +102,10 @@ CASE("a view must lie in its buffer or box") {
     return runtime.submit(kernel, {seen_as(in(h, region), view)}) == 0 && pto_last_status() == PTO_BAD_ARGUMENT;
   };
   EXPECT(!refused(nullptr, {nullptr, 2, PTO_F32, 0, {4, 6}, {24, 4}}));
-  EXPECT(!refused(nullptr, {nullptr, 1, PTO_F32, 0, {12}, {8}}));  // every second one
+  EXPECT(!refused(nullptr, {nullptr, 1, PTO_F32, 0, {12}, {8}}));  // every second element
   EXPECT(!refused(&column, {nullptr, 1, PTO_F32, 0, {4}, {24}}));
   EXPECT(!refused(&tile, {nullptr, 2, PTO_F32, 0, {2, 2}, {24, 4}}));
-  EXPECT(!refused(&tile, {nullptr, 2, PTO_F32, 0, {2, 1}, {24, 4}}));  // less than all
+  EXPECT(!refused(&tile, {nullptr, 2, PTO_F32, 0, {2, 1}, {24, 4}}));  // only a part
   EXPECT(!refused(&row, {nullptr, 1, PTO_F32, 0, {6}, {4}}));
   EXPECT(!refused(&row, {nullptr, 1, PTO_OTHER, 12, {2}, {12}}));
   EXPECT(!refused(&tile, {nullptr, 1, PTO_F32, 0, {0}, {4}}));
@@ -121,7 +121,7 @@ CASE("a view must lie in its buffer or box") {
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
-CASE("a task's name stands in its error, its trace and the graph, also of a replay") {
+CASE("a task's name is in its error, its trace and the graph, also in a replay") {
   Runtime runtime(1);
   int64_t x = 0;
   const pto_handle h = runtime.add(x);
@@ -159,7 +159,7 @@ CASE("a task's name stands in its error, its trace and the graph, also of a repl
   EXPECT(has(pto_last_error(), "at most 63 bytes"));
 }
 
-CASE("a task that has not started by its deadline fails, and its heirs with it; an earlier start is in time") {
+CASE("a task that has not started by its deadline fails together with its consumers; an earlier start is in time") {
   for (const uint32_t workers : {0u, 1u}) {
     Runtime runtime(workers);
     int64_t x = 0;
@@ -182,7 +182,7 @@ CASE("a task that has not started by its deadline fails, and its heirs with it; 
   }
 }
 
-CASE("a deadline ends the wait for an event, whether workers sleep, wait or are none") {
+CASE("a deadline ends the wait for an event, with sleeping, waiting or no workers") {
   for (const uint32_t workers : {0u, 1u, 2u}) {
     Runtime runtime(workers);
     const pto_event never = pto_event_open(runtime), also = pto_event_open(runtime);
@@ -221,7 +221,7 @@ CASE("names are UTF-8 without control characters: they are written into JSON and
   }
 }
 
-CASE("a deadline is a number of seconds that lie ahead") {
+CASE("a deadline is a positive number of seconds") {
   Runtime runtime(1);
   for (const double bad : {-1.0, -HUGE_VAL, static_cast<double>(NAN)}) {
     EXPECT_EQ(submit_named(runtime, PTO_NO_KERNEL, {}, nullptr, bad), 0u);
@@ -230,7 +230,7 @@ CASE("a deadline is a number of seconds that lie ahead") {
   EXPECT_EQ(pto_wait(runtime, submit_named(runtime, PTO_NO_KERNEL, {}, nullptr, HUGE_VAL), PTO_FOREVER), 0);
 }
 
-CASE("a running kernel learns that it was cancelled, that everything was, and that its deadline is over") {
+CASE("a running kernel sees its cancellation, the cancellation of all, and its deadline") {
   EXPECT_EQ(pto_should_stop(), 0);
   for (const int how : {0, 1, 2}) {
     Runtime runtime(1);
@@ -241,13 +241,13 @@ CASE("a running kernel learns that it was cancelled, that everything was, and th
     if (how == 0) EXPECT_EQ(pto_cancel(runtime, task), 0);
     if (how == 1) EXPECT_EQ(pto_cancel_all(runtime), 0);
     EXPECT_EQ(pto_wait(runtime, task, 10), PTO_TASK_FAILED);
-    EXPECT_EQ(pto_task_status(runtime, task), PTO_TASK_FAILED);  // by its kernel's own word
+    EXPECT_EQ(pto_task_status(runtime, task), PTO_TASK_FAILED);  // as its kernel returned
     pto_task_release(runtime, task);
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
   }
 }
 
-CASE("a child learns that its parent was cancelled") {
+CASE("a child sees its parent's cancellation") {
   Runtime runtime(2);
   static PTORuntime* shared;
   static pto_kernel child;

@@ -1,4 +1,4 @@
-// Reading and writing a part of a buffer: which tasks it waits for, whose failures it raises, and which it clears.
+// Reading and writing a part of a buffer: which tasks it waits for, which failures it throws, and which it clears.
 #include <bitset>
 #include <random>
 
@@ -31,7 +31,7 @@ Part random_part(std::minstd_rand& random) {
   return below(8) == 0 ? part(0, 0, kRows, kCols) : part(row, col, 1 + below(kRows - row), 1 + below(kCols - col));
 }
 
-/// What must be known of failures: every write, in order.
+/// The expected failures: every write, in order.
 struct Model {
   struct Write {
     Bytes bytes;
@@ -43,7 +43,7 @@ struct Model {
     std::erase_if(writes, [&](const Write& older) { return (older.bytes & ~bytes).none(); });
     writes.push_back({bytes, failed});
   }
-  /// A failed write shares a byte, and no later one covers all that is read.
+  /// Whether a failed write shares a byte and no later write covers all that is read.
   bool is_poisoned(const Bytes& bytes) const {
     for (size_t w = writes.size(); w-- > 0;) {
       if (writes[w].failed && (writes[w].bytes & bytes).any()) return true;
@@ -55,7 +55,7 @@ struct Model {
 
 }  // namespace
 
-CASE("a failure in one half of a buffer outlives a write of the other half, and ends with a write of its own") {
+CASE("a failure in one half of a buffer survives a write of the other half, and is cleared by a write of its own") {
   Runtime runtime(1);
   std::vector<uint8_t> data(8);
   const pto_handle h = runtime.add(data);
@@ -71,7 +71,7 @@ CASE("a failure in one half of a buffer outlives a write of the other half, and 
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_TASK_FAILED);
 }
 
-CASE("a part that was written after the whole had failed is good, and the rest is not") {
+CASE("a part that was written after the whole had failed is valid, and the rest is not") {
   Runtime runtime(1);
   std::vector<uint8_t> data(8);
   const pto_handle h = runtime.add(data);
@@ -118,7 +118,7 @@ CASE("a part must lie in its buffer") {
   }
 }
 
-CASE("random failures and writes of parts: each read meets exactly the failures that nothing has healed") {
+CASE("random failures and writes of parts: each read gets exactly the failures that no write has cleared") {
   for (uint32_t seed = 1; seed <= 20; ++seed) {
     std::minstd_rand random(seed);
     Runtime runtime(seed % 3);

@@ -15,7 +15,8 @@ namespace tilewise::tasks {
 
 namespace {
 
-// Some buffers know the task already, and no longer whom it replaced: it runs, but does nothing, and keeps their order.
+// Some buffers' states already name the task instead of earlier ones. So it runs as an empty task, which keeps their
+// order.
 void start_empty(Engine& engine, uint32_t slot, uint32_t thread) {
   Slot& task = engine.store.slots[slot];
   task.kernel = PTO_NO_KERNEL;
@@ -69,7 +70,7 @@ void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t thread
   }
 }
 
-// Addresses of all buffers; runtime-owned outputs are packed into one piece of the heap.
+// Stores the addresses of all buffers; packs runtime-owned outputs into one piece of the heap.
 inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t thread, Resolved& buffers,
                         uint32_t traits) {
   Slot& task = engine.store.slots[slot];
@@ -110,7 +111,7 @@ inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec
   }
 }
 
-// Every box of the task gets its node before anything is linked; stale nodes make room.
+// Makes a node for every box of the task before anything is linked; removes stale nodes for room.
 bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& spec, uint32_t thread) {
   ChunkPool pool{engine, engine.thread_slot(thread)};
   const auto prepare_handle = [&](Handle& named, int mode, const pto_region* region, bool is_first_pass) {
@@ -120,7 +121,7 @@ bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& sp
     if (is_first_pass) return begin_boxes(engine.boxes, engine.store.index_of(handle), handle);
     return ensure_box(engine.boxes, engine.store.index_of(handle), handle, box_of(handle, region));
   };
-  // First every buffer learns that it has boxes: the task may name one both as a whole and by a box.
+  // First mark every buffer with boxes, because the task may name one both as a whole and by a box.
   const auto prepare = [&] {
     for (const bool is_first_pass : {true, false}) {
       for (uint32_t p = 0; p < spec.num_params; ++p) {
@@ -169,9 +170,9 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
     if (spec.predicate != 0 && !is_child) settle_buffer(engine, resolve(engine, spec.predicate, "submit"), thread);
   };
   settle();
-  // Since the check another submitter may have begun to use boxes of the same buffer; and children have handles of
-  // their own.
-  bool found_boxes = false;
+  // Since the check, another submitter may have begun to use boxes of the same buffer; and children have their own
+  // handles.
+  bool uses_boxes = false;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     Handle* handle = buffers.handles[p];
     if (handle == nullptr) continue;
@@ -183,14 +184,14 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
     if (is_child || handle->owner != 0) {
       buffers.handles[p] = handle = &tracked(engine, *handle, mode, spec.params[p].region, thread);
     }
-    found_boxes |= (handle->flags & kHasRegions) != 0;
+    uses_boxes |= (handle->flags & kHasRegions) != 0;
   }
   Handle* predicate = nullptr;
   if (spec.predicate != 0) {
     predicate = &tracked(engine, resolve(engine, spec.predicate, "submit"), PTO_INPUT, nullptr, thread);
-    found_boxes |= (predicate->flags & kHasRegions) != 0;
+    uses_boxes |= (predicate->flags & kHasRegions) != 0;
   }
-  if (found_boxes && !has_boxes) {
+  if (uses_boxes && !has_boxes) {
     has_boxes = true;
     guard.lock_boxes();
   }
@@ -232,8 +233,8 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
   }
 }
 
-// A reduction writes a partial of its own; a second task adds it to the target. The chain of these second tasks stands
-// in the order of submission, so the sum has the same bits however the partials are timed.
+// A reduction writes its own partial value; a second task adds it to the target. These second tasks form a chain in the
+// order of submission, so the bits of the sum do not depend on timing.
 pto_task submit_reduction(Engine& engine, const pto_task_spec& spec) {
   pto_param params[PTO_MAX_PARAMS];
   std::copy(spec.params, spec.params + spec.num_params, params);
@@ -270,7 +271,7 @@ pto_task submit_reduction(Engine& engine, const pto_task_spec& spec) {
 
 }  // namespace
 
-// Nothing of it is visible yet.
+// Frees a slot whose task is not visible yet.
 void abandon(Engine& engine, uint32_t slot) {
   Slot& task = engine.store.slots[slot];
   const uint64_t generation = TaskWord::generation(task.word);
@@ -294,12 +295,12 @@ void note_submission(Engine& engine, SlotArgs& args, uint32_t thread) {
   args.ready_ticks = 0;
 }
 
-// Inside a task: its own buffers, and what it declared itself, under a handle of its children's own.
+// Inside a task: its own buffers, and the parameters that it declared, tracked by a separate handle for its children.
 Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box, uint32_t thread) {
   const uint32_t parent = running.engine == &engine ? running.parent : 0;
   if (handle.owner == parent) return handle;
   const uint32_t index = engine.store.index_of(handle);
-  Param* first = nullptr;  // of the parent's parameters that name this buffer: it keeps the children's handle
+  Param* first = nullptr;  // the first of the parent's parameters with this buffer; it has the children's handle
   bool is_allowed = false;
   for (uint32_t p = 0; parent != 0 && p < engine.store.slots[parent - 1].num_params; ++p) {
     Param& declared = engine.store.args[parent - 1].params[p];
@@ -311,7 +312,7 @@ Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box,
   }
   if (!is_allowed) {
     throw_error(PTO_BAD_ARGUMENT,
-                "[runtime.submit] a child may touch only what its parent declared (and write only what it ",
+                "[runtime.submit] a child may access only what its parent declared (and write only what it ",
                 "declared to write) and buffers made inside it; got handle ", index + 1, " with mode ", mode,
                 box != nullptr ? " and a box" : "", "; add it to the parent's parameters");
   }

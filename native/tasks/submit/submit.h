@@ -8,17 +8,17 @@
 
 namespace tilewise::tasks {
 
-/// Returns the task's name.
+/// Submits a task; returns its id.
 pto_task submit(Engine& engine, const pto_task_spec& spec);
-/// The general way.
+/// The general path.
 pto_task submit_any(Engine& engine, const pto_task_spec& spec, uint32_t thread);
-/// A slot was taken for a task, of which nothing is visible yet: it is given back.
+/// Frees a slot that was taken for a task which is not visible yet.
 void abandon(Engine& engine, uint32_t slot);
-/// A submission that failed, for want of references at the latest. is_recorded: buffers may know it.
+/// Undoes a submission that failed. is_recorded: buffers' states may name the task.
 void take_back(Engine& engine, uint32_t slot, uint32_t thread, bool is_recorded);
-/// While tracing.
+/// Records a submission while tracing.
 void note_submission(Engine& engine, SlotArgs& args, uint32_t thread);
-/// The handle under which a thread's accesses are tracked: inside a task its children have one of their own.
+/// The handle that tracks a thread's accesses: inside a task its children have a separate one.
 Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box, uint32_t thread);
 
 }  // namespace tilewise::tasks

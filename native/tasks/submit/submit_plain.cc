@@ -16,20 +16,20 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// A built-in kernel is as plain as its buffers, once its arguments are found to be right.
+/// Checks a built-in kernel's arguments; with valid ones its task is as plain as its buffers.
 [[gnu::noinline, gnu::cold]] bool has_plain_flags(Engine& engine, const pto_task_spec& spec) {
   if (engine.store.kernels[spec.kernel].flags != kIsBuiltin || spec.params == nullptr || spec.scalars == nullptr ||
       spec.num_params > PTO_MAX_PARAMS) {
     return false;
   }
   for (uint32_t p = 0; p < spec.num_params; ++p) {
-    if (spec.params[p].handle == 0 || spec.params[p].region != nullptr) return false;  // the general way checks it
+    if (spec.params[p].handle == 0 || spec.params[p].region != nullptr) return false;  // the general path checks it
   }
   check_builtin(engine, spec);
   return true;
 }
 
-/// As far as the specification itself can say; its buffers are looked at one by one.
+/// Whether the specification permits the fast path; its buffers are checked later, one by one.
 [[gnu::always_inline]] inline bool is_plain(Engine& engine, const pto_task_spec& spec) {
   const Header& header = *engine.store.header;
   const bool asks_for_more = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
@@ -44,18 +44,18 @@ namespace {
          engine.num_observers.load(std::memory_order_relaxed) == 0;
 }
 
-/// Read, write or both: what it has been checked to be.
+/// The mode of a plain parameter: read, write or both.
 int plain_mode(const pto_param& param) {
   if (static_cast<uint32_t>(param.mode) > PTO_INOUT) __builtin_unreachable();
   return param.mode;
 }
 
-/// Where the scalars go; the addresses are written here.
+/// Writes the addresses; returns the place for the scalars.
 [[gnu::always_inline]] inline uint64_t* place_arguments(Engine& engine, Slot& task, SlotArgs& args,
                                                         const pto_task_spec& spec, Handle* const* handles) {
   const uint32_t num_params = spec.num_params;
   const uint32_t num_arguments = num_params + spec.num_scalars;
-  if (num_arguments <= kMaxKeptArguments && engine.store.header->is_shared == 0) [[likely]] {
+  if (num_arguments <= kMaxInlineArguments && engine.store.header->is_shared == 0) [[likely]] {
     task.room = static_cast<uint8_t>(kInlineProducers - num_arguments);
     void** const addresses = task.addresses();
     std::byte* const base = engine.store.base;
@@ -70,8 +70,8 @@ int plain_mode(const pto_param& param) {
   return args.scalars(num_params);
 }
 
-/// A task that overwrites what its own producers have read finds each of them twice: once is enough, and needs no
-/// chunk.
+/// A task that overwrites what its own producers have read collects each of them twice. One reference suffices, and
+/// needs no chunk.
 [[gnu::noinline, gnu::cold]] void merge_or_order_after(Engine& engine, Slot& task, TaskRef producer, uint32_t thread) {
   for (uint32_t p = 0; p < task.num_producers; ++p) {
     if (without_flags(task.producers[p]) != without_flags(producer)) continue;
@@ -81,7 +81,7 @@ int plain_mode(const pto_param& param) {
   order_after(engine, task, producer, thread);
 }
 
-// Buffers with many readers.
+// For buffers with many readers.
 [[gnu::noinline, gnu::cold]] void collect_many(Engine& engine, Slot& task, uint32_t thread, Handle& handle, int mode) {
   ChunkPool pool{engine, engine.thread_slot(thread)};
   collect_rest(handle.state, pool, mode, [&](TaskRef producer) { order_after(engine, task, producer, thread); });
@@ -92,8 +92,8 @@ int plain_mode(const pto_param& param) {
   record(handle.state, pool, mode, task);
 }
 
-/// Orders the task after those that use its buffers. False: another submitter has just begun to use boxes of one of
-/// them; nothing of the task is visible yet. is_recorded: buffers may know it, also when this throws.
+/// Orders the task after those that use its buffers. Returns false if another submitter has just begun to use boxes of
+/// one of them; the task is then not visible yet. is_recorded: buffers' states may name it, also if this throws.
 [[gnu::always_inline]] inline bool link_plain(Engine& engine, Slot& task, TaskRef self, const pto_task_spec& spec,
                                               Handle* const* handles, uint32_t thread, bool& is_recorded) {
   Header& header = *engine.store.header;
@@ -106,9 +106,9 @@ int plain_mode(const pto_param& param) {
   header.sequence.store(sequence, std::memory_order_release);
   if (engine.has_failures()) [[unlikely]]
     sweep_failures_if_many(engine, false);
-  TaskRef found[kMaxFew * PTO_MAX_PARAMS];
+  TaskRef producers[kMaxFew * PTO_MAX_PARAMS];
   uint32_t num_found = 0;
-  const auto find = [&](TaskRef producer) __attribute__((always_inline)) { found[num_found++] = producer; };
+  const auto find = [&](TaskRef producer) __attribute__((always_inline)) { producers[num_found++] = producer; };
   for (uint32_t p = 0; p < num_params; ++p) {
     Handle& handle = *handles[p];
     if (handle.flags != kUsed) [[unlikely]]
@@ -119,9 +119,9 @@ int plain_mode(const pto_param& param) {
   }
   for (uint32_t f = 0; f < num_found; ++f) {
     if (task.num_producers < task.room) [[likely]] {
-      order_after(engine, task, found[f], thread);
+      order_after(engine, task, producers[f], thread);
     } else {
-      merge_or_order_after(engine, task, found[f], thread);
+      merge_or_order_after(engine, task, producers[f], thread);
     }
   }
   // Only for readers: a failed reader does not affect other readers. No dependency graph is recorded here.

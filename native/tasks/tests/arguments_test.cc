@@ -52,7 +52,7 @@ CASE("every number of parameters and scalars reaches the kernel, however many pr
   }
 }
 
-CASE("readers of one buffer take the places of readers that have ended, and a writer waits for all that live") {
+CASE("readers of one buffer reuse the places of readers that have ended, and a writer waits for all live ones") {
   for (const bool is_ascending : {true, false}) {  // the order in which they end
     Runtime runtime(1, 64);
     int64_t x = 0;
@@ -78,7 +78,7 @@ CASE("readers of one buffer take the places of readers that have ended, and a wr
   }
 }
 
-CASE("a buffer ends within the address space, and a callback is a function") {
+CASE("buffers beyond the address space and null callbacks are rejected") {
   Runtime runtime(1);
   EXPECT_EQ(pto_register(runtime, cells, UINT64_MAX), 0u);
   EXPECT_EQ(pto_last_status(), PTO_BAD_ARGUMENT);

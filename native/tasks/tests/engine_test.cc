@@ -1,4 +1,4 @@
-// Every call of pto_api.h, each in the simplest situation that distinguishes right from wrong.
+// Every call of pto_api.h, each in the simplest situation that tests it.
 #include <cstring>
 
 #include "tasks/tests/testing_runtime.h"
@@ -11,7 +11,7 @@ std::atomic<PTORuntime*> inner_runtime{nullptr};
 
 }  // namespace
 
-CASE("open and close, with default and given sizes, and refusals that name the field") {
+CASE("open and close, with default and given sizes, and errors that name the field") {
   PTORuntime* runtime = nullptr;
   EXPECT_EQ(pto_runtime_open(nullptr, &runtime), 0);
   EXPECT_EQ(pto_runtime_close(runtime), 0);
@@ -54,7 +54,7 @@ CASE("a chain on one buffer runs in order, and reads see the last write") {
   }
 }
 
-CASE("a stale handle is refused everywhere, also after its index is used again") {
+CASE("every call rejects a stale handle, also after its index is reused") {
   Runtime runtime;
   int64_t x = 0;
   const pto_handle old = runtime.add(x);
@@ -75,7 +75,7 @@ CASE("a stale handle is refused everywhere, also after its index is used again")
   EXPECT(pto_address(runtime, inner) == nullptr);
 }
 
-CASE("bad submissions are refused and nothing is submitted") {
+CASE("bad submissions are rejected and nothing is submitted") {
   Runtime runtime;
   int64_t x = 0;
   const pto_handle h = runtime.add(x);
@@ -122,7 +122,7 @@ CASE("every parameter, every scalar and many edges reach the kernel") {
   for (int p = 0; p < PTO_MAX_PARAMS; ++p) EXPECT_EQ(values[p], 5 + p % PTO_MAX_SCALARS);
 }
 
-CASE("explicit edges order tasks without data, also behind completed ones") {
+CASE("explicit edges order tasks without data, also after completed ones") {
   Runtime runtime(2);
   static std::atomic<int> counter;
   counter = 0;
@@ -158,7 +158,7 @@ CASE("priorities: with one worker the highest runs first, then the order of subm
   EXPECT(order == (std::vector<uint64_t>{4, 2, 6, 0, 3, 1, 5}));
 }
 
-CASE("target_worker: the named worker and no other runs the task") {
+CASE("target_worker: only the named worker runs the task") {
   Runtime runtime(3);
   static thread_local int here = 0;
   static std::atomic<int> wrong;
@@ -179,7 +179,7 @@ CASE("target_worker: the named worker and no other runs the task") {
   EXPECT(thread_of[0].load() != thread_of[1].load() && thread_of[1].load() != thread_of[2].load());
 }
 
-CASE("worker types: a task runs where its type is served, and a type that no worker serves is refused") {
+CASE("worker types: a task runs on a worker of its type; a type without worker is rejected") {
   const uint8_t types[] = {1 << PTO_CUBE, 1 << PTO_VECTOR | 1 << PTO_AI_CPU};
   pto_config config = Runtime::config(2);
   config.worker_types = types;
@@ -201,7 +201,7 @@ CASE("worker types: a task runs where its type is served, and a type that no wor
   EXPECT_EQ(runtime.submit(where, {}, {.target_worker = 1, .type = PTO_VECTOR}), pto_task{0});
 }
 
-CASE("a predicate is read when its writer has written it, and skips the kernel only") {
+CASE("a predicate is read after its writer, and skips only the kernel") {
   Runtime runtime(2);
   uint32_t flags[2] = {9, 9};
   int64_t x[2] = {1, 1};
@@ -258,7 +258,7 @@ CASE("PTO_LATER: ended after and before the kernel returns, with success and fai
   }
 }
 
-CASE("events: a task waits for a value without a worker, several values, and a value already reached") {
+CASE("events: a task waits for a value without occupying a worker, for several values, and for a reached value") {
   Runtime runtime(1);
   std::atomic<int> count{0};
   const pto_kernel counting = runtime.kernel("count", count_kernel);
@@ -334,7 +334,7 @@ CASE("wait: deadlines, wait_any names the first, notify calls back once") {
   EXPECT_EQ(called.load(), 2002);
 }
 
-CASE("cancel one and all: what has not started is skipped, what comes later runs") {
+CASE("cancel one and all: tasks that have not started are skipped, later ones run") {
   Runtime runtime(1);
   Gate gate;
   std::atomic<int> count{0};
@@ -362,7 +362,7 @@ CASE("cancel one and all: what has not started is skipped, what comes later runs
   EXPECT_EQ(count.load(), 2);
 }
 
-CASE("freeze: readers need no order, writers are refused until it is thawed") {
+CASE("freeze: readers need no order, writers are rejected until it is thawed") {
   Runtime runtime(2);
   int64_t weights = 5;
   std::vector<int64_t> sums(64, 0);
@@ -403,7 +403,7 @@ CASE("pto_read waits for writers only; pto_write waits for readers too") {
   EXPECT_EQ(pto_is_complete(runtime, reader), 1);
 }
 
-CASE("reduction: the partials are added in order of submission, with the same bits for 0 to 8 workers") {
+CASE("reduction: the partial values are added in order of submission, with the same bits for 0 to 8 workers") {
   std::vector<float> first;
   for (uint32_t workers = 0; workers <= 8; ++workers) {
     Runtime runtime(workers);
@@ -489,7 +489,7 @@ CASE("statistics and traces count every task") {
   EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
 }
 
-CASE("edges from tasks to come, undefined flags, missing arrays and endless timeouts are distinguished") {
+CASE("edges from future tasks, undefined flags, missing arrays and infinite timeouts") {
   Runtime runtime(1);
   pto_task_spec spec{};
   spec.kernel = PTO_NO_KERNEL;
@@ -513,7 +513,7 @@ CASE("edges from tasks to come, undefined flags, missing arrays and endless time
   EXPECT_EQ(pto_graph_end(runtime, "/dev/null"), PTO_OK);
 }
 
-CASE("a stall is recorded with its submitter, its cause, its times and what was live") {
+CASE("a stall is recorded with its submitter, cause, times and live tasks") {
   Runtime runtime(1, 4);
   EXPECT_EQ(pto_trace_enable(runtime, 100), 0);
   Gate gate;
@@ -552,11 +552,11 @@ CASE("a stall is recorded with its submitter, its cause, its times and what was 
   EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
 }
 
-CASE("the window's high-water mark shows how many tasks lived, though it was never full") {
+CASE("the window's high-water mark is the number of live tasks, also if it was never full") {
   Runtime runtime(1, 2048);
-  const pto_kernel held = runtime.kernel("held", Gate::kernel);
+  const pto_kernel gated = runtime.kernel("gated", Gate::kernel);
   Gate gate;
-  runtime.submit(held, {}, {.scalars = {scalar(&gate)}});
+  runtime.submit(gated, {}, {.scalars = {scalar(&gate)}});
   gate.await_inside(1);  // so that no worker runs the rest
   for (int t = 0; t < 600; ++t) runtime.submit(PTO_NO_KERNEL, {});
   gate.open();

@@ -1,5 +1,5 @@
 // Full tables. References to ended tasks are reclaimed. If those to live ones do not fit, submissions and replays are
-// rejected, and no order is lost. With too many buffers, the error says what is full.
+// rejected, and no order is lost. With too many buffers, the error names the full table.
 #include <random>
 
 #include "tasks/api/inside.h"
@@ -55,23 +55,23 @@ int status_of(Body&& body) {
 
 }  // namespace
 
-CASE("more live edges than the tables hold: the task is refused, and those accepted keep their order") {
+CASE("more live edges than fit in the tables: the task is rejected, and accepted ones keep their order") {
   for (const bool is_plain : {false, true}) {
     const auto engine = small_engine();
     Gate gate;
-    const pto_kernel held = engine->kernels.add("held", Gate::kernel, 0);
+    const pto_kernel gated = engine->kernels.add("gated", Gate::kernel, 0);
     const pto_kernel add = engine->kernels.add("add", add_kernel, 0);
     const pto_kernel copy = engine->kernels.add("copy", copy_kernel, 0);
     int64_t x = 1, sum = 0, seen = -1, always = 1;
     const pto_handle hx = register_buffer(*engine, &x, 8), hsum = register_buffer(*engine, &sum, 8);
     const pto_handle hseen = register_buffer(*engine, &seen, 8), halways = register_buffer(*engine, &always, 8);
     const auto submit = [&](pto_kernel kernel, std::vector<pto_param> params, std::vector<uint64_t> scalars) {
-      // The predicate makes it no plain task: it goes the general way.
+      // With the predicate the task is not plain and takes the general path.
       return submit_to(*engine, kernel, std::move(params), std::move(scalars), is_plain ? 0 : halways);
     };
-    submit(held, {param(PTO_INOUT, hx)}, {reinterpret_cast<uint64_t>(&gate)});
+    submit(gated, {param(PTO_INOUT, hx)}, {reinterpret_cast<uint64_t>(&gate)});
     gate.await_inside(1);
-    // A chain on `sum`, of readers of x: with one of them the references run out, after `sum` has been notified of it.
+    // A chain on `sum` of readers of x. At one of them references run out, after the state of `sum` names it.
     int64_t accepted = 0;
     bool is_refused = false;
     while (accepted < 400 && !is_refused) {
@@ -84,9 +84,9 @@ CASE("more live edges than the tables hold: the task is refused, and those accep
       }
     }
     EXPECT(is_refused && accepted > 20);
-    // Without the predicate, whose readers would need another reference.
+    // Without the predicate, which would need another reference.
     const pto_task behind = submit_to(*engine, copy, {param(PTO_OUTPUT, hseen), param(PTO_INPUT, hsum)});
-    EXPECT_EQ(wait(*engine, behind, 0.01, true), PTO_TIMEOUT);  // behind all that were accepted
+    EXPECT_EQ(wait(*engine, behind, 0.01, true), PTO_TIMEOUT);  // waits for all accepted tasks
     gate.open();
     EXPECT_EQ(wait_all(*engine, 30, false), PTO_OK);
     EXPECT_EQ(seen, accepted);
@@ -95,11 +95,11 @@ CASE("more live edges than the tables hold: the task is refused, and those accep
   }
 }
 
-CASE("no references left for a task's producers: it is refused, its slot is free again, and waiting ends") {
+CASE("no references left for a task's producers: it is rejected, its slot is free again, and waiting ends") {
   for (const bool is_plain : {false, true}) {
     const auto engine = small_engine();
     Gate gate;
-    const pto_kernel held = engine->kernels.add("held", Gate::kernel, 0);
+    const pto_kernel gated = engine->kernels.add("gated", Gate::kernel, 0);
     const auto of_gate = reinterpret_cast<uint64_t>(&gate);
     int64_t always = 1;
     const pto_handle halways = register_buffer(*engine, &always, 8);
@@ -107,7 +107,7 @@ CASE("no references left for a task's producers: it is refused, its slot is free
     std::vector<pto_handle> handles;
     for (int64_t& cell : cells) handles.push_back(register_buffer(*engine, &cell, 8));
     const auto submit = [&](std::vector<pto_param> params) {
-      return submit_to(*engine, held, std::move(params), {of_gate}, is_plain ? 0 : halways);
+      return submit_to(*engine, gated, std::move(params), {of_gate}, is_plain ? 0 : halways);
     };
     const int status = status_of([&] {
       for (size_t set = 0; set < 20; ++set) {
@@ -126,23 +126,23 @@ CASE("no references left for a task's producers: it is refused, its slot is free
   }
 }
 
-CASE("three readers of a buffer, and a writer that finds its producers twice, take nothing from the tables") {
+CASE("three readers of a buffer, and a writer that collects its producers twice, need no references") {
   const auto engine = small_engine();
   Gate gate;
-  const pto_kernel held = engine->kernels.add("held", Gate::kernel, 0);
+  const pto_kernel gated = engine->kernels.add("gated", Gate::kernel, 0);
   const auto of_gate = reinterpret_cast<uint64_t>(&gate);
   constexpr size_t kPoints = 4;
   int64_t cells[2 * kPoints] = {};
   std::vector<pto_handle> handles;
   for (int64_t& cell : cells) handles.push_back(register_buffer(*engine, &cell, 8));
-  for (size_t step = 0; step < 20; ++step) {  // of a stencil, of which nothing can end yet
+  for (size_t step = 0; step < 20; ++step) {  // a stencil whose tasks cannot end yet
     const pto_handle* const to = &handles[step % 2 * kPoints];
     const pto_handle* const from = &handles[(step + 1) % 2 * kPoints];
     for (size_t point = 0; point < kPoints; ++point) {
       std::vector<pto_param> params = {param(PTO_OUTPUT, to[point]), param(PTO_INPUT, from[point])};
       if (point > 0) params.push_back(param(PTO_INPUT, from[point - 1]));
       if (point + 1 < kPoints) params.push_back(param(PTO_INPUT, from[point + 1]));
-      submit_to(*engine, held, params, {of_gate});
+      submit_to(*engine, gated, params, {of_gate});
     }
   }
   EXPECT_EQ(engine->store.header->pools.fresh_chunks, 0u);
@@ -150,7 +150,7 @@ CASE("three readers of a buffer, and a writer that finds its producers twice, ta
   EXPECT_EQ(wait_all(*engine, 20, false), int{PTO_OK});
 }
 
-CASE("a buffer goes while its task waits for the submission lock: the task is refused, and its slot is free again") {
+CASE("a buffer is unregistered while its task waits for the submission lock: the task is rejected, its slot freed") {
   const auto engine = small_engine();
   const pto_kernel add = engine->kernels.add("add", add_kernel, 0);
   int64_t x = 0;
@@ -169,7 +169,7 @@ CASE("a buffer goes while its task waits for the submission lock: the task is re
   {
     const tilewise::tasks::SubmitGuard guard(header, header.num_workers + 2, engine->fences);
     stage.store(2);
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it has looked at the buffer
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it has checked the buffer
     buffer.flags = 0;                                            // as unregister() leaves it
   }
   submitter.join();
@@ -178,23 +178,23 @@ CASE("a buffer goes while its task waits for the submission lock: the task is re
   buffer.flags = tilewise::tasks::kUsed;
 }
 
-CASE("a replay that is refused half way has ended what it had submitted, when nothing is left to write it down with") {
+CASE("a replay that is rejected half way, without references to record it, has waited for its submitted tasks") {
   const auto engine = small_engine();
   Gate held_back, before;
   held_back.open();
-  const pto_kernel held = engine->kernels.add("held", Gate::kernel, 0);
+  const pto_kernel gated = engine->kernels.add("gated", Gate::kernel, 0);
   int64_t x = 0, z = 0;
   const pto_handle hx = register_buffer(*engine, &x, 8), hz = register_buffer(*engine, &z, 8);
   recordings_of(*engine).begin();
-  for (int t = 0; t < 200; ++t) {  // readers; what is no dependency keeps them from being kept
-    submit_to(*engine, held, {param(PTO_INPUT, hx), param(PTO_NO_DEP, hz)}, {scalar(&held_back)});
+  for (int t = 0; t < 200; ++t) {  // readers; PTO_NO_DEP prevents an instantiated graph
+    submit_to(*engine, gated, {param(PTO_INPUT, hx), param(PTO_NO_DEP, hz)}, {scalar(&held_back)});
     if (t % 8 == 7) wait_all(*engine, 30, false);
   }
-  submit_to(*engine, PTO_NO_KERNEL, {param(PTO_INOUT, hx)});  // behind more than there are references
+  submit_to(*engine, PTO_NO_KERNEL, {param(PTO_INOUT, hx)});  // waits for more tasks than there are references
   const pto_recording recording = recordings_of(*engine).end();
   EXPECT_EQ(wait_all(*engine, 30, false), PTO_OK);
   held_back.is_open = held_back.num_inside = 0;
-  submit_to(*engine, held, {param(PTO_INOUT, hx)}, {scalar(&before)});
+  submit_to(*engine, gated, {param(PTO_INOUT, hx)}, {scalar(&before)});
   before.await_inside(1);
   const auto num_submitted = [&] {
     pto_stats stats{};
@@ -203,7 +203,8 @@ CASE("a replay that is refused half way has ended what it had submitted, when no
   };
   const uint64_t earlier = num_submitted();
   std::thread opener([&] {
-    while (num_submitted() < earlier + 200) std::this_thread::yield();  // they are counted when the last is refused
+    while (num_submitted() < earlier + 200)
+      std::this_thread::yield();  // they are counted when the last one is rejected
     before.open();
     held_back.await_inside(1);
     held_back.open();
@@ -215,10 +216,11 @@ CASE("a replay that is refused half way has ended what it had submitted, when no
   tilewise::tasks::close_engine(*engine);
 }
 
-CASE("a round that could not begin leaves no failure behind") {
+CASE("a replay that could not begin leaves no failure") {
   const auto engine = small_engine();
   Gate gate;
-  const pto_kernel held = engine->kernels.add("held", Gate::kernel, 0), set = engine->kernels.add("set", set_kernel, 0);
+  const pto_kernel gated = engine->kernels.add("gated", Gate::kernel, 0),
+                   set = engine->kernels.add("set", set_kernel, 0);
   const pto_kernel fails = engine->kernels.add("fails", fail_kernel, 0);
   const pto_kernel step = engine->kernels.add("step", step_kernel, 0);
   int64_t x = 0, z = 0;
@@ -228,7 +230,7 @@ CASE("a round that could not begin leaves no failure behind") {
   submit_to(*engine, set, {param(PTO_OUTPUT, hz)}, {1});
   const pto_recording recording = recordings_of(*engine).end();
   EXPECT_EQ(wait_all(*engine, 30, false), PTO_OK);
-  submit_to(*engine, held, {param(PTO_INOUT, hz)}, {scalar(&gate)});
+  submit_to(*engine, gated, {param(PTO_INOUT, hz)}, {scalar(&gate)});
   gate.await_inside(1);
   for (int t = 0; t < 100; ++t) submit_to(*engine, PTO_NO_KERNEL, {param(PTO_INPUT, hz)});
   wait(*engine, submit_to(*engine, fails, {param(PTO_INOUT, hx)}), PTO_FOREVER, true);
@@ -246,8 +248,8 @@ CASE("a round that could not begin leaves no failure behind") {
 
 namespace {
 
-/// One thread's random program of readers and writers on buffers of its own. Each task checks that its buffer holds
-/// what the last writer before it has left there.
+/// One thread's random program of readers and writers on its own buffers. Each task checks that its buffer has the last
+/// writer's value.
 struct ReadersAndWriters {
   Engine& engine;
   pto_kernel check;
@@ -262,7 +264,7 @@ struct ReadersAndWriters {
     return busy_kernel(nullptr, &microseconds);
   }
 
-  /// Half of the buffers are used by boxes of 8 bytes, which have states of their own.
+  /// Half of the buffers are used by boxes of 8 bytes, which have separate states.
   void run(int num_tasks) {
     std::mt19937_64 random(seed);
     std::vector<std::array<int64_t, 2>> memory(300);
@@ -271,7 +273,7 @@ struct ReadersAndWriters {
     for (auto& buffer : memory) handles.push_back(register_buffer(engine, buffer.data(), 16));
     size_t at = 0;
     for (int t = 0; t < num_tasks; ++t) {
-      if (random() % 32 == 0) at = random() % memory.size();  // mostly the buffer of the task before
+      if (random() % 32 == 0) at = random() % memory.size();  // usually the buffer of the previous task
       const size_t half = at % 2 == 0 ? 0 : random() % 2;
       const pto_region box = {8 * half, 1, {8}, {1}};
       pto_param access = param(PTO_INPUT, handles[at]);
@@ -289,7 +291,7 @@ struct ReadersAndWriters {
   }
 };
 
-/// A task that reads many buffers of its own many times.
+/// A task that reads many of its own buffers many times.
 struct Nested {
   Engine* engine;
   pto_kernel empty;
@@ -316,7 +318,7 @@ CASE("references to ended tasks are reclaimed, on several threads, for whole buf
     options.window = 64;
     options.num_workers = 2;
     options.max_submitters = 4;
-    options.max_chunks = 600;  // of which the buffers' readers would take some thousand
+    options.max_chunks = 600;  // the buffers' readers would need some thousand
     std::fill_n(options.worker_types, 2, uint8_t{0xF});
     const auto engine = tilewise::tasks::open_engine(options);
     std::atomic<int> num_wrong{0};
@@ -339,7 +341,7 @@ CASE("references to ended tasks are reclaimed, on several threads, for whole buf
   }
 }
 
-CASE("a blocked LU factorisation of 16,384 tiles runs with the usual options and has the bits of loops") {
+CASE("a blocked LU factorisation of 16,384 tiles runs with the default options and has the same bits as loops") {
   namespace pto = tilewise::pto;
   constexpr size_t kBlock = 8, kTiles = kSlowdown == 1 ? 128 : 24, kWords = kBlock * kBlock;
   const auto factor = [](void* const* b, const uint64_t*) {
@@ -428,7 +430,7 @@ CASE("a blocked LU factorisation of 16,384 tiles runs with the usual options and
   EXPECT(tiles == expected);
 }
 
-CASE("more buffers than handles: the error says what is full and which option to increase") {
+CASE("more buffers than handles: the error names the full table and the option to increase") {
   pto_config config = Runtime::config(1);
   config.max_handles = 20;
   Runtime runtime(config);

@@ -8,7 +8,7 @@ using namespace tilewise::tasks::testing;
 
 namespace {
 
-/// The child's failed expectations; 1000 + SIGALRM when it hangs.
+/// The child's failed expectations; 1000 + SIGALRM if it hangs.
 template <class Body>
 int failures_in_child(Body&& body) {
   const pid_t child = fork();
@@ -25,7 +25,7 @@ int failures_in_child(Body&& body) {
 
 }  // namespace
 
-CASE("a forked child is refused whatever waits, submits or locks, and can close at once") {
+CASE("a forked child cannot wait, submit or lock, and can close at once") {
   PTORuntime* runtime = nullptr;
   const pto_config config = Runtime::config(2, 32);
   EXPECT_EQ(pto_runtime_open(&config, &runtime), 0);
@@ -57,7 +57,7 @@ CASE("a forked child is refused whatever waits, submits or locks, and can close 
     EXPECT_EQ(pto_bytes(runtime, x), uint64_t{32});
     pto_task_release(runtime, task);
     EXPECT_EQ(pto_runtime_close(runtime), 0);
-#if !defined(__SANITIZE_THREAD__)  // it allows a child no threads
+#if !defined(__SANITIZE_THREAD__)  // it allows no threads in a child
     Runtime mine(config);
     EXPECT(mine.submit(PTO_NO_KERNEL, {}) != 0);
     EXPECT_EQ(pto_wait_all(mine, PTO_FOREVER), 0);
@@ -69,7 +69,7 @@ CASE("a forked child is refused whatever waits, submits or locks, and can close 
   EXPECT_EQ(pto_runtime_close(runtime), 0);
 }
 
-CASE("a fork at any moment of busy submitters leaves a child that is refused at once") {
+CASE("a fork at any moment of busy submitters gives a child whose calls fail at once") {
   Runtime runtime(Runtime::config(2, 32));
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
@@ -79,9 +79,7 @@ CASE("a fork at any moment of busy submitters leaves a child that is refused at 
       const pto_handle x = runtime.add(data);
       while (!stop.load()) {
         runtime.submit(PTO_NO_KERNEL, {inout(x)});
-        std::thread([&] {
-          runtime.submit(PTO_NO_KERNEL, {});
-        }).join();  // takes a submission context, and gives it back
+        std::thread([&] { runtime.submit(PTO_NO_KERNEL, {}); }).join();  // takes and returns a submission context
       }
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
       EXPECT_EQ(pto_unregister(runtime, x, PTO_FOREVER), 0);

@@ -1,5 +1,5 @@
-// Every mistake in the brief (2.x) and every pitfall of the existing implementation (3.x), as a named case. Those whose
-// protocol is small enough are also planted in the protocol's template: see native/protocols.
+// Every mistake in the brief (2.x) and every pitfall of the existing implementation (3.x), as a named case. Mistakes in
+// small protocols are also planted in the protocol's template: see native/protocols.
 #include <cstring>
 #include <set>
 
@@ -29,7 +29,7 @@ CASE("brief 2.1: a leaf whose scope ended before it finished is consumed") {
     EXPECT_EQ(pto_scope_end(runtime), 0);
     gate.open();
     pto_scope_begin(runtime);
-    EXPECT(runtime.make(PTO_NO_KERNEL, kSegment) != 0);  // needs what the leaf held
+    EXPECT(runtime.make(PTO_NO_KERNEL, kSegment) != 0);  // needs the leaf's memory
     EXPECT_EQ(pto_scope_end(runtime), 0);
     EXPECT_EQ(pto_wait_all(runtime, 30), 0);
   }
@@ -114,9 +114,9 @@ CASE("brief 2.7: edges, boxes and handles are reclaimed; a lookup returns every 
   for (uint64_t round = 0; round < 300u / (kSlowdown > 4 ? 4 : 1); ++round) {
     for (uint64_t i = 0; i < 32; ++i) {
       const pto_region box{.offset = i * 8, .ndim = 1, .size = {8}, .stride = {1}};
-      EXPECT(runtime.submit(set, {out(hx, &box)}, {.scalars = {round + i}}) != 0);  // behind the last round's reader
+      EXPECT(runtime.submit(set, {out(hx, &box)}, {.scalars = {round + i}}) != 0);  // after the last round's reader
     }
-    EXPECT(runtime.submit(total, {in(hx), out(hs)}) != 0);  // behind 32 writers
+    EXPECT(runtime.submit(total, {in(hx), out(hs)}) != 0);  // after 32 writers
     if (round % 10 != 0) continue;
     EXPECT(pto_read(runtime, hs, nullptr, 30) != nullptr);
     EXPECT_EQ(sum, static_cast<int64_t>(32 * round + 31 * 16));
@@ -145,7 +145,7 @@ CASE("brief 2.8: two submitters' tasks in one buffer's history: nothing newer is
   EXPECT_EQ(x, 2 * count);
 }
 
-CASE("brief 2.9: names are 64 bits wide and an old one never names a new task in the same slot") {
+CASE("brief 2.9: names are 64 bits wide and an old one never refers to a new task in the same slot") {
   Runtime runtime(0, 2);
   const pto_task old = runtime.submit(PTO_NO_KERNEL, {});
   EXPECT_EQ(pto_wait(runtime, old, PTO_FOREVER), 0);
@@ -157,7 +157,7 @@ CASE("brief 2.9: names are 64 bits wide and an old one never names a new task in
   EXPECT_EQ(pto_is_complete(runtime, a) + pto_is_complete(runtime, b), 0);
   EXPECT_EQ(pto_cancel(runtime, old), 0);
   EXPECT_EQ(pto_event_post(runtime, event, 1), 0);
-  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);  // cancelling the old name cancelled no task
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);  // cancelling the old id cancelled no task
 }
 
 CASE("brief 2.10: a matrix product on strided tiles writes C and accumulates over k") {
@@ -257,7 +257,7 @@ CASE("pitfall 3.3: cleaning up a finished task never removes a newer writer of t
   EXPECT(std::memcmp(expected, x.data(), sizeof(expected)) == 0);
 }
 
-CASE("pitfall 3.4: a heap that was emptied half way round still serves a request as large as itself") {
+CASE("pitfall 3.4: a heap that was emptied half way still serves a request of its whole size") {
   Runtime runtime(tiny(1, 8, 4));
   for (uint64_t round = 0; round < 200; ++round) {
     pto_scope_begin(runtime);
@@ -270,7 +270,7 @@ CASE("pitfall 3.4: a heap that was emptied half way round still serves a request
   }
 }
 
-CASE("pitfall 3.5: a live task that holds no bytes blocks no memory behind it") {
+CASE("pitfall 3.5: a live task without memory blocks no memory of others") {
   Runtime runtime(tiny(2, 8, 2));
   Gate gate;
   runtime.submit(runtime.kernel("gate", Gate::kernel), {}, {.scalars = {scalar(&gate)}});
@@ -284,7 +284,7 @@ CASE("pitfall 3.5: a live task that holds no bytes blocks no memory behind it") 
   EXPECT_EQ(pto_wait_all(runtime, 30), 0);
 }
 
-CASE("pitfall 3.6: disjoint views and empty views order nothing, so tasks that need each other run side by side") {
+CASE("pitfall 3.6: disjoint views and empty views order nothing, so tasks that need each other run in parallel") {
   Runtime runtime(2);
   std::vector<int64_t> x(4, 0);
   const pto_handle h = runtime.add(x);
@@ -344,7 +344,7 @@ CASE("pitfall 3.8: a deadline ends a wait even when nothing else happens") {
   EXPECT_EQ(pto_wait_all(runtime, 30), 0);
 }
 
-CASE("pitfall 3.9: write after read: a writer waits for plain readers, which run side by side") {
+CASE("pitfall 3.9: write after read: a writer waits for plain readers, which run in parallel") {
   Runtime runtime(2);
   int64_t x = 1;
   std::vector<int64_t> seen(16, 0);

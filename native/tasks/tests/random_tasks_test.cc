@@ -51,7 +51,7 @@ void for_each_word(const Access& access, void* address, Visit&& visit) {
   }
 }
 
-/// What a task does to its buffers. `adds`: a reduction goes to its target, not to a partial.
+/// Applies a task to its buffers. `adds`: a reduction goes to its target, not to a partial value.
 void apply(const Desc& desc, void* const* buffers, bool adds) {
   uint64_t hash = desc.seed;
   for (size_t p = 0; p < desc.accesses.size(); ++p) {
@@ -118,7 +118,7 @@ struct Kernels {
   pto_kernel leaf, nest, sum;
 };
 
-/// One submitting thread: its own buffers and their oracle; the shared buffers are only added to.
+/// One submitting thread: its own buffers and their oracle; shared buffers are only added to.
 class SubmitterProgram {
  public:
   /// may_nest: without workers a parent runs in the submitter that filled its window, and its children find no slot
@@ -165,7 +165,7 @@ class SubmitterProgram {
   const Memory& shared_sum(int buffer) const { return oracle_[kOwnBuffers + buffer]; }
 
  private:
-  // Buffers: own ones, then (in handles_) runtime-owned ones; the oracle keeps the shared ones between.
+  // Buffers: own ones, then (in handles_) runtime-owned ones; in the oracle the shared ones are between them.
   size_t oracle_index(size_t buffer) const { return buffer < kOwnBuffers ? buffer : buffer + kSharedBuffers; }
 
   void end_scope() {
@@ -255,7 +255,7 @@ class SubmitterProgram {
     if (random_() % 16 == 0 && !makes_buffer) {
       desc.predicate = static_cast<int>(random_() % kOwnBuffers);
       extra.predicate = handles_[static_cast<size_t>(desc.predicate)];
-      for (const Access& access : desc.accesses) {  // a skipped partial would be added all the same
+      for (const Access& access : desc.accesses) {  // a skipped partial value would still be added
         if (access.mode == PTO_REDUCE) extra.predicate = 0;
       }
       if (extra.predicate == 0) desc.predicate = -1;

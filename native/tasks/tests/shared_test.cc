@@ -21,14 +21,15 @@ pid_t fork_workers(const std::string& path) {
   int status = PTO_BAD_ARGUMENT;
   for (int tries = 0; tries < 500 && status == PTO_BAD_ARGUMENT; ++tries) {
     status = pto_workers_run(path.c_str(), nullptr, 0);
-    if (status == PTO_BAD_ARGUMENT) usleep(10'000);  // the file is not there yet
+    if (status == PTO_BAD_ARGUMENT) usleep(10'000);  // the file does not exist yet
   }
   _exit(-status);
 }
 
 pto_config shared_config(const std::string& path) {
 #if defined(__SANITIZE_THREAD__)
-  pto_config config = Runtime::config(1, 32);  // it cannot see order that the other process makes between two workers
+  pto_config config =
+      Runtime::config(1, 32);  // ThreadSanitizer cannot see the other process's order between two workers
 #else
   pto_config config = Runtime::config(2, 32);
 #endif
@@ -45,7 +46,7 @@ int exit_status(pid_t child) {
 
 }  // namespace
 
-CASE("work is done in the other process, in order, and its end is the orchestrator's close") {
+CASE("the other process runs tasks in order, and ends when the orchestrator closes") {
   const std::string path = new_path("products");
   const pid_t child = fork_workers(path);
   {
@@ -76,7 +77,7 @@ CASE("work is done in the other process, in order, and its end is the orchestrat
   EXPECT(access(path.c_str(), F_OK) != 0);
 }
 
-CASE("a trace shows what the other process's workers did, each time that it is on") {
+CASE("a trace shows the other process's tasks, each time that it is on") {
   const std::string path = new_path("traced");
   const pid_t child = fork_workers(path);
   {
@@ -123,7 +124,7 @@ CASE("SIGKILL of the workers is PTO_PEER_LOST within a second, and the runtime s
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_PEER_LOST);
 }
 
-CASE("a process that finds the file finds a complete one") {
+CASE("the file is complete as soon as it exists") {
   for (int round = 0; round < 60 / kSlowdown; ++round) {
     const std::string path = new_path("complete");
     const pid_t child = fork();
@@ -157,7 +158,7 @@ CASE("workers whose orchestrator dies return PTO_PEER_LOST") {
   unlink(path.c_str());
 }
 
-CASE("no process attaches: PTO_TIMEOUT, and the file is gone; a path that is no shared file is refused") {
+CASE("no process attaches: PTO_TIMEOUT, and the file is removed; other paths are rejected") {
   const std::string path = new_path("alone");
   pto_config config = shared_config(path);
   config.peer_timeout_s = 0.1;
@@ -168,11 +169,11 @@ CASE("no process attaches: PTO_TIMEOUT, and the file is gone; a path that is no 
   EXPECT_EQ(pto_workers_run("/no/such/region", nullptr, 0), PTO_BAD_ARGUMENT);
   std::fclose(std::fopen(path.c_str(), "w"));
   EXPECT_EQ(pto_runtime_open(&config, &runtime), PTO_BAD_ARGUMENT);
-  EXPECT(has(pto_last_error(), "does not exist"));
-  EXPECT_EQ(unlink(path.c_str()), 0);  // a foreign file stays
+  EXPECT(has(pto_last_error(), "must be a new file"));
+  EXPECT_EQ(unlink(path.c_str()), 0);  // another program's file is not removed
 }
 
-CASE("a runtime of no or too little patience for its workers' process is refused") {
+CASE("an invalid peer_timeout_s is rejected") {
   for (const double patience : {-1.0, -1e300, std::nan("")}) {
     pto_config config = Runtime::config(1, 32);
     config.peer_timeout_s = patience;

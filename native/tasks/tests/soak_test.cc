@@ -24,7 +24,7 @@ int64_t resident_bytes() {
 
 }  // namespace
 
-CASE("tasks without end: chains, readers, boxes, outputs, failures, events, in constant memory") {
+CASE("very many tasks: chains, readers, boxes, outputs, failures, events, in constant memory") {
   pto_config config = Runtime::config(2, 64);
   config.heap_bytes = 4 << 20;
   Runtime runtime(config);

@@ -51,7 +51,7 @@ Value* pointer(uint64_t word) {
   return reinterpret_cast<Value*>(word);
 }
 
-/// What a submission says besides kernel and parameters.
+/// The options of a submission besides kernel and parameters.
 struct Extra {
   std::vector<uint64_t> scalars = {};
   std::vector<pto_task> after = {};
@@ -136,7 +136,7 @@ class Runtime {
   PTORuntime* runtime_ = nullptr;
 };
 
-/// Holds tasks until it is opened: scalars = {address of the gate}.
+/// Blocks tasks until it is opened: scalars = {address of the gate}.
 struct Gate {
   std::atomic<int> is_open{0};
   std::atomic<int> num_inside{0};

@@ -1,5 +1,5 @@
-// Deadlock is proven immediately and its cause is named: heap, handles, boxes, window. It is never reported while
-// another thread can still help.
+// A deadlock is detected at once and its cause is named: heap, handles, boxes, window. None is reported while another
+// thread can still make progress.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
@@ -17,7 +17,7 @@ bool names(const char* resource, const char* knob) {
 
 }  // namespace
 
-CASE("heap: an open scope that holds it all is reported at once, and ending it helps") {
+CASE("heap: an open scope that uses all of it is reported at once, and ending it helps") {
   pto_config config = Runtime::config(1);
   config.heap_bytes = 2 * kSegment;
   Runtime runtime(config);
@@ -47,7 +47,7 @@ CASE("handles: no more than max_handles at once, and unregistering helps") {
   EXPECT(runtime.add(values[50]) != 0);
 }
 
-CASE("boxes: completed ones make room; a task with more boxes than there are gets an error") {
+CASE("boxes: completed ones are reused; a task with more boxes than the table is an error") {
   pto_config config = Runtime::config(1, 64);
   config.max_regions = 8;
   Runtime runtime(config);
@@ -68,7 +68,7 @@ CASE("boxes: completed ones make room; a task with more boxes than there are get
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
-CASE("window: a parent without workers whose children find no slot fails with the reason, and the rest goes on") {
+CASE("window: a parent without workers whose children find no slot fails with the reason, and other tasks run") {
   Runtime runtime(0, 4);
   static PTORuntime* inner;
   static std::atomic<bool> is_named;
@@ -90,7 +90,7 @@ CASE("window: a parent without workers whose children find no slot fails with th
   EXPECT(is_named.load());
 }
 
-CASE("a scope may hold any number of tasks, whatever the window") {
+CASE("a scope may have any number of tasks, for any window") {
   for (const uint32_t workers : {0u, 1u, 2u}) {
     Runtime runtime(workers, 2);
     int64_t x = 0;
@@ -103,7 +103,7 @@ CASE("a scope may hold any number of tasks, whatever the window") {
   }
 }
 
-CASE("no alarm while an event is pending: the submitter waits and goes on") {
+CASE("no false alarm while an event is pending: the submitter waits and continues") {
   Runtime runtime(1, 2);
   const pto_event event = pto_event_open(runtime);
   runtime.submit(PTO_NO_KERNEL, {}, {.waits = {{event, 1}}});
@@ -117,7 +117,7 @@ CASE("no alarm while an event is pending: the submitter waits and goes on") {
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
-CASE("no alarm while a task is slow or ends from outside") {
+CASE("no false alarm while a task is slow or ends from outside") {
   pto_config config = Runtime::config(1, 2);
   config.heap_bytes = kSegment;
   Runtime runtime(config);
@@ -142,7 +142,7 @@ CASE("no alarm while a task is slow or ends from outside") {
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
-CASE("no alarm while another submitter has an open scope that holds the heap") {
+CASE("no false alarm while another submitter's open scope uses the heap") {
   pto_config config = Runtime::config(1);
   config.heap_bytes = 2 * kSegment;
   Runtime runtime(config);
@@ -159,7 +159,7 @@ CASE("no alarm while another submitter has an open scope that holds the heap") {
   other.join();
 }
 
-CASE("two submitters that hold half of the heap each and want more: at least one gets an error") {
+CASE("two submitters that use half of the heap each and need more: at least one gets an error") {
   pto_config config = Runtime::config(1);
   config.heap_bytes = 2 * kSegment;
   Runtime runtime(config);

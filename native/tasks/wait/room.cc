@@ -48,7 +48,7 @@ bool has_room(const Engine& engine, uint32_t thread, Resource resource, uint64_t
   }
 }
 
-/// A task whose kernel itself waits for room, in a thread that says so.
+/// Whether the task's kernel itself waits for room, as its thread's slot says.
 bool is_blocked_parent(const Engine& engine, uint32_t slot) {
   for (uint32_t s = 0; s < engine.store.threads_in_use(); ++s) {
     const ThreadSlot& thread_slot = engine.store.thread_slots[s];
@@ -60,9 +60,9 @@ bool is_blocked_parent(const Engine& engine, uint32_t slot) {
   return false;
 }
 
-/// Whether as many tasks as are ready stay so: each may submit, and no worker would run it, because all of them have no
-/// room and as many tasks on their stacks as help_without_room() allows. A task that is in no queue is in a thread's
-/// hands, and will run.
+/// Whether all `num_ready` ready tasks stay ready: each may submit, and no worker will run it, because every worker has
+/// no room and as many tasks on its stack as help_without_room() allows. A task that is in no queue was taken by a
+/// thread and will run.
 bool stay_ready(const Engine& engine, uint32_t num_ready) {
   const Header& header = *engine.store.header;
   const uint32_t num_runners = header.num_workers == 0 ? engine.store.threads_in_use() : header.num_workers;
@@ -79,16 +79,16 @@ bool stay_ready(const Engine& engine, uint32_t num_ready) {
   return num_parents == num_ready;
 }
 
-// No task runs or could run, none waits for the outside, and no other thread has a scope to close.
+// Whether no task runs or can run, none waits for the outside, and no other thread has an open scope.
 bool is_stuck(const Engine& engine, uint32_t thread, Resource resource) {
   const Header& header = *engine.store.header;
   const uint32_t num_thread_slots = engine.store.threads_in_use();
-  // First: between the end of a task and the start of its successor no slot shows either, but a thread is busy.
+  // Checked first: between the end of a task and the start of its successor no slot shows either, but a thread is busy.
   for (uint32_t s = 0; s < num_thread_slots; ++s) {
     const ThreadSlot& other = engine.store.thread_slots[s];
     const uint32_t blocked = other.blocked.load(std::memory_order_seq_cst);
     if (other.is_busy.load(std::memory_order_acquire) != 0 && blocked == 0) return false;
-    // It may have been given room since it looked, and not know yet.
+    // It may have got room since its last check.
     if (s != thread && blocked != 0 &&
         has_room(engine, s, static_cast<Resource>(blocked - 1), other.blocked_size.load(std::memory_order_relaxed))) {
       return false;
@@ -117,15 +117,15 @@ bool is_stuck(const Engine& engine, uint32_t thread, Resource resource) {
   return num_ready == 0 || stay_ready(engine, num_ready);
 }
 
-// A submitter without a slot helps until an eighth of the window is done, so that it does not come back for each task.
-// Tasks end roughly in the order in which they began, so the next slot is tried before all are looked at.
+// A submitter without a slot helps until an eighth of the window is done, so that it need not wait again for each task.
+// Tasks end roughly in the order in which they began, so the next slot is tried before all others.
 uint32_t take_slot_slowly(Engine& engine, uint32_t thread) {
   ThreadSlot& me = engine.thread_slot(thread);
   const uint32_t window = engine.store.header->window;
   const uint32_t base = thread * window;
   const int64_t begin = now_ns();
   {
-    Blocking let_others_run;  // what it runs may take long
+    Blocking let_others_run;  // the task that it runs may take long
     const DefaultFloatModes modes;
     for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(engine, thread); n += 1) {
     }
@@ -151,15 +151,15 @@ uint32_t take_slot_slowly(Engine& engine, uint32_t thread) {
 uint64_t allocate_heap_slowly(Engine& engine, uint32_t thread, uint64_t bytes) {
   ThreadSlot& me = engine.thread_slot(thread);
   Scope& scope = me.scopes[me.depth];
-  uint64_t found = heap_in_new_run(engine.store, scope, thread, bytes);
-  while (found == 0) {
+  uint64_t address = heap_in_new_run(engine.store, scope, thread, bytes);
+  while (address == 0) {
     wait_for_room(engine, thread, Resource::kHeap, bytes);
-    found = heap_in_new_run(engine.store, scope, thread, bytes);
+    address = heap_in_new_run(engine.store, scope, thread, bytes);
   }
-  return found;
+  return address;
 }
 
-// A handle costs one step from the thread's own stock.
+// Usually takes a handle from the thread's own stock.
 uint32_t take_handle(Engine& engine, uint32_t thread) {
   uint32_t index = try_take_handle(engine, thread);
   while (index == kNone) {
@@ -186,11 +186,11 @@ uint32_t find_free_slot(Engine& engine, uint32_t thread) {
   return kNone;
 }
 
-// Past slots of tasks that run for long. And now and then, how many tasks live: the high-water mark of the window.
-// Replays of recordings have slots of their own.
+// Skips slots of long-running tasks. Regularly counts live tasks for the window's high-water mark; replays have
+// separate slots.
 uint32_t take_slot_carefully(Engine& engine, uint32_t thread) {
   ThreadSlot& me = engine.thread_slot(thread);
-  if ((me.cursor & kCursorsPerLook) == 0 && !engine.replays->has_kept.load(std::memory_order_relaxed)) {
+  if ((me.cursor & kCursorsPerLook) == 0 && !engine.replays->has_instantiated.load(std::memory_order_relaxed)) {
     const uint64_t live =
         std::min<uint64_t>(num_submitted(engine) - num_completed(engine), engine.store.header->window);
     if (live > me.window_high.load(std::memory_order_relaxed)) me.window_high.store(live, std::memory_order_relaxed);
@@ -219,7 +219,7 @@ void raise_deadlock(Engine& engine, uint32_t thread, Resource resource, uint64_t
   }
   std::ostringstream who;
   if (oldest == kNone) {
-    who << "no task is left to free any";
+    who << "no task can free any";
   } else {
     const Slot& task = engine.store.slots[oldest];
     who << "the oldest task, number " << task.sequence.load() << " ("
@@ -228,7 +228,7 @@ void raise_deadlock(Engine& engine, uint32_t thread, Resource resource, uint64_t
   const uint32_t depth = engine.store.thread_slots[thread].depth;
   const auto fail = [&](const char* rule, const char* unit, uint64_t total, const auto&... advice) {
     throw_error(PTO_DEADLOCK, "[runtime.submit] ", rule, "; got a request for ", size, " ", unit,
-                " with no room left for it", " among ", total, ", and ", who.str(), "; ", advice...);
+                " without room among ", total, ", and ", who.str(), "; ", advice...);
   };
   switch (resource) {
     case Resource::kWindow:
@@ -260,7 +260,7 @@ bool wait_for_room(Engine& engine, uint32_t thread, Resource resource, uint64_t 
   const int64_t begin = now_ns();
   const uint32_t seen = header.waiting.look();
   check_open(engine);
-  check_interrupted(&me.asked_ns);
+  check_interrupted(&me.interruption_checked_ns);
   expire_overdue(engine, thread);
   if (help_without_room(engine, thread)) {
     note_stall(engine, thread, resource, begin);
@@ -272,7 +272,7 @@ bool wait_for_room(Engine& engine, uint32_t thread, Resource resource, uint64_t 
     ThreadSlot& thread_slot;
     ~Unblock() { thread_slot.blocked.store(0, std::memory_order_seq_cst); }
   } unblock{me};
-  // Twice with a look at the counters between: what is stuck stays stuck, so a state seen torn is not taken for it.
+  // Checked twice, with unchanged counters between: a real deadlock persists, an inconsistent snapshot does not.
   const uint64_t before = num_completed(engine);
   if (is_stuck(engine, thread, resource) && is_stuck(engine, thread, resource) && before == num_completed(engine)) {
     if (resource == Resource::kRegions) return true;

@@ -1,8 +1,8 @@
-// Room for the next task: a slot of the window, a handle, memory of the heap, boxes. Waiting for it, and the proof that
+// Room for the next task: a slot of the window, a handle, memory of the heap, boxes. Waits for it, and detects when
 // waiting cannot succeed.
 //
 // Who may call: the thread that owns the slot, while it submits. Blocks: until there is room: it helps, then sleeps.
-// Raises PTO_DEADLOCK if no task that could free any is left.
+// Throws PTO_DEADLOCK if no task can free any.
 #pragma once
 #include "tasks/engine/handles.h"
 #include "tasks/sched/sleep.h"
@@ -13,36 +13,36 @@ namespace tilewise::tasks {
 
 enum class Resource { kWindow = 0, kHeap = 1, kHandles = 2, kRegions = 3 };
 
-/// One step of waiting for a resource: helps, or sleeps until something completes, or proves that nothing ever will.
-/// True, for boxes only: no task can free any; the caller looks once more, because only it can tell.
+/// One step of waiting for a resource: helps, sleeps until something completes, or detects a deadlock. Returns true,
+/// for boxes only, if no task can free any; then the caller must try once more, because only it can tell.
 bool wait_for_room(Engine& engine, uint32_t thread, Resource resource, uint64_t size);
 void raise_deadlock(Engine& engine, uint32_t thread, Resource resource, uint64_t size);
-/// Past slots of tasks that run for long.
+/// take_slot when the next slot in turn has a task: skips slots of long-running tasks.
 uint32_t take_slot_carefully(Engine& engine, uint32_t thread);
-/// Any slot of the submitting thread in which no task lives; kNone: there is none.
+/// Any slot of the submitting thread without a task; kNone: there is none.
 uint32_t find_free_slot(Engine& engine, uint32_t thread);
-/// The same of allocate_heap, when the scope's run has no room.
+/// allocate_heap when the scope's run has no room.
 uint64_t allocate_heap_slowly(Engine& engine, uint32_t thread, uint64_t bytes);
 
-/// Distance of as many bytes of the heap, for the open scope.
+/// Allocates from the heap for the open scope; returns the distance from the store's base.
 inline uint64_t allocate_heap(Engine& engine, uint32_t thread, uint64_t bytes) {
   const ThreadSlot& me = engine.thread_slot(thread);
-  const uint64_t found = heap_in_scope(engine.store, engine.thread_slot(thread).scopes[me.depth], bytes);
-  return found != 0 ? found : allocate_heap_slowly(engine, thread, bytes);
+  const uint64_t address = heap_in_scope(engine.store, engine.thread_slot(thread).scopes[me.depth], bytes);
+  return address != 0 ? address : allocate_heap_slowly(engine, thread, bytes);
 }
 
-/// The index of a handle for a new buffer.
+/// Takes a handle for a new buffer; returns its index.
 uint32_t take_handle(Engine& engine, uint32_t thread);
 
 constexpr uint32_t kPrefetchAhead = 4;
-constexpr uint64_t kCursorsPerLook = 255;  // a mask: to look at others' counters costs a cache line from each
+constexpr uint64_t kCursorsPerLook = 255;  // a mask: reading others' counters costs a cache line each
 
 inline void count_submitted(Engine& engine, uint32_t thread, uint64_t count) {
   std::atomic<uint64_t>& submitted = engine.thread_slot(thread).num_submitted;
   submitted.store(submitted.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
-/// The next slot in turn, when no task lives in it.
+/// Takes a slot: the next one in turn if it has no task.
 [[gnu::always_inline]] inline uint32_t take_slot(Engine& engine, uint32_t thread) {
   ThreadSlot& me = engine.thread_slot(thread);
   const uint32_t mask = engine.store.header->window - 1;

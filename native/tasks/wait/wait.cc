@@ -10,7 +10,8 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// PTO_TIMEOUT is what a wait itself says when it is over too early: a task that has ended with it has failed.
+/// The status of a wait for a task that has ended. PTO_TIMEOUT would mean that the wait has timed out, so a task with
+/// that status counts as failed.
 int waited(int status) { return status == PTO_TIMEOUT ? PTO_TASK_FAILED : status; }
 
 /// Whether a task is a child of another, or a child of such a child. ancestor: its slot + 1.
@@ -20,8 +21,8 @@ bool is_inside(const Engine& engine, uint32_t slot, uint32_t ancestor) {
   return outer == ancestor;
 }
 
-// A task that waits for itself, or for one whose child it is, would wait for ever; and so would one that a task runs
-// while it has no room to submit, if it waits for that task.
+// A task that waits for itself or for an ancestor would wait for ever; so would one that a task without room runs, if
+// it waits for that task.
 void check_not_inside(const Engine& engine, pto_task task) {
   if (is_complete(engine, task)) return;
   const uint32_t slot = slot_of(task);
@@ -32,7 +33,7 @@ void check_not_inside(const Engine& engine, pto_task task) {
               "wait from outside");
 }
 
-/// On a submitter's thread (there are no workers, or it helped into the task that waits) this is help too.
+/// Runs a task on this thread. On a submitter's thread it counts as help.
 void run_own(Engine& engine, uint32_t slot, uint32_t thread) {
   const uint32_t count = run(engine, slot, thread, true);
   if (thread < engine.store.header->num_workers) return;
@@ -40,7 +41,8 @@ void run_own(Engine& engine, uint32_t slot, uint32_t thread) {
   helped.store(helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
-/// From the tasks that only this worker may run, then from the shared queues: the one with the highest rank above 0.
+/// Takes the task with the highest rank above 0, from the tasks that only this worker may run, then from the shared
+/// queues.
 template <class Rank>
 uint32_t take_best_queued(Engine& engine, uint32_t thread, Rank&& rank) {
   Header& header = *engine.store.header;
@@ -61,9 +63,9 @@ uint32_t take_best_queued(Engine& engine, uint32_t thread, Rank&& rank) {
   return kNone;
 }
 
-// A task that waits must be able to run what it waits for itself, or workers that all wait would wait for ever. That
-// includes what its children have submitted, since their own kernels may have returned. It runs leaves and the tasks
-// inside it; others' parents would pile up on this thread's stack.
+// A task that waits must be able to run what it waits for; otherwise workers that all wait would wait for ever. That
+// includes what its children have submitted, because their own kernels may have returned. It runs leaves and the tasks
+// inside it; other parents would pile up on this thread's stack.
 bool help_own_context(Engine& engine, uint32_t thread) {
   const uint32_t num_classes = engine.store.header->num_classes;
   const uint32_t classes = engine.thread_slot(thread).classes;
@@ -90,19 +92,19 @@ bool help_own_context(Engine& engine, uint32_t thread) {
 void check_open(const Engine& engine) {
   check_process(engine);
   if (engine.peer.is_lost.load(std::memory_order_relaxed)) {
-    throw_error(PTO_PEER_LOST, "[runtime] the workers' process must live; got its death (process ",
+    throw_error(PTO_PEER_LOST, "[runtime] the workers' process must be alive; got its end (process ",
                 engine.store.header->processes.workers.load(), "); close this runtime and start again");
   }
 }
 
-// Asked at most every 50 ms, or when a kernel has been interrupted, and only of a host that wants to be asked.
+// Calls the host's hook, if any, at most every 50 ms or after a kernel was interrupted.
 void check_interrupted(int64_t* last_ns) {
-  if (hooks.interrupted == nullptr || (!asks_at_once && now_ns() - *last_ns < kSliceNs)) return;
-  asks_at_once = false;
+  if (hooks.interrupted == nullptr || (!checks_at_once && now_ns() - *last_ns < kSliceNs)) return;
+  checks_at_once = false;
   *last_ns = now_ns();
   if (hooks.interrupted() != 0) {
     throw_error(PTO_INTERRUPTED,
-                "[runtime.wait] the wait was interrupted by its host; tasks go on; cancel them, or wait again");
+                "[runtime.wait] the wait was interrupted by its host; tasks continue; cancel them, or wait again");
   }
 }
 
@@ -130,7 +132,7 @@ bool help(Engine& engine, uint32_t thread) {
   return true;
 }
 
-// The deepest, since it is the least likely to submit more.
+// Runs the deepest task, which is the least likely to submit more.
 bool help_without_room(Engine& engine, uint32_t thread) {
   if (help(engine, thread)) return true;
   if (running.engine != &engine || engine.thread_slot(thread).depth >= kMaxHelpDepth) return false;
@@ -154,11 +156,11 @@ int wait(Engine& engine, pto_task task, double timeout_s, bool helps) {
 
 int wait_any(Engine& engine, const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first, bool helps) {
   if (num_tasks == 0)
-    throw_error(PTO_BAD_ARGUMENT, "[runtime.wait_any] there must be a task to wait for; got none; add one");
-  uint32_t found = num_tasks;
+    throw_error(PTO_BAD_ARGUMENT, "[runtime.wait_any] the list of tasks must not be empty; got no task; add one");
+  uint32_t index = num_tasks;
   const auto done = [&] {
-    for (found = 0; found < num_tasks; ++found) {
-      if (is_complete(engine, tasks[found])) return true;
+    for (index = 0; index < num_tasks; ++index) {
+      if (is_complete(engine, tasks[index])) return true;
     }
     return false;
   };
@@ -166,8 +168,8 @@ int wait_any(Engine& engine, const pto_task* tasks, uint32_t num_tasks, double t
     for (uint32_t t = 0; t < num_tasks; ++t) watch(engine, tasks[t]);
   };
   if (!wait_until(engine, done, watch_all, timeout_s, helps)) return PTO_TIMEOUT;
-  if (first != nullptr) *first = found;
-  return waited(task_status(engine, tasks[found]));
+  if (first != nullptr) *first = index;
+  return waited(task_status(engine, tasks[index]));
 }
 
 int wait_all(Engine& engine, double timeout_s, bool helps) {
@@ -217,7 +219,7 @@ void notify(Engine& engine, pto_task task, void (*callback)(void*), void* contex
     throw_error(PTO_BAD_ARGUMENT,
                 "[runtime.notify] a callback needs workers in this process; got a shared file; use pto_wait");
   }
-  is_complete(engine, task);  // checks the name
+  is_complete(engine, task);  // checks the id
   engine.callbacks.add(task, callback, context);
   if (is_complete(engine, task) || !watch(engine, task)) engine.callbacks.run(task);
 }

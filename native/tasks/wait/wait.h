@@ -14,46 +14,46 @@
 
 namespace tilewise::tasks {
 
-inline constexpr double kLongestWait = 1e9;      // seconds; what is longer is for ever
-inline constexpr int64_t kSliceNs = 50'000'000;  // a sleeper looks up this often: for the other process
+inline constexpr double kLongestWait = 1e9;      // seconds; longer means for ever
+inline constexpr int64_t kSliceNs = 50'000'000;  // interval of a sleeper's checks, for example of the other process
 
 int wait(Engine& engine, pto_task task, double timeout_s, bool helps);
 int wait_any(Engine& engine, const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first, bool helps);
 int wait_all(Engine& engine, double timeout_s, bool helps);
-/// Calls back when the task completes, on the thread that completes it, or at once.
+/// Calls back when the task completes, on the thread that completes it; at once if it has completed.
 void notify(Engine& engine, pto_task task, void (*callback)(void*), void* context);
-/// Runs something while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves and
-/// the tasks inside it.
+/// Runs a task while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves and
+/// the tasks inside it. Returns whether there was one.
 bool help(Engine& engine, uint32_t thread);
-/// The same for a thread that has no room to submit. All slots may be taken by tasks that may themselves submit, so a
-/// task runs others' of these too, as long as fewer than kMaxHelpDepth scopes are open on its thread.
+/// The same for a thread that has no room to submit. All slots may have tasks that may themselves submit, so a task
+/// also runs other tasks of this kind, as long as fewer than kMaxHelpDepth scopes are open on its thread.
 bool help_without_room(Engine& engine, uint32_t thread);
 inline constexpr uint32_t kMaxHelpDepth = PTO_MAX_SCOPES / 2;
-/// Asks the thread that will complete the task to wake sleepers. False: it has completed.
+/// Makes the thread that completes the task wake sleepers. Returns false if the task has completed.
 bool watch(Engine& engine, TaskRef task);
 /// The same for all tasks of a submitter.
 void watch_submitter(Engine& engine, uint32_t thread);
-/// Raises PTO_CLOSED in a forked child, PTO_PEER_LOST when the workers' process has died.
+/// Throws PTO_CLOSED in a forked child, PTO_PEER_LOST if the workers' process has died.
 void check_open(const Engine& engine);
 void check_interrupted(int64_t* last_ns);
 
-// done: what is waited for. watch: asks for a wake-up; false when it is no longer needed.
+// Waits until done(). watch() requests a wake-up.
 template <class Done, class Watch>
 bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s, bool helps) {
   if (done()) return true;
   if (timeout_s <= 0) return false;
-  // Who only sleeps needs no submitter; but a leaf kernel must not wait, and gets an error.
+  // A thread that only sleeps needs no submission context; but a leaf kernel must not wait, and gets an error.
   const uint32_t thread = helps || running.engine == &engine ? current_thread(engine) : 0;
   Header& header = *engine.store.header;
   Blocking let_others_run;
-  const DefaultFloatModes modes;  // of what it helps to run, as on a worker
+  const DefaultFloatModes modes;  // as on a worker, for the tasks that it runs
   const bool is_endless = timeout_s > kLongestWait;
   const int64_t deadline = is_endless ? INT64_MAX : now_ns() + static_cast<int64_t>(timeout_s * 1e9);
   Idle idle;
-  int64_t asked_ns = hooks.interrupted != nullptr ? now_ns() : 0;
+  int64_t checked_ns = hooks.interrupted != nullptr ? now_ns() : 0;
   while (!done()) {
     check_open(engine);
-    check_interrupted(&asked_ns);
+    check_interrupted(&checked_ns);
     const int64_t next_deadline = header.next_deadline_ns.load(std::memory_order_acquire);
     if (next_deadline != 0 && now_ns() >= next_deadline && has_context(engine))
       expire_overdue(engine, current_thread(engine));

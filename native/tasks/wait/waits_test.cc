@@ -13,11 +13,11 @@ namespace {
 constexpr double kNaN = NAN;
 
 /// A task that waits for an event that is not posted yet.
-struct Held {
-  explicit Held(uint32_t workers = 1) : runtime(workers), event(pto_event_open(runtime)), h(runtime.add(x)) {
+struct WaitingTask {
+  explicit WaitingTask(uint32_t workers = 1) : runtime(workers), event(pto_event_open(runtime)), h(runtime.add(x)) {
     task = runtime.submit(PTO_NO_KERNEL, {out(h)}, {.waits = {{event, 1}}});
   }
-  ~Held() { pto_event_post(runtime, event, 1); }
+  ~WaitingTask() { pto_event_post(runtime, event, 1); }
   int64_t x = 0;
   Runtime runtime;
   pto_event event;
@@ -27,32 +27,32 @@ struct Held {
 
 }  // namespace
 
-CASE("a negative timeout asks, as 0 does, in every call") {
-  Held held;
+CASE("a negative timeout polls, as 0 does, in every call") {
+  WaitingTask waiting;
   for (const double timeout_s : {0.0, -1.0, -1e300, -HUGE_VAL}) {
-    EXPECT_EQ(pto_wait(held.runtime, held.task, timeout_s), PTO_TIMEOUT);
-    EXPECT_EQ(pto_wait_all(held.runtime, timeout_s), PTO_TIMEOUT);
-    EXPECT_EQ(pto_wait_any(held.runtime, &held.task, 1, timeout_s, nullptr), PTO_TIMEOUT);
-    EXPECT_EQ(pto_unregister(held.runtime, held.h, timeout_s), PTO_TIMEOUT);
-    EXPECT(pto_read(held.runtime, held.h, nullptr, timeout_s) == nullptr);
+    EXPECT_EQ(pto_wait(waiting.runtime, waiting.task, timeout_s), PTO_TIMEOUT);
+    EXPECT_EQ(pto_wait_all(waiting.runtime, timeout_s), PTO_TIMEOUT);
+    EXPECT_EQ(pto_wait_any(waiting.runtime, &waiting.task, 1, timeout_s, nullptr), PTO_TIMEOUT);
+    EXPECT_EQ(pto_unregister(waiting.runtime, waiting.h, timeout_s), PTO_TIMEOUT);
+    EXPECT(pto_read(waiting.runtime, waiting.h, nullptr, timeout_s) == nullptr);
     EXPECT_EQ(pto_last_status(), PTO_TIMEOUT);
   }
-  EXPECT(pto_write(held.runtime, held.h, nullptr, -3) == nullptr);
+  EXPECT(pto_write(waiting.runtime, waiting.h, nullptr, -3) == nullptr);
   EXPECT_EQ(pto_last_status(), PTO_TIMEOUT);
-  EXPECT(has(pto_last_error(), "after -3 s"));  // as it was given
+  EXPECT(has(pto_last_error(), "after -3 s"));  // the timeout as passed
 }
 
-CASE("NaN is refused by every call, also when there is nothing to wait for") {
-  Held held;
-  const pto_task done = held.runtime.submit(PTO_NO_KERNEL, {});
-  EXPECT_EQ(pto_wait(held.runtime, done, 10), 0);
-  EXPECT_EQ(pto_wait(held.runtime, done, kNaN), PTO_BAD_ARGUMENT);
-  EXPECT_EQ(pto_wait(held.runtime, held.task, kNaN), PTO_BAD_ARGUMENT);
-  EXPECT_EQ(pto_wait_all(held.runtime, kNaN), PTO_BAD_ARGUMENT);
-  EXPECT_EQ(pto_wait_any(held.runtime, &held.task, 1, kNaN, nullptr), PTO_BAD_ARGUMENT);
-  EXPECT_EQ(pto_unregister(held.runtime, held.h, kNaN), PTO_BAD_ARGUMENT);
-  EXPECT(pto_read(held.runtime, held.h, nullptr, kNaN) == nullptr && has(pto_last_error(), "NaN"));
-  EXPECT(pto_write(held.runtime, held.h, nullptr, kNaN) == nullptr && has(pto_last_error(), "NaN"));
+CASE("every call rejects NaN, also if there is nothing to wait for") {
+  WaitingTask waiting;
+  const pto_task done = waiting.runtime.submit(PTO_NO_KERNEL, {});
+  EXPECT_EQ(pto_wait(waiting.runtime, done, 10), 0);
+  EXPECT_EQ(pto_wait(waiting.runtime, done, kNaN), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(pto_wait(waiting.runtime, waiting.task, kNaN), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(pto_wait_all(waiting.runtime, kNaN), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(pto_wait_any(waiting.runtime, &waiting.task, 1, kNaN, nullptr), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(pto_unregister(waiting.runtime, waiting.h, kNaN), PTO_BAD_ARGUMENT);
+  EXPECT(pto_read(waiting.runtime, waiting.h, nullptr, kNaN) == nullptr && has(pto_last_error(), "NaN"));
+  EXPECT(pto_write(waiting.runtime, waiting.h, nullptr, kNaN) == nullptr && has(pto_last_error(), "NaN"));
 }
 
 CASE("infinity waits for ever, and helps") {
@@ -65,7 +65,7 @@ CASE("infinity waits for ever, and helps") {
   EXPECT_EQ(x, 4);
 }
 
-CASE("tasks that submitters ran are counted one by one, also without workers") {
+CASE("tasks that submitters ran are each counted, also without workers") {
   for (const uint32_t num_tasks : {1u, 7u, 100u}) {
     Runtime runtime(0, 256);
     int64_t x = 0;
@@ -90,7 +90,7 @@ CASE("children that a submitter runs are counted too") {
   EXPECT_EQ(runtime.stats().num_helped, 6u);
 }
 
-CASE("a refusal names the worker that was asked for") {
+CASE("the error names the requested worker") {
   Runtime runtime(2);
   EXPECT_EQ(runtime.submit(PTO_NO_KERNEL, {}, {.target_worker = 8}), 0u);
   EXPECT(has(pto_last_error(), "got worker 7 of 2 workers"));
@@ -113,7 +113,7 @@ CASE("a library's name without a slash is a file of the current folder, if there
 namespace cpp = tilewise::pto;
 using cpp::testing::status_of;
 
-CASE("in C++ a group's sentence gives the timeout of the call, not what was left of it") {
+CASE("in C++ a group's error gives the timeout of the call, not what was left of it") {
   cpp::testing::Bench b;
   cpp::TaskGroup group;
   group.add(b.rt.submit({}, {}, {}, {}, b.behind_event()));
@@ -129,7 +129,7 @@ CASE("in C++ a group's sentence gives the timeout of the call, not what was left
   EXPECT_EQ(status_of([&] { group.wait_any(-2); }, "after -2 s"), PTO_TIMEOUT);
   EXPECT_EQ(status_of([&] { group[0].wait(-1); }, "after -1 s"), PTO_TIMEOUT);
   EXPECT_EQ(status_of([&] { group[0].wait(kNaN); }, "NaN"), PTO_BAD_ARGUMENT);
-  b.held.post();
+  b.start.post();
   group.wait_all();
 }
 
@@ -142,7 +142,7 @@ pto_status say_failed(void* const*, const uint64_t*) { return PTO_TASK_FAILED; }
 
 }  // namespace
 
-CASE("in C++ functions and lambdas are kernels whether they return nothing, a number or a status") {
+CASE("in C++ functions and lambdas that return void, a number or a status are kernels") {
   cpp::Runtime rt({.num_workers = 1});
   std::vector<int64_t> data{0};
   const cpp::Buffer x = rt.buffer(data);
@@ -159,7 +159,7 @@ CASE("in C++ functions and lambdas are kernels whether they return nothing, a nu
   EXPECT_EQ(status_of([&] { rt.submit(rt.kernel("failing", say_failed)).wait(); }), PTO_TASK_FAILED);
 }
 
-CASE("in C++ a View has sizes and strides of a box, and refuses another type") {
+CASE("in C++ a View has the sizes and strides of a box, and rejects another type") {
   cpp::Runtime rt({.num_workers = 1});
   std::vector<float> data(12, 1);
   const cpp::Buffer x = rt.buffer(data);
@@ -181,7 +181,7 @@ CASE("in C++ a View has sizes and strides of a box, and refuses another type") {
   EXPECT_EQ(status_of([&] { inout(x).as<float>(); }, "pass the sizes"), PTO_BAD_ARGUMENT);
 }
 
-CASE("in C++ a task has a name and a deadline, and a kernel can ask whether to stop") {
+CASE("in C++ a task has a name and a deadline, and a kernel can check whether to stop") {
   cpp::testing::Bench b;
   cpp::TaskOptions options = b.behind_event();
   options.name = "late one";

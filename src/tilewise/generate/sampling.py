@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tilewise.core import DTYPES, ConfigError, NotFinite, TilewiseError, Validator, is_float, shown
 from tilewise.generate.history import History
-from tilewise.kernels.sampling import NOT_FINITE, Adjustment, Rules, draw_tokens
+from tilewise.kernels.sampling import NOT_FINITE, LogitsProcessors, Rules, sample_tokens
 from tilewise.settings import Sampling
 
 __all__ = ["Batch", "Sampler", "choose_token"]
@@ -142,7 +142,7 @@ class Batch:
         processors = self._logits_processors(logits.shape[1]) if self._has_processors else ()
         if not logits.flags.c_contiguous:
             logits = np.ascontiguousarray(logits)
-        tokens = draw_tokens(logits, rows, self._settings, self._keys, threads, processors)
+        tokens = sample_tokens(logits, rows, self._settings, self._keys, threads, processors)
         for place in self._invalid:
             tokens[place] = NOT_FINITE
         return tokens
@@ -158,9 +158,9 @@ class Batch:
             return _unknown_id(self._samplers[place].sampling, len(logits_V))
         return _no_token(logits_V, len(self._samplers[place].history))
 
-    def _logits_processors(self, size: int) -> list[Adjustment | None]:
+    def _logits_processors(self, size: int) -> list[LogitsProcessors | None]:
         """What changes each row; settings that name a token beyond the vocabulary are left out and recorded."""
-        processors: list[Adjustment | None] = []
+        processors: list[LogitsProcessors | None] = []
         for place, (one, mask) in enumerate(zip(self._samplers, self._masks or [None] * len(self._samplers))):
             rules = one.rules
             if rules is not None and rules.largest_id >= size:
@@ -178,7 +178,7 @@ def _unknown_id(sampling: Sampling, size: int) -> ConfigError:
         "allowed_token_ids": sampling.allowed_token_ids,
         "bad_words_ids": [id_ for word in sampling.bad_words_ids for id_ in word],
     }
-    name, largest = max(((n, max(ids, default=-1)) for n, ids in named.items()), key=lambda found: found[1])
+    name, largest = max(((n, max(ids, default=-1)) for n, ids in named.items()), key=lambda pair: pair[1])
     return ConfigError(
         f"[generate.sampling] {name} must lie below the vocabulary's {size}; got {largest}; correct it"
     )

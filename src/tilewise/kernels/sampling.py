@@ -1,7 +1,6 @@
-"""Tokens drawn from rows of logits: the face of native/kernels/sampling.
+"""Samples tokens from rows of logits in native code: the Python side of native/kernels/sampling.
 
-Penalties, filters and draw are a function of a row, its settings, its text and its key alone: not of the rows next to
-it, nor of the thread.
+A row's token depends on its logits, settings, processors and key alone, not on other rows or on the thread.
 """
 
 from __future__ import annotations
@@ -15,49 +14,61 @@ from numpy.typing import NDArray
 from tilewise import _native
 from tilewise._native.sampling import Rules, TokenHistory
 
-__all__ = ["NOTHING_LEFT", "NOT_FINITE", "Adjustment", "Rules", "TokenHistory", "adjust_row", "draw_tokens"]
+__all__ = [
+    "NOTHING_LEFT",
+    "NOT_FINITE",
+    "LogitsProcessors",
+    "Rules",
+    "TokenHistory",
+    "apply_logits_processors",
+    "sample_tokens",
+]
 
 NOT_FINITE: int = _native.sampling.NOT_FINITE
-"""Instead of a token: a logit is NaN or infinite."""
+"""Returned in place of a token: a logit is NaN or infinite."""
 NOTHING_LEFT: int = _native.sampling.NOTHING_LEFT
-"""Instead of a token: every one is forbidden."""
-Adjustment = tuple[Rules | None, TokenHistory | None, NDArray[np.uint8] | None]
-"""Rules with their text, or neither, and a mask `[vocab]` whose zeros may not come, or none."""
+"""Returned in place of a token: every token is forbidden."""
+LogitsProcessors = tuple[Rules | None, TokenHistory | None, NDArray[np.uint8] | None]
+"""The logits processors of a row: rules with the history they apply to, or neither, and a mask `[vocab]`, 0 for
+forbidden tokens, or None."""
 
 
-def draw_tokens(
+def sample_tokens(
     logits: NDArray[Any],
     rows: NDArray[np.int64],
     settings: NDArray[np.float64],
     keys: NDArray[np.uint64],
     threads: int = 1,
-    adjustments: Sequence[Adjustment | None] = (),
+    processors: Sequence[LogitsProcessors | None] = (),
 ) -> list[int]:
-    """A token for each row, or why there is none.
+    """Sample a token from each row.
 
     Args:
-        logits: `[R, vocab]`, float32, float64, or uint16 that stand for bf16.
-        rows: of them that are drawn from, as often as they stand there.
+        logits: `[R, vocab]`, float32, float64, or bf16 as uint16.
+        rows: the rows of `logits` to sample from; a row may occur more than once.
         settings: `[rows, 5]`: temperature, top_k, top_p, min_p, typical_p.
         keys: `[rows, 3]`: seed, position, choice.
-        threads: that share the rows.
-        adjustments: of each row, or none at all.
+        threads: number of threads that share the rows.
+        processors: the logits processors of each row; empty if no row has any.
+
+    Returns:
+        Token ids; NOT_FINITE or NOTHING_LEFT for a row without a token.
 
     Raises:
-        ArgumentError: shapes, settings or adjustments that are invalid.
+        ArgumentError: shapes, settings or processors are invalid.
     """
-    found: list[int] = _native.sampling.draw(logits, rows, settings, keys, threads, list(adjustments))
-    return found
+    tokens: list[int] = _native.sampling.sample(logits, rows, settings, keys, threads, list(processors))
+    return tokens
 
 
-def adjust_row(scores: NDArray[np.float64], adjustment: Adjustment) -> None:
-    """What an adjustment does to a row of finite numbers, in place; what may not come is minus infinity.
+def apply_logits_processors(scores: NDArray[np.float64], processors: LogitsProcessors) -> None:
+    """Apply logits processors to a row of finite numbers in place; forbidden tokens become minus infinity.
 
     Args:
         scores: `[vocab]`.
-        adjustment: of the row.
+        processors: of the row.
 
     Raises:
-        ArgumentError: rules that name a token beyond the row.
+        ArgumentError: rules name a token beyond the row.
     """
-    _native.sampling.adjust(scores, adjustment)
+    _native.sampling.apply_logits_processors(scores, processors)

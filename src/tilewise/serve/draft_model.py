@@ -17,7 +17,7 @@ import numpy as np
 from tilewise import models
 from tilewise.core import TilewiseError, Validator, dtype, get_logger
 from tilewise.core.limits import available_memory
-from tilewise.kernels.sampling import draw_tokens
+from tilewise.kernels.sampling import sample_tokens
 from tilewise.models import BLOCK_SIZE
 from tilewise.serve.model import ServedModel
 from tilewise.serve.runner import Runner
@@ -133,7 +133,7 @@ class DraftModel:
         settings_of_each = [(one.sequence.request.sampling, one) for one in sampled]
         settings = [way.sampler_settings for way, _ in settings_of_each]
         keys = [(w.seed, one.length + len(one.guesses), one.sequence.choice) for w, one in settings_of_each]
-        tokens = draw_tokens(
+        tokens = sample_tokens(
             np.ascontiguousarray(rows, np.float32),
             np.array(places, np.int64),
             np.array(settings, np.float64),

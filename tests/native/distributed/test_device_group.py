@@ -230,7 +230,7 @@ def test_a_worker_that_is_stopped_during_a_run(group):
     """It shows no life for five seconds: one error that names it, and its end."""
     worker = group.pids[1]
     error, took = killed_during_steps(group, signal.SIGSTOP)
-    assert f"process 1 (pid {worker}), which has stood still" in str(error) and took < 15
+    assert f"process 1 (pid {worker}), which has not responded" in str(error) and took < 15
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_buffer_stays_inside():
         ),
         (
             Operand(0, Mode.ROWS, part=Number.of_call(2)),
-            "must have the numbers that its template asks for; got 0 of 3",
+            "must have the numbers that its template uses; got 0 of 3",
         ),
         (Operand(0, Mode.ROWS, part=-1), "0 <= part"),
     ],
@@ -211,7 +211,7 @@ def test_what_lacks_a_field_or_has_another_name_is_refused():
         program.add_instr(0, program.add_template(0, "t"), object())
     with pytest.raises(PlanError, match=r"f32, bf16, i32 or f64; got 'f16'"):
         program.add_tensor(0, tensor_entry(0, 1, 1, 1)._replace(dtype="f16"))
-    with pytest.raises(TypeError, match=r"unknown; known are num_devices, .*deadline_s"):
+    with pytest.raises(TypeError, match=r"unknown; expected one of num_devices, .*deadline_s"):
         Executor(arena_bytes=[64], deadline=1.0)
     with pytest.raises(TypeError, match="window has a value of another type or out of its range; got str"):
         Executor(arena_bytes=[64], window="512")

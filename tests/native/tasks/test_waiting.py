@@ -165,7 +165,7 @@ def test_later(runtime):
     runtime.task_complete(tasks[1], 5)
     tasks[0].wait()
     assert isinstance(tasks[1].exception(), TaskFailed)
-    with pytest.raises(ValueError, match="ended once"):
+    with pytest.raises(ValueError, match="ended only once"):
         runtime.task_complete(tasks[0])
 
 

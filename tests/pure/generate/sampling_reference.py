@@ -1,4 +1,4 @@
-"""Penalties and drawing a token in NumPy, slowly and by sorting: what the native code is compared with."""
+"""Reference in NumPy, slow and by sorting, for the native logits processors and sampling."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def apply_processors(
     end_ids: Collection[int] = (),
     allowed: Array | None = None,
 ) -> Array:
-    """Logits after penalties, in fp64; those of tokens that may not come are minus infinity."""
+    """Logits after penalties, in fp64; those of forbidden tokens are minus infinity."""
     scores = logits.astype(np.float64)
     ids = np.array(history.ids, np.int64)
     if sampling.repetition_penalty != 1:
         seen = _below(np.unique(ids), scores.size)
-        found, largest = scores[seen], np.finfo(np.float64).max  # minus infinity is for what may not come
+        values, largest = scores[seen], np.finfo(np.float64).max  # minus infinity is for forbidden tokens
         with np.errstate(over="ignore"):
-            punished = np.where(
-                found < 0, found * sampling.repetition_penalty, found / sampling.repetition_penalty
+            penalized = np.where(
+                values < 0, values * sampling.repetition_penalty, values / sampling.repetition_penalty
             )
-        scores[seen] = np.clip(punished, -largest, largest)
+        scores[seen] = np.clip(penalized, -largest, largest)
     if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
         written, counts = np.unique(_below(ids[history.num_prompt :], scores.size), return_counts=True)
         scores[written] -= sampling.frequency_penalty * counts + sampling.presence_penalty
@@ -57,8 +57,8 @@ def _below(ids: Array, size: int) -> Array:
     return ids[ids < size]
 
 
-def draw(scores: Array, sampling: Sampling, position: int, choice: int) -> tuple[int, float]:
-    """The token, and how far the number that points at it is from the nearest border, as a share of the whole."""
+def sample(scores: Array, sampling: Sampling, position: int, choice: int) -> tuple[int, float]:
+    """The token, and the distance of its random number from the nearest border, as a share of the whole."""
     if sampling.temperature == 0:
         return int(np.argmax(scores)), 1.0
     ids, weights = candidates(scores, sampling)
@@ -72,7 +72,7 @@ def draw(scores: Array, sampling: Sampling, position: int, choice: int) -> tuple
 
 
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array, Array]:
-    """The tokens among which is drawn, likeliest first, and weights in proportion to their probabilities.
+    """The tokens that may be sampled, likeliest first, and weights in proportion to their probabilities.
 
     Filters apply one after the other as in transformers: top-k, top-p, min-p, typical-p.
     """

@@ -18,12 +18,12 @@ LOGITS = np.random.default_rng(0).standard_normal(100).astype(np.float32)
 TOKENIZER = train_tokenizer(["hello world ä€😀 " * 10], vocab_size=280)
 
 
-def _draws(sampling, count=2000):
-    history, drawn = History([]), []
+def _samples(sampling, count=2000):
+    history, tokens = History([]), []
     for _ in range(count):
-        drawn.append(choose_token(LOGITS, sampling, history))
+        tokens.append(choose_token(LOGITS, sampling, history))
         history.append(0)
-    return np.array(drawn)
+    return np.array(tokens)
 
 
 def test_greedy_takes_the_first_maximum():
@@ -31,9 +31,9 @@ def test_greedy_takes_the_first_maximum():
     assert choose_token(np.array([0.0, 3.0, 3.0], np.float32), Sampling(), History([])) == 1
 
 
-def test_draws_follow_the_probabilities():
-    """Frequencies of draws match the softmax."""
-    counts = np.bincount(_draws(Sampling(temperature=0.7), 4000), minlength=100)
+def test_samples_follow_the_probabilities():
+    """Frequencies of sampled tokens match the softmax."""
+    counts = np.bincount(_samples(Sampling(temperature=0.7), 4000), minlength=100)
     wanted = np.exp(LOGITS.astype(np.float64) / 0.7)
     wanted *= 4000 / wanted.sum()
     assert np.abs(counts - wanted).max() < 5 * np.sqrt(wanted.max())
@@ -44,29 +44,29 @@ def test_draws_follow_the_probabilities():
 def test_a_tiny_temperature_takes_the_likeliest(temperature, more):
     """Where logits over the temperature are beyond a double."""
     sampling = Sampling(temperature=temperature, **more)
-    assert set(_draws(sampling, 20)) == {int(np.argmax(LOGITS))}
+    assert set(_samples(sampling, 20)) == {int(np.argmax(LOGITS))}
 
 
-def test_top_k_and_top_p_restrict_draws():
-    """Only the k likeliest, and only the smallest set with probability p, are ever drawn."""
+def test_top_k_and_top_p_restrict_samples():
+    """Only the k likeliest, and only the smallest set with probability p, are ever sampled."""
     order = np.argsort(-LOGITS)
-    assert set(_draws(Sampling(temperature=1.0, top_k=3))) == set(order[:3])
+    assert set(_samples(Sampling(temperature=1.0, top_k=3))) == set(order[:3])
     probability = np.exp(LOGITS[order].astype(np.float64))
     sums = np.cumsum(probability / probability.sum())
     nucleus = order[: int((sums < 0.3).sum()) + 1]
-    assert set(_draws(Sampling(temperature=1.0, top_p=0.3))) == set(nucleus)
+    assert set(_samples(Sampling(temperature=1.0, top_p=0.3))) == set(nucleus)
 
 
-def test_draw_depends_on_seed_and_position_only():
-    """The same seed and position draw the same token whenever they are asked for, others do not always."""
-    draws = _draws(Sampling(temperature=1.0, seed=3), 100).tolist()
+def test_sample_depends_on_seed_and_position_only():
+    """The same seed and position always sample the same token, others do not always."""
+    samples = _samples(Sampling(temperature=1.0, seed=3), 100).tolist()
     for position in range(99, -1, -1):
         assert (
             choose_token(LOGITS, Sampling(temperature=1.0, seed=3), History([5] * position))
-            == draws[position]
+            == samples[position]
         )
-    assert draws[:7] == [91, 74, 77, 79, 95, 11, 91]  # in any process, on any machine
-    assert len(set(draws)) > 30
+    assert samples[:7] == [91, 74, 77, 79, 95, 11, 91]  # in any process, on any machine
+    assert len(set(samples)) > 30
     assert (
         len(
             {

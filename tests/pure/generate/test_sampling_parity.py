@@ -1,4 +1,4 @@
-"""Choosing tokens as transformers and vLLM choose them: penalties, what may not come, filters, stop strings."""
+"""Choosing tokens as transformers and vLLM choose them: penalties, forbidden tokens, filters, stop strings."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from pure.generate.sampling_reference import apply_processors, candidates, draw
+from pure.generate.sampling_reference import apply_processors, candidates, sample
 from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
 from tilewise.generate import History, Sampling, choose_token, encode_prompt
@@ -28,7 +28,7 @@ from tilewise.generate import sampling as sampling_module
 from tilewise.generate.detokenizer import StopFinder
 from tilewise.generate.prompts import word_ids
 from tilewise.generate.sampling import Batch, Sampler
-from tilewise.kernels.sampling import Rules, adjust_row
+from tilewise.kernels.sampling import Rules, apply_logits_processors
 
 VOCAB = 24
 ENDS = (3, 7)
@@ -41,15 +41,15 @@ def _history(prompt, written):
     return history
 
 
-def _adjusted(logits, sampling, history, ends=(), mask=None):
-    """By native code."""
+def _processed(logits, sampling, history, ends=(), mask=None):
+    """The scores after the native logits processors."""
     scores, rules = logits.astype(np.float64), Sampler(sampling, history, ends).rules
-    adjust_row(scores, (rules, None if rules is None else history.counted, mask))
+    apply_logits_processors(scores, (rules, None if rules is None else history.counted, mask))
     return scores
 
 
 def _ours(logits, sampling, history, ends=ENDS):
-    ids, weights = candidates(_adjusted(logits, sampling, history, ends), sampling)
+    ids, weights = candidates(_processed(logits, sampling, history, ends), sampling)
     probability = np.zeros(len(logits))
     probability[ids] = weights / weights.sum()
     return probability
@@ -132,8 +132,8 @@ WIDE = st.builds(
 )
 
 
-def compare_draws(sampling, seed, size, spread, digits):
-    """Several rows at once, against sorting; numbers that point next to a border may fall on either side."""
+def compare_samples(sampling, seed, size, spread, digits):
+    """Several rows at once, against sorting; random numbers next to a border may fall on either side."""
     rng = np.random.default_rng(seed)
     histories = [History(rng.integers(0, size, 5 + i).tolist()) for i in range(5)]
     rows = np.stack([rng.normal(0, spread, size).round(digits).astype(np.float32) for _ in histories])
@@ -141,7 +141,7 @@ def compare_draws(sampling, seed, size, spread, digits):
     for threads in (1, 3):
         for i, (history, token) in enumerate(zip(histories, batch.sample(rows, np.arange(5), threads))):
             scores = apply_processors(rows[i], sampling, history)
-            wanted, distance = draw(scores, sampling, len(history), i)
+            wanted, distance = sample(scores, sampling, len(history), i)
             assert token == wanted or distance < 1e-12, (token, wanted, distance)
             assert token == choose_token(rows[i], sampling, history, (), i)
 
@@ -154,14 +154,14 @@ def compare_draws(sampling, seed, size, spread, digits):
     st.sampled_from([0.01, 1.0, 9.0]),
     st.sampled_from([0, 2, 9]),
 )
-def test_native_draws_are_those_of_sorting(sampling, seed, size, spread, digits):
+def test_native_sampling_equals_sorting(sampling, seed, size, spread, digits):
     """Every setting, vocabularies of every size, with and without ties, a row alone or next to
     others, on any thread."""
-    compare_draws(sampling, seed, size, spread, digits)
+    compare_samples(sampling, seed, size, spread, digits)
 
 
 @pytest.mark.parametrize("wrong", ["top_k", "seed", "choice", "position"])
-def test_another_draw_is_seen(wrong, monkeypatch):
+def test_a_wrong_sample_is_detected(wrong, monkeypatch):
     """The twin: with one setting changed behind the reference's back, tokens differ."""
 
     def changed(scores, sampling, position, choice):
@@ -169,12 +169,12 @@ def test_another_draw_is_seen(wrong, monkeypatch):
             sampling = replace(sampling, top_k=1)
         elif wrong == "seed":
             sampling = replace(sampling, seed=sampling.seed + 1)
-        return draw(scores, sampling, position + (wrong == "position"), choice + (wrong == "choice"))
+        return reference(scores, sampling, position + (wrong == "position"), choice + (wrong == "choice"))
 
-    draw = globals()["draw"]
-    monkeypatch.setitem(globals(), "draw", changed)
+    reference = globals()["sample"]
+    monkeypatch.setitem(globals(), "sample", changed)
     with pytest.raises(AssertionError):
-        compare_draws(Sampling(temperature=1.0), 1, 300, 1.0, 9)
+        compare_samples(Sampling(temperature=1.0), 1, 300, 1.0, 9)
 
 
 def test_tokens_come_as_often_as_they_are_likely():
@@ -208,7 +208,7 @@ def test_one_wrong_row_says_nothing_about_the_others():
     assert "below the vocabulary's 4; got 7" in str(batch.error(6, rows[0]))
 
 
-ADJUSTING = st.builds(
+PROCESSED = st.builds(
     Sampling,
     repetition_penalty=st.sampled_from([1.0, 1.3, 0.6, 1.7e308]),
     presence_penalty=st.sampled_from([0.0, 0.7, -2.0]),
@@ -221,14 +221,14 @@ ADJUSTING = st.builds(
 )
 
 
-def compare_adjustments(sampling, seed, prompt, written, masked):
+def compare_processors(sampling, seed, prompt, written, masked):
     """Every bit of every score; the masks of grammars may be shorter or longer than a row."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 3, VOCAB)
     history = _history(prompt[:-1], prompt[-1:] + written)
     mask = None if masked is None else rng.integers(0, 2, masked).astype(np.uint8)
     ends = (*ENDS, VOCAB + 5)
-    processed = _adjusted(logits, sampling, history, ends, mask)
+    processed = _processed(logits, sampling, history, ends, mask)
     assert processed.tobytes() == apply_processors(logits, sampling, history, ends, mask).tobytes()
 
 
@@ -241,10 +241,10 @@ ASKED = (
 
 
 @settings(max_examples=300)
-@given(ADJUSTING, *ASKED)
+@given(PROCESSED, *ASKED)
 def test_native_penalties_are_those_of_numpy(sampling, seed, prompt, written, masked):
     """All settings at once, to the bit; tokens of a text may lie beyond the logits."""
-    compare_adjustments(sampling, seed, prompt, written, masked)
+    compare_processors(sampling, seed, prompt, written, masked)
 
 
 @pytest.mark.parametrize("wrong", ["presence", "bias", "bad_words", "allowed", "ends", "mask"])
@@ -257,16 +257,16 @@ def test_another_penalty_is_seen(wrong, monkeypatch):
         allowed_token_ids=range(9),
         min_tokens=9,
     )
-    compare_adjustments(sampling, 1, [1, 2], [5, 6, 8], VOCAB)
+    compare_processors(sampling, 1, [1, 2], [5, 6, 8], VOCAB)
     if wrong == "mask":
-        native = adjust_row
-        monkeypatch.setitem(globals(), "adjust_row", lambda scores, how: native(scores, (*how[:2], None)))
+        native, name = apply_logits_processors, "apply_logits_processors"
+        monkeypatch.setitem(globals(), name, lambda scores, used: native(scores, (*used[:2], None)))
     else:
         monkeypatch.setattr(
-            sampling_module, "Rules", lambda **given: Rules(**{k: v for k, v in given.items() if k != wrong})
+            sampling_module, "Rules", lambda **rules: Rules(**{k: v for k, v in rules.items() if k != wrong})
         )
     with pytest.raises(AssertionError):
-        compare_adjustments(sampling, 1, [1, 2], [5, 6, 8], VOCAB)
+        compare_processors(sampling, 1, [1, 2], [5, 6, 8], VOCAB)
 
 
 def test_another_order_of_filters_is_seen():
@@ -294,8 +294,8 @@ def test_presence_and_frequency_count_what_was_written(seed, prompt, written, pr
     counts = np.bincount(np.array(written, np.int64), minlength=VOCAB)
     wanted = logits.astype(np.float64) - frequency * counts - presence * (counts > 0)
     sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency)
-    found = _adjusted(logits, sampling, _history(prompt, written))
-    assert np.abs(found - wanted).max() < 1e-12
+    scores = _processed(logits, sampling, _history(prompt, written))
+    assert np.abs(scores - wanted).max() < 1e-12
 
 
 def test_greedy_obeys_penalties():
@@ -343,16 +343,16 @@ def test_words_have_tokens_with_and_without_a_space():
     ]
 
 
-def test_choices_draw_apart_and_the_first_as_ever():
-    """Texts of one prompt draw from the same seed apart; the first draws what a single one does."""
+def test_choices_differ_and_the_first_equals_a_single_one():
+    """Texts of one prompt sample different tokens from one seed; the first samples what a single one does."""
     logits = np.zeros(50, np.float32)
     one = Sampling(temperature=1.0, seed=4)
-    draws = [
+    samples = [
         [choose_token(logits, one, History([0] * at), choice=choice) for at in range(9)]
         for choice in range(4)
     ]
-    assert draws[0] == [choose_token(logits, one, History([0] * at)) for at in range(9)]
-    assert len({tuple(row) for row in draws}) == 4
+    assert samples[0] == [choose_token(logits, one, History([0] * at)) for at in range(9)]
+    assert len({tuple(row) for row in samples}) == 4
 
 
 TEXTS = st.text(alphabet="ab", max_size=12)

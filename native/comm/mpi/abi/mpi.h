@@ -1,4 +1,4 @@
-/* What tilewise_mpi.c uses of MPI, by the standard binary interface of MPI 5.0 (chapter "Application Binary
+/* The part of MPI that tilewise_mpi.c uses, by the standard binary interface of MPI 5.0 (chapter "Application Binary
  * Interface"), so that one built file serves every library that has it (libmpi_abi.so.1). Nothing else is declared
  * here. A site's own mpi.h takes this file's place in `tilewise build-mpi`. A test compares it with a library's header.
  */

@@ -21,7 +21,7 @@ namespace tilewise::pto {
 
 inline constexpr double kForever = PTO_FOREVER;
 
-/// A call that failed. status(): a pto_status, PTO_TASK_FAILED, PTO_CANCELLED and PTO_TIMEOUT above all.
+/// A failed call. status(): a pto_status, usually PTO_TASK_FAILED, PTO_CANCELLED or PTO_TIMEOUT.
 class Error : public std::runtime_error {
  public:
   Error(int status, const std::string& text) : std::runtime_error(text), status_(status) {}
@@ -38,8 +38,8 @@ namespace detail {
 [[noreturn]] inline void raise_timeout(const char* call, double timeout_s) {
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%g", timeout_s);
-  throw Error(PTO_TIMEOUT, std::string("[pto.") + call + "] tasks must end within the time given; got one that goes " +
-                               "on after " + seconds + " s; wait longer, or cancel it");
+  throw Error(PTO_TIMEOUT, std::string("[pto.") + call + "] tasks must end within the timeout; got one that still " +
+                               "runs or waits after " + seconds + " s; wait longer, or cancel it");
 }
 inline void check(int status) {
   if (status < 0) throw_last();
@@ -50,7 +50,7 @@ Id check_id(Id id) {
   return id;
 }
 
-/// What is left of a timeout that several waits share.
+/// The rest of a timeout that several waits share.
 class Deadline {
  public:
   explicit Deadline(double timeout_s) : timeout_s_(timeout_s) {}
@@ -67,7 +67,7 @@ class Deadline {
 
 }  // namespace detail
 
-/// What a call takes in braces, or any contiguous container of exactly T. Only a view: braces live as long as the call.
+/// A braced list, or any contiguous container of exactly T. Only a view: braced elements live as long as the call.
 template <class T>
 class List {
  public:
@@ -104,7 +104,7 @@ struct Scalar {
   uint64_t bits;
 };
 
-/// Inside a kernel: one of its scalars as it was given, T an integer, double, float or pointer.
+/// Inside a kernel: one of its scalars as submitted; T is an integer, double, float or pointer.
 template <class T>
 T scalar(uint64_t bits) {
   if constexpr (std::is_pointer_v<T>) {

@@ -28,7 +28,7 @@ inline Region tile(uint64_t row, uint64_t col, uint64_t rows, uint64_t cols, uin
 
 namespace detail {
 
-/// Bytes from the first of a box to its last.
+/// The number of bytes from the first byte of a box to its last.
 inline uint64_t span_of(const Region& box) {
   uint64_t num_bytes = 1;
   for (uint32_t d = 0; d < box.ndim; ++d) {
@@ -38,7 +38,7 @@ inline uint64_t span_of(const Region& box) {
   return num_bytes;
 }
 
-/// The pto_type of an element; PTO_OTHER: none of the others.
+/// The pto_type of an element; PTO_OTHER for other types.
 template <class T>
 constexpr pto_type type_of() {
   if constexpr (std::is_same_v<T, bool>) {
@@ -65,11 +65,11 @@ constexpr pto_type type_of() {
 class BufferRef {
  public:
   BufferRef(PTORuntime* runtime, pto_handle handle) : runtime_(runtime), handle_(handle) {}
-  /// Throws when it names nothing: moved from, unregistered, or an Output of no task yet.
+  /// Throws if it refers to no buffer: moved from, unregistered, or an Output without a task.
   pto_handle handle() const {
     if (handle_ == 0) {
       detail::refuse(
-          "[pto.BufferRef] a buffer must be known to its runtime; got one that was moved from or "
+          "[pto.BufferRef] a buffer must be registered; got one that was moved from or "
           "unregistered, or an output that no task has written; register it, or submit its task first");
     }
     return handle_;
@@ -78,20 +78,20 @@ class BufferRef {
   uint64_t num_bytes() const { return detail::check_id(pto_bytes(runtime_, handle())); }
   /// Does not wait.
   void* address() const { return detail::check_id(pto_address(runtime_, handle())); }
-  /// Waits for the writers; what they wrote, in place. Throws when the task that should have written failed.
+  /// Waits for the writers; returns the data in place. Throws if a writer failed.
   template <class T = std::byte>
   std::span<const T> read(double timeout_s = kForever) const {
     const void* data = detail::check_id(pto_read(runtime_, handle(), nullptr, timeout_s));
     return {static_cast<const T*>(data), num_bytes() / sizeof(T)};
   }
-  /// The same for a box: only its writers count. From its first byte to its last, also where it is strided.
+  /// The same for a box: only its writers count. The span is from its first byte to its last, also if it is strided.
   template <class T = std::byte>
   std::span<const T> read(const Region& box, double timeout_s = kForever) const {
     const void* data = detail::check_id(pto_read(runtime_, handle(), &box, timeout_s));
     return {static_cast<const T*>(data), detail::span_of(box) / sizeof(T)};
   }
-  /// Waits for readers and writers; then the caller may write until its next task on the buffer. What it writes counts
-  /// as all of it: failures of earlier writers end here.
+  /// Waits for readers and writers; then the caller may write until its next task on the buffer. The write
+  /// counts for the whole buffer: it clears failures of earlier writers.
   template <class T = std::byte>
   std::span<T> write(double timeout_s = kForever) const {
     void* data = detail::check_id(pto_write(runtime_, handle(), nullptr, timeout_s));
@@ -103,7 +103,7 @@ class BufferRef {
     void* data = detail::check_id(pto_write(runtime_, handle(), &box, timeout_s));
     return {static_cast<T*>(data), detail::span_of(box) / sizeof(T)};
   }
-  /// Frozen: only read, and its readers are not tracked (weights). Waits for its writers.
+  /// Freezes the buffer: tasks only read it, and readers are not tracked (for weights). Waits for its writers.
   void freeze(bool frozen = true) const { detail::check(pto_freeze(runtime_, handle(), frozen ? 1 : 0)); }
 
  protected:
@@ -111,14 +111,14 @@ class BufferRef {
   pto_handle handle_;
 };
 
-/// Memory of the caller, made by Runtime::buffer. Its end waits for its tasks, since the memory may be freed then: a
-/// task that waits for an event that is never posted must be cancelled first. Move-only.
+/// Memory of the caller, registered by Runtime::buffer. The destructor waits for its tasks, because the memory may be
+/// freed afterwards: cancel a task that waits for an event that is never posted first. Move-only.
 class Buffer : public BufferRef {
  public:
   using BufferRef::BufferRef;
   Buffer(Buffer&& other) noexcept : BufferRef(other.runtime_, std::exchange(other.handle_, 0)) {}
   Buffer& operator=(Buffer&& other) noexcept {
-    Buffer taken(std::move(other));  // ends as the old one
+    Buffer taken(std::move(other));  // its destructor unregisters the old buffer
     std::swap(runtime_, taken.runtime_);
     std::swap(handle_, taken.handle_);
     return *this;
@@ -126,15 +126,15 @@ class Buffer : public BufferRef {
   ~Buffer() {
     if (handle_ != 0) pto_unregister(runtime_, handle_, kForever);
   }
-  /// Waits for its tasks, then forgets it. After an Error it is still registered.
+  /// Waits for its tasks, then unregisters it. After an Error it is still registered.
   void unregister(double timeout_s = kForever) {
     detail::check(pto_unregister(runtime_, handle(), timeout_s));
     handle_ = 0;
   }
 };
 
-/// `num_bytes` that the runtime allocates for the task whose output() names it; they live as long as that task's scope.
-/// Names them from then on. Must stay in place until submit has returned.
+/// `num_bytes` bytes that the runtime allocates for the task whose output() uses it; they live as long as that task's
+/// scope. From then on it refers to them. It must not move until submit has returned.
 class Output : public BufferRef {
  public:
   explicit Output(uint64_t num_bytes) : BufferRef(nullptr, 0), wanted_bytes_(num_bytes) {}

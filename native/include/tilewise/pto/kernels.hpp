@@ -1,7 +1,7 @@
 /// Kernels of tilewise/pto.hpp: converts a function of the program to the function type of the C interface.
 ///
 /// Include tilewise/pto.hpp. A function that the C interface can call is used as it is. A capture-free lambda with
-/// another return type gets a wrapper when it is compiled. A pointer to such a function gets one of a fixed number of
+/// another return type gets a wrapper at compile time. A pointer to such a function gets one of a fixed number of
 /// wrappers that call it and return a status.
 #pragma once
 
@@ -26,7 +26,7 @@ int status_of_kernel(Function&& function, void* const* buffers, const uint64_t* 
   }
 }
 
-/// Functions that call a pointer which is known when the program runs. Each keeps its pointer for good.
+/// Functions that call a pointer known only at run time. Each is bound to its pointer for ever.
 template <class Result>
 class Adapters {
  public:
@@ -34,11 +34,12 @@ class Adapters {
 
   static pto_kernel_fn adapter_of(Function function) {
     for (size_t at = 0; at < kCount; ++at) {
-      Function known = nullptr;
-      if (functions[at].compare_exchange_strong(known, function) || known == function) return kAdapters[at];
+      Function bound = nullptr;
+      if (functions[at].compare_exchange_strong(bound, function) || bound == function) return kAdapters[at];
     }
     refuse(
-        "[pto.kernel] a program has at most 256 kernels whose functions return neither int nor a status; got one more; "
+        "[pto.kernel] a program must have at most 256 kernels whose functions return neither int nor a status; got "
+        "more; "
         "let it return int");
   }
 
@@ -58,18 +59,18 @@ class Adapters {
 };
 
 /// The address that pto_kernel_add takes.
-template <class Given>
-pto_kernel_fn kernel_function(Given given) {
-  using Result = std::invoke_result_t<Given, void* const*, const uint64_t*>;
-  if constexpr (std::is_convertible_v<Given, pto_kernel_fn>) {
-    return given;
-  } else if constexpr (std::is_pointer_v<Given>) {
-    return Adapters<Result>::adapter_of(given);
+template <class Callable>
+pto_kernel_fn kernel_function(Callable callable) {
+  using Result = std::invoke_result_t<Callable, void* const*, const uint64_t*>;
+  if constexpr (std::is_convertible_v<Callable, pto_kernel_fn>) {
+    return callable;
+  } else if constexpr (std::is_pointer_v<Callable>) {
+    return Adapters<Result>::adapter_of(callable);
   } else {
-    static_assert(std::is_empty_v<Given> && std::is_default_constructible_v<Given>,
+    static_assert(std::is_empty_v<Callable> && std::is_default_constructible_v<Callable>,
                   "a kernel must not capture: pass what it needs as scalars");
     return [](void* const* buffers, const uint64_t* scalars) -> int {
-      return status_of_kernel<Result>(Given{}, buffers, scalars);
+      return status_of_kernel<Result>(Callable{}, buffers, scalars);
     };
   }
 }

@@ -11,13 +11,13 @@
 
 namespace tilewise::pto {
 
-/// A kernel that a runtime knows. The default one is empty: its tasks stand for their order alone.
+/// A kernel of a runtime. The default one is empty: its tasks only define an order.
 struct Kernel {
   pto_kernel id = PTO_NO_KERNEL;
 };
 
-/// How a task uses one buffer, or a box of it: made by input, output, inout, commute, reduce and no_dep below, which
-/// mean what the modes of pto_api.h say. May be kept and used again.
+/// How a task uses one buffer, or a box of it. Made by input, output, inout, commute, reduce and no_dep below, which
+/// correspond to the modes of pto_api.h. May be stored and reused.
 class Param {
  public:
   Param(pto_mode mode, const BufferRef& buffer, pto_kernel combine = 0)
@@ -36,8 +36,7 @@ class Param {
     take_places(other);
     return *this;
   }
-  /// For a kernel with PTO_VIEWS: its elements, so many of them in rows that lie one behind the other, or `strides`
-  /// bytes apart.
+  /// For a kernel with PTO_VIEWS: the elements, `sizes` of them, contiguous or `strides` bytes apart.
   template <class T>
   Param as(List<uint64_t> sizes, List<uint64_t> strides = {}) const {
     static_assert(std::is_trivially_copyable_v<T>, "tasks work on bytes");
@@ -63,7 +62,7 @@ class Param {
     const Region* box = raw_.region;
     if (box == nullptr || box->ndim == 0 || box->ndim > PTO_MAX_DIMS || box->size[box->ndim - 1] % sizeof(T) != 0) {
       detail::refuse(
-          "[pto.Param.as] a view without sizes must be one of a box whose rows hold whole elements; got another; pass "
+          "[pto.Param.as] a view without sizes must have a box whose rows are whole elements; got another; pass "
           "the sizes");
     }
     Param made = as<T>({});
@@ -92,12 +91,12 @@ class Param {
   }
   PTORuntime* runtime_;
   pto_param raw_;
-  Output* output_ = nullptr;  // that is to be named
+  Output* output_ = nullptr;  // receives the new handle
   Region box_;  // set only with raw_.region, so that whole buffers cost nothing
   pto_view view_;  // with raw_.view
 };
 
-/// The kernel reads it; readers run next to each other.
+/// The kernel reads it; readers run in parallel.
 inline Param input(const BufferRef& buffer) { return {PTO_INPUT, buffer}; }
 inline Param input(const BufferRef& buffer, const Region& box) { return {PTO_INPUT, buffer, box}; }
 /// The kernel overwrites all of it. An Output: the runtime allocates it first.
@@ -110,9 +109,9 @@ inline Param inout(const BufferRef& buffer, const Region& box) { return {PTO_INO
 /// The same; commuting neighbours run one at a time in any order.
 inline Param commute(const BufferRef& buffer) { return {PTO_COMMUTE, buffer}; }
 inline Param commute(const BufferRef& buffer, const Region& box) { return {PTO_COMMUTE, buffer, box}; }
-/// The kernel overwrites a partial of its own, as large as the buffer; `combine` adds them in order of submission.
+/// The kernel overwrites its own partial value, as large as the buffer; `combine` adds these in order of submission.
 inline Param reduce(const BufferRef& buffer, Kernel combine) { return {PTO_REDUCE, buffer, combine.id}; }
-/// The kernel gets the address and the runtime sees no access: the caller answers for the order.
+/// The kernel gets the address and the runtime sees no access: the caller is responsible for the order.
 inline Param no_dep(const BufferRef& buffer) { return {PTO_NO_DEP, buffer}; }
 inline Param no_dep(const BufferRef& buffer, const Region& box) { return {PTO_NO_DEP, buffer, box}; }
 inline Param no_dep(void* address) { return Param(address); }

@@ -15,12 +15,12 @@
 
 namespace tilewise::pto {
 
-/// What a task asks of the scheduler. One that cannot be honoured is an Error of submit, never silently dropped.
+/// Hints for the scheduler. A hint that cannot be followed is an Error of submit, never silently ignored.
 struct TaskExecutionHints {
   int target_node = -1;         // the device; a runtime is device 0, so -1 (any) or 0
   int target_worker = -1;       // the worker that must run it; -1: any of its type
   int32_t priority = 0;         // higher first; 0 is the fast path
-  bool prefetch_inputs = true;  // holds either way: this device's memory is where its workers read it
+  bool prefetch_inputs = true;  // no effect: workers read this device's memory in place
   List<pto_handle> prefetch_handles = {};  // the same for further buffers, which must be alive
 };
 
@@ -28,14 +28,14 @@ struct TaskExecutionHints {
 struct TaskOptions {
   pto_worker_type worker_type = PTO_VECTOR;
   List<pto_task> after = {};         // TaskHandle::id() of tasks that end first; completed ones are fine
-  List<pto_wait_for> wait_for = {};  // Event::at_least(value); no worker is held
-  pto_handle predicate = 0;          // a buffer that begins with a uint32_t: 0 by then skips the kernel
+  List<pto_wait_for> wait_for = {};  // Event::at_least(value); occupies no worker
+  pto_handle predicate = 0;          // a buffer that begins with a uint32_t: 0 skips the kernel
   const char* name = nullptr;        // for traces, graphs and errors; copied; below PTO_MAX_NAME bytes
-  float deadline_s = 0;              // from now; not started by then: it fails, with status() PTO_TIMEOUT; 0: none
+  float deadline_s = 0;              // from now; a task not started by then fails with PTO_TIMEOUT; 0: none
 };
 
-/// A counter that rises from 0; tasks wait for its values without holding a worker. A name: copied freely, used by any
-/// thread and kernel, never blocks.
+/// A counter that rises from 0; tasks wait for its values without occupying a worker. Only an id: copied freely, used
+/// by any thread and kernel, never blocks.
 class Event {
  public:
   Event(PTORuntime* runtime, pto_event event) : runtime_(runtime), event_(event) {}
@@ -49,11 +49,11 @@ class Event {
   pto_event event_;
 };
 
-/// A submitted task. Move-only, since it keeps the task's error; several threads may wait on one at once.
+/// A submitted task. Move-only, because it keeps the task's error; several threads may wait on one at once.
 ///
-/// Its end never blocks and never cancels: it only lets the runtime forget the error. A handle that waited in its
-/// destructor would make a dropped result a barrier, hold up an exception on its way out, and hang for ever on a task
-/// whose event is posted further down. Nothing needs that wait: the data orders tasks, and a Buffer waits for its own.
+/// The destructor never blocks or cancels; it only lets the runtime drop the error. If it waited, a dropped result
+/// would be a barrier, exceptions would be delayed, and a task whose event is posted later would hang for ever. No wait
+/// is needed: the data orders tasks, and a Buffer waits for its own tasks.
 class TaskHandle {
  public:
   TaskHandle() = default;
@@ -68,50 +68,50 @@ class TaskHandle {
   }
   ~TaskHandle() { detach(); }
 
-  /// Whether it names a task: not one that was moved from or detached. The calls below but detach need one.
+  /// Whether it has a task: false if moved from or detached. All calls below except detach need one.
   explicit operator bool() const noexcept { return task_ != 0; }
-  /// For TaskOptions::after and the C calls; never used for another task.
+  /// For TaskOptions::after and the C calls; never reused for another task.
   pto_task id() const {
     if (task_ == 0) {
       detail::refuse(
           "[pto.TaskHandle] a handle must name a task; got one that was moved from, detached or never "
-          "submitted; ask it as a bool first");
+          "submitted; check `if (handle)` first");
     }
     return task_;
   }
   PTORuntime* runtime() const noexcept { return runtime_; }
-  /// Whether it has ended, well or not. Does not block.
+  /// Whether it has ended, successfully or not. Does not block.
   bool is_complete() const {
     const int answer = pto_is_complete(runtime_, id());
     detail::check(answer);
     return answer != 0;
   }
-  /// Waits for this task only. Throws PTO_TASK_FAILED or PTO_CANCELLED when it, or a task before it, did not succeed;
-  /// PTO_TIMEOUT when it has not ended. May be called again.
+  /// Waits for this task only. Throws PTO_TASK_FAILED or PTO_CANCELLED if it, or a task that it depends on, did not
+  /// succeed; PTO_TIMEOUT if it has not ended. May be called again.
   void wait(double timeout_s = kForever) const {
     if (const std::optional<Error> error = exception(timeout_s)) throw *error;
   }
-  /// Waits, then why the task did not succeed; nothing when it did. Throws when it has not ended in time.
+  /// Waits, then returns why the task did not succeed; nullopt if it did. Throws if it has not ended in time.
   std::optional<Error> exception(double timeout_s = kForever) const {
     return exception_within(timeout_s, timeout_s, "TaskHandle.wait");
   }
   /// PTO_OK also while it runs. Does not block.
   int status() const { return pto_task_status(runtime_, id()); }
-  /// Skips the task, and those that need it, if it has not started; it waits for no event any more. A kernel that runs
-  /// can ask should_stop().
+  /// Skips the task and those that depend on it if it has not started, also if it waits for an event. A running kernel
+  /// can check should_stop().
   void cancel() const { detail::check(pto_cancel(runtime_, id())); }
-  /// Lets go of the task, which runs on: no call reports its error. Does not block.
+  /// Detaches from the task, which continues: no call reports its error. Does not block.
   void detach() noexcept {
     if (task_ != 0) pto_task_release(runtime_, std::exchange(task_, 0));
   }
 
  private:
   friend class TaskGroup;
-  /// left_s: of the given timeout, which is what a sentence about it says.
-  std::optional<Error> exception_within(double left_s, double given_s, const char* call) const {
+  /// left_s: the rest of the whole timeout, which error messages give.
+  std::optional<Error> exception_within(double left_s, double timeout_s, const char* call) const {
     const int status = pto_wait(runtime_, id(), left_s);
     if (status == PTO_OK) return std::nullopt;
-    if (status == PTO_TIMEOUT) detail::raise_timeout(call, given_s);
+    if (status == PTO_TIMEOUT) detail::raise_timeout(call, timeout_s);
     if (status != PTO_TASK_FAILED && status != PTO_CANCELLED) detail::throw_last();
     char text[1024] = "";
     pto_task_error(runtime_, task_, text, sizeof(text));
@@ -121,11 +121,11 @@ class TaskHandle {
   pto_task task_ = 0;
 };
 
-/// Tasks of one runtime that are waited for together. Its end never blocks, as its handles' does not.
+/// Tasks of one runtime that are waited for together. Like its handles', its destructor never blocks.
 ///
-/// `for (TaskHandle& task : group)` goes through them in order of adding, ended or not, as often as it likes. wait_any
-/// and as_completed hand each task out once; wait_all looks at all. One thread at a time. References to its handles
-/// stay good while others are added.
+/// `for (TaskHandle& task : group)` visits all tasks in order of adding, ended or not. wait_any and as_completed return
+/// each task once; wait_all waits for all. One thread at a time. References to its handles stay valid while others are
+/// added.
 class TaskGroup {
  public:
   TaskGroup() = default;
@@ -159,43 +159,44 @@ class TaskGroup {
     }
     if (first) throw *first;
   }
-  /// The place of the next task that has ended, well or not. Throws when all were handed out, or none ended in time.
+  /// The index of the next task that has ended, successfully or not. Throws if all were returned, or none ended in
+  /// time.
   size_t wait_any(double timeout_s = kForever) { return next(timeout_s, timeout_s, "TaskGroup.wait_any"); }
-  /// Every task that has not started is skipped.
+  /// Skips every task that has not started.
   void cancel() const {
     for (const TaskHandle& task : tasks_) task.cancel();
   }
 
   class Iterator;
   class AsCompleted;
-  /// The tasks not yet handed out, as they end; `timeout_s` is for all together, and its end is thrown.
+  /// The tasks not yet returned, as they end; `timeout_s` is for all together; throws when it has passed.
   AsCompleted as_completed(double timeout_s = kForever);
   /// In order of adding.
   std::deque<TaskHandle>::iterator begin() { return tasks_.begin(); }
   std::deque<TaskHandle>::iterator end() { return tasks_.end(); }
 
  private:
-  /// wait_any with what is left of the given timeout.
-  size_t next(double left_s, double given_s, const char* call) {
+  /// wait_any with the rest of the whole timeout.
+  size_t next(double left_s, double timeout_s, const char* call) {
     if (pending_.empty()) {
       detail::refuse(
-          "[pto.TaskGroup.wait_any] a task must be left to wait for; got a group whose tasks were all "
-          "handed out; add one");
+          "[pto.TaskGroup.wait_any] a task must be left to wait for; got a group whose tasks have all "
+          "been returned; add one");
     }
-    constexpr uint32_t kNobody = UINT32_MAX;
-    uint32_t found = kNobody;
+    constexpr uint32_t kNone = UINT32_MAX;
+    uint32_t index = kNone;
     const int status =
-        pto_wait_any(tasks_.front().runtime(), pending_.data(), static_cast<uint32_t>(pending_.size()), left_s, &found);
-    if (found == kNobody && status == PTO_TIMEOUT) detail::raise_timeout(call, given_s);
-    if (found == kNobody) detail::throw_last();
-    const size_t place = places_[found];
-    pending_.erase(pending_.begin() + found);
-    places_.erase(places_.begin() + found);
+        pto_wait_any(tasks_.front().runtime(), pending_.data(), static_cast<uint32_t>(pending_.size()), left_s, &index);
+    if (index == kNone && status == PTO_TIMEOUT) detail::raise_timeout(call, timeout_s);
+    if (index == kNone) detail::throw_last();
+    const size_t place = places_[index];
+    pending_.erase(pending_.begin() + index);
+    places_.erase(places_.begin() + index);
     return place;
   }
   std::deque<TaskHandle> tasks_;
-  std::vector<pto_task> pending_;  // not handed out, in order of adding
-  std::vector<size_t> places_;     // of those in tasks_
+  std::vector<pto_task> pending_;  // not yet returned, in order of adding
+  std::vector<size_t> places_;     // their indices in tasks_
 };
 
 /// Waits in its constructor and in ++.

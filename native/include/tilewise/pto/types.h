@@ -1,7 +1,7 @@
-/* What the calls of tilewise/pto_api.h take and give: ids, statuses, parameters, specifications, records.
+/* The types of tilewise/pto_api.h: ids, statuses, parameters, specifications, records.
  *
- * Include tilewise/pto_api.h. Everything here is plain data; zero is a good default for every field unless it says
- * otherwise. */
+ * Include tilewise/pto_api.h. Everything here is plain data; zero is a good default for every field unless a
+ * comment says otherwise. */
 #ifndef TILEWISE_PTO_TYPES_H
 #define TILEWISE_PTO_TYPES_H
 
@@ -23,14 +23,14 @@ typedef int32_t pto_kernel;
 typedef enum pto_status {
   PTO_OK = 0,
   PTO_BAD_ARGUMENT = -1, /* nothing was submitted */
-  PTO_TASK_FAILED = -2,  /* a kernel failed, or a task before it did */
+  PTO_TASK_FAILED = -2,  /* a kernel failed, or a task that it depends on did */
   PTO_CANCELLED = -3,
-  PTO_TIMEOUT = -4, /* of a task: it had not started by its deadline, or a task before it had not */
-  PTO_DEADLOCK = -5,  /* proven: no task can ever free what the caller needs */
+  PTO_TIMEOUT = -4,   /* of a task: it, or one that it depends on, had not started by its deadline */
+  PTO_DEADLOCK = -5,  /* no task can ever free what the caller needs */
   PTO_NO_MEMORY = -6, /* larger than the resource itself, or the system has none */
   PTO_PEER_LOST = -7, /* the workers' process died; the runtime can only be closed */
   PTO_CLOSED = -8,
-  PTO_INTERRUPTED = -9, /* pto_set_hooks: the host ends a wait; of a kernel: and the wait that ran it is to ask */
+  PTO_INTERRUPTED = -9, /* pto_set_hooks: the host ends a wait; returned by a kernel: the wait that ran it checks */
   PTO_LATER = 1 /* returned by a kernel: pto_task_complete will end its task */
 } pto_status;
 
@@ -41,16 +41,16 @@ typedef enum pto_mode {
   PTO_OUTPUT = 1,  /* overwrites all of it; handle 0: the runtime allocates `bytes` and writes the new handle */
   PTO_INOUT = 2,   /* reads and writes */
   PTO_COMMUTE = 3, /* reads and writes; commuting tasks run one at a time in any order */
-  PTO_REDUCE = 4,  /* overwrites a partial of its own; `combine` adds the partials in order of submission */
-  PTO_NO_DEP = 5   /* only the address; the caller answers for the order */
+  PTO_REDUCE = 4,  /* overwrites its own partial value; `combine` adds these in order of submission */
+  PTO_NO_DEP = 5   /* only the address; the caller is responsible for the order */
 } pto_mode;
 
 #define PTO_MAX_PARAMS 24
 #define PTO_MAX_SCALARS 16
 #define PTO_MAX_DIMS 4
 #define PTO_MAX_SCOPES 64
-#define PTO_MAX_NAME 64 /* of a task, with its final zero */
-#define PTO_FOREVER HUGE_VAL /* infinity; a negative timeout is 0, and NaN is refused */
+#define PTO_MAX_NAME 64 /* of a task, including the final zero */
+#define PTO_FOREVER HUGE_VAL /* infinity; a negative timeout means 0, and NaN is rejected */
 
 /* A strided box inside a buffer. The last dimension is contiguous: size[ndim - 1] bytes, stride 1.
  * Example: a 32 x 32 tile at (r, c) of a float matrix with row length n:
@@ -78,10 +78,10 @@ typedef enum pto_type {
   PTO_C64 = 12,  /* two PTO_F32 */
   PTO_C128 = 13, /* two PTO_F64 */
   PTO_BOOL = 14, /* one byte, 0 or 1 */
-  PTO_OTHER = 15 /* item_bytes says how large */
+  PTO_OTHER = 15 /* of item_bytes bytes */
 } pto_type;
 
-/* Where the elements of one parameter lie, as a kernel with PTO_VIEWS sees them. */
+/* The elements of one parameter, for a kernel with PTO_VIEWS. */
 typedef struct pto_view {
   void* data;        /* the first element; set by the runtime */
   uint32_t ndim;     /* 0 to PTO_MAX_DIMS */
@@ -91,7 +91,7 @@ typedef struct pto_view {
   uint64_t stride[PTO_MAX_DIMS]; /* bytes from one to the next */
 } pto_view;
 
-/* One buffer of a task. Kernels get its address: of the region's first byte if there is one. */
+/* One buffer of a task. Kernels get its address, or that of the region's first byte. */
 typedef struct pto_param {
   pto_mode mode;
   pto_kernel combine;       /* PTO_REDUCE: kernel(buffers = {target, partial}, scalars = {bytes}); else ignored */
@@ -101,27 +101,27 @@ typedef struct pto_param {
     void* address;  /* PTO_NO_DEP without a handle; all others ignore both */
   };
   const pto_region* region; /* NULL: the whole buffer */
-  const pto_view* view;     /* of a kernel with PTO_VIEWS: its elements, inside buffer or region; NULL: its bytes */
+  const pto_view* view;     /* for a kernel with PTO_VIEWS: elements inside buffer or region; NULL: bytes */
 } pto_param;
 
-/* A kernel: one address per parameter, then the scalars. Returns PTO_OK, PTO_LATER or any other value: it failed.
+/* A kernel: one address per parameter, then the scalars. Returns PTO_OK or PTO_LATER; any other value: it failed.
  * A C++ exception or a failing status fails the task. Must not block on other tasks unless it was added with
  * PTO_SUBMITS. */
 typedef int (*pto_kernel_fn)(void* const* buffers, const uint64_t* scalars);
 
 enum {
-  PTO_SUBMITS = 1, /* the kernel submits tasks or waits for some: only workers run it, never a helping submitter */
+  PTO_SUBMITS = 1, /* the kernel submits tasks or waits for some; only workers run it, never a helping submitter */
   PTO_VIEWS = 2    /* buffers[p] is the address of a const pto_view instead of the data's */
 };
 
 typedef struct pto_wait_for {
   pto_event event;
-  uint64_t value; /* the task waits until the event has reached it; no worker is held */
+  uint64_t value; /* the task waits until the event has reached it, without occupying a worker */
 } pto_wait_for;
 
-/* Everything a task can say; zero is a good default for every field. */
+/* All attributes of a task; zero is a good default for every field. */
 typedef struct pto_task_spec {
-  pto_kernel kernel; /* PTO_NO_KERNEL: an empty task, for its order alone */
+  pto_kernel kernel; /* PTO_NO_KERNEL: an empty task, only for order */
   pto_worker_type worker_type;
   pto_param* params;
   uint32_t num_params;
@@ -148,13 +148,13 @@ typedef struct pto_config {
   uint32_t num_workers; /* threads; default: processors - 1, at least 1 (the submitter helps); PTO_NO_WORKERS: none */
   uint32_t window; /* tasks of one submitter between submission and completion; default 1024 */
   uint32_t max_submitters; /* threads that submit; default 16 */
-  uint32_t max_handles; /* buffers known at once; default 32768 */
+  uint32_t max_handles; /* buffers at once; default 32768 */
   uint32_t max_regions; /* distinct boxes in use at once; default 4096 */
   uint32_t max_events; /* default 1024 */
-  uint64_t heap_bytes; /* runtime-owned outputs; default 64 MiB; pages cost nothing until used */
+  uint64_t heap_bytes; /* runtime-owned outputs; default 64 MiB; unused pages use no memory */
   const uint8_t* worker_types; /* per worker a mask of 1 << pto_worker_type; NULL: every worker runs every type */
   uint32_t flags; /* PTO_PIN */
-  const char* shared_path; /* NULL: one process. A file to make: the region is shared with pto_workers_run */
+  const char* shared_path; /* NULL: one process. A new file: its memory is shared with pto_workers_run */
   double peer_timeout_s; /* shared: how long to wait for the workers' process to attach; default 10 */
 } pto_config;
 
@@ -163,15 +163,15 @@ enum {
 };
 #define PTO_NO_WORKERS 0xFFFFFFFFu /* waiting threads run everything */
 
-/* Seeing inside. */
+/* Inspection. */
 typedef struct pto_stats {
   uint64_t num_submitted, num_completed, num_failed, num_helped; /* helped: run by submitters */
   uint64_t stall_ns; /* submitters waited for window, heap, handles */
   uint64_t num_stalls;
   uint64_t window, window_high, heap_bytes, heap_high_bytes, handles, handles_high, regions, regions_high;
-  /* window_high: the most live tasks at every 256th submission, and the window once it has been full; without what was
-   * submitted after a recording. The others: the most seen. */
-  uint64_t metadata_bytes; /* of the region, heap apart */
+  /* window_high: the maximum of live tasks at every 256th submission, and the window if it was ever full; not counted
+   * after the first recording. The other *_high: the maximum so far. */
+  uint64_t metadata_bytes; /* the runtime's memory without the heap */
 } pto_stats;
 /* One record per task; times in ns of CLOCK_MONOTONIC. */
 typedef struct pto_trace_task {

@@ -1,4 +1,4 @@
-/// Views of tilewise/pto.hpp: what a kernel with PTO_VIEWS sees of its parameters.
+/// Views of tilewise/pto.hpp: the parameters of a kernel with PTO_VIEWS.
 ///
 /// Include tilewise/pto.hpp. A View is made inside a kernel from its `buffers`; it is three words and a pointer, owns
 /// nothing and must not outlive the kernel. A wrong element type throws, which fails the task.
@@ -46,7 +46,7 @@ class View {
   const pto_view* view_;
 };
 
-/// Inside a kernel: whether its result is no longer wanted, see pto_should_stop.
+/// Inside a kernel: whether its result is no longer needed, see pto_should_stop.
 inline bool should_stop() noexcept { return pto_should_stop() != 0; }
 
 }  // namespace tilewise::pto

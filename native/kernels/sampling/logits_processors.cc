@@ -1,5 +1,5 @@
-// See adjust.h.
-#include "kernels/sampling/adjust.h"
+// See logits_processors.h.
+#include "kernels/sampling/logits_processors.h"
 
 #include <algorithm>
 #include <limits>
@@ -8,9 +8,9 @@ namespace tilewise::kernels {
 namespace {
 
 constexpr double kForbidden = -std::numeric_limits<double>::infinity();
-constexpr double kLargest = std::numeric_limits<double>::max();  // minus infinity is for what may not come
+constexpr double kLargest = std::numeric_limits<double>::max();  // minus infinity is for forbidden tokens
 
-void punish(const Rules& rules, const TokenHistory& history, double* scores, int64_t n) {
+void apply_penalties(const Rules& rules, const TokenHistory& history, double* scores, int64_t n) {
   if (rules.repetition != 1) {
     for (const TokenHistory::Seen& token : history.seen()) {
       if (token.id >= n) continue;
@@ -20,8 +20,8 @@ void punish(const Rules& rules, const TokenHistory& history, double* scores, int
   }
   if (rules.presence == 0 && rules.frequency == 0) return;
   for (const TokenHistory::Seen& token : history.seen()) {
-    if (token.written == 0 || token.id >= n) continue;
-    scores[token.id] -= rules.frequency * static_cast<double>(token.written) + rules.presence;
+    if (token.num_generated == 0 || token.id >= n) continue;
+    scores[token.id] -= rules.frequency * static_cast<double>(token.num_generated) + rules.presence;
   }
 }
 
@@ -39,7 +39,7 @@ bool ends_with(std::span<const int64_t> ids, std::span<const int64_t> tail) {
          std::equal(tail.begin(), tail.end(), ids.end() - static_cast<int64_t>(tail.size()));
 }
 
-/// What followed where the last size - 1 tokens stood before.
+/// Forbids each token that would complete an n-gram of this size a second time.
 void forbid_ngrams(std::span<const int64_t> ids, size_t size, double* scores, int64_t n) {
   if (size == 0 || size > ids.size()) return;
   const std::span<const int64_t> tail = ids.last(size - 1);
@@ -58,15 +58,15 @@ void forbid_words(const Rules& rules, std::span<const int64_t> ids, double* scor
 }  // namespace
 
 TokenHistory::TokenHistory(std::vector<int64_t> prompt) : ids_(std::move(prompt)), num_prompt_(ids_.size()) {
-  for (const int64_t token : ids_) place_of(token);
+  for (const int64_t token : ids_) entry_of(token);
 }
 
 void TokenHistory::append(int64_t token) {
-  ++place_of(token).written;
+  ++entry_of(token).num_generated;
   ids_.push_back(token);
 }
 
-TokenHistory::Seen& TokenHistory::place_of(int64_t token) {
+TokenHistory::Seen& TokenHistory::entry_of(int64_t token) {
   const auto [place, is_new] = places_.try_emplace(token, seen_.size());
   if (is_new) seen_.push_back({token, 0});
   return seen_[place->second];
@@ -79,22 +79,23 @@ int64_t Rules::largest_id() const {
   return largest;
 }
 
-void adjust(const Adjustment& how, double* scores, int64_t n) {
-  if (how.rules != nullptr) {
-    const Rules& rules = *how.rules;
-    punish(rules, *how.history, scores, n);
+void apply_logits_processors(const LogitsProcessors& processors, double* scores, int64_t n) {
+  if (processors.rules != nullptr) {
+    const Rules& rules = *processors.rules;
+    const TokenHistory& history = *processors.history;
+    apply_penalties(rules, history, scores, n);
     for (const auto& [id, added] : rules.bias) scores[id] += added;
     if (!rules.allowed.empty()) allow_only(rules.allowed, scores, n);
-    forbid_ngrams(how.history->ids(), static_cast<size_t>(rules.no_repeat_ngram_size), scores, n);
-    forbid_words(rules, how.history->ids(), scores);
-    if (how.history->num_new() < rules.min_tokens)
+    forbid_ngrams(history.ids(), static_cast<size_t>(rules.no_repeat_ngram_size), scores, n);
+    forbid_words(rules, history.ids(), scores);
+    if (history.num_new() < rules.min_tokens)
       for (const int64_t id : rules.ends)
         if (id < n) scores[id] = kForbidden;
   }
-  if (how.mask == nullptr) return;
-  const int64_t known = std::min(n, how.mask_size);
-  for (int64_t i = 0; i < known; ++i) scores[i] = how.mask[i] != 0 ? scores[i] : kForbidden;
-  std::fill(scores + known, scores + n, kForbidden);
+  if (processors.mask == nullptr) return;
+  const int64_t num_masked = std::min(n, processors.mask_size);
+  for (int64_t i = 0; i < num_masked; ++i) scores[i] = processors.mask[i] != 0 ? scores[i] : kForbidden;
+  std::fill(scores + num_masked, scores + n, kForbidden);
 }
 
 }  // namespace tilewise::kernels

@@ -1,5 +1,6 @@
-// See weigh.h. Compiled once per level: no templates of the standard library, whose code other levels would share.
-#include "kernels/sampling/weigh.h"
+// See softmax.h. Compiled once per level. Templates of the standard library are avoided: the linker would keep one
+// level's instances of them for all levels.
+#include "kernels/sampling/softmax.h"
 
 #include <bit>
 
@@ -11,10 +12,10 @@ namespace {
 
 constexpr double kInfinity = __builtin_inf();
 constexpr double kMost = 0x1.fffffffffffffp1023;
-constexpr double kLeast = -700.0;  // the exponent of what is still a normal number
+constexpr double kLeast = -700.0;  // exp of it is still a normal number
 constexpr int64_t kRun = 1024;
 
-/// exp(x) for x in [-700, 0]: 2^k times a polynomial in what is left, within an ulp and a half.
+/// exp(x) for x in [-700, 0] within 1.5 ulp: 2^k times a polynomial in the remainder.
 inline double exponential(double x) {
   constexpr double kShift = 0x1.8p52;  // adding it leaves the nearest integer in the low bits
   const double shifted = x * 0x1.71547652b82fep0 + kShift;
@@ -32,9 +33,9 @@ inline double value_of(float x) { return x; }
 inline double value_of(double x) { return x; }
 inline double value_of(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 
-/// The first of the largest, found by runs: few of them have a larger number than all before.
+/// The first largest logit. It is searched in runs: few runs have a larger number than all runs before.
 template <class T>
-int64_t likeliest_of(const T* row, int64_t n) {
+int64_t argmax_of(const T* row, int64_t n) {
   constexpr int64_t kChains = 4, kStep = kChains * kLanes;
   float most = -__builtin_inff(), bad = 0;  // stays 0 while all are finite
   Lanes wrong[kChains];
@@ -69,13 +70,13 @@ int64_t likeliest_of(const T* row, int64_t n) {
   return begin;
 }
 
-int64_t likeliest(const LogitsRow& row) {
-  if (row.type == LogitsType::kBF16) return likeliest_of(static_cast<const bf16*>(row.data), row.n);
-  return likeliest_of(static_cast<const float*>(row.data), row.n);
+int64_t argmax(const LogitsRow& row) {
+  if (row.type == LogitsType::kBF16) return argmax_of(static_cast<const bf16*>(row.data), row.n);
+  return argmax_of(static_cast<const float*>(row.data), row.n);
 }
 
 template <class T>
-double widen_of(const T* row, int64_t n, double* scores) {
+double to_double_of(const T* row, int64_t n, double* scores) {
   double largest[kLanes];
   double bad[kLanes];  // stays 0 while all are finite: infinity and NaN times 0 are NaN
   for (int64_t lane = 0; lane < kLanes; ++lane) largest[lane] = -kInfinity, bad[lane] = 0;
@@ -96,16 +97,16 @@ double widen_of(const T* row, int64_t n, double* scores) {
   return largest[0] + bad[0];
 }
 
-double widen(const LogitsRow& row, double* scores) {
+double to_double(const LogitsRow& row, double* scores) {
   switch (row.type) {
     case LogitsType::kF64:
-      return widen_of(static_cast<const double*>(row.data), row.n, scores);
+      return to_double_of(static_cast<const double*>(row.data), row.n, scores);
     case LogitsType::kBF16:
-      return widen_of(static_cast<const bf16*>(row.data), row.n, scores);
+      return to_double_of(static_cast<const bf16*>(row.data), row.n, scores);
     case LogitsType::kF32:
       break;
   }
-  return widen_of(static_cast<const float*>(row.data), row.n, scores);
+  return to_double_of(static_cast<const float*>(row.data), row.n, scores);
 }
 
 double largest(const double* scores, int64_t n) {
@@ -120,7 +121,7 @@ double largest(const double* scores, int64_t n) {
   return lanes[0];
 }
 
-void weigh(const double* scores, int64_t n, double largest, double temperature, double* weights) {
+void softmax(const double* scores, int64_t n, double largest, double temperature, double* weights) {
   const double inverse = 1 / temperature;
   const double factor = inverse <= kMost ? inverse : kMost;
   for (int64_t i = 0; i < n; ++i) {
@@ -142,8 +143,8 @@ void sum_blocks(const double* weights, int64_t n, double* sums) {
   }
 }
 
-void sort_into(const double* scores, const double* weights, int64_t n, double largest, double per_unit,
-               int32_t* buckets) {
+void assign_buckets(const double* scores, const double* weights, int64_t n, double largest, double per_unit,
+                    int32_t* buckets) {
   for (int64_t i = 0; i < n; ++i) {
     const double place = (largest - scores[i]) * per_unit;
     const int32_t bucket = static_cast<int32_t>(place < kBuckets - 1 ? place : kBuckets - 1);
@@ -151,12 +152,14 @@ void sort_into(const double* scores, const double* weights, int64_t n, double la
   }
 }
 
-void cut_behind(const int32_t* buckets, int64_t n, int32_t bucket, double* weights) {
+void zero_after_bucket(const int32_t* buckets, int64_t n, int32_t bucket, double* weights) {
   for (int64_t i = 0; i < n; ++i) weights[i] = buckets[i] > bucket ? 0.0 : weights[i];
 }
 
 }  // namespace
 
-WeighFns weigh_fns() { return {likeliest, widen, largest, weigh, sum_blocks, sort_into, cut_behind}; }
+SoftmaxFns softmax_fns() {
+  return {argmax, to_double, largest, softmax, sum_blocks, assign_buckets, zero_after_bucket};
+}
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
