@@ -23,7 +23,9 @@ def test_a_graph_has_one_loss():
     g = tw.ComputeGraph("n")
     y = linear(g, g.input([BATCH, WIDTH], name="x", labels=[batch, None]), "w", CLASSES)
     first = g.loss(g.mean(y))
-    with pytest.raises(ShapeError, match=r"\[graph.loss\] a graph has one loss; got a second in 'n'"):
+    with pytest.raises(
+        ShapeError, match=r"\[graph.loss\] a graph may have only one loss; got a second in 'n'"
+    ):
         g.loss(g.sum(y))
     assert g.draft.loss_id == first.id == g.draft.outputs["loss"]
 
@@ -204,11 +206,11 @@ def test_what_is_no_loss():
     x = g.input([4, 6], name="x", labels=[batch, tw.DimLabel("mlp")])
     one = g.input([1], name="one", storage="vector")
     for bad in (one, x, g.scale(x, 2.0)):
-        with pytest.raises(ShapeError, match="a loss is one f32, computed by the graph"):
+        with pytest.raises(ShapeError, match="a loss must be one f32 computed by the graph"):
             g.loss(bad)
     with pytest.raises(ShapeError, match="not a weight"):
         g.sum(g.parameter([4, 6], name="w"))
-    with pytest.raises(ShapeError, match=r"'loss.seed' is the graph's own"):
+    with pytest.raises(ShapeError, match=r"the name 'loss.seed' is reserved"):
         g.input([1], name="loss.seed", storage="vector")
     g.output(g.sum(x), "total")
     g.plan({"tp": 2})  # what the sum needs whole is gathered

@@ -322,7 +322,7 @@ def of_form(shape, dtype="i32", **given):
         (lambda: attend(softcap=0.0), "softcap must lie in"),
         (lambda: attend(softcap=-1.0), "softcap must lie in"),
         (lambda: attend(softcap=float("nan")), "softcap must be a finite number"),
-        (lambda: attend(of_form([4])), "lengths are of attention that is not causal"),
+        (lambda: attend(of_form([4])), "lengths need causal=False"),
         (lambda: attend(of_form([5]), causal=False), "one length per sequence"),
         (lambda: attend(of_form([4, 8]), causal=False), "one length per sequence"),
         (lambda: attend(of_form([4], "f32"), causal=False), "lengths must be i32"),

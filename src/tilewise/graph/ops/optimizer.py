@@ -21,8 +21,8 @@ from tilewise.ir.program import NumberLike
 __all__: list[str] = []
 
 
-_TILE_ROWS = 512  # of the table: every gradient begins at a tile, so that tasks of two never meet
-_TASK_ROWS = 8192  # entries of one task, whole tiles
+_TILE_ROWS = 512  # every gradient begins at a tile of the table, so tasks of two gradients share none
+_TASK_ROWS = 8192  # entries of one task: whole tiles
 
 
 @register

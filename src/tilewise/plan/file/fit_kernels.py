@@ -12,7 +12,7 @@ from itertools import groupby
 from math import prod
 
 from tilewise.files.reading import Unreadable
-from tilewise.ir.file import hold
+from tilewise.ir.file import require
 from tilewise.ir.graph import Graph
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import (
@@ -72,7 +72,7 @@ def _bound(of: DeviceClass) -> dict[int, list[TensorEntry]]:
             entries = [of.entries[e] for e in call.binding]
             first = found.setdefault(call.template, entries)
             alike = first is entries or all(map(_are_alike, first, entries))
-            hold(alike, "calls of {!r} bind tensors of other shapes", of.templates[call.template].name)
+            require(alike, "calls of {!r} bind tensors of other shapes", of.templates[call.template].name)
     return found
 
 
@@ -130,7 +130,7 @@ def _require_scratch(plan: PlanTables, instruction: Instruction, refs: Sequence[
         for o in instruction.operands
     ]
     need = scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes)
-    hold(need <= plan.scratch_bytes, "{!r} needs {} bytes of its worker", instruction.label, need)
+    require(need <= plan.scratch_bytes, "{!r} needs {} bytes of its worker", instruction.label, need)
 
 
 def _require_update(
@@ -144,14 +144,14 @@ def _require_update(
     num_given = len(arrays) + refs[hyper.slot].cols + len(instruction.floats)
     steps, left = given["step"], given["left"]
     assert isinstance(steps, list) and isinstance(left, list)
-    hold(type(given["num_steps"]) is int, "the number of steps of {!r} is none", instruction.label)
+    require(type(given["num_steps"]) is int, "the number of steps of {!r} is none", instruction.label)
     problem = find_update_problem(num_given, len(arrays) - 1, steps, left)
-    hold(not problem, "the rule of {!r} is no program of an optimizer: {}", instruction.label, problem)
+    require(not problem, "the rule of {!r} is no program of an optimizer: {}", instruction.label, problem)
     known = root.templates.get(template.name)
     graph = root if known is None else known.graph
     slots = [template.slots[o.slot] for o in instruction.operands[:-2] if not o.null]
     storages = {graph.spec(slot.id).storage for slot in slots if slot.memory[0] != "temp"}
-    hold(
+    require(
         given["packed"] == 0 or (given["packed"] == 1 and storages <= {"packed"}),
         "{!r} takes its tensors for packed ones",
         instruction.label,
@@ -191,7 +191,7 @@ def _integers(
         )
         yield i.name, given[: max(length, 0)]
         given = given[max(length, 0) :]
-    hold(not given, "{!r} has {} integers too many", instruction.label, len(given))
+    require(not given, "{!r} has {} integers too many", instruction.label, len(given))
 
 
 def _floats(spec: KernelSpec, instruction: Instruction) -> Iterator[tuple[str, float | list[float]]]:
@@ -201,4 +201,4 @@ def _floats(spec: KernelSpec, instruction: Instruction) -> Iterator[tuple[str, f
             yield name.removesuffix("..."), given
             return
         yield name, given.pop(0)
-    hold(not given, "{!r} has {} floats too many", instruction.label, len(given))
+    require(not given, "{!r} has {} floats too many", instruction.label, len(given))
