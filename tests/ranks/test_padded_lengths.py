@@ -369,9 +369,9 @@ def test_devices_share_known_sizes():
 @pytest.mark.parametrize(
     "shape,words",
     [
-        ([tw.Dim("n", 1, 8), 4], "the batch has a fixed size"),
+        ([tw.Dim("n", 1, 8), 4], "a batch must have a fixed size"),
         ([4, tw.Dim("n", 0, 8)], "from 1 on"),
-        ([4, tw.Dim("n", 1, 8), tw.Dim("m", 1, 8)], "at most one symbolic one"),
+        ([4, tw.Dim("n", 1, 8), tw.Dim("m", 1, 8)], "at most one symbolic size"),
     ],
     ids=str,
 )

@@ -94,7 +94,7 @@ class Number(NamedTuple):
 
 
 NumberLike = int | Number
-"""What a field that wants a `Number` takes."""
+"""An integer or a `Number`."""
 
 
 def upper(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:

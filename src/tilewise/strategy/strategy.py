@@ -12,7 +12,7 @@ from tilewise.core.errors import LayoutError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import MAX_DEVICES, Axes, DeviceMesh
 from tilewise.core.validation import Validator, shown
-from tilewise.ir.hints import Hint, as_kept_hint
+from tilewise.ir.hints import Hint, as_frozen_hint
 
 __all__ = ["DistributionStrategy", "ParallelismMode", "StateSharding"]
 
@@ -121,7 +121,7 @@ class DistributionStrategy:
         layouts = {}
         for pattern, pattern_axes in self.layouts.items():
             _validate.text("strategy", "a pattern of names", pattern)
-            layouts[pattern], axes = as_kept_hint("strategy", pattern_axes, pattern)
+            layouts[pattern], axes = as_frozen_hint("strategy", pattern_axes, pattern)
             unknown = sorted(axes - {*mesh.names})
             if unknown:
                 _validate.invalid(

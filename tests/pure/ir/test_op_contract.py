@@ -48,10 +48,10 @@ def trained(name="odd"):
         (type("Plain", (), {"name": "plain"}), "derives from ir.op.Op"),
         (lambda: None, "derives from ir.op.Op"),
         (type("Bare", (Op,), {"name": "bare"}), "Bare without factors, infer, lower, signature"),
-        (type("Nameless", (Elementwise,), {}), "an op has a printable name; got Nameless"),
+        (type("Nameless", (Elementwise,), {}), "an op must have a printable name; got Nameless"),
         (
             type("Line", (Elementwise,), {"name": "a\nb"}),
-            r"an op has a printable name; got Line with 'a\\nb'",
+            r"an op must have a printable name; got Line with 'a\\nb'",
         ),
         (type("Again", (Elementwise,), {"name": "add"}), "'add' of Again, which is taken"),
         (type("Call", (Elementwise,), {"name": "call"}), "'call' of Call, which is taken"),
@@ -214,7 +214,7 @@ def test_terms_of_one_op_have_one_class():
     term = LinearTerm(0, 1, True)
     assert terms_of(LinearTerm, [term]) == [term]
     with pytest.raises(
-        InternalError, match="all terms of 'linear' are of one class; got OwnTerm next to LinearTerm"
+        InternalError, match="all terms of 'linear' must be of one class; got OwnTerm next to LinearTerm"
     ):
         terms_of(LinearTerm, [term, OwnTerm()])
 
@@ -267,7 +267,7 @@ def test_a_partial_by_batch_splits_is_a_sum_that_is_declared(monkeypatch):
     graph = trained("")
     monkeypatch.setattr(CrossEntropy, "accumulates", ())
     op = next(op for op in graph.ops if op.op == "cross_entropy")
-    with pytest.raises(InternalError, match=r"stands in `accumulates`.*correct CrossEntropy"):
+    with pytest.raises(InternalError, match=r"in `accumulates`; got.*correct CrossEntropy"):
         factors_of(graph, op)
 
 

@@ -76,8 +76,8 @@ def test_a_file_of_the_future_says_so(path):
         number, _ = place(found, "PlanSettings", "seq")
         found["records"][number][1].append("speed")
 
-    assert "a PlanSettings has the fields" in refusal(path, edited(more))
-    assert "there are no records called 'Popen'" in refusal(
+    assert "a PlanSettings must have the fields" in refusal(path, edited(more))
+    assert "there is no record class 'Popen'" in refusal(
         path, edited(lambda found: found["records"][0].__setitem__(0, "Popen"))
     )
 
@@ -115,7 +115,7 @@ def test_json_that_readers_disagree_on_is_refused(path):
     rows, arrays = parts(small_file())
     text = json.dumps(rows)
     twice = text.replace('"arrays"', '"records": [], "arrays"')
-    assert "stands twice" in refusal(path, packed(twice.encode(), arrays))
+    assert "appears twice" in refusal(path, packed(twice.encode(), arrays))
     for odd in ("NaN", "Infinity", "1e999", "[" * 200_000, "9" * 5000, '"\\ud800"', "\xff"):
         changed = text.replace('"rows": [', f'"rows": [{odd}, ', 1)
         refusal(path, packed(changed.encode("latin-1"), arrays))
@@ -190,7 +190,7 @@ FIELDS = {
     "an axis twice": (set_field("DeviceMesh", "names", ["dp", "dp"]), "row"),
     "an optimizer of another name": (
         set_field("Plan", "optimizer", lambda was: ["k", "os.system", was[2]]),
-        "there is no class called 'os.system' here",
+        "there is no class 'os.system' here",
     ),
     "settings of another optimizer": (
         set_field("Plan", "optimizer", lambda was: ["k", "Lion", was[2]]),
@@ -214,7 +214,7 @@ FIELDS = {
         set_field("OpNode", "attrs", [["head_dim", ["f", "0x1.0000000000000p+3"]]]),
         "attributes",
     ),
-    "a tensor that is not there": (set_field("OpNode", "inputs", [10**9]), "names tensors that"),
+    "a tensor that is not there": (set_field("OpNode", "inputs", [10**9]), "refers to tensors that"),
     "another result": (set_field("TensorNode", "id", 7), "tensor 0 of"),
     "a layout on no axis": (set_field("GraphLayout", "compute", lambda was: [[["xx"]], *was[1:]]), "has the layout"),
     "a missing layout": (set_field("GraphLayout", "storage", lambda was: was[1:]), "its layout"),

@@ -21,7 +21,7 @@ from tilewise.ir.program import NumberLike
 __all__: list[str] = []
 
 
-_TILE_ROWS = 512  # every gradient begins at a tile of the table, so tasks of two gradients share none
+_TILE_ROWS = 512  # every gradient begins at a tile of the table, so no task works on two gradients
 _TASK_ROWS = 8192  # entries of one task: whole tiles
 
 

@@ -92,11 +92,11 @@ def is_record(hint: Any) -> bool:
 
 def fields_of(record: type) -> Mapping[str, Any]:
     """The type of each field, in order."""
-    known = _known.get(record)
-    return known if known is not None else _known.setdefault(record, _fields_of(record))
+    cached = _field_cache.get(record)
+    return cached if cached is not None else _field_cache.setdefault(record, _fields_of(record))
 
 
-_known: WeakKeyDictionary[type, Mapping[str, Any]] = WeakKeyDictionary()
+_field_cache: WeakKeyDictionary[type, Mapping[str, Any]] = WeakKeyDictionary()
 
 
 def _fields_of(record: type) -> Mapping[str, Any]:
@@ -114,15 +114,15 @@ def settings_of(kind: type[Kind]) -> list[str]:
 @lru_cache(maxsize=8)
 def records_of(root: type) -> Mapping[str, type]:
     """All records, by name, that a file of one class may contain."""
-    found: dict[str, type] = {}
+    records: dict[str, type] = {}
     open_ends: list[type] = [root, *IN_ATTRIBUTES]
     while open_ends:
         record = open_ends.pop()
-        if found.setdefault(record.__name__, record) is not record:
+        if records.setdefault(record.__name__, record) is not record:
             raise TypeError(f"two records are called {record.__name__}")
         for hint in fields_of(record).values():
-            open_ends += [r for r in _records_in(hint) if r.__name__ not in found]
-    return found
+            open_ends += [r for r in _records_in(hint) if r.__name__ not in records]
+    return records
 
 
 def _records_in(hint: Any) -> Iterator[type]:

@@ -50,23 +50,28 @@ def _require_graph(graph: Graph, walked: dict[int, int], depth: int) -> int:
     """
     if id(graph) in walked:
         return walked[id(graph)]
-    require(depth <= _DEEPEST, "layers stand in layers more than {} deep", _DEEPEST)
+    require(depth <= _DEEPEST, "layers are nested more than {} deep", _DEEPEST)
     for i, t in enumerate(graph.tensors):
-        # a result that passes left behind has no producer
+        # a result whose op a pass removed has no producer
         fits = t.producer is None or (t.kind == "result" and 0 <= t.producer < len(graph.ops))
         require(
             t.id == i and t.kind in _KINDS and fits,
-            "tensor {} of {!r} is {}",
+            "tensor {} of {!r} is invalid: {}",
             i,
             graph.name,
             t,
         )
-    known = range(len(graph.tensors))
+    tensor_ids = range(len(graph.tensors))
     weight = 1 + sum(_require_graph(t.graph, walked, depth + 1) for t in graph.templates.values())
     for op in graph.ops:
         ids = (*(i for i in op.inputs if i is not None), *op.outputs)
-        require(all(i in known for i in ids), "op {!r} names tensors that {!r} has not", op.label, graph.name)
-        require(op.phase in _PHASES, "op {!r} stands in phase {!r}", op.label, op.phase)
+        require(
+            all(i in tensor_ids for i in ids),
+            "op {!r} refers to tensors that {!r} does not have",
+            op.label,
+            graph.name,
+        )
+        require(op.phase in _PHASES, "op {!r} has the unknown phase {!r}", op.label, op.phase)
         weight += _require_op(graph, op, walked)
         require(weight <= _MAX_WALK, "its templates call each other too often")
     for key, template in graph.templates.items():
@@ -80,11 +85,11 @@ def _require_graph(graph: Graph, walked: dict[int, int], depth: int) -> int:
         ends = (*template.arguments, *template.results)
         require(
             key == template.key and all(i in inside for i in ends),
-            "template {!r} is called otherwise",
+            "template {!r} has another key, or tensors that it does not have",
             key,
         )
     for tensor, value in graph.constant_values.items():
-        require(tensor in known, "constant {} is no tensor", tensor)
+        require(tensor in tensor_ids, "constant {} does not exist", tensor)
         node = graph.tensors[tensor]
         fits = node.kind == "constant" and value.shape == node.shape and value.dtype == node.spec.dtype.numpy
         require(
@@ -95,7 +100,10 @@ def _require_graph(graph: Graph, walked: dict[int, int], depth: int) -> int:
             value.dtype,
             list(value.shape),
         )
-    require(all(t in known for t in (*graph.hints, *graph.outputs.values())), "hints and outputs are tensors")
+    require(
+        all(t in tensor_ids for t in (*graph.hints, *graph.outputs.values())),
+        "hints and outputs must refer to tensors",
+    )
     walked[id(graph)] = weight
     return weight
 
@@ -105,12 +113,12 @@ def _require_op(graph: Graph, op: OpNode, walked: dict[int, int]) -> int:
         op_named(op.op)
         checked = check_call(op.op, op.inputs, op.attrs)
         same = all(type(checked[name]) is type(value) for name, value in op.attrs.items())
-        require(same and checked == dict(op.attrs), "op {!r} has other attributes", op.label)
+        require(same and checked == dict(op.attrs), "op {!r} has attributes of other types", op.label)
         return 0
     template = graph.templates.get(op.attrs.get("template", ""))
     require(
         template is not None and set(op.attrs) == {"template", "saved"},
-        "op {!r} calls nothing",
+        "op {!r} calls no template",
         op.label,
     )
     assert template is not None
@@ -127,7 +135,7 @@ def _require_root(graph: Graph) -> None:
     """Check the root graph: every constant has a value, and every name belongs to one tensor."""
     require(
         graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")},
-        "every constant has a value",
+        "every constant must have a value",
     )
     names = [t.spec.name for t in graph.tensors if t.kind != "result"]
-    require(all(names) and len(set(names)) == len(names), "what comes from outside has a name of its own")
+    require(all(names) and len(set(names)) == len(names), "tensors from outside must have unique names")
