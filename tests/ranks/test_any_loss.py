@@ -35,9 +35,11 @@ def test_a_graph_that_computes_nothing(axes):
     """Refused in words, also where an input is an output."""
     g = tw.ComputeGraph("n")
     g.output(g.input([BATCH, WIDTH], name="x", labels=[batch, None]), "y")
-    with pytest.raises(PlanError, match=r"a graph computes something; got no op in 'n'"):
+    with pytest.raises(PlanError, match=r"a graph must contain an op; got none in 'n'"):
         g.plan(axes)
-    with pytest.raises(PlanError, match=r"sizes are of symbols; got 'seq', and the graph has none"):
+    with pytest.raises(
+        PlanError, match=r"sizes must name symbols of the graph; got 'seq', and the graph has none"
+    ):
         g.plan(axes, sizes={"seq": 3})
 
 
@@ -159,7 +161,7 @@ def test_a_loss_that_multiplies_totals():
     report = verify_strategy(build("product"), DeviceMesh({"dp": 2}), batches(2))
     assert report.equal, report.text
     with pytest.raises(
-        PlanError, match=r"\[plan.accumulation\].*a total over all of it.*got 'spread' \(spread\)"
+        PlanError, match=r"\[plan.accumulation\].*a total over the whole batch.*got 'spread' \(spread\)"
     ):
         build("product").plan({}, accumulation=2)
 

@@ -383,7 +383,7 @@ def test_a_row_per_sequence_next_to_rows_of_sequences_is_refused(in_layer):
 def test_lengths_without_the_label_are_no_devices():
     """Devices share sequences only with their lengths: a label that is missing is refused when planning."""
     graph = attend(of_form([4]), causal=False)
-    with pytest.raises(PlanError, match="'slice:lengths'; lay out both sides alike"):
+    with pytest.raises(PlanError, match="'slice:lengths'; give both sides one layout"):
         graph.plan({"dp": 2})
 
 

@@ -43,7 +43,7 @@ def read_timeline(plan: PlanTables, timeline: Iterable[Any]) -> tuple[TaskRecord
         if not fits or not _is_of(plan, labels, TaskRecord(*entry)):
             _validate.invalid(
                 "save_picture",
-                "a timeline has what GraphInstance.timeline() gives, of this plan's devices, workers and tasks",
+                "a timeline must be a result of GraphInstance.timeline() for this plan",
                 shown(entry),
                 "trace a run of this plan",
             )
@@ -112,9 +112,7 @@ def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPict
         name = " to ".join(dict.fromkeys((segment.ops[0].label, segment.ops[-1].label)))
         template = short_name(of.templates[call.template].name)
         alive = lives.alive(segment.index, call.template)
-        is_ahead = (
-            segment.phase == "update" and segment.index < last
-        )  # brought while the backward pass goes on
+        is_ahead = segment.phase == "update" and segment.index < last  # prefetched during the backward pass
         phase = "backward" if is_ahead else segment.phase
         yield CallPicture(name, template, phase, microbatch, alive, reads)
 
@@ -187,7 +185,7 @@ def _spans(
     """Per device, the start and end of each call's tasks; empty if the run had other tasks than the
     plan.
     """
-    found = []
+    spans_of_devices = []
     for device in range(plan.mesh.num_devices):
         own = sorted((r for r in timeline if r.device == device), key=lambda r: r.submit_ns)
         of = plan.class_of(device)
@@ -203,5 +201,5 @@ def _spans(
             spans.append(
                 (min((r.start_ns for r in tasks), default=at), max((r.end_ns for r in tasks), default=at))
             )
-        found.append(tuple(spans))
-    return tuple(found)
+        spans_of_devices.append(tuple(spans))
+    return tuple(spans_of_devices)

@@ -50,13 +50,13 @@ class Plan(PlanTables):
         if need > limit:
             num = self.mesh.num_devices
             copied = (
-                f", of that {format_bytes(copies)} for checkpoints that are written while training goes on"
+                f", including {format_bytes(copies)} for checkpoints written during training"
                 if copies
                 else ""
             )
             raise ResourceError(
                 f"[plan.require_memory] the devices' memory must fit {format_bytes(limit)}; got {format_bytes(need)} "
-                f"for {num} device{'s' if num > 1 else ''}{copied}, {format_bytes(need - limit)} too much; take a "
+                f"for {num} device{'s' if num > 1 else ''}{copied}, {format_bytes(need - limit)} too much; use a "
                 "smaller batch or model, accumulate, recompute, or offload"
             )
 
@@ -159,7 +159,7 @@ class Plan(PlanTables):
         try:
             content = encode_plan(self)
         except Unwritable as error:
-            _validate.invalid("save", str(error), f"the plan of {self.graph.name!r}", "make it plain")
+            _validate.invalid("save", str(error), f"the plan of {self.graph.name!r}", "use plain data")
         replace_file(where, lambda temporary: _write(temporary, content))
 
     @classmethod
@@ -198,7 +198,7 @@ class Plan(PlanTables):
         try:
             return digest_of(self)
         except Unwritable as error:
-            _validate.invalid("digest", str(error), f"the plan of {self.graph.name!r}", "make it plain")
+            _validate.invalid("digest", str(error), f"the plan of {self.graph.name!r}", "use plain data")
 
 
 def _write(path: Path, content: bytes) -> None:

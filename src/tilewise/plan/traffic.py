@@ -71,7 +71,9 @@ class TrafficCounter:
         )
         self._templates = program.classes[bindings[0].class_id].templates
         self._known_peers: dict[tuple[int, NumberLike], tuple[_Vector, _Vector]] = {}
-        self._remote: dict[int, list[tuple[Instruction, Operand]]] = {}  # per template, what may be a peer's
+        self._remote: dict[
+            int, list[tuple[Instruction, Operand]]
+        ] = {}  # per template, operands that may be a peer's memory
         self._sizes: dict[
             int, tuple[tuple[int, int], ...]
         ] = {}  # per entry, rows and columns on the peers' classes
@@ -108,8 +110,8 @@ class TrafficCounter:
 
     def _sizes_of(self, entry: int) -> tuple[tuple[int, int], ...]:
         if entry not in self._sizes:
-            found = (self._classes[c].entries[entry] for c in self._peer_classes)
-            self._sizes[entry] = tuple((e.extent.upper(self._bounds), e.cols) for e in found)
+            entries = (self._classes[c].entries[entry] for c in self._peer_classes)
+            self._sizes[entry] = tuple((e.extent.upper(self._bounds), e.cols) for e in entries)
         return self._sizes[entry]
 
     def _value(self, number: NumberLike) -> _Vector:

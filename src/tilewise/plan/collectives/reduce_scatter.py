@@ -66,7 +66,7 @@ def reduce_scatter_rows(
     post_to_peers(reduce, group, done, tiles, dst, per_index=per_index)
     if (
         src.slot != dst.slot
-    ):  # in place, `done` of a peer says that it has read the part the gather will overwrite
+    ):  # in place, `done` of a peer means that it has read the part that the gather overwrites
         ack = low.signals(group.size * tiles)
         post_to_peers(reduce, group, ack, tiles, src, per_index=per_index)
         acknowledge(low, op, src, group, ack, tiles, step)

@@ -63,7 +63,7 @@ def require_fit(plan: PlanTables) -> None:
     except TilewiseError as error:
         words = str(error).rpartition(";")[0] or str(error)
         raise Unreadable(f"it breaks a rule: {words}") from None
-    except Exception as error:  # what the stages take for granted among themselves, a file need not keep
+    except Exception as error:  # a file may break what the stages guarantee
         raise Unreadable(f"its tables do not fit each other: {type(error).__name__} {shown(error)}") from None
 
 
@@ -72,19 +72,25 @@ def _require_counts(plan: PlanTables) -> None:
     require(1 <= s.workers_per_device <= MAX_WORKERS, "it asks for {} workers", s.workers_per_device)
     require(
         all(1 <= n <= MAX_COUNT for n in (s.accumulation, s.batch_splits, plan.graph.k_splits)),
-        f"k splits, batch splits and microbatches lie in [1, {MAX_COUNT}]",
+        f"k splits, batch splits and microbatches must lie in [1, {MAX_COUNT}]",
     )
     rows = s.seq if isinstance(s.seq, int) else s.seq.multiple
     counts = (s.batch, rows, s.padded_bound, plan.num_signals, plan.num_handles, plan.scratch_bytes)
-    require(all(0 <= n <= _MAX_COUNT for n in counts), "counts lie in [0, {}]; got {}", _MAX_COUNT, counts)
-    require(tuple(plan.regions) == REGIONS, "the arena has the regions {}", ", ".join(REGIONS))
-    require(set(plan.overhead) <= set(CATEGORIES), "overhead has other names: {}", ", ".join(plan.overhead))
+    require(
+        all(0 <= n <= _MAX_COUNT for n in counts), "counts must lie in [0, {}]; got {}", _MAX_COUNT, counts
+    )
+    require(tuple(plan.regions) == REGIONS, "the arena must have the regions {}", ", ".join(REGIONS))
+    require(
+        set(plan.overhead) <= set(CATEGORIES),
+        "overhead must have known categories; got {}",
+        ", ".join(plan.overhead),
+    )
     sizes = [*plan.regions.values(), *plan.overhead.values()]
     require(min(sizes) >= 0 and sum(sizes) <= _MAX_BYTES, "a device's memory has {} bytes", sum(sizes))
     for buffer in plan.buffers:
         require(
             buffer.category in CATEGORIES and buffer.bytes >= 0 and buffer.offset >= 0,
-            "{} is no buffer",
+            "{} is an invalid buffer",
             buffer,
         )
         is_in_file = buffer.category == OFFLOADED
@@ -110,7 +116,7 @@ def _require_layout(
     seen[id(graph), id(layout)] = True
     axes_known = {*mesh.names, MICRO}
     require(layout.mesh == mesh, "{!r} is laid out on {}, the plan on {}", graph.name, layout.mesh, mesh)
-    require(not layout.reshards, "{!r} has changes of layout that are no ops", graph.name)
+    require(not layout.reshards, "{!r} has changes of layout that are not ops", graph.name)
     shards = layout.storage_axes
     require(
         set(shards) <= {*mesh.names} and len(set(shards)) == len(shards),
@@ -145,16 +151,22 @@ def _require_layout(
         layout.files,
     )
     calls = {op.id: op for op in graph.ops if op.op == "call"}
-    require(layout.calls.keys() == calls.keys(), "the layouts of calls of {!r} are others", graph.name)
+    require(
+        layout.calls.keys() == calls.keys(),
+        "the calls of {!r} must have layouts, and nothing else",
+        graph.name,
+    )
     for number, op in calls.items():
         _require_layout(graph.templates[op.attrs["template"]].graph, layout.calls[number], mesh, seen)
     for (number, partial), pending_reductions in layout.pending_reductions.items():
-        require(0 <= number < len(graph.ops), "a pending reduction names op {} of {}", number, len(graph.ops))
+        require(
+            0 <= number < len(graph.ops), "a pending reduction refers to op {} of {}", number, len(graph.ops)
+        )
         for pending in pending_reductions:
             fits = (pending.op, pending.partial) == (number, partial) and set(pending.axes) <= axes_known
             fits = fits and all(0 <= o < len(graph.ops[number].outputs) for o in pending.outputs)
             fits = fits and pending.combine in _COMBINES and pending.tree in (K_SPLITS, GROUPS, BATCH_SPLITS)
-            require(fits and 1 <= pending.count <= _MAX_COUNT, "{} is no pending reduction", pending)
+            require(fits and 1 <= pending.count <= _MAX_COUNT, "{} is an invalid pending reduction", pending)
 
 
 def _require_choices(plan: PlanTables) -> None:
@@ -175,12 +187,12 @@ def _require_choices(plan: PlanTables) -> None:
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
     require(
         plan.kinds == tuple(devices[0] for devices in classes),
-        "its classes are those of {}",
+        "its classes must be represented by the devices {}",
         plan.kinds,
     )
     require(
         [d.class_id for d in plan.program.devices] == [class_of[d] for d in range(plan.mesh.num_devices)],
-        "its devices are of other classes",
+        "its devices must be in the classes that planning chooses",
     )
 
 
@@ -188,9 +200,9 @@ def _require_outside(plan: PlanTables) -> None:
     """Every tensor that users read or write has an entry per part, as large as its part on every
     class of devices.
     """
-    kept = set(plan.graph.outputs.values())
-    wanted = {t.id for t in plan.graph.tensors if t.kind != "result" or t.id in kept}
-    require(plan.outside.keys() == wanted, "tensors from outside have entries, and no others")
+    outputs = set(plan.graph.outputs.values())
+    wanted = {t.id for t in plan.graph.tensors if t.kind != "result" or t.id in outputs}
+    require(plan.outside.keys() == wanted, "tensors from outside, and no others, must have entries")
     fit: set[tuple[object, ...]] = set()
     files = frozenset(plan.layout.files)
     for tensor, entries in plan.outside.items():
@@ -208,7 +220,7 @@ def _require_outside(plan: PlanTables) -> None:
                 e = of.entries[number]
                 require(
                     (e.offset >= plan.file_begin) == (tensor in files),
-                    "{!r} lies in memory or in the file as its layout says",
+                    "the entry of {!r} must be in memory or in the file, as its layout says",
                     node.spec.name,
                 )
                 key = device, node.spec.form, layout, e.extent, e.cols, e.stride, e.dtype
@@ -218,9 +230,11 @@ def _require_outside(plan: PlanTables) -> None:
                 is_vector = node.spec.storage == "vector"
                 rows = 1 if is_vector else _rows(shapes.extent(node.spec, layout), plan.symbol_bounds)
                 cols = shapes.cols(node.spec, layout)
-                found = _rows(e.extent, plan.symbol_bounds), e.cols, e.stride, e.dtype
+                actual = _rows(e.extent, plan.symbol_bounds), e.cols, e.stride, e.dtype
                 expected = rows, cols, shapes.stride(node.spec, cols), node.spec.dtype.name
-                require(found == expected, "{!r} is {}, its entry {}", node.spec.name, expected, found)
+                require(
+                    actual == expected, "{!r} must be {}; its entry is {}", node.spec.name, expected, actual
+                )
                 fit.add(key)
 
 

@@ -31,11 +31,11 @@ from tilewise.plan.tables import PlanTables
 
 __all__ = ["require_program"]
 
-_MOST = 1 << 40  # of a constant, a factor, a value: their products stay within 62 bits where they are used
+_MOST = 1 << 40  # of a constant, a factor or a value; where products are used, they fit in 62 bits
 _MOST_PRODUCT = 1 << 61
 _MOST_TASKS = 1 << 24  # of one instruction
 _MODES = range(len(Mode))
-_KNOWN = (Source.NOTHING, Source.SYMBOL)  # before a run
+_BEFORE_RUN = (Source.NOTHING, Source.SYMBOL)  # sources of numbers that are known before a run
 
 
 def require_program(plan: PlanTables) -> None:
@@ -54,7 +54,9 @@ def require_program(plan: PlanTables) -> None:
     require(bool(names), "it has no calls")
     for of in program.classes:
         alike = (len(of.templates), len(of.entries), list(of.calls))
-        require(alike == (len(first.templates), len(first.entries), names), "its classes have other tables")
+        require(
+            alike == (len(first.templates), len(first.entries), names), "its classes must have equal tables"
+        )
     sizes = (
         {len(first.templates), len(first.templates) - 1} if mesh.num_devices > 1 else {len(first.templates)}
     )
@@ -88,12 +90,12 @@ class _Checks:
         for number, entry in enumerate(of.entries):
             if self.is_new(entry):
                 self._require_entry(number, entry)
-        known = range(len(of.entries))
+        entry_numbers = range(len(of.entries))
         if self.is_new(of.aliases):
             for number, others in of.aliases.items():
                 require(
-                    number in known and all(o in known for o in others),
-                    "entry {} has other aliases",
+                    number in entry_numbers and all(o in entry_numbers for o in others),
+                    "entry {} has invalid aliases",
                     number,
                 )
         for template in of.templates:
@@ -107,7 +109,7 @@ class _Checks:
         """Check the device groups of a class's devices, and how its instructions use their numbers."""
         numbers = range(len(self.plan.program.devices))
         sizes = {(len(d.numbers), *map(len, d.groups)) for d in devices}
-        require(len(sizes) == 1, "devices of one class have other numbers and device groups")
+        require(len(sizes) == 1, "devices of one class must have equally many numbers and device groups")
         for group in (group for d in devices for group in d.groups):
             if self.is_new(group):
                 fits = all(d in numbers for d in group) and len(set(group)) == len(group)
@@ -120,10 +122,14 @@ class _Checks:
             fits = 0 <= number < len(groups) and low >= 0 and high < groups[number]
             require(fits, "a device has no member {} in device group {}", member, number)
         for divisor in divisors:
-            require(_range(divisor, ranges)[0] >= 1, "a device divides by {}", divisor)
+            require(
+                _range(divisor, ranges)[0] >= 1, "a device divides by {}, which must be at least 1", divisor
+            )
 
     def _require_call(self, name: str, call: Call, of: DeviceClass) -> None:
-        require(0 <= call.template < len(of.templates), f"a call in {name!r} names template {call.template}")
+        require(
+            0 <= call.template < len(of.templates), f"a call in {name!r} refers to template {call.template}"
+        )
         slots, bound = of.templates[call.template].slots, call.binding
         fits = len(bound) == len(slots) and (not bound or (min(bound) >= 0 and max(bound) < len(of.entries)))
         require(fits, f"a call of {of.templates[call.template].name!r} in {name!r} binds other slots")
@@ -131,7 +137,7 @@ class _Checks:
     def _require_entry(self, number: int, entry: TensorEntry) -> None:
         where = "entry", number, entry.key
         require(entry.dtype in DTYPES and bool(entry.key), "{} has elements of {!r}", where, entry.dtype)
-        require(isinstance(entry.key[0], str), "{} says no kind", where)
+        require(isinstance(entry.key[0], str), "{} has no kind", where)
         rows, step = self._symbolic(where, entry.extent), self._symbolic(where, entry.tile_rows)
         sizes = (entry.offset, entry.cols, entry.stride, entry.first_handle, rows, step - 1, entry.tile_cols)
         require(all(0 <= s <= _MOST_PRODUCT for s in sizes), "{} has sizes out of range", where)
@@ -146,7 +152,7 @@ class _Checks:
         tiles = entry.first_handle + -(-rows // step) * entry.tiles_across
         require(
             tiles <= self.plan.num_handles,
-            "{} asks for {} handles of {}",
+            "{} uses {} handles of {}",
             where,
             tiles,
             self.plan.num_handles,
@@ -172,15 +178,20 @@ class _Checks:
         )
         for c in template.reductions:
             ends = (c.source, c.target, *(s for s in (c.residual, c.stack) if s != -1))
-            require(all(s in slots for s in ends), "{} of {!r} names other slots", c, template.name)
-            require((c.stack == -1) == (c.microbatch == -1), "{} of {!r} has half a stack", c, template.name)
+            require(all(s in slots for s in ends), "{} of {!r} refers to other slots", c, template.name)
+            require(
+                (c.stack == -1) == (c.microbatch == -1),
+                "{} of {!r} must have both a stack and a microbatch, or neither",
+                c,
+                template.name,
+            )
         for instruction in template.instructions:
             if self.is_new(instruction):
                 self._require_instruction(instruction)
             used = [o.slot for o in instruction.operands if not o.null]
             used += [w.slot for w in instruction.waits if w.slot != -1]
             used += [n.slot for n in instruction.notifies if n.slot != -1]
-            require(all(s in slots for s in used), "{!r} names other slots", instruction.label)
+            require(all(s in slots for s in used), "{!r} refers to other slots", instruction.label)
 
     def _require_instruction(self, instruction: Instruction) -> None:
         where = repr(instruction.label)
@@ -199,7 +210,7 @@ class _Checks:
         for number in numbers:
             self._require_number(where, number, _MOST)
         for number in (instruction.extent, instruction.step):
-            require(isinstance(number, int) or number.source in _KNOWN, "{} runs over {}", where, number)
+            require(isinstance(number, int) or number.source in _BEFORE_RUN, "{} runs over {}", where, number)
         for number in instruction.ints:
             self._require_number(where, number, _MOST_PRODUCT)
         tasks = self._most_tasks(instruction.extent, instruction.step)
@@ -221,7 +232,7 @@ class _Checks:
         alike = isinstance(step, Number) and (extent.source, extent.which) == (step.source, step.which)
         if not isinstance(step, Number) or not alike:
             return -(-self._most(extent) // max(self._least(step), 1))
-        # both grow with one size: their ratio is largest where that is smallest or largest
+        # both grow with one size, so their ratio is largest at its smallest or largest value
         values = (0, 1, self._value(extent))
         return max(
             -(-(extent.constant + extent.multiple * v) // max(step.constant + step.multiple * v, 1))
