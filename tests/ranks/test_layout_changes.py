@@ -334,7 +334,7 @@ def test_a_hint_that_would_gather_a_weight_is_refused_by_name(reader, hint):
     graph.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, {"a": 2, "b": 2}))
     with pytest.raises(
         LayoutError,
-        match=rf"a weight or its gradient is read as it.* of '{reader}:\w' .* the hint on w.*; drop the hint, or label",
+        match=rf"must be read in its own layout.* of '{reader}:\w' .* the hint on w.*; drop the hint, or",
     ):
         graph.plan()
 

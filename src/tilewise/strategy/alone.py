@@ -22,17 +22,17 @@ def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph
             satisfied.
     """
     require_hints(graph)
-    known: dict[str, GraphLayout] = {}
+    layout_by_key: dict[str, GraphLayout] = {}
     calls = {}
     for op in graph.ops:
         if op.op == "call":
             key = op.attrs["template"]
-            if key not in known:
+            if key not in layout_by_key:
                 counts.sharded += 1
                 template = graph.templates[key]
                 require_hints(template.graph)
-                known[key] = lay_out_whole(template, mesh)
-            calls[op.id] = known[key]
+                layout_by_key[key] = lay_out_whole(template, mesh)
+            calls[op.id] = layout_by_key[key]
     return _laid_out(graph, mesh, (t.id for t in graph.tensors if t.kind != "result"), calls)
 
 

@@ -57,7 +57,9 @@ class Unit:
     last: int
     phase: str
     needs: tuple[int, ...] = ()
-    gathered: dict[int, int] = field(default_factory=dict)  # weight -> what stands for it here
+    gathered: dict[int, int] = field(
+        default_factory=dict
+    )  # weight -> the gathered tensor that ops read instead
 
 
 class Prefetching:
@@ -136,7 +138,7 @@ class Prefetching:
         before: dict[int, list[OpNode]] = {}
         in_memory: dict[
             int, tuple[int, int]
-        ] = {}  # weight -> the unit that last read it, and what stood for it
+        ] = {}  # weight -> the unit that last read it, and the gathered tensor
         groups = self._groups(units)
         for at, group in enumerate(groups):
             phase = units[group[0]].phase
@@ -182,8 +184,8 @@ class Prefetching:
         for pattern in self.choice.patterns:
             if pattern not in self.fitting:
                 raise LayoutError(
-                    "[strategy.prefetch] a unit is of layers whose weights all fit its pattern; got "
-                    f"{pattern!r}, which fits no layer of {self.graph.name!r} that no pattern before it fits; see the "
+                    "[strategy.prefetch] a pattern of units must match all weights of a layer; got "
+                    f"{pattern!r}, which matches no layer of {self.graph.name!r} that earlier patterns leave; see the "
                     "names in print(graph)"
                 )
         return groups
@@ -239,7 +241,7 @@ class Prefetching:
         keys = (f"{prefix}{number}" for number in count(len(self.gathers)))
         return next(key for key in keys if key not in self.templates)
 
-    # ---- the graph anew -----------------------------------------------------------------------------------
+    # ---- the new graph ------------------------------------------------------------------------------------
 
     def _written(
         self, units: Sequence[Unit], before: Mapping[int, Sequence[OpNode]]
@@ -274,7 +276,7 @@ class Prefetching:
             self.layout, storage=compute, compute=compute, calls=calls, pending_reductions=pending_reductions
         )
 
-    # ---- what differs -------------------------------------------------------------------------------------
+    # ---- methods of subclasses ----------------------------------------------------------------------------
 
     def _layout_of_gather(self, compute: tuple[TensorLayout, ...], count: int) -> GraphLayout:
         """The layout of a call's template with `count` weights and as many results."""

@@ -36,7 +36,7 @@ def test_axes_that_a_mesh_has_not_count_one_device():
 @pytest.mark.parametrize("odd", ODD, ids=str)
 def test_labels_are_given_by_name(odd):
     """Axes of a label are asked for by its name."""
-    with pytest.raises(LayoutError, match=r"\[strategy.axes_for\] a label is given by its name; got "):
+    with pytest.raises(LayoutError, match=r"\[strategy.axes_for\] a label must be a name; got "):
         DistributionStrategy.ddp(2).axes_for(odd)
 
 

@@ -71,7 +71,7 @@ def test_hints_stay_with_their_tensors():
 def test_layouts_of_a_strategy_name_its_axes():
     """A pattern's layout is checked when the strategy is declared."""
     for layouts, words in (
-        ({"w*": ("c",)}, "names axes of the strategy; got 'c' for 'w"),
+        ({"w*": ("c",)}, "must name axes of the strategy; got 'c' for 'w"),
         ({"w*": ("a", "a")}, "name each mesh axis only once; got .* for 'w"),
         ({"w*": ("micro",)}, "must not name 'micro'"),
         ({"w*": "a"}, "one of two forms"),
