@@ -274,7 +274,7 @@ def test_wrong_names_and_shapes_are_found_before_a_byte_is_read(tmp_path, monkey
     monkeypatch.setattr(loading, "read_weights", lambda *_: pytest.fail("read"))
     weights = _weights(np.float32)
     changes = {
-        "every entry is needed": {NORM: None},
+        "every entry must be present": {NORM: None},
         "besides": {"layers.9.norm": weights[NORM]},
         "shapes must agree": {NORM: weights[NORM][:-1]},
     }

@@ -565,7 +565,7 @@ def test_a_mesh_without_the_axes_of_shards_is_refused():
     """A strategy that cuts state is not dropped in silence."""
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
-    with pytest.raises(PlanError, match=r"axes along which the strategy cuts state \(fsdp\)"):
+    with pytest.raises(PlanError, match=r"axes that shard the strategy's state \(fsdp\)"):
         graph.plan({"dp": 2})
     graph.plan({"fsdp": 2})
 

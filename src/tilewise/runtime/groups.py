@@ -40,7 +40,7 @@ class TaskGroup:
     def __init__(self, tasks: Iterable[TaskHandle] = ()) -> None:
         self._lock = threading.Lock()
         self._tasks: list[TaskHandle] = []
-        self._pending: dict[int, TaskHandle] = {}  # not handed out yet
+        self._pending: dict[int, TaskHandle] = {}  # not returned yet by `wait_any` or `as_completed`
         for task in tasks:
             self.add(task)
 
@@ -69,7 +69,7 @@ class TaskGroup:
                 error = task.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 raise TimeoutError(
-                    f"[runtime.TaskGroup.wait_all] the group's tasks must end within the time given; got {task!r}, "
+                    f"[runtime.TaskGroup.wait_all] the group's tasks must end within the timeout; got {task!r}, "
                     f"which still runs or waits after {timeout} s; wait longer, or cancel the group"
                 ) from None
             first = first or error
@@ -152,9 +152,9 @@ class TaskGroup:
                 await self._ended()
             except asyncio.CancelledError:
                 self.cancel()
-                await self._ended()  # what runs cannot be cancelled; a second cancellation leaves it alone
+                await self._ended()  # running tasks cannot be cancelled; a second cancellation ends this wait
                 raise
-            return self.wait_all()  # nothing is left to wait for: the first failure is raised
+            return self.wait_all()  # all tasks have ended, so this only raises the first failure
         with suppress(ConfigError):  # the block's own error counts
             self.cancel()
             await self._ended()
@@ -193,7 +193,7 @@ class TaskGroup:
                 return task
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"[runtime.TaskGroup] a task must end within the time given; got none after {timeout} s; wait "
+                    f"[runtime.TaskGroup] a task must end within the timeout; got none after {timeout} s; wait "
                     "longer, or cancel the group"
                 )
 
@@ -204,7 +204,7 @@ class TaskGroup:
         place = native.wait_any([task.id for task in tasks], alone)
         if place is None:
             return None
-        with self._lock:  # another thread may have been quicker
+        with self._lock:  # another thread may have taken it
             return self._pending.pop(tasks[place].id, None)
 
 

@@ -26,7 +26,7 @@ from tilewise.strategy import DistributionStrategy
 
 __all__ = ["VerifyReport", "first_difference", "verify_strategy"]
 
-_SPREAD = 0.1  # of the weights: small ones would hide another order of additions behind a residual's rounding
+_SPREAD = 0.1  # of the weights; with small ones, a residual's rounding would hide another order of additions
 _validate = Validator("session", PlanError)
 Batch = Mapping[str, np.ndarray]
 
@@ -39,9 +39,9 @@ class VerifyReport:
     text: str
 
 
-def first_difference(name: str, expected: np.ndarray, found: np.ndarray) -> str | None:
+def first_difference(name: str, expected: np.ndarray, actual: np.ndarray) -> str | None:
     """The first difference of two arrays, to the bit; None if they are equal."""
-    a, b = np.ascontiguousarray(expected), np.ascontiguousarray(found)
+    a, b = np.ascontiguousarray(expected), np.ascontiguousarray(actual)
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"{name}: {a.dtype}{list(a.shape)} on one device, {b.dtype}{list(b.shape)} over the mesh"
     different = np.flatnonzero(
@@ -116,24 +116,26 @@ def verify_strategy(
     compared = 0
     with (
         graph.instantiate(one) as expected,
-        graph.instantiate(spread, offload_directory=offload_directory) as found,
+        graph.instantiate(spread, offload_directory=offload_directory) as distributed,
     ):
         expected.initialize(seed, _SPREAD)
-        found.initialize(seed, _SPREAD)
+        distributed.initialize(seed, _SPREAD)
         for number, batch in enumerate(batches):
             report(f"step {number + 1} of {len(batches)}: one device, then {device_mesh}")
-            pairs = {"loss and norm": (_run(expected, batch, lr), _run(found, batch, lr))}
+            pairs = {"loss and norm": (_run(expected, batch, lr), _run(distributed, batch, lr))}
             pairs |= {
-                f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), found.get_tensor(f"{n}.grad"))
+                f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), distributed.get_tensor(f"{n}.grad"))
                 for n in expected.parameter_names()
             }
-            difference = _compare(pairs) or _replicas(found, [f"{n}.grad" for n in found.parameter_names()])
+            difference = _compare(pairs) or _replicas(
+                distributed, [f"{n}.grad" for n in distributed.parameter_names()]
+            )
             if difference:
                 return VerifyReport(False, f"NOT equal, first at step {number + 1}: {difference}")
             compared += len(pairs)
-        states = expected.state_dict(), found.state_dict()
+        states = expected.state_dict(), distributed.state_dict()
         difference = _compare({n: (states[0][n], states[1][n]) for n in states[0]})
-        difference = difference or _replicas(found, found.lasting_names())
+        difference = difference or _replicas(distributed, distributed.lasting_names())
         if difference:
             return VerifyReport(False, f"NOT equal after {len(batches)} steps: {difference}")
         compared += len(states[0])

@@ -112,7 +112,7 @@ def test_an_index_that_a_layer_hands_on_is_refused():
     x = graph.input([3, 4], name="x")
     index, again = (graph.input([5], "i32", name=name, storage="scalars") for name in ("index", "again"))
     graph.output(graph.gather_rows(x, picks(graph, index, again, path="layer")), "y")
-    with pytest.raises(ShapeError, match="pick it where it is used"):
+    with pytest.raises(ShapeError, match="gather it where it is used"):
         graph.plan()
 
 

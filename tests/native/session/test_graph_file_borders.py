@@ -115,7 +115,7 @@ def test_what_is_no_file_of_ours_is_refused(path):
         whole.replace(b'graph":1', b'graph":true', 1): "has format True",
         whole.replace(b'"digest":', b'"rows":', 1): "twice",
         whole.replace(b'"digest":', b'"more":', 1): "it holds",
-        whole.replace(b'"digest":"', b'"digest":"0', 1): "digest is another",
+        whole.replace(b'"digest":"', b'"digest":"0', 1): "digest differs",
         b'{"tilewise graph":' + b"[" * 100_000: "nested too deeply",
         b'{"tilewise graph":' + b"9" * 5000: "not JSON",
         b'{"tilewise graph":1,"digest":NaN}': "no number",

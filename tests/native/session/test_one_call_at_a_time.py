@@ -83,7 +83,7 @@ def test_a_second_thread_is_refused_and_changes_nothing(model):
     thread.start()
     assert held.entered.wait(30)
     for name, call in {**CALLS, "close": lambda m: m.close()}.items():
-        with pytest.raises(PlanError, match=rf"\[session.{name}\] a model takes one call at a time"):
+        with pytest.raises(PlanError, match=rf"\[session.{name}\] a model runs one call at a time"):
             call(model)
     held.leave.set()
     thread.join()
@@ -97,7 +97,7 @@ def test_something_else_next_to_a_forward(model):
     expected, refused = model.get_tensor("loss"), []
 
     def meanwhile():
-        with pytest.raises(PlanError, match="a model takes one call at a time") as error:
+        with pytest.raises(PlanError, match="a model runs one call at a time") as error:
             model.get_tensor("loss")
         refused.append(error)
         raise ZeroDivisionError
@@ -277,7 +277,7 @@ def test_means_of_squares_are_not_negative(model, odd):
     before, name = state_of(model), "optimizer.exp_avg_sq.layers.1.mlp.up_proj.weight"
     wrong = model.get_tensor(name).copy()
     wrong[-1, -1] = odd
-    with pytest.raises(ShapeError, match=f"none negative; got others in '{name}'"):
+    with pytest.raises(ShapeError, match=f"numbers of at least 0; got others in '{name}'"):
         model.set_tensor(name, wrong)
     with pytest.raises(
         CheckpointError, match=f"(none negative|finite in f32); got others in '{name}'; nothing was"
