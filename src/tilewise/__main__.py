@@ -1,10 +1,10 @@
-"""`python -m tilewise` is `tilewise`, also where the command is on no path."""
+"""`python -m tilewise` runs the command `tilewise`, even if it is not on the search path."""
 
 import sys
 
 
 def main() -> None:
-    """The command line. Ctrl-C while it is loaded ends it as a later one does."""
+    """Run the command line. Ctrl-C while its modules load ends it like a later Ctrl-C."""
     try:
         from tilewise.cli.main import main as run
     except KeyboardInterrupt:

@@ -329,7 +329,7 @@ def test_generation_may_be_planned_for_one_size():
             "be one number; got 8 in 'labels'",
         ),
         (lambda: padded((9, 1, 1), 9), r"shapes must agree; got \(3, 9\) for 'tokens' \(4, 9\)"),
-        (lambda: {"tokens": [[1, 2], [3]], "labels": [[1, 2], [3]]}, "'tokens' takes an array"),
+        (lambda: {"tokens": [[1, 2], [3]], "labels": [[1, 2], [3]]}, "'tokens' must be an array"),
     ],
     ids=["too long", "empty", "two lengths", "other batch", "ragged"],
 )

@@ -33,7 +33,7 @@ def relu_backward(dy: Array, x: Array) -> F64:
 
 
 def gelu(x: Array) -> F64:
-    """x times the share of the normal distribution below it."""
+    """x times the standard normal distribution function of x."""
     return _f64(x) * _normal_share(_f64(x))
 
 

@@ -53,5 +53,5 @@ def test_another_level_is_refused(root, monkeypatch):
 def test_a_variable_that_stands_in_no_table_is_not_read(monkeypatch):
     """The environment is read through the table alone."""
     monkeypatch.setenv("TILEWISE_SECRET", "1")
-    with pytest.raises(ConfigError, match="must stand in the table; got 'TILEWISE_SECRET'"):
+    with pytest.raises(ConfigError, match="must be in `VARIABLES`; got 'TILEWISE_SECRET'"):
         read("TILEWISE_SECRET", "")

@@ -24,7 +24,7 @@ ODD = [["dp"], ("dp", "tp"), None]
 def test_axes_are_names(ask, odd):
     """A list of them is none; also behind one that is."""
     for axes in ((odd,), ("dp", odd)):
-        with pytest.raises(LayoutError, match=r"\[core.mesh\] axes are names; got .*; pass "):
+        with pytest.raises(LayoutError, match=r"\[core.mesh\] axes must be names; got .*; pass "):
             ask(*axes)
 
 
