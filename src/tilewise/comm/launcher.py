@@ -1,4 +1,4 @@
-"""What a launcher (mpiexec, srun) says about this process and its peers, and whether MPI agrees.
+"""What a launcher (mpiexec, srun) reports about this process and its peers, and whether MPI agrees.
 
 If a launcher starts N copies of a program whose MPI does not know the launcher, there are N worlds
 of one process each. Each would do the whole work and overwrite the others' files. So the launcher's

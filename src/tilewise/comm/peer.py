@@ -125,8 +125,8 @@ class JoinedPeer(Peer):
     """
 
     def __init__(self, number: int, world: World) -> None:
-        self._wire_channel = MpiChannel(world, number, f"process {number}")
-        super().__init__(number, self._wire_channel)
+        self._mpi_channel = MpiChannel(world, number, f"process {number}")
+        super().__init__(number, self._mpi_channel)
 
     def met(self, pid: object, is_local: bool) -> None:
         """Store the process id that it reported, and watch for its end if it is on this host.
@@ -140,10 +140,10 @@ class JoinedPeer(Peer):
                 "start all again"
             )
         self.pid = pid
-        self._wire_channel.peer = self.name
+        self._mpi_channel.peer = self.name
         if is_local:
             self.ended = watched(pid)
-        self._wire_channel.watch(self.ended)
+        self._mpi_channel.watch(self.ended)
 
     def ending(self) -> str:
         return "see what it printed, or its launcher"

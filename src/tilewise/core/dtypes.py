@@ -74,7 +74,7 @@ def dtype(name: str | DType) -> DType:
     accepted too.
 
     Raises:
-        ShapeError: there is none.
+        ShapeError: no type has this name.
     """
     if isinstance(name, DType):
         return name

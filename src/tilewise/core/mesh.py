@@ -106,7 +106,7 @@ class DeviceMesh:
         Raises:
             LayoutError: an axis is not a name.
         """
-        return prod(size for size, _ in self._known(axes))
+        return prod(size for size, _ in self._existing(axes))
 
     def coordinate(self, device: int, *axes: str) -> int:
         """Position of `device` on the product of some axes, the first of them major.
@@ -116,7 +116,7 @@ class DeviceMesh:
         """
         _validate.integer("mesh", "a device", device, 0, self.num_devices - 1)
         position = 0
-        for size, stride in self._known(axes):
+        for size, stride in self._existing(axes):
             position = position * size + device // stride % size
         return position
 
@@ -128,7 +128,7 @@ class DeviceMesh:
             LayoutError: there is no such device, or an axis is not a name.
         """
         _validate.integer("mesh", "a device", device, 0, self.num_devices - 1)
-        return device - sum(device // stride % size * stride for size, stride in self._known(axes))
+        return device - sum(device // stride % size * stride for size, stride in self._existing(axes))
 
     def group(self, device: int, *axes: str) -> list[int]:
         """The devices that differ from `device` only on these axes, including `device`, ordered by
@@ -138,7 +138,7 @@ class DeviceMesh:
             LayoutError: there is no such device, or an axis is not a name.
         """
         devices = [self.first(device, *axes)]
-        for size, stride in self._known(axes):
+        for size, stride in self._existing(axes):
             devices = [at + i * stride for at in devices for i in range(size)]
         return devices
 

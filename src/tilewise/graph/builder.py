@@ -531,7 +531,7 @@ class GraphBuilder:
         """The input, parameter, state or constant with this name.
 
         Raises:
-            ShapeError: there is none.
+            ShapeError: no tensor has this name.
         """
         names = self.draft.names
         if name not in names:

@@ -37,7 +37,7 @@ __all__ = [
     "differentiate_template",
 ]
 
-_Wanted = tuple[str, Choice]  # a template's key, and what of it is computed again
+_Wanted = tuple[str, Choice]  # a template's key, and the ops that are recomputed
 
 _FITS = "operands of an appended op must fit together"
 _author = Validator("graph", InternalError)

@@ -181,11 +181,11 @@ def op_named(name: str) -> Op:
     """The op with this name.
 
     Raises:
-        InternalError: there is none.
+        InternalError: no op has this name.
     """
     if name not in _OPS:
         raise InternalError(
-            f"[ir.op] ops must be registered before use; got {name!r}; known: {', '.join(sorted(_OPS))}"
+            f"[ir.op] ops must be registered before use; got {name!r}; registered: {', '.join(sorted(_OPS))}"
         )
     return _OPS[name]
 

@@ -38,9 +38,9 @@ __all__ = [
     "TensorEntry",
     "TileProgram",
     "Wait",
+    "constant_part",
     "is_single",
     "is_size",
-    "known_part",
     "memory_kind",
     "plain",
     "tiles_across",
@@ -128,7 +128,7 @@ def is_single(step: NumberLike) -> bool:
     return isinstance(step, int) and step <= 0
 
 
-def known_part(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
+def constant_part(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
     """Like `upper`; for a number of the device or the call, its constant."""
     if isinstance(number, int) or number.source in (Source.NOTHING, Source.SYMBOL):
         return upper(number, bounds)

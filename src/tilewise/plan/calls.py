@@ -56,7 +56,7 @@ class Calls:
         self.calls: list[tuple[str, Call]] = []
         self.live_intervals: dict[int, list[LiveInterval]] = {}
         self.outside: dict[int, tuple[int, ...]] = {}
-        if not (self._lasting_in_file or self._results_in_file):  # files begin behind all temporaries
+        if not (self._lasting_in_file or self._results_in_file):  # files begin after all temporaries
             self.outside = self.binder.outside()
 
     def take_all(self, variants: Variants) -> None:

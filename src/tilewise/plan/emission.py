@@ -1,4 +1,4 @@
-"""Turns what an op asks for into an instruction, and checks it against the kernel table.
+"""Makes an instruction of an op's request, and checks it against the kernel table.
 
 An op names a kernel and gives operands, integers and floats by the table's names. This module puts
 them in the table's order, takes read or write access from the table's roles, fills in values that

@@ -93,7 +93,7 @@ def draw_plan(plan: PlanTables, timeline: Sequence[TaskRecord] = ()) -> PlanPict
 
 def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPicture]:
     segments = cut_segments(plan.graph)
-    lives = _Lives(plan)
+    live_bytes = _LiveBytes(plan)
     find = _Segments(plan, segments)
     counters = [TrafficCounter(plan.program, [device], plan.symbol_bounds) for device in plan.kinds]
     calls = [of_kind.calls[program] for of_kind in plan.program.classes]
@@ -111,7 +111,7 @@ def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPict
         )
         name = " to ".join(dict.fromkeys((segment.ops[0].label, segment.ops[-1].label)))
         template = short_name(of.templates[call.template].name)
-        alive = lives.alive(segment.index, call.template)
+        alive = live_bytes.alive(segment.index, call.template)
         is_ahead = segment.phase == "update" and segment.index < last  # prefetched during the backward pass
         phase = "backward" if is_ahead else segment.phase
         yield CallPicture(name, template, phase, microbatch, alive, reads)
@@ -148,7 +148,7 @@ class _Segments:
         return self.segments[min(fitting or named)]
 
 
-class _Lives:
+class _LiveBytes:
     """Bytes that are live while a segment runs, by category."""
 
     def __init__(self, plan: PlanTables) -> None:

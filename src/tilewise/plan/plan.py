@@ -30,7 +30,7 @@ _validate = Validator("plan", PlanError)
 
 @dataclass(frozen=True)
 class Plan(PlanTables):
-    """A plan's tables, with the questions that can be asked before a run."""
+    """A plan's tables, and methods that analyze it before a run."""
 
     def require_memory(self, limit_bytes: int = 0) -> None:
         """Reject a plan that does not fit in memory, before anything is allocated. Planned

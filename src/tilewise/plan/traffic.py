@@ -70,7 +70,7 @@ class TrafficCounter:
             {int(c) for group in self._groups for c in self._class_of[np.unique(group)]}
         )
         self._templates = program.classes[bindings[0].class_id].templates
-        self._known_peers: dict[tuple[int, NumberLike], tuple[_Vector, _Vector]] = {}
+        self._peers_of: dict[tuple[int, NumberLike], tuple[_Vector, _Vector]] = {}
         self._remote: dict[
             int, list[tuple[Instruction, Operand]]
         ] = {}  # per template, operands that may be a peer's memory
@@ -139,10 +139,10 @@ class TrafficCounter:
         peers.
         """
         key = group, member
-        if key not in self._known_peers:
+        if key not in self._peers_of:
             peers = self._groups[group][np.arange(len(self._devices)), self._value(member)]
-            self._known_peers[key] = peers, np.searchsorted(self._peer_classes, self._class_of[peers])
-        return self._known_peers[key]
+            self._peers_of[key] = peers, np.searchsorted(self._peer_classes, self._class_of[peers])
+        return self._peers_of[key]
 
     def _rows(self, instruction: Instruction, operand: Operand, extent: int) -> _Vector:
         if operand.mode != Mode.ROWPART:

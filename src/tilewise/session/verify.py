@@ -104,19 +104,19 @@ def verify_strategy(
         graph.set_distribution(DistributionStrategy.single())
         one = graph.plan({}, batch_splits=batch_splits)
         graph.set_distribution(strategy)
-        asked = {
+        options = {
             "accumulation": accumulation,
             "batch_splits": batch_splits,
             "recompute": recompute,
             "offload": offload,
         }
-        spread = change(graph.plan(device_mesh, **asked))  # type: ignore[arg-type]
+        mesh_plan = change(graph.plan(device_mesh, **options))  # type: ignore[arg-type]
     finally:
         graph.set_distribution(own)
     compared = 0
     with (
         graph.instantiate(one) as expected,
-        graph.instantiate(spread, offload_directory=offload_directory) as distributed,
+        graph.instantiate(mesh_plan, offload_directory=offload_directory) as distributed,
     ):
         expected.initialize(seed, _SPREAD)
         distributed.initialize(seed, _SPREAD)

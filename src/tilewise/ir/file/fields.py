@@ -60,8 +60,7 @@ RENAMED: Mapping[str, str] = {
     "GraphLayout.home": "storage",
     "GraphLayout.use": "compute",
 }
-"""Names of records, and of fields in any or in one record, in files of earlier versions, and what
-they are called now."""
+"""New names of records, and of fields of any or one record, by their names in files of earlier versions."""
 _TREES = {"leaves": "batch_splits", "chunks": "k_splits"}
 RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("PendingReduction", "tree"): _TREES,
@@ -73,10 +72,10 @@ RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
         "column_sum_leaf_bf16": "column_sum_split_bf16",
     },
 }
-"""By record and field: texts in files of earlier versions, and what stands for them now."""
-DEEPEST = 16  # of values without a type: attributes of ops are flat
+"""By record and field: new values, by the values in files of earlier versions."""
+DEEPEST = 16  # nesting of values without a type; attributes of ops are flat
 IN_ATTRIBUTES = (Dim, DimLabel)
-"""Records that fields without a type of their own may hold: attributes of ops, keys."""
+"""Records in fields without a type: attributes of ops, keys."""
 _SPECIAL: Mapping[tuple[type, str], Any] = {
     (Graph, "constant_values"): Mapping[int, np.ndarray],
     (DeviceBinding, "groups"): tuple[SharedInts, ...],

@@ -74,7 +74,7 @@ class Collected(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What is checked on every device of a class: whose memory an instruction reads, in order.
+    """A check for every device of a class: the devices whose memory an instruction reads, in order.
 
     Attributes:
         axes: of the device group.

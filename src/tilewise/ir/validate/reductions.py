@@ -527,7 +527,7 @@ def _follow_calls(
         for call in of.calls.get(earlier, ()):
             for s in flows[call.template].makes:
                 has_value[same[call.binding[s]]] = 1
-    taken: dict[int, tuple[int, int]] = {}  # per stack, microbatches so far and of how many
+    taken: dict[int, tuple[int, int]] = {}  # per stack: number of microbatches so far, and of all
     for call in of.calls[name]:
         flow = flows[call.template]
         for slot, (microbatch, count) in flow.stacks.items():

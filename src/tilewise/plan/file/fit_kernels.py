@@ -24,7 +24,7 @@ from tilewise.ir.program import (
     Operand,
     Slot,
     TensorEntry,
-    known_part,
+    constant_part,
     upper,
 )
 from tilewise.kernels import KERNELS, KernelSpec, find_update_problem, kernel_spec
@@ -134,7 +134,7 @@ def _require_scratch(plan: PlanTables, instruction: Instruction, refs: Sequence[
         (0, 0) if o.null else (refs[o.slot].extent.upper(bounds), refs[o.slot].cols)
         for o in instruction.operands
     ]
-    need = scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes)
+    need = scratch_bytes(instruction.kernel, [constant_part(i, bounds) for i in instruction.ints], shapes)
     require(
         need <= plan.scratch_bytes,
         "{!r} needs {} bytes of scratch memory, more than the plan has",

@@ -70,7 +70,7 @@ def require_program(plan: PlanTables) -> None:
 
 
 class _Checks:
-    """The objects checked so far, and the values that numbers may have."""
+    """The objects that were checked, and the values that numbers may have."""
 
     def __init__(self, plan: PlanTables) -> None:
         self.plan = plan

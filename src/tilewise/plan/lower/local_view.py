@@ -138,7 +138,7 @@ class LocalView:
         axes, k_splits = in_space(layout[dim]), self.k_splits
         if not axes:
             return [v for pair in self.shapes.owned_splits(spec, layout, dim) for v in pair]
-        key = "held", spec.shape[dim], spec.labels[dim], axes
+        key = "local splits", spec.shape[dim], spec.labels[dim], axes
 
         shares: dict[int, list[tuple[int, int]]] = {}  # by the coordinate that they depend on
 

@@ -29,7 +29,7 @@ from tilewise.ir.program import (
     Operand,
     Reduction,
     Slot,
-    known_part,
+    constant_part,
     upper,
 )
 from tilewise.kernels.scratch import scratch_bytes
@@ -149,7 +149,7 @@ class TemplateLowering(SlotTable):
         ]
         self.scratch_bytes = max(
             self.scratch_bytes,
-            scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes),
+            scratch_bytes(instruction.kernel, [constant_part(i, bounds) for i in instruction.ints], shapes),
         )
         return draft
 

@@ -133,7 +133,7 @@ def lower_variant(
     ]
     templates = tuple(low.run() for low in lowerings)
     views = tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings)
-    inner = {} if returned is None else _lives(lowerings[0], returned | task.arguments)
+    inner = {} if returned is None else _live_intervals(lowerings[0], returned | task.arguments)
     return LoweredVariant(
         templates,
         views,
@@ -171,15 +171,15 @@ def _temporaries(
     return tuple(made)
 
 
-def _lives(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:
+def _live_intervals(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:
     """The first and last op that uses each result that no caller sees."""
-    lives: dict[int, tuple[int, int]] = {}
+    intervals: dict[int, tuple[int, int]] = {}
     for n, op in enumerate(low.ops):
         for t in (*op.inputs, *op.outputs):
             root = low.roots.get(t, t) if t is not None else None
             if root is not None and low.graph.tensors[root].kind == "result" and root not in outside:
-                lives[root] = (lives.get(root, (n, n))[0], n)
-    return lives
+                intervals[root] = (intervals.get(root, (n, n))[0], n)
+    return intervals
 
 
 def renumbered(template: LoweredTemplate, numbers: Sequence[int], groups: Sequence[int]) -> LoweredTemplate:
