@@ -92,9 +92,8 @@ class Group:
         self._cause: str | None = None  # why the group has ended
         self._num_asked = self._num_opened = 0
         self._device_groups: set[DeviceGroup] = set()
-        self._dropped: deque[DeviceGroup] = (
-            deque()
-        )  # device groups whose executors were dropped without `close`
+        # device groups whose executors were dropped without `close`
+        self._dropped: deque[DeviceGroup] = deque()
         self._lock = threading.RLock()
         _active = self
 
@@ -283,9 +282,8 @@ class Group:
                 peer.skip_answers(_ANSWER_S)
             self._num_asked += 1
             message = {"id": self._num_asked, "executor": executor, "what": what, "given": list(arguments)}
-            with self._over_after(
-                BaseException
-            ):  # otherwise some workers would wait for those that did not get the request
+            # otherwise some workers would wait for those that did not get the request
+            with self._over_after(BaseException):
                 asked = [peer for peer in self._peers if only is None or peer.number in only]
                 for peer in asked:
                     peer.ask(message, files(peer.number))

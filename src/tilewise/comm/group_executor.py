@@ -222,9 +222,8 @@ class GroupExecutor:
         for part, clock_offset in zip(
             self._device_group.ask("timeline"), self._device_group.clock_offsets(), strict=True
         ):
-            rows += [
-                (*row[:4], *(time and time - clock_offset for time in row[4:])) for row in part
-            ]  # 0 means unknown
+            # 0 means unknown
+            rows += [(*row[:4], *(time and time - clock_offset for time in row[4:])) for row in part]
         return sorted(rows, key=lambda row: row[6])
 
     def transfers(self) -> dict[str, list[int]]:

@@ -24,9 +24,8 @@ from tilewise.core.errors import LOST, ConfigError
 
 __all__ = ["World", "join_world"]
 
-_OTHER_LOST = (
-    signal.SIGUSR1
-)  # MPICH's mpiexec sends it after a process has failed, and it would end the others
+# MPICH's mpiexec sends it after a process has failed, and it would end the others
+_OTHER_LOST = signal.SIGUSR1
 _JOIN_S = 60.0  # from the first process that joins to the last
 _SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")  # memory that MPICH's processes of one host share
 _world: World | None = None

@@ -29,11 +29,8 @@ __all__ = ["Finding", "check_machine"]
 _CPUS = "sys/devices/system/cpu"
 _FEW_FILES = 1024
 _OWN_CLOCKS = ("tsc", "arch_sys_counter")  # clocks that are read without a system call
-_DRIVERS_THAT_SCALE = (
-    "intel_pstate",
-    "amd-pstate",
-    "amd-pstate-epp",
-)  # their governor `powersave` still reaches full speed
+# their governor `powersave` still reaches full speed
+_DRIVERS_THAT_SCALE = ("intel_pstate", "amd-pstate", "amd-pstate-epp")
 
 
 @dataclass(frozen=True)

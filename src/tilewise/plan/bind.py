@@ -59,9 +59,8 @@ class Binder:
         self._cuts: tuple[dict[int, Cut], dict[int, Cut]] = {}, {}  # by form; as they are, and as plain rows
         self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
         self._bindings: dict[int, _Binding] = {}  # by variant
-        self._root_entries: dict[
-            tuple[int, bool], list[int]
-        ] = {}  # entries of root tensors, by microbatch and view
+        # entries of root tensors, by microbatch and view
+        self._root_entries: dict[tuple[int, bool], list[int]] = {}
 
     def _note(self, buffers: Iterable[Buffer]) -> None:
         for b in buffers:

@@ -233,9 +233,8 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
                     first.setdefault(root, segment.index)
                     last[root] = segment.index
     fetches = (op for op in tensors.graph.ops if op.phase != "update" and is_prefetch(tensors.graph, op))
-    gathered = {
-        o for op in fetches for o in op.outputs
-    }  # tensors that wait for an update use the memory of activations
+    # tensors that wait for an update use the memory of activations
+    gathered = {o for op in fetches for o in op.outputs}
 
     last.update(dict.fromkeys(tensors.gradients & first.keys(), segments[-1].index))
 

@@ -413,9 +413,8 @@ def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
             operand = Operand(operand[0], operand[1], access, *operand[3:])
         result.append(operand)
     own = {slot for slot, *_ in views}
-    for i, operand in enumerate(
-        result
-    ):  # a member of the device group may be the device itself, which then reads its own tile
+    # a member of the device group may be the device itself, which then reads its own tile
+    for i, operand in enumerate(result):
         if operand.group >= 0 and operand.slot not in own:
             result[i] = operand._replace(access=Access.IN)
     for members in views.values():

@@ -52,9 +52,8 @@ class EntryTable:
         self.num_handles = 0
         self._bounds = bounds
         self._cuts: dict[Key, Cut] = {}
-        self._handles: dict[
-            object, int
-        ] = {}  # first handle per part, or per place and cut where several may have it
+        # first handle per part, or per place and cut where several may have it
+        self._handles: dict[object, int] = {}
         self._place_of: dict[object, tuple[int, int]] = {}  # per part
         self._by_buffer: defaultdict[Key, list[int]] = defaultdict(list)  # of those that may share bytes
 
@@ -81,9 +80,8 @@ class EntryTable:
         """Like `add`, for a key that has no entry yet, and for the part of `buffer` from byte
         `shift` on.
         """
-        offset = (
-            buffer.offset + shift if shift else buffer.offset
-        )  # shares the int object, because there are many
+        # shares the int object, because there are many
+        offset = buffer.offset + shift if shift else buffer.offset
         number, owner = len(self.tables[0]), buffer.key
         # plain tensor numbers are dense, so a dict of a million of them stays in the CPU cache
         place: object = owner[1] if owner[0] == "tensor" and not shift else (owner, shift)

@@ -159,9 +159,8 @@ def _program(
         for name, included in _lists(variants, shapes).items()
     }
     runs = [variants.uses]
-    if (
-        shapes.settings.accumulation > 1
-    ):  # all microbatches' forward passes in a row, an order that no step has
+    # all microbatches' forward passes in a row, an order that no step has
+    if shapes.settings.accumulation > 1:
         runs.append(variants.uses_alone("forward"))
         calls["forward"] = tuple(
             call if call.numbers == use.numbers else replace(call, numbers=use.numbers)

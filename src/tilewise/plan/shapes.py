@@ -158,9 +158,8 @@ class LocalShapes:
         device = self.mesh.first(device, *(axis for axis in self.mesh.names if axis not in used))
         for d in cut:
             label = spec.labels[d]
-            if (
-                label is None or label.group == 1
-            ):  # only KV heads are held by several devices of an axis that cuts them
+            # only KV heads are held by several devices of an axis that cuts them
+            if label is None or label.group == 1:
                 continue
             mine = self.on(device).range(spec, layout, d)
             group = self.mesh.group(device, *in_space(layout[d]))

@@ -71,12 +71,10 @@ class TrafficCounter:
         )
         self._templates = program.classes[bindings[0].class_id].templates
         self._peers_of: dict[tuple[int, NumberLike], tuple[_Vector, _Vector]] = {}
-        self._remote: dict[
-            int, list[tuple[Instruction, Operand]]
-        ] = {}  # per template, operands that may be a peer's memory
-        self._sizes: dict[
-            int, tuple[tuple[int, int], ...]
-        ] = {}  # per entry, rows and columns on the peers' classes
+        # per template, operands that may be a peer's memory
+        self._remote: dict[int, list[tuple[Instruction, Operand]]] = {}
+        # per entry, rows and columns on the peers' classes
+        self._sizes: dict[int, tuple[tuple[int, int], ...]] = {}
 
     def count(self, calls: Iterable[Call]) -> dict[str, _Vector]:
         """Elements per label and device, in the order of the devices.

@@ -43,12 +43,8 @@ def array_of(source: object) -> Array:
     """The memory of an array, or of anything with the buffer protocol, as a C-contiguous array that shares it."""
     try:
         array: Array = source if isinstance(source, np.ndarray) else np.asarray(memoryview(source))  # type: ignore[arg-type]
-    except (
-        TypeError,
-        ValueError,
-        NotImplementedError,
-        BufferError,
-    ):  # the last two: formats that NumPy lacks
+    # the last two: formats that NumPy lacks
+    except (TypeError, ValueError, NotImplementedError, BufferError):
         _validate.invalid(
             "register",
             "memory must be an array or offer the buffer protocol",

@@ -38,9 +38,8 @@ _exceptions: OrderedDict[int, BaseException] = OrderedDict()
 def describe_exception(error: BaseException) -> str:
     """Store a kernel's exception; returns the text with which `error_of` finds it again."""
     number = next(_numbers)
-    if (
-        error.__traceback__ is not None
-    ):  # keeps the lines, but drops the variables of its frames, such as arrays
+    # keeps the lines, but drops the variables of its frames, such as arrays
+    if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
         traceback.clear_frames(error.__traceback__)
     _exceptions[number] = error

@@ -163,9 +163,8 @@ class _Offloading(Prefetching):
         tensors = tuple(replace(t, producer=producer.get(t.id)) for t in self.tensors)
         compute = tuple(self.compute)
         self.graph = replace(self.graph, tensors=tensors, ops=tuple(ops), templates=self.templates)
-        self.layout = replace(
-            self.layout, storage=compute, compute=compute, calls=calls
-        )  # `insert_prefetches` makes the pending reductions
+        # `insert_prefetches` makes the pending reductions
+        self.layout = replace(self.layout, storage=compute, compute=compute, calls=calls)
         self.tensors = list(tensors)
         return {*stored.values()}
 

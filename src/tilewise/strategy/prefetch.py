@@ -57,9 +57,8 @@ class Unit:
     last: int
     phase: str
     needs: tuple[int, ...] = ()
-    gathered: dict[int, int] = field(
-        default_factory=dict
-    )  # weight -> the gathered tensor that ops read instead
+    # weight -> the gathered tensor that ops read instead
+    gathered: dict[int, int] = field(default_factory=dict)
 
 
 class Prefetching:
@@ -113,9 +112,8 @@ class Prefetching:
             if unit.phase != "update":
                 ops = self.graph.ops[unit.first : unit.last + 1]
                 needs = (t for op in ops for t in self._needs_of(self.graph, op) if t in weights)
-                unit.needs = tuple(
-                    sorted({*needs})
-                )  # in one order in both passes, so that they share a template
+                # in one order in both passes, so that they share a template
+                unit.needs = tuple(sorted({*needs}))
         return units
 
     def _needs_of(self, graph: Graph, op: OpNode) -> list[int]:
@@ -136,9 +134,8 @@ class Prefetching:
     def _place_gathers(self, units: Sequence[Unit]) -> dict[int, list[OpNode]]:
         """The gathering calls, by the index of the run or layer before which they are placed."""
         before: dict[int, list[OpNode]] = {}
-        in_memory: dict[
-            int, tuple[int, int]
-        ] = {}  # weight -> the unit that last read it, and the gathered tensor
+        # weight -> the unit that last read it, and the gathered tensor
+        in_memory: dict[int, tuple[int, int]] = {}
         groups = self._groups(units)
         for at, group in enumerate(groups):
             phase = units[group[0]].phase

@@ -112,9 +112,8 @@ class _Propagation:
     batch: BatchCut
     cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
     calls: dict[object, tuple[GraphLayout, tuple[Choices, ...], object]] = field(default_factory=dict)
-    passed: dict[object, tuple[Choices, ...]] = field(
-        default_factory=dict
-    )  # by a template's choices, what is saved
+    # by a template's choices, what is saved
+    passed: dict[object, tuple[Choices, ...]] = field(default_factory=dict)
     layouts: dict[str, list[GraphLayout]] = field(default_factory=dict)
     rules: dict[DimLabel | None, Choice] = field(default_factory=dict)
     free: dict[tuple[DimLabel | None, ...], Choices] = field(default_factory=dict)  # by labels without a rule
@@ -226,11 +225,8 @@ class _Propagation:
             if sort not in self.passed:
                 results = (*template.results, *op.attrs["saved"])
                 self.passed[sort] = tuple(tuple(c.through(PASSED) for c in inner_choices[t]) for t in results)
-            cached = self.calls[mark] = (
-                layout,
-                self.passed[sort],
-                arguments,
-            )  # stored, so that their ids are not reused
+            # stored, so that their ids are not reused
+            cached = self.calls[mark] = (layout, self.passed[sort], arguments)
         choices.update(zip(op.outputs, cached[1]))
         return cached[0]
 
@@ -245,9 +241,8 @@ class _Propagation:
                 self.mesh, self.strategy, self.batch, template, arguments
             )
             self.fitting |= fitting
-            layouts = self.layouts.setdefault(
-                template.key, []
-            )  # equal layouts share one object and are lowered once
+            # equal layouts share one object and are lowered once
+            layouts = self.layouts.setdefault(template.key, [])
             layout = next((other for other in layouts if other == layout), layout)
             layouts.append(layout)
             self.cache[key] = layout, choices

@@ -347,9 +347,8 @@ class AttentionBackward(Op):
             targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]
         names = ("dq", "dk", "dv", "dout", "out", "lse", "q", "k", "v")
         tiles = dict(zip(names, (*targets, *op.given)))
-        shares = (
-            1 if spread else _head_shares(low, op, op.outputs[0], k)
-        )  # replicas are signaled per row tile
+        # replicas are signaled per row tile
+        shares = 1 if spread else _head_shares(low, op, op.outputs[0], k)
         backward = _emit_by_heads(low, op, tiles, q, k, op.inputs[6], shares)
         if spread is not None:
             for partial, out in zip(targets[1:], op.outputs[1:]):

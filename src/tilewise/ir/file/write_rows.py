@@ -49,9 +49,8 @@ class RowWriter:
         self.rows: list[tuple[Plain, ...]] = []
         self.arrays: list[NDArray[Any]] = []
         self._numbers: dict[tuple[Plain, ...], int] = {}
-        self._row_numbers: dict[
-            int, tuple[object, int]
-        ] = {}  # by id; the object is stored too, so that its id is not reused
+        # by id; the object is stored too, so that its id is not reused
+        self._row_numbers: dict[int, tuple[object, int]] = {}
         self._encoders: dict[Any, _Encode] = {}
         self._array_numbers: dict[tuple[str, tuple[int, ...], bytes], int] = {}
 

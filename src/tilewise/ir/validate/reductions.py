@@ -431,9 +431,8 @@ class _Flow:
         out: Operand | None,
         read: Sequence[Operand],
     ) -> None:
-        if (
-            pending.is_completed_per_microbatch
-        ):  # the parts of one microbatch: a batch split per member, in order
+        # the parts of one microbatch: a batch split per member, in order
+        if pending.is_completed_per_microbatch:
             members = len(read) + (out is None)  # a copy reads all but its own
             one_each = tuple((i, i + 1) for i in range(members))
             pending = replace(pending, leaf_ranges=(one_each,), count=members)

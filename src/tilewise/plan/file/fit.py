@@ -173,9 +173,8 @@ def _require_choices(plan: PlanTables) -> None:
     """Settings and classes of devices are those that planning chooses for this graph and layout."""
     s = plan.settings
     batch = cut_batch(plan.graph, s.accumulation, s.batch_splits if s.batch else None)
-    if (
-        batch.length is None and s.padded_bound
-    ):  # a plan for one of the lengths that the user's graph may have
+    # a plan for one of the lengths that the user's graph may have
+    if batch.length is None and s.padded_bound:
         require(batch.rows <= s.padded_bound, "{} rows are padded to {}", batch.rows, s.padded_bound)
         batch = replace(batch, bound=s.padded_bound)
     symbols = symbols_of(plan.graph)

@@ -52,9 +52,8 @@ class SlotTable(LocalView):
         self.views: list[Ref] = []
         self.temps: list[TempSpec] = []
         self.op_index = 0
-        self._alike: dict[
-            tuple[int, str, int, bool], Ref
-        ] = {}  # by ids of form and layout (the graph owns both), kind, and whether it is in a file
+        # by ids of form and layout (the graph owns both), kind, and whether it is in a file
+        self._alike: dict[tuple[int, str, int, bool], Ref] = {}
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""

@@ -77,9 +77,8 @@ def _use(low: SlotTable, drafts: Sequence[Draft]) -> _Used:
             touched.add(tensor)
             role = operand.role or operand.access
             if role & Access.OUT:
-                writes.append(
-                    (tensor, operand)
-                )  # the kernel table does not say whether it adds to the old value
+                # the kernel table does not say whether it adds to the old value
+                writes.append((tensor, operand))
             elif tensor not in written:
                 used.early.add(tensor)
         for tensor, operand in writes:
