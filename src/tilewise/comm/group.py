@@ -223,8 +223,8 @@ class Group:
 
         Args:
             content: the plan's program, as the workers read it.
-            options: of the native executor, as in one process.
-            file_directory: of the devices' files, on every host.
+            options: options of the native executor, as in one process.
+            file_directory: directory of the devices' files, on every host.
 
         Raises:
             PlanError: there are fewer devices than processes.

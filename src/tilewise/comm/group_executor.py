@@ -37,17 +37,17 @@ class DeviceGroup:
 
     Args:
         group: the processes.
-        number: by which workers identify it.
-        processes: of each device.
+        number: number by which workers identify the executor.
+        processes: the process of each device.
         ends: per process, a descriptor that becomes readable when it has ended.
         content: the plan's program, as the workers read it.
-        options: of the native executor, as in one process.
-        file_directory: of the devices' files, on every host.
-        connection: to processes of other hosts; None if there are none.
+        options: options of the native executor, as in one process.
+        file_directory: directory of the devices' files, on every host.
+        connection: connection to processes of other hosts; None without other hosts.
 
     Attributes:
         native: the executor of this process.
-        is_closed: whether it is closed.
+        is_closed: whether the executor is closed.
 
     Raises:
         ResourceError: not enough memory or descriptors.
@@ -189,7 +189,7 @@ class GroupExecutor:
         Args:
             program: the native form of the program that the workers have.
             symbols: a value for each.
-            name: of the list.
+            name: name of the list.
             meanwhile: called once, on this thread, while the devices run; its exception is raised
                 at the end.
 

@@ -34,7 +34,7 @@ class Link:
         process: the worker's number.
         host: its host's number; 0 for the leader's.
         round_trip_s: time to request and receive eight bytes.
-        bytes_per_s: with 16 MiB at a time.
+        bytes_per_s: bandwidth of transfers of 16 MiB.
         busy_bytes_per_s: the same while one of the worker's cores computes.
     """
 

@@ -77,7 +77,7 @@ def require_memory(descriptor: int, num_bytes: int, *, is_constant: bool = False
     """Reject a descriptor from another process that is not sealed memory of this size.
 
     Args:
-        descriptor: to check.
+        descriptor: the descriptor to check.
         num_bytes: required size, in whole pages unless it is constant.
         is_constant: whether its content must be unchangeable.
 

@@ -34,12 +34,12 @@ class MpiChannel:
     """One end of a channel. One thread at a time may send, and one may receive.
 
     Args:
-        world: of all processes.
-        number: of the process at the other end.
+        world: the world of all processes.
+        number: number of the process at the other end.
         peer: its description, for messages.
 
     Attributes:
-        is_local: whether it is on this host.
+        is_local: whether that process is on this host.
     """
 
     def __init__(self, world: World, number: int, peer: str) -> None:

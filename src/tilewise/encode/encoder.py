@@ -137,7 +137,7 @@ class Encoder:
 
         Args:
             text: a string or token ids.
-            index: of the text, for errors.
+            index: the text's number in errors.
 
         Raises:
             ConfigError: it is invalid, has no tokens, or is longer than the context.

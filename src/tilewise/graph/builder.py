@@ -45,7 +45,7 @@ class GraphBuilder:
     """Builds a graph.
 
     Args:
-        name: for messages and pictures.
+        name: the graph's name in messages and pictures.
         k_splits: number of parts into which contractions over labelled dims are cut (as in
             split-K). n devices may share such a dim if n is 1 or k_splits / n is a power of two:
             with 8 k splits 1, 2, 4, 8; with 12 k splits 1, 3, 6, 12.
@@ -101,7 +101,7 @@ class GraphBuilder:
 
         Args:
             shape: one or two sizes.
-            dtype: of its elements.
+            dtype: element type.
             name: its path.
             labels: per dim what it counts, or None.
             init: initial values: `normal`, `ones` or `zeros`; by default random weights, and ones
@@ -386,7 +386,7 @@ class GraphBuilder:
             head_dim: elements of a head.
             causal: a token attends to itself and to earlier tokens; otherwise to every token of its
                 sequence.
-            scale: of scores; by default 1 / sqrt(head_dim).
+            scale: factor of the scores; by default 1 / sqrt(head_dim).
             window: maximum number of positions that a token attends to, including itself; needs
                 `causal`.
             softcap: scores s become `softcap * tanh(s / softcap)`.

@@ -84,7 +84,7 @@ class GraphDraft:
         hints: layouts that users ask for, by tensor id.
         phase: phase of the ops that are appended now: forward, backward or update.
         names: ids of inputs, parameters, states and constants, by name.
-        declared: by a layer's key its template, and what each use of it declares.
+        declared: the template of each layer and what each call of it declares, by key.
     """
 
     def __init__(self) -> None:

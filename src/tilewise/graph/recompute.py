@@ -42,7 +42,7 @@ class Recomputation:
     """What a user asks to recompute.
 
     Attributes:
-        mode: for all layers; `none` if there are names.
+        mode: the mode of all layers; `none` if there are names.
         layers: patterns of names of layers, which are recomputed as with `full`.
         ops: pairs of a pattern of layers and a pattern of ops in them; only these ops are
             recomputed there.

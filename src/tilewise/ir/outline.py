@@ -44,11 +44,11 @@ class Outline(NamedTuple):
     """A graph as it is drawn.
 
     Attributes:
-        stretches: in order.
+        stretches: all stretches, in order.
         of_op: number of the stretch, per op.
         drawn: inputs, parameters and states that do not belong to one call.
-        edges: from stretch to stretch, each once.
-        feeds: from a drawn tensor to a stretch, each once.
+        edges: edges from stretch to stretch, each once.
+        feeds: edges from a drawn tensor to a stretch, each once.
     """
 
     stretches: tuple[Stretch, ...]

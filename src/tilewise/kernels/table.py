@@ -84,7 +84,7 @@ class KernelSpec:
     Attributes:
         base: name without the dtype suffix.
         names: full names, one per dtype.
-        operands: in order.
+        operands: operands in order.
         ints: integer attributes in order.
         floats: floating-point attributes in order; a trailing `...` marks a list of any length.
         dims: dims on which `flops` and `bytes` depend.

@@ -244,8 +244,8 @@ class Parameter:
 
     Attributes:
         weight: before the step; assign its new value.
-        gradient: of the loss, scaled down by clipping.
-        states: by name; assign their new values.
+        gradient: its gradient, scaled down by clipping.
+        states: its states by name; assign their new values.
         hyper: values that change from step to step, by name.
     """
 

@@ -42,7 +42,7 @@ class RootTensors:
     """The tensors of the root graph: which share memory, and which exist for the whole run.
 
     Args:
-        graph, layout, shapes: of the plan.
+        graph, layout, shapes: the plan's graph, layout and local sizes.
         sums: tensors that are complete only after the last microbatch.
         roots: tensor -> tensor whose memory it shares.
 
@@ -252,8 +252,8 @@ def template_buffers(variant: Variant, base: int, room: int = 0) -> list[Buffer]
     """Temporaries of one template, from byte `base` on.
 
     Args:
-        variant: of the template.
-        base: where they begin.
+        variant: the lowered template.
+        base: the first byte.
         room: bytes available to them. Temporaries that other devices read keep their bytes longer
             if there is room.
     """

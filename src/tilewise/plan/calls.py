@@ -33,7 +33,7 @@ class Calls:
     Attributes:
         binder: fills the table of entries.
         calls: phase and call of each use.
-        live_intervals: by variant, the temporaries of its first use.
+        live_intervals: the temporaries of each variant's first use, by variant.
         outside: entries of tensors that users read or write; created first.
     """
 

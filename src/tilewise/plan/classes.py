@@ -161,7 +161,7 @@ class DeviceNumbers:
     """Assigns indices to numbers and device groups, for a plan's devices or for one variant.
 
     Args:
-        shapes: of all devices.
+        shapes: local sizes on all devices.
         cached: cached values on every device, by meaning.
     """
 

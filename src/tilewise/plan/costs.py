@@ -51,7 +51,7 @@ class DeviceCosts:
     """The cost of one run of a program on one device.
 
     Attributes:
-        kernels: by the kernel's full name, such as `matmul_bf16`.
+        kernels: cost by the kernel's full name, such as `matmul_bf16`.
     """
 
     kernels: Mapping[str, KernelCost]

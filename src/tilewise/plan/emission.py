@@ -85,8 +85,8 @@ def make_instruction(
         tiles: operands by name; lists for lists. Absent ones may be omitted or None.
         ref_of: returns the tensor of a slot.
         dtype: the kernel's, if it has several.
-        ints, floats: by name; those that the table derives are not given.
-        priority: of its tasks.
+        ints, floats: attributes by name, without those that the table derives.
+        priority: priority of its tasks.
 
     Raises:
         InternalError: something is missing, unknown, or of another kind than the table says.

@@ -96,7 +96,7 @@ def place_lingering(buffers: Sequence[Buffer], lingering: Sequence[Buffer], room
     last position, into the next use of the same bytes.
 
     Args:
-        buffers: with offsets.
+        buffers: all buffers, with offsets.
         lingering: those that other devices read.
         room: the largest end of a buffer.
     """

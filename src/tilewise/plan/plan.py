@@ -130,8 +130,8 @@ class Plan(PlanTables):
         class of devices.
 
         Args:
-            path: of the page. An existing file is replaced whole, or kept if there is an error.
-            timeline: of a traced run of this plan, from `GraphInstance.timeline()`: adds a lane per
+            path: the page's path. An existing file is replaced completely, or unchanged after an error.
+            timeline: the `GraphInstance.timeline()` of a traced run of this plan. It adds a row per
                 worker with its tasks by kind and, if it has as many tasks as the plan, when each
                 call ran and how much memory was in use.
 

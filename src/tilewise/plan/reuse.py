@@ -100,7 +100,7 @@ def written_slots(template: LoweredTemplate, extents: Sequence[Number]) -> froze
     run.
 
     Args:
-        template: whose instructions are examined.
+        template: the template whose instructions are examined.
         extents: rows of what each slot refers to.
     """
     rows: dict[int, list[Interval]] = {}

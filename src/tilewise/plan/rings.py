@@ -38,7 +38,7 @@ def credits_of_uses(positions: Sequence[int]) -> list[tuple[int, ...]]:
     """The numbers of all calls that share a ring.
 
     Args:
-        positions: of the calls in their list, in order.
+        positions: positions of the calls in their list, in order.
     """
     result = []
     for use, position in enumerate(positions):

@@ -55,9 +55,9 @@ def assign_stored_parts(
     """The parts of every stored tensor by its id, each part once.
 
     Args:
-        graph: with the optimizer's states, if it has an optimizer.
-        layout: of its tensors.
-        shapes: of the plan.
+        graph: the graph, with the states of its optimizer, if any.
+        layout: the layout of its tensors.
+        shapes: the plan's local sizes.
     """
     parts: dict[int, list[StoredPart]] = {}
     bytes_of_device = [0] * shapes.mesh.num_devices

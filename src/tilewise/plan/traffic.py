@@ -36,9 +36,9 @@ def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> T
     """Elements read from peers per label and device, with every symbol at its bound.
 
     Args:
-        program: of all devices.
+        program: the program of all devices.
         name: name of the program to run, such as `step`.
-        bounds: of the symbols.
+        bounds: upper bounds of the symbols.
     """
     total: dict[str, _Vector] = {}
     for class_id, of in enumerate(program.classes):
@@ -53,9 +53,9 @@ class TrafficCounter:
     """Counts the elements that devices of one class read from other devices.
 
     Args:
-        program: of all devices.
-        devices: of one class.
-        bounds: of the symbols.
+        program: the program of all devices.
+        devices: the devices of one class.
+        bounds: upper bounds of the symbols.
     """
 
     def __init__(self, program: TileProgram, devices: Sequence[int], bounds: tuple[int, ...]) -> None:
@@ -80,7 +80,7 @@ class TrafficCounter:
         """Elements per label and device, in the order of the devices.
 
         Args:
-            calls: of the class.
+            calls: calls of the class.
         """
         alike: Counter[tuple[int, tuple[int, ...], tuple[object, ...]]] = Counter()
         first: dict[tuple[int, tuple[object, ...]], tuple[int, ...]] = {}

@@ -120,7 +120,7 @@ def lower_variants(
     """Lower every variant that the schedule uses.
 
     Args:
-        shapes: of all devices; one device of each class is lowered (`LocalShapes.kinds`).
+        shapes: local sizes on all devices; one device of each class is lowered (`LocalShapes.kinds`).
         sums: the tensors and ops that wait for the last microbatch.
         roots: memory sharing of the root graph's tensors.
         numbers: the numbers in which the devices of a class differ.

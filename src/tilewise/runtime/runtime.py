@@ -334,7 +334,7 @@ class Runtime:
             hints: priority, worker and so on.
             predicate: a buffer that begins with a uint32. If it is 0 when the task is due, the
                 kernel is skipped.
-            name: of at most 63 bytes, for traces, graphs and errors.
+            name: its name in traces, graphs and errors; at most 63 bytes.
             deadline: seconds from now; a task that has not started by then fails, and so do tasks
                 that depend on it. A kernel that runs longer can ask `should_stop`.
 

@@ -30,7 +30,7 @@ def make_executor(
     there are several devices.
 
     Args:
-        offload_directory: of the devices' files; by default the directory of temporary files.
+        offload_directory: directory of the devices' files; by default that of temporary files.
 
     Raises:
         ResourceError: the devices exceed the limit or the machine's memory, or the directory cannot

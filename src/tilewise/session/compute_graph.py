@@ -283,7 +283,7 @@ class ComputeGraph(GraphBuilder):
             plan: by default `self.plan()`.
             memory_limit_bytes: over all devices; 0 for the machine's own limit.
             deadline_s: longest time without progress before a run is aborted.
-            offload_directory: of the devices' files; by default the directory of temporary files.
+            offload_directory: directory of the devices' files; by default that of temporary files.
 
         Raises:
             ResourceError: not enough memory.

@@ -131,7 +131,7 @@ class GraphInstance:
         the last run.
 
         Args:
-            name: of the tensor.
+            name: the tensor's name.
             copy: False to read an input or output without a copy if it is contiguous; it is valid
                 until the next run. For a parameter this reads the weight, not its master.
 
@@ -170,7 +170,7 @@ class GraphInstance:
         on seed and name.
 
         Args:
-            seed: of the generator.
+            seed: seed of the random numbers.
             scale: the weights' standard deviation, times each one's `init_scale`
                 (`GraphBuilder.parameter`). All values must be finite in fp32.
 
@@ -464,9 +464,9 @@ class GraphInstance:
 
         Args:
             kind: `throw`, `stall` for its worker, or `delay` for a millisecond.
-            device: whose task.
-            label: of its instruction.
-            index: which of the instruction's tasks.
+            device: the task's device.
+            label: label of the task's instruction.
+            index: number of the task within the instruction.
 
         Raises:
             PlanError: an argument is invalid, or another thread's call is in progress.

@@ -59,7 +59,7 @@ class LoadReport:
     """What loading read.
 
     Attributes:
-        bytes_read: from files, per device that read them; the first device that holds a part reads
+        bytes_read: bytes read from files, per device; the first device that holds a part reads
             it for all.
     """
 
@@ -72,10 +72,10 @@ class _Piece:
     several devices; or, of a tensor in parts, some rows for one device.
 
     Attributes:
-        name: in the graph.
+        name: the tensor's name in the graph.
         sources: the tensors in files that it belongs to.
         begin: byte position of its start in the first one's file.
-        dtype: of the parts that it is written to.
+        dtype: element type of the parts that it is written to.
         fill: reads it into them.
         num_bytes: per device, the bytes read for it.
     """
@@ -125,7 +125,7 @@ def load_tensors(
     """Write parameters and states, which were checked, to the first device that holds each part.
 
     Args:
-        tensors: of the instance.
+        tensors: the instance's tensors.
         values: arrays, and tensors in files, whose elements are checked now.
         on_progress: called in the caller's thread after each piece with the bytes read so far and
             in total.
@@ -270,10 +270,10 @@ class _Strip:
     """A device's part of a tensor as stored in the file.
 
     Attributes:
-        device: that reads it.
-        rows: of the file, `[begin, end)`.
-        cols: likewise.
-        parts: where they are written: a weight, and its master.
+        device: the device that reads it.
+        rows: rows of the file, `[begin, end)`.
+        cols: columns of the file, `[begin, end)`.
+        parts: the destinations: a weight, and its master.
     """
 
     device: int

@@ -30,12 +30,12 @@ class Place:
     """A part of a tensor on a device.
 
     Attributes:
-        device: that holds it.
-        sizes: of the part.
+        device: the device that holds the part.
+        sizes: the part's sizes.
         slices: its place in the whole tensor.
         memory: all its bytes; None if they are in the device's file or on another host, and are
             written through the store only.
-        spec: of the tensor.
+        spec: the tensor's spec.
     """
 
     device: int

@@ -48,7 +48,7 @@ def require_own(graph: GraphBuilder, optimizer: object, plan: Plan) -> None:
     Args:
         graph: the graph that the plan should belong to.
         optimizer: the graph's, or None.
-        plan: with any strategy, accumulation, sizes, recomputation and offload.
+        plan: a plan with any strategy, accumulation, sizes, recomputation and offload.
 
     Raises:
         PlanError: names the first difference.

@@ -73,7 +73,7 @@ def verify_strategy(
     """Run the same steps on one device and over `mesh`, and compare every bit.
 
     Args:
-        graph: with a loss and an optimizer; its strategy is not changed.
+        graph: a graph with a loss and an optimizer; its strategy is not changed.
         mesh: the devices to compare with one.
         strategy: how they are used; by default the strategy of the mesh's axis names (`dp`, `fsdp`,
             `tp`).
@@ -83,9 +83,9 @@ def verify_strategy(
         recompute: over the mesh, as in `ComputeGraph.plan`; the single device saves everything.
         offload: over the mesh, as in `ComputeGraph.plan`; the single device has everything in
             memory.
-        offload_directory: of the devices' files, as in `GraphInstance`.
-        seed: of the weights.
-        lr: of every step.
+        offload_directory: directory of the devices' files, as in `GraphInstance`.
+        seed: seed of the weights.
+        lr: learning rate of every step.
         report: called with a description of the current work.
         change: applied to the plan over the mesh before it runs; tests plant a fault with it.
 

@@ -16,8 +16,8 @@ def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph
     """Layouts of a graph for a single device. They equal what propagation would compute.
 
     Args:
-        graph: with its templates.
-        mesh: of one device.
+        graph: the graph, with its templates.
+        mesh: a mesh of one device.
         require_hints: checks the layout hints of a graph's tensors. On one device every hint is
             satisfied.
     """

@@ -67,11 +67,11 @@ class Prefetching:
     Args:
         graph, layout: the graph and its compute layout.
         batch: how its rows are divided.
-        choice: of units.
+        choice: how layers are joined to units.
         fetch_op: name of the op that fetches a weight.
 
     Attributes:
-        tensors: of the new graph.
+        tensors: tensors of the new graph.
         compute: their layouts.
     """
 

@@ -112,7 +112,7 @@ class _Propagation:
     batch: BatchCut
     cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
     calls: dict[object, tuple[GraphLayout, tuple[Choices, ...], object]] = field(default_factory=dict)
-    # by a template's choices, what is saved
+    # by the id of a template's choices, and its saved tensors
     passed: dict[object, tuple[Choices, ...]] = field(default_factory=dict)
     layouts: dict[str, list[GraphLayout]] = field(default_factory=dict)
     rules: dict[DimLabel | None, Choice] = field(default_factory=dict)

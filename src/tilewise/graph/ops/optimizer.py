@@ -129,7 +129,7 @@ class _Part:
     """The part of the table that belongs to gradients of one form.
 
     Attributes:
-        is_flat: whether it is a vector, taken as a column.
+        is_flat: whether the gradient is a vector, which is read as a column.
         reserved: entries, up to a whole tile.
         ints: the positions of this device's entries.
     """

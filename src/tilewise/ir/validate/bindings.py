@@ -49,7 +49,7 @@ def validate_bindings(
     """Every slot of every call is bound to the tensor that it refers to.
 
     Args:
-        work: of each list, call by call.
+        work: what each call of each list does.
         roots: tensor of the root graph -> tensor whose memory it shares.
         num_parts: number of parts of a tensor of the root graph, one per microbatch.
 

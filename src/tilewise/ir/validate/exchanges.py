@@ -77,13 +77,13 @@ class Exchange(NamedTuple):
     """A check for every device of a class: the devices whose memory an instruction reads, in order.
 
     Attributes:
-        axes: of the device group.
+        axes: axes of the device group.
         leaf_ranges: per device group of a pending reduction, the batch splits of each member; empty
             for copies.
         batch_splits: leaves of the tree.
         mine: the share of the rows that this device combines; -1 if it combines columns of all
             rows.
-        peers: whose memory is read; for a copy, with the share of each.
+        peers: the devices whose memory is read; for a copy, with the share of each.
         shares: number of members that share the rows.
     """
 

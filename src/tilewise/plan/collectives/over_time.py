@@ -117,7 +117,7 @@ def make_stack(
     Args:
         low: creates it.
         tensor: the sum.
-        part: whose rows are shared.
+        part: the tensor whose rows are shared.
         mine: a task's share of them.
         step: rows per task.
         added: parts that each microbatch adds.

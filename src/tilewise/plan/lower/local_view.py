@@ -30,7 +30,7 @@ class LocalView:
 
     Args:
         graph, layout: what is lowered, and the layouts of its tensors.
-        shapes: of a device that represents its class.
+        shapes: local sizes on a device that represents its class.
         numbers: the numbers in which devices of the class differ.
 
     Attributes:

@@ -61,7 +61,7 @@ class TemplateLowering(SlotTable):
     microbatch position.
 
     Args:
-        shapes: of a device that represents its class.
+        shapes: local sizes on a device that represents its class.
         numbers: the numbers in which devices of the class differ.
         late: ops that run only after the last microbatch.
 

@@ -22,7 +22,7 @@ class _Used:
 
     Attributes:
         early: tensors that are read before they are written.
-        rows: for tensors written only by fixed rows so far, slot and rows of each write.
+        rows: slot and rows of each write, for tensors written only by fixed rows.
     """
 
     touched: set[int] = field(default_factory=set)

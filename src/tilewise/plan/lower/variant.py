@@ -38,14 +38,14 @@ class LoweringTask:
     """Everything that a variant depends on besides the devices' shapes.
 
     Attributes:
-        name: of the template.
+        name: the template's name.
         graph, layout: the template's, or the whole graph's for a run of root ops.
         ops: the ops to lower.
         microbatch: the microbatch position.
         late_ops: ids of ops that run only after the last microbatch.
         returned: results and saved tensors of a template; None for root ops.
-        arguments: of a template.
-        roots: for root ops, tensor -> tensor whose memory it shares.
+        arguments: arguments of a template.
+        roots: tensor -> tensor whose memory it shares, for root ops.
     """
 
     name: str
@@ -108,7 +108,7 @@ def lower_variant(
     """Lower a task for one device of each class.
 
     Args:
-        shapes: of all devices.
+        shapes: local sizes on all devices.
         cached: cached numbers of devices.
 
     Raises:
