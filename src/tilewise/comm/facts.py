@@ -17,8 +17,8 @@ from tilewise.core.errors import ConfigError
 
 __all__ = ["own_command", "own_facts", "own_host", "require_equal"]
 
-_SHOWN = 200  # characters of a value
-_SHOWN_BEFORE = 40  # of them before the place where two values begin to differ
+_SHOWN = 200  # characters of a value that are shown
+_SHOWN_BEFORE = 40  # characters that are shown before the first difference
 _REMEDIES = {"command": "start all processes of a run with the same command line"}
 _REMEDY = "start them from one installation, with one environment"
 

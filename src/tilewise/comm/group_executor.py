@@ -97,7 +97,7 @@ class DeviceGroup:
             duplicates.pop_all()
             try:
                 files = {0: list[int | str](made)}
-                for head in self._heads():  # of every other host: the memory of its devices
+                for head in self._heads():  # every other host allocates the memory of its devices
                     is_own = [group.hosts[process] == group.hosts[head] for process in processes]
                     (files[group.hosts[head]],) = group.ask(number, "make", needed, is_own, only=[head])
                 asked = {**spread, "content_bytes": len(content)}

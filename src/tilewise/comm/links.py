@@ -23,7 +23,7 @@ _ROUND_TRIPS, _TRANSFERS, _QUESTIONS = 200, 8, 16
 _LARGE = 16 << 20
 _PATIENCE_S = 60.0
 BUSY_S = 2.0
-_SIDE = 512  # of matrices that keep a core busy
+_SIDE = 512  # rows and columns of the matrices that keep a core busy
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from tilewise.ir.op import check_call
 __all__ = ["INV_COUNT", "POSITIONS", "SEED", "GraphBuilder"]
 
 INV_COUNT = "loss.inv_count"
-SEED = "loss.seed"  # the gradient of the loss by itself: one
+SEED = "loss.seed"  # the gradient of the loss with respect to itself: 1
 POSITIONS = (
     "rows.positions"  # each row's position in its sequence, if the sequence length varies between runs
 )

@@ -54,10 +54,10 @@ class Source(enum.IntEnum):
     """What a `Number` multiplies."""
 
     NOTHING = 0
-    SYMBOL = 1  # of the run
+    SYMBOL = 1  # a symbol of the run
     DEVICE = 2  # a number of the device
     CALL = 3  # a number of the call
-    POSITION = 4  # of the call in its list
+    POSITION = 4  # the call's position in its list
 
 
 class Number(NamedTuple):

@@ -150,7 +150,7 @@ class Binder:
             tensor = place if seen is None else seen[place]
             assert tensor is not None
             number = entries[kind][tensor]
-            if number < 0 and not microbatch and tensor not in roots:  # most of them
+            if number < 0 and not microbatch and tensor not in roots:  # the usual case
                 number = entries[kind][tensor] = self._add(tensor, 0, kind == _FLAT)
             binding[position] = number if number >= 0 else self.tensor(tensor, microbatch, flat=kind == _FLAT)
         return Call(use.variant, tuple(binding), use.numbers)

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 ALIGNMENT = 64
-FILE_PAGE = 4096  # what disks move at a time (native/memory/spill_file.h)
+FILE_PAGE = 4096  # the unit of disk transfers (native/memory/spill_file.h)
 _FEW = 512  # up to this many buffers, all pairs are compared
 _WASTE = 64  # a region at most 1/64 above the lower bound is good enough
 

@@ -24,7 +24,7 @@ from tilewise.ir.program import Number, NumberLike, Source
 
 LocalSizes = tuple[int | Dim, ...]
 _FILE_BLOCK_BYTES = 2 << 20  # in f32; large enough for a disk's full speed
-_FEWEST_COLUMNS = 128  # of a tile that is not as wide as its tensor
+_FEWEST_COLUMNS = 128  # least columns of a tile that is narrower than its tensor
 _MOST_HEADS = 512  # a dim of more single elements does not count heads
 _PRODUCTS = ("f32", "bf16")  # element types of results of products
 
@@ -158,7 +158,7 @@ class LocalShapes:
         device = self.mesh.first(device, *(axis for axis in self.mesh.names if axis not in used))
         for d in cut:
             label = spec.labels[d]
-            # only KV heads are held by several devices of an axis that cuts them
+            # only KV heads may be on several devices of an axis that shards them
             if label is None or label.group == 1:
                 continue
             mine = self.on(device).range(spec, layout, d)

@@ -137,7 +137,7 @@ class TaskGroup:
         if error is None:
             self.wait_all()
             return
-        with suppress(TaskFailed, CancelledError, ConfigError):  # the block's own error counts
+        with suppress(TaskFailed, CancelledError, ConfigError):  # the block's own error is raised
             self.cancel()
             self.wait_all()
 
@@ -155,7 +155,7 @@ class TaskGroup:
                 await self._ended()  # running tasks cannot be cancelled; a second cancellation ends this wait
                 raise
             return self.wait_all()  # all tasks have ended, so this only raises the first failure
-        with suppress(ConfigError):  # the block's own error counts
+        with suppress(ConfigError):  # the block's own error is raised
             self.cancel()
             await self._ended()
 

@@ -23,7 +23,8 @@ SUBMITS, VIEWS = 1, 2  # flags of the C interface
 MAX_NAME_BYTES = 59
 _FunctionPointer: type = ctypes.CFUNCTYPE(None).__mro__[1]  # the base of all function pointers
 MAX_PYTHON_NAMES = 256  # further callables share one name: the runtime's table of kernels is finite
-STATUS_CODES, STATUS_TYPES = "iIlLqQ", ("int32", "uint32", "int64", "uint64")  # of ctypes, of numba
+# types of a status: codes of ctypes, names of numba
+STATUS_CODES, STATUS_TYPES = ("iIlLqQ", ("int32", "uint32", "int64", "uint64"))
 NEEDS_INTERPRETER = 4  # a flag of ctypes: the function needs the GIL, which native kernels do not hold
 
 

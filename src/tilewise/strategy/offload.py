@@ -23,7 +23,7 @@ from tilewise.strategy.prefetch import Prefetching, Unit, UnitChoice, template_o
 __all__ = ["OFFLOADS", "check_offload", "offload_tensors", "prefetch_states"]
 
 OFFLOADS = ("optimizer", "activations", "parameters")
-_LEAST_BYTES = 1 << 14  # of a device's part: less is not worth a transfer
+_LEAST_BYTES = 1 << 14  # least bytes of a device's part; less is not worth a transfer
 _LEAST_UNITS = 4  # between a result and its reader; a nearer reader needs it again too soon
 _validate = Validator("plan", PlanError)
 
@@ -121,7 +121,7 @@ class _Offloading(Prefetching):
     def _activations(self) -> Iterator[int]:
         """Results of the forward pass that the backward pass reads much later."""
         made: dict[int, int] = {}  # result -> its unit
-        read: dict[int, int] = {}  # -> the first unit of the backward pass that needs it
+        read: dict[int, int] = {}  # result -> the first unit of the backward pass that needs it
         for number, unit in enumerate(self._units(set())):
             for op in self.graph.ops[unit.first : unit.last + 1]:
                 if op.phase == "forward":

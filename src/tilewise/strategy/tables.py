@@ -33,7 +33,7 @@ def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tup
     tensors, compute = list(graph.tensors), list(layout.compute)
     ops: list[OpNode] = []
     numbers: dict[int, int] = {}
-    gathered: dict[int, int] = {}  # a tensor -> all devices' rows of it; all is in the backward pass
+    gathered: dict[int, int] = {}  # tensor -> all devices' rows of it, in the backward pass
     for op in graph.ops:
         inputs = op.inputs
         if op.id in chosen:
@@ -77,7 +77,7 @@ def _is_gathered(graph: Graph, layout: GraphLayout, op: OpNode) -> bool:
     sizes = (*graph.spec(ids).shape, *graph.spec(table).shape)
     if not in_space(layout.compute[ids][0]) or any(isinstance(size, Dim) for size in sizes):
         return False
-    *tokens, height, width = map(upper_bound, sizes)  # all are numbers
+    *tokens, height, width = map(upper_bound, sizes)  # none is symbolic here
     token_bytes = _ID_BYTES + width * graph.spec(rows).dtype.itemsize
     local_height = height / layout.mesh.size(*layout.compute[table][0])
     return prod(tokens) * token_bytes < local_height * width * _GRADIENT_BYTES

@@ -27,7 +27,7 @@ from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 __all__ = ["LinearTerm", "contraction_label"]
 
 MAX_TERMS = 16  # kMaxTerms of native/kernels/product.h
-_FEWEST_BYTES = 1 << 16  # of weights per task, if tasks share a product by columns
+_FEWEST_BYTES = 1 << 16  # least bytes of weights per task, if tasks share a product by columns
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ __all__ = ["require", "require_graph"]
 _KINDS = ("input", "parameter", "state", "constant", "result")
 _PHASES = ("forward", "backward", "update")
 _MAX_WALK = 1 << 21  # graphs, counted as often as calls lead to them
-_DEEPEST = 64  # of layers in layers
+_DEEPEST = 64  # nesting of layers
 
 
 def require(holds: bool, what: str, *values: object) -> None:

@@ -298,7 +298,7 @@ class _Flow:
         before, after = (self.layout.compute[self.template.slots[o.slot].id][0] for o in (src, dst))
         collected = self.collected.get(slot)
         if collected is None:
-            in_panels = self.template.slots[src.slot].kind == "flat"  # else it is a batch, in rows
+            in_panels = self.template.slots[src.slot].kind == "flat"  # otherwise it is a batch, in rows
             axes = before[len(after) :]
             collected = self.collected[slot] = Collected(axes, self._same[src.slot], src.group, [], in_panels)
         end = sum(collected.rows)

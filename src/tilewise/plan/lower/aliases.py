@@ -64,7 +64,7 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
             )
             if rule.must_alias or (free and out not in keep):
                 roots[out] = first
-            elif free:  # the memory is that of the tensor others will read
+            elif free:  # later ops read `out`, so both use its memory
                 roots[first] = out
             else:
                 continue
