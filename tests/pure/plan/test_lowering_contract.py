@@ -407,7 +407,7 @@ ASKED = [
     ),
     (
         lambda low, op: low.all_reduce(op, op.given[0], op.outputs[0], None, None),
-        "an all-reduce has a pending reduction.*got None",
+        "all_reduce needs a result of low.pending_reduction.*got None",
     ),
 ]
 

@@ -194,7 +194,7 @@ FIELDS = {
     ),
     "settings of another optimizer": (
         set_field("Plan", "optimizer", lambda was: ["k", "Lion", was[2]]),
-        "a Lion has other settings",
+        "a Lion must have the settings",
     ),
     "settings out of range": (
         set_field("Plan", "optimizer", below_zero),

@@ -71,7 +71,7 @@ def encode_definition(definition: Definition) -> bytes:
     content = f'{head}"records":{parts[0]},\n"arrays":{parts[1]},\n"rows":{parts[2]}}}\n'.encode("ascii")
     if len(content) > MAX_BYTES or _num_values(content) > MAX_VALUES:
         raise Unwritable(
-            f"a file has at most {MAX_BYTES} bytes and {MAX_VALUES} values; this one would have more"
+            f"a file may have at most {MAX_BYTES} bytes and {MAX_VALUES} values; this one would have more"
         )
     return content
 

@@ -110,7 +110,7 @@ class Linear(Op):
             bias = inputs[2 * terms]
             assert bias is not None
             fits = bias.shape == out.shape[-1:] and bias.dtype == out.dtype and bias.storage == "vector"
-            require(fits, "linear", "a bias is a vector of the output's size and dtype", out, bias)
+            require(fits, "linear", "a bias must be a vector of the output's size and dtype", out, bias)
         return [out]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:

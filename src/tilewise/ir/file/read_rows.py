@@ -96,7 +96,7 @@ class RowReader:
             raise Unreadable(f"it must begin with the number of a class; got {shown(row)}")
         record, decoders = self._classes[row[0]]
         if len(row) != len(decoders) + 1:
-            raise Unreadable(f"a {record.__name__} has {len(decoders)} fields; got {len(row) - 1}")
+            raise Unreadable(f"a {record.__name__} must have {len(decoders)} fields; got {len(row) - 1}")
         values = []
         for decode, value in zip(decoders, row[1:]):
             try:
@@ -213,7 +213,9 @@ class RowReader:
         if kind is None:
             raise Unreadable(f"there is no class {shown(name)} here; import the module that defines it first")
         if list(values) != settings_of(kind):
-            raise Unreadable(f"a {name} has other settings here: {', '.join(settings_of(kind))}")
+            raise Unreadable(
+                f"a {name} must have the settings {', '.join(settings_of(kind))}; got {', '.join(map(str, values))}"
+            )
         try:
             return kind(**values)
         except TilewiseError:

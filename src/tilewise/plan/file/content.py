@@ -48,7 +48,7 @@ def encode_plan(plan: object) -> bytes:
     body = _body(plan)
     content = f"tilewise plan {_VERSION} {hashlib.sha256(body).hexdigest()}\n".encode() + body
     if len(content) > MAX_BYTES:
-        raise Unwritable(f"a file has at most {MAX_BYTES} bytes; got {len(content)}")
+        raise Unwritable(f"a file may have at most {MAX_BYTES} bytes; got {len(content)}")
     return content
 
 

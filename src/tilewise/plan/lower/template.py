@@ -331,7 +331,7 @@ class TemplateLowering(SlotTable):
         """
         if not isinstance(pending, PendingReduction):
             self.invalid(
-                "an all-reduce has a pending reduction: low.pending_reduction gives it, or None for a value that is "
+                "all_reduce needs a result of low.pending_reduction, which is None for a value that is "
                 "not shared",
                 shown(pending),
             )
