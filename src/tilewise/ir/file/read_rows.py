@@ -214,7 +214,7 @@ class RowReader:
             raise Unreadable(f"there is no class {shown(name)} here; import the module that defines it first")
         if list(values) != settings_of(kind):
             raise Unreadable(
-                f"a {name} must have the settings {', '.join(settings_of(kind))}; got {', '.join(map(str, values))}"
+                f"a {name} must have the settings {', '.join(settings_of(kind))}; got {shown(list(values))}"
             )
         try:
             return kind(**values)
