@@ -128,7 +128,7 @@ class Optimizer(Kind, ABC):
         if taken:  # by the tensors of masters, and the hyper-parameters of a step
             _validate.invalid(
                 kind,
-                "names of states must not be 'master' or 'hyper', or begin with 'hyper.'",
+                "states must not be named 'master' or 'hyper', or begin with 'hyper.'",
                 shown(taken[0]),
                 "rename it",
             )

@@ -244,7 +244,7 @@ def _check_names(call: _Call, what: str, values: Mapping[str, object], names: fr
         call.invalid(f"{what} must be a dictionary by name", shown(values))
     if not values.keys() <= names:
         odd = sorted(set(values) - names, key=str)
-        call.invalid(f"{what} must be among {', '.join(sorted(names)) or 'none'}", repr(odd[0]))
+        call.invalid(f"the {what} of this kernel are {', '.join(sorted(names)) or 'none'}", repr(odd[0]))
 
 
 def _place(call: _Call, tiles: Tiles) -> list[Placed]:

@@ -143,9 +143,9 @@ def test_equal_choices_in_other_words_are_one_template():
         ([""], "a pattern of names must be printable text; got ''"),
         (["/silu"], "must be LAYERS or LAYERS/OPS; got '/silu'"),
         (["layers.*/"], "must be LAYERS or LAYERS/OPS; got 'layers.*/'"),
-        (["layers.9"], r"fits names of layers .*; got 'layers.9'; choose from layers.2, layers.1, layers.0"),
-        (["layers.*", "blocks.*/silu"], r"fits names of layers .*; got 'blocks.\*/silu'"),
-        (["layers.*/gelu"], r"fits labels of ops .*; got 'layers.\*/gelu'; choose from rms_norm:input"),
+        (["layers.9"], r"match names of layers .*; got 'layers.9'; choose from layers.2, layers.1, layers.0"),
+        (["layers.*", "blocks.*/silu"], r"match names of layers .*; got 'blocks.\*/silu'"),
+        (["layers.*/gelu"], r"match labels of ops .*; got 'layers.\*/gelu'; choose from rms_norm:input"),
     ],
 )
 def test_what_says_nothing_is_refused(given, words):

@@ -157,9 +157,9 @@ def test_numbers_of_numpy_are_numbers():
         (lambda p: setattr(p, "weight", 2), "got weight = 2"),
         (lambda p: delattr(p, "weight"), "got weight = None"),
         (lambda p: delattr(p, "states"), "got states = None"),
-        (lambda p: p.states["zz"], "got 'zz', where there is weight; name it in `states` or `per_step`"),
-        (lambda p: p.hyper["zz"], "got 'zz', where there is lr; name it"),
-        (lambda p: p.hyper[1], "got 1, where there is lr; name it"),
+        (lambda p: p.states["zz"], "got 'zz'; declared: weight; declare it in `states` or `per_step`"),
+        (lambda p: p.hyper["zz"], "got 'zz'; declared: lr; declare it"),
+        (lambda p: p.hyper[1], "got 1; declared: lr; declare it"),
     ],
 )
 def test_an_update_leaves_what_its_optimizer_names(update, words):

@@ -124,18 +124,23 @@ REFUSED = [
         {"tiles": {"gamma": None}},
         r"not optional must be given; got none for operand 'gamma'",
     ),
-    ("rms_norm", NORM, {"tiles": {"beta": whole(3)}}, r"operands are gamma, rstd, x, y; got 'beta'"),
+    (
+        "rms_norm",
+        NORM,
+        {"tiles": {"beta": whole(3)}},
+        r"operands of this kernel are gamma, rstd, x, y; got 'beta'",
+    ),
     ("rms_norm", NORM, {"tiles": {"x": 1}}, r"a result of low.row, low.whole or low.col; got 1 for 'x'"),
     ("rms_norm", NORM, {"floats": {"eps": None}}, r"every float must be given; got none for 'eps'"),
     ("rms_norm", NORM, {"floats": {"eps": float("inf")}}, r"finite number; got inf for 'eps'"),
     ("rms_norm", NORM, {"floats": {"eps": True}}, r"finite number; got True for 'eps'"),
-    ("rms_norm", NORM, {"floats": {"scale": 1.0}}, r"floats are eps, offset; got 'scale'"),
-    ("rms_norm", NORM, {"ints": {"rows": 1}}, r"integers are none; got 'rows'"),
+    ("rms_norm", NORM, {"floats": {"scale": 1.0}}, r"floats of this kernel are eps, offset; got 'scale'"),
+    ("rms_norm", NORM, {"ints": {"rows": 1}}, r"integers of this kernel are none; got 'rows'"),
     ("rms_norm", NORM, {"dtype": None}, r"dtype must be one of rms_norm_f32, rms_norm_bf16; got None"),
     ("rms_norm", NORM, {"dtype": "f64"}, r"dtype must be one of .*; got 'f64'"),
-    ("rms_norm", NORM, {"tiles": {"x": row(8)}}, r"operand 'x' has elements of f32; got bf16"),
-    ("rms_norm", NORM, {"tiles": {"rstd": row(6)}}, r"operand 'rstd' has elements of f32; got i32"),
-    ("rms_norm", NORM, {"tiles": {"x": row(4)}}, r"operand 'x' lies in rows; got panels"),
+    ("rms_norm", NORM, {"tiles": {"x": row(8)}}, r"operand 'x' must have elements of f32; got bf16"),
+    ("rms_norm", NORM, {"tiles": {"rstd": row(6)}}, r"operand 'rstd' must have elements of f32; got i32"),
+    ("rms_norm", NORM, {"tiles": {"x": row(4)}}, r"operand 'x' must be stored in rows; got panels"),
     (
         "rms_norm",
         NORM,
@@ -148,12 +153,12 @@ REFUSED = [
         {"tiles": {"x": row(5)}},
         r"'d' must be one size; got 6 in operand 'y' and 12 in operand 'x'",
     ),
-    ("rms_norm", NORM, {"tiles": {"gamma": whole(9)}}, r"operand 'gamma' is \[1 g\]; got 1 as 7"),
+    ("rms_norm", NORM, {"tiles": {"gamma": whole(9)}}, r"operand 'gamma' must be \[1 g\]; got 1 as 7"),
     (
         "rms_norm",
         NORM,
         {"tiles": {"gamma": row(0)}},
-        r"operand 'gamma' is \[1 g\]; got 1 as a tile of the loop",
+        r"operand 'gamma' must be \[1 g\]; got 1 as a tile of the loop",
     ),
     (
         "rms_norm",
@@ -167,7 +172,7 @@ REFUSED = [
         {"tiles": {"y": row(0, group=0, member=1)}},
         r"its own device's memory; got a peer's tile for operand 'y'",
     ),
-    ("matmul", PRODUCT, {"tiles": {"w": [whole(4)]}}, r"equally many; got 2 of 'a', 1 of 'w'"),
+    ("matmul", PRODUCT, {"tiles": {"w": [whole(4)]}}, r"equal lengths; got 2 of 'a', 1 of 'w'"),
     (
         "matmul",
         PRODUCT,
@@ -180,7 +185,12 @@ REFUSED = [
         {"tiles": {"a": row(0)}},
         r"a list of operands must be a list; got .* for operand 'a'",
     ),
-    ("matmul", PRODUCT, {"tiles": {"w": [whole(4), row(0)]}}, r"operand 'w' lies in panels; got rows"),
+    (
+        "matmul",
+        PRODUCT,
+        {"tiles": {"w": [whole(4), row(0)]}},
+        r"operand 'w' must be stored in panels; got rows",
+    ),
     (
         "matmul",
         PRODUCT,
@@ -203,7 +213,7 @@ REFUSED = [
         "matmul",
         PRODUCT,
         {"ints": {"range": [0, 6]}},
-        r"'range' has 2\*num_k_splits\*num_terms = 8 integers; got 2",
+        r"'range' must have 2\*num_k_splits\*num_terms = 8 integers; got 2",
     ),
     (
         "matmul",
@@ -218,7 +228,12 @@ REFUSED = [
         r"64 bits; got 9223372036854775808 for 'num_k_splits'",
     ),
     ("matmul", PRODUCT, {"ints": {"num_k_splits": 2.0}}, r"64 bits; got 2.0 for 'num_k_splits'"),
-    ("matmul", PRODUCT, {"ints": {"num_terms": 2}}, r"integers are num_k_splits, range; got 'num_terms'"),
+    (
+        "matmul",
+        PRODUCT,
+        {"ints": {"num_terms": 2}},
+        r"integers of this kernel are num_k_splits, range; got 'num_terms'",
+    ),
 ]
 
 

@@ -115,7 +115,7 @@ def test_json_that_readers_disagree_on_is_refused(path):
     rows, arrays = parts(small_file())
     text = json.dumps(rows)
     twice = text.replace('"arrays"', '"records": [], "arrays"')
-    assert "appears twice" in refusal(path, packed(twice.encode(), arrays))
+    assert "stands twice" in refusal(path, packed(twice.encode(), arrays))
     for odd in ("NaN", "Infinity", "1e999", "[" * 200_000, "9" * 5000, '"\\ud800"', "\xff"):
         changed = text.replace('"rows": [', f'"rows": [{odd}, ', 1)
         refusal(path, packed(changed.encode("latin-1"), arrays))
@@ -179,7 +179,7 @@ FIELDS = {
     "a row that comes later": (set_field("Template", "graph", 10**6), "number of an earlier Graph"),
     "a row of another class": (set_field("Plan", "graph", 0), "number of an earlier Graph"),
     "itself": (set_field("GraphLayout", "calls", [[0, -1]]), "number of an earlier GraphLayout"),
-    "a key twice": (set_field("Graph", "outputs", [["a", 0], ["a", 0]]), "stands twice"),
+    "a key twice": (set_field("Graph", "outputs", [["a", 0], ["a", 0]]), "appears twice"),
     "no list": (set_field("Plan", "kinds", {"0": 0}), "must be a list"),
     "text that shows nothing": (set_field("Graph", "name", "a\nb"), "printable text"),
     "no element type": (set_field("TensorSpec", "dtype", "f8"), "must be one of f32"),

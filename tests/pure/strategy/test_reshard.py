@@ -197,7 +197,7 @@ def test_strict_refuses_what_no_hint_asks_for():
 
     words = (
         r"operand 0 of 'rms_norm:gamma' \(rms_norm\), x f32\[4, 16\], as \(-, b\) from the rule for 'x' of x and as "
-        r"\(-, -\) from what rms_norm needs whole; label both dims alike"
+        r"\(-, -\) from rms_norm, which needs the dim whole; label both dims alike"
     )
     with pytest.raises(LayoutError, match=words):
         spread(build(None), strict=True)

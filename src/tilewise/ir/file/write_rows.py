@@ -104,7 +104,7 @@ class RowWriter:
             if seen is not None:
                 return seen[1]
             if type(value) is not record:
-                raise Unwritable(f"expected a {record.__name__}; got {shown(value)}")
+                raise Unwritable(f"the value must be a {record.__name__}; got {shown(value)}")
             if not encoders:  # only now, because records may contain records of their own class
                 encoders.extend(self._encoder(hint) for hint in fields_of(record).values())
             try:
@@ -181,7 +181,9 @@ class RowWriter:
 
     def _array(self, value: Any) -> int:
         if not isinstance(value, np.ndarray) or value.dtype not in _STORED:
-            raise Unwritable(f"expected an array of {', '.join(_STORED.values())}; got {shown(value)}")
+            raise Unwritable(
+                f"the value must be an array of {', '.join(_STORED.values())}; got {shown(value)}"
+            )
         content = np.ascontiguousarray(value)
         key = _STORED[value.dtype], value.shape, content.tobytes()
         number = self._array_numbers.setdefault(key, len(self.arrays))
@@ -246,7 +248,7 @@ def _int(value: Any) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise Unwritable(f"expected plain data; got {shown(value)}") from None
+        raise Unwritable(f"the value must be plain data; got {shown(value)}") from None
     if not -_INT64 <= number < _INT64:
         raise Unwritable(f"an integer must have 64 bits; got {shown(value)}")
     return int(number)  # the number of an enumeration's member
@@ -263,25 +265,25 @@ def _are_ints(value: Any) -> bool:
 
 def _truth(value: Any) -> int:
     if not isinstance(value, bool | np.bool_):
-        raise Unwritable(f"expected True or False; got {shown(value)}")
+        raise Unwritable(f"the value must be True or False; got {shown(value)}")
     return int(value)
 
 
 def _float(value: Any) -> str:
     if not isinstance(value, float) or not math.isfinite(value):
-        raise Unwritable(f"expected a finite float; got {shown(value)}")
+        raise Unwritable(f"the value must be a finite float; got {shown(value)}")
     return float(value).hex()
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable():
-        raise Unwritable(f"expected printable text; got {shown(value)}")
+        raise Unwritable(f"the value must be printable text; got {shown(value)}")
     return str(value)
 
 
 def _dtype(value: Any) -> str:
     if not isinstance(value, DType) or DTYPES.get(value.name) != value:
-        raise Unwritable(f"expected an element type; got {shown(value)}")
+        raise Unwritable(f"the value must be an element type; got {shown(value)}")
     return value.name
 
 
