@@ -107,14 +107,14 @@ def test_what_is_no_file_of_ours_is_refused(path):
     whole = path.read_bytes()
     cases = {
         b"": "not JSON",
-        b"[]": "does not say",
-        b'{"a": 1}': "does not say",
+        b"[]": "must have the key",
+        b'{"a": 1}': "must have the key",
         b"\xef\xbb\xbf" + whole: "byte order mark",
         pickle.dumps(print): "not",
         whole.replace(b'graph":1', b'graph":2', 1): "has format 2",
         whole.replace(b'graph":1', b'graph":true', 1): "has format True",
         whole.replace(b'"digest":', b'"rows":', 1): "twice",
-        whole.replace(b'"digest":', b'"more":', 1): "it holds",
+        whole.replace(b'"digest":', b'"more":', 1): "it must have the keys",
         whole.replace(b'"digest":"', b'"digest":"0', 1): "digest differs",
         b'{"tilewise graph":' + b"[" * 100_000: "nested too deeply",
         b'{"tilewise graph":' + b"9" * 5000: "not JSON",
@@ -163,13 +163,13 @@ EDITS = {
     "an output that is given": ([("OpNode", 2, "outputs", [6])], "one producer"),
     "an output that is an input": ([("OpNode", 2, "outputs", [0])], "rows, not f32[4, 8] 'x' (batch, -) rows"),
     "op id": ([("OpNode", 4, "id", 9)], "dense"),
-    "tensor id": ([("TensorNode", -1, "id", 3)], "is TensorNode(id=3"),
+    "tensor id": ([("TensorNode", -1, "id", 3)], "is invalid: TensorNode(id=3"),
     "producer": ([("TensorNode", -1, "producer", 0)], "producers agree"),
-    "producer out of range": ([("TensorNode", -1, "producer", 77)], "is TensorNode("),
+    "producer out of range": ([("TensorNode", -1, "producer", 77)], "is invalid: TensorNode("),
     "no producer": ([("TensorNode", 9, "producer", None)], "comes from no op"),
     "no producer in a layer": ([("TensorNode", -1, "producer", None)], "make 2 tensors of 1"),
-    "kind": ([("TensorNode", 0, "kind", "thing")], "is TensorNode("),
-    "result from nowhere": ([("TensorNode", -1, "kind", "input")], "is TensorNode("),
+    "kind": ([("TensorNode", 0, "kind", "thing")], "is invalid: TensorNode("),
+    "result from nowhere": ([("TensorNode", -1, "kind", "input")], "is invalid: TensorNode("),
     "unknown op": ([("OpNode", 4, "op", "explode")], "got 'explode'"),
     "another op": ([("OpNode", 4, "op", "silu")], "attributes are none"),
     "an op with other results": ([("OpNode", 3, "op", "silu")], "op 'sum' makes f32[4, 8] (batch"),
@@ -200,8 +200,8 @@ EDITS = {
     "storage": ([("TensorSpec", 0, "storage", "heap")], "storage must be one of"),
     "init": ([("TensorSpec", 0, "init", "secret")], "init must be one of"),
     "init scale": ([("TensorSpec", 0, "init_scale", (2.0**100).hex())], "init_scale must lie in"),
-    "empty name": ([("TensorSpec", 0, "name", "")], "a name of its own"),
-    "name of two": ([("TensorSpec", 0, "name", "s")], "a name of its own"),
+    "empty name": ([("TensorSpec", 0, "name", "")], "must have unique names"),
+    "name of two": ([("TensorSpec", 0, "name", "s")], "must have unique names"),
     "name of the optimizer": ([("TensorSpec", 0, "name", "optimizer.m")], "reserved for optimizers"),
     "name of the graph's own": ([("TensorSpec", 0, "name", "loss.inv_count")], "invalid form: f32[4, 8]"),
     "seed": ([("TensorSpec", 0, "name", "loss.seed")], "is reserved"),
@@ -214,7 +214,7 @@ EDITS = {
     "an output out of range": ([("Graph", -1, "outputs", [["y", 99]])], "hints and outputs must refer to tensors"),
     "an output twice": ([("Graph", -1, "outputs", [["y", 8], ["y", 7]])], "a key appears twice"),
     "an output called like a tensor": ([("Graph", -1, "outputs", lambda o: [*o, ["x", 8]])], "is taken"),
-    "no constants": ([("Graph", -1, "constant_values", [])], "every constant has a value"),
+    "no constants": ([("Graph", -1, "constant_values", [])], "every constant must have a value"),
     "an array out of range": ([("Graph", -1, "constant_values", [[4, 9]])], "number of an array"),
     "hint": ([("Graph", -1, "hints", [[0, [["dp"], ["dp"]]]])], "name each mesh axis only once"),
     "hint of nothing": ([("Graph", -1, "hints", [[44, [["dp"], []]]])], "hints and outputs must refer to tensors"),
@@ -309,6 +309,6 @@ def test_an_op_of_a_user_must_be_defined_where_a_graph_is_read(path, monkeypatch
 def test_a_refused_file_leaves_no_graph(path, monkeypatch):
     """The twin of the edits: without the check of definitions, one of them would be a graph."""
     content = edited(path, ("TensorSpec", 0, "name", "loss.seed"))
-    assert "own" in refusal(path, content)
+    assert "is reserved" in refusal(path, content)
     monkeypatch.setattr("tilewise.session.compute_graph.require_definition", lambda definition: None)
     assert tw.ComputeGraph.load(path).has("loss.seed")

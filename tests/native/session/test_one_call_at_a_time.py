@@ -160,7 +160,7 @@ def test_a_forked_child_is_refused_at_once(model):
         try:
             model.step(BATCH, 1e-3)
         except PlanError as error:
-            code = 0 if "belongs to the process that made it" in str(error) else 2
+            code = 0 if "only in the process that made it" in str(error) else 2
         model.close()
         del model
         os._exit(code)
@@ -224,9 +224,9 @@ def test_what_to_do_with_such_a_step_is_one_of_two(model):
         ("tokens", np.full((16, 32), 10**8), "must lie in"),
         ("labels", np.full((16, 32), -5), "or be -100"),
         ("tokens", np.zeros((16, 31), np.int32), "shapes must agree"),
-        ("tokens", np.zeros((16, 32), np.float32), "takes i32"),
-        ("norm.weight", np.ones(64, np.complex64), "takes f32"),
-        ("norm.weight", np.ones(64, object), "takes f32"),
+        ("tokens", np.zeros((16, 32), np.float32), "must be i32"),
+        ("norm.weight", np.ones(64, np.complex64), "must be f32"),
+        ("norm.weight", np.ones(64, object), "must be f32"),
         ("norm.weight", [[1, 2], [3]], "must be an array"),
         ("norm.weight", np.full(64, 1e300), "must fit f32"),
         ("norm.weight", np.ma.masked_less(np.arange(64.0), 3), "must be an array without a mask"),
@@ -280,7 +280,7 @@ def test_means_of_squares_are_not_negative(model, odd):
     with pytest.raises(ShapeError, match=f"numbers of at least 0; got others in '{name}'"):
         model.set_tensor(name, wrong)
     with pytest.raises(
-        CheckpointError, match=f"(none negative|finite in f32); got others in '{name}'; nothing was"
+        CheckpointError, match=f"(numbers of at least 0|finite in f32); got others in '{name}'; nothing was"
     ):
         model.load_state_dict({**model.state_dict(), name: wrong})
     assert state_of(model) == before
