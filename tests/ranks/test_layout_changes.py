@@ -238,7 +238,7 @@ def test_other_columns_than_the_groups_are_found(kernel):
     template = replace(of.templates[number], instructions=tuple(instructions))
     classes = list(plan.program.classes)
     classes[c] = replace(of, templates=(*of.templates[:number], template, *of.templates[number + 1 :]))
-    with pytest.raises(InternalError, match="side by side"):
+    with pytest.raises(InternalError, match="complete and adjacent"):
         validate_reductions(replace(plan.program, classes=tuple(classes)), *context)
 
 

@@ -496,7 +496,7 @@ def test_a_hint_that_cuts_a_weight_twice_is_refused():
     layouts = {"embed_tokens.weight": ("fsdp", None)}
     graph.set_distribution(replace(DistributionStrategy.fsdp(2), layouts=layouts))
     with pytest.raises(
-        LayoutError, match=r"got 'embed_tokens.weight' as .fsdp, -. with 'fsdp' for storage shards"
+        LayoutError, match=r"got 'embed_tokens.weight' as .fsdp, -., and 'fsdp' for storage shards"
     ):
         graph.plan(batch_splits=4)
 
