@@ -43,7 +43,7 @@ _MODULES = {
     "ParallelDebugger": "tilewise.graph.parallel",
     "ParallelGraphBuilder": "tilewise.graph.parallel",
     "ParallelismMode": "tilewise.strategy",
-    "Plan": "tilewise.session",  # with all ops and optimizers that a saved plan may name
+    "Plan": "tilewise.session",  # imports all ops and optimizers that a saved plan may name
     "ProcessGroup": "tilewise.distributed",
     "ProgressTracker": "tilewise.graph.parallel",
     "Replicate": "tilewise.ir.hints",
@@ -110,7 +110,7 @@ def get_cmake_dir() -> str:
 
 
 def _native_folder(name: str) -> str:
-    # The installed module says where its neighbours are, also when the sources are used from a checkout.
+    # The folders are next to the installed native module, even if the Python sources come from a checkout.
     return str(Path(import_module("tilewise._native").__file__ or "").parent / name)
 
 

@@ -23,7 +23,9 @@ def test_a_graph_has_one_loss():
     g = tw.ComputeGraph("n")
     y = linear(g, g.input([BATCH, WIDTH], name="x", labels=[batch, None]), "w", CLASSES)
     first = g.loss(g.mean(y))
-    with pytest.raises(ShapeError, match=r"\[graph.loss\] a graph has one loss; got a second in 'n'"):
+    with pytest.raises(
+        ShapeError, match=r"\[graph.loss\] a graph may have only one loss; got a second in 'n'"
+    ):
         g.loss(g.sum(y))
     assert g.draft.loss_id == first.id == g.draft.outputs["loss"]
 
@@ -33,9 +35,11 @@ def test_a_graph_that_computes_nothing(axes):
     """Refused in words, also where an input is an output."""
     g = tw.ComputeGraph("n")
     g.output(g.input([BATCH, WIDTH], name="x", labels=[batch, None]), "y")
-    with pytest.raises(PlanError, match=r"a graph computes something; got no op in 'n'"):
+    with pytest.raises(PlanError, match=r"a graph must contain an op; got none in 'n'"):
         g.plan(axes)
-    with pytest.raises(PlanError, match=r"sizes are of symbols; got 'seq', and the graph has none"):
+    with pytest.raises(
+        PlanError, match=r"sizes must name symbols of the graph; got 'seq', and the graph has none"
+    ):
         g.plan(axes, sizes={"seq": 3})
 
 
@@ -157,7 +161,7 @@ def test_a_loss_that_multiplies_totals():
     report = verify_strategy(build("product"), DeviceMesh({"dp": 2}), batches(2))
     assert report.equal, report.text
     with pytest.raises(
-        PlanError, match=r"\[plan.accumulation\].*a total over all of it.*got 'spread' \(spread\)"
+        PlanError, match=r"\[plan.accumulation\].*a total over the whole batch.*got 'spread' \(spread\)"
     ):
         build("product").plan({}, accumulation=2)
 
@@ -204,11 +208,11 @@ def test_what_is_no_loss():
     x = g.input([4, 6], name="x", labels=[batch, tw.DimLabel("mlp")])
     one = g.input([1], name="one", storage="vector")
     for bad in (one, x, g.scale(x, 2.0)):
-        with pytest.raises(ShapeError, match="a loss is one f32, computed by the graph"):
+        with pytest.raises(ShapeError, match="a loss must be one f32 computed by the graph"):
             g.loss(bad)
     with pytest.raises(ShapeError, match="not a weight"):
         g.sum(g.parameter([4, 6], name="w"))
-    with pytest.raises(ShapeError, match=r"'loss.seed' is the graph's own"):
+    with pytest.raises(ShapeError, match=r"the name 'loss.seed' is reserved"):
         g.input([1], name="loss.seed", storage="vector")
     g.output(g.sum(x), "total")
     g.plan({"tp": 2})  # what the sum needs whole is gathered

@@ -322,7 +322,7 @@ def of_form(shape, dtype="i32", **given):
         (lambda: attend(softcap=0.0), "softcap must lie in"),
         (lambda: attend(softcap=-1.0), "softcap must lie in"),
         (lambda: attend(softcap=float("nan")), "softcap must be a finite number"),
-        (lambda: attend(of_form([4])), "lengths are of attention that is not causal"),
+        (lambda: attend(of_form([4])), "lengths need causal=False"),
         (lambda: attend(of_form([5]), causal=False), "one length per sequence"),
         (lambda: attend(of_form([4, 8]), causal=False), "one length per sequence"),
         (lambda: attend(of_form([4], "f32"), causal=False), "lengths must be i32"),
@@ -383,7 +383,7 @@ def test_a_row_per_sequence_next_to_rows_of_sequences_is_refused(in_layer):
 def test_lengths_without_the_label_are_no_devices():
     """Devices share sequences only with their lengths: a label that is missing is refused when planning."""
     graph = attend(of_form([4]), causal=False)
-    with pytest.raises(PlanError, match="'slice:lengths'; lay out both sides alike"):
+    with pytest.raises(PlanError, match="'slice:lengths'; give both sides one layout"):
         graph.plan({"dp": 2})
 
 

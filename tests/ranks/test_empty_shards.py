@@ -356,6 +356,6 @@ def test_a_graph_without_weights_is_refused():
     graph.optimize(tw.optim.SGD())
     graph.set_distribution(DistributionStrategy.fsdp(2))
     with pytest.raises(
-        LayoutError, match=r"vectors stay whole; got no weight in 'vectors'; use a strategy that"
+        LayoutError, match=r"vectors stay whole\); got no weight in 'vectors'; use a strategy without"
     ):
         graph.plan(batch_splits=4)

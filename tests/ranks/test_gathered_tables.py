@@ -214,7 +214,7 @@ def test_rows_that_no_one_copies_are_seen(what):
         return replace(instruction, extent=Number(instruction.extent.constant - 8))
 
     plan = planned({"fsdp": 2})
-    with pytest.raises(InternalError, match="rows of a batch, follow each other"):
+    with pytest.raises(InternalError, match="rows of a batch must be complete"):
         validate_plan(change_every(f"{what}/all_gather", of_others(fewer))(plan))
 
 

@@ -274,8 +274,8 @@ def test_wrong_names_and_shapes_are_found_before_a_byte_is_read(tmp_path, monkey
     monkeypatch.setattr(loading, "read_weights", lambda *_: pytest.fail("read"))
     weights = _weights(np.float32)
     changes = {
-        "every entry is needed": {NORM: None},
-        "besides": {"layers.9.norm": weights[NORM]},
+        "every entry must be present": {NORM: None},
+        "nothing else": {"layers.9.norm": weights[NORM]},
         "shapes must agree": {NORM: weights[NORM][:-1]},
     }
     with _decoding() as model:

@@ -329,7 +329,7 @@ def test_generation_may_be_planned_for_one_size():
             "be one number; got 8 in 'labels'",
         ),
         (lambda: padded((9, 1, 1), 9), r"shapes must agree; got \(3, 9\) for 'tokens' \(4, 9\)"),
-        (lambda: {"tokens": [[1, 2], [3]], "labels": [[1, 2], [3]]}, "'tokens' takes an array"),
+        (lambda: {"tokens": [[1, 2], [3]], "labels": [[1, 2], [3]]}, "'tokens' must be an array"),
     ],
     ids=["too long", "empty", "two lengths", "other batch", "ragged"],
 )
@@ -369,9 +369,9 @@ def test_devices_share_known_sizes():
 @pytest.mark.parametrize(
     "shape,words",
     [
-        ([tw.Dim("n", 1, 8), 4], "the batch has a fixed size"),
+        ([tw.Dim("n", 1, 8), 4], "a batch must have a fixed size"),
         ([4, tw.Dim("n", 0, 8)], "from 1 on"),
-        ([4, tw.Dim("n", 1, 8), tw.Dim("m", 1, 8)], "at most one symbolic one"),
+        ([4, tw.Dim("n", 1, 8), tw.Dim("m", 1, 8)], "at most one symbolic size"),
     ],
     ids=str,
 )

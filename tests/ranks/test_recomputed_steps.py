@@ -180,7 +180,7 @@ def test_words_of_a_plan_are_checked():
         graph.plan(recompute="all")
     flat = tw.ComputeGraph("flat")
     flat.output(flat.scale(flat.input([4, 8], name="x"), 2.0), "y")
-    with pytest.raises(tw.TilewiseError, match="a loss has to depend on one"):
+    with pytest.raises(tw.TilewiseError, match="recompute needs a layer that the loss depends on"):
         flat.plan(recompute="full")
 
 

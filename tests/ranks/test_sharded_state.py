@@ -452,7 +452,7 @@ def test_a_plan_file_runs_to_the_same_bits(tmp_path):
         (lambda: DistributionStrategy.fsdp(0), "world_size must lie in .1, 1024.; got 0"),
         (
             lambda: DistributionStrategy.fsdp(6, 4),
-            "shard_degree divides world_size; got 4 of 6; choose one of 1, 2, 3, 6",
+            "shard_degree must divide world_size; got 4 of 6; choose one of 1, 2, 3, 6",
         ),
         (lambda: DistributionStrategy.fsdp(4, 8), "shard_degree must lie in .1, 4.; got 8"),
         (lambda: DistributionStrategy.fsdp(2, prefetch=-1), "prefetch must lie in .0, 64.; got -1"),
@@ -464,18 +464,18 @@ def test_a_plan_file_runs_to_the_same_bits(tmp_path):
             lambda: DistributionStrategy.fsdp(2, reshard_after_forward=1),
             "reshard_after_forward must be True or False",
         ),
-        (lambda: StateSharding(()), "axes are names, each once"),
-        (lambda: StateSharding(("fsdp", "fsdp")), "axes are names, each once"),
+        (lambda: StateSharding(()), "axes must be unique names"),
+        (lambda: StateSharding(("fsdp", "fsdp")), "axes must be unique names"),
         (lambda: StateSharding("fsdp"), "axes must be a sequence of names; got 'fsdp'"),
         (lambda: StateSharding(2), "axes must be a sequence of names; got 2"),
         (lambda: DistributionStrategy.hybrid(fsdp=True, tp=2), "fsdp must be an integer; got True"),
         (
             lambda: DistributionStrategy.hybrid(dp=2, fsdp=2, sharding=StateSharding(("fsdp", "dp"))),
-            "axes cut state in the order in which they share the batch; got fsdp, dp",
+            "axes must shard state in the order in which they shard the batch; got fsdp, dp",
         ),
         (
             lambda: DistributionStrategy.hybrid(fsdp=2, tp=2, sharding=StateSharding(("tp",))),
-            "an axis that cuts state shares the batch and nothing else; got 'tp'",
+            "an axis that shards state must shard the batch and nothing else; got 'tp'",
         ),
     ],
 )
@@ -496,7 +496,7 @@ def test_a_hint_that_cuts_a_weight_twice_is_refused():
     layouts = {"embed_tokens.weight": ("fsdp", None)}
     graph.set_distribution(replace(DistributionStrategy.fsdp(2), layouts=layouts))
     with pytest.raises(
-        LayoutError, match=r"got 'embed_tokens.weight' as .fsdp, -. with 'fsdp' for storage shards"
+        LayoutError, match=r"got 'embed_tokens.weight' as .fsdp, -., and 'fsdp' for storage shards"
     ):
         graph.plan(batch_splits=4)
 
@@ -505,7 +505,7 @@ def test_a_unit_of_no_layer_is_refused():
     """A pattern that fits no layer's weights is a slip."""
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2, units=["blocks.*"]))
-    with pytest.raises(LayoutError, match=r"got 'blocks\.\*', which fits no layer"):
+    with pytest.raises(LayoutError, match=r"got 'blocks\.\*', which matches no layer"):
         graph.plan(batch_splits=4)
 
 
@@ -565,7 +565,7 @@ def test_a_mesh_without_the_axes_of_shards_is_refused():
     """A strategy that cuts state is not dropped in silence."""
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
-    with pytest.raises(PlanError, match=r"axes along which the strategy cuts state \(fsdp\)"):
+    with pytest.raises(PlanError, match=r"axes that shard the strategy's state \(fsdp\)"):
         graph.plan({"dp": 2})
     graph.plan({"fsdp": 2})
 

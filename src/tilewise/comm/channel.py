@@ -25,7 +25,7 @@ from tilewise.processes.children import HEAD, MOST_BYTES, pack, unpack
 __all__ = ["Channel", "Message"]
 
 Message = dict[str, Any]
-_FILES_AT_ONCE = 250  # Linux takes 253
+_FILES_AT_ONCE = 250  # Linux allows 253
 _PIECE = 1 << 16
 _SPACE = socket.CMSG_SPACE(_FILES_AT_ONCE * array.array("i").itemsize)
 
@@ -80,7 +80,7 @@ class Channel:
             if isinstance(error, ConnectionError) or self._link.fileno() < 0:
                 raise self.lost() from None
             raise ResourceError(
-                f"[comm.channel] descriptors must be handed to {self.peer}; got {error.strerror!r}; raise the limit of "
+                f"[comm.channel] descriptors must be sent to {self.peer}; got {error.strerror!r}; raise the limit of "
                 "open files (ulimit -n)"
             ) from None
 
@@ -107,7 +107,7 @@ class Channel:
             message = None
         count = message.get("files", 0) if type(message) is dict else -1
         if type(count) is not int or not 0 <= count <= len(self._files):
-            raise self._odd("a frame that is no message")
+            raise self._invalid("a frame that is no message")
         return message, [self._files.popleft() for _ in range(count)]
 
     @property
@@ -121,7 +121,7 @@ class Channel:
             return None
         end = HEAD.size + HEAD.unpack_from(self._left)[0]
         if end > MOST_BYTES:
-            raise self._odd(f"a frame of {end:,} bytes")
+            raise self._invalid(f"a frame of {end:,} bytes")
         if len(self._left) < end:
             return None
         body = self._left[HEAD.size : end]
@@ -136,10 +136,10 @@ class Channel:
         poll.register(self._link, select.POLLIN)
         if self._ended >= 0:
             poll.register(self._ended, select.POLLIN)
-        found = dict(poll.poll(None if patience_s is None else max(1, int(patience_s * 1000))))
-        if found and self._link.fileno() not in found:
-            raise self.lost()  # it has ended, and left nothing unread
-        return bool(found)
+        events = dict(poll.poll(None if patience_s is None else max(1, int(patience_s * 1000))))
+        if events and self._link.fileno() not in events:
+            raise self.lost()  # the process has ended, and nothing is left to read
+        return bool(events)
 
     def _read(self) -> None:
         try:
@@ -153,8 +153,8 @@ class Channel:
                 self._files.extend(files)
         if flags & socket.MSG_CTRUNC:
             raise ResourceError(
-                f"[comm.channel] descriptors of {self.peer} must be taken; got fewer than it sent; raise the limit of "
-                "open files (ulimit -n)"
+                f"[comm.channel] descriptors of {self.peer} must be received; got fewer than it sent; raise the "
+                "limit of open files (ulimit -n)"
             )
         if not piece:
             raise self.lost()
@@ -167,21 +167,21 @@ class Channel:
             "printed, and whether memory is short"
         )
 
-    def _odd(self, what: str) -> CommError:
+    def _invalid(self, what: str) -> CommError:
         return PeerLost(
-            f"[comm.channel] processes of a group must speak as this version does; got {what} from {self.peer}; start "
+            f"[comm.channel] processes of a group must send valid messages; got {what} from {self.peer}; start "
             "the group again"
         )
 
     def _late(self, patience_s: float) -> CommTimeout:
         return CommTimeout(
             f"[comm.channel] processes of a group must answer; got nothing from {self.peer} for {patience_s:g} s; see "
-            "whether it is stopped, or the machine has more to do than it can"
+            "whether it is stopped, or the machine is overloaded"
         )
 
     def shut(self) -> None:
         """End the connection from any thread; a thread that waits in `receive` gets PeerLost."""
-        with suppress(OSError):  # the peer has ended it
+        with suppress(OSError):  # the peer may have closed it
             self._link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

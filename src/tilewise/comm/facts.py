@@ -17,9 +17,9 @@ from tilewise.core.errors import ConfigError
 
 __all__ = ["own_command", "own_facts", "own_host", "require_equal"]
 
-_SHOWN = 200  # characters of a value
-_SHOWN_BEFORE = 40  # of them before the place where two values begin to differ
-_REMEDIES = {"command": "give all processes of a run the same words"}
+_SHOWN = 200  # characters of a value that are shown
+_SHOWN_BEFORE = 40  # characters that are shown before the first difference
+_REMEDIES = {"command": "start all processes of a run with the same command line"}
 _REMEDY = "start them from one installation, with one environment"
 
 
@@ -60,11 +60,11 @@ def require_equal(own: Mapping[str, str], other: Mapping[str, object], peer: str
             differ.
     """
     for name, value in own.items():
-        if (found := other.get(name)) != value:
-            same = _common_length(value, found) if isinstance(found, str) else 0
+        if (other_value := other.get(name)) != value:
+            same = _common_length(value, other_value) if isinstance(other_value, str) else 0
             raise ConfigError(
                 f"[comm.ProcessGroup] processes of a group must have the same {name}; got {_shown(value, same)} in the "
-                f"leader and {_shown(found, same)} in {peer}; {_REMEDIES.get(name, _REMEDY)}"
+                f"leader and {_shown(other_value, same)} in {peer}; {_REMEDIES.get(name, _REMEDY)}"
             )
 
 

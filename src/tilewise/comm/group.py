@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from tilewise._native.connection import World as Native
 from tilewise.comm.facts import own_command, own_facts, own_host, require_equal
 from tilewise.comm.links import BUSY_S, Link, bandwidth, clock_offset, round_trip
-from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, error_of, watched, watched_too
+from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, duplicate_watched, error_of, watched
 from tilewise.comm.world import World
 from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError, TilewiseError
 from tilewise.core.mesh import MAX_DEVICES
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["Group", "active_group"]
 
 _START_S = 120.0
-_ANSWER_S = 30.0  # without a sign of life
+_ANSWER_S = 30.0  # seconds without a heartbeat
 _END_S = 5.0
-_SEEN_S = 0.5  # between the end of a process's socket and that of the process
+_SEEN_S = 0.5  # from the end of a process's socket to the end of the process
 _CLOSED = "[comm.ProcessGroup] a group must be open; got a closed one; open another"
 _validate = Validator("comm", ConfigError)
 _active: Group | None = None
@@ -80,16 +80,20 @@ class Group:
         self.num_processes = _validate.integer("ProcessGroup", "num_processes", num_processes, 1, MAX_DEVICES)
         if active_group() is not None:
             _validate.invalid(
-                "ProcessGroup", "a process has one group at a time", "a second one", "close the first"
+                "ProcessGroup",
+                "a process may have only one group at a time",
+                "a second one",
+                "close the first",
             )
         self._worker, self._world, self._owner = worker, world, os.getpid()
         self._peers: list[Peer] = []
         self.hosts = [0]
         self._ends: list[int] = []
-        self._cause: str | None = None  # why it is over
+        self._cause: str | None = None  # why the group has ended
         self._num_asked = self._num_opened = 0
         self._device_groups: set[DeviceGroup] = set()
-        self._dropped: deque[DeviceGroup] = deque()  # whose executors were let go without being closed
+        # device groups whose executors were dropped without `close`
+        self._dropped: deque[DeviceGroup] = deque()
         self._lock = threading.RLock()
         _active = self
 
@@ -143,7 +147,7 @@ class Group:
                 self.hosts = [seen.index(name) for name in names]
                 self._ends = [watched(self._owner)]
                 for peer in self._peers:
-                    self._ends.append(watched_too(peer.ended))
+                    self._ends.append(duplicate_watched(peer.ended))
                 for peer in self._peers:
                     begin = {"process": peer.number, "pids": self.pids, "hosts": self.hosts}
                     peer.channel.send(begin, () if self._world else self._ends)
@@ -156,8 +160,8 @@ class Group:
         for peer in self._peers:
             hello, _ = peer.channel.receive(_START_S)
             if "error" in hello:
-                found = error_of(hello["error"])
-                raise type(found)(f"{found} ({peer.name})")
+                error = error_of(hello["error"])
+                raise type(error)(f"{error} ({peer.name})")
             require_equal(own, hello, peer.name)
             names.append(str(hello.get("host")))
             if isinstance(peer, JoinedPeer):
@@ -165,12 +169,12 @@ class Group:
         return names
 
     def _let_go(self) -> None:
-        """Processes of a launcher end together with this one, by MPI."""
+        """Let the processes of a launcher end, together with this one, by MPI."""
         if self._world is not None:
             for peer in self._peers:
                 if isinstance(peer, JoinedPeer):
                     peer.let_go()
-            if any(peer.has_ended() for peer in self._peers):  # none can before this one
+            if any(peer.has_ended() for peer in self._peers):  # no process may end before this one
                 self._world.give_up("a process has ended before the others")
             self._world.leave()
 
@@ -189,7 +193,7 @@ class Group:
                 device_group.close()
             self._device_groups.clear()
             if self._world is not None and self._cause is None:
-                self.start()  # those that have had nothing to do wait for this
+                self.start()  # processes without work still wait for the start
                 self._let_go()
             self._end(_CLOSED, _END_S)
         if _active is self:
@@ -219,8 +223,8 @@ class Group:
 
         Args:
             content: the plan's program, as the workers read it.
-            options: of the native executor, as in one process.
-            file_directory: of the devices' files, on every host.
+            options: options of the native executor, as in one process.
+            file_directory: directory of the devices' files, on every host.
 
         Raises:
             PlanError: there are fewer devices than processes.
@@ -243,16 +247,14 @@ class Group:
             device_group = DeviceGroup(self, self._num_opened, processes, self._ends, *spread, connection)
             self._device_groups.add(device_group)
         executor = GroupExecutor(device_group)
-        weakref.finalize(
-            executor, self._dropped.append, device_group
-        )  # it may be let go in the middle of a question
+        weakref.finalize(executor, self._dropped.append, device_group)  # it may be dropped during a request
         return executor
 
     def ask(
         self,
         executor: int,
         what: str,
-        *given: object,
+        *arguments: object,
         files: Callable[[int], Sequence[int | str]] = lambda process: (),
         then: Callable[[], object] = lambda: None,
         only: Sequence[int] | None = None,
@@ -262,7 +264,7 @@ class Group:
         Args:
             executor: its number.
             what: the request.
-            given: its plain arguments.
+            arguments: plain values.
             files: what each process receives: descriptors, paths, or -1 for none.
             then: called after all requests were sent, before waiting for answers.
             only: the processes to ask; by default all.
@@ -279,10 +281,9 @@ class Group:
             for peer in self._peers:
                 peer.skip_answers(_ANSWER_S)
             self._num_asked += 1
-            message = {"id": self._num_asked, "executor": executor, "what": what, "given": list(given)}
-            with self._over_after(
-                BaseException
-            ):  # one half of the workers would wait for what the other half has
+            message = {"id": self._num_asked, "executor": executor, "what": what, "given": list(arguments)}
+            # otherwise some workers would wait for those that did not get the request
+            with self._over_after(BaseException):
                 asked = [peer for peer in self._peers if only is None or peer.number in only]
                 for peer in asked:
                     peer.ask(message, files(peer.number))
@@ -301,9 +302,9 @@ class Group:
             PeerLost, CommTimeout: a process has ended, or does not answer. The group has then
                 ended.
         """
-        found: list[Link] = []
+        links: list[Link] = []
         if self._world is None:
-            return found
+            return links
         native = self._world.native
         with self._lock:
             self.start()
@@ -313,8 +314,8 @@ class Group:
                 trip = round_trip(native, number)
                 measure()
                 self.ask(0, "compute", BUSY_S, only=[number], then=measure)
-                found.append(Link(number, host, trip, *rates))
-        return found
+                links.append(Link(number, host, trip, *rates))
+        return links
 
     def clock_offset(self, process: int) -> int:
         """Nanoseconds by which a worker's clock is ahead of the leader's, measured now, because
@@ -332,11 +333,11 @@ class Group:
             while (
                 not (gone := [peer for peer in self._peers if peer.has_ended()]) and time.monotonic() < until
             ):
-                time.sleep(0.005)  # its socket closes first
+                time.sleep(0.005)  # the socket closes before the process ends
             how = "".join(f"; {peer.name} has ended: {peer.ending()}" for peer in gone)
-            found = type(error)(f"{error}{how}")
-            self._end(str(found), 0.0)
-            return found
+            full_error = type(error)(f"{error}{how}")
+            self._end(str(full_error), 0.0)
+            return full_error
 
     @contextmanager
     def _over_after(self, kind: type[BaseException]) -> Iterator[None]:

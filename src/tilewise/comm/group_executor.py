@@ -22,7 +22,7 @@ from tilewise._native.connection import Connection
 from tilewise._native.programs import Executor, Program
 from tilewise.comm.group_memory import executor_files, make_memory, needed_memory
 from tilewise.comm.memory import shared_content
-from tilewise.comm.peer import watched_too
+from tilewise.comm.peer import duplicate_watched
 from tilewise.core.errors import CommError, InternalError
 
 if TYPE_CHECKING:
@@ -37,17 +37,17 @@ class DeviceGroup:
 
     Args:
         group: the processes.
-        number: by which workers identify it.
-        processes: of each device.
+        number: number by which workers identify the executor.
+        processes: the process of each device.
         ends: per process, a descriptor that becomes readable when it has ended.
         content: the plan's program, as the workers read it.
-        options: of the native executor, as in one process.
-        file_directory: of the devices' files, on every host.
-        connection: to processes of other hosts; None if there are none.
+        options: options of the native executor, as in one process.
+        file_directory: directory of the devices' files, on every host.
+        connection: connection to processes of other hosts; None without other hosts.
 
     Attributes:
         native: the executor of this process.
-        is_closed: whether it is closed.
+        is_closed: whether the executor is closed.
 
     Raises:
         ResourceError: not enough memory or descriptors.
@@ -69,7 +69,7 @@ class DeviceGroup:
         self._is_remote = [host != group.hosts[0] for host in group.hosts]
         self.processes = processes
         self.is_closed = False
-        with ExitStack() as opened, ExitStack() as kept:
+        with ExitStack() as opened, ExitStack() as duplicates:
 
             def own(descriptor: int) -> int:
                 opened.callback(os.close, descriptor)
@@ -79,10 +79,10 @@ class DeviceGroup:
             needed = needed_memory(options, file_directory, group.num_processes)
             made = make_memory(needed, [group.hosts[process] == 0 for process in processes], own)
             self._ends = [-1]
-            for end in ends[1:]:  # the group may be over before this is closed
-                self._ends.append(watched_too(end))
+            for end in ends[1:]:  # the group may end before this executor is closed
+                self._ends.append(duplicate_watched(end))
                 if end >= 0:
-                    kept.callback(os.close, self._ends[-1])
+                    duplicates.callback(os.close, self._ends[-1])
             spread = {**options, "processes": list(processes)}
             is_connected = any(self._is_remote)
             self.native = Executor(
@@ -94,10 +94,10 @@ class DeviceGroup:
                 process=0,
                 peer_files=self._ends,
             )
-            kept.pop_all()
+            duplicates.pop_all()
             try:
                 files = {0: list[int | str](made)}
-                for head in self._heads():  # of every other host: the memory of its devices
+                for head in self._heads():  # every other host allocates the memory of its devices
                     is_own = [group.hosts[process] == group.hosts[head] for process in processes]
                     (files[group.hosts[head]],) = group.ask(number, "make", needed, is_own, only=[head])
                 asked = {**spread, "content_bytes": len(content)}
@@ -117,9 +117,9 @@ class DeviceGroup:
         """Whether a device's memory is mapped here."""
         return not self._is_remote[self.processes[device]]
 
-    def ask(self, what: str, *given: object) -> list[Any]:
-        """Send a request about it to the workers."""
-        return self.group.ask(self._number, what, *given, then=self.native.call_peers)
+    def ask(self, what: str, *arguments: object) -> list[Any]:
+        """Send a request about this executor to the workers."""
+        return self.group.ask(self._number, what, *arguments, then=self.native.call_peers)
 
     def clock_offsets(self) -> list[int]:
         """For each worker, nanoseconds by which the clock of its host is ahead of this one's."""
@@ -136,7 +136,7 @@ class DeviceGroup:
             if not self.group.is_over:
                 self.ask("close")
         except (CommError, InternalError):
-            pass  # nothing of this is left in the others: the group is over, or they could not open it
+            pass  # workers have nothing to close: the group has ended, or they could not open the executor
         finally:
             self.native.close()
             for end in self._ends[1:]:
@@ -168,7 +168,7 @@ class GroupExecutor:
         """As in one process for a device's file; for a device on another host, for all its bytes."""
         try:
             self._native.move(way, device, offset, memory)
-        except CommError as error:  # no later answer may land in that memory
+        except CommError as error:  # a late answer must not be written to that memory
             raise self._device_group.group.lost(error) from None
 
     def allocated_bytes(self) -> list[int]:
@@ -189,7 +189,7 @@ class GroupExecutor:
         Args:
             program: the native form of the program that the workers have.
             symbols: a value for each.
-            name: of the list.
+            name: name of the list.
             meanwhile: called once, on this thread, while the devices run; its exception is raised
                 at the end.
 
@@ -222,18 +222,17 @@ class GroupExecutor:
         for part, clock_offset in zip(
             self._device_group.ask("timeline"), self._device_group.clock_offsets(), strict=True
         ):
-            rows += [
-                (*row[:4], *(time and time - clock_offset for time in row[4:])) for row in part
-            ]  # 0 is unknown
+            # 0 means unknown
+            rows += [(*row[:4], *(time and time - clock_offset for time in row[4:])) for row in part]
         return sorted(rows, key=lambda row: row[6])
 
     def transfers(self) -> dict[str, list[int]]:
         """Elements read from other devices' memory: label -> one count per device."""
-        found: dict[str, list[int]] = {}
+        elements: dict[str, list[int]] = {}
         for part in (self._native.transfers(), *self._device_group.ask("transfers")):
             for label, counts in part.items():
-                found[label] = _sums([found[label], counts]) if label in found else list(counts)
-        return found
+                elements[label] = _sums([elements[label], counts]) if label in elements else list(counts)
+        return elements
 
     def reset_transfers(self) -> None:
         """Set the counts of transfers to zero."""

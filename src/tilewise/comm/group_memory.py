@@ -25,9 +25,9 @@ def needed_memory(options: Mapping[str, Any], file_directory: str, num_processes
     """The memory to allocate, as plain values.
 
     Args:
-        options: of the native executor.
-        file_directory: of the devices' files, as a Python string; each host resolves it.
-        num_processes: of all hosts.
+        options: options of the native executor.
+        file_directory: directory of the devices' files; each host resolves it.
+        num_processes: number of processes on all hosts.
     """
     sizes = {name: options[name] for name in ("arena_bytes", "file_bytes")}
     return {"group_bytes": group_bytes(num_processes), "file_directory": file_directory, **sizes}
@@ -37,7 +37,7 @@ def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable
     """Allocate memory for the processes of this host; returns descriptors.
 
     Args:
-        needed: from `needed_memory`.
+        needed: the result of `needed_memory`.
         is_own: per device, whether it is on this host.
         own: receives every descriptor when it is created, to close it later.
 

@@ -1,4 +1,4 @@
-"""What a launcher (mpiexec, srun) says about this process and its peers, and whether MPI agrees.
+"""What a launcher (mpiexec, srun) reports about this process and its peers, and whether MPI agrees.
 
 If a launcher starts N copies of a program whose MPI does not know the launcher, there are N worlds
 of one process each. Each would do the whole work and overwrite the others' files. So the launcher's
@@ -17,7 +17,7 @@ from tilewise.core.validation import shown
 __all__ = ["Launched", "ending_by_mpi", "launched", "refuse_several", "require_mpi", "require_world"]
 
 _MAX_PROCESSES = 1 << 24
-# From here on Slurm's numbers of steps are names: of the batch script, of an interactive shell, of what is outside.
+# Slurm reserves step numbers from here on: for the batch script, interactive shells and processes outside of steps.
 _FIRST_RESERVED_STEP = 0xFFFF_FFF0
 
 _OPEN_MPI = "Open MPI's mpiexec"
@@ -31,7 +31,7 @@ _REMEDIES = {
     _PMI: "start with the mpiexec that belongs to this MPI, or build for the MPI of the one that was used "
     "(`tilewise build-mpi --mpicc` with the mpicc next to it)",
     _SLURM: "name the interface that this MPI was built for (`srun --mpi=pmi2` for MPICH and Intel MPI, "
-    "`srun --mpi=pmix` for Open MPI; `srun --mpi=list` shows what there is), or start with its mpiexec in the job",
+    "`srun --mpi=pmix` for Open MPI; `srun --mpi=list` lists the interfaces), or start with its mpiexec in the job",
     _PMIX: "start with the mpiexec that belongs to this MPI, or build for an MPI that speaks PMIx "
     "(`tilewise build-mpi --mpicc` with its mpicc)",
 }
@@ -97,12 +97,12 @@ def refuse_several(where: str, rule: str, remedy: str) -> None:
     Raises:
         ConfigError: this is one of several processes.
     """
-    found = launched()
-    if found is not None and found.has_several:
-        raise ConfigError(f"[{where}] {rule}; got {found} by {found.launcher}; {remedy}")
+    launch = launched()
+    if launch is not None and launch.has_several:
+        raise ConfigError(f"[{where}] {rule}; got {launch} by {launch.launcher}; {remedy}")
 
 
-def require_mpi(found: Launched) -> MpiLibrary:
+def require_mpi(launch: Launched) -> MpiLibrary:
     """The MPI library that connects the processes of a launcher.
 
     Raises:
@@ -112,30 +112,30 @@ def require_mpi(found: Launched) -> MpiLibrary:
         return find_mpi()
     except ConfigError as error:
         raise ConfigError(
-            f"[comm.launcher] processes of {found.launcher} must be joined by MPI; got {found} and no MPI, so that "
+            f"[comm.launcher] processes of {launch.launcher} must be joined by MPI; got {launch} and no MPI, so that "
             f"each would do the whole work: {error}"
         ) from None
 
 
-def ending_by_mpi(found: Launched, library: str) -> str:
+def ending_by_mpi(launch: Launched, library: str) -> str:
     """The message for the case that MPI does not know the launcher: it does not start, prints its
     own message and ends the process.
 
     Args:
-        found: what the launcher says.
+        launch: what the launcher says.
         library: description of the MPI library.
     """
     return (
-        f"[comm.launcher] MPI must start where its launcher has started processes; got {found} by {found.launcher}, "
-        f"and the end of it by {library}; {_REMEDIES[found.launcher]}"
+        f"[comm.launcher] MPI must start where its launcher has started processes; got {launch} by {launch.launcher}, "
+        f"which {library} ended; {_REMEDIES[launch.launcher]}"
     )
 
 
-def require_world(found: Launched, rank: int, size: int, library: str) -> None:
+def require_world(launch: Launched, rank: int, size: int, library: str) -> None:
     """Reject a process whose launcher and MPI disagree about its rank or the number of processes.
 
     Args:
-        found: what the launcher says.
+        launch: what the launcher says.
         rank: number of this process in MPI's world.
         size: number of processes in MPI's world.
         library: description of the MPI library.
@@ -144,12 +144,12 @@ def require_world(found: Launched, rank: int, size: int, library: str) -> None:
         ConfigError: they disagree; or MPI's world has one process and the launcher does not say how
             many it started, because it may have started several.
     """
-    is_same = (rank, size) == (found.rank, found.size)
-    is_likely = found.size is None and rank == found.rank and size > 1
+    is_same = (rank, size) == (launch.rank, launch.size)
+    is_likely = launch.size is None and rank == launch.rank and size > 1
     if not is_same and not is_likely:
         raise ConfigError(
-            f"[comm.launcher] launcher and MPI must agree; got {found} by {found.launcher}, and process {rank} of "
-            f"{size} by {library}; {_REMEDIES[found.launcher]}"
+            f"[comm.launcher] launcher and MPI must agree; got {launch} by {launch.launcher}, and process {rank} of "
+            f"{size} by {library}; {_REMEDIES[launch.launcher]}"
         )
 
 

@@ -23,7 +23,7 @@ _ROUND_TRIPS, _TRANSFERS, _QUESTIONS = 200, 8, 16
 _LARGE = 16 << 20
 _PATIENCE_S = 60.0
 BUSY_S = 2.0
-_SIDE = 512  # of matrices that keep a core busy
+_SIDE = 512  # rows and columns of the matrices that keep a core busy
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Link:
         process: the worker's number.
         host: its host's number; 0 for the leader's.
         round_trip_s: time to request and receive eight bytes.
-        bytes_per_s: with 16 MiB at a time.
+        bytes_per_s: bandwidth of transfers of 16 MiB.
         busy_bytes_per_s: the same while one of the worker's cores computes.
     """
 
@@ -64,13 +64,13 @@ def bandwidth(world: World, process: int) -> float:
 
 
 def _median_s(world: World, process: int, num_bytes: int, times: int) -> float:
-    found = [world.probe(process, num_bytes, _PATIENCE_S) for _ in range(times)]
-    if min(found) < 0:
+    times_s = [world.probe(process, num_bytes, _PATIENCE_S) for _ in range(times)]
+    if min(times_s) < 0:
         raise PeerLost(
-            f"[comm.links] a process must answer; got nothing of process {process} for {_PATIENCE_S:g} s"
+            f"[comm.links] a process must answer; got nothing from process {process} for {_PATIENCE_S:g} s"
             f"{': ' if world.cause else ''}{world.cause}; see that its host can be reached"
         )
-    return statistics.median(found)
+    return statistics.median(times_s)
 
 
 def clock_offset(ask: Callable[[], int]) -> int:
@@ -80,13 +80,13 @@ def clock_offset(ask: Callable[[], int]) -> int:
     Args:
         ask: requests the other side's `time.monotonic_ns`.
     """
-    found: list[tuple[int, int]] = []
+    samples: list[tuple[int, int]] = []
     for _ in range(_QUESTIONS):
         asked = time.monotonic_ns()
         answer = ask()
         answered = time.monotonic_ns()
-        found.append((answered - asked, answer - (asked + answered) // 2))
-    return min(found)[1]
+        samples.append((answered - asked, answer - (asked + answered) // 2))
+    return min(samples)[1]
 
 
 def compute(seconds: float) -> int:

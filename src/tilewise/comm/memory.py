@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_PAGE = 4096  # what native code maps
+_PAGE = 4096  # the unit in which native code maps memory
 
 
 def round_to_pages(num_bytes: int) -> int:
@@ -77,7 +77,7 @@ def require_memory(descriptor: int, num_bytes: int, *, is_constant: bool = False
     """Reject a descriptor from another process that is not sealed memory of this size.
 
     Args:
-        descriptor: to check.
+        descriptor: the descriptor to check.
         num_bytes: required size, in whole pages unless it is constant.
         is_constant: whether its content must be unchangeable.
 
@@ -109,7 +109,7 @@ def read_content(descriptor: int, num_bytes: int) -> bytes:
 def content_of(descriptor: int) -> bytes:
     """All bytes of memory of this process, to be copied."""
     num_bytes = os.fstat(descriptor).st_size
-    found = bytearray()
-    while len(found) < num_bytes:
-        found += os.pread(descriptor, num_bytes - len(found), len(found))
-    return bytes(found)
+    content = bytearray()
+    while len(content) < num_bytes:
+        content += os.pread(descriptor, num_bytes - len(content), len(content))
+    return bytes(content)

@@ -25,7 +25,7 @@ from tilewise.processes.children import HEAD, pack, unpack
 __all__ = ["MpiChannel"]
 
 _SLICE_S = 0.2
-_QUIET_S = 10.0  # a process of another host of which so long nothing was heard is lost
+_QUIET_S = 10.0  # a process of another host is lost after this silence
 _PIECE = 1 << 26
 _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}")
 
@@ -34,12 +34,12 @@ class MpiChannel:
     """One end of a channel. One thread at a time may send, and one may receive.
 
     Args:
-        world: of all processes.
-        number: of the process at the other end.
+        world: the world of all processes.
+        number: number of the process at the other end.
         peer: its description, for messages.
 
     Attributes:
-        is_local: whether it is on this host.
+        is_local: whether that process is on this host.
     """
 
     def __init__(self, world: World, number: int, peer: str) -> None:
@@ -101,7 +101,7 @@ class MpiChannel:
                 message = unpack(frame[HEAD.size :])
         paths = message.get("paths", []) if type(message) is dict else None
         if not isinstance(paths, list) or any(type(path) not in (str, int) for path in paths):
-            raise self._odd()
+            raise self._invalid()
         files = list[int]()
         try:
             for path in paths:
@@ -115,12 +115,12 @@ class MpiChannel:
 
     def _copy(self, num_bytes: int) -> int:
         """Memory with the content that the other process sends next."""
-        found = bytearray()
-        while len(found) < num_bytes and (piece := self._receive(_QUIET_S)):
-            found += piece
-        if len(found) != num_bytes:
-            raise self._odd()
-        return shared_content(bytes(found), "copy")
+        content = bytearray()
+        while len(content) < num_bytes and (piece := self._receive(_QUIET_S)):
+            content += piece
+        if len(content) != num_bytes:
+            raise self._invalid()
+        return shared_content(bytes(content), "copy")
 
     def _receive(self, patience_s: float | None) -> bytes:
         until = None if patience_s is None else time.monotonic() + patience_s
@@ -150,16 +150,16 @@ class MpiChannel:
             "and whether its host can be reached"
         )
 
-    def _odd(self) -> PeerLost:
+    def _invalid(self) -> PeerLost:
         return PeerLost(
-            f"[comm.channel] processes of a group must speak as this version does; got something else from "
+            f"[comm.channel] processes of a group must send valid messages; got something else from "
             f"{self.peer}; start all again"
         )
 
     def _late(self, patience_s: float) -> CommTimeout:
         return CommTimeout(
             f"[comm.channel] processes of a group must answer; got nothing from {self.peer} for {patience_s:g} s; see "
-            "whether it is stopped, or the machine has more to do than it can"
+            "whether it is stopped, or the machine is overloaded"
         )
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ def _opened(path: str, peer: str) -> int:
         return -1
     if _PATH.fullmatch(path) is None:
         raise PeerLost(
-            f"[comm.channel] memory that is handed over must be a descriptor of a process; got {shown(path)} from "
+            f"[comm.channel] the path of shared memory must be a descriptor of a process; got {shown(path)} from "
             f"{peer}; start all again"
         )
     try:

@@ -60,7 +60,7 @@ def find_mpi() -> MpiLibrary:
         ConfigError: there is none, or TILEWISE_MPI does not name a file.
     """
     if named := read("TILEWISE_MPI", ""):
-        if not os.path.isfile(named):  # which no length is too much for
+        if not os.path.isfile(named):  # accepts names of any length
             raise ConfigError(
                 "[comm.mpi] TILEWISE_MPI must name a file that `tilewise build-mpi` has built; got "
                 f"{named!r}, which is no file; build it, or unset the variable"
@@ -83,8 +83,8 @@ def _folder() -> Path:
 
 def _abi_library() -> Path | None:
     for folder in _library_folders():
-        if (found := folder / _ABI_LIBRARY).is_file():
-            return found
+        if (path := folder / _ABI_LIBRARY).is_file():
+            return path
     try:
         ctypes.CDLL(_ABI_LIBRARY)  # the loader's own paths; there is no other way to ask for them
     except OSError:

@@ -64,8 +64,8 @@ def load_table(table: Path, library: Path | None) -> MpiTable:
             f"[comm.mpi] {table} must have version {VERSION} of the table; got {got}; build it again with `tilewise "
             "build-mpi`"
         )
-    found: MpiTable = pointer.contents
-    return found
+    loaded: MpiTable = pointer.contents
+    return loaded
 
 
 def name_of_library(table: MpiTable) -> str:

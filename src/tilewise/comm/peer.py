@@ -18,57 +18,57 @@ from tilewise.core import errors
 from tilewise.core.errors import CommError, InternalError, PeerLost, ResourceError, TilewiseError
 from tilewise.processes.children import Spawned
 
-__all__ = ["JoinedPeer", "Peer", "SpawnedPeer", "error_of", "row_of_error", "watched", "watched_too"]
+__all__ = ["JoinedPeer", "Peer", "SpawnedPeer", "duplicate_watched", "error_of", "row_of_error", "watched"]
 
 
 class Peer:
     """A worker's process.
 
     Args:
-        number: of the process; the leader is 0.
-        channel: to it.
+        number: the process's number; the leader is 0.
+        channel: the channel to the process.
 
     Attributes:
-        ended: a descriptor that can be read when it has ended; -1 where there is none, on another host.
-        pid: of the process, once it is known.
-        name: in words.
+        ended: a descriptor that becomes readable when the process has ended; -1 for a process on another host.
+        pid: its process id; -1 until it is known.
+        name: its description in messages.
     """
 
     def __init__(self, number: int, channel: Channel | MpiChannel) -> None:
         self.number, self.channel = number, channel
         self.ended, self.pid = -1, -1
-        self._owed: int | None = None  # the number of the question that it has not answered
+        self._owed: int | None = None  # the id of the request that it has not answered
 
     @property
     def name(self) -> str:
         return f"process {self.number}" + (f" (pid {self.pid})" if self.pid >= 0 else "")
 
     def ask(self, message: Message, files: Sequence[int | str] = ()) -> None:
-        """Send a question, which has a number."""
+        """Send a request, which has an id."""
         self.channel.send(message, files)  # type: ignore[arg-type]
         self._owed = message["id"]
 
     def answer(self, patience_s: float) -> Any:
-        """What it says to the last question; an error of Tilewise's is returned, not raised.
+        """The answer to the last request. An error that the worker reports is returned, not raised.
 
         Raises:
-            PeerLost: it is gone.
-            CommTimeout: it gives no sign of life.
+            PeerLost: the process has ended.
+            CommTimeout: neither an answer nor a heartbeat arrived in time.
         """
         while True:
             message, _ = self.channel.receive(patience_s)
-            if message.get("id") == self._owed:  # not one of the signs of life before it
+            if message.get("id") == self._owed:  # heartbeats have no id
                 break
         self._owed = None
         return message["answer"] if "answer" in message else error_of(message.get("error"))
 
     def skip_answers(self, patience_s: float) -> None:
-        """Wait for the answer to a question whose asker was interrupted."""
+        """Wait for the answer to a request whose caller was interrupted."""
         if self._owed is not None:
             self.answer(patience_s)
 
     def has_ended(self) -> bool:
-        """Whether its process is gone, as far as this host can see."""
+        """Whether its process has ended; False for a process on another host."""
         if self.ended < 0:
             return False
         poll = select.poll()
@@ -76,21 +76,21 @@ class Peer:
         return bool(poll.poll(0))
 
     def ending(self) -> str:
-        """How it has ended, in words."""
+        """How it ended, in words."""
         raise NotImplementedError
 
     def close(self, patience_s: float) -> None:
-        """Wait for its end, which a closed channel brings, and give everything back."""
+        """Close the channel, wait for the process, which then ends, and close its descriptor."""
         self.channel.close()
         if self.ended >= 0:
             os.close(self.ended)
 
 
 class SpawnedPeer(Peer):
-    """A process that the leader has started.
+    """A process that the leader started.
 
     Args:
-        number: of the process.
+        number: the process's number.
         worker: the module whose `main` it runs.
     """
 
@@ -117,48 +117,49 @@ class SpawnedPeer(Peer):
 
 
 class JoinedPeer(Peer):
-    """A process that a launcher has started next to the leader.
+    """A process that a launcher started together with the leader.
 
     Args:
-        number: of the process, and in the world.
-        world: of both.
+        number: the process's number, which is also its rank in the world.
+        world: the launcher's processes.
     """
 
     def __init__(self, number: int, world: World) -> None:
-        self._wire_channel = MpiChannel(world, number, f"process {number}")
-        super().__init__(number, self._wire_channel)
+        self._mpi_channel = MpiChannel(world, number, f"process {number}")
+        super().__init__(number, self._mpi_channel)
 
     def met(self, pid: object, is_local: bool) -> None:
-        """What it has said of itself.
+        """Store the process id that it reported, and watch for its end if it is on this host.
 
         Raises:
-            PeerLost: it is gone, or has no such number.
+            PeerLost: it has ended, or the process id is invalid.
         """
         if type(pid) is not int or not 0 < pid < 1 << 31:
             raise PeerLost(
-                f"[comm.ProcessGroup] a process must say its number; got {pid!r} from {self.name}; start all again"
+                f"[comm.ProcessGroup] a process must report its process id; got {pid!r} from {self.name}; "
+                "start all again"
             )
         self.pid = pid
-        self._wire_channel.peer = self.name
+        self._mpi_channel.peer = self.name
         if is_local:
             self.ended = watched(pid)
-        self._wire_channel.watch(self.ended)
+        self._mpi_channel.watch(self.ended)
 
     def ending(self) -> str:
         return "see what it printed, or its launcher"
 
     def let_go(self) -> None:
-        """It may end."""
+        """Allow the process to end."""
         with suppress(CommError):
             self.channel.send({"what": "end"})
 
 
 def watched(pid: int) -> int:
-    """A descriptor that can be read when a process of this host has ended; the caller closes it.
+    """A descriptor that becomes readable when a process of this host has ended; the caller closes it.
 
     Raises:
-        PeerLost: there is no such process any more.
-        ResourceError: the system gives none.
+        PeerLost: the process does not exist any more.
+        ResourceError: the limit of open files is reached.
     """
     try:
         return os.pidfd_open(pid)
@@ -171,11 +172,11 @@ def watched(pid: int) -> int:
         raise _no_descriptor(error) from None
 
 
-def watched_too(ended: int) -> int:
-    """Another descriptor for what `watched` has returned, to be closed by itself; -1 for none.
+def duplicate_watched(ended: int) -> int:
+    """A duplicate of a descriptor of `watched`, which the caller closes; -1 for -1.
 
     Raises:
-        ResourceError: the system gives none.
+        ResourceError: the limit of open files is reached.
     """
     try:
         return os.dup(ended) if ended >= 0 else -1
@@ -191,14 +192,14 @@ def _no_descriptor(error: OSError) -> ResourceError:
 
 
 def row_of_error(error: BaseException) -> list[str]:
-    """An error as a worker tells it: the name of its class, and its text."""
+    """An error in a worker's answer: the name of its class, and its text."""
     if isinstance(error, TilewiseError):
         return [type(error).__name__, str(error)]
     return ["InternalError", f"[comm.ProcessGroup] a worker must not fail; got {error!r}; report it"]
 
 
 def error_of(row: Any) -> TilewiseError:
-    """The error again."""
+    """The error that `row_of_error` wrote."""
     name, text = row if isinstance(row, list) and len(row) == 2 else ("", str(row))
     kind = getattr(errors, str(name), InternalError)
     is_known = isinstance(kind, type) and issubclass(kind, TilewiseError)

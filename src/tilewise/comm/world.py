@@ -24,11 +24,10 @@ from tilewise.core.errors import LOST, ConfigError
 
 __all__ = ["World", "join_world"]
 
-_OTHER_LOST = (
-    signal.SIGUSR1
-)  # MPICH's mpiexec sends it when a process has ended badly, and it would end the others
-_JOIN_S = 60.0  # from one process's joining to the last's
-_SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")  # that MPICH's processes of one host share
+# MPICH's mpiexec sends it after a process has failed, and it would end the others
+_OTHER_LOST = signal.SIGUSR1
+_JOIN_S = 60.0  # from the first process that joins to the last
+_SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")  # memory that MPICH's processes of one host share
 _world: World | None = None
 
 
@@ -83,28 +82,28 @@ def join_world() -> World | None:
     if _world is not None:
         if not _world.is_own:
             raise ConfigError(
-                "[comm.world] processes of a launcher are joined by what it has started; got a forked copy; open the "
-                "group in the process itself"
+                "[comm.world] only a process that the launcher started may join its world; got a forked copy; open "
+                "the group in the original process"
             )
         if _world.native.cause:
             raise ConfigError(
-                "[comm.world] processes of a launcher are joined once; got a second time, after the end "
+                "[comm.world] processes of a launcher can join only once; got a second time, after the end "
                 f"({_world.native.cause}); keep one group open for the whole program"
             )
         return _world
-    found = launched()
-    if found is None or not found.has_several:
+    launch = launched()
+    if launch is None or not launch.has_several:
         return None
-    library = require_mpi(found)
+    library = require_mpi(launch)
     if signal.getsignal(_OTHER_LOST) == signal.SIG_DFL:
-        with suppress(ValueError):  # in another thread than the main one
+        with suppress(ValueError):  # only the main thread may set handlers
             signal.signal(_OTHER_LOST, signal.SIG_IGN)
-    ending = f"tilewise: {ending_by_mpi(found, library.name)}\n"
-    with _in_time(found):
+    ending = f"tilewise: {ending_by_mpi(launch, library.name)}\n"
+    with _in_time(launch):
         native = join_native(str(library.table), str(library.library or ""), ending)
-    _unlink_segments()  # before a refusal, after which MPI is not ended
+    _unlink_segments()  # before `require_world` may fail, after which MPI is not finalized
     try:
-        require_world(found, native.rank, native.size, library.name)
+        require_world(launch, native.rank, native.size, library.name)
     except ConfigError as error:
         native.fail(str(error))
         raise
@@ -115,13 +114,13 @@ def join_world() -> World | None:
 
 
 @contextmanager
-def _in_time(found: Launched) -> Iterator[None]:
+def _in_time(launch: Launched) -> Iterator[None]:
     """Limits the time of a block in which MPI waits for all processes; MPI itself would wait for ever."""
 
     def give_up() -> None:
         print(
-            f"tilewise: [comm.world] processes of a launcher must join within {_JOIN_S:g} s; got {found}{on_host()} "
-            f"by {found.launcher}, and not all others; see what they printed, and start all again",
+            f"tilewise: [comm.world] processes of a launcher must join within {_JOIN_S:g} s; got {launch}{on_host()} "
+            f"by {launch.launcher}, and not all others; see what they printed, and start all again",
             file=sys.stderr,
             flush=True,
         )

@@ -1,7 +1,6 @@
-"""Leaves that everything may import: errors, element types, symbolic sizes, the device mesh, environment,
-logging.
+"""Modules that every package may import: errors, element types, symbolic sizes, the device mesh, environment, logging.
 
-Owns no state. Imports nothing of Tilewise.
+They import nothing else of Tilewise.
 """
 
 from tilewise.core.dims import (

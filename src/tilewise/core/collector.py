@@ -1,4 +1,4 @@
-"""Making very many objects at once without Python's collector of reference cycles looking at them again and again."""
+"""Pauses Python's garbage collector while very many objects are created."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if gc.get_freeze_count() == 0:  # what a program has frozen itself stays so
+            if gc.get_freeze_count() == 0:  # otherwise `unfreeze` would also release what the program froze
                 gc.freeze()
-                gc.unfreeze()  # into the oldest generation
+                gc.unfreeze()  # moves the objects into the oldest generation
             gc.enable()

@@ -17,7 +17,7 @@ from tilewise.core.tree import allowed_widths, is_power_of_two, share_of, widths
 from tilewise.core.validation import Validator
 
 _validate = Validator("core", ShapeError)
-MAX_SIZE = (1 << 40) - 1  # of one dim: offsets and extents stay far from 63 bits
+MAX_SIZE = (1 << 40) - 1  # of one dim; keeps offsets and extents far below 63 bits
 
 __all__ = [
     "BATCH",
@@ -49,7 +49,7 @@ class Dim:
         _validate.text("dims", "the name of a symbol", self.name)
         low = _validate.integer("dims", f"min of {self.name!r}", self.min, 0, MAX_SIZE)
         high = _validate.integer("dims", f"max of {self.name!r}", self.max, low, MAX_SIZE)
-        object.__setattr__(self, "min", low)  # Python's integers: NumPy's may be too small for what follows
+        object.__setattr__(self, "min", low)  # Python integers, because NumPy's may overflow later
         object.__setattr__(self, "max", high)
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class DimLabel:
         return hash(self.name)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """In a pickle, its fields; equal ones become one object, which is quickly compared."""
+        """Pickles the fields; equal labels are unpickled as one object, which makes comparisons fast."""
         return _label, (self.name, self.atom, self.group, self.is_summed_by_batch_splits)
 
 
@@ -106,7 +106,7 @@ def _label(name: str, atom: int, group: int, is_summed_by_batch_splits: bool) ->
 
 
 BATCH = DimLabel("batch", 1, is_summed_by_batch_splits=True)
-UNLABELLED = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
+UNLABELLED = DimLabel("an unlabelled dim", 2)  # cuts a dim without a label that a hint shards
 
 
 def upper_bound(size: Size) -> int:
@@ -165,8 +165,8 @@ def shard_range(label: DimLabel, size: int, k_splits: int, shards: int, shard: i
     """
     if shards not in allowed_widths(k_splits):
         raise LayoutError(
-            f"[core.dims] devices share {label.name!r} in runs of its {k_splits} k splits that are nodes of one tree; "
-            f"got {shards} devices; {widths_in_words(shards, k_splits, 'graph.k_splits')}"
+            f"[core.dims] devices must share {label.name!r} in runs of its {k_splits} k splits that are nodes of its "
+            f"tree; got {shards} devices; {widths_in_words(shards, k_splits, 'graph.k_splits')}"
         )
     atoms = num_atoms(label, size)
     first, last = (c * atoms // k_splits for c in share_of(k_splits, shards, shard))

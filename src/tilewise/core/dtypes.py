@@ -39,7 +39,7 @@ class DType:
         return hash(self.name)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """In a pickle, its name: there is one of each, and the same object is quickly compared."""
+        """Pickles the name; unpickling returns the one object of this type, which makes comparisons fast."""
         return (dtype, (self.name,)) if DTYPES.get(self.name) is self else (DType, (self.name, self.numpy))
 
     @property
@@ -74,16 +74,16 @@ def dtype(name: str | DType) -> DType:
     accepted too.
 
     Raises:
-        ShapeError: there is none.
+        ShapeError: no type has this name.
     """
     if isinstance(name, DType):
         return name
-    found = DTYPES.get(_SPELLINGS.get(name, name)) if isinstance(name, str) else None
-    if found is None:
+    known_dtype = DTYPES.get(_SPELLINGS.get(name, name)) if isinstance(name, str) else None
+    if known_dtype is None:
         raise ShapeError(
             f"[core.dtype] a dtype must be one of {', '.join(DTYPES)}; got {shown(name)}; choose one of them"
         )
-    return found
+    return known_dtype
 
 
 _COMPUTED = ("bf16", "f32")

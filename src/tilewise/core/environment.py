@@ -18,8 +18,8 @@ VARIABLES = {
     "TILEWISE_MPI": "a file that `tilewise build-mpi` has built: the MPI to use",
     "OMPI_COMM_WORLD_RANK": "Open MPI's mpiexec: which process this is",
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpiexec: how many it has started",
-    "PMI_RANK": "mpiexec of MPICH, Intel MPI and their kin: which process this is",
-    "PMI_SIZE": "mpiexec of MPICH, Intel MPI and their kin: how many it has started",
+    "PMI_RANK": "mpiexec of MPICH, Intel MPI and their derivatives: which process this is",
+    "PMI_SIZE": "mpiexec of MPICH, Intel MPI and their derivatives: how many it has started",
     "PMIX_RANK": "launchers that speak PMIx: which process this is",
     "SLURM_NTASKS": "Slurm: tasks of the job; of the step, where SLURM_STEP_NUM_TASKS is missing",
     "SLURM_PROCID": "Slurm: which task of its step this process is",
@@ -36,7 +36,7 @@ def read(name: str, default: str) -> str:
     """
     if name not in VARIABLES:
         raise ConfigError(
-            f"[core.environment] a variable must stand in the table; got {name!r}; add it to "
+            f"[core.environment] a variable must be in `VARIABLES`; got {name!r}; add it to "
             "core/environment.py and docs/environment.md"
         )
     return os.environ.get(name) or default

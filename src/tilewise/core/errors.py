@@ -10,8 +10,8 @@
     ├── NotFinite             loss, gradients, weights or logits are no longer finite
     └── InternalError         a defect of Tilewise itself: says what to report
 
-Messages read `[package.function] the rule; got the values; what to do`. Users' mistakes raise before any work starts.
-Native code maps its own errors to these classes once, in native/bind.
+Messages have the form `[package.function] the rule; got the values; what to do`. Errors of users are raised before any
+work starts. native/bind maps errors of native code to these classes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 LOST = 75
-"""The exit code of a command that has lost a process: sysexits' "temporary failure", which schedulers may requeue."""
+"""The exit code of a command that lost a process: "temporary failure" of sysexits.h, which schedulers may requeue."""
 
 
 class TilewiseError(Exception):

@@ -29,24 +29,24 @@ class FrozenMap(dict[K, V]):
 
     __slots__ = ()
 
-    def _refuse(self, *given: object, **named: object) -> NoReturn:
+    def _read_only(self, *arguments: object, **named: object) -> NoReturn:
         _validate.invalid(
             "FrozenMap",
             "mappings of frozen records are read-only",
             f"a change of one with {len(self)} entries",
-            "change dict(mapping), and make another record with it",
+            "change dict(mapping), and make a new record with it",
         )
 
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _read_only
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle and a copy, a dictionary to make it of."""
+        """Pickles and copies as a plain dictionary, from which a `FrozenMap` is made."""
         return FrozenMap, (dict(self),)
 
 
 def freeze_maps(record: object, *names: str) -> None:
     """For `__post_init__` of a frozen dataclass: replace mappings in its fields by read-only ones."""
     for name in names:
-        given: Mapping[Any, Any] = getattr(record, name)
-        if type(given) is not FrozenMap:
-            object.__setattr__(record, name, FrozenMap(given))
+        mapping: Mapping[Any, Any] = getattr(record, name)
+        if type(mapping) is not FrozenMap:
+            object.__setattr__(record, name, FrozenMap(mapping))

@@ -18,8 +18,8 @@ __all__ = ["available_memory", "core_quota", "memory_of_machine", "num_cores"]
 
 _ROOT = Path("/")
 _MEMORY = ("memory.max", "memory/memory.limit_in_bytes")
-# Of a control group: its limit, what it uses, and the fields of its statistics that count page cache, which the kernel
-# drops when memory is short.
+# Files of a control group: its limit, its usage, its statistics, and the fields of these that count page cache, which
+# the kernel drops when memory is short.
 _USE = (
     ("memory.max", "memory.current", "memory.stat", ("inactive_file", "active_file")),
     (
@@ -29,8 +29,8 @@ _USE = (
         ("total_inactive_file", "total_active_file"),
     ),
 )
-_UNSAID = (OSError, ValueError, ZeroDivisionError)  # not there, the word "max", or nonsense
-_LEAST_QUOTA = 0.01  # of a core, where a file says less
+_NO_LIMIT = (OSError, ValueError, ZeroDivisionError)  # the file is missing, says "max", or is invalid
+_LEAST_QUOTA = 0.01  # of a core, if a file has less
 
 
 def num_cores(root: Path = _ROOT) -> int:
@@ -51,10 +51,10 @@ def core_quota(root: Path = _ROOT) -> float:
     """
     least = math.inf
     for folder in _groups(root):
-        with suppress(*_UNSAID):
+        with suppress(*_NO_LIMIT):
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
             least = min(least, int(quota) / int(period))
-        with suppress(*_UNSAID):
+        with suppress(*_NO_LIMIT):
             own, per = (
                 int((folder / f"cpu/cpu.cfs_{what}_us").read_text(encoding="ascii"))
                 for what in ("quota", "period")
@@ -72,7 +72,7 @@ def memory_of_machine(root: Path = _ROOT) -> int:
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder in _groups(root):
         for name in _MEMORY:
-            with suppress(*_UNSAID):
+            with suppress(*_NO_LIMIT):
                 limits.append(int((folder / name).read_text(encoding="ascii")))
     return min(limits)
 
@@ -84,29 +84,29 @@ def available_memory(root: Path = _ROOT) -> int:
     Args:
         root: root of the system's files.
     """
-    found = memory_of_machine(root)
-    with suppress(*_UNSAID):
+    available = memory_of_machine(root)
+    with suppress(*_NO_LIMIT):
         for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
-                found = min(found, int(line.split()[1]) << 10)
+                available = min(available, int(line.split()[1]) << 10)
     for folder in _groups(root):
         for limit, usage, statistics, caches in _USE:
-            with suppress(*_UNSAID):
+            with suppress(*_NO_LIMIT):
                 left = int((folder / limit).read_text(encoding="ascii"))
                 left -= int((folder / usage).read_text(encoding="ascii"))
                 lines = (folder / statistics).read_text(encoding="ascii").splitlines()
                 left += sum(int(value) for name, value in map(str.split, lines) if name in caches)
-                found = min(found, max(left, 0))
-    return found
+                available = min(available, max(left, 0))
+    return available
 
 
 def _groups(root: Path) -> Iterator[Path]:
     """The folders of the process's control group and of its parents, as far as they are visible."""
     top = root / "sys/fs/cgroup"
     yield top
-    with suppress(*_UNSAID):
+    with suppress(*_NO_LIMIT):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             number, _, path = line.split(":", 2)
-            if number == "0":  # version 2; of version 1 a container sees its own at the top
+            if number == "0":  # version 2; with version 1, a container sees its own group at the top
                 own = Path(path.lstrip("/"))
                 yield from (top / folder for folder in (own, *own.parents) if folder != Path("."))

@@ -45,11 +45,13 @@ class DeviceMesh:
         for name, size in axes.items():
             _validate.text("mesh", "the name of an axis", name)
             if name == MICRO:
-                _validate.invalid("mesh", f"{MICRO!r} is the axis of time", "an axis of devices", "rename it")
+                _validate.invalid(
+                    "mesh", f"{MICRO!r} is reserved for the axis of time", "an axis of devices", "rename it"
+                )
             sizes.append(_validate.integer("mesh", f"the size of axis {name!r}", size, 1, MAX_DEVICES))
         if prod(sizes) > MAX_DEVICES:
             _validate.invalid(
-                "mesh", f"a mesh has at most {MAX_DEVICES} devices", str(dict(axes)), "drop some"
+                "mesh", f"a mesh may have at most {MAX_DEVICES} devices", str(dict(axes)), "drop some"
             )
         object.__setattr__(self, "names", tuple(axes))
         object.__setattr__(self, "sizes", tuple(sizes))
@@ -66,7 +68,10 @@ class DeviceMesh:
             name, _, size = part.strip().partition("=")
             if not (size.isascii() and size.isdigit() and len(size) < 8) or name in axes:
                 _validate.invalid(
-                    "mesh", "a mesh reads axis=size,…", shown(text), "write for example dp=2,tp=2"
+                    "mesh",
+                    "a mesh must have the form axis=size,…",
+                    shown(text),
+                    "write for example dp=2,tp=2",
                 )
             axes[name] = int(size)
         return cls(axes)
@@ -84,15 +89,15 @@ class DeviceMesh:
             for i, (name, size) in enumerate(zip(self.names, self.sizes))
         }
 
-    def _known(self, axes: tuple[str, ...]) -> list[tuple[int, int]]:
+    def _existing(self, axes: tuple[str, ...]) -> list[tuple[int, int]]:
         """Size and stride of each of these axes that the mesh has."""
-        known = []
+        sizes_and_strides = []
         for axis in axes:
             if not isinstance(axis, str):
-                _validate.invalid("mesh", "axes are names", shown(axes), 'pass "dp", "tp"')
+                _validate.invalid("mesh", "axes must be names", shown(axes), 'pass "dp", "tp"')
             if axis in self._axes:
-                known.append(self._axes[axis])
-        return known
+                sizes_and_strides.append(self._axes[axis])
+        return sizes_and_strides
 
     def size(self, *axes: str) -> int:
         """Number of devices along the product of some axes; an axis that the mesh does not have
@@ -101,7 +106,7 @@ class DeviceMesh:
         Raises:
             LayoutError: an axis is not a name.
         """
-        return prod(size for size, _ in self._known(axes))
+        return prod(size for size, _ in self._existing(axes))
 
     def coordinate(self, device: int, *axes: str) -> int:
         """Position of `device` on the product of some axes, the first of them major.
@@ -111,7 +116,7 @@ class DeviceMesh:
         """
         _validate.integer("mesh", "a device", device, 0, self.num_devices - 1)
         position = 0
-        for size, stride in self._known(axes):
+        for size, stride in self._existing(axes):
             position = position * size + device // stride % size
         return position
 
@@ -123,7 +128,7 @@ class DeviceMesh:
             LayoutError: there is no such device, or an axis is not a name.
         """
         _validate.integer("mesh", "a device", device, 0, self.num_devices - 1)
-        return device - sum(device // stride % size * stride for size, stride in self._known(axes))
+        return device - sum(device // stride % size * stride for size, stride in self._existing(axes))
 
     def group(self, device: int, *axes: str) -> list[int]:
         """The devices that differ from `device` only on these axes, including `device`, ordered by
@@ -132,10 +137,10 @@ class DeviceMesh:
         Raises:
             LayoutError: there is no such device, or an axis is not a name.
         """
-        found = [self.first(device, *axes)]
-        for size, stride in self._known(axes):
-            found = [at + i * stride for at in found for i in range(size)]
-        return found
+        devices = [self.first(device, *axes)]
+        for size, stride in self._existing(axes):
+            devices = [at + i * stride for at in devices for i in range(size)]
+        return devices
 
     def __str__(self) -> str:
         return ",".join(f"{n}={s}" for n, s in zip(self.names, self.sizes)) or "one device"

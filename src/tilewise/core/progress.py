@@ -1,7 +1,7 @@
-"""Progress of long work, for displays and reports: the current phase, how much of it is done, how long each piece took.
+"""Progress of long work: the current phase, how much of it is done, and how long each piece took.
 
-The work reports to a `Progress`; what a `Progress` does with the reports changes nothing about the work. Each thread
-counts in a `ProgressCounter` of its own, so that no thread waits for another to report a piece.
+The work reports to a `Progress`, which displays or records the reports and does not affect the work. Each thread counts
+in its own `ProgressCounter`, so no thread waits for another to report a piece.
 """
 
 from __future__ import annotations

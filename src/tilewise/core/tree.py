@@ -55,16 +55,16 @@ def join_nodes(left: Interval, right: Interval, count: int) -> Interval | None:
     return both if is_pair and is_node(right, count) and is_node(both, count) else None
 
 
-def fold_intervals(held: Iterable[Interval], count: int) -> str:
-    """Combine intervals, in the order given, along the tree up to its root.
+def fold_intervals(intervals: Iterable[Interval], count: int) -> str:
+    """Combine intervals, in order, along the tree up to its root.
 
     Returns:
-        An empty text if every one is a node and they make up the root, else what is wrong, in words.
+        An empty text if every interval is a node and they make up the root; otherwise the problem, in words.
     """
     at, stack = 0, []  # type: int, list[Interval]
-    for begin, end in held:
+    for begin, end in intervals:
         if begin != at:
-            what = "missing" if begin > at else "held twice or out of order"
+            what = "missing" if begin > at else "present twice or out of order"
             low, high = min(begin, at), max(begin, at)
             return f"[{low}, {high}) of {count} is {what}"
         node = (begin, end)
@@ -81,25 +81,25 @@ def fold_intervals(held: Iterable[Interval], count: int) -> str:
 
 
 def share_of(count: int, width: int, position: int) -> Interval:
-    """Leaves of one of `width` holders of equal runs; a node wherever the count allows the width."""
+    """The leaves of one of `width` devices with equal runs of leaves; a node if `count` allows the width."""
     return position * count // width, (position + 1) * count // width
 
 
 def allowed_widths(count: int) -> list[int]:
-    """Numbers of holders whose equal runs are nodes: 1, and each n for which count / n is a power of two."""
+    """Numbers of devices whose equal runs are nodes: 1, and each n for which count / n is a power of two."""
     odd = count // (count & -count)
-    found = {1, *(odd << k for k in range((count // odd).bit_length()))}
-    return sorted(found)
+    return sorted({1, *(odd << k for k in range((count // odd).bit_length()))})
 
 
 def fitting_counts(widths: Sequence[int], near: int) -> list[int]:
-    """Counts that allow all of the widths, up to the largest there may be: the four that lie nearest to `near`."""
-    found = [n for n in range(1, MAX_COUNT + 1) if all(w in allowed_widths(n) for w in widths)]
-    return sorted(sorted(found, key=lambda n: (abs(n - near), n))[:4])
+    """The four counts nearest to `near` that allow all of the widths, at most MAX_COUNT."""
+    counts = [n for n in range(1, MAX_COUNT + 1) if all(w in allowed_widths(n) for w in widths)]
+    return sorted(sorted(counts, key=lambda n: (abs(n - near), n))[:4])
 
 
 def widths_in_words(width: int, count: int, setting: str) -> str:
-    """What to do about a width that a count does not allow: the widths it does, and the counts that allow this one."""
+    """The advice of an error about a width that a count does not allow: the allowed widths, and the counts that allow
+    this one."""
     good = ", ".join(str(w) for w in allowed_widths(count))
     counts = ", ".join(str(n) for n in fitting_counts([width], count))
     return f"choose {good}, or set {setting} to {counts}" if counts else f"choose {good}"

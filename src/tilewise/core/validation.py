@@ -27,14 +27,14 @@ from tilewise.core.errors import ConfigError, TilewiseError
 __all__ = ["Validator", "bare", "cut", "nearest", "shown"]
 
 MAX_SHOWN = 80
-_LONGEST_S = 1e9  # of a wait; about 30 years
+_LONGEST_S = 1e9  # the longest wait: about 30 years
 
 T = TypeVar("T")
 
 
 def cut(text: str, limit: int) -> str:
-    """The beginning of a text, at most `limit` characters long: it ends behind a whole word and an ellipsis. A text
-    without a blank in its second half, such as a very long name, is cut within that word."""
+    """The beginning of a text, at most `limit` characters long. It ends with a whole word and an ellipsis; if the
+    second half has no space, as in a very long name, it ends within a word."""
     if len(text) <= limit:
         return text
     head = text[:limit]
@@ -43,7 +43,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def shown(value: object, limit: int = MAX_SHOWN) -> str:
-    """A value in an error message: one short line, also where the value's own `__repr__` fails."""
+    """A value in an error message: one short line, even if the value's `__repr__` fails."""
     try:
         written = " ".join(repr(value).split())
     except Exception:  # the caller's error matters, not that of __repr__
@@ -54,21 +54,21 @@ def shown(value: object, limit: int = MAX_SHOWN) -> str:
 
 
 def bare(value: object, limit: int = MAX_SHOWN) -> str:
-    """As `shown`, a text without its quotes. For names and values from outside: control characters are escaped."""
+    """Like `shown`, but text has no quotes. For names and values from outside: control characters are escaped."""
     return cut(repr(value)[1:-1], limit) if isinstance(value, str) else shown(value, limit)
 
 
 def nearest(name: str, names: Collection[str], likeness: float = 0.6) -> str | None:
-    """The known name that an unknown one most likely stands for, or None.
+    """The known name that an unknown name most likely means, or None.
 
-    A name whose words begin with all words of the unknown one goes first, the one with the fewest words: `dir` is
-    `directory`, `num_heads` is `num_attention_heads`. Next is a name that the unknown one begins with: `batch_size` is
-    `batch`. Then the most alike spelling counts.
+    Names whose words begin with all words of the unknown name come first, the shortest before the others: `dir` is
+    `directory`, `num_heads` is `num_attention_heads`. Next are names that the unknown name begins with: `batch_size`
+    is `batch`. Then the most similar spelling counts.
 
     Args:
         name: the unknown name.
-        names: the known ones.
-        likeness: the least likeness of two spellings, as `difflib.get_close_matches` measures it.
+        names: the known names.
+        likeness: the minimum similarity of two spellings, as `difflib.get_close_matches` measures it.
     """
     words = name.lower().split("_")
     longer = [n for n in names if _begin_words(words, n.split("_"))] if min(map(len, words)) > 1 else []
@@ -80,7 +80,7 @@ def nearest(name: str, names: Collection[str], likeness: float = 0.6) -> str | N
 
 
 def _begin_words(beginnings: list[str], words: list[str]) -> bool:
-    """Whether each beginning is that of a word, in the same order."""
+    """Whether each beginning begins a word, in the same order."""
     left = iter(words)
     return all(any(word.startswith(beginning) for word in left) for beginning in beginnings)
 
@@ -157,17 +157,16 @@ class Validator:
         return value
 
     def without_mask(self, call: str, name: str, *values: Any) -> None:
-        """Arrays all of whose elements are there: of NumPy's masked ones, code that knows no masks reads what lies
-        below the mask."""
+        """Reject arrays with masked elements, because code without support for masks reads the values below them."""
         odd = (value for value in values if isinstance(value, np.ndarray) and type(value) is not np.ndarray)
-        if any(np.ma.is_masked(value) for value in odd):  # NumPy reads that module where it is first used
-            self.invalid(call, f"{name} takes an array without a mask", "masked elements", "fill them")
+        if any(np.ma.is_masked(value) for value in odd):  # np.ma is imported on first use
+            self.invalid(call, f"{name} must be an array without a mask", "masked elements", "fill them")
 
     def sequence(
         self, call: str, name: str, value: Any, what: str, *, in_any_order: bool = False
     ) -> Sequence[Any]:
-        """A list, a tuple or what is as good: it can be walked more than once, in one order in every process. A set
-        will do where order does not count."""
+        """A list, a tuple, or another collection that can be iterated repeatedly, in the same order in every process.
+        A set is valid only with `in_any_order`."""
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
             return value
         is_set = isinstance(value, (set, frozenset)) and not in_any_order
@@ -185,7 +184,7 @@ class Validator:
         return value
 
     def json(self, call: str, name: str, value: Any) -> Mapping[str, Any]:
-        """A dictionary that JSON in UTF-8 gives back as it was."""
+        """A dictionary that is unchanged after encoding it as JSON in UTF-8 and decoding it."""
         values = self.mapping(call, name, value, "what JSON can hold")
         try:
             plain = json.loads(json.dumps(values, allow_nan=False, ensure_ascii=False).encode("utf-8"))
@@ -197,12 +196,12 @@ class Validator:
         return values
 
     def function(self, call: str, name: str, value: Any) -> None:
-        """Something to call, or None."""
+        """A callable, or None."""
         if value is not None and not callable(value):
             self.invalid(call, f"{name} must be a function", shown(value), "pass one, or None")
 
     def path(self, call: str, name: str, value: Any) -> Path:
-        """The name of a file or directory, as the system takes it; whether it is there is another question."""
+        """A valid name of a file or directory, which need not exist."""
         try:
             is_path = not isinstance(value, bytes) and b"\0" not in fsencode(value)
         except (TypeError, UnicodeEncodeError):
@@ -212,7 +211,7 @@ class Validator:
         return Path(value)
 
     def seconds(self, call: str, name: str, value: Any, *, is_positive: bool = False) -> float | None:
-        """A time in seconds, also infinite; None if there is none. A NaN is invalid: no comparison with it holds."""
+        """A time in seconds, possibly infinite, or None. NaN is invalid, because no comparison with it holds."""
         if value is None and not is_positive:
             return None
         is_real = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
@@ -223,7 +222,7 @@ class Validator:
         return float(min(max(value, -_LONGEST_S), _LONGEST_S))
 
     def text(self, call: str, name: str, value: Any) -> str:
-        """Printable text that is not empty: a name, for example."""
+        """Printable text that is not empty, such as a name."""
         if not isinstance(value, str) or not value or not value.isprintable():
             self.invalid(call, f"{name} must be printable text", shown(value), "pass a str")
         return value

@@ -42,15 +42,15 @@ class ProcessGroup(Group):
     def __init__(self, num_processes: int | None = None) -> None:
         world = join_world()
         if num_processes is None and world is None and launched() is not None:
-            num_processes = 1  # a launcher's, as many as the user has asked it for
+            num_processes = 1  # a launcher that was asked for one process
         if num_processes is None and world is None:
             raise ConfigError(
-                "[comm.ProcessGroup] num_processes must be given where no launcher has started this; got none; say "
-                "how many, or start with mpiexec"
+                "[comm.ProcessGroup] num_processes must be given if no launcher started this process; got None; "
+                "pass a number, or start with mpiexec"
             )
         if num_processes is not None and world is not None and num_processes != world.size:
             raise ConfigError(
-                f"[comm.ProcessGroup] num_processes must be what the launcher has started, or left out; got "
+                f"[comm.ProcessGroup] num_processes must be omitted, or the number that the launcher started; got "
                 f"{num_processes!r} and {world.size} processes; leave it out"
             )
         if world is not None and world.rank > 0:

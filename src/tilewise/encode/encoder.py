@@ -63,7 +63,7 @@ class Encoder:
         truncate: bool = False,
         ignore_config_fields: Sequence[str] = (),
     ) -> None:
-        from tilewise.session import ComputeGraph  # which loads the native module
+        from tilewise.session import ComputeGraph  # loads the native module
 
         tp = _validate.integer("encoder", "tp", tp, 1, MAX_DEVICES)
         self._batch = _validate.integer("encoder", "batch", batch, 1, _MOST)
@@ -126,8 +126,8 @@ class Encoder:
                 vectors[i] = self.pooling.pool(hidden_BSD[row, : len(ids[i])])
                 if not np.isfinite(vectors[i]).all():
                     raise NotFinite(
-                        f"[encode.encoder] vectors must be finite; got others for text {i}; the weights are spoilt, or "
-                        "too large for the element type: encode in f32"
+                        f"[encode.encoder] vectors must be finite; got others for text {i}; the weights are damaged, "
+                        "or too large for the element type: encode in f32"
                     )
             show(min(first + self._batch, len(order)), len(order))
         return vectors
@@ -137,7 +137,7 @@ class Encoder:
 
         Args:
             text: a string or token ids.
-            index: of the text, for errors.
+            index: the text's number in errors.
 
         Raises:
             ConfigError: it is invalid, has no tokens, or is longer than the context.
@@ -155,9 +155,9 @@ class Encoder:
         if len(ids) > self.max_context and not self._truncate:
             raise ConfigError(
                 f"[encode.encoder] a text must fit the context of {self.max_context} tokens; got {len(ids)} in text "
-                f"{index}; shorten it, or have texts cut (truncate)"
+                f"{index}; shorten it, or pass truncate=True"
             )
-        if len(ids) > self.max_context:  # what ends a text ends the part that is left
+        if len(ids) > self.max_context:  # the truncated text keeps the end token
             ids = [*ids[: self.max_context - 1], ids[-1]]
         return ids
 
@@ -171,5 +171,5 @@ class Encoder:
             lengths[row] = len(of)
         with self._turn:
             self.instance.forward(tokens=tokens, token_types=np.zeros_like(tokens), lengths=lengths)
-            found = np.asarray(self.instance.get_tensor("hidden"), np.float32)
-        return found.reshape(self._batch, -1, self.config.hidden_size)[:, :longest]
+            vectors = np.asarray(self.instance.get_tensor("hidden"), np.float32)
+        return vectors.reshape(self._batch, -1, self.config.hidden_size)[:, :longest]

@@ -97,7 +97,7 @@ class Pooling:
         if not is_matrix or not len(hidden_SD):
             _validate.invalid(
                 "pooling",
-                "a text has rows of floating-point numbers",
+                "the vectors of a text must be rows of floating-point numbers",
                 shown(hidden_SD),
                 "pass one row per token",
             )
@@ -128,7 +128,7 @@ def load_pooling(model_dir: str | Path) -> Pooling:
                 shown(module.type),
                 "use a model without it",
             )
-    if len(kinds) < 2 or kinds != list(_KINDS[: len(kinds)]):  # each once: what comes twice would count once
+    if len(kinds) < 2 or kinds != list(_KINDS[: len(kinds)]):  # also rejects a module that appears twice
         _validate.invalid(
             "pooling",
             f"{str(path)!r} must list Transformer, Pooling and perhaps Normalize, in this order",
@@ -156,15 +156,15 @@ def load_max_length(model_dir: str | Path) -> int | None:
     path = _validate.path("pooling", "a model directory", model_dir) / "sentence_bert_config.json"
     if not os.path.lexists(path):
         return None
-    found: _SentenceFile = _read(path, _SentenceFile)
-    if found.do_lower_case:
+    settings: _SentenceFile = _read(path, _SentenceFile)
+    if settings.do_lower_case:
         _validate.invalid(
             "pooling",
-            f"{str(path)!r} must leave texts as they are, do_lower_case is the tokenizer's",
+            f"{str(path)!r} must not set do_lower_case, which is a setting of the tokenizer",
             "true",
             "use a model without it",
         )
-    return found.max_seq_length
+    return settings.max_seq_length
 
 
 def _mode_of(root: Path, folder: str) -> str:
@@ -177,17 +177,17 @@ def _mode_of(root: Path, folder: str) -> str:
             "correct it",
         )
     path = root / folder / "config.json"
-    found = _read(path, _PoolingFile)
-    chosen = sorted(name for name, is_set in found.model_dump().items() if is_set)
-    known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-    if len(chosen) != 1 or chosen[0] not in known:
+    settings = _read(path, _PoolingFile)
+    chosen = sorted(name for name, is_set in settings.model_dump().items() if is_set)
+    mode_of_field = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+    if len(chosen) != 1 or chosen[0] not in mode_of_field:
         _validate.invalid(
             "pooling",
-            f"{str(path)!r} must choose one of {', '.join(known)}",
+            f"{str(path)!r} must choose one of {', '.join(mode_of_field)}",
             ", ".join(chosen) or "none",
-            "pass a pooling of your own",
+            "pass your own pooling",
         )
-    return known[chosen[0]]
+    return mode_of_field[chosen[0]]
 
 
 def _read(path: Path, model: Any) -> Any:

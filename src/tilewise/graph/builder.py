@@ -31,8 +31,10 @@ from tilewise.ir.op import check_call
 __all__ = ["INV_COUNT", "POSITIONS", "SEED", "GraphBuilder"]
 
 INV_COUNT = "loss.inv_count"
-SEED = "loss.seed"  # the gradient of the loss by itself: one
-POSITIONS = "rows.positions"  # each row's place in its sequence, where every run brings the sequences' length
+SEED = "loss.seed"  # the gradient of the loss with respect to itself: 1
+POSITIONS = (
+    "rows.positions"  # each row's position in its sequence, if the sequence length varies between runs
+)
 
 _validate = Validator("graph", ShapeError)
 
@@ -43,7 +45,7 @@ class GraphBuilder:
     """Builds a graph.
 
     Args:
-        name: for messages and pictures.
+        name: the graph's name in messages and pictures.
         k_splits: number of parts into which contractions over labelled dims are cut (as in
             split-K). n devices may share such a dim if n is 1 or k_splits / n is a power of two:
             with 8 k splits 1, 2, 4, 8; with 12 k splits 1, 3, 6, 12.
@@ -99,7 +101,7 @@ class GraphBuilder:
 
         Args:
             shape: one or two sizes.
-            dtype: of its elements.
+            dtype: element type.
             name: its path.
             labels: per dim what it counts, or None.
             init: initial values: `normal`, `ones` or `zeros`; by default random weights, and ones
@@ -112,7 +114,7 @@ class GraphBuilder:
         if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
             _validate.invalid(
                 "parameter",
-                "a parameter has one or two fixed dims of f32 or bf16",
+                "a parameter must have one or two fixed dims of f32 or bf16",
                 f"{spec} {name!r}",
                 "declare it with one or two dims, for example [out, in]",
             )
@@ -137,7 +139,7 @@ class GraphBuilder:
         spec = _spec("state", shape, dtype, labels, name, storage)
         if not all(isinstance(s, int) for s in spec.shape):
             _validate.invalid(
-                "state", "a state has fixed dims", f"{spec} for {name!r}", "give it its largest size"
+                "state", "a state must have fixed dims", f"{spec} for {name!r}", "give it its largest size"
             )
         return self._declare("state", spec, layout)
 
@@ -145,20 +147,20 @@ class GraphBuilder:
         self, value: np.ndarray, *, name: str, labels: Labels = (), storage: str = "rows"
     ) -> TensorNode:
         """Declare a tensor whose value is known now, such as RoPE tables."""
-        known = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32"}
-        if not isinstance(value, np.ndarray) or value.dtype not in known or np.ma.is_masked(value):
+        dtypes = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32"}
+        if not isinstance(value, np.ndarray) or value.dtype not in dtypes or np.ma.is_masked(value):
             _validate.invalid(
                 "constant",
-                "a constant is an array of float32 or int32 without a mask",
+                "a constant must be an array of float32 or int32 without a mask",
                 f"{shown(value)}, {name!r}",
-                "convert it with .astype(np.float32) or .astype(np.int32), and fill what is masked",
+                "convert it with .astype(np.float32) or .astype(np.int32), and fill masked elements",
             )
         node = self.draft.declare(
-            "constant", _spec("constant", value.shape, known[value.dtype], labels, name, storage)
+            "constant", _spec("constant", value.shape, dtypes[value.dtype], labels, name, storage)
         )
-        kept = np.array(value, order="C")  # the caller may go on with its own
-        kept.flags.writeable = False
-        self.draft.constant_values[node.id] = kept
+        copy = np.array(value, order="C")  # the caller may change its own array
+        copy.flags.writeable = False
+        self.draft.constant_values[node.id] = copy
         return node
 
     def positions(self, tokens: TensorNode) -> TensorNode:
@@ -175,14 +177,16 @@ class GraphBuilder:
         spec = self.draft.own("positions", tokens).spec
         batch, length = (*spec.shape, 1, 1)[:2]
         if len(spec.shape) != 2 or isinstance(batch, Dim):
-            _validate.invalid("positions", "tokens are [batch, seq]", f"{spec}", "declare them with two dims")
+            _validate.invalid(
+                "positions", "tokens must be [batch, seq]", f"{spec}", "declare them with two dims"
+            )
         name = POSITIONS if isinstance(length, Dim) else "positions"
         if self.has(name):
             _validate.invalid(
                 "positions",
-                f"a graph has one tensor {name!r}",
-                f"a second for {spec} next to {self.find(name).spec}",
-                f"take graph.find({name!r}) if it is of the tokens' shape, else an i32 input or constant of your own",
+                f"a graph may have only one tensor {name!r}",
+                f"a second one for {spec}; the first is {self.find(name).spec}",
+                f"use graph.find({name!r}) if it has the tokens' shape, otherwise your own i32 input or constant",
             )
         if not isinstance(length, Dim):
             value = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
@@ -333,7 +337,7 @@ class GraphBuilder:
             if transpose_a:
                 _validate.invalid(
                     "matmul",
-                    "the rows of x count against a weight as they are",
+                    "the first operand of a product with a weight cannot be transposed",
                     f"transpose_a with {a.spec}, {b.spec}",
                     "transpose the weight instead",
                 )
@@ -382,7 +386,7 @@ class GraphBuilder:
             head_dim: elements of a head.
             causal: a token attends to itself and to earlier tokens; otherwise to every token of its
                 sequence.
-            scale: of scores; by default 1 / sqrt(head_dim).
+            scale: factor of the scores; by default 1 / sqrt(head_dim).
             window: maximum number of positions that a token attends to, including itself; needs
                 `causal`.
             softcap: scores s become `softcap * tanh(s / softcap)`.
@@ -415,7 +419,7 @@ class GraphBuilder:
         of `scaled_dot_product_attention`.
         """
         for cache in (k_cache, v_cache):
-            self._require_written_as("paged_attention", cache, head_dim, block_size)
+            self._require_format_of_cache("paged_attention", cache, head_dim, block_size)
         scores = _scores("paged_attention", scale, head_dim, window, softcap)
         attrs = {"head_dim": head_dim, "block_size": block_size, **scores}
         return self.op("attention_paged", [q, k_cache, v_cache, positions, sequence, block_table], **attrs)[0]
@@ -429,18 +433,19 @@ class GraphBuilder:
         """
         return self.op("kv_write", [cache, x, slots], head_dim=head_dim, block_size=block_size)[0]
 
-    def _require_written_as(self, function: str, cache: TensorNode, head_dim: int, block_size: int) -> None:
-        """A cache is read with the head and block sizes with which it was written."""
+    def _require_format_of_cache(
+        self, function: str, cache: TensorNode, head_dim: int, block_size: int
+    ) -> None:
         written = self.draft.own(function, cache).id
         for op in reversed(self.draft.ops):
             if written in op.outputs:
-                found = {name: op.attrs.get(name) for name in ("head_dim", "block_size")}
-                if op.op == "kv_write" and found != {"head_dim": head_dim, "block_size": block_size}:
+                written_with = {name: op.attrs.get(name) for name in ("head_dim", "block_size")}
+                if op.op == "kv_write" and written_with != {"head_dim": head_dim, "block_size": block_size}:
                     _validate.invalid(
                         function,
-                        "a cache must be read in the heads and blocks that it was written in",
-                        f"head_dim={head_dim}, block_size={block_size} after {found}",
-                        "give kv_write and paged_attention the same",
+                        "a cache must be read with the head_dim and block_size it was written with",
+                        f"head_dim={head_dim}, block_size={block_size} after {written_with}",
+                        "pass the same values to kv_write and paged_attention",
                     )
                 return
 
@@ -467,16 +472,16 @@ class GraphBuilder:
         if labels.kind != "input":
             _validate.invalid(
                 "mean_cross_entropy",
-                "labels are counted at every step: an input",
+                "labels must be an input, because they are counted at every step",
                 f"a {labels.kind}",
                 "pass an input",
             )
         if self.has(INV_COUNT):
             _validate.invalid(
                 "mean_cross_entropy",
-                "one loss of a graph is a mean over labels that each step counts",
+                "a graph may have only one mean_cross_entropy",
                 f"a second in {self.name!r}",
-                "take cross_entropy with an inv_count of your own",
+                "use cross_entropy with your own inv_count",
             )
         with self.all_or_nothing():
             spec = TensorSpec((1,), _dtype("f32"), name=INV_COUNT, storage="vector")
@@ -496,7 +501,7 @@ class GraphBuilder:
         sizes = self.draft.own("mean", x).shape
         count = prod(s for s in sizes if isinstance(s, int))
         if not all(isinstance(s, int) for s in sizes):
-            _validate.invalid("mean", "a mean is over fixed sizes", f"{x.spec}", "sum it, and scale the sum")
+            _validate.invalid("mean", "a mean needs fixed sizes", f"{x.spec}", "sum it, and scale the sum")
         return self.scale(self.sum(x), 1.0 / count)
 
     def loss(self, tensor: TensorNode) -> TensorNode:
@@ -509,24 +514,24 @@ class GraphBuilder:
         self.draft.own("loss", tensor)
         if self.draft.loss_id is not None:
             raise ShapeError(
-                f"[graph.loss] a graph has one loss; got a second in {self.name!r}; add them, and declare the sum"
+                f"[graph.loss] a graph may have only one loss; got a second in {self.name!r}; declare the sum of both"
             )
         if tensor.kind != "result" or tensor.shape != (1,) or tensor.spec.dtype.name != "f32":
             raise ShapeError(
-                f"[graph.loss] a loss is one f32, computed by the graph; got a {tensor.kind} {tensor.spec}; take "
+                f"[graph.loss] a loss must be one f32 computed by the graph; got a {tensor.kind} {tensor.spec}; use "
                 "cross_entropy, mean or sum"
             )
-        self.output(tensor, "loss")  # which refuses where another output is called so
+        self.output(tensor, "loss")  # raises if another output has this name
         self.draft.loss_id = tensor.id
         return tensor
 
-    # ---- the finished thing -------------------------------------------------------------------------------
+    # ---- reading ------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> TensorNode:
         """The input, parameter, state or constant with this name.
 
         Raises:
-            ShapeError: there is none.
+            ShapeError: no tensor has this name.
         """
         names = self.draft.names
         if name not in names:
@@ -558,7 +563,7 @@ def _spec(
     call: str, shape: Sequence[Size], dtype: str | DType, labels: Labels, name: str, storage: str
 ) -> TensorSpec:
     if name in (INV_COUNT, SEED, POSITIONS):
-        _validate.invalid(call, f"{name!r} is the graph's own", "another of that name", "rename it")
+        _validate.invalid(call, f"the name {name!r} is reserved", "a tensor of that name", "rename it")
     sizes = tuple(_validate.sequence(call, "a shape", shape, "sizes"))
     kinds = tuple(_validate.sequence(call, "labels", labels, "labels"))
     return TensorSpec(sizes, _dtype(dtype), kinds, name, storage=storage)

@@ -21,15 +21,15 @@ from tilewise.ir.declared import outputs_of
 from tilewise.ir.graph import Graph, OpNode, Template, TensorFamily, TensorNode, TensorSpec
 from tilewise.ir.op import op_named
 
-__all__ = ["Declared", "DraftedLayer", "GraphDraft", "refuse_packed"]
+__all__ = ["Declared", "DraftedLayer", "GraphDraft", "require_unpacked"]
 
 OPTIMIZER = "optimizer."
 Declared = tuple[str, TensorFamily | None, int]
-"""A tensor that every use of a layer declares: its kind, what it is but for the use's path (of a constant, which is the
-graph's, None), its id in the template."""
+"""A tensor that every call of a layer declares: its kind, its spec without the call's path (None for a constant, which
+belongs to the graph), and its id in the template."""
 
 _validate = Validator("graph", ShapeError)
-_READING_S = 10.0  # for which planning waits for another thread's
+_READING_S = 10.0  # how long planning waits for a thread that writes
 
 
 class DraftedLayer(NamedTuple):
@@ -59,9 +59,9 @@ class _Turn:
         if not self._lock.acquire(timeout=patience_s):
             _validate.invalid(
                 call,
-                "one thread at a time describes a graph",
-                "a call during another thread's",
-                "wait for that one, or describe layers with a ParallelGraphBuilder",
+                "only one thread at a time may write to a graph",
+                "a call during another thread's call",
+                "wait for that call, or describe layers with a ParallelGraphBuilder",
             )
         return self
 
@@ -84,7 +84,7 @@ class GraphDraft:
         hints: layouts that users ask for, by tensor id.
         phase: phase of the ops that are appended now: forward, backward or update.
         names: ids of inputs, parameters, states and constants, by name.
-        declared: by a layer's key its template, and what each use of it declares.
+        declared: the template of each layer and what each call of it declares, by key.
     """
 
     def __init__(self) -> None:
@@ -110,11 +110,11 @@ class GraphDraft:
     def all_or_nothing(self) -> Iterator[None]:
         """A `with` block whose declarations and ops are removed if it raises."""
         with self._turn.of("all_or_nothing"):
-            yield from self._kept_or_undone()
+            yield from self._undo_on_error()
 
-    def _kept_or_undone(self) -> Iterator[None]:
+    def _undo_on_error(self) -> Iterator[None]:
         tensors, ops = len(self.tensors), len(self.ops)
-        grown = [(d, len(d)) for d in (self.outputs, self.templates)]  # what is in them stays
+        grown = [(d, len(d)) for d in (self.outputs, self.templates)]  # entries are only added
         loss_id, layers, hints = self.loss_id, len(self.layers), len(self._hints_before)
         try:
             yield
@@ -147,7 +147,7 @@ class GraphDraft:
             ):
                 _validate.invalid(
                     kind,
-                    f"{label.name!r} labels dim 0 of inputs and constants",
+                    f"{label.name!r} may label only dim 0 of inputs and constants",
                     f"dim {dim} of {kind} {spec.name!r}",
                     "transpose it, or choose another label",
                 )
@@ -163,7 +163,7 @@ class GraphDraft:
                 _validate.invalid(kind, "names must be unique", f"{name!r}, which is taken", "rename it")
             if name.startswith(OPTIMIZER) and self.phase != "update":
                 _validate.invalid(
-                    kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(name), "rename it"
+                    kind, f"names in {OPTIMIZER!r} are reserved for optimizers", repr(name), "rename it"
                 )
             node = TensorNode(len(self.tensors), spec, kind)
             self.tensors.append(node)
@@ -182,7 +182,7 @@ class GraphDraft:
         """
         number = self._layers_named.get(function, 0)
         key = None
-        while key is None or key in self.templates:  # those of a loaded graph are no function's
+        while key is None or key in self.templates:  # a loaded graph has templates without a function
             number += 1
             key = function if number == 1 else f"{function}#{number}"
         self._layers_named[function] = number
@@ -228,9 +228,9 @@ class GraphDraft:
         self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]
     ) -> Sequence[TensorSpec]:
         """The specs of the outputs that such an op would have."""
-        given = [None if i is None else self.tensors[i].spec for i in ids]
-        refuse_packed(name, given, attrs)
-        return outputs_of(op_named(name), given, attrs)
+        specs = [None if i is None else self.tensors[i].spec for i in ids]
+        require_unpacked(name, specs, attrs)
+        return outputs_of(op_named(name), specs, attrs)
 
     def share_ops(self) -> None:
         """Index the existing ops, so that later equal ops are merged with them."""
@@ -266,7 +266,7 @@ class GraphDraft:
 
     def freeze(self, name: str, k_splits: int) -> Graph:
         """The graph as data."""
-        with self._turn.of("plan", _READING_S):  # several may read, one behind the other
+        with self._turn.of("plan", _READING_S):  # readers wait for each other
             return Graph(
                 name,
                 tuple(self.tensors),
@@ -294,14 +294,14 @@ def _key(name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any], phase
     return name, ids, tuple(sorted(attrs.items())), phase
 
 
-def refuse_packed(name: str, given: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:
+def require_unpacked(name: str, specs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:
     """Reject a weight in panels as operand of an op that does not accept panels.
 
     Raises:
         ShapeError: the op does not accept it.
     """
     takes = op_named(name).takes_packed
-    for position, spec in enumerate(given):
+    for position, spec in enumerate(specs):
         if spec is not None and spec.storage == "packed" and not takes(position, attrs):
             raise ShapeError(
                 f"[graph.{name}] operand {position} must be a result, not a weight; got {spec} {spec.name!r}; "

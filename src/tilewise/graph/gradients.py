@@ -37,9 +37,9 @@ __all__ = [
     "differentiate_template",
 ]
 
-_Wanted = tuple[str, Choice]  # a template's key, and what of it is computed again
+_Wanted = tuple[str, Choice]  # a template's key, and the ops that are recomputed
 
-_FITS = "operands of what is appended fit together"
+_FITS = "operands of an appended op must fit together"
 _author = Validator("graph", InternalError)
 
 
@@ -64,7 +64,7 @@ class _Tape:
 
     def use(self, tensor: int) -> int:
         if not _is_id(tensor, self.flow.graph.tensors):
-            self.invalid("a tensor that is used is one of the forward graph", shown(tensor))
+            self.invalid("a used tensor must be one of the forward graph", shown(tensor))
         return self._use(tensor)
 
     def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
@@ -73,17 +73,17 @@ class _Tape:
     def later(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> Later:
         return self.checked(name, inputs, attrs)
 
-    def append(self, asked: Later) -> list[int]:
+    def append(self, call: Later) -> list[int]:
         """Append a checked op; returns its outputs."""
         try:
-            return list(self.draft.op(asked.op, asked.inputs, asked.attrs))
+            return list(self.draft.op(call.op, call.inputs, call.attrs))
         except ShapeError as error:
             self.invalid(_FITS, str(error))
 
-    def result_of(self, asked: Later) -> TensorSpec:
+    def result_of(self, call: Later) -> TensorSpec:
         """The spec of its result."""
         try:
-            return self.draft.specs_of(asked.op, asked.inputs, asked.attrs)[0]
+            return self.draft.specs_of(call.op, call.inputs, call.attrs)[0]
         except ShapeError as error:
             self.invalid(_FITS, str(error))
 
@@ -91,17 +91,17 @@ class _Tape:
         """The call, checked against the op's signature."""
         tensors = self.draft.tensors
         if not isinstance(inputs, list | tuple) or not all(i is None or _is_id(i, tensors) for i in inputs):
-            self.invalid(f"operands of {shown(name)} are tensors' ids, in a list", shown(inputs))
+            self.invalid(f"operands of {shown(name)} must be a list of tensor ids", shown(inputs))
         if not isinstance(attrs, Mapping):
-            self.invalid(f"attributes of {shown(name)} are values by name", shown(attrs))
+            self.invalid(f"attributes of {shown(name)} must be a mapping from names to values", shown(attrs))
         try:
             return Later(name, tuple(inputs), check_call(name, inputs, attrs))
         except ShapeError as error:
-            self.invalid("what is appended is called as its op says", str(error))
+            self.invalid("an appended op must match its signature", str(error))
 
     def contribute(self, tensor: int, contribution: Gradient) -> None:
         if not _is_id(tensor, self.flow.graph.tensors):
-            self.invalid("a contribution is to a tensor of the forward graph", shown(tensor))
+            self.invalid("a contribution must be to a tensor of the forward graph", shown(tensor))
         _check_contribution(self, tensor, contribution, f"tensor {tensor}")
         self.flow.add(tensor, contribution)
 
@@ -124,7 +124,7 @@ class _Contributions:
     def __init__(self, graph: Graph, tape: _Tape) -> None:
         self.graph, self.tape = graph, tape
         self.lists: dict[int, list[Gradient]] = {}
-        self.waiting: list[list[Gradient]] = []  # of these, that have something for later
+        self.waiting: list[list[Gradient]] = []  # lists that contain a `Later`
         self.done: dict[int, int | None] = {}
 
     def add(self, tensor: int, contribution: Gradient) -> None:
@@ -132,25 +132,25 @@ class _Contributions:
         if tensor in self.done:
             _author.invalid(
                 "gradients",
-                "a contribution comes before the gradient is used",
+                "a contribution must come before the gradient is used",
                 f"one more for {self.graph.spec(tensor)} {self.graph.spec(tensor).name!r}",
                 "let Op.combine contribute to parameters only",
             )
-        given = self.lists.setdefault(tensor, [])
-        given.append(contribution)
+        contributions = self.lists.setdefault(tensor, [])
+        contributions.append(contribution)
         if isinstance(contribution, Later):
-            self.waiting.append(given)
+            self.waiting.append(contributions)
 
     def settle(self) -> None:
         """Append delayed ops now; the order of contributions does not change."""
-        for given in self.waiting:
-            for i, c in enumerate(given):
+        for contributions in self.waiting:
+            for i, c in enumerate(contributions):
                 if isinstance(c, Later):
-                    given[i] = self._emit(c)
+                    contributions[i] = self._emit(c)
         self.waiting = []
 
-    def _emit(self, waiting: Later) -> int:
-        return self.tape.append(self.tape.checked(waiting.op, waiting.inputs, waiting.attrs))[0]
+    def _emit(self, later: Later) -> int:
+        return self.tape.append(self.tape.checked(later.op, later.inputs, later.attrs))[0]
 
     def total(self, tensor: int) -> int | None:
         """The gradient of a tensor; None if there is no contribution."""
@@ -159,23 +159,23 @@ class _Contributions:
             self.done[tensor] = self._sum(tensor, self.lists.get(tensor, []))
         return self.done[tensor]
 
-    def _sum(self, tensor: int, given: list[Gradient]) -> int | None:
+    def _sum(self, tensor: int, contributions: list[Gradient]) -> int | None:
         """The sum of tensors in reverse order of use, then of the terms, op by op."""
         total: int | None = None
-        for i, c in enumerate(given):
+        for i, c in enumerate(contributions):
             if isinstance(c, Later):
-                given[i] = c = self._emit(c)
+                contributions[i] = c = self._emit(c)
             if isinstance(c, int):
                 total = c if total is None else self.tape.add(total, c)
         terms: dict[str, list[Term]] = {}
-        for c in given:
+        for c in contributions:
             if isinstance(c, Term):
                 terms.setdefault(c.combined_by, []).append(c)
         for op in sorted((op_named(name) for name in terms), key=lambda op: (op.combine_rank, op.name)):
             before, self.tape.author = self.tape.author, (op, "combine")
             total = op.combine(self.tape, terms[op.name], total)
             if not _is_id(total, self.tape.draft.tensors):
-                self.tape.invalid("what terms are combined to is a tensor's id", shown(total))
+                self.tape.invalid("Op.combine must return a tensor id", shown(total))
             _check_contribution(self.tape, tensor, total, f"tensor {tensor}")
             self.tape.author = before
         return total
@@ -192,31 +192,35 @@ def _run_backward(
         if all(g is None for g in grads):
             continue
         if op.op == "call":
-            given = on_call(op, grads)
+            contributions = on_call(op, grads)
         else:
             rule = op_named(op.op)
             tape.author = rule, "gradient"
-            given = rule.gradient(tape, op, grads)
-            _check_contributions(tape, op, given)
-        for tensor, contribution in zip(op.inputs, given):
+            contributions = rule.gradient(tape, op, grads)
+            _check_contributions(tape, op, contributions)
+        for tensor, contribution in zip(op.inputs, contributions):
             if tensor is not None and contribution is not None:
                 tape.flow.add(tensor, contribution)
 
 
-def _is_id(given: object, tensors: Sequence[TensorNode]) -> TypeGuard[int]:
-    return type(given) is int and 0 <= given < len(tensors)
+def _is_id(value: object, tensors: Sequence[TensorNode]) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < len(tensors)
 
 
-def _check_contributions(tape: _Tape, op: OpNode, given: object) -> None:
+def _check_contributions(tape: _Tape, op: OpNode, contributions: object) -> None:
     """Check what a gradient rule returned.
 
     Raises:
         InternalError: names the op and what its author must correct.
     """
-    if not isinstance(given, list | tuple) or len(given) != len(op.inputs):
-        got = f"{len(given)} for {len(op.inputs)} inputs" if isinstance(given, list | tuple) else shown(given)
-        tape.invalid("a gradient has one contribution per input, None where nothing flows", got)
-    for position, (tensor, c) in enumerate(zip(op.inputs, given)):
+    if not isinstance(contributions, list | tuple) or len(contributions) != len(op.inputs):
+        got = (
+            f"{len(contributions)} for {len(op.inputs)} inputs"
+            if isinstance(contributions, list | tuple)
+            else shown(contributions)
+        )
+        tape.invalid("a gradient must have one contribution per input, or None", got)
+    for position, (tensor, c) in enumerate(zip(op.inputs, contributions)):
         _check_contribution(tape, tensor, c, f"input {position}")
 
 
@@ -224,16 +228,16 @@ def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) 
     """Check one contribution to a tensor of the forward graph."""
     if c is None or isinstance(c, Term):
         return
-    known = tape.draft.tensors
+    tensors = tape.draft.tensors
     if isinstance(c, Later):
         result = tape.result_of(tape.checked(c.op, c.inputs, c.attrs))
-    elif _is_id(c, known):
-        result = known[c].spec
+    elif _is_id(c, tensors):
+        result = tensors[c].spec
     else:
-        tape.invalid("a contribution is a tensor's id, a Later, a Term or None", f"{shown(c)} for {place}")
+        tape.invalid("a contribution must be a tensor id, a Later, a Term or None", f"{shown(c)} for {place}")
     wanted = tape.flow.graph.spec(tensor) if tensor is not None else None
     if wanted is None or result.shape != wanted.shape:
-        tape.invalid("a gradient has the shape of its tensor", f"{result} for {place}, {wanted}")
+        tape.invalid("a gradient must have the shape of its tensor", f"{result} for {place}, {wanted}")
 
 
 @dataclass(frozen=True)
@@ -294,7 +298,7 @@ class _Forward:
         if tensor in self.recomputed:
             return self.recomputed[tensor]
         if self.graph.tensors[tensor].producer not in self.again:
-            return self._bring(tensor)
+            return self._import(tensor)
         wanted, missing = {tensor}, []
         for op in reversed(self.graph.ops):
             is_made = self.recomputed.keys() >= {*op.outputs}
@@ -305,7 +309,7 @@ class _Forward:
             self._repeat(op)
         return self.recomputed[tensor]
 
-    def _bring(self, tensor: int) -> int:
+    def _import(self, tensor: int) -> int:
         if tensor not in self.imported:
             node = self.graph.tensors[tensor]
             kind = node.kind if node.kind != "result" else "input"
@@ -317,7 +321,7 @@ class _Forward:
     def _repeat(self, op: OpNode) -> None:
         """Append the op again, on the operands of the backward graph, with the hints of its results."""
         inputs = [
-            None if i is None else self.recomputed[i] if i in self.recomputed else self._bring(i)
+            None if i is None else self.recomputed[i] if i in self.recomputed else self._import(i)
             for i in op.inputs
         ]
         specs = [self.graph.spec(o) for o in op.outputs]
@@ -349,17 +353,17 @@ def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
     wanted = tuple(
         a for a in forward.arguments if totals.get(a) is not None and graph.tensors[a].kind != "constant"
     )
-    handed_on = {seed: ~i for i, seed in enumerate(seeds.values())}
-    places: dict[int, int] = {}  # of results, each once: a sum hands one gradient to both its terms
+    passed_on = {seed: ~i for i, seed in enumerate(seeds.values())}
+    places: dict[int, int] = {}  # index of each result, once: both terms of a sum share a gradient
     for a in wanted:
         total = totals[a]
-        if total is not None and total not in handed_on:
+        if total is not None and total not in passed_on:
             places.setdefault(total, len(places))
             builder.output_id(total, f"grad.{graph.spec(a).name}")
-    sources = tuple({**places, **handed_on}[t] for t in (totals[a] for a in wanted) if t is not None)
+    sources = tuple({**places, **passed_on}[t] for t in (totals[a] for a in wanted) if t is not None)
     results = tuple(places)
-    known = {*forward.arguments, *forward.results}
-    saved = tuple(t for t in imported if t not in known)
+    available = {*forward.arguments, *forward.results}
+    saved = tuple(t for t in imported if t not in available)
     key = forward.key + ".backward"
     return BackwardTemplate(
         Template(key, builder.freeze(), (*seeds.values(), *imported.values()), results),
@@ -375,13 +379,13 @@ def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
 
 def calls_before(graph: Graph, tensor: int) -> list[OpNode]:
     """The calls on which a tensor depends (indices do not count), last first."""
-    needed, found = {tensor}, list[OpNode]()
+    needed, calls = {tensor}, list[OpNode]()
     for op in reversed(graph.ops):
         if not needed.isdisjoint(op.outputs):
             needed.update(i for i in op.given if graph.spec(i).dtype.name != "i32")
             if op.op == "call":
-                found.append(op)
-    return found
+                calls.append(op)
+    return calls
 
 
 def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
@@ -393,7 +397,7 @@ def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
 def _differentiate_all(
     graph: Graph, wanted: Sequence[_Wanted], pool: WorkerPool | None
 ) -> dict[_Wanted, BackwardTemplate]:
-    """The gradient of each. Workers compute them if there are many."""
+    """The gradient of each template. Workers compute them if there are many."""
     counts.differentiated += len(wanted)
     forward = [graph.templates[key] for key, _ in wanted]
     modules = modules_of_ops({op.op for template in forward for op in template.graph.ops})
@@ -424,8 +428,8 @@ def _with_own_keys(wanted: Sequence[_Wanted], made: Sequence[BackwardTemplate]) 
     shared: dict[object, BackwardTemplate] = {}
     taken: set[str] = set()
     for (key, choice), backward in zip(wanted, made):
-        known = key, backward.recomputed
-        if known not in shared:
+        identity = key, backward.recomputed
+        if identity not in shared:
             word = choice if isinstance(choice, str) else "named"
             name = base = f"{key}.backward" + (f".{word}" if backward.recomputed else "")
             number = 1
@@ -433,8 +437,8 @@ def _with_own_keys(wanted: Sequence[_Wanted], made: Sequence[BackwardTemplate]) 
                 number += 1
                 name = f"{base}#{number}"
             taken.add(name)
-            shared[known] = backward.renamed(name)
-        yield shared[known]
+            shared[identity] = backward.renamed(name)
+        yield shared[identity]
 
 
 def differentiate(
@@ -443,20 +447,20 @@ def differentiate(
     pool: WorkerPool | None = None,
     recomputation: Recomputation = SAVE_ALL,
 ) -> tuple[Graph, dict[str, int]]:
-    """The graph with the backward pass of `loss` appended, and the gradient's id of every parameter by name.
+    """The graph with the backward pass of `loss` appended, and the id of every parameter's gradient, by name.
 
-    The templates on the way to the loss and their gradients are held to the rules of graphs (`ir.validate`), each where
-    it is differentiated; the graph itself is not.
+    The templates that the loss depends on, and their gradients, are validated (`ir.validate`) when they are
+    differentiated; the graph itself is not.
 
     Args:
-        graph: simplified.
+        graph: the simplified graph.
         loss: id of the tensor.
         pool: worker processes that differentiate templates, if there are many.
-        recomputation: what layers do not save.
+        recomputation: what the backward pass recomputes.
 
     Raises:
-        PlanError: a parameter does not influence the loss, or is used in a way that has no gradient; a name of what to
-            recompute fits nothing.
+        PlanError: a parameter does not influence the loss, or is used in a way that has no gradient; or a pattern of
+            `recomputation` matches nothing.
     """
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
@@ -468,7 +472,7 @@ def differentiate(
     flow = tape.flow
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
-        flow.settle()  # before the next layer, so that what weights' gradients are made of (logits) is given up
+        flow.settle()  # before the next layer, so that operands of weight gradients (logits) can be freed
         forward = graph.templates[op.attrs["template"]]
         return _call_backward(builder.draft, op, forward, backward[wanted[op.id]], grads)
 
@@ -501,15 +505,15 @@ def _call_backward(
     grads: list[int | None],
 ) -> list[int | None]:
     """Record the backward call of one layer; the forward call now also returns what it saves."""
-    known = {**dict(zip(forward.arguments, op.inputs)), **dict(zip(forward.results, op.outputs))}
+    bound = {**dict(zip(forward.arguments, op.inputs)), **dict(zip(forward.results, op.outputs))}
     first = len(draft.tensors)
     saved = tuple(range(first, first + len(backward.saved)))
     for i, t in zip(saved, backward.saved):
         draft.tensors.append(TensorNode(i, forward.graph.spec(t), "result", op.id))
-        known[t] = i
+        bound[t] = i
     draft.ops[op.id] = replace(op, outputs=(*op.outputs, *saved), attrs=backward.forward_attrs)
     draft.templates[backward.template.key] = backward.template
-    arguments = (*grads, *(known[t] for t in backward.imports))
+    arguments = (*grads, *(bound[t] for t in backward.imports))
     specs = [backward.template.graph.spec(r) for r in backward.template.results]
     results = draft.append("call", arguments, specs, backward.attrs, label=f"{op.label}.backward")
     by_argument = {

@@ -28,9 +28,9 @@ class ValueNumbers:
 
     def number(self, value: object) -> int:
         """The number of a value that can be compared as a whole."""
-        known = self._by_object.get(id(value))
-        if known is not None:
-            return known[1]
+        entry = self._by_object.get(id(value))
+        if entry is not None:
+            return entry[1]
         fresh = len(self._by_value) + len(self._others)
         try:
             number = self._by_value.setdefault(value, fresh)

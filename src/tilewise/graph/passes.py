@@ -122,12 +122,12 @@ def fuse_into_table_gradients(graph: Graph) -> Graph:
 
 def drop_dead_ops(graph: Graph) -> Graph:
     """Removes ops whose results no op and no output reads. Ops without outputs write state and stay."""
-    needed, kept = set(graph.outputs.values()), []
+    needed, live = set(graph.outputs.values()), []
     for op in reversed(graph.ops):
         if not op.outputs or any(o in needed for o in op.outputs):
-            kept.append(op)
+            live.append(op)
             needed.update(i for i in op.inputs if i is not None)
-    return _with_ops(graph, kept[::-1])
+    return _with_ops(graph, live[::-1])
 
 
 def fix_sizes(graph: Graph, sizes: Mapping[Dim, int]) -> Graph:

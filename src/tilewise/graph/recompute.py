@@ -42,7 +42,7 @@ class Recomputation:
     """What a user asks to recompute.
 
     Attributes:
-        mode: for all layers; `none` if there are names.
+        mode: the mode of all layers; `none` if there are names.
         layers: patterns of names of layers, which are recomputed as with `full`.
         ops: pairs of a pattern of layers and a pattern of ops in them; only these ops are
             recomputed there.
@@ -53,29 +53,29 @@ class Recomputation:
     ops: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, given: object) -> Recomputation:
+    def of(cls, request: object) -> Recomputation:
         """Parse the argument of `ComputeGraph.plan(recompute=...)`.
 
         Raises:
             PlanError: it is neither one of the words nor a list of patterns.
         """
-        if isinstance(given, str):
-            if given not in MODES:
+        if isinstance(request, str):
+            if request not in MODES:
                 _validate.invalid(
                     "recompute",
-                    f"one word is one of {', '.join(MODES)}; names stand in a list",
-                    shown(given),
+                    f"a string must be one of {', '.join(MODES)}; names go into a list",
+                    shown(request),
                     _ADVICE,
                 )
-            return cls(given)
-        names = _validate.sequence("recompute", "what is no single word", given, "names", in_any_order=True)
+            return cls(request)
+        names = _validate.sequence("recompute", "recompute", request, "names", in_any_order=True)
         layers, ops = [], []
         for pattern in names:
             of, slash, inside = _validate.text("recompute", "a pattern of names", pattern).partition("/")
             if not of or (slash and not inside):
                 _validate.invalid(
                     "recompute",
-                    "a pattern names layers, and behind a slash ops in them",
+                    "a pattern must be LAYERS or LAYERS/OPS",
                     shown(pattern),
                     _ADVICE,
                 )
@@ -100,28 +100,28 @@ class Recomputation:
         if self != SAVE_ALL and not calls:
             _validate.invalid(
                 "recompute",
-                "layers are computed again, and a loss has to depend on one",
+                "recompute needs a layer that the loss depends on",
                 f"no layer in {graph.name!r}",
                 "mark repeated functions with tw.layer, or leave it out",
             )
         names = [call.label for call in calls]
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in names):
-                self._refuse_pattern(pattern, "names of layers", names)
+                self._invalid_pattern(pattern, "names of layers", names)
         for of, pattern in self.ops:
             keys = {call.attrs["template"]: None for call in calls if fnmatchcase(call.label, of)}
             ops = [op for key in keys for op in graph.templates[key].graph.ops]
             if not keys:
-                self._refuse_pattern(f"{of}/{pattern}", "names of layers", names)
+                self._invalid_pattern(f"{of}/{pattern}", "names of layers", names)
             if not any(_fits(op, (pattern,)) for op in ops):
-                self._refuse_pattern(f"{of}/{pattern}", "labels of ops", [op.label for op in ops])
+                self._invalid_pattern(f"{of}/{pattern}", "labels of ops", [op.label for op in ops])
 
-    def _refuse_pattern(self, pattern: str, what: str, known: Iterable[str]) -> None:
-        names = list(dict.fromkeys(known))
+    def _invalid_pattern(self, pattern: str, what: str, choices: Iterable[str]) -> None:
+        names = list(dict.fromkeys(choices))
         some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         _validate.invalid(
             "recompute",
-            f"a pattern fits {what} on which the loss depends",
+            f"a pattern must match {what} on which the loss depends",
             repr(pattern),
             f"choose from {some}",
         )

@@ -66,14 +66,14 @@ class LayerFunction:
         draft = graph.draft
         with graph.all_or_nothing():
             signature = self.signature(draft, tuple(t.spec for t in operands), static)
-            known = draft.layers.get(signature)
-            if known is None:
-                known = draft.new_layer(signature, f"{self.function.__module__}.{self.__name__}")
+            drafted = draft.layers.get(signature)
+            if drafted is None:
+                drafted = draft.new_layer(signature, f"{self.function.__module__}.{self.__name__}")
                 if traced is None:
                     specs = tuple(t.spec for t in operands)
                     traced = trace_layer(self, specs, static, graph.k_splits)
-                draft.templates[known.key] = replace(traced, key=known.key)
-            return _record_call(graph, known, operands, path)
+                draft.templates[drafted.key] = replace(traced, key=drafted.key)
+            return _record_call(graph, drafted, operands, path)
 
     def signature(
         self, draft: GraphDraft, operands: Sequence[TensorSpec], static: Mapping[str, Any]
@@ -107,14 +107,17 @@ def trace_layer(
     own = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
     if own:
         _validate.invalid(
-            "layer", "a layer takes its inputs as operands", f"an input {own[0]!r} of its own", "pass it in"
+            "layer",
+            "a layer must take its inputs as operands",
+            f"an input {own[0]!r} of its own",
+            "pass it in",
         )
     if inner.draft.outputs:
         _validate.invalid(
             "layer",
-            "a layer returns its result; outputs and the loss are the graph's",
+            "a layer must not declare outputs or a loss",
             f"an output {next(iter(inner.draft.outputs))!r} of its own",
-            "declare it of what the layer returns",
+            "declare it in the graph, on the layer's result",
         )
     inner.output(result, "result")
     frozen = simplify(inner.freeze())
@@ -142,15 +145,15 @@ def _record_call(
 ) -> TensorNode:
     draft = graph.draft
     template = draft.templates[layer.key]
-    known = draft.declared.get(layer.key)
-    if known is None or known[0] is not template:
-        known = draft.declared[layer.key] = template, _declared(template, len(operands))
+    declared = draft.declared.get(layer.key)
+    if declared is None or declared[0] is not template:
+        declared = draft.declared[layer.key] = template, _declared(template, len(operands))
     arguments = [t.id for t in operands]
-    for kind, family, formal in known[1]:
+    for kind, family, formal in declared[1]:
         if family is not None:
             arguments.append(draft.declare_renamed(kind, family.member(path)).id)
             continue
-        # what does not change between layers is the calling graph's
+        # all calls share a constant, so it belongs to the calling graph
         name = f"{template.graph.name}{layer.number}.{template.graph.spec(formal).name}"
         bound = (
             graph.find(name)
@@ -195,7 +198,7 @@ def call_outlined(
         ]
         inner.op(op, formal, **attrs)
         name, number = op, len(draft.outlined)
-        while name in draft.templates:  # those of a loaded graph, too
+        while name in draft.templates:  # a loaded graph may already have the name
             number += 1
             name = f"{op}#{number}"
         arguments = tuple(t.id for t in formal if t is not None)
@@ -213,6 +216,6 @@ def layer(function: Callable[..., TensorNode]) -> LayerFunction:
     """
     if not hasattr(function, "__name__") or not callable(function):
         _validate.invalid(
-            "layer", "a layer is a function of a graph", shown(function), "pass one that has a name"
+            "layer", "a layer must be a function of a graph", shown(function), "pass one that has a name"
         )
     return LayerFunction(function)

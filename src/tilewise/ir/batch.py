@@ -71,10 +71,10 @@ def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = No
             them; or an op's operands count the batch differently.
     """
     microbatches = _validate.integer("cut_batch", "accumulation", microbatches, 1, MAX_COUNT)
-    found = _batch_and_rows(graph)
+    sizes = _batch_and_rows(graph)
     if batch_splits is not None:
         batch_splits = _validate.integer("cut_batch", "batch_splits", batch_splits, 1, MAX_COUNT)
-    if found is None:
+    if sizes is None:
         _require_role(graph)
         if microbatches > 1:
             raise LayoutError(
@@ -85,12 +85,12 @@ def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = No
     validate_batch_sums(graph)
     if microbatches > 1:
         validate_microbatches(graph)
-    batch, rows, length = found
+    batch, rows, length = sizes
     batch_splits = default_batch_splits(batch) if batch_splits is None else batch_splits
     if batch % batch_splits:
         _validate.invalid(
             "cut_batch",
-            "batch splits are equal parts of the batch",
+            "batch_splits must divide the batch",
             f"{batch_splits} for {batch}",
             "choose a divisor of the batch",
         )
@@ -165,7 +165,7 @@ def _batch_and_rows(graph: Graph) -> _Rows | None:
     """The size of the batch, rows per sequence and the symbol of the length, common to all batched
     inputs; None without batched inputs.
     """
-    found: dict[str, _Rows] = {}
+    rows_by_input: dict[str, _Rows] = {}
     for t in _batched(graph):
         lead = len(t.spec.shape) - (t.spec.storage == "rows" and len(t.spec.shape) > 1)
         batch, *sizes = t.spec.shape[:lead]
@@ -173,31 +173,35 @@ def _batch_and_rows(graph: Graph) -> _Rows | None:
         if isinstance(batch, Dim) or len(lengths) > 1 or any(s.min < 1 for s in lengths):
             _validate.invalid(
                 "cut_batch",
-                "the batch has a fixed size, and its sequences at most one symbolic one, from 1 on",
+                "a batch must have a fixed size, and its sequences at most one symbolic size, from 1 on",
                 f"{t.spec} {t.spec.name!r}",
-                "fix the others",
+                "fix the other sizes",
             )
-        found[t.spec.name] = (batch, prod(upper_bound(s) for s in sizes), lengths[0] if lengths else None)
-    found = _without_numbers(graph, found)
-    if len(set(found.values())) > 1:
+        rows_by_input[t.spec.name] = (
+            batch,
+            prod(upper_bound(s) for s in sizes),
+            lengths[0] if lengths else None,
+        )
+    rows_by_input = _without_numbers(graph, rows_by_input)
+    if len(set(rows_by_input.values())) > 1:
         words = ", ".join(
             f"{name} {batch} x {rows if length is None else f'up to {rows}'}"
-            for name, (batch, rows, length) in found.items()
+            for name, (batch, rows, length) in rows_by_input.items()
         )
         raise PlanError(
             f"[ir.cut_batch] batched inputs must have one batch and one number of rows per element; got {words}; "
             "give them the same leading dims"
         )
-    return next(iter(found.values()), None)
+    return next(iter(rows_by_input.values()), None)
 
 
-def _without_numbers(graph: Graph, found: dict[str, _Rows]) -> dict[str, _Rows]:
+def _without_numbers(graph: Graph, rows_by_input: dict[str, _Rows]) -> dict[str, _Rows]:
     """Inputs without those of one integer per sequence (such as its length), if other inputs of the
     batch have rows per sequence.
     """
     numbers = {t.spec.name for t in _batched(graph) if _is_number_of_sequences(graph, t.id)}
-    batches = {batch for name, (batch, _, _) in found.items() if name not in numbers}
-    return {n: rows for n, rows in found.items() if n not in numbers or {rows[0]} != batches}
+    batches = {batch for name, (batch, _, _) in rows_by_input.items() if name not in numbers}
+    return {n: rows for n, rows in rows_by_input.items() if n not in numbers or {rows[0]} != batches}
 
 
 def _is_number_of_sequences(graph: Graph, tensor: int) -> bool:

@@ -70,18 +70,18 @@ class Contraction:
 
 def factors_of(graph: Graph, op: OpNode) -> Factors:
     """The factors that an op declares. They are cached on the graph, because every stage needs them."""
-    cached = graph.kept.get(op.id)
+    cached = graph.cache.get(op.id)
     if cached is None or cached[0] is not op:
         tensors = graph.tensors
         specs = [None if i is None else tensors[i].spec for i in op.inputs]
         rule = op_named(op.op)
-        found = rule.factors(specs, op.attrs)
-        check_factors(rule, found, specs, [tensors[o].spec for o in op.outputs])
-        cached = graph.kept[op.id] = op, found
+        declared = rule.factors(specs, op.attrs)
+        check_factors(rule, declared, specs, [tensors[o].spec for o in op.outputs])
+        cached = graph.cache[op.id] = op, declared
         if not rule.accumulates and any(partial.tree == BATCH_SPLITS for partial in cached[1].partial_values):
             raise InternalError(
-                "[ir.contractions] what is summed over the batch stands in `accumulates`; got a partial value along "
-                f"its batch splits of {op.op!r}, which has none; correct {type(rule).__name__}"
+                "[ir.contractions] an op must list outputs that sum over the batch in `accumulates`; got a partial "
+                f"value along batch splits of {op.op!r}, which lists none; correct {type(rule).__name__}"
             )
     factors: Factors = cached[1]
     return factors
@@ -141,9 +141,9 @@ def _coarser_outputs(
     """Outputs whose dim counts groups of the input's elements, such as gradients of KV heads from
     query heads.
     """
-    found = []
+    positions = []
     for position, (tensor, names) in enumerate(zip(op.outputs, factors.outputs)):
         own = graph.spec(tensor).labels[names.index(factor)] if factor in names else None
         if own is not None and own.group > (label.group if label is not None else own.group):
-            found.append(position)
-    return tuple(found)
+            positions.append(position)
+    return tuple(positions)

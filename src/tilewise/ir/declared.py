@@ -123,7 +123,7 @@ def check_members(rule: Op) -> None:
     for member in ("in_place", "passes_indices"):
         pairs = getattr(rule, member)
         fits = isinstance(pairs, tuple) and all(_are_positions(pair) and len(pair) == 2 for pair in pairs)
-        if not fits or any(most is not None and given >= most for _, given in pairs):
+        if not fits or any(most is not None and i >= most for _, i in pairs):
             invalid(member, f"has pairs of an output and an input{_of_so_many(most)}", pairs)
     if not _are_positions(rule.accumulates):
         invalid("accumulates", "has positions of outputs, in a tuple", rule.accumulates)
@@ -138,7 +138,7 @@ def check_members(rule: Op) -> None:
     if rule.must_alias and not len(rule.in_place) == len({*outputs}) == len({*inputs}) > 0:
         invalid(
             "in_place",
-            "says for each output that must lie in an input's memory in which, once",
+            "must name the input for each output that shares an input's memory, each once",
             rule.in_place,
         )
 
@@ -155,12 +155,12 @@ def _check_signature(signature: Signature, invalid: Callable[[str, str, object],
         invalid("signature", "has positions of operands that may be absent, in a frozenset", absent)
 
 
-def _are_positions(given: object) -> bool:
-    return isinstance(given, tuple) and all(type(p) is int and p >= 0 for p in given)
+def _are_positions(value: object) -> bool:
+    return isinstance(value, tuple) and all(type(p) is int and p >= 0 for p in value)
 
 
-def _are_names(given: Sequence[object]) -> bool:
-    return all(type(name) is str for name in given)
+def _are_names(names: Sequence[object]) -> bool:
+    return all(type(name) is str for name in names)
 
 
 def _of_so_many(most: int | None) -> str:
@@ -176,23 +176,23 @@ def outputs_of(rule: Op, inputs: Sequence[TensorSpec | None], attrs: Mapping[str
     """
     specs = rule.infer(inputs, attrs)
     for member, pairs in (("in_place", rule.in_place), ("passes_indices", rule.passes_indices)):
-        for output, given in pairs:
-            if output >= len(specs) or given >= len(inputs):
-                _refuse_positions(rule, member, pairs, specs, inputs)
+        for output, source in pairs:
+            if output >= len(specs) or source >= len(inputs):
+                _invalid_positions(rule, member, pairs, specs, inputs)
     if any(output >= len(specs) for output in rule.accumulates):
-        _refuse_positions(rule, "accumulates", rule.accumulates, specs, inputs)
+        _invalid_positions(rule, "accumulates", rule.accumulates, specs, inputs)
     if any(position >= len(inputs) for position in rule.shape_of):
-        _refuse_positions(rule, "shape_of", rule.shape_of, specs, inputs)
+        _invalid_positions(rule, "shape_of", rule.shape_of, specs, inputs)
     if rule.must_alias:
         _check_aliases(rule, inputs, specs)
-    # an operand's spec may be an output's, its name may not: it would stand for the tensor that has it
+    # `infer` may return an operand's spec, but the name belongs to the operand
     return [replace(spec, name="") if spec.name else spec for spec in specs]
 
 
 def _check_aliases(rule: Op, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec]) -> None:
     """An output that must share an input's memory has its form."""
-    for output, given in rule.in_place:
-        own, other = outputs[output], inputs[given]
+    for output, source in rule.in_place:
+        own, other = outputs[output], inputs[source]
         if other is not None and (own.shape, own.dtype, own.storage) != (
             other.shape,
             other.dtype,
@@ -200,13 +200,13 @@ def _check_aliases(rule: Op, inputs: Sequence[TensorSpec | None], outputs: Seque
         ):
             _validate.invalid(
                 rule.name,
-                "an output that lies in an input's memory is like it",
-                f"output {output} {own} {own.storage}, and input {given} {other} {other.storage}",
+                "an output in an input's memory must have its shape, dtype and storage",
+                f"output {output} {own} {own.storage}, and input {source} {other} {other.storage}",
                 f"correct {type(rule).__name__}.infer or its `in_place`",
             )
 
 
-def _refuse_positions(
+def _invalid_positions(
     rule: Op, member: str, got: object, outputs: Sequence[object], inputs: Sequence[object]
 ) -> NoReturn:
     _validate.invalid(
@@ -217,13 +217,13 @@ def _refuse_positions(
     )
 
 
-def _refuse_result(rule: Op, method: str, what: str, got: object) -> NoReturn:
+def _invalid_result(rule: Op, method: str, what: str, got: object) -> NoReturn:
     advice = f"correct {type(rule).__name__}.{method}"
     _validate.invalid(rule.name, f"`{method}` returns {what}", shown(got), advice)
 
 
 def check_factors(
-    rule: Op, found: Factors, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec]
+    rule: Op, factors: Factors, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec]
 ) -> None:
     """Check the factors that an op declares against its operands and outputs.
 
@@ -232,36 +232,36 @@ def check_factors(
     """
 
     def invalid(what: str, got: object) -> NoReturn:
-        _refuse_result(rule, "factors", what, got)
+        _invalid_result(rule, "factors", what, got)
 
-    for kind, names, specs in (("operand", found.inputs, inputs), ("output", found.outputs, outputs)):
+    for kind, names, specs in (("operand", factors.inputs, inputs), ("output", factors.outputs, outputs)):
         if not isinstance(names, tuple) or len(names) != len(specs):
             invalid(f"a tuple with names for each of {len(specs)} {kind}s", names)
         for position, (dims, spec) in enumerate(zip(names, specs)):
             if spec is None or (type(dims) is tuple and len(dims) == len(spec.shape)):
                 continue
             invalid(f"a tuple with a name for each dim of {kind} {position}, {spec}", dims)
-    every = [name for dims in (*found.inputs, *found.outputs) for name in dims or ()]
+    every = [name for dims in (*factors.inputs, *factors.outputs) for name in dims or ()]
     if not _are_names(every):
         invalid("names that are text", every)
     dim_names = frozenset(every)
-    for member, named in (("whole", found.whole), ("moved", found.moved)):
+    for member, named in (("whole", factors.whole), ("moved", factors.moved)):
         if not isinstance(named, frozenset) or not named <= dim_names:
             invalid(f"`{member}` with names of dims, in a frozenset", named)
-    for partial in found.partial_values:
+    for partial in factors.partial_values:
         _check_partial_value(partial, dim_names, len(inputs), len(outputs), invalid)
 
 
 def _check_partial_value(
     partial: PartialValue,
-    known: frozenset[str],
+    dim_names: frozenset[str],
     inputs: int,
     outputs: int,
     invalid: Callable[[str, object], NoReturn],
 ) -> None:
     what = f"partial {shown(partial.name)} "
     names = partial.factors
-    if not isinstance(names, tuple) or not _are_names(names) or not partial.contracts <= known:
+    if not isinstance(names, tuple) or not _are_names(names) or not partial.contracts <= dim_names:
         invalid(f"{what}with names of dims, in a tuple", partial.factors)
     if not _are_positions(partial.outputs) or any(p >= outputs for p in partial.outputs):
         invalid(f"{what}with positions of its {outputs} outputs, in a tuple", partial.outputs)
@@ -283,13 +283,13 @@ def bounds_of(
         InternalError: the op returned something other than ranges, or ranges of operands that it
             does not have.
     """
-    found = rule.index_bounds(inputs, op.attrs)
+    bounds = rule.index_bounds(inputs, op.attrs)
     what = "(low, high, other allowed value or None) per position of an operand"
-    for position, limits in found.items():
+    for position, limits in bounds.items():
         is_position = type(position) is int and 0 <= position < len(inputs)
         if not is_position or not isinstance(limits, tuple) or len(limits) != 3 or not _are_sizes(*limits):
-            _refuse_result(rule, "index_bounds", what, found)
-    return found
+            _invalid_result(rule, "index_bounds", what, bounds)
+    return bounds
 
 
 def _are_sizes(low: object, high: object, other: object) -> bool:

@@ -27,7 +27,7 @@ from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 
 __all__ = ["digest_computation", "digest_graph", "digest_template"]
 
-_AT_ONCE = 4096  # lines that are spelled together
+_AT_ONCE = 4096  # lines that are formatted together
 _PLAIN = {int, str, bool, float, NoneType}
 
 Line = tuple[object, ...]
@@ -59,10 +59,10 @@ def _without_layouts(graph: Graph, done: dict[int, Graph]) -> Graph:
     """
     if id(graph) in done:
         return done[id(graph)]
-    keys, templates, known = {}, {}, dict[int, str]()
+    keys, templates, digests = {}, {}, dict[int, str]()
     for key, template in graph.templates.items():
         bare = replace(template, key="", graph=_without_layouts(template.graph, done))
-        keys[key] = digest_template(bare, known)
+        keys[key] = digest_template(bare, digests)
         templates[keys[key]] = replace(bare, key=keys[key])
     attrs: dict[object, FrozenMap[str, Any]] = {}  # what calls of one layer share
     ops = []
@@ -77,28 +77,28 @@ def _without_layouts(graph: Graph, done: dict[int, Graph]) -> Graph:
     return done[id(graph)]
 
 
-def digest_template(template: Template, known: dict[int, str]) -> str:
+def digest_template(template: Template, digests: dict[int, str]) -> str:
     """SHA-256 of a layer's structure. Layers that were traced alike have the same digest.
 
     Args:
         template: all of it counts.
-        known: cache of digests, by identity of the graph.
+        digests: cache of digests, by identity of the graph.
     """
-    (line,) = _template_lines([template], known)
+    (line,) = _template_lines([template], digests)
     return hashlib.sha256(ascii(line).encode("ascii")).hexdigest()
 
 
-def _digest(graph: Graph, more: Iterable[Line], known: dict[int, str]) -> str:
-    found = hashlib.sha256()
-    for lines in (_lines(graph, known), iter(more)):
+def _digest(graph: Graph, more: Iterable[Line], digests: dict[int, str]) -> str:
+    sha = hashlib.sha256()
+    for lines in (_lines(graph, digests), iter(more)):
         while part := list(islice(lines, _AT_ONCE)):
-            found.update(ascii(part).encode("ascii"))
-    return found.hexdigest()
+            sha.update(ascii(part).encode("ascii"))
+    return sha.hexdigest()
 
 
-def _lines(graph: Graph, known: dict[int, str]) -> Iterator[Line]:
+def _lines(graph: Graph, digests: dict[int, str]) -> Iterator[Line]:
     yield "graph", _text(graph.name), graph.k_splits
-    for key, line in zip(graph.templates, _template_lines(graph.templates.values(), known)):
+    for key, line in zip(graph.templates, _template_lines(graph.templates.values(), digests)):
         yield "template", _text(key), *line
     yield from _tensor_lines(graph.tensors)
     for tensor, value in sorted(graph.constant_values.items()):
@@ -110,11 +110,11 @@ def _lines(graph: Graph, known: dict[int, str]) -> Iterator[Line]:
         yield "hint", tensor, _plain(axes)
 
 
-def _template_lines(templates: Iterable[Template], known: dict[int, str]) -> Iterator[Line]:
+def _template_lines(templates: Iterable[Template], digests: dict[int, str]) -> Iterator[Line]:
     for template in templates:
-        inner = known.get(id(template.graph))
+        inner = digests.get(id(template.graph))
         if inner is None:
-            inner = known[id(template.graph)] = _digest(template.graph, (), known)
+            inner = digests[id(template.graph)] = _digest(template.graph, (), digests)
         yield _text(template.key), template.arguments, template.results, inner
 
 

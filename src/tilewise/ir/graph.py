@@ -36,11 +36,11 @@ __all__ = [
 
 Label = DimLabel | None
 TensorForm = tuple[tuple[Size, ...], DType, tuple[Label, ...], str, int | None]
-PANEL_ROWS = 32  # of a packed weight: what no cut separates, and what its storage is padded to
+PANEL_ROWS = 32  # of a packed weight; cuts never separate them, and storage is padded to them
 STORAGES = ("rows", "scalars", "packed", "vector")
 INITS = ("normal", "ones", "zeros")
 MAX_BYTES = 1 << 60
-METADATA = "__metadata__"  # what safetensors' files keep for themselves: no tensor is called so
+METADATA = "__metadata__"  # reserved by safetensors files: no tensor may have this name
 
 _validate = Validator("ir", ShapeError)
 
@@ -130,7 +130,7 @@ class TensorSpec:
     form: TensorForm = field(init=False, repr=False, compare=False)
 
     if TYPE_CHECKING:
-        family: ClassVar[TensorFamily]  # of each object; no fields, since they repeat what the others say
+        family: ClassVar[TensorFamily]  # set per object; not fields, because they repeat the others
         stem: ClassVar[str]
 
     def __init__(
@@ -159,21 +159,21 @@ class TensorSpec:
         if not shape or len(labels) != len(shape):
             _validate.invalid(
                 "TensorSpec",
-                "a tensor has one dim or more, and a label or None for each",
+                "a tensor must have at least one dim, and a label or None for each",
                 f"{len(labels)} labels for shape {shape} of {name!r}",
                 "correct one of them",
             )
         for label in labels:
             if label is not None and not isinstance(label, DimLabel):
                 _validate.invalid(
-                    "TensorSpec", "a label is a DimLabel or None", shown(label), "wrap it in DimLabel"
+                    "TensorSpec", "a label must be a DimLabel or None", shown(label), "wrap it in DimLabel"
                 )
         if not isinstance(name, str):
-            _validate.invalid("TensorSpec", "a name is text", shown(name), "pass a str")
+            _validate.invalid("TensorSpec", "a name must be text", shown(name), "pass a str")
         if type(name) is not str:
             name = str.__str__(name)
         if name == METADATA:
-            _refuse_metadata()
+            _invalid_metadata_name()
         if tile_hint is not None:
             tile_hint = _validate.integer("TensorSpec", "tile_hint", tile_hint, 1, MAX_SIZE)
         if type(storage) is not str or storage not in STORAGES:
@@ -188,7 +188,7 @@ class TensorSpec:
         _put(self, "stem", name)
         if elements * dtype.itemsize > MAX_BYTES:
             _validate.invalid(
-                "TensorSpec", "a tensor has at most 2**60 bytes", f"{self} {name!r}", "make it smaller"
+                "TensorSpec", "a tensor may have at most 2**60 bytes", f"{self} {name!r}", "make it smaller"
             )
 
     @classmethod
@@ -206,7 +206,7 @@ class TensorSpec:
         if type(name) is not str or not name or not name.isprintable():
             _validate.text("TensorSpec", "a name", name)
         if name == METADATA:
-            _refuse_metadata()
+            _invalid_metadata_name()
         family = self.family
         if family.prefix or family.suffix:
             family = self.named("", "")
@@ -237,7 +237,7 @@ class TensorSpec:
 
 
 _dtype = dtype
-_put = object.__setattr__  # where an object is made; afterwards it is frozen
+_put = object.__setattr__  # for new objects, which are frozen afterwards
 _new_spec = object.__new__
 _compared = attrgetter("form", "name", "init", "init_scale")
 _member = TensorFamily.member
@@ -253,7 +253,7 @@ for _shared in ("shape", "dtype", "labels", "tile_hint", "storage", "init", "ini
     setattr(TensorSpec, _shared, property(attrgetter(f"family.{_shared}")))
 
 
-def _refuse_metadata() -> NoReturn:
+def _invalid_metadata_name() -> NoReturn:
     _validate.invalid(
         "TensorSpec",
         "a tensor's name must not be one that files of weights reserve",
@@ -281,7 +281,7 @@ class TensorNode:
     producer: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle, its fields: what dataclasses with slots do by themselves takes several times as long."""
+        """Pickles the fields, several times faster than the default of dataclasses with slots."""
         return TensorNode, (self.id, self.spec, self.kind, self.producer)
 
     @property
@@ -307,12 +307,12 @@ class OpNode:
             _put(self, "attrs", FrozenMap(self.attrs))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As that of `TensorNode`."""
+        """Pickles the fields, like `TensorNode`."""
         return OpNode, (self.id, self.op, self.inputs, self.outputs, self.attrs, self.phase, self.label)
 
     @property
     def given(self) -> tuple[int, ...]:
-        """The inputs of an op of which none may be absent."""
+        """The inputs that are not absent."""
         return tuple(i for i in self.inputs if i is not None)
 
 
@@ -355,12 +355,12 @@ class Graph:
         )
 
     @cached_property
-    def kept(self) -> dict[int, Any]:
-        """What functions of the graph keep by op id, to work it out once; it is no part of the graph."""
+    def cache(self) -> dict[int, Any]:
+        """Results that functions of the graph cache by op id; not part of the graph."""
         return {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without `kept`, which is no part of the graph."""
+        """Pickles without `cache`, which is not part of the graph."""
         return Graph, tuple(getattr(self, f.name) for f in fields(self))
 
     def _constant_bits(self) -> dict[int, tuple[object, ...]]:

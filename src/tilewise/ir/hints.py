@@ -17,7 +17,7 @@ from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import MICRO, Axes
 from tilewise.core.validation import Validator, shown
 
-__all__ = ["Hint", "Replicate", "Shard", "as_kept_hint", "as_tensor_layout"]
+__all__ = ["Hint", "Replicate", "Shard", "as_frozen_hint", "as_tensor_layout"]
 
 _validate = Validator("ir", LayoutError)
 _ADVICE = 'write ("dp", None, "tp"), or {"dp": Shard(0), "tp": Replicate()}'
@@ -59,7 +59,7 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
     if len(dims) > rank:
         _validate.invalid(
             call,
-            f"a layout has at most one entry per dim of {name!r}",
+            f"a layout must have at most one entry per dim of {name!r}",
             f"{shown(hint)} for {rank} dims",
             _ADVICE,
         )
@@ -73,48 +73,48 @@ def _check_axes(call: str, hint: object, dims: Sequence[Axes], name: str) -> lis
     if MICRO in used:
         _validate.invalid(
             call,
-            f"microbatches follow from the batch, and a layout does not name {MICRO!r}",
+            f"a layout must not name {MICRO!r}, because microbatches follow from the batch",
             f"{shown(hint)} for {name!r}",
             "drop it",
         )
     if len(set(used)) != len(used):
         _validate.invalid(
             call,
-            "a layout names each axis of devices once",
+            "a layout may name each mesh axis only once",
             f"{shown(hint)} for {name!r}",
             "drop one of them",
         )
     return used
 
 
-def as_kept_hint(call: str, hint: Hint, name: str) -> tuple[Hint, set[str]]:
+def as_frozen_hint(call: str, hint: Hint, name: str) -> tuple[Hint, set[str]]:
     """A copy of a layout for tensors that are not known yet, and the axes that it names.
 
     Raises:
         LayoutError: the layout has neither notation, names time, or names an axis twice.
     """
     dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
-    kept: Hint = FrozenMap(hint) if isinstance(hint, Mapping) else tuple(hint)
-    return kept, {*_check_axes(call, hint, dims, name)}
+    frozen: Hint = FrozenMap(hint) if isinstance(hint, Mapping) else tuple(hint)
+    return frozen, {*_check_axes(call, hint, dims, name)}
 
 
 def _by_dim(call: str, hint: object, name: str) -> list[Axes]:
     if not isinstance(hint, Sequence) or isinstance(hint, str | bytes):
-        _validate.invalid(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
-    found: list[Axes] = []
+        _validate.invalid(call, f"a layout of {name!r} must have one of two forms", shown(hint), _ADVICE)
+    dims: list[Axes] = []
     for entry in hint:
         axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
         if not isinstance(axes, tuple) or not all(isinstance(a, str) and a for a in axes):
-            _validate.invalid(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
-        found.append(axes)
-    return found
+            _validate.invalid(call, f"a layout of {name!r} must have one of two forms", shown(hint), _ADVICE)
+        dims.append(axes)
+    return dims
 
 
 def _by_axis(call: str, hint: Mapping[Any, object], name: str) -> list[Axes]:
-    found: dict[int, Axes] = {}
+    axes_by_dim: dict[int, Axes] = {}
     for axis, placed in hint.items():
         if not isinstance(axis, str) or not axis or not isinstance(placed, Shard | Replicate):
-            _validate.invalid(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
+            _validate.invalid(call, f"a layout of {name!r} must have one of two forms", shown(hint), _ADVICE)
         if isinstance(placed, Shard):
-            found[placed.dim] = (*found.get(placed.dim, ()), axis)
-    return [found.get(d, ()) for d in range(max(found, default=-1) + 1)]
+            axes_by_dim[placed.dim] = (*axes_by_dim.get(placed.dim, ()), axis)
+    return [axes_by_dim.get(d, ()) for d in range(max(axes_by_dim, default=-1) + 1)]

@@ -66,27 +66,27 @@ class LayerSpec:
         for pair in tensors:
             if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], TensorSpec):
                 _validate.invalid(
-                    call, f"a tensor of {self.path!r} is (kind, TensorSpec)", shown(pair), "pair them"
+                    call, f"a tensor of {self.path!r} must be (kind, TensorSpec)", shown(pair), "pair them"
                 )
             _validate.choice(call, f"the kind of a tensor of {self.path!r}", pair[0], DECLARED)
             _validate.text(call, f"the name of a tensor of {self.path!r}", pair[1].name)
             if pair[1].name in names:
                 _validate.invalid(
-                    call, f"names in {self.path!r} are unique", f"{pair[1].name!r} twice", "rename one"
+                    call, f"names in {self.path!r} must be unique", f"{pair[1].name!r} twice", "rename one"
                 )
             names.add(pair[1].name)
         object.__setattr__(self, "tensors", tensors)
         if self.function is None and not tensors:
             _validate.invalid(
                 call,
-                f"{self.path!r} is a layer or declares tensors",
+                f"{self.path!r} must be a layer or declare tensors",
                 "neither",
                 "give it a function or tensors",
             )
         if self.function is None and (operands or attrs):
             _validate.invalid(
                 call,
-                f"{self.path!r} without a function only declares tensors",
+                f"{self.path!r} without a function may only declare tensors",
                 "operands or attributes",
                 "drop them",
             )

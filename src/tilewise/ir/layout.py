@@ -32,7 +32,7 @@ __all__ = [
 
 TensorLayout = tuple[Axes, ...]
 
-# What the leaves of a reduction's tree are (docs/numerics.md, rules 2, 5 and 4).
+# The kinds of leaves of a reduction's tree (docs/numerics.md, rules 2, 5 and 4).
 K_SPLITS = "k_splits"  # of a labelled dim: `Graph.k_splits`
 BATCH_SPLITS = "batch_splits"  # of the batch: `PlanSettings.batch_splits`
 GROUPS = "groups"  # the query heads that share a KV head

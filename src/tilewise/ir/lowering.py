@@ -31,7 +31,7 @@ class Ref(NamedTuple):
         cols: its columns.
         dtype: name of its element type.
         tile_rows: rows per tile.
-        packed: whether it is stored in panels; the flat view of panels (`Lowering.flat`) is not.
+        packed: whether the tensor is stored in panels; the flat view of panels (`Lowering.flat`) is not.
         tile_cols: columns per tile; 0 for all.
     """
 
@@ -168,9 +168,9 @@ class Lowering(Protocol):
         Args:
             rows: on this device; a symbol if they depend on the run.
             cols: elements per row.
-            dtype: of the elements.
+            dtype: element type.
             tile_rows: rows per tile; tasks wait for tiles.
-            name: for explanations.
+            name: its name in explanations.
             packed: stored in panels, as weights are.
             max_bytes: its size; by default that of rows and columns at their bounds.
         """
@@ -180,8 +180,8 @@ class Lowering(Protocol):
 
         Args:
             ref: the tensor.
-            dtype: of the elements.
-            name: for explanations.
+            dtype: element type.
+            name: its name in explanations.
             pending: if given, the temporary is as wide as the shards of the whole device group.
         """
 
@@ -228,9 +228,9 @@ class Lowering(Protocol):
             dtype: the kernel's element type, if it has several.
             step: rows per task; by default those of a tile of activations; 0 for one task over all
                 rows.
-            ints, floats: by the table's names. Values that the table derives (counts, whether an
-                operand is f32 or packed) are not given.
-            priority: of the tasks.
+            ints, floats: attributes by the table's names. Values that the table derives (counts, whether an
+                operand is f32 or packed) are not passed.
+            priority: priority of the tasks.
             label: name of the instruction, instead of the op's.
 
         Raises:

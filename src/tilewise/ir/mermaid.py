@@ -16,7 +16,7 @@ from tilewise.ir.outline import Layers, Outline, layers_in, outline_graph, stret
 
 __all__ = ["to_mermaid"]
 
-_LONGEST = 200  # of a box's text
+_LONGEST = 200  # characters of a box's text
 # a first mark could begin a list, an outer underscore bold text, a colon an icon
 _ODD = re.compile(r"[^A-Za-z0-9 .,:/()\[\]_-]|^[^A-Za-z]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?! )")
 

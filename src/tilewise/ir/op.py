@@ -104,8 +104,8 @@ class Op(ABC):
             PlanError: the op has no gradient.
         """
         raise PlanError(
-            f"[graph.gradients] a loss depends only on ops that have a gradient; got {op.label!r} ({self.name}); "
-            "leave it out of the way from the parameters to the loss"
+            f"[graph.gradients] a loss may depend only on ops that have a gradient; got {op.label!r} ({self.name}); "
+            "remove it from the path between parameters and loss"
         )
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
@@ -148,25 +148,27 @@ def register(cls: AnyOp) -> AnyOp:
     """
     title = shown(cls)
     if not isinstance(cls, type) or not issubclass(cls, Op):
-        _author.invalid("register", "an op is a class that derives from ir.op.Op", title, "derive it from Op")
+        _author.invalid(
+            "register", "an op must be a class that derives from ir.op.Op", title, "derive it from Op"
+        )
     title = cls.__name__
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
         _author.invalid(
             "register",
-            "an op has signature, infer, factors and lower",
+            "an op must have signature, infer, factors and lower",
             f"{title} without {missing}",
             "write it",
         )
     if not isinstance(cls.name, str) or not cls.name or not cls.name.isprintable():
         _author.invalid(
-            "register", "an op has a printable name", f"{title} with {shown(cls.name)}", "set `name`"
+            "register", "an op must have a printable name", f"{title} with {shown(cls.name)}", "set `name`"
         )
     if cls.name in _OPS or cls.name == "call":
         _author.invalid(
             "register",
-            "an op's name is its own",
-            f"{cls.name!r} of {title}, which is taken",
+            "an op's name must be unique",
+            f"{cls.name!r} of {title}, which exists already",
             "choose another name",
         )
     rule = cls()
@@ -179,11 +181,11 @@ def op_named(name: str) -> Op:
     """The op with this name.
 
     Raises:
-        InternalError: there is none.
+        InternalError: no op has this name.
     """
     if name not in _OPS:
         raise InternalError(
-            f"[ir.op] ops must be registered before use; got {name!r}; known: {', '.join(sorted(_OPS))}"
+            f"[ir.op] ops must be registered before use; got {name!r}; registered: {', '.join(sorted(_OPS))}"
         )
     return _OPS[name]
 
@@ -197,8 +199,8 @@ def modules_of_ops(names: Iterable[str]) -> tuple[str, ...] | None:
     """The modules whose import registers the ops of these names; None if one is the main module,
     which other processes do not import.
     """
-    found = {type(op_named(name)).__module__ for name in names if name != "call"}
-    return None if "__main__" in found else tuple(sorted(found))
+    modules = {type(op_named(name)).__module__ for name in names if name != "call"}
+    return None if "__main__" in modules else tuple(sorted(modules))
 
 
 def import_ops(modules: Iterable[str]) -> None:
@@ -241,15 +243,15 @@ def _count_operands(name: str, signature: Signature, attrs: Mapping[str, Any]) -
     count = signature.operands
     if not callable(count):
         return count
-    found = count(attrs)
-    if type(found) is not int or found < 0:
+    number = count(attrs)
+    if type(number) is not int or number < 0:
         _author.invalid(
             name,
-            "the function that `signature` has for operands gives their number",
-            shown(found),
+            "the function `signature.operands` must return a number of operands",
+            shown(number),
             f"correct {type(_OPS[name]).__name__}.signature",
         )
-    return found
+    return number
 
 
 def _attribute(op: str, name: str, value: Any, kind: type) -> Any:

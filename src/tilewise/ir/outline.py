@@ -44,11 +44,11 @@ class Outline(NamedTuple):
     """A graph as it is drawn.
 
     Attributes:
-        stretches: in order.
+        stretches: all stretches, in order.
         of_op: number of the stretch, per op.
         drawn: inputs, parameters and states that do not belong to one call.
-        edges: from stretch to stretch, each once.
-        feeds: from a drawn tensor to a stretch, each once.
+        edges: edges from stretch to stretch, each once.
+        feeds: edges from a drawn tensor to a stretch, each once.
     """
 
     stretches: tuple[Stretch, ...]
@@ -112,18 +112,18 @@ def layers_in(graph: Graph) -> Layers:
     """The layers of a graph, then the layers within them."""
     first: dict[str, int] = {}
     number: dict[int, int] = {}
-    found: list[Template] = []
-    known: dict[int, str] = {}
+    templates: list[Template] = []
+    digests: dict[int, str] = {}
     ahead = list(graph.templates.values())
     for template in ahead:
         if id(template) in number:
             continue
-        digest = digest_template(template, known)
-        number[id(template)] = first.setdefault(digest, len(found))
-        if number[id(template)] == len(found):
-            found.append(template)
+        digest = digest_template(template, digests)
+        number[id(template)] = first.setdefault(digest, len(templates))
+        if number[id(template)] == len(templates):
+            templates.append(template)
         ahead += template.graph.templates.values()
-    return Layers(tuple(found), tuple(_titles(found)), number)
+    return Layers(tuple(templates), tuple(_titles(templates)), number)
 
 
 def _titles(templates: Sequence[Template]) -> Iterator[str]:
@@ -159,10 +159,10 @@ def _own_tensors(graph: Graph) -> set[int]:
     readers: Counter[int] = Counter()
     calls: Counter[int] = Counter()
     for op in graph.ops:
-        given = set(op.given)
-        readers.update(given)
+        inputs = set(op.given)
+        readers.update(inputs)
         if op.op == "call":
-            calls.update(given)
+            calls.update(inputs)
     shown = set(graph.outputs.values())
     return {
         t.id

@@ -38,9 +38,9 @@ __all__ = [
     "TensorEntry",
     "TileProgram",
     "Wait",
+    "constant_part",
     "is_single",
     "is_size",
-    "known_part",
     "memory_kind",
     "plain",
     "tiles_across",
@@ -54,10 +54,10 @@ class Source(enum.IntEnum):
     """What a `Number` multiplies."""
 
     NOTHING = 0
-    SYMBOL = 1  # of the run
+    SYMBOL = 1  # a symbol of the run
     DEVICE = 2  # a number of the device
     CALL = 3  # a number of the call
-    POSITION = 4  # of the call in its list
+    POSITION = 4  # the call's position in its list
 
 
 class Number(NamedTuple):
@@ -94,7 +94,7 @@ class Number(NamedTuple):
 
 
 NumberLike = int | Number
-"""What a field that wants a `Number` takes."""
+"""An integer or a `Number`."""
 
 
 def upper(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
@@ -128,7 +128,7 @@ def is_single(step: NumberLike) -> bool:
     return isinstance(step, int) and step <= 0
 
 
-def known_part(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
+def constant_part(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
     """Like `upper`; for a number of the device or the call, its constant."""
     if isinstance(number, int) or number.source in (Source.NOTHING, Source.SYMBOL):
         return upper(number, bounds)

@@ -31,28 +31,28 @@ def explain_reshards(graph: Graph, layout: GraphLayout, microbatches: int) -> li
     """A line per change of layout in a step, those that read most first. Equal changes of layers
     are one line.
     """
-    found: dict[str, tuple[int, int]] = {}
-    _collect(graph, layout, microbatches, found)
+    costs: dict[str, tuple[int, int]] = {}
+    _collect(graph, layout, microbatches, costs)
     lines = []
-    for text, (elements, uses) in sorted(found.items(), key=lambda f: (-f[1][0] * f[1][1], f[0])):
+    for text, (elements, uses) in sorted(costs.items(), key=lambda f: (-f[1][0] * f[1][1], f[0])):
         cost = f"reads {elements:,} elements" if elements else "moves nothing"
         lines.append(f"{text}: {cost}{f', {uses} times' if uses > 1 else ''}")
     return lines
 
 
-def _collect(graph: Graph, layout: GraphLayout, microbatches: int, found: dict[str, tuple[int, int]]) -> None:
+def _collect(graph: Graph, layout: GraphLayout, microbatches: int, costs: dict[str, tuple[int, int]]) -> None:
     for op in graph.ops:
         if op.op == "call":
             inner = graph.templates[op.attrs["template"]].graph
-            _collect(inner, layout.calls[op.id], microbatches, found)
+            _collect(inner, layout.calls[op.id], microbatches, costs)
         elif op.op in _CHANGES:
             text, elements = _change(graph, layout, microbatches, op)
-            found[text] = elements, found.get(text, (0, 0))[1] + 1
+            costs[text] = elements, costs.get(text, (0, 0))[1] + 1
     for pending_reductions in layout.pending_reductions.values():
         for pending in pending_reductions:
             if pending.arrives_in_shards and pending.tree != BATCH_SPLITS:
                 text, elements = _sum_in_shards(graph, layout, microbatches, pending)
-                found[text] = elements, found.get(text, (0, 0))[1] + 1
+                costs[text] = elements, costs.get(text, (0, 0))[1] + 1
 
 
 def _change(graph: Graph, layout: GraphLayout, microbatches: int, op: OpNode) -> tuple[str, int]:
@@ -87,7 +87,7 @@ def explain_storage(graph: Graph, layout: GraphLayout) -> list[str]:
     vectors = len(weights) - len(in_shards)
     lines = [
         f"{len(in_shards)} weights, their gradients and optimizer states lie in {size} parts each, along "
-        f"{show_axes(layout.storage_axes)}; {vectors} vectors are not cut so"
+        f"{show_axes(layout.storage_axes)}; {vectors} vectors are not cut"
     ]
     few = sum(_panels(graph, layout, t.id) < size for t in in_shards)
     if few:

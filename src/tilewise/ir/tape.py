@@ -39,7 +39,7 @@ class Term:
 
 
 Gradient = int | Later | Term | None
-"""What an op returns for one of its inputs; None where nothing flows."""
+"""An op's contribution to the gradient of one of its inputs; None if there is none."""
 
 
 class Tape(Protocol):
@@ -85,11 +85,11 @@ def terms_of(kind: type[AnyTerm], terms: Sequence[Term]) -> list[AnyTerm]:
     Raises:
         InternalError: a term that names the same op has another type.
     """
-    found = [t for t in terms if isinstance(t, kind)]
-    if len(found) != len(terms):
+    matching = [t for t in terms if isinstance(t, kind)]
+    if len(matching) != len(terms):
         other = next(t for t in terms if not isinstance(t, kind))
         raise InternalError(
-            f"[ir.tape] all terms of {kind.combined_by!r} are of one class; got {type(other).__name__} next to "
+            f"[ir.tape] all terms of {kind.combined_by!r} must be of one class; got {type(other).__name__} next to "
             f"{kind.__name__}; correct `combined_by`"
         )
-    return found
+    return matching

@@ -80,7 +80,7 @@ class Destination(NamedTuple):
     """Some columns of a rectangle's rows, and where they are written.
 
     Attributes:
-        part: of a device.
+        part: a device's part.
         row: first row in the part; a multiple of 32 if it is packed.
         col: first column in the part; even if it is packed.
         first_col: first column of the rectangle.
@@ -98,7 +98,7 @@ class Outcome(NamedTuple):
     """The result of reading a rectangle; reading ends at the first fault.
 
     Attributes:
-        bytes_read: from the file.
+        bytes_read: bytes read from the file.
         is_finite: all values are finite, also after conversion.
         is_whole: the file contained the whole rectangle.
         system_error: the system's error number, or 0.
@@ -119,7 +119,7 @@ def read_weights(rectangle: Rectangle, into: Sequence[Destination], *, isa: str 
     """Read a rectangle once for all its destinations. The GIL is released meanwhile.
 
     Args:
-        rectangle: of the file.
+        rectangle: the rows of the file.
         into: a weight and its master, for example, or the columns of several devices.
         isa: a level of `isa_levels()`; empty: the one in use.
 
@@ -153,7 +153,7 @@ def store_weight(matrix: NDArray[Any], part: Part, *, isa: str = "") -> bool:
 
     Args:
         matrix: 2-D. A dtype that files do not have is converted to the part's.
-        part: of a device.
+        part: a device's part.
         isa: a level of `isa_levels()`; empty: the one in use.
 
     Raises:

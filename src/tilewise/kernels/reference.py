@@ -155,18 +155,19 @@ def layer_norm_backward(
 
 def head_sum(x: Array, ranges: Sequence[tuple[int, int]], head_dim: int) -> F64:
     """The sum of the heads in the ranges."""
-    kept = [_f64(x)[0, begin:end].reshape(-1, head_dim) for begin, end in ranges]
-    return np.asarray(np.concatenate(kept).sum(0, keepdims=True))
+    heads = [_f64(x)[0, begin:end].reshape(-1, head_dim) for begin, end in ranges]
+    return np.asarray(np.concatenate(heads).sum(0, keepdims=True))
 
 
 def split_tree(partials: Array, carries: Sequence[Array], num_splits: int = 1) -> F64:
-    """The sum over batch splits, their `kept` sequence splits, and carries."""
+    """The sum over batch splits, their sequence splits, and carries."""
     batch_splits = _f64(partials).reshape(len(partials), num_splits, -1).sum((0, 1))[None]
     return np.asarray(batch_splits + sum((_f64(c) for c in carries), start=np.zeros(1)))
 
 
 def tree_resume(carries: Array | None, slot: int, partials: Sequence[Array], finish: bool) -> F64:
-    """The stack of a binary counter that held `slot` after the partials, or its root; levels side by side."""
+    """The stack of a binary counter that had `slot` before the partial values are added, or its root; levels side by
+    side."""
     levels = slot.bit_count()
     stack = [] if carries is None or not levels else list(np.split(_f64(carries), levels, axis=1))
     for number, partial in enumerate(partials, slot):
@@ -186,7 +187,7 @@ def row_sum_split(x: Array, split_rows: int, seq_len: int = 1, k_splits: int = 1
 
 
 def column_sum_split(x: Array, split_rows: int, seq_len: int = 1, k_splits: int = 1) -> F64:
-    """The same of every column."""
+    """`row_sum_split` of every column."""
     return _split_sums(_f64(x), split_rows, seq_len, k_splits)
 
 
@@ -250,7 +251,7 @@ def attention(
     softcap: float = 0.0,
     lengths: Array | None = None,
 ) -> tuple[F64, F64]:
-    """The output and lse of self-attention inside each sequence; zero behind its length."""
+    """The output and lse of self-attention in each sequence; zero after its length."""
     out, lse = np.zeros((len(q), heads * dim)), np.zeros((len(q), heads))
     for row, length in _sequences(lengths, len(q), seq_len):
         rows = slice(row, row + length)
@@ -280,7 +281,7 @@ def attention_backward(
     softcap: float = 0.0,
     lengths: Array | None = None,
 ) -> tuple[F64, F64, F64]:
-    """dq, dk and dv; the softmax is rebuilt here, so out and lse are no operands."""
+    """dq, dk and dv. The softmax is computed again here, so out and lse are not operands."""
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     for row, length in _sequences(lengths, len(q), seq_len):
         rows = slice(row, row + length)
@@ -400,7 +401,8 @@ UPDATE_STEPS: dict[str, Callable[[F64, F64, F64], F64]] = {
     "maximum": lambda x, y, z: np.maximum(x, y),
     "minimum": lambda x, y, z: np.minimum(x, y),
 }
-"""What a step of an update computes of three values; its number is its place (native/kernels/update.cc)."""
+"""What each step of an update computes from three values; a step's number is its position
+(native/kernels/update.cc)."""
 
 
 def update(
@@ -411,11 +413,11 @@ def update(
     constants: Sequence[float],
     left: Sequence[int],
 ) -> list[F64]:
-    """Weight and states (of weight, states, gradient) after a program of steps; as they were when the scale is NaN."""
-    *kept, gradient = (_f64(a) for a in arrays)
+    """Weight and states (the arrays without the gradient) after a program of steps; unchanged if the scale is NaN."""
+    *old, gradient = (_f64(a) for a in arrays)
     if np.isnan(scale):
-        return kept
-    values = [*kept, gradient * scale]
+        return old
+    values = [*old, gradient * scale]
     values += [np.full_like(gradient, float(v)) for v in (*hyper.reshape(-1), *constants)]
     compute = list(UPDATE_STEPS.values())
     with np.errstate(all="ignore"):
@@ -427,8 +429,8 @@ def update(
 def square_sum(
     grad: Array, rows: int, first_row: int, first_entry: int, size: int, k_splits: Sequence[tuple[int, int]]
 ) -> F64:
-    """Entries [first_entry, first_entry + size) of a gradient of `rows` rows, of which `grad` holds some from
-    `first_row` on: entry c * rows + r is the sum of squares of row r over the columns of k split c."""
+    """Entries [first_entry, first_entry + size) of a gradient of `rows` rows, of which `grad` has some from
+    `first_row` on. Entry c * rows + r is the sum of squares of row r over the columns of k split c."""
     table = np.zeros(max(len(k_splits) * rows, first_entry + size))
     for c, (begin, end) in enumerate(k_splits):
         first = c * rows + first_row

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 __all__ = ["scratch_bytes"]
 
-_ROWS = 16  # of a block of attention, on the level that has most (native/kernels/attention/kv_blocks.h)
-_PACKED_ROWS = 24  # the same in words of packs: 12 rows of two words a step
+_ROWS = 16  # rows per block of attention, on the level with most (native/kernels/attention/kv_blocks.h)
+_PACKED_ROWS = 24  # the same in words of packs: 12 rows of two words per step
 _LEAST_ROWS = 12
 _PANEL, _LANES, _KV_BLOCK = 32, 16, 64
 _BLOCK_STEPS, _ROW_STRIDE = 128, 144
-_ROUNDING = 1 << 14  # every piece begins at a cache line
+_ROUNDING = 1 << 14  # for pieces that begin at cache lines
 _PRODUCT = 17 << 20  # packs, and the state of blocks between windows: bounded by constants of product.h
 _UPDATE_BLOCK, _CACHE_LINE = 64, 64  # of update.cc
 _PER_STEP, _PER_RANGE = 4, 1024  # bytes of segments, copies and windows
@@ -49,7 +49,7 @@ def scratch_bytes(kernel: str, ints: Sequence[int], shapes: Sequence[Shape]) -> 
     if base in ("attention", "attention_paged"):
         return _attention(heads=ints[1], kv_heads=ints[2], dim=ints[3])
     if base == "update":
-        values = sum(shape[1] for shape in shapes[-2:]) + len(shapes) + len(ints)  # no fewer than there are
+        values = sum(shape[1] for shape in shapes[-2:]) + len(shapes) + len(ints)  # an upper bound
         return values * (_UPDATE_BLOCK * 4 + 2 * _CACHE_LINE) + _ROUNDING
     if base == "softmax":
         return 4 * shapes[0][1] + _ROUNDING

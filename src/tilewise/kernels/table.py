@@ -84,7 +84,7 @@ class KernelSpec:
     Attributes:
         base: name without the dtype suffix.
         names: full names, one per dtype.
-        operands: in order.
+        operands: operands in order.
         ints: integer attributes in order.
         floats: floating-point attributes in order; a trailing `...` marks a list of any length.
         dims: dims on which `flops` and `bytes` depend.
@@ -130,9 +130,9 @@ _INT = re.compile(r"(\w+)(?:=(count|f32|packed)\((\w+)\)|(\.\.\.)(?:\((.+)\))?)?
 
 
 def _operand(text: str) -> OperandSpec:
-    found = _OPERAND.fullmatch(text)
-    assert found is not None, text
-    role, name, dtypes, packed, dots, optional, sizes = found.groups()
+    match = _OPERAND.fullmatch(text)
+    assert match is not None, text
+    role, name, dtypes, packed, dots, optional, sizes = match.groups()
     return OperandSpec(
         name,
         role,
@@ -145,9 +145,9 @@ def _operand(text: str) -> OperandSpec:
 
 
 def _integer(text: str) -> IntSpec:
-    found = _INT.fullmatch(text)
-    assert found is not None, text
-    name, kind, operand, dots, length = found.groups()
+    match = _INT.fullmatch(text)
+    assert match is not None, text
+    name, kind, operand, dots, length = match.groups()
     source = (kind, operand) if kind else None
     return IntSpec(name, source, dots is not None, tuple((length or "").split("*")) if length else ())
 
@@ -568,6 +568,6 @@ def kernel_spec(name: str) -> KernelSpec:
     """
     if name not in _BY_NAME:
         raise InternalError(
-            f"[kernels.kernel_spec] a kernel must stand in the table; got {name!r}; add it to table.py"
+            f"[kernels.kernel_spec] a kernel must be in the table; got {name!r}; add it to table.py"
         )
     return _BY_NAME[name]

@@ -15,26 +15,26 @@ __all__ = ["find_update_problem"]
 
 
 def find_update_problem(
-    num_given: int, num_arrays: int, steps: Sequence[object], left: Sequence[object]
+    num_inputs: int, num_arrays: int, steps: Sequence[object], left: Sequence[object]
 ) -> str:
     """Describes what is wrong with a program; empty if it is valid.
 
     Args:
-        num_given: values before the first step: weight, states, gradient, hyper-parameters,
+        num_inputs: values before the first step: weight, states, gradient, hyper-parameters,
             constants.
         num_arrays: weight and states.
         steps: four integers each: kind and three values.
         left: the final value of each array.
     """
     if not all(type(number) is int for number in (*steps, *left)):
-        return "it is not of integers"
+        return "it must consist of integers"
     if len(steps) % 4 != 0 or len(left) != num_arrays:
         return f"it has {len(steps)} integers of steps, and leaves {len(left)} values for {num_arrays} arrays"
     for place in range(0, len(steps), 4):
         kind, *values = steps[place : place + 4]
         if kind not in range(len(UPDATE_STEPS)):
             return f"step {place // 4} is of kind {kind}; there are {len(UPDATE_STEPS)}"
-        if not all(value in range(num_given + place // 4) for value in values):
-            return f"step {place // 4} takes values {values}; {num_given + place // 4} exist before it"
-    num_values = num_given + len(steps) // 4
+        if not all(value in range(num_inputs + place // 4) for value in values):
+            return f"step {place // 4} takes values {values}; {num_inputs + place // 4} exist before it"
+    num_values = num_inputs + len(steps) // 4
     return "" if all(v in range(num_values) for v in left) else f"it leaves values {[*left]} of {num_values}"

@@ -28,12 +28,9 @@ __all__ = ["Finding", "check_machine"]
 
 _CPUS = "sys/devices/system/cpu"
 _FEW_FILES = 1024
-_OWN_CLOCKS = ("tsc", "arch_sys_counter")  # read without a system call
-_DRIVERS_THAT_SCALE = (
-    "intel_pstate",
-    "amd-pstate",
-    "amd-pstate-epp",
-)  # whose powersave still runs at full speed
+_OWN_CLOCKS = ("tsc", "arch_sys_counter")  # clocks that are read without a system call
+# their governor `powersave` still reaches full speed
+_DRIVERS_THAT_SCALE = ("intel_pstate", "amd-pstate", "amd-pstate-epp")
 
 
 @dataclass(frozen=True)
@@ -82,41 +79,41 @@ def _processor(root: Path) -> Iterator[Finding]:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.machine()
     level, best, missing = isa_in_use(), isa_levels()[-1], isa_missing()
-    found = f"{name}, kernels for {level}"
+    description = f"{name}, kernels for {level}"
     if missing:
-        advice = f"this machine can run {missing[-1]}, which this build lacks; build and install Tilewise here again"
-        yield Finding("processor", "warning", found, advice)
+        advice = f"this machine can run {missing[-1]}, which this build lacks; build Tilewise on this machine"
+        yield Finding("processor", "warning", description, advice)
     elif level != best:
-        yield Finding("processor", "note", f"{found} of {best}", "unset TILEWISE_ISA, which asks for that")
+        yield Finding("processor", "note", f"{description} of {best}", "unset TILEWISE_ISA, which selects it")
     elif level == "baseline":
         advice = "kernels are several times slower without AVX2; use another processor, or virtual one, that has it"
-        yield Finding("processor", "warning", found, advice)
+        yield Finding("processor", "warning", description, advice)
     else:
-        yield Finding("processor", "ok", found)
+        yield Finding("processor", "ok", description)
 
 
 def _cores(root: Path) -> Iterator[Finding]:
     seen, allowed, quota = os.cpu_count() or 1, len(os.sched_getaffinity(0)), core_quota(root)
-    found = f"{allowed} of {seen} that the system has" if allowed < seen else f"{allowed}"
+    description = f"{allowed} of {seen} that the system has" if allowed < seen else f"{allowed}"
     if quota >= allowed:
-        yield Finding("cores", "ok", found)
+        yield Finding("cores", "ok", description)
         return
-    found += f", with the time of {quota:g} of them"
+    description += f", with the time of {quota:g} of them"
     advice = f"{num_cores(root)} threads are used by default"
     if quota != math.ceil(quota):
         advice += "; a whole number of cores wastes none: the last thread is stopped for part of its time"
-    yield Finding("cores", "note", found, advice)
+    yield Finding("cores", "note", description, advice)
 
 
 def _siblings(root: Path) -> Iterator[Finding]:
     cpus = sorted(os.sched_getaffinity(0))
     shared = {_read(root / _CPUS / f"cpu{cpu}/topology/thread_siblings_list") for cpu in cpus}
     if None not in shared and len(shared) < len(cpus):
-        found = f"{len(cpus)} threads on {len(shared)} cores"
+        description = f"{len(cpus)} threads on {len(shared)} cores"
         advice = (
             f"two threads of a core share its units: compare {len(shared)} workers in all with {len(cpus)}"
         )
-        yield Finding("simultaneous threads", "note", found, advice)
+        yield Finding("simultaneous threads", "note", description, advice)
 
 
 def _frequency(root: Path) -> Iterator[Finding]:
@@ -124,12 +121,12 @@ def _frequency(root: Path) -> Iterator[Finding]:
     governor, driver = _read(folder / "scaling_governor"), _read(folder / "scaling_driver")
     if governor is None:
         return
-    found = f"governor {governor}" + (f" of {driver}" if driver else "")
+    description = f"governor {governor}" + (f" of {driver}" if driver else "")
     if governor == "powersave" and driver not in _DRIVERS_THAT_SCALE:
         advice = "cores run at their lowest speed; as root: cpupower frequency-set -g performance"
-        yield Finding("frequency", "warning", found, advice)
+        yield Finding("frequency", "warning", description, advice)
     else:
-        yield Finding("frequency", "ok", found)
+        yield Finding("frequency", "ok", description)
 
 
 def _nodes(root: Path) -> Iterator[Finding]:
@@ -150,8 +147,8 @@ def _has_memory(node: Path) -> bool:
 
 def _memory(root: Path) -> Iterator[Finding]:
     limit, free = memory_of_machine(root), available_memory(root)
-    found = format_bytes(limit) + (f", {format_bytes(free)} available" if free < limit else "")
-    yield Finding("memory", "ok", found)
+    description = format_bytes(limit) + (f", {format_bytes(free)} available" if free < limit else "")
+    yield Finding("memory", "ok", description)
     if _read(root / "proc/sys/vm/overcommit_memory") == "2":
         advice = "memory is reserved before it is used; as root: sysctl vm.overcommit_memory=0"
         yield Finding("overcommit", "warning", "the system counts memory as used when it is reserved", advice)
@@ -193,7 +190,7 @@ def _files(_: Path) -> Iterator[Finding]:
 def _clock(root: Path) -> Iterator[Finding]:
     source = _read(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
     if source is not None and source not in _OWN_CLOCKS:
-        advice = "asking for the time is a system call: timelines of runs take longer"
+        advice = "reading the time is a system call, so recording timelines is slower"
         yield Finding("clock", "note", source, advice)
 
 
@@ -203,7 +200,7 @@ def _load(root: Path) -> Iterator[Finding]:
         return
     load, cores = float(text.split()[0]), num_cores(root)
     if load > cores / 2:
-        advice = "other programs use the cores: what is measured now says little"
+        advice = "other programs use the cores: measurements now are unreliable"
         yield Finding("load", "note", f"{load:g} programs want {cores} cores", advice)
 
 
@@ -217,7 +214,7 @@ def _tools(_: Path) -> Iterator[Finding]:
 
 
 def _mpi(_: Path) -> Iterator[Finding]:
-    from tilewise.comm.mpi_library import find_mpi  # looks at the loader's libraries
+    from tilewise.comm.mpi_library import find_mpi  # searches the loader's libraries
 
     try:
         mpi = find_mpi()
@@ -230,21 +227,23 @@ def _mpi(_: Path) -> Iterator[Finding]:
         return
     own_mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
     mpiexec = own_mpiexec or shutil.which("mpiexec")
-    found = f"{mpi.name}; {mpiexec or 'no mpiexec'}"
+    description = f"{mpi.name}; {mpiexec or 'no mpiexec'}"
     if mpiexec is None:
-        yield Finding("MPI", "note", found, "only Slurm's srun can start several hosts; pip install mpich")
-    elif not _is_of(mpiexec, mpi.library):
-        advice = (
-            "launcher and library should be of one installation: name the other by --mpiexec, or TILEWISE_MPI"
+        yield Finding(
+            "MPI", "note", description, "only Slurm's srun can start several hosts; pip install mpich"
         )
-        yield Finding("MPI", "note", found, advice)
+    elif not _is_of(mpiexec, mpi.library):
+        advice = "launcher and library should be of one installation: set --mpiexec or TILEWISE_MPI"
+        yield Finding("MPI", "note", description, advice)
     elif shutil.which("ssh") is None:
         yield Finding(
-            "MPI", "note", f"{found}; no ssh", "tilewise launch --hosts starts processes through ssh"
+            "MPI", "note", f"{description}; no ssh", "tilewise launch --hosts starts processes through ssh"
         )
     else:
-        yield Finding("MPI", "ok", found)
-    advice = "they ask no one who they are, and encrypt nothing: use several hosts in trusted networks only"
+        yield Finding("MPI", "ok", description)
+    advice = (
+        "connections have no authentication and no encryption: use several hosts only in trusted networks"
+    )
     yield Finding("MPI's ports", "note", "open on this host while a command runs over several", advice)
 
 

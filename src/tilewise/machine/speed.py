@@ -13,8 +13,8 @@ from tilewise.kernels.isa import run
 __all__ = ["PROBE_BYTES", "measure_bandwidth", "measure_flops"]
 
 PROBE_BYTES = 1 << 28
-"""Memory that measuring bandwidth takes: beyond any cache."""
-_PROBE_STEPS = 200_000  # some ten milliseconds
+"""Bytes read to measure the bandwidth; larger than any cache."""
+_PROBE_STEPS = 200_000  # about ten milliseconds
 _PROBE_ROUNDS = 3
 
 

@@ -104,6 +104,9 @@ def _bias_of(call: str, name: str) -> str:
     """The name of the bias that belongs to a weight."""
     if not name.endswith(".weight"):
         _validate.invalid(
-            call, "a weight with a bias is named so", f"{name!r} without '.weight' at its end", "append it"
+            call,
+            "the name of a weight with a bias must end in '.weight'",
+            f"{name!r} without '.weight' at its end",
+            "append it",
         )
     return f"{name.removesuffix('.weight')}.bias"

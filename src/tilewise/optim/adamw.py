@@ -47,7 +47,7 @@ class AdamW(Optimizer):
         super().__post_init__()
         if self.beta1 >= 1 or self.beta2 >= 1 or np.float32(self.eps) <= 0:
             _validate.invalid(
-                "AdamW", "betas lie in [0, 1), and eps is above 0 in fp32", str(self), "correct it"
+                "AdamW", "betas must lie in [0, 1), and eps must be above 0 in fp32", str(self), "correct it"
             )
 
     def values(self, step: int, lr: float) -> Sequence[float]:
@@ -59,8 +59,8 @@ class AdamW(Optimizer):
         g, lr = parameter.gradient, parameter.hyper["lr"]
         first = fused(parameter.states["exp_avg"], self.beta1, (1 - self.beta1) * g)
         second = fused(parameter.states["exp_avg_sq"], self.beta2, (1 - self.beta2) * g * g)
-        root = 1 / sqrt(parameter.hyper["correction2"])  # of the step, not of an element
+        root = 1 / sqrt(parameter.hyper["correction2"])  # once per step, not per element
         change = first / fused(sqrt(second), root, self.eps)
-        kept = parameter.weight * (1 - lr * self.weight_decay)
-        parameter.weight = fused(change, -(lr / parameter.hyper["correction1"]), kept)
+        decayed = parameter.weight * (1 - lr * self.weight_decay)
+        parameter.weight = fused(change, -(lr / parameter.hyper["correction1"]), decayed)
         parameter.states["exp_avg"], parameter.states["exp_avg_sq"] = first, second

@@ -40,7 +40,7 @@ class Lion(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.beta1 >= 1 or self.beta2 >= 1:
-            _validate.invalid("Lion", "betas lie in [0, 1)", str(self), "correct it")
+            _validate.invalid("Lion", "betas must lie in [0, 1)", str(self), "correct it")
 
     def update(self, parameter: Parameter) -> None:
         """The weight, decayed and moved against a sign; then the momentum."""

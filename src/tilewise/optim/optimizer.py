@@ -31,7 +31,7 @@ __all__ = ["HYPER", "Optimizer", "ParameterGroup", "is_hyper", "master_name", "s
 
 _validate = Validator("optim")
 HYPER = "optimizer.hyper"
-MASTER = "master"  # the state that every optimizer has of weights in bf16
+MASTER = "master"  # a state of weights in bf16, for every optimizer
 
 
 def master_name(parameter: str) -> str:
@@ -72,7 +72,7 @@ class ParameterGroup(Kind):
         names = tuple(_validate.sequence("ParameterGroup", "names", names, "patterns"))
         if not names or not all(isinstance(n, str) and n for n in names):
             _validate.invalid(
-                "ParameterGroup", "names are patterns", shown(self.names), 'pass "*norm.weight"'
+                "ParameterGroup", "names must be patterns", shown(self.names), 'pass "*norm.weight"'
             )
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "lr", _validate.number("ParameterGroup", "lr", self.lr, 0.0, MAX_F32))
@@ -123,21 +123,19 @@ class Optimizer(Kind, ABC):
             own = _validate.sequence(kind, what, names, "names")
             are_names = all(isinstance(n, str) and n and n.isprintable() for n in own)
             if not are_names or len({*own}) != len(own):
-                _validate.invalid(kind, f"{what} are printable names, each once", shown(names), "rename them")
+                _validate.invalid(kind, f"{what} must be unique printable names", shown(names), "rename them")
         taken = [n for n in self.states if n == MASTER or is_hyper(state_name(n, ""))]
-        if taken:  # of the tensors of masters, and of the numbers of a step
+        if taken:  # by the tensors of masters, and the hyper-parameters of a step
             _validate.invalid(
                 kind,
-                "states are called neither 'master' nor 'hyper', nor begin with 'hyper.'",
+                "states must not be named 'master' or 'hyper', or begin with 'hyper.'",
                 shown(taken[0]),
                 "rename it",
             )
         for name in _validate.sequence(kind, "nonnegative", self.nonnegative, "names", in_any_order=True):
             _validate.choice(kind, "a state in nonnegative", name, self.states)
         if not self.per_step:
-            _validate.invalid(
-                kind, "per_step names a number that each step brings, or more", "none", 'keep ("lr",)'
-            )
+            _validate.invalid(kind, "per_step must name at least one number", "none", 'keep ("lr",)')
         for setting in self._settings():
             value = _validate.number(kind, setting, getattr(self, setting), 0.0, MAX_F32)
             object.__setattr__(self, setting, value)
@@ -148,7 +146,7 @@ class Optimizer(Kind, ABC):
                 _validate.choice(
                     kind, "a group's setting", setting, sorted(self._settings() - {"max_grad_norm"})
                 )
-            replace(self, groups=(), **dict[str, Any](group.changes))  # refuses values out of range
+            replace(self, groups=(), **dict[str, Any](group.changes))  # rejects values out of range
 
     def _settings(self) -> set[str]:
         """The numeric settings, which groups may change."""
@@ -162,7 +160,7 @@ class Optimizer(Kind, ABC):
     def update(self, parameter: Parameter) -> None:
         """The update of one parameter: assign `weight` and every state."""
 
-    # ---- what plan and session ask ------------------------------------------------------------------------
+    # ---- used by session ----------------------------------------------------------------------------------
 
     def add_to(self, graph: GraphBuilder, gradients: Mapping[str, int]) -> TensorNode:
         """Append norm and update of every parameter to a graph; returns (norm, scale).
@@ -175,14 +173,14 @@ class Optimizer(Kind, ABC):
             if not any(group.matches(name) for name in gradients):
                 _validate.invalid(
                     type(self).__name__,
-                    "a group has parameters",
-                    f"{shown(group.names)}, which fit none in {graph.name!r}",
+                    "a group must match parameters",
+                    f"{shown(group.names)}, which match none in {graph.name!r}",
                     "see the names in print(graph), or drop the group",
                 )
         if not gradients:
             _validate.invalid(
                 type(self).__name__,
-                "an optimizer has parameters to train",
+                "an optimizer needs parameters to train",
                 f"none in {graph.name!r}",
                 "declare one with graph.parameter, or plan without graph.optimize",
             )
@@ -192,7 +190,7 @@ class Optimizer(Kind, ABC):
         norm = [loss, *(tensors[g] for g in gradients.values())]
         clip = graph.op("global_norm", norm, max_norm=self.max_grad_norm)[0]
         graph.output(clip, "grad_norm")
-        known: dict[tuple[Optimizer, float], tuple[TensorNode, Mapping[str, Any]]] = {}
+        programs: dict[tuple[Optimizer, float], tuple[TensorNode, Mapping[str, Any]]] = {}
         chosen: dict[object, _Updates] = {}  # by whether it is a vector, and group
         for name, gradient in gradients.items():
             weight = tensors[graph.draft.names[name]]
@@ -200,12 +198,12 @@ class Optimizer(Kind, ABC):
             updates = chosen.get(kind)
             if updates is None:
                 own, _ = setting = _setting(self, *kind)
-                if setting not in known:
+                if setting not in programs:
                     hyper = graph.input(
-                        [len(self.per_step)], "f32", name=_hyper_name(len(known)), storage="vector"
+                        [len(self.per_step)], "f32", name=_hyper_name(len(programs)), storage="vector"
                     )
                     program = record_update(own.update, own.states, own.per_step)
-                    known[setting] = (
+                    programs[setting] = (
                         hyper,
                         {
                             "num_states": len(own.states),
@@ -214,7 +212,7 @@ class Optimizer(Kind, ABC):
                             "left": program.left,
                         },
                     )
-                updates = chosen[kind] = _Updates(graph, own, clip, *known[setting])
+                updates = chosen[kind] = _Updates(graph, own, clip, *programs[setting])
             updates.add(name, weight, tensors[gradient])
         return clip
 
@@ -233,10 +231,10 @@ class Optimizer(Kind, ABC):
         Raises:
             ConfigError: `values` does not give a finite number for each name of `per_step`.
         """
-        found: dict[tuple[Optimizer, float], str] = {}
+        name_of_setting: dict[tuple[Optimizer, float], str] = {}
         for name, spec in parameters.items():
-            found.setdefault(self._setting_of(name, spec), _hyper_name(len(found)))
-        return {name: own._hyper_values(step, lr * factor) for (own, factor), name in found.items()}
+            name_of_setting.setdefault(self._setting_of(name, spec), _hyper_name(len(name_of_setting)))
+        return {name: own._hyper_values(step, lr * factor) for (own, factor), name in name_of_setting.items()}
 
     def _hyper_values(self, step: int, lr: float) -> NDArray[np.float32]:
         """A number for each name of `per_step`."""
@@ -244,33 +242,31 @@ class Optimizer(Kind, ABC):
         if len(_validate.sequence(kind, "values", values, "numbers")) != len(self.per_step):
             _validate.invalid(
                 kind,
-                f"values are a number for each of {', '.join(self.per_step)}",
+                f"values must return a number for each of {', '.join(self.per_step)}",
                 shown(values),
                 "correct values or per_step",
             )
         return np.array([_validate.number(kind, "a value", v, -MAX_F32, MAX_F32) for v in values], np.float32)
 
     def problems_in(self, graph: Graph) -> Sequence[str]:
-        """Describes what this optimizer would have added to a graph and is missing: inputs, states,
-        updates, the norm.
-        """
-        given = {t.spec.name: t.spec.shape for t in graph.tensors if t.kind in ("input", "state")}
+        """Describes inputs, states, updates and the norm that this optimizer adds and the graph lacks."""
+        shapes = {t.spec.name: t.spec.shape for t in graph.tensors if t.kind in ("input", "state")}
         parameters = {t.spec.name: t.spec for t in graph.of_kind("parameter")}
         updates = _updates_in(graph)
         programs: dict[tuple[Optimizer, float], Program] = {}
         wanted = {name: value.shape for name, value in self.inputs(parameters, 1, 0.0).items()}
         wanted |= {state_name(s, name): spec.shape for name, spec in parameters.items() for s in self.states}
-        found = [
-            f"no {name!r} of shape {shape}" for name, shape in wanted.items() if given.get(name) != shape
+        problems = [
+            f"no {name!r} of shape {shape}" for name, shape in wanted.items() if shapes.get(name) != shape
         ]
         for name, spec in parameters.items():
             own, _ = setting = self._setting_of(name, spec)
             if setting not in programs:
                 programs[setting] = record_update(own.update, own.states, own.per_step)
             if updates.get(name) != programs[setting]:
-                found.append(f"another update of {name!r}")
+                problems.append(f"another update of {name!r}")
         norms = [op.attrs["max_norm"] for op in graph.ops if op.op == "global_norm"]
-        return found if norms == [self.max_grad_norm] else [*found, "another norm of gradients"]
+        return problems if norms == [self.max_grad_norm] else [*problems, "another norm of gradients"]
 
 
 class _Updates:
@@ -288,20 +284,20 @@ class _Updates:
     ) -> None:
         self.draft, self.graph, self.optimizer = graph.draft, graph, optimizer
         self.clip, self.hyper, self.attrs = clip, hyper, attrs
-        # by what the weight shares with others, and the gradient's spec, which those have from one template
-        self._known: dict[tuple[int, int], tuple[list[TensorFamily], Mapping[str, Any]]] = {}
+        # by the ids of the weight's shared part and of the gradient's spec, which equal layers share
+        self._families: dict[tuple[int, int], tuple[list[TensorFamily], Mapping[str, Any]]] = {}
 
     def add(self, name: str, weight: TensorNode, gradient: TensorNode) -> None:
         """Declare a parameter's states, and append its update."""
         draft = self.draft
         sort = id(weight.spec.family), id(gradient.spec)
-        families, call = self._known.get(sort) or (self._states(weight.spec), None)
+        families, call = self._families.get(sort) or (self._states(weight.spec), None)
         states = [draft.declare_renamed("state", family.member(name)) for family in families]
         if call is None:
             operands = [weight, *states, gradient, self.hyper, self.clip]
             if weight.spec.dtype.name != "bf16":
-                operands.insert(1, None)  # type: ignore[arg-type]  # it is its own master
-            self._known[sort] = families, call_outlined(self.graph, "update", operands, self.attrs, name)
+                operands.insert(1, None)  # type: ignore[arg-type]  # an fp32 weight is its own master
+            self._families[sort] = families, call_outlined(self.graph, "update", operands, self.attrs, name)
             return
         ids = (weight.id, *[t.id for t in states], gradient.id, self.hyper.id, self.clip.id)
         draft.append("call", ids, (), call, label=name)
@@ -315,13 +311,13 @@ class _Updates:
 
 def _updates_in(graph: Graph) -> dict[str, Program]:
     """The attributes of a graph's updates, by the parameter's name."""
-    found = {}
+    updates = {}
     for op in graph.ops:
         done = graph.templates[op.attrs["template"]].graph.ops[-1] if op.op == "call" else op
         if done.op == "update":
             attrs = done.attrs
-            found[graph.spec(op.given[0]).name] = Program(attrs["steps"], attrs["constants"], attrs["left"])
-    return found
+            updates[graph.spec(op.given[0]).name] = Program(attrs["steps"], attrs["constants"], attrs["left"])
+    return updates
 
 
 @lru_cache(maxsize=256)

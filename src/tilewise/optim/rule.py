@@ -71,20 +71,20 @@ class Program:
 
 
 class _Tape:
-    def __init__(self, num_given: int) -> None:
-        self.num_given = num_given  # weight, states, gradient, hyper-parameters
+    def __init__(self, num_inputs: int) -> None:
+        self.num_inputs = num_inputs  # weight, states, gradient, hyper-parameters
         self.constants: list[float] = []
         self.steps: list[tuple[int, tuple[object, ...]]] = []
 
     def number(self, value: Value) -> int:
         kind, index = value.place
-        first = {"given": 0, "constant": self.num_given, "step": self.num_given + len(self.constants)}[kind]
+        first = {"input": 0, "constant": self.num_inputs, "step": self.num_inputs + len(self.constants)}[kind]
         return first + index
 
     def append(self, kind: str, *operands: Value | float) -> Value:
         values = [self.value(o) for o in operands]
         if len(self.steps) >= _MAX_STEPS:
-            _validate.invalid("rule", f"an update has at most {_MAX_STEPS} steps", "more", "simplify it")
+            _validate.invalid("rule", f"an update may have at most {_MAX_STEPS} steps", "more", "simplify it")
         self.steps.append((_KINDS.index(kind), (*values, *[values[0]] * (3 - len(values)))))
         return Value(self, ("step", len(self.steps) - 1))
 
@@ -92,7 +92,7 @@ class _Tape:
         if isinstance(operand, Value):
             if operand.tape is not self:
                 _validate.invalid(
-                    "rule", "values belong to one parameter", "another's", "use this update's own"
+                    "rule", "values must belong to one parameter", "another's", "use this update's own"
                 )
             return operand
         number = _validate.number("rule", "a constant", operand, -MAX_F32, MAX_F32)
@@ -101,20 +101,20 @@ class _Tape:
         return Value(self, ("constant", self.constants.index(number)))
 
 
-def _refuse_operation(what: str) -> NoReturn:
+def _unsupported(what: str) -> NoReturn:
     _validate.invalid(
         "rule",
-        "an update computes with +, -, *, /, absolute, fused, maximum, minimum, sign and sqrt (tilewise.optim.rule)",
+        "an update may use only +, -, *, /, absolute, fused, maximum, minimum, sign and sqrt (tilewise.optim.rule)",
         what,
         "write it with these",
     )
 
 
-def _refusal(what: str) -> Callable[..., NoReturn]:
+def _method_that_raises(what: str) -> Callable[..., NoReturn]:
     """A method that raises, for an operator that programs do not support."""
 
     def invalid(*operands: object) -> NoReturn:
-        _refuse_operation(what)
+        _unsupported(what)
 
     return invalid
 
@@ -134,8 +134,8 @@ class Value:
         """Supports operators with NumPy numbers on the left; NumPy's functions are rejected."""
         kind = _OF_NUMPY.get(function) if method == "__call__" and not options else None
         if kind is None:
-            _refuse_operation(f"numpy.{function.__name__}")
-        return _append(kind, *operands)  # type: ignore[arg-type]  # what is no number is refused there
+            _unsupported(f"numpy.{function.__name__}")
+        return _append(kind, *operands)  # type: ignore[arg-type]  # rejects operands that are not numbers
 
     def __add__(self, other: Value | float) -> Value:
         return self.tape.append("add", self, other)
@@ -167,17 +167,17 @@ class Value:
     def __bool__(self) -> bool:
         _validate.invalid(
             "rule",
-            "an update is the same for every element",
-            "a condition on one",
+            "an update must be the same for every element",
+            "a condition on an element",
             "use maximum, minimum or sign",
         )
 
 
-# What Python and NumPy do with any object: a comparison would be one of objects, and an array one of Python objects.
-# Operators that are not defined here raise Python's TypeError.
+# Python compares any two objects, and NumPy makes an array of any object, so these operations must raise explicitly.
+# Other operators that are not defined here raise Python's TypeError.
 for _what, _names in {"==": "eq", "!=": "ne", "a function of NumPy": "array array_function"}.items():
     for _name in _names.split():
-        setattr(Value, f"__{_name}__", _refusal(_what))
+        setattr(Value, f"__{_name}__", _method_that_raises(_what))
 
 
 def _append(kind: str, *operands: Value | float) -> Value:
@@ -187,7 +187,7 @@ def _append(kind: str, *operands: Value | float) -> Value:
             return operand.tape.append(kind, *operands)
     _validate.invalid(
         "rule",
-        f"{kind} takes a value of the update's parameter",
+        f"{kind} needs a value of the update's parameter",
         ", ".join(shown(o) for o in operands),
         "compute constants with math",
     )
@@ -233,9 +233,9 @@ class _Named(dict[str, Value]):
     def __missing__(self, name: object) -> NoReturn:
         _validate.invalid(
             "rule",
-            "an update uses the states and hyper-parameters that its optimizer names",
-            f"{shown(name)}, where there is {', '.join(self) or 'none'}",
-            "name it in `states` or `per_step`",
+            "an update may use only the states and hyper-parameters that its optimizer declares",
+            f"{shown(name)}; declared: {', '.join(self) or 'none'}",
+            "declare it in `states` or `per_step`",
         )
 
 
@@ -244,31 +244,31 @@ class Parameter:
 
     Attributes:
         weight: before the step; assign its new value.
-        gradient: of the loss, scaled down by clipping.
-        states: by name; assign their new values.
+        gradient: its gradient, scaled down by clipping.
+        states: its states by name; assign their new values.
         hyper: values that change from step to step, by name.
     """
 
     def __init__(self, tape: _Tape, states: Sequence[str], hyper: Sequence[str]) -> None:
-        given = iter(Value(tape, ("given", i)) for i in range(tape.num_given))
-        self.weight = next(given)
-        self.states = _Named({name: next(given) for name in states})
-        self.gradient = next(given)
-        self.hyper = _Named({name: next(given) for name in hyper})
+        values = iter(Value(tape, ("input", i)) for i in range(tape.num_inputs))
+        self.weight = next(values)
+        self.states = _Named({name: next(values) for name in states})
+        self.gradient = next(values)
+        self.hyper = _Named({name: next(values) for name in hyper})
 
 
 def _left(parameter: Parameter, states: Sequence[str]) -> list[Value]:
     """The final values of the weight and of the states, in order."""
-    weight, kept = (getattr(parameter, name, None) for name in ("weight", "states"))
-    odd = f"states = {shown(kept)}"
-    if isinstance(kept, dict) and list(kept) == list(states):
-        left = [("weight", weight), *kept.items()]
+    weight, left_states = (getattr(parameter, name, None) for name in ("weight", "states"))
+    odd = f"states = {shown(left_states)}"
+    if isinstance(left_states, dict) and list(left_states) == list(states):
+        left = [("weight", weight), *left_states.items()]
         odd = ", ".join(f"{name} = {shown(v)}" for name, v in left if not isinstance(v, Value))
         if not odd:
             return [value for _, value in left]
     _validate.invalid(
         "rule",
-        f"an update leaves a value in the weight and every state ({', '.join(states) or 'none'})",
+        f"an update must leave a value in the weight and every state ({', '.join(states) or 'none'})",
         odd,
         "assign them",
     )
@@ -296,7 +296,7 @@ def record_update(
     if any(float(array[0, 0]) != 0.0 for array in moved):
         _validate.invalid(
             "rule",
-            "a weight of zero without gradient and states stays zero, as padding must",
+            "a weight of zero must stay zero without gradient and states, because padding must stay zero",
             "an update that moves it",
             "let it depend on them",
         )

@@ -19,8 +19,8 @@ class SGD(Optimizer):
     """Gradient descent with momentum: as `torch.optim.SGD` without dampening, with decoupled weight decay.
 
     Args:
-        momentum: share of the last change that is kept, in [0, 1).
-        nesterov: Nesterov's momentum: the weight moves by the gradient plus `momentum` times the new momentum.
+        momentum: decay of the momentum, in [0, 1).
+        nesterov: whether the weight moves by the gradient plus `momentum` times the new momentum.
 
     Settings of all optimizers: `Optimizer`.
 
@@ -38,7 +38,7 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum >= 1:
-            _validate.invalid("SGD", "momentum lies in [0, 1)", str(self), "correct it")
+            _validate.invalid("SGD", "momentum must lie in [0, 1)", str(self), "correct it")
         object.__setattr__(self, "nesterov", _validate.truth("SGD", "nesterov", self.nesterov))
 
     def _settings(self) -> set[str]:

@@ -47,39 +47,41 @@ def find_batch_sums(graph: Graph, complete: frozenset[int] = frozenset()) -> Bat
     """Find the sums over the batch of a graph, and what depends on them. `complete` are arguments
     that depend on such sums.
     """
-    known: dict[tuple[str, frozenset[int]], BatchSums] = {}
+    sums_by_call: dict[tuple[str, frozenset[int]], BatchSums] = {}
     sums: set[int] = set()
     late: set[int] = set()
     late_ops: set[int] = set()
     calls: dict[int, BatchSums] = {}
-    found = {*complete}  # of both kinds
+    complete_last = {*complete}  # sums, and tensors that depend on them
     for op in graph.ops:
-        given = set() if found.isdisjoint(op.inputs) else found.intersection(op.inputs)
+        late_inputs = set() if complete_last.isdisjoint(op.inputs) else complete_last.intersection(op.inputs)
         if op.op == "call":
             template = graph.templates[op.attrs["template"]]
             inside = (
-                frozenset(a for a, i in zip(template.arguments, op.inputs) if i in given) if given else _NONE
+                frozenset(a for a, i in zip(template.arguments, op.inputs) if i in late_inputs)
+                if late_inputs
+                else _NONE
             )
             key = template.key, inside
-            if key not in known:
-                known[key] = find_batch_sums(template.graph, inside)
-            calls[op.id] = inner = known[key]
+            if key not in sums_by_call:
+                sums_by_call[key] = find_batch_sums(template.graph, inside)
+            calls[op.id] = inner = sums_by_call[key]
             for output, result in zip(op.outputs, (*template.results, *op.attrs["saved"])):
                 for kind, inside in ((sums, inner.sums), (late, inner.late)):
                     if result in inside:
                         kind.add(output)
-                        found.add(output)
+                        complete_last.add(output)
             continue
         sums.update(op.outputs[i] for i in op_named(op.op).accumulates)
-        if given and op.phase != "update":
+        if late_inputs and op.phase != "update":
             late.update(op.outputs)
             late_ops.add(op.id)
-            found.update(op.outputs)
-        found.update(op.outputs[i] for i in op_named(op.op).accumulates)
+            complete_last.update(op.outputs)
+        complete_last.update(op.outputs[i] for i in op_named(op.op).accumulates)
     return BatchSums(frozenset(sums), frozenset(late), frozenset(late_ops), calls)
 
 
-def require_whole_batch(graph: Graph, found: BatchSums) -> None:
+def require_whole_batch(graph: Graph, sums: BatchSums) -> None:
     """With several microbatches, reject ops that need a total of the batch before the last
     microbatch.
 
@@ -88,11 +90,11 @@ def require_whole_batch(graph: Graph, found: BatchSums) -> None:
     """
     for op in graph.ops:
         if op.op == "call":
-            require_whole_batch(graph.templates[op.attrs["template"]].graph, found.calls[op.id])
-        elif op.id in found.late_ops and (op_named(op.op).accumulates or _counts_the_batch(graph, op)):
+            require_whole_batch(graph.templates[op.attrs["template"]].graph, sums.calls[op.id])
+        elif op.id in sums.late_ops and (op_named(op.op).accumulates or _counts_the_batch(graph, op)):
             raise PlanError(
-                "[plan.accumulation] with several microbatches, no part of the batch may depend on a total over all "
-                f"of it, known after the last; got {op.label!r} ({op.op}); use accumulation=1, or a loss whose "
+                "[plan.accumulation] with several microbatches, no part of the batch may depend on a total over "
+                f"the whole batch; got {op.label!r} ({op.op}); use accumulation=1, or a loss whose "
                 "gradient does not depend on its own value"
             )
 

@@ -10,7 +10,7 @@ from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
-from tilewise.plan.buffers import RootTensors, category_of, kept_key, own_key
+from tilewise.plan.buffers import RootTensors, carry_or_ring_key, category_of, own_key
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import Cut, EntryTable
@@ -26,9 +26,9 @@ __all__ = ["Binder"]
 Key = tuple[object, ...]
 
 
-# Where a slot's entry is found: a tensor of the caller's (by its number among operands and results; of a run of root
-# ops, by its id) as it is or as plain rows, each use has its own, or it is the variant's own.
-_SEEN, _FLAT, _KEPT, _OWN = range(4)
+# The kinds of a slot: a tensor of the caller as it is, or as plain rows (by its number among the call's operands and
+# results; by its id in a run of root ops); a carry, stack or ring, bound per use; or the variant's own.
+_SEEN, _FLAT, _CARRY_OR_RING, _OWN = range(4)
 _NOTHING = LiveInterval((), -1, 0, 0, 0)
 
 
@@ -39,7 +39,7 @@ class _Binding(NamedTuple):
 
     own: dict[int, int]
     others: list[tuple[int, int, int]]
-    blank: list[int]  # a binding in which the others are to be filled in
+    blank: list[int]  # a binding without the entries of `others`
 
 
 class Binder:
@@ -59,7 +59,8 @@ class Binder:
         self._cuts: tuple[dict[int, Cut], dict[int, Cut]] = {}, {}  # by form; as they are, and as plain rows
         self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
         self._bindings: dict[int, _Binding] = {}  # by variant
-        self._known: dict[tuple[int, bool], list[int]] = {}  # entries of root tensors, by microbatch and view
+        # entries of root tensors, by microbatch and view
+        self._root_entries: dict[tuple[int, bool], list[int]] = {}
 
     def _note(self, buffers: Iterable[Buffer]) -> None:
         for b in buffers:
@@ -76,38 +77,38 @@ class Binder:
     def outside(self) -> dict[int, tuple[int, ...]]:
         """Entries of all tensors that users read or write, one for each of their parts."""
         tensors, roots, keep = self.tensors, self.tensors.roots, self.tensors.keep
-        known, found = self._entries(0, False), dict[int, tuple[int, ...]]()
+        entries, by_tensor = self._entries(0, False), dict[int, tuple[int, ...]]()
         for t in tensors.graph.tensors:
             number = t.id
             if t.kind == "result" and number not in keep:
                 continue
             parts = tensors.num_parts(number)
-            if parts == 1 and known[number] < 0 and number not in roots:
-                entry = known[number] = self._add(number, 0, False)
-                found[number] = (entry,)
+            if parts == 1 and entries[number] < 0 and number not in roots:
+                entry = entries[number] = self._add(number, 0, False)
+                by_tensor[number] = (entry,)
             else:
-                found[number] = tuple([self.tensor(number, m) for m in range(parts)])
-        return found
+                by_tensor[number] = tuple([self.tensor(number, m) for m in range(parts)])
+        return by_tensor
 
     def tensor(self, tensor: int, microbatch: int = 0, *, flat: bool = False) -> int:
         """The entry of a root tensor, or of its part for one microbatch if it has parts."""
-        known = self._entries(microbatch, flat)
-        number = known[tensor]
+        entries = self._entries(microbatch, flat)
+        number = entries[tensor]
         if number < 0:
             root = self.tensors.roots.get(tensor, tensor)
             part = microbatch if microbatch and self.tensors.num_parts(root) > 1 else 0
             of_roots = self._entries(part, flat)
             if of_roots[root] < 0:
                 of_roots[root] = self._add(root, part, flat)
-            number = known[tensor] = of_roots[root]
+            number = entries[tensor] = of_roots[root]
         return number
 
     def _entries(self, microbatch: int, flat: bool) -> list[int]:
         """Entries of root tensors in a microbatch; -1 for those not created yet."""
-        known = self._known.get((microbatch, flat))
-        if known is None:
-            known = self._known[microbatch, flat] = [-1] * len(self._memory)
-        return known
+        entries = self._root_entries.get((microbatch, flat))
+        if entries is None:
+            entries = self._root_entries[microbatch, flat] = [-1] * len(self._memory)
+        return entries
 
     def _add(self, root: int, part: int, flat: bool) -> int:
         form, cuts = self.tensors.form(root), self._cuts[flat]
@@ -139,18 +140,18 @@ class Binder:
         if common is None:
             common = self._bindings[use.variant] = self._common(self.variants[use.variant], call)
         seen = None if call is None else (*call.inputs, *call.outputs)
-        known = self._entries(microbatch, False), self._entries(microbatch, True)
+        entries = self._entries(microbatch, False), self._entries(microbatch, True)
         roots, binding = self.tensors.roots, common.blank.copy()
         for position, kind, place in common.others:
-            if kind == _KEPT:
+            if kind == _CARRY_OR_RING:
                 variant = self.variants[use.variant]
-                binding[position] = self._kept(variant, position, variant.slots[position], use)
+                binding[position] = self._carry_or_ring(variant, position, variant.slots[position], use)
                 continue
             tensor = place if seen is None else seen[place]
             assert tensor is not None
-            number = known[kind][tensor]
-            if number < 0 and not microbatch and tensor not in roots:  # most of them
-                number = known[kind][tensor] = self._add(tensor, 0, kind == _FLAT)
+            number = entries[kind][tensor]
+            if number < 0 and not microbatch and tensor not in roots:  # the usual case
+                number = entries[kind][tensor] = self._add(tensor, 0, kind == _FLAT)
             binding[position] = number if number >= 0 else self.tensor(tensor, microbatch, flat=kind == _FLAT)
         return Call(use.variant, tuple(binding), use.numbers)
 
@@ -176,7 +177,7 @@ class Binder:
             key = slot.kind, variant.number, slot.id
             return _OWN, self._own(variant, position, key, "temp", "rows")
         if slot.kind not in ("tensor", "flat"):
-            return _KEPT, 0
+            return _CARRY_OR_RING, 0
         flat = slot.kind == "flat"
         seen = slot.id if outside is None else outside.get(slot.id)
         if seen is not None:
@@ -185,9 +186,9 @@ class Binder:
         key = "inner_flat" if flat else "inner", variant.number, slot.id
         return _OWN, self._own(variant, position, key, "inner", storage)
 
-    def _kept(self, variant: Variant, position: int, slot: Slot, use: Use) -> int:
+    def _carry_or_ring(self, variant: Variant, position: int, slot: Slot, use: Use) -> int:
         """The entry of a carry or stack of a sum, or of a place in a ring."""
-        key = kept_key(self.tensors.graph, variant, use, slot)
+        key = carry_or_ring_key(self.tensors.graph, variant, use, slot)
         storage = variant.graph.spec(slot.id).storage if slot.kind != "stack" else "rows"
         cut = self._cut_of_slot(variant, position, storage)
         return self.table.add((slot.kind, *key[1:]), self.buffers[key], cut)
@@ -245,11 +246,11 @@ class Binder:
             t
             for t in graph.tensors
             if category_of(t.kind, t.spec.name) in ("parameters", "optimizer")
-            and t.id not in self.tensors.files  # the host writes those on every device
+            and t.id not in self.tensors.files  # the host writes tensors in files on every device
         ]
         binding = tuple(self.tensor(t.id, flat=True) for t in lasting)
         slots = tuple(Slot("flat", t.id) for t in lasting)
-        holders = {self.tensors.form(t.id): t for t in lasting}  # one of each form is asked
+        holders = {self.tensors.form(t.id): t for t in lasting}  # one tensor of each form is enough
         everyone = numbers.number_of_group(shapes.mesh.names)
         templates = []
         for device, table in zip(shapes.kinds, self.table.tables):

@@ -23,9 +23,9 @@ __all__ = [
     "RootTensors",
     "align_for_files",
     "apart",
+    "carry_and_ring_buffers",
+    "carry_or_ring_key",
     "category_of",
-    "kept_buffers",
-    "kept_key",
     "lasting_buffers",
     "own_key",
     "result_buffers",
@@ -35,14 +35,14 @@ __all__ = [
 Key = tuple[object, ...]
 _CATEGORIES = {"parameter": "parameters", "constant": "inputs", "input": "inputs"}
 OFFLOADED = "offloaded"  # in the devices' files
-_KEPT = {"carry": "carries", "stack": "carries", "ring": "rings"}  # category by kind of slot
+_CARRY_CATEGORIES = {"carry": "carries", "stack": "carries", "ring": "rings"}  # category by kind of slot
 
 
 class RootTensors:
     """The tensors of the root graph: which share memory, and which exist for the whole run.
 
     Args:
-        graph, layout, shapes: of the plan.
+        graph, layout, shapes: the plan's graph, layout and local sizes.
         sums: tensors that are complete only after the last microbatch.
         roots: tensor -> tensor whose memory it shares.
 
@@ -128,7 +128,7 @@ def _numbers_of_forms(graph: Graph, layout: GraphLayout) -> list[int]:
     """A number per tensor, equal for equal forms. Specs that share an object are compared once."""
     numbers: dict[object, int] = {}
     alike: dict[tuple[int, str, int, int, bool], int] = {}
-    found, files = [], frozenset(layout.files)
+    form_numbers, files = [], frozenset(layout.files)
     for t, compute, storage in zip(graph.tensors, layout.compute, layout.storage):
         form = t.spec.form
         sort = id(form), t.kind, id(compute), id(storage), t.id in files
@@ -136,8 +136,8 @@ def _numbers_of_forms(graph: Graph, layout: GraphLayout) -> list[int]:
         if number is None:
             like = form, t.kind, compute, storage, t.id in files
             number = alike[sort] = numbers.setdefault(like, len(numbers))
-        found.append(number)
-    return found
+        form_numbers.append(number)
+    return form_numbers
 
 
 def category_of(kind: str, name: str) -> str:
@@ -181,26 +181,26 @@ def align_for_files(buffers: Sequence[Buffer]) -> None:
         buffer.bytes = round_up(buffer.bytes, FILE_PAGE)
 
 
-def kept_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
+def carry_and_ring_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
     """Carries and stacks of sums, and rings, as the variants need them."""
     bounds = tensors.shapes.bounds
     sizes: dict[Key, int] = {}
-    kept = [
+    slots_of_variants = [
         [
             (slot, max(bytes_of(views[i], bounds) for views in variant.views))
             for i, slot in enumerate(variant.slots)
-            if memory_kind(slot.kind) in _KEPT
+            if memory_kind(slot.kind) in _CARRY_CATEGORIES
         ]
         for variant in variants.variants
     ]
     for use in variants.uses:
-        for slot, size in kept[use.variant]:
-            key = kept_key(tensors.graph, variants.variants[use.variant], use, slot)
+        for slot, size in slots_of_variants[use.variant]:
+            key = carry_or_ring_key(tensors.graph, variants.variants[use.variant], use, slot)
             sizes[key] = max(size, sizes.get(key, 0))
-    return [Buffer(key, size, _KEPT[str(key[0])]) for key, size in sizes.items()]
+    return [Buffer(key, size, _CARRY_CATEGORIES[str(key[0])]) for key, size in sizes.items()]
 
 
-def kept_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> Key:
+def carry_or_ring_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> Key:
     """The key of a carry, a stack or a place in a ring. Calls share a ring; a carry or a stack
     belongs to one tensor, a root tensor or one inside of a call.
     """
@@ -233,9 +233,8 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
                     first.setdefault(root, segment.index)
                     last[root] = segment.index
     fetches = (op for op in tensors.graph.ops if op.phase != "update" and is_prefetch(tensors.graph, op))
-    gathered = {
-        o for op in fetches for o in op.outputs
-    }  # what waits for an update has the memory of activations
+    # tensors that wait for an update use the memory of activations
+    gathered = {o for op in fetches for o in op.outputs}
 
     last.update(dict.fromkeys(tensors.gradients & first.keys(), segments[-1].index))
 
@@ -253,8 +252,8 @@ def template_buffers(variant: Variant, base: int, room: int = 0) -> list[Buffer]
     """Temporaries of one template, from byte `base` on.
 
     Args:
-        variant: of the template.
-        base: where they begin.
+        variant: the lowered template.
+        base: the first byte.
         room: bytes available to them. Temporaries that other devices read keep their bytes longer
             if there is room.
     """

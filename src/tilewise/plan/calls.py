@@ -33,20 +33,20 @@ class Calls:
     Attributes:
         binder: fills the table of entries.
         calls: phase and call of each use.
-        live_intervals: by variant, the temporaries of its first use.
+        live_intervals: the temporaries of each variant's first use, by variant.
         outside: entries of tensors that users read or write; created first.
     """
 
     def __init__(
         self, graph: Graph, tensors: RootTensors, lasting: Sequence[Buffer], results: Sequence[Buffer]
     ) -> None:
-        self._lasting, self._kept = apart(lasting)
-        self._results, self._stored = apart(results)
+        self._lasting, self._lasting_in_file = apart(lasting)
+        self._results, self._results_in_file = apart(results)
         self._temporaries: list[Buffer] = []
         self._lasting_end = place_in_sequence(self._lasting, 0)
-        if self._kept or self._stored:  # what moves to and from files begins at a page in memory as well
+        if self._lasting_in_file or self._results_in_file:  # copies of tensors in files begin at a page
             self._lasting_end = round_up(self._lasting_end, FILE_PAGE)
-            align_for_files([*self._results, *self._kept, *self._stored])
+            align_for_files([*self._results, *self._lasting_in_file, *self._results_in_file])
         self._results, prefetched = prefetched_apart(graph, self._results)
         end = place_buffers(self._results, self._lasting_end)
         place_prefetched(prefetched, self._results, self._lasting_end)
@@ -56,7 +56,7 @@ class Calls:
         self.calls: list[tuple[str, Call]] = []
         self.live_intervals: dict[int, list[LiveInterval]] = {}
         self.outside: dict[int, tuple[int, ...]] = {}
-        if not (self._kept or self._stored):  # files begin behind all temporaries
+        if not (self._lasting_in_file or self._results_in_file):  # files begin after all temporaries
             self.outside = self.binder.outside()
 
     def take_all(self, variants: Variants) -> None:
@@ -64,9 +64,9 @@ class Calls:
         room = max((b.end for variant in variants.variants for b in variant.temporaries), default=0)
         for variant in variants.variants:
             self._place(variant, room)
-        if self._kept or self._stored:
+        if self._lasting_in_file or self._results_in_file:
             self.placed()
-            self.binder.add([*self._kept, *self._stored])
+            self.binder.add([*self._lasting_in_file, *self._results_in_file])
             self.outside = self.binder.outside()
         for use in variants.uses:
             self._bind(use)
@@ -79,12 +79,20 @@ class Calls:
             "temporaries": self._workspace_end - self._end,
         }
         begin = file_begin_of(regions)
-        regions["files"] = place_buffers(self._stored, place_in_sequence(self._kept, begin)) - begin
-        return [*self._lasting, *self._results, *self._temporaries, *self._kept, *self._stored], regions
+        regions["files"] = (
+            place_buffers(self._results_in_file, place_in_sequence(self._lasting_in_file, begin)) - begin
+        )
+        return [
+            *self._lasting,
+            *self._results,
+            *self._temporaries,
+            *self._lasting_in_file,
+            *self._results_in_file,
+        ], regions
 
     def _place(self, variant: Variant, room: int) -> None:
-        """Place the temporaries of a template. Templates run one after the other, so the temporaries of all
-        start at one address; `room` is what the largest template needs."""
+        """Place the temporaries of a template. Templates run one after another, so all temporaries start at one
+        address; `room` is the size of the largest template's temporaries."""
         own = template_buffers(variant, self._end, room)
         self._workspace_end = max(self._workspace_end, *(b.end for b in own)) if own else self._workspace_end
         self._temporaries += own

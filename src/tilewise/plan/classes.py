@@ -34,17 +34,17 @@ def classes_of(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> tuple[
     if shapes.mesh.num_devices == 1:
         return ((0,),)
     cuts = sorted(set(_cuts(graph, layout)), key=repr)
-    known: dict[tuple[_Cut, int], object] = {}
-    found: dict[tuple[object, ...], list[int]] = {}
+    relative_parts: dict[tuple[_Cut, int], object] = {}
+    devices_by_key: dict[tuple[object, ...], list[int]] = {}
     for device in range(shapes.mesh.num_devices):
         key: list[object] = [shapes.mesh.coordinate(device, axis) == 0 for axis in shapes.mesh.names]
         for cut in cuts:
             place = cut, shapes.mesh.coordinate(device, *cut[2])
-            if place not in known:
-                known[place] = _relative(cut, shapes.on(device))
-            key.append(known[place])
-        found.setdefault(tuple(key), []).append(device)
-    return _in_lockstep([tuple(devices) for devices in found.values()], cuts, shapes)
+            if place not in relative_parts:
+                relative_parts[place] = _relative(cut, shapes.on(device))
+            key.append(relative_parts[place])
+        devices_by_key.setdefault(tuple(key), []).append(device)
+    return _in_lockstep([tuple(devices) for devices in devices_by_key.values()], cuts, shapes)
 
 
 def _in_lockstep(
@@ -161,23 +161,23 @@ class DeviceNumbers:
     """Assigns indices to numbers and device groups, for a plan's devices or for one variant.
 
     Args:
-        shapes: of all devices.
-        known: cached values on every device, by meaning.
+        shapes: local sizes on all devices.
+        cached: cached values on every device, by meaning.
     """
 
-    def __init__(self, shapes: LocalShapes, known: Mapping[object, Sequence[int]] | None = None) -> None:
+    def __init__(self, shapes: LocalShapes, cached: Mapping[object, Sequence[int]] | None = None) -> None:
         self.shapes = shapes
-        self.known: dict[object, Sequence[int]] = {}  # of all places, by what they are
-        self._worked_out = {} if known is None else known
+        self.values_by_key: dict[object, Sequence[int]] = {}  # on every device, by meaning of the number
+        self._cached = {} if cached is None else cached
         self._places: dict[object, int] = {}
         self._values: list[Sequence[int]] = []  # per place, of every device
         self._groups: dict[Axes, int] = {}
-        self._known: dict[tuple[Axes, int], DeviceGroup] = {}
+        self._device_groups: dict[tuple[Axes, int], DeviceGroup] = {}
 
     def place(self, key: object, value: Callable[[int], int]) -> Number:
         """The number with the value that `value` returns for each device; equal keys share one."""
         if key not in self._places:
-            values = self._worked_out.get(key)
+            values = self._cached.get(key)
             if values is None:
                 values = [value(d) for d in range(self.shapes.mesh.num_devices)]
             self._add(key, values)
@@ -186,7 +186,7 @@ class DeviceNumbers:
     def _add(self, key: object, values: Sequence[int]) -> None:
         self._places[key] = len(self._values)
         self._values.append(values)
-        self.known[key] = values
+        self.values_by_key[key] = values
 
     def table(self) -> NumberTable:
         """All numbers and device groups as data."""
@@ -216,7 +216,7 @@ class DeviceNumbers:
         mesh = self.shapes.mesh
         whole = mesh.size(*axes)
         size = size or whole
-        if (axes, size) not in self._known:
+        if (axes, size) not in self._device_groups:
             coordinates = [mesh.coordinate(device, *axes) for device in range(mesh.num_devices)]
             me = [c % size for c in coordinates]
             run = [c - m for c, m in zip(coordinates, me)]
@@ -233,7 +233,7 @@ class DeviceNumbers:
                 self.place(("member", axes, size, i), partial(member, i)) if size < whole else place
                 for i, place in enumerate(places)
             ]
-            self._known[axes, size] = DeviceGroup(
+            self._device_groups[axes, size] = DeviceGroup(
                 self.number_of_group(axes),
                 size,
                 tuple(first._replace(constant=i) if size < whole else i for i in range(size)),
@@ -241,7 +241,7 @@ class DeviceNumbers:
                 tuple(places),
                 tuple(members),
             )
-        return self._known[axes, size]
+        return self._device_groups[axes, size]
 
     def number_of_group(self, axes: Axes) -> int:
         """The index of a device group in the tables."""

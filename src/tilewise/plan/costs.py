@@ -51,7 +51,7 @@ class DeviceCosts:
     """The cost of one run of a program on one device.
 
     Attributes:
-        kernels: by the kernel's full name, such as `matmul_bf16`.
+        kernels: cost by the kernel's full name, such as `matmul_bf16`.
     """
 
     kernels: Mapping[str, KernelCost]
@@ -77,10 +77,9 @@ def count_costs(program: TileProgram, device: int, name: str, bounds: tuple[int,
     own = program.devices[device]
     of = program.classes[own.class_id]
     uses = Counter(call.template for call in of.calls[name])
-    found: dict[str, KernelCost] = {}
-    for call in {
-        call.template: call for call in of.calls[name]
-    }.values():  # all of a template are of one size
+    cost_of_kernel: dict[str, KernelCost] = {}
+    calls = {call.template: call for call in of.calls[name]}  # all calls of a template have equal sizes
+    for call in calls.values():
         views = _Views(of, own, call, bounds)
         for instruction in of.templates[call.template].instructions:
             if not instruction.kernel:
@@ -88,11 +87,11 @@ def count_costs(program: TileProgram, device: int, name: str, bounds: tuple[int,
             peers = (o for o in instruction.operands if peer_of(o, own, device) is not None)
             peer_bytes = sum(views.bytes_of(instruction, operand) for operand in peers)
             costs = (*_flops_and_bytes(instruction, views), peer_bytes)
-            before = found.get(instruction.kernel, KernelCost(0, 0, 0))
-            found[instruction.kernel] = KernelCost(
+            before = cost_of_kernel.get(instruction.kernel, KernelCost(0, 0, 0))
+            cost_of_kernel[instruction.kernel] = KernelCost(
                 *(b + uses[call.template] * cost for b, cost in zip(before, costs))
             )
-    return DeviceCosts(found)
+    return DeviceCosts(cost_of_kernel)
 
 
 class _Views(NamedTuple):
@@ -149,7 +148,7 @@ def _flops_and_bytes(instruction: Instruction, views: _Views) -> tuple[int, int]
     """The cost of all tasks of an instruction."""
     spec = kernel_spec(instruction.kernel)
     flops = num_bytes = 0
-    # without dy, rows are added where ids say, and none is multiplied
+    # without dy, rows are only added at the ids, not multiplied
     is_lookup = spec.base == "matmul_dw" and instruction.operands[1].null
     for length, count in views.tasks(instruction):
         sizes = _sizes(spec, instruction, views, length)
@@ -173,13 +172,13 @@ def _sizes(spec: KernelSpec, instruction: Instruction, views: _Views, length: in
         wanted = next(o for o in spec.operands if o.name == name).sizes
         for place, size in enumerate(wanted):
             if shapes and size != "_" and not size.isdigit() and size not in sizes:
-                found = [shape[place] for shape in shapes]
-                sizes[size] = sum(found) if size.endswith("*") else found[0]
-    given = iter(instruction.ints)
+                values = [shape[place] for shape in shapes]
+                sizes[size] = sum(values) if size.endswith("*") else values[0]
+    ints = iter(instruction.ints)
     for integer in spec.ints:
         if integer.is_list:
             break
-        sizes[integer.name] = views.value(next(given))
+        sizes[integer.name] = views.value(next(ints))
     other = {
         "m": sizes.get("t", largest[0]),
         "d": sizes.get("v", largest[1]),
@@ -197,10 +196,10 @@ def _operands_by_name(spec: KernelSpec, operands: Sequence[Operand]) -> tuple[di
     """An instruction's operands by the table's names, and the length of its lists."""
     num_lists = sum(o.is_list for o in spec.operands)
     num_members = (len(operands) - len(spec.operands) + num_lists) // max(1, num_lists)
-    found: dict[str, list[Operand]] = {o.name: [] for o in spec.operands}
+    by_name: dict[str, list[Operand]] = {o.name: [] for o in spec.operands}
     left = iter(operands)
     for is_list, members in spec.operand_groups:
         for _ in range(num_members if is_list else 1):
             for member in members:
-                found[member.name].append(next(left))
-    return found, num_members
+                by_name[member.name].append(next(left))
+    return by_name, num_members

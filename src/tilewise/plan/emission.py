@@ -1,4 +1,4 @@
-"""Turns what an op asks for into an instruction, and checks it against the kernel table.
+"""Makes an instruction of an op's request, and checks it against the kernel table.
 
 An op names a kernel and gives operands, integers and floats by the table's names. This module puts
 them in the table's order, takes read or write access from the table's roles, fills in values that
@@ -85,15 +85,15 @@ def make_instruction(
         tiles: operands by name; lists for lists. Absent ones may be omitted or None.
         ref_of: returns the tensor of a slot.
         dtype: the kernel's, if it has several.
-        ints, floats: by name; those that the table derives are not given.
-        priority: of its tasks.
+        ints, floats: attributes by name, without those that the table derives.
+        priority: priority of its tasks.
 
     Raises:
         InternalError: something is missing, unknown, or of another kind than the table says.
     """
     if not isinstance(kernel, str) or kernel not in KERNELS:
         raise InternalError(
-            f"[plan.emission] a kernel stands in the table; got {kernel!r} in {maker}; add it to kernels/table.py"
+            f"[plan.emission] a kernel must be in the table; got {kernel!r} in {maker}; add it to kernels/table.py"
         )
     call = _Call(KERNELS[kernel], maker, extent, step, ref_of)
     _check_loop(call, label, priority)
@@ -136,11 +136,11 @@ def make_hold(
     call = _Call(_HOLD, maker, extent, step, ref_of)
     _check_loop(call, label, 0)
     if not isinstance(operand, Operand):
-        call.invalid("an operand is what low.row, low.whole or low.col return", shown(operand))
+        call.invalid("an operand must be a result of low.row, low.whole or low.col", shown(operand))
     if operand.group < 0:
         _check_part(call, _HOLD.operands[0], operand, ref_of(operand.slot))
-    held = operand._replace(access=Access.IN)
-    return Draft(Instruction("", label, extent, step, (held,), priority=2))
+    reader = operand._replace(access=Access.IN)
+    return Draft(Instruction("", label, extent, step, (reader,), priority=2))
 
 
 def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callable[[int], Ref]) -> Draft:
@@ -162,7 +162,7 @@ def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callab
     for name, new in tiles.items():
         if not isinstance(new, Operand):
             raise InternalError(
-                f"[plan.emission] an operand is what low.row, low.whole or low.col return; got {shown(new)} for "
+                f"[plan.emission] an operand must be a result of low.row, low.whole or low.col; got {shown(new)} for "
                 f"{name!r} of {instruction.kernel!r} in {instruction.label!r}; correct what it repeats"
             )
         place = names.get(name, -1) if len(names) == len(operands) else -1
@@ -171,7 +171,7 @@ def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callab
         is_alike = new.mode == old.mode and (own is other or own.form == other.form)
         if place < 0 or not is_alike or (new.mode == Mode.ROWS and not has_rows(own, new)):
             raise InternalError(
-                f"[plan.emission] an instruction is repeated on operands of the same form; got another for {name!r} of "
+                f"[plan.emission] a repeated instruction needs operands of the same form; got another for {name!r} of "
                 f"{instruction.kernel!r} in {instruction.label!r}; emit it"
             )
         operands[place] = Operand(
@@ -189,7 +189,7 @@ def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callab
         )
     if len({o.slot for o in operands}) != len({o.slot for o in instruction.operands}):
         raise InternalError(
-            f"[plan.emission] operands of a repeated instruction are as many tensors as before; got {operands} for "
+            f"[plan.emission] a repeated instruction must have as many tensors as before; got {operands} for "
             f"{instruction.label!r}; emit it"
         )
     return Draft(
@@ -216,7 +216,7 @@ def _full_name(call: _Call, dtype: str | None) -> str:
     names = call.spec.names
     name = names[0] if dtype is None and len(names) == 1 else f"{call.spec.base}_{dtype}"
     if name not in names:
-        call.invalid(f"a kernel's dtype is one of {', '.join(names)}", repr(dtype))
+        call.invalid(f"a kernel's dtype must be one of {', '.join(names)}", repr(dtype))
     return name
 
 
@@ -228,21 +228,23 @@ def _check_loop(call: _Call, label: object, priority: object) -> None:
     """Check the parts of a loop: rows, rows per task, a name and a priority."""
     extent, step = call.extent, call.step
     if not isinstance(extent, Number) or not is_size(extent):
-        call.invalid("a loop runs over rows, below 2^40: a Number, or in emit a tensor's Ref", shown(extent))
+        call.invalid(
+            "the rows of a loop must be a Number below 2^40, or in emit a tensor's Ref", shown(extent)
+        )
     if not is_size(step):
-        call.invalid("rows per task are 1 or more, or 0 for one task over all, and below 2^40", shown(step))
+        call.invalid("rows per task must be at least 1 and below 2^40, or 0 for one task", shown(step))
     if not isinstance(label, str) or not label.isprintable():
-        call.invalid("a label is printable text", shown(label))
+        call.invalid("a label must be printable text", shown(label))
     if type(priority) is not int or abs(priority) > _MAX_PRIORITY:
-        call.invalid(f"a priority is an integer of at most {_MAX_PRIORITY}", shown(priority))
+        call.invalid(f"a priority must be an integer of at most {_MAX_PRIORITY}", shown(priority))
 
 
 def _check_names(call: _Call, what: str, values: Mapping[str, object], names: frozenset[str]) -> None:
     if not isinstance(values, Mapping):
-        call.invalid(f"{what} are given by name, in a dictionary", shown(values))
+        call.invalid(f"{what} must be a dictionary by name", shown(values))
     if not values.keys() <= names:
         odd = sorted(set(values) - names, key=str)
-        call.invalid(f"{what} are {', '.join(sorted(names)) or 'none'}", repr(odd[0]))
+        call.invalid(f"the {what} of this kernel are {', '.join(sorted(names)) or 'none'}", repr(odd[0]))
 
 
 def _place(call: _Call, tiles: Tiles) -> list[Placed]:
@@ -255,28 +257,28 @@ def _place(call: _Call, tiles: Tiles) -> list[Placed]:
         lists = [_several(call, spec, tiles.get(spec.name, ())) for spec in specs]
         if len({len(members) for members in lists}) > 1:
             lengths = ", ".join(f"{len(m)} of {s.name!r}" for s, m in zip(specs, lists))
-            call.invalid("operands that take turns are equally many", lengths)
+            call.invalid("lists of operands that alternate must have equal lengths", lengths)
         placed += [(spec, member) for members in zip(*lists) for spec, member in zip(specs, members)]
     return placed
 
 
 def _single(call: _Call, spec: OperandSpec, value: object) -> Operand | None:
     if value is None and not spec.optional:
-        call.invalid("every operand that is not optional is given", f"none for operand {spec.name!r}")
+        call.invalid("every operand that is not optional must be given", f"none for operand {spec.name!r}")
     if value is not None and not isinstance(value, Operand):
         call.invalid(
-            "an operand is what low.row, low.whole or low.col return", f"{value!r} for {spec.name!r}"
+            "an operand must be a result of low.row, low.whole or low.col", f"{value!r} for {spec.name!r}"
         )
     return value
 
 
 def _several(call: _Call, spec: OperandSpec, value: object) -> Sequence[Operand]:
     if isinstance(value, Operand) or not isinstance(value, list | tuple):
-        call.invalid("a list of operands is a list", f"{value!r} for operand {spec.name!r}")
+        call.invalid("a list of operands must be a list", f"{value!r} for operand {spec.name!r}")
     for member in value:
         if not isinstance(member, Operand):
             call.invalid(
-                "an operand is what low.row, low.whole or low.col return", f"{member!r} in {spec.name!r}"
+                "an operand must be a result of low.row, low.whole or low.col", f"{member!r} in {spec.name!r}"
             )
     return value
 
@@ -288,18 +290,20 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
     ref = call.ref_of(operand.slot)
     dtypes = [dtype if d == "dt" else d for d in spec.dtypes]
     if ref.dtype not in dtypes:
-        call.invalid(f"operand {spec.name!r} has elements of {' or '.join(dtypes)}", ref.dtype)
+        call.invalid(f"operand {spec.name!r} must have elements of {' or '.join(dtypes)}", ref.dtype)
     if spec.packed is not None and ref.packed != spec.packed:
         wanted, got = (
-            ("panels", "rows") if spec.packed else ("rows", "panels: take low.flat or low.whole of a copy")
+            ("panels", "rows") if spec.packed else ("rows", "panels: use low.flat or low.whole of a copy")
         )
-        call.invalid(f"operand {spec.name!r} lies in {wanted}", got)
+        call.invalid(f"operand {spec.name!r} must be stored in {wanted}", got)
     if operand.mode in (Mode.COL, Mode.PANELCOLS) and ref.packed != (operand.mode == Mode.PANELCOLS):
-        got = "those of panels" if ref.packed else "those of rows as if they lay in panels"
-        call.invalid(f"columns of operand {spec.name!r} are viewed as they lie: take low.col", got)
+        got = "rows of a packed weight" if ref.packed else "panels of a tensor that is not packed"
+        call.invalid(f"columns of operand {spec.name!r} must be viewed as they are stored: use low.col", got)
     if operand.group >= 0:
         if spec.role != "in":
-            call.invalid("a task writes its own device's memory", f"a peer's tile for operand {spec.name!r}")
+            call.invalid(
+                "a task must write its own device's memory", f"a peer's tile for operand {spec.name!r}"
+            )
     elif operand.mode != Mode.WHOLE:
         _check_part(call, spec, operand, ref)
 
@@ -311,25 +315,25 @@ def _check_part(call: _Call, spec: OperandSpec, operand: Operand, ref: Ref) -> N
     mode, div, extent = operand.mode, operand.div, call.extent
     if mode == Mode.ROWS and not has_rows(ref, operand):
         call.invalid(
-            f"fixed rows of operand {spec.name!r} lie in it",
+            f"fixed rows must lie in operand {spec.name!r}",
             f"{operand.parts!r} rows from {operand.part!r} on, of {_many(ref.extent, 'rows')}",
         )
     if mode not in (Mode.ROW, Mode.COL, Mode.PANELCOLS):
         return
     if type(div) is not int and not isinstance(div, Number):
-        call.invalid(f"operand {spec.name!r} is divided by an integer or a Number", shown(div))
+        call.invalid(f"`div` of operand {spec.name!r} must be an integer or a Number", shown(div))
     div = plain(div)
     if div == 1 and mode == Mode.ROW:
         if ref.extent != extent:
             call.invalid(
-                f"a tile of operand {spec.name!r} is cut from as many rows as the loop runs over",
+                f"operand {spec.name!r} must have as many rows as the loop",
                 f"{_many(ref.extent, 'rows')} under a loop over {_many(extent, 'rows')}",
             )
         return
     what, size = ("rows", ref.extent) if mode == Mode.ROW else ("columns", Number(ref.cols))
     if not is_divided(extent, div, size):
         call.invalid(
-            f"{what} of operand {spec.name!r}, times its `div`, are as many as the loop runs over",
+            f"{what} of operand {spec.name!r} times its `div` must equal those of the loop",
             f"{_many(size, what)} with div {div} under a loop over {_many(extent, 'of them')}",
         )
 
@@ -343,7 +347,7 @@ _Size = str | int | Number
 
 def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
     """Rows and columns with one name in the table are equal, as far as they are known when planning."""
-    known: dict[object, tuple[_Size, str]] = {}
+    first_sizes: dict[object, tuple[_Size, str]] = {}
     number: dict[str, int] = {}
     for spec, operand in placed:
         number[spec.name] = number.get(spec.name, -1) + 1
@@ -354,13 +358,15 @@ def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
                 continue
             if name.isdigit():
                 if size != int(name):
-                    call.invalid(f"operand {spec.name!r} is [{' '.join(spec.sizes)}]", f"{name} as {size}")
+                    call.invalid(
+                        f"operand {spec.name!r} must be [{' '.join(spec.sizes)}]", f"{name} as {size}"
+                    )
                 continue
             key = (name, number[spec.name]) if name.endswith("*") else name
-            first, where = known.setdefault(key, (size, spec.name))
+            first, where = first_sizes.setdefault(key, (size, spec.name))
             if first != size:
                 got = f"{first} in operand {where!r} and {size} in operand {spec.name!r}"
-                call.invalid(f"{name.rstrip('*')!r} is one size", got)
+                call.invalid(f"{name.rstrip('*')!r} must be one size", got)
 
 
 def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
@@ -407,9 +413,8 @@ def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
             operand = Operand(operand[0], operand[1], access, *operand[3:])
         result.append(operand)
     own = {slot for slot, *_ in views}
-    for i, operand in enumerate(
-        result
-    ):  # where a device group's member is the device itself, it reads its own tile
+    # a member of the device group may be the device itself, which then reads its own tile
+    for i, operand in enumerate(result):
         if operand.group >= 0 and operand.slot not in own:
             result[i] = operand._replace(access=Access.IN)
     for members in views.values():
@@ -423,8 +428,8 @@ def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
 
 def _with_role(spec: OperandSpec, operand: Operand) -> Operand:
     role = _ACCESS[spec.role]
-    said = operand.access or Access.IN  # what a reader of the operand takes it for
-    return operand if operand.null or said == role else operand._replace(role=role)
+    assumed = operand.access or Access.IN  # what readers of the instruction assume without a role
+    return operand if operand.null or assumed == role else operand._replace(role=role)
 
 
 _ACCESS = {"in": Access.IN, "out": Access.OUT, "inout": Access.INOUT}
@@ -444,29 +449,29 @@ def _integers(
     call: _Call,
     placed: Sequence[Placed],
     tiles: Tiles,
-    given: Mapping[str, NumberLike | Sequence[NumberLike]],
+    ints: Mapping[str, NumberLike | Sequence[NumberLike]],
 ) -> list[NumberLike]:
     specs = call.spec.ints
-    _check_names(call, "integers", given, call.spec.int_names)
-    known: dict[str, NumberLike] = {
+    _check_names(call, "integers", ints, call.spec.int_names)
+    by_name: dict[str, NumberLike] = {
         i.name: _filled_in(call, i.source, placed) for i in specs if i.source is not None
     }
     result: list[NumberLike] = []
     for spec in specs:
         if spec.source is not None:
-            result.append(known[spec.name])
-        elif spec.name not in given:
-            call.invalid("every integer is given", f"none for {spec.name!r}")
+            result.append(by_name[spec.name])
+        elif spec.name not in ints:
+            call.invalid("every integer must be given", f"none for {spec.name!r}")
         elif spec.is_list:
-            values = given[spec.name]
+            values = ints[spec.name]
             if not isinstance(values, list | tuple):
-                call.invalid("a list of integers is a list", f"{values!r} for {spec.name!r}")
-            _check_length(call, spec, len(values), known)
+                call.invalid("a list of integers must be a list", f"{values!r} for {spec.name!r}")
+            _check_length(call, spec, len(values), by_name)
             small = all(type(v) is int for v in values) and max(map(abs, values), default=0) < _INT64
             result += values if small else [_integer(call, spec.name, v) for v in values]
         else:
-            known[spec.name] = _integer(call, spec.name, given[spec.name])
-            result.append(known[spec.name])
+            by_name[spec.name] = _integer(call, spec.name, ints[spec.name])
+            result.append(by_name[spec.name])
     return result
 
 
@@ -479,28 +484,28 @@ def _filled_in(call: _Call, source: tuple[str, str], placed: Sequence[Placed]) -
     return int(ref.dtype == "f32" if kind == "f32" else ref.packed)
 
 
-def _check_length(call: _Call, spec: IntSpec, length: int, known: Mapping[str, NumberLike]) -> None:
-    wanted = prod(int(f) if f.isdigit() else upper(known[f]) for f in spec.length)
+def _check_length(call: _Call, spec: IntSpec, length: int, by_name: Mapping[str, NumberLike]) -> None:
+    wanted = prod(int(f) if f.isdigit() else upper(by_name[f]) for f in spec.length)
     if spec.length and length != wanted:
-        call.invalid(f"list {spec.name!r} has {'*'.join(spec.length)} = {wanted} integers", str(length))
+        call.invalid(f"list {spec.name!r} must have {'*'.join(spec.length)} = {wanted} integers", str(length))
 
 
 def _integer(call: _Call, name: str, value: object) -> NumberLike:
     if isinstance(value, Number):
         return value
     if not isinstance(value, int) or not -_INT64 <= value < _INT64:
-        call.invalid("an integer is one of 64 bits", f"{value!r} for {name!r}")
+        call.invalid("an integer must fit in 64 bits", f"{value!r} for {name!r}")
     return int(value)
 
 
-def _floats(call: _Call, given: Mapping[str, float | Sequence[float]]) -> list[float]:
+def _floats(call: _Call, floats: Mapping[str, float | Sequence[float]]) -> list[float]:
     names = [name.removesuffix("...") for name in call.spec.floats]
-    _check_names(call, "floats", given, call.spec.float_names)
+    _check_names(call, "floats", floats, call.spec.float_names)
     result = []
     for spec, name in zip(call.spec.floats, names):
-        if name not in given:
-            call.invalid("every float is given", f"none for {name!r}")
-        value = given[name]
+        if name not in floats:
+            call.invalid("every float must be given", f"none for {name!r}")
+        value = floats[name]
         if isinstance(value, list | tuple) != (spec != name):
             call.invalid("a list of floats must be a list, and a float a number", f"{value!r} for {name!r}")
         result += [_float(call, name, v) for v in (value if isinstance(value, list | tuple) else [value])]
@@ -509,5 +514,5 @@ def _floats(call: _Call, given: Mapping[str, float | Sequence[float]]) -> list[f
 
 def _float(call: _Call, name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
-        call.invalid("a float is a finite number", f"{value!r} for {name!r}")
+        call.invalid("a float must be a finite number", f"{value!r} for {name!r}")
     return float(value)

@@ -16,7 +16,7 @@ from tilewise.plan.reuse import LiveInterval, find_conflicts
 __all__ = ["Cut", "EntryTable"]
 
 Key = tuple[object, ...]
-_new_entry = tuple.__new__  # what the class itself does, without its names
+_new_entry = tuple.__new__  # faster than the constructor of the class
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,8 @@ class EntryTable:
         self.num_handles = 0
         self._bounds = bounds
         self._cuts: dict[Key, Cut] = {}
-        self._handles: dict[
-            object, int
-        ] = {}  # first handle per part, or per place and cut where several may have it
+        # first handle per part, or per place and cut where several may have it
+        self._handles: dict[object, int] = {}
         self._place_of: dict[object, tuple[int, int]] = {}  # per part
         self._by_buffer: defaultdict[Key, list[int]] = defaultdict(list)  # of those that may share bytes
 
@@ -81,9 +80,10 @@ class EntryTable:
         """Like `add`, for a key that has no entry yet, and for the part of `buffer` from byte
         `shift` on.
         """
-        offset = buffer.offset + shift if shift else buffer.offset  # the same object, of which there are many
+        # shares the int object, because there are many
+        offset = buffer.offset + shift if shift else buffer.offset
         number, owner = len(self.tables[0]), buffer.key
-        # numbers of tensors follow each other, so a million of them are found in a dict without missing the cache
+        # plain tensor numbers are dense, so a dict of a million of them stays in the CPU cache
         place: object = owner[1] if owner[0] == "tensor" and not shift else (owner, shift)
         if buffer.first >= 0:
             self._by_buffer[owner].append(number)

@@ -47,7 +47,7 @@ def explain_plan(plan: PlanTables) -> str:
 
 
 def _files(plan: PlanTables) -> Iterator[str]:
-    """What is stored in the devices' files, and what is written and read."""
+    """What the devices' files contain, and what is written and read."""
     if not plan.file_bytes:
         return
     yield f"  offloaded: {plan.file_bytes / 2**20:.2f} MiB in a file of each device"
@@ -57,11 +57,11 @@ def _files(plan: PlanTables) -> Iterator[str]:
     for name in plan.programs:
         if name == "broadcast":
             continue
-        said = []
+        texts = []
         for device in plan.kinds:
             read, written = count_file_traffic(plan.program, device, name, plan.symbol_bounds)
-            said.append(f"{name} reads {read / 2**20:.2f} MiB and writes {written / 2**20:.2f} MiB")
-        yield from _per_device(plan, said)
+            texts.append(f"{name} reads {read / 2**20:.2f} MiB and writes {written / 2**20:.2f} MiB")
+        yield from _per_device(plan, texts)
 
 
 def _saved(plan: PlanTables) -> Iterator[str]:
@@ -93,20 +93,20 @@ def _tiles(plan: PlanTables) -> Iterator[str]:
     rows = upper(plan.settings.row_tile, bounds)
     up_to = "" if isinstance(plan.settings.row_tile, int) else "up to "
     yield f"  tiles: activations in {up_to}{rows} rows, weights in up to 512 rows"
-    said = []
+    texts = []
     for of in plan.program.classes:
         tiles = [
             -(-e.extent.upper(bounds) // upper(e.tile_rows, bounds)) * e.tiles_across for e in of.entries
         ]
-        said.append(f"{sum(tiles):,} tiles of {len(of.entries):,} tensors")
-    yield from _per_device(plan, said)
+        texts.append(f"{sum(tiles):,} tiles of {len(of.entries):,} tensors")
+    yield from _per_device(plan, texts)
 
 
-def _per_device(plan: PlanTables, said: Sequence[str]) -> Iterator[str]:
-    """One line for all devices with the same text; `said` has the text per class."""
+def _per_device(plan: PlanTables, texts: Sequence[str]) -> Iterator[str]:
+    """One line for all devices with the same text; `texts` has the text per class."""
     devices: dict[str, list[int]] = {}
     for device, own in enumerate(plan.program.devices):
-        devices.setdefault(said[own.class_id], []).append(device)
+        devices.setdefault(texts[own.class_id], []).append(device)
     for text, numbers in devices.items():
         yield f"    device {_runs(numbers)}: {text}"
 
@@ -134,13 +134,13 @@ def _programs(plan: PlanTables) -> Iterator[str]:
     bounds = plan.symbol_bounds
     for name in plan.programs:
         yield f"  {name}: {len(plan.program.classes[0].calls[name])} calls of templates"
-        said = []
+        texts = []
         for device, of in zip(plan.kinds, plan.program.classes):
             reads = TrafficCounter(plan.program, [device], bounds).count(of.calls[name])
             moved = sum(int(elements[0]) for elements in reads.values())
             tasks = sum(num_tasks(of.templates[c.template], bounds) for c in of.calls[name])
-            said.append(f"{tasks:,} tasks, reads {moved:,} elements from peers")
-        yield from _per_device(plan, said)
+            texts.append(f"{tasks:,} tasks, reads {moved:,} elements from peers")
+        yield from _per_device(plan, texts)
 
 
 def _templates(plan: PlanTables) -> Iterator[str]:

@@ -15,7 +15,7 @@ from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
 from tilewise.plan.buffers import (
     OFFLOADED,
     RootTensors,
-    kept_buffers,
+    carry_and_ring_buffers,
     lasting_buffers,
     result_buffers,
 )
@@ -55,19 +55,19 @@ def make_plan(
     """Lower, place and order a laid-out graph.
 
     Args:
-        schedule: from the phases of all segments and the number of microbatches to the order of a step.
-        overhead: bytes that a device with so many workers, signals and handles, and so much scratch per worker, needs
-            besides its arena, by category.
+        schedule: returns the order of a step, from the phases of all segments and the number of microbatches.
+        overhead: returns the bytes by category that a device needs besides its arena, from its numbers of workers,
+            signals and handles and from the scratch bytes per worker.
         pool: worker processes that lower templates, if there are many.
-        definition: the digest of what the graph's author defined.
+        definition: the digest of the graph as its author defined it.
 
     Raises:
         LayoutError: a device would get no part of a tensor, or sizes do not divide as the strategy needs.
-        PlanError: the graph computes nothing.
+        PlanError: the graph has no op.
     """
     graph, layout = gather_outputs(graph, layout)
     if not graph.ops:
-        raise PlanError(f"[plan.make_plan] a graph computes something; got no op in {graph.name!r}; add one")
+        raise PlanError(f"[plan.make_plan] a graph must contain an op; got none in {graph.name!r}; add one")
     shapes = LocalShapes(layout.mesh, settings, graph.k_splits, symbols_of(graph))
     classes = classes_of(graph, layout, shapes)
     shapes = replace(shapes, kinds=tuple(devices[0] for devices in classes))
@@ -80,7 +80,7 @@ def make_plan(
     order = schedule([s.phase for s in segments], settings.accumulation)
     numbers = DeviceNumbers(shapes)
     variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool)
-    lasting = [*kept_buffers(tensors, variants), *lasting_buffers(tensors)]
+    lasting = [*carry_and_ring_buffers(tensors, variants), *lasting_buffers(tensors)]
     calls = Calls(graph, tensors, lasting, result_buffers(tensors, segments))
     calls.take_all(variants)
     binder, outside = calls.binder, calls.outside
@@ -159,7 +159,8 @@ def _program(
         for name, included in _lists(variants, shapes).items()
     }
     runs = [variants.uses]
-    if shapes.settings.accumulation > 1:  # forward passes of all microbatches in a row, which no step has
+    # all microbatches' forward passes in a row, an order that no step has
+    if shapes.settings.accumulation > 1:
         runs.append(variants.uses_alone("forward"))
         calls["forward"] = tuple(
             call if call.numbers == use.numbers else replace(call, numbers=use.numbers)

@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 ALIGNMENT = 64
-FILE_PAGE = 4096  # what disks move at a time (native/memory/spill_file.h)
-_FEW = 512  # buffers that every other one may be compared with
-_WASTE = 64  # one part of so many above the lower bound is good enough
+FILE_PAGE = 4096  # the unit of disk transfers (native/memory/spill_file.h)
+_FEW = 512  # up to this many buffers, all pairs are compared
+_WASTE = 64  # a region at most 1/64 above the lower bound is good enough
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def place_lingering(buffers: Sequence[Buffer], lingering: Sequence[Buffer], room
     last position, into the next use of the same bytes.
 
     Args:
-        buffers: with offsets.
+        buffers: all buffers, with offsets.
         lingering: those that other devices read.
         room: the largest end of a buffer.
     """

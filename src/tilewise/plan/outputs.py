@@ -1,4 +1,4 @@
-"""Adds ops that gather sharded outputs on one device, where they are read."""
+"""Adds ops that gather sharded outputs on one device, which reads them."""
 
 from __future__ import annotations
 

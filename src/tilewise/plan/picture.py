@@ -78,7 +78,7 @@ def draw_plan(plan: PlanTables, timeline: Sequence[TaskSpan] = ()) -> PlanPictur
 
 def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPicture]:
     segments = cut_segments(plan.graph)
-    lives = _Lives(plan)
+    live_bytes = _LiveBytes(plan)
     find = _Segments(plan, segments)
     counters = [TrafficCounter(plan.program, [device], plan.symbol_bounds) for device in plan.kinds]
     calls = [of_kind.calls[program] for of_kind in plan.program.classes]
@@ -96,10 +96,8 @@ def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPict
         )
         name = " to ".join(dict.fromkeys((segment.ops[0].label, segment.ops[-1].label)))
         template = short_name(of.templates[call.template].name)
-        alive = lives.alive(segment.index, call.template)
-        is_ahead = (
-            segment.phase == "update" and segment.index < last
-        )  # brought while the backward pass goes on
+        alive = live_bytes.alive(segment.index, call.template)
+        is_ahead = segment.phase == "update" and segment.index < last  # prefetched during the backward pass
         phase = "backward" if is_ahead else segment.phase
         yield CallPicture(name, template, phase, microbatch, alive, reads)
 
@@ -135,7 +133,7 @@ class _Segments:
         return self.segments[min(fitting or named)]
 
 
-class _Lives:
+class _LiveBytes:
     """Bytes that are live while a segment runs, by category."""
 
     def __init__(self, plan: PlanTables) -> None:
@@ -172,7 +170,7 @@ def _spans(
     """Per device, the start and end of each call's tasks; empty if the run had other tasks than the
     plan.
     """
-    found = []
+    spans_of_devices = []
     for device in range(plan.mesh.num_devices):
         own = sorted((r for r in timeline if r.device == device), key=lambda r: r.submit_ns)
         of = plan.class_of(device)
@@ -188,5 +186,5 @@ def _spans(
             spans.append(
                 (min((r.start_ns for r in tasks), default=at), max((r.end_ns for r in tasks), default=at))
             )
-        found.append(tuple(spans))
-    return tuple(found)
+        spans_of_devices.append(tuple(spans))
+    return tuple(spans_of_devices)

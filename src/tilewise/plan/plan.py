@@ -30,7 +30,7 @@ _validate = Validator("plan", PlanError)
 
 @dataclass(frozen=True)
 class Plan(PlanTables):
-    """A plan's tables, with the questions that can be asked before a run."""
+    """A plan's tables, and methods that analyze it before a run."""
 
     def require_memory(self, limit_bytes: int = 0) -> None:
         """Reject a plan that does not fit in memory, before anything is allocated. Planned
@@ -50,13 +50,13 @@ class Plan(PlanTables):
         if need > limit:
             num = self.mesh.num_devices
             copied = (
-                f", of that {format_bytes(copies)} for checkpoints that are written while training goes on"
+                f", including {format_bytes(copies)} for checkpoints written during training"
                 if copies
                 else ""
             )
             raise ResourceError(
                 f"[plan.require_memory] the devices' memory must fit {format_bytes(limit)}; got {format_bytes(need)} "
-                f"for {num} device{'s' if num > 1 else ''}{copied}, {format_bytes(need - limit)} too much; take a "
+                f"for {num} device{'s' if num > 1 else ''}{copied}, {format_bytes(need - limit)} too much; use a "
                 "smaller batch or model, accumulate, recompute, or offload"
             )
 
@@ -130,8 +130,8 @@ class Plan(PlanTables):
         class of devices.
 
         Args:
-            path: of the page. An existing file is replaced whole, or kept if there is an error.
-            trace: of a run of this plan, from `GraphInstance.timeline()`: adds a lane per
+            path: the page's path. An existing file is replaced completely, or unchanged after an error.
+            trace: the `GraphInstance.timeline()` of a traced run of this plan. It adds a row per
                 worker with its tasks by kind and, if it has as many tasks as the plan, when each
                 call ran and how much memory was in use.
 
@@ -161,7 +161,7 @@ class Plan(PlanTables):
         try:
             content = encode_plan(self)
         except Unwritable as error:
-            _validate.invalid("save", str(error), f"the plan of {self.graph.name!r}", "make it plain")
+            _validate.invalid("save", str(error), f"the plan of {self.graph.name!r}", "use plain data")
         replace_file(where, lambda temporary: _write(temporary, content))
 
     @classmethod
@@ -200,7 +200,7 @@ class Plan(PlanTables):
         try:
             return digest_of(self)
         except Unwritable as error:
-            _validate.invalid("digest", str(error), f"the plan of {self.graph.name!r}", "make it plain")
+            _validate.invalid("digest", str(error), f"the plan of {self.graph.name!r}", "use plain data")
 
 
 def _write(path: Path, content: bytes) -> None:

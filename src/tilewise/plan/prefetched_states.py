@@ -1,9 +1,8 @@
 """Chooses which optimizer states in files are prefetched whole into memory that the backward pass frees.
 
-An update needs the gradients' norm, so it starts after the backward pass, and without prefetching all states in files
-would be read then. The backward pass frees activations, and the arena keeps its size, so as many states as fit are
-read into that room meanwhile. The arena does not grow by a byte. The other states are read block by block
-(`plan.lower.blocks`).
+An update needs the gradients' norm, so it starts after the backward pass. Without prefetching, all states in files
+would be read then. Instead, as many states as fit are read during the backward pass into the memory of freed
+activations; the arena does not grow. The other states are read block by block (`plan.lower.blocks`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def choose_prefetched(graph: Graph, layout: GraphLayout, settings: PlanSettings)
     segments = cut_segments(graph)
     results, _ = apart(result_buffers(tensors, segments))
     align_for_files(results)
-    for buffer in results:  # with room between segments, for prefetch calls and put back
+    for buffer in results:  # leaves positions between segments for prefetch and put-back calls
         buffer.first, buffer.last = 2 * buffer.first, 2 * buffer.last
     end = place_buffers(results, 0)
     states = tensors.files.intersection(t.id for t in graph.of_kind("state"))
@@ -49,18 +48,18 @@ def choose_prefetched(graph: Graph, layout: GraphLayout, settings: PlanSettings)
     }
     first = next((s.index for s in segments if s.phase == "backward"), len(segments))
     update = next((s.index for s in segments if s.phase == "update"), -1)
-    found: dict[int, int] = {}
+    first_ops: dict[int, int] = {}
     for before in segments[first : update + 1]:
         for t in _that_fit(waiting, results, end, 2 * before.index - 1):
-            found[t] = before.ops[0].id
+            first_ops[t] = before.ops[0].id
             results.append(waiting.pop(t))
-    return found
+    return first_ops
 
 
 def _that_fit(waiting: Mapping[int, Buffer], placed: Sequence[Buffer], end: int, first: int) -> list[int]:
     """States for which there is room from a position on until their update, with their offsets."""
-    everything, found = [*placed], list[int]()
-    least = end + 1  # what is as large does not fit: later ones would have to stay longer
+    everything, fitting = [*placed], list[int]()
+    least = end + 1  # a later state of this size does not fit either, because it would have to stay longer
     for t, buffer in waiting.items():
         if buffer.bytes >= least:
             continue
@@ -68,27 +67,25 @@ def _that_fit(waiting: Mapping[int, Buffer], placed: Sequence[Buffer], end: int,
         buffer.offset = gap_for(buffer, everything, 0)
         if buffer.end <= end:
             everything.append(buffer)
-            found.append(t)
+            fitting.append(t)
         else:
             least = buffer.bytes
-    return found
+    return fitting
 
 
 def prefetched_apart(graph: Graph, results: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
-    """Other results, and prefetched states in the order in which they were chosen, which is that of
-    the calls.
-    """
+    """Other results, and prefetched states in the order of their calls, in which they were chosen."""
     updates = (op for op in graph.ops if op.phase == "update" and is_prefetch(graph, op, ("fetch",)))
     prefetched = dict.fromkeys(o for op in updates for o in op.outputs)
     by_tensor = {b.key[1]: b for b in results}
     return [b for b in results if b.key[1] not in prefetched], [by_tensor[t] for t in prefetched]
 
 
-def place_prefetched(held: Sequence[Buffer], placed: Sequence[Buffer], base: int) -> None:
+def place_prefetched(prefetched: Sequence[Buffer], placed: Sequence[Buffer], base: int) -> None:
     """Offsets of prefetched states, in the order in which they were chosen, among buffers that are
     already placed.
     """
     everything = [*placed]
-    for buffer in held:
+    for buffer in prefetched:
         buffer.offset = gap_for(buffer, everything, base)
         everything.append(buffer)

@@ -53,7 +53,7 @@ def find_conflicts(uses: Iterable[Sequence[LiveInterval]]) -> dict[tuple[int, ..
         if not live_intervals:
             continue
         if len(before) == 2 and before[0] is before[1] is live_intervals:
-            continue  # a third use in a row finds what the second found
+            continue  # a third use in a row has the conflicts of the second
         before = [*before[-1:], live_intervals]
         for interval in live_intervals:
             conflicting = last.follow(interval)
@@ -100,7 +100,7 @@ def written_slots(template: LoweredTemplate, extents: Sequence[Number]) -> froze
     run.
 
     Args:
-        template: whose instructions are examined.
+        template: the template whose instructions are examined.
         extents: rows of what each slot refers to.
     """
     rows: dict[int, list[Interval]] = {}
@@ -109,7 +109,7 @@ def written_slots(template: LoweredTemplate, extents: Sequence[Number]) -> froze
             if operand.access & Access.OUT:
                 written = _rows_written(operand, instruction.extent, extents[operand.slot])
                 rows.setdefault(operand.slot, []).append(written)
-    return frozenset(slot for slot, found in rows.items() if _reach(found) >= extents[slot].constant)
+    return frozenset(slot for slot, intervals in rows.items() if _reach(intervals) >= extents[slot].constant)
 
 
 def _rows_written(operand: Operand, extent: Number, rows: Number) -> Interval:

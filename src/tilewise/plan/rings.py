@@ -38,14 +38,14 @@ def credits_of_uses(positions: Sequence[int]) -> list[tuple[int, ...]]:
     """The numbers of all calls that share a ring.
 
     Args:
-        positions: of the calls in their list, in order.
+        positions: positions of the calls in their list, in order.
     """
-    found = []
+    result = []
     for use, position in enumerate(positions):
         before = use - RING_DEPTH
         numbers = [1, positions[before]] if before >= 0 else [0, position]
         for age in range(RING_DEPTH):
             is_due = use == len(positions) - 1 and age <= use
             numbers += [1, positions[use - age]] if is_due else [0, position]
-        found.append(tuple(numbers))
-    return found
+        result.append(tuple(numbers))
+    return result

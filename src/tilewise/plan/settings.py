@@ -94,7 +94,7 @@ def _most_rows(batch: BatchCut, rows: int | None) -> int:
         return _ROWS_PER_TILE
     if not batch.size:
         _validate.invalid(
-            "settings", "rows_per_tile is of a batch's activations", "a graph without a batch", "leave it out"
+            "settings", "rows_per_tile needs a graph with a batch", "a graph without a batch", "leave it out"
         )
     return _validate.integer("settings", "rows_per_tile", rows, 1, MAX_ROWS_PER_TILE)
 

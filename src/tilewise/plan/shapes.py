@@ -23,10 +23,10 @@ from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike, Source
 
 LocalSizes = tuple[int | Dim, ...]
-_FILE_BLOCK_BYTES = 2 << 20  # in f32: disks are quick with that much at a time
-_FEWEST_COLUMNS = 128  # of a tile that is not as wide as its tensor
-_MOST_HEADS = 512  # a dim of single elements with more of them counts something else
-_PRODUCTS = ("f32", "bf16")  # element types of what products make
+_FILE_BLOCK_BYTES = 2 << 20  # in f32; large enough for a disk's full speed
+_FEWEST_COLUMNS = 128  # least columns of a tile that is narrower than its tensor
+_MOST_HEADS = 512  # a dim of more single elements does not count heads
+_PRODUCTS = ("f32", "bf16")  # element types of results of products
 
 _validate = Validator("plan", PlanError)
 
@@ -102,7 +102,7 @@ class LocalShapes:
     device: int = 0
     kinds: tuple[int, ...] = ()
     _devices: dict[int, LocalShapes] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _known: dict[object, LocalSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[object, LocalSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -159,9 +159,8 @@ class LocalShapes:
         device = self.mesh.first(device, *(axis for axis in self.mesh.names if axis not in used))
         for d in cut:
             label = spec.labels[d]
-            if (
-                label is None or label.group == 1
-            ):  # only KV heads are held by several devices of an axis that cuts them
+            # only KV heads may be on several devices of an axis that shards them
+            if label is None or label.group == 1:
                 continue
             mine = self.on(device).range(spec, layout, d)
             group = self.mesh.group(device, *in_space(layout[d]))
@@ -182,10 +181,10 @@ class LocalShapes:
     def sizes(self, spec: TensorSpec, layout: TensorLayout) -> LocalSizes:
         """Local sizes of all dims, cached by shape, labels and layout."""
         key = spec.shape, spec.labels, layout
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._sizes(spec, layout)
-        return found
+        local_sizes = self._cache.get(key)
+        if local_sizes is None:
+            local_sizes = self._cache[key] = self._sizes(spec, layout)
+        return local_sizes
 
     def _sizes(self, spec: TensorSpec, layout: TensorLayout) -> LocalSizes:
         result: list[int | Dim] = []
@@ -193,7 +192,7 @@ class LocalShapes:
             if isinstance(size, Dim):
                 if in_space(layout[d]):
                     raise LayoutError(
-                        f"[plan.shapes] devices share sizes that are known when planning; got the symbol {size} over "
+                        f"[plan.shapes] devices can share only sizes known when planning; got the symbol {size} over "
                         f"{self.mesh.size(*layout[d])} devices for {spec.name or 'a result'}; share another dim, or "
                         "fix the size"
                     )
@@ -300,7 +299,7 @@ class LocalShapes:
             and not label.is_summed_by_batch_splits
             and 1 < cols <= _MOST_HEADS
         ):
-            return 1  # what attention keeps of each head
+            return 1  # attention's statistics have one number per head
         parts = min(workers, cols // _FEWEST_COLUMNS)
         return round_up(-(-cols // parts), PANEL_ROWS) if parts > max(row_tiles, 1) else 0
 
@@ -329,7 +328,7 @@ class LocalShapes:
         """
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int)
-        if label is None or label.is_summed_by_batch_splits:  # not cut: all of it stands in the first k split
+        if label is None or label.is_summed_by_batch_splits:  # not divided: the first k split has all of it
             return [(0, size)] + [(0, 0)] * (self.k_splits - 1)
         axes, _ = self.split_axes(axes)
         shards, shard = self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
@@ -350,7 +349,7 @@ def symbols_of(graph: Graph) -> tuple[Dim, ...]:
         for size in family.shape:
             if isinstance(size, Dim) and symbols.setdefault(size.name, size) != size:
                 raise PlanError(
-                    f"[plan.make_plan] a symbol has one pair of bounds; got two for {size.name!r}; rename one"
+                    f"[plan.make_plan] a symbol must have one pair of bounds; got two for {size.name!r}; rename one"
                 )
     return tuple(symbols.values())
 
@@ -365,7 +364,9 @@ def check_sizes(call: str, symbols: Sequence[Dim], sizes: Mapping[str, int]) -> 
     values = {}
     for name, value in sizes.items():
         if not by_name:
-            _validate.invalid(call, "sizes are of symbols", f"{name!r}, and the graph has none", "drop it")
+            _validate.invalid(
+                call, "sizes must name symbols of the graph", f"{name!r}, and the graph has none", "drop it"
+            )
         symbol = by_name[_validate.choice(call, "a size", name, list(by_name))]
         values[symbol] = _validate.integer(call, f"the size {name!r}", value, symbol.min, symbol.max)
     return values

@@ -55,15 +55,15 @@ def assign_stored_parts(
     """The parts of every stored tensor by its id, each part once.
 
     Args:
-        graph: with the optimizer's states, if it has an optimizer.
-        layout: of its tensors.
-        shapes: of the plan.
+        graph: the graph, with the states of its optimizer, if any.
+        layout: the layout of its tensors.
+        shapes: the plan's local sizes.
     """
     parts: dict[int, list[StoredPart]] = {}
     bytes_of_device = [0] * shapes.mesh.num_devices
     shared: list[tuple[int, _Part, int]] = []
     parts_of_form: dict[object, list[_Part]] = {}
-    for tensor, spec, item_bytes in _kept(graph):
+    for tensor, spec, item_bytes in _stored_tensors(graph):
         key = spec.shape, spec.labels, layout.storage[tensor]
         if key not in parts_of_form:
             parts_of_form[key] = list(_parts(spec, layout.storage[tensor], shapes))
@@ -85,9 +85,9 @@ def assign_stored_parts(
     }
 
 
-def _kept(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
-    """What training resumes from: parameters, or their fp32 masters, and the optimizer's states;
-    with the bytes per element in a checkpoint.
+def _stored_tensors(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
+    """The tensors that training resumes from: parameters, or their fp32 masters, and the optimizer's
+    states; with the bytes per element in a checkpoint.
     """
     states = [t for t in graph.of_kind("state") if t.spec.name.startswith(_STATES)]
     masters = {t.spec.name for t in states}
@@ -106,5 +106,5 @@ def _parts(spec: TensorSpec, layout: TensorLayout, shapes: LocalShapes) -> Itera
     for first, devices in holders.items():
         own = shapes.on(first)
         spans = [own.range(spec, layout, dim) for dim in range(len(spec.shape))]
-        if all(b < e for b, e in spans):  # nothing is written of an empty storage shard
+        if all(b < e for b, e in spans):  # an empty storage shard is not written
             yield _Part(tuple(b for b, _ in spans), tuple(e - b for b, e in spans), tuple(devices))

@@ -102,7 +102,7 @@ class PlanTables:
         freeze_maps(self, "outside", "regions", "overhead")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle and a copy, its fields; what is worked out is not sent."""
+        """Pickles and copies only the fields, without cached values."""
         return type(self), tuple(getattr(self, f.name) for f in fields(self))
 
     @property
@@ -196,8 +196,8 @@ class PlanTables:
         if not parts:
             _validate.invalid(
                 "entry",
-                "users read or write the tensor",
-                f"{tensor}, {self.graph.spec(tensor)}, which is in the devices alone",
+                "users must be able to read or write the tensor",
+                f"{tensor}, {self.graph.spec(tensor)}, which exists only inside the devices",
                 "make it an output",
             )
         return self.class_of(device).entries[

@@ -36,9 +36,9 @@ def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> T
     """Elements read from peers per label and device, with every symbol at its bound.
 
     Args:
-        program: of all devices.
+        program: the program of all devices.
         name: name of the program to run, such as `step`.
-        bounds: of the symbols.
+        bounds: upper bounds of the symbols.
     """
     total: dict[str, _Vector] = {}
     for class_id, of in enumerate(program.classes):
@@ -53,9 +53,9 @@ class TrafficCounter:
     """Counts the elements that devices of one class read from other devices.
 
     Args:
-        program: of all devices.
-        devices: of one class.
-        bounds: of the symbols.
+        program: the program of all devices.
+        devices: the devices of one class.
+        bounds: upper bounds of the symbols.
     """
 
     def __init__(self, program: TileProgram, devices: Sequence[int], bounds: tuple[int, ...]) -> None:
@@ -70,17 +70,17 @@ class TrafficCounter:
             {int(c) for group in self._groups for c in self._class_of[np.unique(group)]}
         )
         self._templates = program.classes[bindings[0].class_id].templates
-        self._known_peers: dict[tuple[int, NumberLike], tuple[_Vector, _Vector]] = {}
-        self._remote: dict[int, list[tuple[Instruction, Operand]]] = {}  # per template, what may be a peer's
-        self._sizes: dict[
-            int, tuple[tuple[int, int], ...]
-        ] = {}  # per entry, rows and columns on the peers' classes
+        self._peers_of: dict[tuple[int, NumberLike], tuple[_Vector, _Vector]] = {}
+        # per template, operands that may be a peer's memory
+        self._remote: dict[int, list[tuple[Instruction, Operand]]] = {}
+        # per entry, rows and columns on the peers' classes
+        self._sizes: dict[int, tuple[tuple[int, int], ...]] = {}
 
     def count(self, calls: Iterable[Call]) -> dict[str, _Vector]:
         """Elements per label and device, in the order of the devices.
 
         Args:
-            calls: of the class.
+            calls: calls of the class.
         """
         alike: Counter[tuple[int, tuple[int, ...], tuple[object, ...]]] = Counter()
         first: dict[tuple[int, tuple[object, ...]], tuple[int, ...]] = {}
@@ -108,8 +108,8 @@ class TrafficCounter:
 
     def _sizes_of(self, entry: int) -> tuple[tuple[int, int], ...]:
         if entry not in self._sizes:
-            found = (self._classes[c].entries[entry] for c in self._peer_classes)
-            self._sizes[entry] = tuple((e.extent.upper(self._bounds), e.cols) for e in found)
+            entries = (self._classes[c].entries[entry] for c in self._peer_classes)
+            self._sizes[entry] = tuple((e.extent.upper(self._bounds), e.cols) for e in entries)
         return self._sizes[entry]
 
     def _value(self, number: NumberLike) -> _Vector:
@@ -137,10 +137,10 @@ class TrafficCounter:
         peers.
         """
         key = group, member
-        if key not in self._known_peers:
+        if key not in self._peers_of:
             peers = self._groups[group][np.arange(len(self._devices)), self._value(member)]
-            self._known_peers[key] = peers, np.searchsorted(self._peer_classes, self._class_of[peers])
-        return self._known_peers[key]
+            self._peers_of[key] = peers, np.searchsorted(self._peer_classes, self._class_of[peers])
+        return self._peers_of[key]
 
     def _rows(self, instruction: Instruction, operand: Operand, extent: int) -> _Vector:
         if operand.mode != Mode.ROWPART:

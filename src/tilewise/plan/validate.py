@@ -26,5 +26,5 @@ def validate_plan(plan: PlanTables, values: Mapping[int, Values] | None = None) 
     """
     validate_acknowledgements(plan.program)
     kinds = {t.id: t.kind for t in plan.graph.tensors}
-    given = frozenset(e for t, entries in plan.outside.items() if kinds[t] != "result" for e in entries)
-    validate_reductions(plan.program, plan.layouts, given, {"backward": ("forward",)}, values)
+    written = frozenset(e for t, entries in plan.outside.items() if kinds[t] != "result" for e in entries)
+    validate_reductions(plan.program, plan.layouts, written, {"backward": ("forward",)}, values)

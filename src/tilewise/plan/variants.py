@@ -117,13 +117,13 @@ def lower_variants(
     numbers: DeviceNumbers,
     pool: WorkerPool | None = None,
 ) -> Variants:
-    """Walk the schedule and lower what has not been lowered yet.
+    """Lower every variant that the schedule uses.
 
     Args:
-        shapes: of all devices; one of each class is asked (`LocalShapes.kinds`).
-        sums: what waits for the last microbatch.
-        roots: of the root graph's tensors.
-        numbers: in which the devices of a class differ.
+        shapes: local sizes on all devices; one device of each class is lowered (`LocalShapes.kinds`).
+        sums: the tensors and ops that wait for the last microbatch.
+        roots: memory sharing of the root graph's tensors.
+        numbers: the numbers in which the devices of a class differ.
         pool: worker processes that lower templates, if there are many.
     """
     tasks: dict[tuple[object, ...], LoweringTask] = {}
@@ -163,14 +163,16 @@ def _lower_all(
     tasks: Sequence[LoweringTask], shapes: LocalShapes, numbers: DeviceNumbers, pool: WorkerPool | None
 ) -> list[LoweredVariant]:
     """The result of every task, in order. Workers lower templates if there are many."""
-    apart = [task for task in tasks if task.kept is not None]
+    apart = [task for task in tasks if task.returned is not None]
     modules = modules_of_ops({op.op for task in apart for op in task.ops})
     if pool is None or modules is None or len(apart) < ENOUGH:
-        return [lower_variant(task, shapes, numbers.known) for task in tasks]
+        return [lower_variant(task, shapes, numbers.values_by_key) for task in tasks]
     plain = replace(shapes)  # without its caches, which are large
     theirs = pool.map(_lower_in_worker, [(modules, task, plain) for task in apart])
-    here = iter([lower_variant(task, shapes, numbers.known) for task in tasks if task.kept is None])
-    return [next(here) if task.kept is None else next(theirs) for task in tasks]
+    here = iter(
+        [lower_variant(task, shapes, numbers.values_by_key) for task in tasks if task.returned is None]
+    )
+    return [next(here) if task.returned is None else next(theirs) for task in tasks]
 
 
 def _lower_in_worker(modules: Sequence[str], task: LoweringTask, shapes: LocalShapes) -> LoweredVariant:
@@ -184,7 +186,7 @@ def _numbered(
     numbers: DeviceNumbers,
     identities: Mapping[tuple[object, ...], tuple[object, ...]],
 ) -> dict[tuple[object, ...], Variant]:
-    """Variants by key, with the plan's signals and device numbers. `identities` names the template of each key. All
+    """Variants by key, with the plan's signals and device numbers. `identities` has the template of each key. All
     variants of a template share its rings."""
     made = {}
     rings: dict[object, tuple[int, int]] = {}  # the first variant of a template, and its rings' signals

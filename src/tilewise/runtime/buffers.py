@@ -41,9 +41,9 @@ Array = NDArray[Any]
 
 def array_of(source: object) -> Array:
     """The memory of an array, or of anything with the buffer protocol, as a C-contiguous array that shares it."""
-    # The last two that are caught: formats that NumPy lacks.
     try:
         array: Array = source if isinstance(source, np.ndarray) else np.asarray(memoryview(source))  # type: ignore[arg-type]
+    # the last two: formats that NumPy lacks
     except (TypeError, ValueError, NotImplementedError, BufferError):
         _validate.invalid(
             "register",

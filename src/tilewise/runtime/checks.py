@@ -35,7 +35,7 @@ sequence = _validate.sequence
 
 
 def scalar(call: str, value: Any) -> NoReturn:
-    """Says why a value cannot be a scalar of a native kernel; called when its conversion has failed."""
+    """Reports a value that cannot be a scalar of a native kernel."""
     invalid(
         call,
         "a scalar must be an integer of 64 bits or a float",
@@ -45,17 +45,17 @@ def scalar(call: str, value: Any) -> NoReturn:
 
 
 def worker_type(call: str, value: Any) -> NoReturn:
-    """Says what a worker type is; called when the value is none of the four."""
+    """Reports an invalid worker type."""
     invalid(call, "worker_type must be one of WorkerType", shown(value), "pass WorkerType.CUBE, VECTOR, ...")
 
 
 def callback(call: str, value: Any) -> NoReturn:
-    """Says what can be called back; called when the value cannot."""
+    """Reports a callback that is not callable."""
     invalid(call, "a callback must be callable without arguments", shown(value), "pass a function")
 
 
 def parameter(call: str, value: Any) -> NoReturn:
-    """Says what stands in `params`; called when the value does not belong there."""
+    """Reports an entry of `params` that is not a parameter."""
     invalid(
         call,
         "params must be Input, Output, InOut, Commute, Reduce or NoDep",
@@ -65,12 +65,12 @@ def parameter(call: str, value: Any) -> NoReturn:
 
 
 def operand(call: str, value: Any) -> NoReturn:
-    """Says what a parameter can name; called when it is neither buffer nor region."""
+    """Reports a parameter's operand that is neither buffer nor region."""
     invalid(call, "a parameter must name a Buffer or a Region", shown(value), "register the memory first")
 
 
 def region_entry(index: Any, length: int) -> NoReturn:
-    """Says what an index of a buffer is made of; called when an entry is something else."""
+    """Reports an invalid entry of a buffer's index."""
     invalid(
         "region",
         "a box must be made of integers and non-empty, ascending slices",
@@ -80,21 +80,21 @@ def region_entry(index: Any, length: int) -> NoReturn:
 
 
 def region_place(place: Any, length: int) -> NoReturn:
-    """Says that an integer lies outside; an IndexError, because loops over a buffer end by it."""
+    """Reports an integer index out of range, by an IndexError, with which Python ends loops over a buffer."""
     raise IndexError(
         f"[runtime.region] an index must lie inside the buffer; got {shown(place)} of {length}; correct it"
     )
 
 
 def region_entries(index: Any, num_dims: int) -> NoReturn:
-    """Says that an index has more entries than the buffer has dimensions."""
+    """Reports an index with more entries than the buffer has dimensions."""
     raise IndexError(
         f"[runtime.region] an index must have at most {num_dims} entries; got {shown(index)}; correct it"
     )
 
 
 def region_dimensions(index: Any, num_dims: int) -> NoReturn:
-    """Says that a box has more dimensions than the runtime compares."""
+    """Reports a box with more dimensions than the runtime compares."""
     invalid(
         "region",
         "a box must have at most 4 dimensions",
@@ -104,7 +104,7 @@ def region_dimensions(index: Any, num_dims: int) -> NoReturn:
 
 
 def region_bytes(offset: int, size: Any, stride: Any, num_bytes: int) -> NoReturn:
-    """Says that a box in bytes leaves its buffer."""
+    """Reports a box in bytes that does not lie in its buffer."""
     invalid(
         "region",
         f"a region must lie inside its buffer of {num_bytes} bytes",
@@ -114,7 +114,7 @@ def region_bytes(offset: int, size: Any, stride: Any, num_bytes: int) -> NoRetur
 
 
 def tile(place: Any, counts: tuple[int, ...]) -> NoReturn:
-    """Says how a tile is named; an IndexError where only the place is wrong."""
+    """Reports an invalid index of a tile, by an IndexError if it is only out of range."""
     places = place if isinstance(place, tuple) else (place,)
     if len(places) == len(counts) and all(
         isinstance(at, Integral) and not isinstance(at, bool) for at in places
@@ -126,12 +126,12 @@ def tile(place: Any, counts: tuple[int, ...]) -> NoReturn:
 
 
 def seconds(call: str, value: Any) -> float | None:
-    """A timeout that is no Python float: seconds, or None for ever. A negative one has passed already."""
+    """Converts a timeout that is not a Python float: seconds, or None for no limit. A negative one has passed."""
     return _validate.seconds(call, "a timeout", value)
 
 
 def tiles(sizes: tuple[int, ...], lengths: tuple[int, ...], max_tiles: int) -> NoReturn:
-    """Says what a grid of tiles is."""
+    """Reports invalid sizes of a grid of tiles."""
     invalid(
         "tiles",
         f"a grid must have a size for some of the first dimensions, 4 at most, and at most {max_tiles} tiles",

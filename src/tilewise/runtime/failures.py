@@ -38,7 +38,8 @@ _exceptions: OrderedDict[int, BaseException] = OrderedDict()
 def describe_exception(error: BaseException) -> str:
     """Store a kernel's exception; returns the text with which `error_of` finds it again."""
     number = next(_numbers)
-    if error.__traceback__ is not None:  # its lines stay; what its frames hold, arrays above all, is let go
+    # keeps the lines, but drops the variables of its frames, such as arrays
+    if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
         traceback.clear_frames(error.__traceback__)
     _exceptions[number] = error
@@ -51,7 +52,7 @@ def _text_of(error: BaseException) -> str:
     """The text of an exception for the native side: without lone surrogates and zeros."""
     try:
         text = str(error)
-    except Exception as failure:  # an exception's own mistake must not hide it
+    except Exception as failure:  # an error of its `__str__` must not hide the exception
         text = f"(its text raised {type(failure).__name__})"
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 

@@ -40,7 +40,7 @@ class TaskGroup:
     def __init__(self, tasks: Iterable[TaskHandle] = ()) -> None:
         self._lock = threading.Lock()
         self._tasks: list[TaskHandle] = []
-        self._pending: dict[int, TaskHandle] = {}  # not handed out yet
+        self._pending: dict[int, TaskHandle] = {}  # not returned yet by `wait_any` or `as_completed`
         for task in tasks:
             self.add(task)
 
@@ -137,7 +137,7 @@ class TaskGroup:
         if error is None:
             self.wait_all()
             return
-        with suppress(TaskFailed, CancelledError, ConfigError):  # the block's own error counts
+        with suppress(TaskFailed, CancelledError, ConfigError):  # the block's own error is raised
             self.cancel()
             self.wait_all()
 
@@ -152,10 +152,10 @@ class TaskGroup:
                 await self._ended()
             except asyncio.CancelledError:
                 self.cancel()
-                await self._ended()  # what runs cannot be cancelled; a second cancellation leaves it alone
+                await self._ended()  # running tasks cannot be cancelled; a second cancellation ends this wait
                 raise
-            return self.wait_all()  # nothing is left to wait for: the first failure is raised
-        with suppress(ConfigError):  # the block's own error counts
+            return self.wait_all()  # all tasks have ended, so this only raises the first failure
+        with suppress(ConfigError):  # the block's own error is raised
             self.cancel()
             await self._ended()
 
@@ -204,7 +204,7 @@ class TaskGroup:
         place = native.wait_any([task.id for task in tasks], alone)
         if place is None:
             return None
-        with self._lock:  # another thread may have been quicker
+        with self._lock:  # another thread may have taken it
             return self._pending.pop(tasks[place].id, None)
 
 

@@ -89,7 +89,7 @@ class TaskHandle(Task):
     ) -> None:
         if error is None:
             self.wait()
-        else:  # the block's own error counts
+        else:  # the block's own error is raised
             with suppress(TaskFailed, CancelledError, ConfigError):
                 self.cancel()
                 self.wait()

@@ -21,10 +21,11 @@ _validate = Validator("runtime")
 
 SUBMITS, VIEWS = 1, 2  # flags of the C interface
 MAX_NAME_BYTES = 59
-_FunctionPointer: type = ctypes.CFUNCTYPE(None).__mro__[1]  # the base of all of them
+_FunctionPointer: type = ctypes.CFUNCTYPE(None).__mro__[1]  # the base of all function pointers
 MAX_PYTHON_NAMES = 256  # further callables share one name: the runtime's table of kernels is finite
-STATUS_CODES, STATUS_TYPES = "iIlLqQ", ("int32", "uint32", "int64", "uint64")  # of ctypes, of numba
-NEEDS_INTERPRETER = 4  # a flag of ctypes: the function must hold the lock, which native kernels do not
+# types of a status: codes of ctypes, names of numba
+STATUS_CODES, STATUS_TYPES = ("iIlLqQ", ("int32", "uint32", "int64", "uint64"))
+NEEDS_INTERPRETER = 4  # a flag of ctypes: the function needs the GIL, which native kernels do not hold
 
 
 class Later(Enum):
@@ -145,15 +146,15 @@ class KernelTable:
         return self._by_name[name, flags]
 
     def _addressed(self, address: int, kernel: object, flags: int, name: str | None) -> Kernel:
-        known = self._by_address.get((address, flags))
-        if known is None:
+        cached = self._by_address.get((address, flags))
+        if cached is None:
             _check_signature(kernel)
             title = str(name or getattr(kernel, "__name__", f"kernel at {address:#x}"))
             id = self._native.add_kernel(_shortened(title), address, flags)
-            known = self._by_address[address, flags] = Kernel(
+            cached = self._by_address[address, flags] = Kernel(
                 self._native, id, title, kernel, False, bool(flags & VIEWS)
             )
-        return known
+        return cached
 
     def _python(self, function: Callable[..., object], name: str | None) -> Kernel:
         title = _shortened(str(name or getattr(function, "__qualname__", type(function).__name__)))

@@ -81,9 +81,9 @@ def describe_output(
     return NewOutput(sizes, dtype_of("Output", np.float32 if dtype is None else dtype, sizes))
 
 
-def _named(*given: object) -> list[tuple[str, object]]:
+def _named(*values: object) -> list[tuple[str, object]]:
     names = ("x", "bytes", "shape", "dtype")
-    return [(name, value) for name, value in zip(names, given) if value is not None]
+    return [(name, value) for name, value in zip(names, values) if value is not None]
 
 
 class Reduce(Param):

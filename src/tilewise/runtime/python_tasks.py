@@ -21,7 +21,7 @@ __all__ = ["PythonTask"]
 
 _validate = Validator("runtime")
 
-PTO_LATER = 1  # the status by which a kernel says it
+PTO_LATER = 1  # the status of a kernel that returned `LATER`
 
 
 class PythonTask:
@@ -60,8 +60,8 @@ class PythonTask:
                 )
         except BaseException as error:  # also SystemExit: a worker thread is not the place to end a program
             if isinstance(error, KeyboardInterrupt):
-                note_interrupt()  # on the main thread: what waits there and ran this task is meant, too
-            function, params = None, ()  # the exception's frames lead back to this one
+                note_interrupt()  # on the main thread, this also interrupts the wait that ran the task
+            function, params = None, ()  # the exception's traceback refers to this frame
             return describe_exception(error)
         return 0 if result is None else PTO_LATER
 

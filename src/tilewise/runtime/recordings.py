@@ -45,7 +45,11 @@ class Recording:
         pairs = {} if bind is None else bind
         for buffer in (buffer for pair in pairs.items() for buffer in pair):
             _validate.instance(
-                "Recording.replay", "what is bound", buffer, Buffer, "pass buffers, not regions or arrays"
+                "Recording.replay",
+                "each key and value of bind",
+                buffer,
+                Buffer,
+                "pass buffers, not regions or arrays",
             )
             if buffer.native is not self._native:
                 _validate.invalid(

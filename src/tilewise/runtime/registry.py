@@ -26,7 +26,7 @@ class Registry:
 
     def __init__(self, native: OpenRuntime) -> None:
         self._native = native
-        self._held: dict[int, tuple[object, NDArray[Any]]] = {}  # handle -> what holds its memory
+        self._owners: dict[int, tuple[object, NDArray[Any]]] = {}  # by handle; keeps the memory alive
         self._ranges: list[tuple[int, int]] = []  # first and last byte of registered memory, ascending
 
     def add(self, source: object) -> Buffer:
@@ -46,7 +46,7 @@ class Registry:
                 "use that buffer, and regions of it",
             )
         handle = self._native.register(address, array.nbytes)
-        self._held[handle] = (source, array)
+        self._owners[handle] = (source, array)
         insort(self._ranges, (address, address + array.nbytes))
         if not array.flags.writeable:
             self._native.freeze(handle, True)
@@ -62,6 +62,6 @@ class Registry:
                 "it ends with its scope",
             )
         self._native.unregister(buffer.handle, timeout)
-        self._held.pop(buffer.handle)
+        self._owners.pop(buffer.handle)
         address = buffer.array.__array_interface__["data"][0]
         self._ranges.remove((address, address + buffer.num_bytes))

@@ -48,7 +48,7 @@ MAX_WORKERS = 256
 MAX_COUNT = (1 << 32) - 1
 
 Array = NDArray[Any]
-_EXIT_PATIENCE_S = 10.0  # at the interpreter's end, since the last task has ended
+_EXIT_PATIENCE_S = 10.0  # at exit, how long to wait for the next task to end
 _open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime must not outlive the interpreter
 
 
@@ -109,7 +109,7 @@ class Runtime:
             "window": window, "max_submitters": max_submitters, "max_handles": max_handles, "max_regions": max_regions,
             "max_events": max_events,
         }  # fmt: skip
-        for name, count in counts.items():  # what fits here and not there, the native side says
+        for name, count in counts.items():  # the native side checks the rest
             _validate.integer("Runtime", name, count, 1, MAX_COUNT)
         _validate.integer("Runtime", "heap_bytes", heap_bytes, 1, MAX_BYTES)
         path = None if shared_path is None else _path("Runtime", shared_path)
@@ -163,9 +163,9 @@ class Runtime:
             has_ended = error is None
         except (TaskFailed, CancelledError, PeerLost):
             has_ended = True
-            if not is_reported:  # otherwise the program has seen a failure and gone on
+            if not is_reported:  # otherwise the program has seen a failure and continued
                 raise
-        finally:  # when the block or the wait was left by an error, Ctrl-C for example, nothing new begins
+        finally:  # after an error, such as Ctrl-C, no further task starts
             self._close(cancels=not has_ended)
 
     # Kernels.
@@ -303,7 +303,7 @@ class Runtime:
         try:
             yield
         finally:
-            if self._native.is_open:  # else its scopes have ended, or are those of this process's parent
+            if self._native.is_open:  # otherwise its scopes have ended, or belong to the parent process
                 self._native.scope_end()
 
     def submit(
@@ -334,7 +334,7 @@ class Runtime:
             hints: priority, worker and so on.
             predicate: a buffer that begins with a uint32. If it is 0 when the task is due, the
                 kernel is skipped.
-            name: of at most 63 bytes, for traces, graphs and errors.
+            name: its name in traces, graphs and errors; at most 63 bytes.
             deadline: seconds from now; a task that has not started by then fails, and so do tasks
                 that depend on it. A kernel that runs longer can ask `should_stop`.
 
@@ -383,7 +383,7 @@ class Runtime:
         """A new event; see `submit(wait_for=...)`."""
         return Event(self._native)
 
-    # Recordings, orchestrations, seeing inside.
+    # Recordings, orchestrations, observation.
 
     @contextmanager
     def record(self) -> Iterator[Recording]:
@@ -396,7 +396,7 @@ class Runtime:
         except BaseException:
             self._recording_threads.discard(threading.get_ident())
             if self._native.is_open:
-                with suppress(ConfigError):  # the runtime may have ended it: the error in flight says why
+                with suppress(ConfigError):  # the runtime may have ended it; the current error says why
                     recording._end()
             raise
         self._recording_threads.discard(threading.get_ident())
@@ -457,7 +457,7 @@ class Runtime:
         if threading.get_ident() in self._recording_threads:
             _validate.invalid(
                 "submit",
-                "a recording must not hold Python kernels",
+                "a recording must not contain Python kernels",
                 f"{kernel!r}",
                 "compile it, or submit it outside the block",
             )
@@ -487,7 +487,7 @@ def _argument(native: OpenRuntime, value: Any) -> Any:
     return value.ctypes.data if isinstance(value, np.ndarray) else value
 
 
-os.register_at_fork(after_in_child=_open.clear)  # a child has none of the threads: nothing there to close
+os.register_at_fork(after_in_child=_open.clear)  # a forked child has no threads to close
 
 
 @atexit.register
@@ -496,6 +496,6 @@ def _close_all() -> None:
     if all(has_ended):
         return
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # closed, or None: the process ends all the same
+        with suppress(Exception):  # they may be closed or None
             stream.flush()
-    os._exit(1)  # the interpreter must not be taken down under a kernel that runs
+    os._exit(1)  # a running kernel must not outlive the interpreter

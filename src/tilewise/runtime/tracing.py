@@ -61,7 +61,7 @@ class Tracing:
         """The dependency graph of the same run."""
         if self._log is None:
             _validate.invalid(
-                "trace", "a graph must have been asked for", "none", "call trace(..., graph='graph.json')"
+                "trace", "a graph must have been requested", "none", "call trace(..., graph='graph.json')"
             )
         return self._log.graph
 

@@ -20,7 +20,7 @@ from tilewise.runtime import Executor, Program, device_overhead
 
 __all__ = ["assemble_program", "device_overhead", "make_executor", "native_program", "read_program"]
 
-NO_FILE = (1 << 63) - 1  # no address lies behind it
+NO_FILE = (1 << 63) - 1  # above every address
 
 
 def make_executor(
@@ -30,7 +30,7 @@ def make_executor(
     there are several devices.
 
     Args:
-        offload_directory: of the devices' files; by default the directory of temporary files.
+        offload_directory: directory of the devices' files; by default that of temporary files.
 
     Raises:
         ResourceError: the devices exceed the limit or the machine's memory, or the directory cannot
@@ -59,7 +59,7 @@ def make_executor(
 
 @dataclass(frozen=True)
 class _Program:
-    """What another process needs of a plan to run it."""
+    """The part of a plan that another process needs to run it."""
 
     program: TileProgram
     symbol_bounds: tuple[int, ...]
@@ -83,13 +83,13 @@ def read_program(content: bytes) -> Program:
         PlanError: it is damaged, or was written by another version; or as `native_program`.
     """
     try:
-        found = decode_plan(content, _Program)
+        sent = decode_plan(content, _Program)
     except Unreadable as error:
         raise PlanError(
-            f"[session.assemble] a program must be as its leader has sent it; got other bytes: {error}; start the "
+            f"[session.assemble] a program must be what the leader sent; got other bytes: {error}; start the "
             "group again"
         ) from None
-    return native_program(found.program, found.symbol_bounds, found.file_begin)
+    return native_program(sent.program, sent.symbol_bounds, sent.file_begin)
 
 
 def native_program(program: TileProgram, symbol_bounds: Sequence[int], file_begin: int = NO_FILE) -> Program:

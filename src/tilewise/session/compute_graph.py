@@ -142,13 +142,13 @@ class ComputeGraph(GraphBuilder):
             return self._completed(simplify(self.freeze()), recomputation, pool)
 
     def _completed(self, graph: Graph, recomputation: Recomputation, pool: WorkerPool | None) -> Graph:
-        """The same, from the simplified graph on."""
+        """`complete` for a simplified graph."""
         loss = self.draft.loss_id
         if loss is None:
             validate_graph(graph)
             recomputation.require_fit(graph, ())
             return graph
-        # templates with a gradient are validated where that is made, and so are the gradients
+        # `differentiate` validates templates with a gradient, and the gradients
         seen = {id(graph.templates[op.attrs["template"]].graph) for op in calls_before(graph, loss)}
         validate_graph(graph, seen)
         graph, gradients = differentiate(graph, loss, pool, recomputation)
@@ -179,36 +179,37 @@ class ComputeGraph(GraphBuilder):
         """Decide tiles, placement, order, memory and communication. Nothing runs.
 
         Args:
-            mesh: the devices; by default those of the strategy (`set_distribution`). With a mesh and no strategy, its
-                axis names (`dp`, `tp`) say what it shards.
+            mesh: the devices; by default those of the strategy (`set_distribution`). Without a strategy, the names of
+                the mesh's axes (`dp`, `fsdp`, `tp`) determine what they shard.
             accumulation: microbatches per step.
-            batch_splits: parts the batch is cut into for sums over tokens; by default the largest power of two up to 16
-                that divides the batch. Part of the result's bits: keep it when devices change. n blocks (devices of the
-                batch x microbatches) fit if n is 1 or G / n a power of two: 12 batch splits for 3 devices.
-            recompute: what layers do not save for the backward pass, which computes it again then: `none`; `full`, all
-                but their arguments; `selective`, all but results of products and of attention; or a list of patterns
-                of the layers that save nothing (`layers.[0-3]`), or of ops in them (`layers.*/silu_gate`), by their
+            batch_splits: number of parts of the batch that are summed separately; by default the largest power of two
+                up to 16 that divides the batch. It determines bits of the result, so keep it when devices change. n
+                blocks (devices that share the batch x microbatches) are possible if n is 1 or batch_splits / n is a
+                power of two: 12 batch splits for 3 devices.
+            recompute: what the backward pass computes again instead of reading saved results: `none`; `full`,
+                everything but the layers' arguments; `selective`, everything but results of products and of attention;
+                or a list of patterns of layers (`layers.[0-3]`) or of ops in them (`layers.*/silu_gate`), by their
                 labels in `print(graph)` or their names. It trades time for memory and changes no bit.
-            offload: what lies in a file of each device and comes to memory when it is needed: `optimizer`, the states
-                of the optimizer; `parameters`, weights of which layers read one after the other; `activations`, results
-                that wait for the backward pass; or several of them. It trades time for memory and changes no bit.
+            offload: what is stored in a file of each device and fetched when it is needed: `optimizer`, the
+                optimizer's states; `parameters`, weights; `activations`, results that the backward pass reads; or
+                several of them. It trades time for memory and changes no bit.
             workers_per_device: threads per device; by default the cores that this process may use / devices.
-            rows_per_tile: the most rows of activations that are one tile, hence one task; by default 512. A tile is
-                whole sequences of one batch split, so that it is one sequence at least. It changes no bit.
-            sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
-                that they need. No result changes.
-            strict: refuse changes of layout between ops that no hint asks for; what hints entail behind the forward
-                pass they ask for, too. Outputs are gathered for the host in any case, and for gradients of tables ids
-                and rows, where that is less than what else would cross.
-            checkpoints: count the copy of parameters and optimizer states that is in memory while a checkpoint is
-                written and training goes on.
+            rows_per_tile: the maximum number of rows of activations in a tile, which one task processes; by default
+                512. A tile consists of whole sequences of one batch split, at least one. It changes no bit.
+            sizes: values of symbolic sizes by name, such as `{"seq": 40}`. The plan is then only for these sizes, with
+                the memory that they need. No result changes.
+            strict: reject changes of layout between ops that no hint asks for. Hints also cover the changes that they
+                cause in the backward pass. Gathering outputs for the host is always allowed, and so is gathering ids
+                and rows for gradients of tables, where it reads less than the alternative.
+            checkpoints: also count the copy of parameters and optimizer states that is in memory while a checkpoint
+                is written during training.
             pool: worker processes that differentiate and lower templates, if at least 16 differ; the plan is the same.
             progress: receives the phases gradients, layouts and plan.
 
         Raises:
             LayoutError, PlanError: the strategy does not fit the graph, the batch does not divide, or `recompute` or
-                `offload` is unknown or fits nothing.
-            ShapeError: a constant is used as an index and names nothing.
+                `offload` is unknown or matches nothing.
+            ShapeError: a constant used as an index is out of range.
         """
         offloaded = check_offload(offload)
         device_mesh = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
@@ -219,7 +220,7 @@ class ComputeGraph(GraphBuilder):
         if strategy.sharding is not None and not {*strategy.sharding.axes} <= {*used.names}:
             _validate.invalid(
                 "plan",
-                f"a mesh has the axes along which the strategy cuts state ({', '.join(strategy.sharding.axes)})",
+                f"a mesh must have the axes that shard the strategy's state ({', '.join(strategy.sharding.axes)})",
                 f"{used}",
                 "plan without a mesh, name them, or choose another strategy",
             )
@@ -282,7 +283,7 @@ class ComputeGraph(GraphBuilder):
             plan: by default `self.plan()`.
             memory_limit_bytes: over all devices; 0 for the machine's own limit.
             deadline_s: longest time without progress before a run is aborted.
-            offload_directory: of the devices' files; by default the directory of temporary files.
+            offload_directory: directory of the devices' files; by default that of temporary files.
 
         Raises:
             ResourceError: not enough memory.
@@ -324,7 +325,7 @@ class ComputeGraph(GraphBuilder):
         except (Unreadable, Unwritable) as error:
             _validate.invalid(
                 "save",
-                "a graph file holds a definition of plain data",
+                "a graph file must contain only plain data",
                 f"{self.name!r}: {error}",
                 "correct it",
             )
@@ -349,7 +350,7 @@ class ComputeGraph(GraphBuilder):
             definition, digest = decode_definition(read_content(where))
             require_definition(definition)
             if definition.digest() != digest:
-                raise Unreadable("it is damaged or was changed: its digest is another one")
+                raise Unreadable("it is damaged or was changed: its digest differs")
         except Unreadable as error:
             _validate.invalid(
                 "load",

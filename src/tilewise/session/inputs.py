@@ -42,33 +42,33 @@ _validate = Validator("session", ShapeError)
 
 def index_bounds(graph: Graph) -> dict[str, Bounds]:
     """Per input, state or constant by name, the ranges that ops require of its indices, in layers too."""
-    known: dict[str, dict[int, Bounds]] = {}  # by template
-    asked = _indices_of(graph, known)
-    found: dict[str, Bounds] = {}
+    bounds_by_template: dict[str, dict[int, Bounds]] = {}  # by template
+    bounds_by_tensor = _indices_of(graph, bounds_by_template)
+    bounds_by_name: dict[str, Bounds] = {}
     for t in graph.tensors:
-        if t.id in asked and t.kind != "result":
-            found.setdefault(t.spec.name, []).extend(asked[t.id])
-    return found
+        if t.id in bounds_by_tensor and t.kind != "result":
+            bounds_by_name.setdefault(t.spec.name, []).extend(bounds_by_tensor[t.id])
+    return bounds_by_name
 
 
-def _indices_of(graph: Graph, known: dict[str, dict[int, Bounds]]) -> dict[int, Bounds]:
+def _indices_of(graph: Graph, bounds_by_template: dict[str, dict[int, Bounds]]) -> dict[int, Bounds]:
     """The ranges that ops require of tensors that they use as indices, by tensor; each template once."""
-    found: dict[int, Bounds] = {}
+    bounds_by_tensor: dict[int, Bounds] = {}
 
     def add(tensor: int | None, bounds: Bounds) -> None:
         if tensor is not None:
-            own = found.setdefault(tensor, [])
+            own = bounds_by_tensor.setdefault(tensor, [])
             own += [b for b in bounds if b not in own]
 
-    for op in reversed(graph.ops):  # what is asked of a result is known before its op is reached
+    for op in reversed(graph.ops):  # the readers of a result come before its producer
         if op.op == "call":
             template = graph.templates[op.attrs["template"]]
-            if template.key not in known:
-                inside = _indices_of(template.graph, known)
-                known[template.key] = {
+            if template.key not in bounds_by_template:
+                inside = _indices_of(template.graph, bounds_by_template)
+                bounds_by_template[template.key] = {
                     position: inside[a] for position, a in enumerate(template.arguments) if a in inside
                 }
-            for position, bounds in known[template.key].items():
+            for position, bounds in bounds_by_template[template.key].items():
                 add(op.inputs[position], bounds)
             continue
         rule = op_named(op.op)
@@ -78,15 +78,15 @@ def _indices_of(graph: Graph, known: dict[str, dict[int, Bounds]]) -> dict[int, 
         for position, limits in bounds_of(rule, op, specs).items():
             add(op.inputs[position], [limits])
         for output, source in rule.passes_indices:
-            if op.outputs[output] in found:
-                add(op.inputs[source], found.pop(op.outputs[output]))
-    for tensor in found:
+            if op.outputs[output] in bounds_by_tensor:
+                add(op.inputs[source], bounds_by_tensor.pop(op.outputs[output]))
+    for tensor in bounds_by_tensor:
         if graph.tensors[tensor].kind == "result":
             raise ShapeError(
-                f"[session.run] an index is an input or a constant, or picked from one next to its use; got the "
-                f"result of a layer {graph.spec(tensor)}; pick it where it is used"
+                f"[session.run] an index must be an input or a constant, or gathered from one where it is used; got "
+                f"the result of a layer {graph.spec(tensor)}; gather it where it is used"
             )
-    return found
+    return bounds_by_tensor
 
 
 def counted_labels(graph: Graph) -> tuple[str, int] | None:
@@ -138,8 +138,8 @@ def check_inputs(
     odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
     if odd:
         raise ShapeError(
-            f"[session.run] a run takes exactly its inputs; got {', '.join(inputs) or 'none'} with {odd[0]!r} "
-            f"missing or unknown; give {', '.join(specs)}"
+            f"[session.run] a run needs exactly its inputs; got {', '.join(inputs) or 'none'} with {odd[0]!r} "
+            f"missing or unknown; pass {', '.join(specs)}"
         )
     arrays = {name: as_array("run", name, value) for name, value in inputs.items()}
     values = _symbol_values(specs, arrays)
@@ -160,8 +160,8 @@ def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
         return np.asarray(value)
     except TilewiseError:  # a tensor of a file that cannot be read
         raise
-    except (TypeError, ValueError, RuntimeError):  # unequal lengths; a tensor that PyTorch does not give
-        _validate.invalid(call, f"{name!r} takes an array", shown(value), "pass numpy.asarray of it")
+    except (TypeError, ValueError, RuntimeError):  # unequal lengths, or a tensor that PyTorch cannot convert
+        _validate.invalid(call, f"{name!r} must be an array", shown(value), "pass numpy.asarray of it")
 
 
 def _symbol_values(
@@ -170,13 +170,13 @@ def _symbol_values(
     """The symbols' values that follow from the inputs' shapes."""
     values: dict[Dim, int] = {}
     for name, value in arrays.items():
-        for size, given in zip(specs[name].shape, value.shape):
+        for size, length in zip(specs[name].shape, value.shape):
             if isinstance(size, Dim) and (
-                not size.min <= given <= size.max or values.setdefault(size, given) != given
+                not size.min <= length <= size.max or values.setdefault(size, length) != length
             ):
                 raise ShapeError(
-                    f"[session.run] {size} must lie in [{size.min}, {size.max}] and be one number; got {given} in "
-                    f"{name!r}; split the call, or give inputs of one size"
+                    f"[session.run] {size} must lie in [{size.min}, {size.max}] and be one number; got {length} in "
+                    f"{name!r}; split the call, or pass inputs of one size"
                 )
     return values
 
@@ -196,7 +196,7 @@ def check_value(
         _validate.invalid(call, "shapes must agree", f"{value.shape} for {name!r} {shape}", "reshape it")
     if not _is_kind(value.dtype, spec.dtype):
         what = shown(value) if value.dtype.hasobject else str(value.dtype)
-        _validate.invalid(call, f"{name!r} takes {spec.dtype}", what, "convert it, knowing what is lost")
+        _validate.invalid(call, f"{name!r} must be {spec.dtype}", what, "convert it")
     if spec.dtype.name == "i32" and value.dtype != np.int32:
         limits = np.iinfo(np.int32)
         _check_indices(call, name, value, int(limits.min), int(limits.max) + 1, None)
@@ -210,19 +210,19 @@ def check_value(
             call, f"{name!r} must fit {spec.dtype}", "numbers beyond its range", "scale them down"
         )
     for low, high, other in bounds:
-        also = None if other is None else _known(other, symbols)
-        _check_indices(call, name, value, low, _known(high, symbols), also)
+        also = None if other is None else _value_of(other, symbols)
+        _check_indices(call, name, value, low, _value_of(high, symbols), also)
 
 
-def _known(size: Size, symbols: Symbols) -> int:
+def _value_of(size: Size, symbols: Symbols) -> int:
     return symbols[size] if isinstance(size, Dim) else size
 
 
-def _is_kind(given: np.dtype[np.generic], wanted: DType) -> bool:
+def _is_kind(dtype: np.dtype[np.generic], wanted: DType) -> bool:
     """Integers for i32; real numbers for everything else."""
     if wanted.name == "i32":
-        return given.kind in "iu"
-    return given.kind in "iu" or is_float(given)
+        return dtype.kind in "iu"
+    return dtype.kind in "iu" or is_float(dtype)
 
 
 def is_finite(value: NDArray[np.generic], target: DType | None) -> bool:
@@ -237,7 +237,7 @@ def is_finite(value: NDArray[np.generic], target: DType | None) -> bool:
 
 
 def _check_indices(call: str, name: str, value: NDArray[Any], low: int, high: int, other: int | None) -> None:
-    if not value.size or (low <= value.min() and value.max() < high):  # all steps but those that are refused
+    if not value.size or (low <= value.min() and value.max() < high):  # the usual case, tested quickly
         return
     wrong = (value < low) | (value >= high)
     if other is not None:

@@ -47,7 +47,7 @@ _STEP = "optimizer.step"
 _MAX_STEPS = 1 << 53
 _MAX_BYTES = 1 << 62
 _LONGEST_S = 1e9
-_FARTHEST = 16.0  # standard deviations: no first value lies so far out
+_FARTHEST = 16.0  # standard deviations; no initial value is farther from 0
 _validate = Validator("session", PlanError)
 
 
@@ -132,7 +132,7 @@ class GraphInstance:
         the last run.
 
         Args:
-            name: of the tensor.
+            name: the tensor's name.
             copy: False to read an input or output without a copy if it is contiguous; it is valid
                 until the next run. For a parameter this reads the weight, not its master.
 
@@ -171,7 +171,7 @@ class GraphInstance:
         on seed and name.
 
         Args:
-            seed: of the generator.
+            seed: seed of the random numbers.
             scale: the weights' standard deviation, times each one's `init_scale`
                 (`GraphBuilder.parameter`). All values must be finite in fp32.
 
@@ -224,19 +224,19 @@ class GraphInstance:
         with self._alone("load_parameters"):
             weights = source if isinstance(source, Mapping) else _open(Path(source))
             names = self.parameter_names()
-            found = {name: name if name in weights else f"model.{name}" for name in names}
-            _refuse_others("load_parameters", "the graph's parameters", weights, found.values())
-            return self._load("load_parameters", weights, found, on_progress)
+            stored_names = {name: name if name in weights else f"model.{name}" for name in names}
+            _require_only("load_parameters", "the graph's parameters", weights, stored_names.values())
+            return self._load("load_parameters", weights, stored_names, on_progress)
 
     def _load(
         self,
         call: str,
         stored: Mapping[str, Tensor],
-        found: Mapping[str, str],
+        stored_names: Mapping[str, str],
         on_progress: Progress | None = None,
     ) -> LoadReport:
         """Check everything, then write everything."""
-        for name, key in found.items():
+        for name, key in stored_names.items():
             _require_entry(call, stored, name, key)
             value = stored[key]
             if not isinstance(value, (FileTensor, PartedTensor)) or not is_read_in_place(
@@ -244,11 +244,11 @@ class GraphInstance:
             ):
                 value = as_array(call, key, value)
             self._tensors.check_stored(call, name, value)
-        for key in found.values():
+        for key in stored_names.values():
             value = stored[key]
             if isinstance(value, (FileTensor, PartedTensor)):
                 value.verify()
-        return self._write_all(_Renamed(stored, found), on_progress)
+        return self._write_all(_Renamed(stored, stored_names), on_progress)
 
     def parameters(self) -> dict[str, LazyTensor]:
         """All parameters (fp32 masters, in training) by name. Each is assembled when it is
@@ -256,7 +256,7 @@ class GraphInstance:
         """
         return {
             name: LazyTensor(_fixed_shape(spec), spec.dtype.numpy, partial(self.get_tensor, name))
-            for name, spec in self._tensors.kept_specs().items()
+            for name, spec in self._tensors.master_specs().items()
         }
 
     def state_dict(self) -> dict[str, Array]:
@@ -305,7 +305,7 @@ class GraphInstance:
                 )
             names = self._tensors.parameter_names()
             wanted = [n for p in names for n in (p, *self._tensors.state_names(p))]
-            _refuse_others("load_state_dict", "this model's state", state, (*wanted, _STEP))
+            _require_only("load_state_dict", "this model's state", state, (*wanted, _STEP))
             self._load("load_state_dict", state, {name: name for name in wanted})
             self.step_count = int(count[0])
 
@@ -382,7 +382,7 @@ class GraphInstance:
             TaskFailed: a task failed.
         """
         if meanwhile is not None and not callable(meanwhile):
-            rule, advice = "what is done meanwhile must be a function", "pass inputs by name"
+            rule, advice = "meanwhile must be a function", "pass inputs by name"
             _validate.invalid("forward", rule, shown(meanwhile), advice)
         with self._alone("forward"):
             _require_program(self.plan, "forward")
@@ -401,7 +401,7 @@ class GraphInstance:
             _require_program(self.plan, "backward")
             if self._writes_at_forward != self._tensors.num_writes:
                 raise PlanError(
-                    "[session.backward] each backward needs a forward of its own; got none; call forward first"
+                    "[session.backward] each backward must follow a forward; got none; call forward first"
                 )
             self._writes_at_forward = None
             self._run("backward")
@@ -413,7 +413,7 @@ class GraphInstance:
         with self._alone("state_memory"):
             return [memory for state in self._tensors.states() for memory in state]
 
-    # ---- looking inside -----------------------------------------------------------------------------------
+    # ---- observation --------------------------------------------------------------------------------------
 
     def memory_usage(self) -> list[dict[str, int]]:
         """Bytes allocated per device. `total` is what the device holds, with its share of the copy
@@ -471,7 +471,7 @@ class GraphInstance:
         """
         if self._alone.is_closed:
             return
-        if self._alone.is_forked():  # without workers there: only its copy is let go
+        if self._alone.is_forked():  # a fork has no workers; only its copy is dropped
             self._alone.is_closed = True
             return
         with self._alone("close"):
@@ -491,23 +491,23 @@ class GraphInstance:
 def _require_program(plan: Plan, name: str) -> None:
     if name not in plan.programs:
         raise PlanError(
-            f"[session.{name}] this plan has no such program; got programs {', '.join(plan.programs)}; "
+            f"[session.{name}] the plan must have this program; got programs {', '.join(plan.programs)}; "
             "a step needs a loss and an optimizer, backward alone needs a loss and accumulation 1"
         )
 
 
 def _require_entry(call: str, stored: Mapping[str, Tensor], name: str, key: str) -> None:
     if key not in stored:
-        raise CheckpointError(f"[session.{call}] every entry is needed; got none for {name!r}; add it")
+        raise CheckpointError(f"[session.{call}] every entry must be present; got none for {name!r}; add it")
 
 
-def _refuse_others(call: str, what: str, stored: Mapping[str, Tensor], known: Collection[str]) -> None:
-    known = {*known}
-    odd = next((name for name in stored if name not in known), None)
+def _require_only(call: str, what: str, stored: Mapping[str, Tensor], expected: Collection[str]) -> None:
+    expected = {*expected}
+    odd = next((name for name in stored if name not in expected), None)
     if odd is not None:
         raise CheckpointError(
-            f"[session.{call}] what is stored must be {what}; got {odd!r} besides; load the model it belongs to, or "
-            "drop it"
+            f"[session.{call}] the entries must be {what}, and nothing else; got {odd!r}; load the model it belongs "
+            "to, or drop it"
         )
 
 

@@ -50,10 +50,8 @@ __all__ = ["LoadReport", "Progress", "is_read_in_place", "load_tensors"]
 Progress = Callable[[int, int], object]
 _PIECE_BYTES = 8 << 20
 _MOST_THREADS = 8
-_NUM_AHEAD = 2  # tensors that are made while another is written: each is in memory
-_LARGE_SHARE = (
-    2  # files beyond one part of so many of the free memory leave the page cache once they are read
-)
+_NUM_AHEAD = 2  # tensors prepared while another is written; each takes memory
+_LARGE_SHARE = 2  # files larger than 1 / 2 of the free memory are dropped from the page cache after reading
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class LoadReport:
     """What loading read.
 
     Attributes:
-        bytes_read: from files, per device that read them; the first device that holds a part reads
+        bytes_read: bytes read from files, per device; the first device that holds a part reads
             it for all.
     """
 
@@ -74,10 +72,10 @@ class _Piece:
     several devices; or, of a tensor in parts, some rows for one device.
 
     Attributes:
-        name: in the graph.
+        name: the tensor's name in the graph.
         sources: the tensors in files that it belongs to.
         begin: byte position of its start in the first one's file.
-        dtype: of the parts that it is written to.
+        dtype: element type of the parts that it is written to.
         fill: reads it into them.
         num_bytes: per device, the bytes read for it.
     """
@@ -127,7 +125,7 @@ def load_tensors(
     """Write parameters and states, which were checked, to the first device that holds each part.
 
     Args:
-        tensors: of the instance.
+        tensors: the instance's tensors.
         values: arrays, and tensors in files, whose elements are checked now.
         on_progress: called in the caller's thread after each piece with the bytes read so far and
             in total.
@@ -137,7 +135,7 @@ def load_tensors(
     """
     pieces: list[_Piece] = []
     made: list[tuple[str, Tensor]] = []  # in memory, before they are written
-    _say_what_half_becomes(tensors, values)
+    _warn_of_float16(tensors, values)
     for name, value in values.items():
         if _lies_in_file(tensors, name):
             made.append((name, value))
@@ -167,7 +165,7 @@ def _lies_in_file(tensors: NamedTensors, name: str) -> bool:
 def _require_finite(tensors: NamedTensors, name: str, value: Tensor, array: NDArray[Any]) -> int:
     """Reject values from files that are not finite; returns the bytes read from files."""
     if not isinstance(value, (FileTensor, PartedTensor)) or not is_read_in_place(tensors, name, value):
-        return 0  # was looked at before
+        return 0  # was checked before
     for dtype in {place.spec.dtype for places in tensors.places(name) for place in places}:
         if not is_finite(array, dtype):
             raise CheckpointError(
@@ -191,7 +189,7 @@ def _made_ahead(values: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, NDA
             yield name, array
 
 
-def _say_what_half_becomes(tensors: NamedTensors, values: Mapping[str, Tensor]) -> None:
+def _warn_of_float16(tensors: NamedTensors, values: Mapping[str, Tensor]) -> None:
     """Log that fp16 weights are converted: no device computes in fp16, so the model changes slightly."""
     kinds_of_files = FileTensor, PartedTensor
     stored = {n for n, t in values.items() if isinstance(t, kinds_of_files) and t.dtype == np.float16}
@@ -242,18 +240,18 @@ def _pieces_of_parts(tensors: NamedTensors, name: str, value: PartedTensor) -> I
     assembled before they are packed.
     """
     for places in tensors.places(name):
-        held = Box(tuple(s.start for s in places[0].slices), tuple(places[0].sizes))
+        part_box = Box(tuple(s.start for s in places[0].slices), tuple(places[0].sizes))
         into = [_part(place) for place in places]
-        row_bytes = prod(held.sizes[1:]) * value.dtype.itemsize
+        row_bytes = prod(part_box.sizes[1:]) * value.dtype.itemsize
         step = max(1, _PIECE_BYTES // max(1, row_bytes) // PANEL_ROWS) * PANEL_ROWS
         if value.ndim == 1:
-            step = held.sizes[0]
-        for row in range(0, held.sizes[0], step):
-            count = min(step, held.sizes[0] - row)
-            box = Box((held.begin[0] + row, *held.begin[1:]), (count, *held.sizes[1:]))
-            met = [part for part in value.parts if part.box.meet(box) is not None]
-            sources = [part.values for part in met if isinstance(part.values, FileTensor)]
-            fill = partial(_join, replace(value, parts=tuple(met)), box, row, into)
+            step = part_box.sizes[0]
+        for row in range(0, part_box.sizes[0], step):
+            count = min(step, part_box.sizes[0] - row)
+            box = Box((part_box.begin[0] + row, *part_box.begin[1:]), (count, *part_box.sizes[1:]))
+            overlapping = [part for part in value.parts if part.box.meet(box) is not None]
+            sources = [part.values for part in overlapping if isinstance(part.values, FileTensor)]
+            fill = partial(_join, replace(value, parts=tuple(overlapping)), box, row, into)
             yield _Piece(
                 name, sources, sources[0].begin, into[0].dtype, fill, {places[0].device: count * row_bytes}
             )
@@ -272,10 +270,10 @@ class _Strip:
     """A device's part of a tensor as stored in the file.
 
     Attributes:
-        device: that reads it.
-        rows: of the file, `[begin, end)`.
-        cols: likewise.
-        parts: where they are written: a weight, and its master.
+        device: the device that reads it.
+        rows: rows of the file, `[begin, end)`.
+        cols: columns of the file, `[begin, end)`.
+        parts: the destinations: a weight, and its master.
     """
 
     device: int
@@ -355,5 +353,5 @@ class _Behind:
             self._left[key] -= 1
             if self._left[key] == 0:
                 descriptor, begin, end = key
-                with suppress(OSError):  # advice that a file system does not take
+                with suppress(OSError):  # the file system may not support this advice
                     os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)

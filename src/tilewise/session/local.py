@@ -30,12 +30,12 @@ class Place:
     """A part of a tensor on a device.
 
     Attributes:
-        device: that holds it.
-        sizes: of the part.
+        device: the device that holds the part.
+        sizes: the part's sizes.
         slices: its place in the whole tensor.
         memory: all its bytes; None if they are in the device's file or on another host, and are
             written through the store only.
-        spec: of the tensor.
+        spec: the tensor's spec.
     """
 
     device: int
@@ -57,7 +57,7 @@ class TensorStore:
         self.plan, self.executor = plan, executor
         self._in_files = frozenset(plan.layout.files)
         self.symbols = [s.max for s in plan.shapes.symbols]
-        self._kept: dict[int, np.ndarray] = {}  # what views of several parts are put together in
+        self._assembled: dict[int, np.ndarray] = {}  # memory in which `view` assembles several parts
         self._direct: dict[int, list[np.ndarray] | None] = {}  # see _whole_on_each
 
     def _parts(self, tensor: int) -> range:
@@ -189,13 +189,13 @@ class TensorStore:
         shape = self._shape(spec)
         direct = self._whole_on_each(tensor)
         if direct is not None:
-            found = direct[0][: prod(shape)].reshape(shape)
-            found.flags.writeable = False
-            return found
-        kept = self._kept.get(tensor)
-        if kept is None or kept.size < prod(shape):
-            kept = self._kept[tensor] = np.zeros(prod(shape), spec.dtype.numpy)
-        whole = kept[: prod(shape)].reshape(shape)
+            flat = direct[0][: prod(shape)].reshape(shape)
+            flat.flags.writeable = False
+            return flat
+        memory = self._assembled.get(tensor)
+        if memory is None or memory.size < prod(shape):
+            memory = self._assembled[tensor] = np.zeros(prod(shape), spec.dtype.numpy)
+        whole = memory[: prod(shape)].reshape(shape)
         self._read_into(whole, spec, tensor)
         return whole
 
@@ -206,13 +206,13 @@ class TensorStore:
         if tensor not in self._direct:
             spec, devices = self.plan.graph.spec(tensor), range(self.plan.mesh.num_devices)
             now, self.symbols = self.symbols, [s.max for s in self.plan.shapes.symbols]
-            found: list[np.ndarray] | None = None
+            arrays: list[np.ndarray] | None = None
             is_mapped = not any(self._is_moved(tensor, device) for device in devices)
             if is_mapped and len(self._parts(tensor)) == 1 and spec.storage != "packed":
                 sizes = [self._local(self.plan.shapes.on(device), spec, tensor, 0)[0] for device in devices]
                 if all(local == self._shape(spec) for local in sizes):
-                    found = [self._array(device, tensor, 0, sizes[device], spec) for device in devices]
-            self._direct[tensor], self.symbols = found, now
+                    arrays = [self._array(device, tensor, 0, sizes[device], spec) for device in devices]
+            self._direct[tensor], self.symbols = arrays, now
         return self._direct[tensor]
 
     def _shape(self, spec: TensorSpec) -> list[int]:

@@ -16,7 +16,7 @@ from tilewise.core.validation import Validator
 
 __all__ = ["OneCall"]
 
-_MENDING = ("load_parameters", "load_state_dict", "initialize", "memory_usage", "close")
+_ALLOWED_WHEN_TORN = ("load_parameters", "load_state_dict", "initialize", "memory_usage", "close")
 _validate = Validator("session", PlanError)
 
 
@@ -52,20 +52,23 @@ class OneCall:
         if self.is_forked():
             _validate.invalid(
                 call,
-                "a model belongs to the process that made it",
+                "a model may be used only in the process that made it",
                 "a call in a forked one",
                 "instantiate it there",
             )
-        if self.is_torn and call not in _MENDING:
+        if self.is_torn and call not in _ALLOWED_WHEN_TORN:
             _validate.invalid(
                 call,
-                "a model whose weights were not loaded to the end must be loaded again",
-                "it after a load that failed midway",
+                "a model must be loaded again after a load that failed",
+                "a call after a failed load",
                 "call load_parameters, load_state_dict or initialize",
             )
         if not self._lock.acquire(blocking=False):
             _validate.invalid(
-                call, "a model takes one call at a time", "one during another thread's", "wait for that one"
+                call,
+                "a model runs one call at a time",
+                "a call during another thread's",
+                "wait for that call",
             )
         try:
             yield

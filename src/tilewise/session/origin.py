@@ -47,7 +47,7 @@ def require_origin(plan: Plan) -> None:
         is_same = made.digest() == plan.digest()
     except TilewiseError as error:
         _validate.invalid("require_origin", rule, f"none: {error}", advice)
-    except Exception as error:  # a layout that no strategy would give
+    except Exception as error:  # a layout that no strategy makes
         _validate.invalid("require_origin", rule, f"none: {type(error).__name__} {shown(error)}", advice)
     if not is_same:
         _validate.invalid("require_origin", rule, f"another one for {plan.graph.name!r}", advice)

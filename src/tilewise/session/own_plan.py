@@ -29,7 +29,7 @@ __all__ = ["definition_of", "require_own"]
 _validate = Validator("session", PlanError)
 _GIVEN = {"input", "parameter", "state", "constant"}
 _FIELDS = ("labels", "storage", "init", "init_scale")
-_OPTIMIZER = "optimizer."  # of the names of its states and inputs
+_OPTIMIZER = "optimizer."  # prefix of the names of its states and inputs
 _NORM = "grad_norm"
 
 Named = dict[str, tuple[str, TensorSpec]]  # kind and spec
@@ -48,7 +48,7 @@ def require_own(graph: GraphBuilder, optimizer: object, plan: Plan) -> None:
     Args:
         graph: the graph that the plan should belong to.
         optimizer: the graph's, or None.
-        plan: with any strategy, accumulation, sizes, recomputation and offload.
+        plan: a plan with any strategy, accumulation, sizes, recomputation and offload.
 
     Raises:
         PlanError: names the first difference.
@@ -88,12 +88,12 @@ def _differences(graph: GraphBuilder, optimizer: object, plan: Plan) -> Iterator
 
 def _named(graph: GraphDraft | Graph) -> Named:
     """A graph's inputs and outputs by name, without the inputs that an instance computes itself."""
-    given = {
+    outside = {
         t.spec.name: (t.kind, t.spec)
         for t in graph.tensors
         if t.kind in _GIVEN and not is_own_input(t.spec.name)
     }
-    return given | {name: ("output", graph.tensors[i].spec) for name, i in graph.outputs.items()}
+    return outside | {name: ("output", graph.tensors[i].spec) for name, i in graph.outputs.items()}
 
 
 def _of_tensor(

@@ -62,7 +62,7 @@ class NamedTensors:
         self.store = TensorStore(plan, executor)
         self.ids = {t.spec.name: t.id for t in plan.graph.tensors if t.spec.name and t.kind != "result"}
         self.num_writes = 0
-        self.lost_gradients = frozenset[int]()  # whose memory the last run has used for other things
+        self.lost_gradients = frozenset[int]()  # gradients whose memory the last run reused
         self._counted = counted_labels(plan.graph)
         self._bounds = index_bounds(plan.graph)
         self._inputs = inputs_of(plan.graph)
@@ -86,7 +86,7 @@ class NamedTensors:
         """The spec of every parameter by name, in order of declaration."""
         return {t.spec.name: t.spec for t in self.plan.graph.of_kind("parameter")}
 
-    def kept_specs(self) -> dict[str, TensorSpec]:
+    def master_specs(self) -> dict[str, TensorSpec]:
         """The spec of what `read` returns for every parameter: of its master, if it has one."""
         masters = {name: self.ids.get(master_name(name), self.ids[name]) for name in self.parameter_names()}
         return {name: self.plan.graph.spec(tensor) for name, tensor in masters.items()}
@@ -99,18 +99,18 @@ class NamedTensors:
         )
 
     def _id(self, call: str, name: str) -> int:
-        found = self.ids.get(name, self.plan.graph.outputs.get(name))
-        if found is None:
-            known = ", ".join([*self.ids, *self.plan.graph.outputs][:12])
+        tensor = self.ids.get(name, self.plan.graph.outputs.get(name))
+        if tensor is None:
+            names = ", ".join([*self.ids, *self.plan.graph.outputs][:12])
             raise ShapeError(
-                f"[session.{call}] the graph must have the tensor; got {name!r}; it has {known}, …"
+                f"[session.{call}] the graph must have the tensor; got {name!r}; it has {names}, …"
             )
-        if found in self.lost_gradients:
+        if tensor in self.lost_gradients:
             raise PlanError(
-                f"[session.{call}] a gradient is read behind the backward pass that made it, before activations take "
-                f"its memory; got {name!r} behind a forward pass, or a run that failed; read it after step or backward"
+                f"[session.{call}] a gradient must be read before activations of the next run reuse its memory; got "
+                f"{name!r} after a forward pass or a failed run; read it after step or backward"
             )
-        return found
+        return tensor
 
     def differing_replicas(self, name: str) -> tuple[int, int] | None:
         """Two devices whose copies of a tensor differ in a bit; None if all agree."""
@@ -158,9 +158,11 @@ class NamedTensors:
         shapes = {name: self.plan.graph.spec(tensor).shape for name, tensor in state_ids.items()}
         return {
             name: PartedTensor(
-                tuple(s for s in shapes[name] if isinstance(s, int)), found[0].values.dtype, tuple(found)
+                tuple(s for s in shapes[name] if isinstance(s, int)),
+                own_parts[0].values.dtype,
+                tuple(own_parts),
             )
-            for name, found in parts.items()
+            for name, own_parts in parts.items()
         }
 
     def write(self, name: str, value: Array, *, once: bool = False) -> None:
@@ -176,16 +178,16 @@ class NamedTensors:
         """The parts of a tensor, each on the first device that holds it, with the part of its
         master that covers the same.
         """
-        found = [[place] for place in self.store.places(self.ids[name])]
+        parts = [[place] for place in self.store.places(self.ids[name])]
         master = self.ids.get(master_name(name))
         for place in () if master is None else self.store.places(master):
-            like = (p for p in found if (p[0].device, p[0].slices) == (place.device, place.slices))
+            like = (p for p in parts if (p[0].device, p[0].slices) == (place.device, place.slices))
             copies = next(like, None)
             if copies is None:
-                found.append([place])
+                parts.append([place])
             else:
                 copies.append(place)
-        return found
+        return parts
 
     def set(self, name: str, value: object) -> None:
         """Check a user's value for an input, parameter or state, and write it."""
@@ -197,7 +199,7 @@ class NamedTensors:
                 "declare it as one of them"
             )
         array = as_array("set_tensor", name, value)
-        # an input's sizes are those of the last run; a state lives on into runs of any size
+        # an input has the sizes of the last run; a state is used by runs of any size
         sizes = [s.min for s in self.plan.shapes.symbols] if node.kind == "state" else self.store.symbols
         symbols = dict(zip(self.plan.shapes.symbols, sizes))
         check_value("set_tensor", node.spec, array, self._bounds.get(name, []), symbols)
@@ -208,8 +210,8 @@ class NamedTensors:
     def feed(self, inputs: Mapping[str, object]) -> None:
         """Check all inputs of a run, then write them, and the inputs that are computed from them."""
         arrays, symbols = check_inputs(self._inputs, inputs, self._bounds)
-        for size, given in symbols.items():
-            self.store.symbols[self.plan.shapes.symbols.index(size)] = given
+        for symbol, size in symbols.items():
+            self.store.symbols[self.plan.shapes.symbols.index(symbol)] = size
         for name, value in arrays.items():
             self.write(name, value)
         if POSITIONS in self.ids:
@@ -240,7 +242,7 @@ class NamedTensors:
         if value.shape != spec.shape:
             problem = f"shapes must agree; got {value.shape} for {name!r} {spec.shape}"
         elif not is_float(value.dtype):
-            problem = f"weights are floating-point numbers; got {value.dtype} for {name!r}"
+            problem = f"weights must be floating-point numbers; got {value.dtype} for {name!r}"
         elif isinstance(value, (FileTensor, PartedTensor)):
             pass
         elif not is_finite(value, spec.dtype):
@@ -258,7 +260,7 @@ class NamedTensors:
         rooted = optimizer.nonnegative if isinstance(optimizer, Optimizer) else ()
         begins = [state_name(state, "") for state in rooted]
         is_due = any(name.startswith(begin) and name[len(begin) :] in self.ids for begin in begins)
-        return not is_due or not value.size or bool(value.min() >= 0)  # not where one is no number
+        return not is_due or not value.size or bool(value.min() >= 0)  # False for NaN
 
     def first_nonfinite(self) -> str:
         """The first tensor with a value that is not finite: weights, then the loss, then gradients,
@@ -276,4 +278,4 @@ class NamedTensors:
 
 
 def _sign_of(name: str) -> str:
-    return f"states that are means of squares are numbers, and none negative; got others in {name!r}"
+    return f"states that are means of squares must be numbers of at least 0; got others in {name!r}"

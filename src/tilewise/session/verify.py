@@ -26,7 +26,7 @@ from tilewise.strategy import DistributionStrategy
 
 __all__ = ["VerifyReport", "first_difference", "verify_strategy"]
 
-_SPREAD = 0.1  # of the weights: small ones would hide another order of additions behind a residual's rounding
+_SPREAD = 0.1  # of the weights; with small ones, a residual's rounding would hide another order of additions
 _validate = Validator("session", PlanError)
 Batch = Mapping[str, np.ndarray]
 
@@ -39,9 +39,9 @@ class VerifyReport:
     text: str
 
 
-def first_difference(name: str, expected: np.ndarray, found: np.ndarray) -> str | None:
+def first_difference(name: str, expected: np.ndarray, actual: np.ndarray) -> str | None:
     """The first difference of two arrays, to the bit; None if they are equal."""
-    a, b = np.ascontiguousarray(expected), np.ascontiguousarray(found)
+    a, b = np.ascontiguousarray(expected), np.ascontiguousarray(actual)
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"{name}: {a.dtype}{list(a.shape)} on one device, {b.dtype}{list(b.shape)} over the mesh"
     different = np.flatnonzero(
@@ -73,7 +73,7 @@ def verify_strategy(
     """Run the same steps on one device and over `mesh`, and compare every bit.
 
     Args:
-        graph: with a loss and an optimizer; its strategy is not changed.
+        graph: a graph with a loss and an optimizer; its strategy is not changed.
         mesh: the devices to compare with one.
         strategy: how they are used; by default the strategy of the mesh's axis names (`dp`, `fsdp`,
             `tp`).
@@ -83,9 +83,9 @@ def verify_strategy(
         recompute: over the mesh, as in `ComputeGraph.plan`; the single device saves everything.
         offload: over the mesh, as in `ComputeGraph.plan`; the single device has everything in
             memory.
-        offload_directory: of the devices' files, as in `GraphInstance`.
-        seed: of the weights.
-        lr: of every step.
+        offload_directory: directory of the devices' files, as in `GraphInstance`.
+        seed: seed of the weights.
+        lr: learning rate of every step.
         report: called with a description of the current work.
         change: applied to the plan over the mesh before it runs; tests plant a fault with it.
 
@@ -104,36 +104,38 @@ def verify_strategy(
         graph.set_distribution(DistributionStrategy.single())
         one = graph.plan({}, batch_splits=batch_splits)
         graph.set_distribution(strategy)
-        asked = {
+        options = {
             "accumulation": accumulation,
             "batch_splits": batch_splits,
             "recompute": recompute,
             "offload": offload,
         }
-        spread = change(graph.plan(device_mesh, **asked))  # type: ignore[arg-type]
+        mesh_plan = change(graph.plan(device_mesh, **options))  # type: ignore[arg-type]
     finally:
         graph.set_distribution(own)
     compared = 0
     with (
         graph.instantiate(one) as expected,
-        graph.instantiate(spread, offload_directory=offload_directory) as found,
+        graph.instantiate(mesh_plan, offload_directory=offload_directory) as distributed,
     ):
         expected.initialize(seed, _SPREAD)
-        found.initialize(seed, _SPREAD)
+        distributed.initialize(seed, _SPREAD)
         for number, batch in enumerate(batches):
             report(f"step {number + 1} of {len(batches)}: one device, then {device_mesh}")
-            pairs = {"loss and norm": (_run(expected, batch, lr), _run(found, batch, lr))}
+            pairs = {"loss and norm": (_run(expected, batch, lr), _run(distributed, batch, lr))}
             pairs |= {
-                f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), found.get_tensor(f"{n}.grad"))
+                f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), distributed.get_tensor(f"{n}.grad"))
                 for n in expected.parameter_names()
             }
-            difference = _compare(pairs) or _replicas(found, [f"{n}.grad" for n in found.parameter_names()])
+            difference = _compare(pairs) or _replicas(
+                distributed, [f"{n}.grad" for n in distributed.parameter_names()]
+            )
             if difference:
                 return VerifyReport(False, f"NOT equal, first at step {number + 1}: {difference}")
             compared += len(pairs)
-        states = expected.state_dict(), found.state_dict()
+        states = expected.state_dict(), distributed.state_dict()
         difference = _compare({n: (states[0][n], states[1][n]) for n in states[0]})
-        difference = difference or _replicas(found, found.lasting_names())
+        difference = difference or _replicas(distributed, distributed.lasting_names())
         if difference:
             return VerifyReport(False, f"NOT equal after {len(batches)} steps: {difference}")
         compared += len(states[0])

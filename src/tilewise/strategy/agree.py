@@ -21,7 +21,7 @@ from tilewise.ir.layout import BATCH_SPLITS, K_SPLITS, in_space, show_axes
 from tilewise.ir.op import Factors, PartialValue, op_named
 from tilewise.strategy.choice import CONTRACTED, FREE, PASSED, Choice, Choices
 
-__all__ = ["OpDims", "agree", "behind", "label_for", "require_equal_cuts"]
+__all__ = ["OpDims", "agree", "label_for", "rank_after", "require_equal_cuts"]
 
 _NONE = Choice((), FREE, "nothing that is shared")
 
@@ -74,20 +74,22 @@ def agree(dims: OpDims, choices: Mapping[int, Choices], wishes: Mapping[int, Cho
     contracted = {n for n in dims.inputs if dims.lacking(n)}
     best = {n: pinned.get(n) or _strongest(dims, choices, wishes, n, n in contracted) for n in names}
     used: dict[int, set[str]] = {}
-    found: dict[str, Choice] = {}
+    chosen: dict[str, Choice] = {}
     for name in sorted(names, key=lambda n: (n not in pinned, n not in contracted, best[n].rank)):
         choice = best[name]
         if in_space(choice.axes):
             if name in factors.whole or (name in contracted and not _may_share(dims, name)):
-                choice = Choice(_without(choice.axes, {*choice.axes}), FREE, f"what {op.op} needs whole")
+                choice = Choice(
+                    _without(choice.axes, {*choice.axes}), FREE, f"{op.op}, which needs the dim whole"
+                )
             taken = {axis for place in dims.places(name) for axis in used.get(place, ())}
             if taken & {*choice.axes}:
                 axes = _without(choice.axes, taken)
                 choice = Choice(axes, FREE, f"an axis that shares another dim of {op.op}")
             for place in dims.places(name):
                 used.setdefault(place, set()).update(in_space(choice.axes))
-        found[name] = choice
-    return found
+        chosen[name] = choice
+    return chosen
 
 
 def require_equal_cuts(
@@ -129,7 +131,7 @@ def require_equal_cuts(
                 for one in (first, label)
             ]
             raise LayoutError(
-                "[strategy.propagate] what devices share along one dim is cut alike; got "
+                "[strategy.propagate] dims that devices share must be cut at the same elements; got "
                 f"{described[0]} and {described[1]} for {size} elements of {op.label!r} ({op.op}) over "
                 f"{show_axes(shared)}; give both dims one label"
             )
@@ -141,7 +143,7 @@ def _is_cut_at_the_same(
     one, other = a or UNLABELLED, b or UNLABELLED
     if not isinstance(size, int) or num_atoms(one, size) == num_atoms(other, size):
         return True
-    if one.is_summed_by_batch_splits or other.is_summed_by_batch_splits:  # cut by batch splits
+    if one.is_summed_by_batch_splits or other.is_summed_by_batch_splits:
         return True
     return all(
         shard_range(one, size, k_splits, shards, s) == shard_range(other, size, k_splits, shards, s)
@@ -149,8 +151,8 @@ def _is_cut_at_the_same(
     )
 
 
-def behind(factors: Factors) -> int:
-    """The rank of a choice after an op."""
+def rank_after(factors: Factors) -> int:
+    """The rank of a choice that passed through an op."""
     return CONTRACTED if factors.partial_values else PASSED
 
 
@@ -174,11 +176,11 @@ def _strongest(
     """The choice with the best rank among the operands, in order, and then, if the op contracts
     nothing, among the hints on its results.
     """
-    found = [choices[tensor][dim] for _, tensor, dim in dims.inputs.get(name, ())]
+    candidates = [choices[tensor][dim] for _, tensor, dim in dims.inputs.get(name, ())]
     if wishes and not is_contracted and not dims.factors.partial_values and name not in dims.factors.moved:
         results = ((dims.op.outputs[number], dim) for number, dim in dims.outputs.get(name, ()))
-        found += [wishes[tensor][dim] for tensor, dim in results if tensor in wishes]
-    return min(found, key=lambda c: c.rank, default=_NONE)
+        candidates += [wishes[tensor][dim] for tensor, dim in results if tensor in wishes]
+    return min(candidates, key=lambda c: c.rank, default=_NONE)
 
 
 def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
@@ -187,7 +189,7 @@ def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
     activations change their layout instead.
     """
     op, factors = dims.op, dims.factors
-    rule, found = op_named(op.op), dict[str, Choice]()
+    rule, pinned = op_named(op.op), dict[str, Choice]()
     written = {i for _, i in rule.in_place} if rule.must_alias else set()
     for position, (tensor, names) in enumerate(zip(op.inputs, factors.inputs)):
         if tensor is None or names is None or dims.graph.tensors[tensor].kind not in ("parameter", "state"):
@@ -196,8 +198,8 @@ def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
         is_packed = dims.graph.spec(tensor).storage == "packed"
         if position in written or not op.outputs or is_gradient or is_packed:
             for name, choice in zip(names, choices[tensor]):
-                found.setdefault(name, choice)
-    return found
+                pinned.setdefault(name, choice)
+    return pinned
 
 
 def _may_share(dims: OpDims, name: str) -> bool:

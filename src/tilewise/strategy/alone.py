@@ -16,23 +16,23 @@ def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph
     """Layouts of a graph for a single device. They equal what propagation would compute.
 
     Args:
-        graph: with its templates.
-        mesh: of one device.
+        graph: the graph, with its templates.
+        mesh: a mesh of one device.
         require_hints: checks the layout hints of a graph's tensors. On one device every hint is
             satisfied.
     """
     require_hints(graph)
-    known: dict[str, GraphLayout] = {}
+    layout_by_key: dict[str, GraphLayout] = {}
     calls = {}
     for op in graph.ops:
         if op.op == "call":
             key = op.attrs["template"]
-            if key not in known:
+            if key not in layout_by_key:
                 counts.sharded += 1
                 template = graph.templates[key]
                 require_hints(template.graph)
-                known[key] = lay_out_whole(template, mesh)
-            calls[op.id] = known[key]
+                layout_by_key[key] = lay_out_whole(template, mesh)
+            calls[op.id] = layout_by_key[key]
     return _laid_out(graph, mesh, (t.id for t in graph.tensors if t.kind != "result"), calls)
 
 

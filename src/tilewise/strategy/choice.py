@@ -29,8 +29,8 @@ __all__ = [
     "require_unique",
 ]
 
-# Who is heard first: users' hints, a strategy's rules, what passes through an op, what comes out of a contraction. A
-# dim that is free is whole, and takes what its neighbours have.
+# Ranks in order of precedence: users' hints, a strategy's rules, layouts that pass through ops, results of
+# contractions. A free dim is whole, and takes the layout of its neighbours.
 ASKED, RULED, PASSED, CONTRACTED, FREE = range(5)
 
 
@@ -67,7 +67,7 @@ def require_unique(name: str, layout: TensorLayout) -> TensorLayout:
     used = [axis for axes in layout for axis in axes]
     if len(set(used)) != len(used):
         raise LayoutError(
-            f"[strategy.propagate] an axis can shard one dim of a tensor; got {show_layout(layout)} of {name!r}; "
+            f"[strategy.propagate] an axis may shard only one dim of a tensor; got {show_layout(layout)} of {name!r}; "
             "label its dims differently"
         )
     return layout

@@ -1,9 +1,9 @@
-"""Offloading: tensors that lie in a file of each device and are fetched into its memory when they are needed.
+"""Offloading: tensors are stored in a file of each device, and fetched into its memory when they are needed.
 
-Optimizer states are prefetched whole where memory allows (`plan.prefetched_states`); the update reads the others one
-block after the other (`plan.lower.blocks`). Weights are fetched for each layer in the forward pass, in the backward
-pass and by the update. Activations that the backward pass reads are stored after the layer that made them and
-fetched before their reader. Offloading changes no bit of the result.
+Optimizer states are prefetched whole if memory allows (`plan.prefetched_states`); the update reads the others block by
+block (`plan.lower.blocks`). Weights are fetched for each layer in the forward pass, in the backward pass and by the
+update. Activations that the backward pass reads are stored after the layer that computes them and fetched before
+their reader. Offloading changes no bit of the result.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tilewise.strategy.prefetch import Prefetching, Unit, UnitChoice, template_o
 __all__ = ["OFFLOADS", "check_offload", "offload_tensors", "prefetch_states"]
 
 OFFLOADS = ("optimizer", "activations", "parameters")
-_LEAST_BYTES = 1 << 14  # of a device's part: less is not worth a transfer
-_LEAST_UNITS = 4  # that stand between a result and its reader: nearer ones are needed again at once
+_LEAST_BYTES = 1 << 14  # least bytes of a device's part; less is not worth a transfer
+_LEAST_UNITS = 4  # between a result and its reader; a nearer reader needs it again too soon
 _validate = Validator("plan", PlanError)
 
 
@@ -35,10 +35,10 @@ def check_offload(offload: str | Collection[str]) -> frozenset[str]:
         PlanError: a kind is not in `OFFLOADS`.
     """
     if isinstance(offload, str):
-        _validate.choice("plan", "what is offloaded", offload, ("none", *OFFLOADS))
+        _validate.choice("plan", "offload", offload, ("none", *OFFLOADS))
         return frozenset() if offload == "none" else frozenset((offload,))
     kinds = _validate.sequence("plan", "offload", offload, ", ".join(OFFLOADS), in_any_order=True)
-    return frozenset(_validate.choice("plan", "what is offloaded", kind, OFFLOADS) for kind in kinds)
+    return frozenset(_validate.choice("plan", "offload", kind, OFFLOADS) for kind in kinds)
 
 
 def offload_tensors(
@@ -72,31 +72,31 @@ class _Offloading(Prefetching):
         super().__init__(graph, layout, batch, UnitChoice(), "fetch")
         self.kinds = kinds
         self.files: set[int] = set()
-        self.inner: dict[object, GraphLayout] = {}  # by a template's layout and what of it lies in files
+        self.inner: dict[object, GraphLayout] = {}  # by a template's layout and its tensors in files
         self.stores: dict[object, tuple[Template, GraphLayout]] = {}
 
     def run(self) -> tuple[Graph, GraphLayout]:
         """Marks offloaded tensors first, then adds calls that store, then calls that fetch."""
         prefetched: set[int] = set()
         for kind in sorted(self.kinds):
-            found = {*self._of_kind(kind)}
-            if not found:
-                is_far = f", and waits for {_LEAST_UNITS} layers or more" if kind == "activations" else ""
+            tensors = {*self._of_kind(kind)}
+            if not tensors:
+                is_far = f", and wait for {_LEAST_UNITS} layers or more" if kind == "activations" else ""
                 _validate.invalid(
                     "plan",
-                    f"what is offloaded takes {_LEAST_BYTES >> 10} KiB or more on a device{is_far}",
+                    f"offloaded tensors must take {_LEAST_BYTES >> 10} KiB or more on a device{is_far}",
                     f"no {kind} of {self.graph.name!r} that do",
                     "leave it out of offload",
                 )
             if kind == "activations":
-                found = self._store(found)
+                tensors = self._store(tensors)
             if kind != "optimizer":
-                prefetched |= found
-            self.files |= found
+                prefetched |= tensors
+            self.files |= tensors
         graph, layout = self.insert_prefetches(prefetched)
         return graph, replace(layout, files=tuple(sorted(self.files)))
 
-    # ---- what lies in files ---------------------------------------------------------------------------------
+    # ---- tensors in files -----------------------------------------------------------------------------------
 
     def _of_kind(self, kind: str) -> Iterator[int]:
         if kind == "activations":
@@ -121,7 +121,7 @@ class _Offloading(Prefetching):
     def _activations(self) -> Iterator[int]:
         """Results of the forward pass that the backward pass reads much later."""
         made: dict[int, int] = {}  # result -> its unit
-        read: dict[int, int] = {}  # -> the first unit of the backward pass that needs it
+        read: dict[int, int] = {}  # result -> the first unit of the backward pass that needs it
         for number, unit in enumerate(self._units(set())):
             for op in self.graph.ops[unit.first : unit.last + 1]:
                 if op.phase == "forward":
@@ -129,11 +129,11 @@ class _Offloading(Prefetching):
                 elif op.phase == "backward":
                     for t in self._needs_of(self.graph, op):
                         read.setdefault(t, number)
-        kept = {*self.graph.outputs.values()}
+        outputs = {*self.graph.outputs.values()}
         for t, number in read.items():
             node = self.graph.tensors[t]
             is_far = t in made and number - made[t] >= _LEAST_UNITS
-            is_result = node.kind == "result" and node.spec.storage == "rows" and t not in kept
+            is_result = node.kind == "result" and node.spec.storage == "rows" and t not in outputs
             if is_far and is_result and self._is_worth_it(node):
                 yield t
 
@@ -141,7 +141,7 @@ class _Offloading(Prefetching):
         """Adds a call after each unit that stores its activations. The backward pass reads them
         from the file.
         """
-        stored: dict[int, int] = {}  # result -> what stands for it in the file
+        stored: dict[int, int] = {}  # result -> its copy in the file
         ops: list[OpNode] = []
         calls: dict[int, GraphLayout] = {}
         for unit in self._units(set()):
@@ -163,9 +163,8 @@ class _Offloading(Prefetching):
         tensors = tuple(replace(t, producer=producer.get(t.id)) for t in self.tensors)
         compute = tuple(self.compute)
         self.graph = replace(self.graph, tensors=tensors, ops=tuple(ops), templates=self.templates)
-        self.layout = replace(
-            self.layout, storage=compute, compute=compute, calls=calls
-        )  # `insert_prefetches` makes the pending reductions
+        # `insert_prefetches` makes the pending reductions
+        self.layout = replace(self.layout, storage=compute, compute=compute, calls=calls)
         self.tensors = list(tensors)
         return {*stored.values()}
 
@@ -224,8 +223,8 @@ class _StatePrefetching(Prefetching):
         for number, unit in enumerate(units):
             if unit.phase != "update":
                 continue
-            given = (t for op in self.graph.ops[unit.first : unit.last + 1] for t in op.given)
-            in_memory = [t for t in dict.fromkeys(given) if t in self.places]
+            operands = (t for op in self.graph.ops[unit.first : unit.last + 1] for t in op.given)
+            in_memory = [t for t in dict.fromkeys(operands) if t in self.places]
             for place in dict.fromkeys(self.places[t] for t in in_memory):
                 together = [t for t in in_memory if self.places[t] == place]
                 fetch = self._gather(together, "update")

@@ -50,9 +50,9 @@ def make_pending_reductions(
             mine[:] = [r for r in mine if not _covers(pending, r)]
             if mine and partial.combine == "sum":
                 raise LayoutError(
-                    f"[strategy.pending_reductions] a sum is shared along one of its dims; got {partial.name!r} of "
-                    f"{op.label!r} ({op.op}) on {show_axes(mine[0].axes)} and {show_axes(pending.axes)}; take one of "
-                    "the labels off"
+                    f"[strategy.pending_reductions] a sum may be shared along only one of its dims; got "
+                    f"{partial.name!r} of {op.label!r} ({op.op}) on {show_axes(mine[0].axes)} and "
+                    f"{show_axes(pending.axes)}; remove one of the labels"
                 )
             mine.append(pending)
     return {
@@ -87,23 +87,23 @@ def _pending(
         groups = min(heads, parts)
     width = parts // groups
     if partial.combine == "or" and width not in allowed_widths(count):
-        count = width  # what devices tell each other is not added: any number of them will do
+        count = width  # `or` adds nothing, so any number of devices will do
     if width not in allowed_widths(count) or parts % groups:
         if partial.tree == GROUPS:
             raise LayoutError(
-                "[strategy.pending_reductions] devices hold whole groups of query heads (one per KV head), or share "
-                f"one in parts that are nodes of its tree; got {parts} devices on {show_axes(axes)} for {heads} "
+                "[strategy.pending_reductions] devices must hold whole groups of query heads (one per KV head), or "
+                f"share one in parts that are nodes of its tree; got {parts} devices on {show_axes(axes)} for {heads} "
                 f"groups of {count} in {op.label!r} ({op.op}); {_groups_in_words(heads, count, graph.k_splits)}"
             )
         is_batch = partial.tree == BATCH_SPLITS
         raise LayoutError(
-            f"[strategy.pending_reductions] parts of a sum are nodes of its tree; got {width} parts of "
+            f"[strategy.pending_reductions] parts of a sum must be nodes of its tree; got {width} parts of "
             f"{partial.name!r} of {op.label!r} ({op.op}) on {show_axes(axes)}, for {count} "
             f"{partial.tree.replace('_', ' ')}; "
             f"{suggest_batch_splits(batch, width) if is_batch else widths_in_words(width, count, 'graph.k_splits')}"
         )
     if parts == groups:
-        return None  # every KV head lies on one device with all its query heads
+        return None  # every KV head is on one device with all its query heads
     leaf_ranges = tuple(share_of(count, width, i) for i in range(width))
     arrives = tuple(layouts.outputs[o] for o in partial.outputs)
     return PendingReduction(

@@ -57,7 +57,8 @@ class Unit:
     last: int
     phase: str
     needs: tuple[int, ...] = ()
-    gathered: dict[int, int] = field(default_factory=dict)  # weight -> what stands for it here
+    # weight -> the gathered tensor that ops read instead
+    gathered: dict[int, int] = field(default_factory=dict)
 
 
 class Prefetching:
@@ -66,11 +67,11 @@ class Prefetching:
     Args:
         graph, layout: the graph and its compute layout.
         batch: how its rows are divided.
-        choice: of units.
+        choice: how layers are joined to units.
         fetch_op: name of the op that fetches a weight.
 
     Attributes:
-        tensors: of the new graph.
+        tensors: tensors of the new graph.
         compute: their layouts.
     """
 
@@ -111,9 +112,8 @@ class Prefetching:
             if unit.phase != "update":
                 ops = self.graph.ops[unit.first : unit.last + 1]
                 needs = (t for op in ops for t in self._needs_of(self.graph, op) if t in weights)
-                unit.needs = tuple(
-                    sorted({*needs})
-                )  # in one order in both passes, so that they share a template
+                # in one order in both passes, so that they share a template
+                unit.needs = tuple(sorted({*needs}))
         return units
 
     def _needs_of(self, graph: Graph, op: OpNode) -> list[int]:
@@ -134,9 +134,8 @@ class Prefetching:
     def _place_gathers(self, units: Sequence[Unit]) -> dict[int, list[OpNode]]:
         """The gathering calls, by the index of the run or layer before which they are placed."""
         before: dict[int, list[OpNode]] = {}
-        in_memory: dict[
-            int, tuple[int, int]
-        ] = {}  # weight -> the unit that last read it, and what stood for it
+        # weight -> the unit that last read it, and the gathered tensor
+        in_memory: dict[int, tuple[int, int]] = {}
         groups = self._groups(units)
         for at, group in enumerate(groups):
             phase = units[group[0]].phase
@@ -182,8 +181,8 @@ class Prefetching:
         for pattern in self.choice.patterns:
             if pattern not in self.fitting:
                 raise LayoutError(
-                    "[strategy.prefetch] a unit is of layers whose weights all fit its pattern; got "
-                    f"{pattern!r}, which fits no layer of {self.graph.name!r} that no pattern before it fits; see the "
+                    "[strategy.prefetch] a pattern of units must match all weights of a layer; got "
+                    f"{pattern!r}, which matches no layer of {self.graph.name!r} that earlier patterns leave; see the "
                     "names in print(graph)"
                 )
         return groups
@@ -239,7 +238,7 @@ class Prefetching:
         keys = (f"{prefix}{number}" for number in count(len(self.gathers)))
         return next(key for key in keys if key not in self.templates)
 
-    # ---- the graph anew -----------------------------------------------------------------------------------
+    # ---- the new graph ------------------------------------------------------------------------------------
 
     def _written(
         self, units: Sequence[Unit], before: Mapping[int, Sequence[OpNode]]
@@ -274,7 +273,7 @@ class Prefetching:
             self.layout, storage=compute, compute=compute, calls=calls, pending_reductions=pending_reductions
         )
 
-    # ---- what differs -------------------------------------------------------------------------------------
+    # ---- methods of subclasses ----------------------------------------------------------------------------
 
     def _layout_of_gather(self, compute: tuple[TensorLayout, ...], count: int) -> GraphLayout:
         """The layout of a call's template with `count` weights and as many results."""

@@ -25,7 +25,7 @@ from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.hints import as_tensor_layout
 from tilewise.ir.layout import K_SPLITS, GraphLayout, PendingReduction, Reshard, TensorLayout, in_space
 from tilewise.ir.op import Factors
-from tilewise.strategy.agree import OpDims, agree, behind, label_for, require_equal_cuts
+from tilewise.strategy.agree import OpDims, agree, label_for, rank_after, require_equal_cuts
 from tilewise.strategy.alone import lay_out_alone
 from tilewise.strategy.choice import (
     ASKED,
@@ -72,15 +72,15 @@ def _share_updates(
     graph: Graph,
     outside: dict[int, Choices],
     names: Mapping[int | None, int] | None = None,
-    known: dict[tuple[int, int], Factors] | None = None,
+    factors_by_op: dict[tuple[int, int], Factors] | None = None,
 ) -> None:
     """Gives all states that an update writes the same layout, also in templates: the strongest
     choice per dim.
 
-    `names` are the tensors of `outside` that those of a template stand for; `known` has the factors
-    of ops in templates.
+    `names` maps a template's tensors to those of `outside` that they are bound to; `factors_by_op`
+    caches the factors of ops in templates.
     """
-    known = {} if known is None else known
+    factors_by_op = {} if factors_by_op is None else factors_by_op
     names = {t: t for t in outside} if names is None else names
     for op in graph.ops:
         if op.op == "call":
@@ -89,12 +89,12 @@ def _share_updates(
                 bound: dict[int | None, int] = {
                     a: names[i] for a, i in zip(template.arguments, op.inputs) if i in names
                 }
-                _share_updates(template.graph, outside, bound, known)
+                _share_updates(template.graph, outside, bound, factors_by_op)
         elif not op.outputs:
             key, best = (id(graph), op.id), dict[str, Choice]()
-            if key not in known:
-                known[key] = factors_of(graph, op)
-            factors = known[key]
+            if key not in factors_by_op:
+                factors_by_op[key] = factors_of(graph, op)
+            factors = factors_by_op[key]
             mine = [(names[t], dims) for t, dims in zip(op.inputs, factors.inputs) if t in names and dims]
             for tensor, dims in mine:
                 for name, choice in zip(dims, outside[tensor]):
@@ -111,10 +111,9 @@ class _Propagation:
     strategy: DistributionStrategy
     batch: BatchCut
     cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
-    known: dict[object, tuple[GraphLayout, tuple[Choices, ...], object]] = field(default_factory=dict)
-    passed: dict[object, tuple[Choices, ...]] = field(
-        default_factory=dict
-    )  # by a template's choices, what is saved
+    calls: dict[object, tuple[GraphLayout, tuple[Choices, ...], object]] = field(default_factory=dict)
+    # by the id of a template's choices, and its saved tensors
+    passed: dict[object, tuple[Choices, ...]] = field(default_factory=dict)
     layouts: dict[str, list[GraphLayout]] = field(default_factory=dict)
     rules: dict[DimLabel | None, Choice] = field(default_factory=dict)
     free: dict[tuple[DimLabel | None, ...], Choices] = field(default_factory=dict)  # by labels without a rule
@@ -125,7 +124,7 @@ class _Propagation:
         if not graph.hints and not self.strategy.layouts:
             return {}
         names = {t: n for n, t in graph.outputs.items()}
-        found = {}
+        choices = {}
         for tensor in graph.tensors:
             name = tensor.spec.name or names.get(tensor.id, "")
             asked = graph.hints.get(tensor.id)
@@ -135,16 +134,16 @@ class _Propagation:
                     if asked is None:
                         asked = as_tensor_layout("strategy", layout, len(tensor.shape), name)
             if asked is not None:
-                found[tensor.id] = self._placed(tensor, asked, name or f"result {tensor.id}")
-        return found
+                choices[tensor.id] = self._placed(tensor, asked, name or f"result {tensor.id}")
+        return choices
 
     def require_fits(self, graph: Graph) -> None:
         """Reject a layout by name that no tensor has matched."""
         for pattern in self.strategy.layouts:
             if pattern not in self.fitting:
                 raise LayoutError(
-                    "[strategy.propagate] a layout by name is for what comes from outside or is an output; got "
-                    f"{pattern!r}, which fits none in {graph.name!r}; see the names in print(graph), or drop it"
+                    "[strategy.propagate] a layout by name must match a tensor from outside or an output; got "
+                    f"{pattern!r}, which matches none in {graph.name!r}; see the names in print(graph), or drop it"
                 )
 
     def _placed(self, tensor: TensorNode, asked: TensorLayout, name: str) -> Choices:
@@ -164,16 +163,15 @@ class _Propagation:
         """The choice that the strategy's rules make for an input, parameter or state."""
         if tensor.spec.labels in self.free:
             return self.free[tensor.spec.labels]
-        found = tuple(self._rule(label, tensor.spec.name) for label in tensor.spec.labels)
-        require_unique(tensor.spec.name, as_layout(found))
-        if all(choice.rank == FREE for choice in found):  # none is said to be for this tensor
-            self.free[tensor.spec.labels] = found
-        return found
+        choices = tuple(self._rule(label, tensor.spec.name) for label in tensor.spec.labels)
+        require_unique(tensor.spec.name, as_layout(choices))
+        if all(choice.rank == FREE for choice in choices):  # no choice names this tensor
+            self.free[tensor.spec.labels] = choices
+        return choices
 
     def _rule(self, label: DimLabel | None, name: str) -> Choice:
         if label not in self.rules:
-            given = self.strategy.axes_for(label.name) if label is not None else ()
-            axes = self._timed(label, given)
+            axes = self._timed(label, self.strategy.axes_for(label.name) if label is not None else ())
             is_ruled = label is not None and bool(in_space(axes))
             self.rules[label] = Choice(axes, RULED if is_ruled else FREE, "no rule")
         rule = self.rules[label]
@@ -218,32 +216,36 @@ class _Propagation:
 
     def _call(self, graph: Graph, op: OpNode, choices: dict[int, Choices]) -> GraphLayout:
         template = graph.templates[op.attrs["template"]]
-        given = tuple([choices[i] for i in op.inputs if i is not None])
-        mark = id(template), op.attrs["saved"], *map(id, given)
-        known = self.known.get(mark)
-        if known is None:
-            layout, found = self._template(template, given)
-            sort = id(found), op.attrs["saved"]
+        arguments = tuple([choices[i] for i in op.inputs if i is not None])
+        mark = id(template), op.attrs["saved"], *map(id, arguments)
+        cached = self.calls.get(mark)
+        if cached is None:
+            layout, inner_choices = self._template(template, arguments)
+            sort = id(inner_choices), op.attrs["saved"]
             if sort not in self.passed:
                 results = (*template.results, *op.attrs["saved"])
-                self.passed[sort] = tuple(tuple(c.through(PASSED) for c in found[t]) for t in results)
-            known = self.known[mark] = layout, self.passed[sort], given  # which keeps the ids
-        choices.update(zip(op.outputs, known[1]))
-        return known[0]
+                self.passed[sort] = tuple(tuple(c.through(PASSED) for c in inner_choices[t]) for t in results)
+            # stored, so that their ids are not reused
+            cached = self.calls[mark] = (layout, self.passed[sort], arguments)
+        choices.update(zip(op.outputs, cached[1]))
+        return cached[0]
 
     def _template(
-        self, template: Template, given: tuple[Choices, ...]
+        self, template: Template, arguments: tuple[Choices, ...]
     ) -> tuple[GraphLayout, dict[int, Choices]]:
         """The layout of a template for its arguments. Choices that differ only in words share one."""
-        key = (template.key, tuple((c.axes, c.rank, c.is_asked) for tensor in given for c in tensor))
+        key = (template.key, tuple((c.axes, c.rank, c.is_asked) for tensor in arguments for c in tensor))
         if key not in self.cache:
             counts.sharded += 1
-            layout, found, fitting = lay_out_template(self.mesh, self.strategy, self.batch, template, given)
+            layout, choices, fitting = lay_out_template(
+                self.mesh, self.strategy, self.batch, template, arguments
+            )
             self.fitting |= fitting
-            known = self.layouts.setdefault(template.key, [])  # equal layouts are one, and so lowered once
-            layout = next((other for other in known if other == layout), layout)
-            known.append(layout)
-            self.cache[key] = layout, found
+            # equal layouts share one object and are lowered once
+            layouts = self.layouts.setdefault(template.key, [])
+            layout = next((other for other in layouts if other == layout), layout)
+            layouts.append(layout)
+            self.cache[key] = layout, choices
         return self.cache[key]
 
 
@@ -252,7 +254,7 @@ def lay_out_template(
     strategy: DistributionStrategy,
     batch: BatchCut,
     template: Template,
-    given: Sequence[Choices],
+    arguments: Sequence[Choices],
 ) -> tuple[GraphLayout, dict[int, Choices], set[str]]:
     """The layout of a template for its arguments' choices. A pure function.
 
@@ -262,8 +264,8 @@ def lay_out_template(
     every = _Propagation(mesh, strategy, batch)
     hints = every.hints(template.graph)
     inner = {t: h for t, h in hints.items() if t not in template.arguments}
-    layout, found = every.lay_out(template.graph, dict(zip(template.arguments, given)), inner)
-    return layout, found, every.fitting
+    layout, choices = every.lay_out(template.graph, dict(zip(template.arguments, arguments)), inner)
+    return layout, choices, every.fitting
 
 
 def _backwards(graph: Graph, hints: Mapping[int, Choices]) -> dict[int, Choices]:
@@ -296,7 +298,7 @@ def _through(
     factors = factors_of(graph, op)
     op_dims = OpDims(graph, op, factors)
     agreed = agree(op_dims, choices, wishes)
-    found = []
+    reshards = []
     for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs)):
         if tensor is None or dims is None:
             continue
@@ -308,15 +310,15 @@ def _through(
             own if choice.axes == have.axes else label_for(op_dims, choices, name, size) or own
             for name, size, own, have, choice in zip(dims, spec.shape, spec.labels, choices[tensor], wanted)
         )
-        found.append(_reshard(op, position, tensor, choices[tensor], wanted, labels))
-    rank = behind(factors)
+        reshards.append(_reshard(op, position, tensor, choices[tensor], wanted, labels))
+    rank = rank_after(factors)
     for tensor, dims in zip(op.outputs, factors.outputs):
         natural = tuple(agreed[name].through(rank) for name in dims)
         choices[tensor] = _arrival(op, factors, tensor, natural, agreed, wishes.get(tensor))
         require_unique(op.label, as_layout(choices[tensor]))
         arrived = {n: c for n, c, was in zip(dims, choices[tensor], natural) if c is not was}
-        found += _added_where_it_arrives(graph, op, factors, choices, arrived)
-    return found
+        reshards += _added_where_it_arrives(graph, op, factors, choices, arrived)
+    return reshards
 
 
 def _added_where_it_arrives(
@@ -324,15 +326,15 @@ def _added_where_it_arrives(
 ) -> list[Reshard]:
     """A tensor that is added to a sum (a residual or a bias) is sharded like the delivered sum."""
     summed = {f for partial in factors.partial_values for f in partial.factors}
-    found = []
+    reshards = []
     for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs)):
         if tensor is None or not dims or summed & {*dims} or not arrived.keys() & {*dims}:
             continue
         have = choices[tensor]
         wanted = tuple(arrived.get(name, choice) for name, choice in zip(dims, have))
         reshard = _reshard(op, position, tensor, have, wanted, graph.spec(tensor).labels)
-        found.append(replace(reshard, is_asked_for=True))  # by the hint on the sum
-    return found
+        reshards.append(replace(reshard, is_asked_for=True))  # by the hint on the sum
+    return reshards
 
 
 def _arrival(
@@ -387,7 +389,7 @@ def _reshard(
         "; ".join(dict.fromkeys(b.origin for _, b in changed)),
     )
     asked = all(ASKED in (a.rank, b.rank) for a, b in changed)
-    if op.phase != "forward":  # no hint reaches these results, so those on the forward graph speak for them
+    if op.phase != "forward":  # hints do not reach these results, so those on the forward graph count
         asked = all(a.is_asked or b.is_asked for a, b in changed)
     return Reshard(op.id, position, tensor, as_layout(have), as_layout(want), tuple(labels), origins, asked)  # type: ignore[arg-type]
 

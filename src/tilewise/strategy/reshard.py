@@ -86,8 +86,8 @@ class _Inserting:
                 continue
             if any(origin.startswith("the hint") for origin in reshard.origins):
                 raise LayoutError(
-                    f"[strategy.insert_reshards] all that counts the batch is shared alike; got {got}; drop the hint "
-                    "on one of them"
+                    f"[strategy.insert_reshards] dims that count the batch must be shared alike; got {got}; drop the "
+                    "hint on one of them"
                 )
             axes = show_axes(in_space(tuple(sorted({*before} ^ {*after}))))
             raise LayoutError(
@@ -97,14 +97,14 @@ class _Inserting:
             )
         if spec.storage == "packed":
             raise LayoutError(
-                "[strategy.insert_reshards] a weight or its gradient is read as it lies: no op cuts it or brings "
-                f"it together; got {got}; drop the hint, or label the dims of {_called(spec, reshard)} as those that "
-                "they meet"
+                "[strategy.insert_reshards] a weight or its gradient must be read in its own layout: no op "
+                f"slices or gathers it; got {got}; drop the hint, or label the dims of {_called(spec, reshard)} "
+                "like those that they meet"
             )
         if self.strict and not reshard.is_asked_for:
             raise LayoutError(
-                f"[strategy.insert_reshards] strict=True takes only reshards that a hint asks for; got {got}; label "
-                "both dims alike, or ask for one of the layouts"
+                f"[strategy.insert_reshards] strict=True allows only reshards that a hint asks for; got {got}; "
+                "label both dims alike, or ask for one of the layouts"
             )
 
 

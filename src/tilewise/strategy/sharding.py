@@ -53,7 +53,7 @@ class _Sharding(Prefetching):
             graph, replace(layout, storage_axes=sharding.axes), batch, choice, "all_gather_parameters"
         )
         self.sharding = sharding
-        self.inner: dict[object, GraphLayout] = {}  # by a template's layout and what changed in it
+        self.inner: dict[object, GraphLayout] = {}  # by a template's layout and the changes
 
     def run(self) -> tuple[Graph, GraphLayout]:
         """Sets storage shards, adds calls of `all_gather_parameters`, then updates layouts and
@@ -62,8 +62,8 @@ class _Sharding(Prefetching):
         weights = [t.id for t in self.graph.of_kind("parameter") if self._is_cut(t.spec, self.compute[t.id])]
         if not weights:
             raise LayoutError(
-                "[strategy.shard_states] weights are cut, in panels of 32 rows, and vectors stay whole; got no weight "
-                f"in {self.graph.name!r}; use a strategy that cuts no state"
+                "[strategy.shard_states] sharded state needs weights, which are divided in panels of 32 rows (vectors "
+                f"stay whole); got no weight in {self.graph.name!r}; use a strategy without sharded state"
             )
         self._set_storage(weights)
         return self.insert_prefetches(weights)
@@ -79,8 +79,8 @@ class _Sharding(Prefetching):
         twice = [axis for axes in compute for axis in axes if axis in self.sharding.axes]
         if twice:
             raise LayoutError(
-                "[strategy.shard_states] an axis that cuts weights as stored cuts none where it is used; got "
-                f"{spec.name!r} as {show_layout(compute)} with {twice[0]!r} for storage shards; drop the hint on it"
+                "[strategy.shard_states] an axis of storage shards must not shard a weight where it is used; got "
+                f"{spec.name!r} as {show_layout(compute)}, and {twice[0]!r} for storage shards; drop the hint on it"
             )
         return True
 
@@ -170,15 +170,15 @@ def _sources(graph: Graph, op: OpNode, gradient: int) -> list[int]:
         return []
     rule, output = op_named(op.op), op.outputs.index(gradient)
     if output in rule.accumulates:
-        over = (op.inputs[given] for result, given in rule.in_place if result == output)
+        over = (op.inputs[operand] for result, operand in rule.in_place if result == output)
         return [t for t in over if t is not None]
     factors = factors_of(graph, op)
     (dims,) = factors.outputs
     alike = [t for t, names in zip(op.inputs, factors.inputs) if t is not None and names == dims]
     if factors.partial_values or len(alike) != len(op.given):
         raise LayoutError(
-            "[strategy.shard_states] the gradient of a sharded weight is a sum over the batch, or made of such "
-            f"element by element; got {op.label!r} ({op.op}); leave that weight out of the graph, or use another "
-            "strategy"
+            "[strategy.shard_states] the gradient of a sharded weight must be a sum over the batch, or computed "
+            f"from such sums element by element; got {op.label!r} ({op.op}); leave that weight "
+            "out of the graph, or use another strategy"
         )
     return alike

@@ -12,7 +12,7 @@ from tilewise.core.errors import LayoutError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import MAX_DEVICES, Axes, DeviceMesh
 from tilewise.core.validation import Validator, shown
-from tilewise.ir.hints import Hint, as_kept_hint
+from tilewise.ir.hints import Hint, as_frozen_hint
 
 __all__ = ["DistributionStrategy", "ParallelismMode", "StateSharding"]
 
@@ -69,7 +69,7 @@ class StateSharding:
     def __post_init__(self) -> None:
         axes = tuple(_validate.sequence("sharding", "axes", self.axes, "names"))
         if not axes or not all(isinstance(a, str) for a in axes) or len({*axes}) != len(axes):
-            _validate.invalid("sharding", "axes are names, each once", shown(self.axes), 'pass ("fsdp",)')
+            _validate.invalid("sharding", "axes must be unique names", shown(self.axes), 'pass ("fsdp",)')
         object.__setattr__(self, "axes", axes)
         _validate.truth("sharding", "reshard_after_forward", self.reshard_after_forward)
         prefetch = _validate.integer("sharding", "prefetch", self.prefetch, 0, _MAX_PREFETCH)
@@ -121,16 +121,16 @@ class DistributionStrategy:
         layouts = {}
         for pattern, pattern_axes in self.layouts.items():
             _validate.text("strategy", "a pattern of names", pattern)
-            layouts[pattern], axes = as_kept_hint("strategy", pattern_axes, pattern)
+            layouts[pattern], axes = as_frozen_hint("strategy", pattern_axes, pattern)
             unknown = sorted(axes - {*mesh.names})
             if unknown:
                 _validate.invalid(
                     "strategy",
-                    "a layout names axes of the strategy",
+                    "a layout must name axes of the strategy",
                     f"{unknown[0]!r} for {pattern!r} over {mesh}",
                     "name its axes",
                 )
-        # the caller may change its own
+        # copies, because the caller may change its own
         object.__setattr__(self, "axes", FrozenMap(zip(mesh.names, mesh.sizes)))
         object.__setattr__(self, "rules", FrozenMap(rules))
         object.__setattr__(self, "layouts", FrozenMap(layouts))
@@ -145,7 +145,7 @@ class DistributionStrategy:
             if axis not in mesh.names or labels != [BATCH.name]:
                 _validate.invalid(
                     "strategy",
-                    "an axis that cuts state shares the batch and nothing else",
+                    "an axis that shards state must shard the batch and nothing else",
                     f"{axis!r} over {mesh}, which shares {', '.join(labels) or 'nothing'}",
                     f"map {BATCH.name!r} to it, alone or with others",
                 )
@@ -153,7 +153,7 @@ class DistributionStrategy:
         if self.sharding.axes != in_order:
             _validate.invalid(
                 "strategy",
-                "axes cut state in the order in which they share the batch",
+                "axes must shard state in the order in which they shard the batch",
                 ", ".join(self.sharding.axes),
                 f"pass {in_order}",
             )
@@ -165,10 +165,8 @@ class DistributionStrategy:
             LayoutError: the label is not a name.
         """
         if not isinstance(label, str):
-            _validate.invalid(
-                "axes_for", "a label is given by its name", shown(label), 'pass "mlp", for example'
-            )
-        return self.rules.get(label, ())  # type: ignore[return-value]  # made tuples when it was declared
+            _validate.invalid("axes_for", "a label must be a name", shown(label), 'pass "mlp", for example')
+        return self.rules.get(label, ())  # type: ignore[return-value]  # __post_init__ made them tuples
 
     @classmethod
     def single(cls) -> DistributionStrategy:
@@ -223,7 +221,7 @@ class DistributionStrategy:
         if world % degree:
             _validate.invalid(
                 "fsdp",
-                "shard_degree divides world_size",
+                "shard_degree must divide world_size",
                 f"{degree} of {world}",
                 "choose one of " + ", ".join(str(n) for n in range(1, world + 1) if world % n == 0),
             )
@@ -232,7 +230,7 @@ class DistributionStrategy:
             reshard_after_forward,
             prefetch,
             reduce,
-            units,  # type: ignore[arg-type]  # made a tuple there
+            units,  # type: ignore[arg-type]  # StateSharding makes it a tuple
             unit_elements,
         )
         axes = {"dp": world // degree, "fsdp": degree}
@@ -267,37 +265,37 @@ class DistributionStrategy:
 
     @classmethod
     def for_mesh(cls, mesh: DeviceMesh, sharding: StateSharding | None = None) -> DistributionStrategy:
-        """The strategy that a mesh's axis names stand for.
+        """The strategy for a mesh, by the names of its axes.
 
         Args:
             mesh: its axes are `dp`, `fsdp` and `tp`, or some of them.
-            sharding: how state is cut where there is an axis `fsdp`; by default as in `StateSharding`.
+            sharding: how state is sharded over an axis `fsdp`; by default as in `StateSharding`.
 
         Raises:
-            LayoutError: an axis is none of `dp`, `fsdp` and `tp`.
+            LayoutError: an axis has another name.
         """
-        known = ("dp", "fsdp", "tp")
-        unknown = [n for n in mesh.names if n not in known]
+        names = ("dp", "fsdp", "tp")
+        unknown = [n for n in mesh.names if n not in names]
         if unknown:
             raise LayoutError(
                 f"[strategy.for_mesh] mesh axes are dp, fsdp and tp; got {', '.join(unknown)}; rename or drop them"
             )
-        sizes = {name: mesh.size(name) for name in known}
+        sizes = {name: mesh.size(name) for name in names}
         return cls.hybrid(**sizes, sharding=sharding if sizes["fsdp"] > 1 else None)
 
     def mesh(self) -> DeviceMesh:
-        """The mesh a strategy makes when none is given."""
+        """The mesh with the axes of this strategy."""
         return DeviceMesh(self.axes)
 
 
-def _axes_of(label: object, given: object, mesh: DeviceMesh) -> Axes:
+def _axes_of(label: object, rule: object, mesh: DeviceMesh) -> Axes:
     """A rule's axes as a tuple."""
-    axes = (given,) if isinstance(given, str) else given if isinstance(given, tuple) else (None,)
+    axes = (rule,) if isinstance(rule, str) else rule if isinstance(rule, tuple) else (None,)
     if not all(isinstance(a, str) and a in mesh.names for a in axes) or len(set(axes)) != len(axes):
         _validate.invalid(
             "strategy",
             "a rule must map a label to an axis of the strategy, or to a tuple of several",
-            f"{label!r} to {shown(given)} over {mesh}",
+            f"{label!r} to {shown(rule)} over {mesh}",
             "name its axes, each once",
         )
     return tuple(str(axis) for axis in axes)

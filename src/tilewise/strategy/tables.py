@@ -25,7 +25,7 @@ _ID_BYTES, _GRADIENT_BYTES = 4, 4  # of an id, and of an element of a gradient
 def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tuple[Graph, GraphLayout]:
     """The graph with ids and rows gathered before the gradients of its tables, and its layout.
 
-    With several microbatches there are several sums, of which none has all tokens. Ops inside of layers are left alone.
+    With several microbatches no sum has all tokens, so nothing changes. Ops inside layers are not changed.
     """
     chosen = {op.id for op in graph.ops if batch.microbatches == 1 and _is_gathered(graph, layout, op)}
     if not chosen:
@@ -33,7 +33,7 @@ def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tup
     tensors, compute = list(graph.tensors), list(layout.compute)
     ops: list[OpNode] = []
     numbers: dict[int, int] = {}
-    gathered: dict[int, int] = {}  # a tensor -> all devices' rows of it; all is in the backward pass
+    gathered: dict[int, int] = {}  # tensor -> all devices' rows of it, in the backward pass
     for op in graph.ops:
         inputs = op.inputs
         if op.id in chosen:
@@ -69,15 +69,15 @@ def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tup
 
 
 def _is_gathered(graph: Graph, layout: GraphLayout, op: OpNode) -> bool:
-    """Whether an op is the gradient of a table whose batch devices share, and the ids and rows of all tokens are fewer
-    bytes than what a device has of it."""
+    """Whether an op is the gradient of a table, devices share the batch, and the ids and rows of all tokens take fewer
+    bytes than the device's part of the table."""
     if op.op != "embedding_dw":
         return False
     table, ids, rows = op.given[:3]
     sizes = (*graph.spec(ids).shape, *graph.spec(table).shape)
     if not in_space(layout.compute[ids][0]) or any(isinstance(size, Dim) for size in sizes):
         return False
-    *tokens, height, width = map(upper_bound, sizes)  # all are numbers
+    *tokens, height, width = map(upper_bound, sizes)  # none is symbolic here
     token_bytes = _ID_BYTES + width * graph.spec(rows).dtype.itemsize
     local_height = height / layout.mesh.size(*layout.compute[table][0])
     return prod(tokens) * token_bytes < local_height * width * _GRADIENT_BYTES

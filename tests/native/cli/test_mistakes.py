@@ -408,11 +408,11 @@ def test_a_spoilt_configuration_is_refused(tmp_path, run, case):
     ("mesh", "words"),
     [
         *(
-            (text, "a mesh reads axis=size")
+            (text, "a mesh must have the form axis=size")
             for text in ("", "=", "dp", "dp=", "dp=-1", "dp=²", "dp=٢", "dp=2,", "dp=2,dp=2")
         ),
         *(
-            (text, "a mesh reads axis=size")
+            (text, "a mesh must have the form axis=size")
             for text in ("dp=2 ,tp= 2", "dp=two", f"dp={'9' * 5000}", "dp=1e3", "dp=0x2")
         ),
         *((text, "name of an axis must be printable") for text in ("=2", "\udcff=2", "dp=2,\x1b[2J=2")),

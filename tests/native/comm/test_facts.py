@@ -31,7 +31,7 @@ def test_long_values_are_shown_where_they_differ():
     assert (
         f"got '{before}left{after}...' in the leader and '{before}right{after[1:]}...' in process 1" in said
     )
-    assert "got 'a' in the leader and 'b' in process 1; give all processes" in refusal("a", "b")
+    assert "got 'a' in the leader and 'b' in process 1; start all processes" in refusal("a", "b")
 
 
 @pytest.mark.parametrize("other", [None, 7, ["a"]])

@@ -296,7 +296,7 @@ def test_descriptors_that_do_not_suffice(group):
 def test_a_worker_that_cannot_open_a_plan(group, monkeypatch):
     """What it raises is raised here, and the group goes on."""
     monkeypatch.setattr("tilewise.session.assemble.encode_plan", lambda program: b"tilewise plan 2 nothing")
-    with pytest.raises(PlanError, match="a program must be as its leader has sent it"):
+    with pytest.raises(PlanError, match="a program must be what the leader sent"):
         running()
     monkeypatch.undo()
     with running() as model:

@@ -135,7 +135,7 @@ def test_what_a_process_says_of_itself_is_checked():
     with subprocess.Popen(["true"]) as ended:
         pass
     for pid in (None, True, "1", -1, 0, 1 << 40, ended.pid):
-        with pytest.raises(PeerLost, match=r"must say its number|got the end of pid"):
+        with pytest.raises(PeerLost, match=r"must report its process id|got the end of pid"):
             JoinedPeer(1, None).met(pid, True)
 
 

@@ -103,7 +103,7 @@ def test_two_commands_in_one_run_are_refused(tmp_path, second):
     done = under_mpi(tmp_path, [*first, ":", "-n", "1", *command(*second)], 1)
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1, done.stderr
     assert "train run.toml' in the leader and '" in done.stderr
-    assert f"{' '.join(second)}' in process 1" in done.stderr and "the same words" in done.stderr
+    assert f"{' '.join(second)}' in process 1" in done.stderr and "the same command line" in done.stderr
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -163,7 +163,7 @@ def test_a_second_group_is_refused(tmp_path):
     """Processes of a launcher are joined once."""
     done = script(tmp_path, GROUP, "tw.ProcessGroup()")
     assert done.returncode == 1
-    assert "processes of a launcher are joined once; got a second time, after the end" in done.stderr
+    assert "processes of a launcher can join only once; got a second time, after the end" in done.stderr
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def test_a_reduction_dropped_on_all_devices_is_found():
                 program = with_instructions(program, c, number, tuple(kept))
             native_program(program, plan.symbol_bounds)
             with pytest.raises(
-                InternalError, match=r"a shared value is completed once|complete when they are read"
+                InternalError, match=r"a shared value must be completed once|complete when they are read"
             ):
                 validate_reductions(program, *context)
             dropped += 1

@@ -34,7 +34,7 @@ def model():
     [
         (lambda b: {"tokens": b["tokens"]}, "labels"),
         (lambda b: {}, "got none with 'tokens' missing"),
-        (lambda b: {**b, "tokens": b["tokens"].astype(np.float32)}, "takes i32"),
+        (lambda b: {**b, "tokens": b["tokens"].astype(np.float32)}, "must be i32"),
         (lambda b: {**b, "tokens": b["tokens"] + np.int64(1 << 40)}, "lie in"),
         (
             lambda b: {**b, "tokens": np.where(b["tokens"] == b["tokens"][0, 0], -1, b["tokens"])},
@@ -112,7 +112,7 @@ def test_an_index_that_a_layer_hands_on_is_refused():
     x = graph.input([3, 4], name="x")
     index, again = (graph.input([5], "i32", name=name, storage="scalars") for name in ("index", "again"))
     graph.output(graph.gather_rows(x, picks(graph, index, again, path="layer")), "y")
-    with pytest.raises(ShapeError, match="pick it where it is used"):
+    with pytest.raises(ShapeError, match="gather it where it is used"):
         graph.plan()
 
 
@@ -163,7 +163,7 @@ def test_a_state_of_something_else_is_refused(model, name):
     """Of a model with more layers, or of another optimizer: what is besides was once left out in silence."""
     before = model.state_dict()
     other = {key: value + 1 for key, value in before.items()} | {name: np.ones((2, 2), np.float32)}
-    with pytest.raises(CheckpointError, match=f"must be this model's state; got '{name}' besides"):
+    with pytest.raises(CheckpointError, match=f"must be this model's state, and nothing else; got '{name}'"):
         model.load_state_dict(other)
     with pytest.raises(CheckpointError, match=r"got none for 'optimizer.step'"):
         model.load_state_dict({})

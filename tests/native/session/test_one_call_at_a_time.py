@@ -82,7 +82,7 @@ def test_a_second_thread_is_refused_and_changes_nothing(model):
     thread.start()
     assert held.entered.wait(30)
     for name, call in {**CALLS, "close": lambda m: m.close()}.items():
-        with pytest.raises(PlanError, match=rf"\[session.{name}\] a model takes one call at a time"):
+        with pytest.raises(PlanError, match=rf"\[session.{name}\] a model runs one call at a time"):
             call(model)
     held.leave.set()
     thread.join()
@@ -96,7 +96,7 @@ def test_something_else_next_to_a_forward(model):
     expected, refused = model.get_tensor("loss"), []
 
     def meanwhile():
-        with pytest.raises(PlanError, match="a model takes one call at a time") as error:
+        with pytest.raises(PlanError, match="a model runs one call at a time") as error:
             model.get_tensor("loss")
         refused.append(error)
         raise ZeroDivisionError
@@ -159,7 +159,7 @@ def test_a_forked_child_is_refused_at_once(model):
         try:
             model.step(BATCH, 1e-3)
         except PlanError as error:
-            code = 0 if "belongs to the process that made it" in str(error) else 2
+            code = 0 if "only in the process that made it" in str(error) else 2
         model.close()
         del model
         os._exit(code)
@@ -223,14 +223,14 @@ def test_what_to_do_with_such_a_step_is_one_of_two(model):
         ("tokens", np.full((16, 32), 10**8), "must lie in"),
         ("labels", np.full((16, 32), -5), "or be -100"),
         ("tokens", np.zeros((16, 31), np.int32), "shapes must agree"),
-        ("tokens", np.zeros((16, 32), np.float32), "takes i32"),
-        ("norm.weight", np.ones(64, np.complex64), "takes f32"),
-        ("norm.weight", np.ones(64, object), "takes f32"),
-        ("norm.weight", [[1, 2], [3]], "takes an array"),
+        ("tokens", np.zeros((16, 32), np.float32), "must be i32"),
+        ("norm.weight", np.ones(64, np.complex64), "must be f32"),
+        ("norm.weight", np.ones(64, object), "must be f32"),
+        ("norm.weight", [[1, 2], [3]], "must be an array"),
         ("norm.weight", np.full(64, 1e300), "must fit f32"),
-        ("norm.weight", np.ma.masked_less(np.arange(64.0), 3), "takes an array without a mask"),
-        ("tokens", [np.ma.masked_less(np.arange(32), 3)] * 16, "takes an array without a mask"),
-        ("norm.weight", NotGiven(), "takes an array"),
+        ("norm.weight", np.ma.masked_less(np.arange(64.0), 3), "must be an array without a mask"),
+        ("tokens", [np.ma.masked_less(np.arange(32), 3)] * 16, "must be an array without a mask"),
+        ("norm.weight", NotGiven(), "must be an array"),
         ("positions", np.zeros((16, 32), np.int32), "a constant"),
         ("loss", np.zeros(1, np.float32), "a result"),
         ("nonsense", np.zeros(1), "must have the tensor"),
@@ -276,10 +276,10 @@ def test_means_of_squares_are_not_negative(model, odd):
     before, name = state_of(model), "optimizer.exp_avg_sq.layers.1.mlp.up_proj.weight"
     wrong = model.get_tensor(name).copy()
     wrong[-1, -1] = odd
-    with pytest.raises(ShapeError, match=f"none negative; got others in '{name}'"):
+    with pytest.raises(ShapeError, match=f"numbers of at least 0; got others in '{name}'"):
         model.set_tensor(name, wrong)
     with pytest.raises(
-        CheckpointError, match=f"(none negative|finite in f32); got others in '{name}'; nothing was"
+        CheckpointError, match=f"(numbers of at least 0|finite in f32); got others in '{name}'; nothing was"
     ):
         model.load_state_dict({**model.state_dict(), name: wrong})
     assert state_of(model) == before

@@ -71,7 +71,7 @@ def test_refused_memory(runtime, bad):
 
 def test_masked_memory_is_refused(runtime):
     """Kernels would work on what lies under the mask."""
-    with pytest.raises(ValueError, match="memory takes an array without a mask"):
+    with pytest.raises(ValueError, match="memory must be an array without a mask"):
         runtime.register(np.ma.masked_less(np.arange(4.0), 2))
 
 

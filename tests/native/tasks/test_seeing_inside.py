@@ -104,7 +104,7 @@ def test_trace_and_graph_of_one_run(runtime, tmp_path):
     assert {t.id for t in log.graph.tasks} == {t.task for t in inner.trace.tasks} == set(expected)
     assert (tmp_path / "a.html").read_text().count('<path class="edge"') == 4
     assert read_graph(tmp_path / "a.json") == log.graph
-    with pytest.raises(ValueError, match="asked for"):
+    with pytest.raises(ValueError, match="requested"):
         _ = inner.graph
 
 

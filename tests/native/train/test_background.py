@@ -314,7 +314,7 @@ def test_a_run_whose_copy_does_not_fit_is_refused_before_it_starts(texts, tmp_pa
     need = 2 * plan.device_bytes + sum(plan.checkpoint_bytes)
     monkeypatch.setattr(planning, "available_memory", lambda: need - 1)
     with pytest.raises(
-        ResourceError, match=f"of that {format_bytes(sum(plan.checkpoint_bytes))} for checkpoints"
+        ResourceError, match=f"including {format_bytes(sum(plan.checkpoint_bytes))} for checkpoints"
     ):
         plan_run(config, resume=False)
     assert not (tmp_path / "out").exists()

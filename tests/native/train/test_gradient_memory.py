@@ -84,7 +84,7 @@ def test_what_lay_there_before_changes_no_bit(dtype, tied, tmp_path):
 
 
 def test_a_gradient_is_read_behind_its_backward_pass_alone():
-    """Behind a forward pass its memory has activations, and behind a run that failed it may have anything."""
+    """Behind a forward pass its memory has activations, and behind a failed run it may have anything."""
     with make_graph().instantiate() as model:
         model.initialize(seed=1)
         name = f"{model.parameter_names()[0]}.grad"
@@ -94,7 +94,7 @@ def test_a_gradient_is_read_behind_its_backward_pass_alone():
         assert np.array_equal(model.get_tensor(name), expected)
         model.forward(**batch())
         for read in (model.get_tensor, model.differing_replicas, lambda n: model.get_tensor(n, copy=False)):
-            with pytest.raises(PlanError, match="before activations take its memory"):
+            with pytest.raises(PlanError, match="before activations of the next run reuse its memory"):
                 read(name)
         assert np.isfinite(model.get_tensor("loss")).all()
         model.backward()
@@ -103,5 +103,5 @@ def test_a_gradient_is_read_behind_its_backward_pass_alone():
         model.inject("throw", 0, of.templates[of.calls["step"][0].template].instructions[0].label, 0)
         with pytest.raises(TaskFailed):
             model.step(batch(), lr=1e-2)
-        with pytest.raises(PlanError, match="a run that failed"):
+        with pytest.raises(PlanError, match="a failed run"):
             model.get_tensor(name)

@@ -122,7 +122,7 @@ def test_masked_arrays_are_refused_before_anything_is_written(tmp_path):
         lambda: write_weights(tmp_path, [("a mask", masked)]),
         lambda: write_weights(tmp_path, [("w", lazy)]),
     ):
-        with pytest.raises(CheckpointError, match=r"(a mask'|a tensor) takes an array without a mask"):
+        with pytest.raises(CheckpointError, match=r"(a mask'|a tensor) must be an array without a mask"):
             write()
     assert sorted(tmp_path.rglob("*")) == before
     np.testing.assert_array_equal(open_weights(tmp_path)["w"], TENSORS["w"])

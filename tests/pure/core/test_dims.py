@@ -69,7 +69,7 @@ def test_kv_heads_follow_their_query_heads():
 def test_widths_whose_runs_are_not_nodes_are_rejected(k_splits, shards, words):
     """The error lists the widths that the k splits allow, and the k splits that allow the width."""
     with pytest.raises(
-        LayoutError, match=f"its {k_splits} k splits that are nodes of one tree; {words}|{words}"
+        LayoutError, match=f"its {k_splits} k splits that are nodes of its tree; {words}|{words}"
     ):
         shard_range(DimLabel("mlp"), 96, k_splits, shards, 0)
 
@@ -108,10 +108,10 @@ def test_mesh_coordinates_and_groups():
     assert mesh.group(6, "tp", "dp") == [0, 4, 1, 5, 2, 6, 3, 7] and mesh.group(6) == [6]
     assert mesh.coordinate(6, "tp", "dp") == 5 and mesh.group(6, "tp", "dp").index(6) == 5
     assert mesh.coordinate(6, MICRO, "dp") == 1 and mesh.size("dp", MICRO, "tp") == 8 and mesh.size() == 1
-    with pytest.raises(LayoutError, match="'micro' is the axis of time"):
+    with pytest.raises(LayoutError, match="'micro' is reserved for the axis of time"):
         DeviceMesh({"micro": 2})
     for text in ("dp", "dp=x", "dp=2,dp=2", "", "dp=²", "dp=٢", f"dp={'9' * 5000}"):
-        with pytest.raises(LayoutError, match="a mesh reads axis=size"):
+        with pytest.raises(LayoutError, match="a mesh must have the form axis=size"):
             DeviceMesh.parse(text)
     for size in (0, 1 << 17):
         with pytest.raises(LayoutError, match=rf"the size of axis 'dp' must lie in \[1, 1024\]; got {size}"):

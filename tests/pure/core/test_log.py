@@ -53,5 +53,5 @@ def test_unknown_level_is_rejected(root, monkeypatch):
 def test_variables_outside_the_table_are_not_read(monkeypatch):
     """The environment is read only through the table."""
     monkeypatch.setenv("TILEWISE_SECRET", "1")
-    with pytest.raises(ConfigError, match="must stand in the table; got 'TILEWISE_SECRET'"):
+    with pytest.raises(ConfigError, match="must be in `VARIABLES`; got 'TILEWISE_SECRET'"):
         read("TILEWISE_SECRET", "")

@@ -24,7 +24,7 @@ ODD = [["dp"], ("dp", "tp"), None]
 def test_axes_are_names(ask, odd):
     """A list is not accepted as a name, also after a valid one."""
     for axes in ((odd,), ("dp", odd)):
-        with pytest.raises(LayoutError, match=r"\[core.mesh\] axes are names; got .*; pass "):
+        with pytest.raises(LayoutError, match=r"\[core.mesh\] axes must be names; got .*; pass "):
             ask(*axes)
 
 
@@ -36,7 +36,7 @@ def test_absent_axes_count_one_device():
 @pytest.mark.parametrize("odd", ODD, ids=str)
 def test_labels_are_strings(odd):
     """Axes of a label are looked up by its name."""
-    with pytest.raises(LayoutError, match=r"\[strategy.axes_for\] a label is given by its name; got "):
+    with pytest.raises(LayoutError, match=r"\[strategy.axes_for\] a label must be a name; got "):
         DistributionStrategy.ddp(2).axes_for(odd)
 
 

@@ -75,7 +75,7 @@ def test_fold_reaches_the_root_or_is_rejected(cut, data):
     place = data.draw(st.integers(0, len(held) - 1))
     dropped = held[:place] + held[place + 1 :]
     assert "missing" in fold_intervals(dropped, count)
-    assert "held twice or out of order" in fold_intervals([*held[: place + 1], *held[place:]], count)
+    assert "present twice or out of order" in fold_intervals([*held[: place + 1], *held[place:]], count)
     if len(held) > 1:
         other = data.draw(st.integers(0, len(held) - 1).filter(lambda i: i != place))
         swapped = list(held)

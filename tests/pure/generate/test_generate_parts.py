@@ -90,7 +90,7 @@ def test_logits_that_are_no_numbers_pick_nothing(bad, temperature):
 
 def test_masked_logits_pick_nothing():
     """A token below the mask could come; `Sampling` and grammars say which may not."""
-    with pytest.raises(ConfigError, match="logits takes an array without a mask"):
+    with pytest.raises(ConfigError, match="logits must be an array without a mask"):
         choose_token(np.ma.masked_less(LOGITS, 0), Sampling(), History([0] * 9))
 
 

@@ -58,7 +58,7 @@ def test_wrong_shapes_fail_at_the_call():
             lambda g: g.draft.declare("parameter", g.find("x").spec.renamed("__metadata__")),
             "files of weights reserve; got '__metadata__'",
         ),
-        (lambda g: g.loss(g.find("x")), "a loss is one f32, computed by the graph"),
+        (lambda g: g.loss(g.find("x")), "a loss must be one f32 computed by the graph"),
         (lambda g: g.find("nonsense"), "must have the tensor; got 'nonsense'"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_name_means_one_tensor():
     assert g.draft.outputs == {"x": x.id, "y": y.id}
     for name in ("y", "optimizer.master.x", "optimizer.step", "loss.inv_count"):
         for declare in (g.input, g.parameter, g.state):
-            with pytest.raises(ShapeError, match=r"unique|optimizer's|own"):
+            with pytest.raises(ShapeError, match=r"unique|reserved"):
                 declare([4, 8], name=name)
     g.input([4, 8], name="z")
     with pytest.raises(ShapeError, match="unique"):
@@ -102,7 +102,7 @@ def test_a_second_thread_is_refused_while_one_describes():
         with g.all_or_nothing():
             g.scale(x, 2.0)
             for call in calls:
-                with pytest.raises(ShapeError, match="one thread at a time describes a graph"):
+                with pytest.raises(ShapeError, match="one thread at a time may write to a graph"):
                     other.submit(call).result()
             reader = other.submit(g.freeze)  # sees all of the block or nothing
             g.silu(x)
@@ -119,7 +119,7 @@ def test_a_second_tensor_of_positions_is_refused_with_what_to_do(seq, name):
     tokens = g.input([2, seq], "i32", name="tokens", storage="scalars")
     first = g.positions(tokens)
     with pytest.raises(
-        ShapeError, match=rf"\[graph.positions\] .* take graph.find\('{name}'\) if it .* your own"
+        ShapeError, match=rf"\[graph.positions\] .* use graph.find\('{name}'\) if it .* your own"
     ):
         g.positions(tokens)
     assert g.find(name) is first
@@ -274,7 +274,7 @@ def test_a_cache_is_read_as_it_was_written():
     table, cache = g.input([1, 2], "i32", name="table"), g.state([128, 16], name="cache")
     written = g.kv_write(cache, x, ids[0], head_dim=8)
     for head_dim, block_size in ((16, 64), (8, 128)):
-        with pytest.raises(ShapeError, match="in the heads and blocks that it was written in"):
+        with pytest.raises(ShapeError, match="with the head_dim and block_size it was written with"):
             g.paged_attention(q, written, written, *ids[1:], table, head_dim=head_dim, block_size=block_size)
     g.paged_attention(q, written, written, *ids[1:], table, head_dim=8)
     with pytest.raises(ShapeError, match="whole blocks of 48 rows"):

@@ -248,7 +248,7 @@ def test_a_layer_has_no_outputs_of_its_own():
     before = show_graph(graph.freeze())
     for made, name in ((seen, "seen"), (judged, "loss")):
         with pytest.raises(
-            TilewiseError, match=f"outputs and the loss are the graph's; got an output '{name}'"
+            TilewiseError, match=f"must not declare outputs or a loss; got an output '{name}'"
         ):
             made(graph, t["x"], path="p")
     assert show_graph(graph.freeze()) == before
@@ -282,7 +282,7 @@ def test_a_second_mean_over_labels():
     graph = GraphBuilder("g")
     x, labels = graph.input([4, 8], name="x"), graph.input([4], "i32", name="labels")
     graph.mean_cross_entropy(x, labels)
-    with pytest.raises(TilewiseError, match="got a second in 'g'; take cross_entropy with an inv_count"):
+    with pytest.raises(TilewiseError, match="got a second in 'g'; use cross_entropy with your own inv_count"):
         graph.mean_cross_entropy(graph.silu(x), labels)
 
 

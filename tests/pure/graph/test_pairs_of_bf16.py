@@ -26,7 +26,7 @@ def product(atom, size, dtype, *, is_summed):
 def test_k_splits_that_begin_at_odd_elements_are_refused(atom, size, is_summed):
     """In bf16, naming the label; fp32 takes them."""
     with pytest.raises(
-        PlanError, match=rf"in pairs.*got \d+ of {size} of 'x' in pieces of {atom}.*'linear:w'"
+        PlanError, match=rf"at even elements.*got \d+ of {size} of 'x' in pieces of {atom}.*'linear:w'"
     ):
         product(atom, size, "bf16", is_summed=is_summed).plan()
     product(atom, size, "f32", is_summed=is_summed).plan()

@@ -80,7 +80,7 @@ def test_an_error_names_layer_and_thread():
     """That of the first item that fails, for any threads."""
     with pytest.raises(
         ShapeError,
-        match=r"layer 7 \(7\) must be described.*KeyError: .*seven.* in thread 'layer_\d', behind 'layers\.7'",
+        match=r"layer 7 \(7\) must be described.*KeyError: .*seven.* in thread 'layer_\d', after 'layers\.7'",
     ):
         ParallelGraphBuilder(3).specify(own.fail_at_seven, range(12)).result()
 
@@ -93,13 +93,16 @@ def test_nothing_is_half_assembled():
     good = LayerSpec("a", operands=("x",), function=own.block)
     state = ("state", TensorSpec((4, own.WIDTH), "f32", name="lone"))
     for specs, words in (
-        ([good, LayerSpec("b", operands=("nothing",), function=own.block)], "'nothing', which is not one"),
-        ([LayerSpec("b", operands=("a",), function=own.block), good], "'a', which is not one"),
-        ([good, replace(good, operands=("x",))], "a path of its own"),
-        ([good, LayerSpec("b", operands=("a",), function=own.wrong)], "layer 'b' must fit what it reads"),
-        ([good, replace(good, path="x")], "a path of its own"),
-        ([LayerSpec("c", tensors=(state,)), LayerSpec("d", tensors=(state,))], "'lone', which is taken"),
-        ([LayerSpec("c", tensors=(("state", replace(state[1], name="x")),))], "'x', which is taken"),
+        ([good, LayerSpec("b", operands=("nothing",), function=own.block)], "'nothing', which is neither"),
+        ([LayerSpec("b", operands=("a",), function=own.block), good], "'a', which is neither"),
+        ([good, replace(good, operands=("x",))], "a unique path"),
+        ([good, LayerSpec("b", operands=("a",), function=own.wrong)], "layer 'b' must accept its operands"),
+        ([good, replace(good, path="x")], "a unique path"),
+        (
+            [LayerSpec("c", tensors=(state,)), LayerSpec("d", tensors=(state,))],
+            "'lone', which exists already",
+        ),
+        ([LayerSpec("c", tensors=(("state", replace(state[1], name="x")),))], "'x', which exists already"),
         ([good, 3], "a specification"),
     ):
         with pytest.raises(ShapeError, match=words):
@@ -127,9 +130,9 @@ def test_what_is_said_of_a_layer_is_held_to_it():
     builder.assemble(graph, [cache(64)], [call])
     own.caching(other, other.find("x"), other.find("slots"), path="layers.0", rows=64)
     assert graph.freeze() == other.freeze()
-    with pytest.raises(ShapeError, match=r"declares what is said of it, the state 'layers\.0\.cache'"):
+    with pytest.raises(ShapeError, match=r"must declare the specified state 'layers\.0\.cache'"):
         builder.assemble(graph_of(), [cache(65)], [call])
-    with pytest.raises(ShapeError, match="declares what is said of it"):
+    with pytest.raises(ShapeError, match="must declare the specified"):
         builder.assemble(graph_of(), [replace(call, tensors=cache(64, "layers.0.other").tensors)])
     lone = graph_of()
     builder.assemble(lone, [cache(64, "shared")], [replace(call, operands=("x", "slots"))])
@@ -195,9 +198,9 @@ def test_what_is_none_is_refused():
         with pytest.raises(ShapeError):
             ParallelGraphBuilder(**wrong)
     builder = ParallelGraphBuilder()
-    with pytest.raises(ShapeError, match="described by a function"):
+    with pytest.raises(ShapeError, match="describe must be a function"):
         builder.specify(3, [1])
-    with pytest.raises(ShapeError, match="items can be walked"):
+    with pytest.raises(ShapeError, match="items must be iterable"):
         builder.specify(print, 5)
     with pytest.raises(ShapeError, match="layer"):
         builder.specify(lambda handle, n: handle.layer(print, path="a"), [1]).result()

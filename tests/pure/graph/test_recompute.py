@@ -133,19 +133,19 @@ def test_equal_choices_in_other_words_are_one_template():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("some", r"none, selective, full; names stand in a list; got 'some'"),
-        ("layers.*", r"names stand in a list; got 'layers.\*'"),
+        ("some", r"none, selective, full; names go into a list; got 'some'"),
+        ("layers.*", r"names go into a list; got 'layers.\*'"),
         (True, "a sequence of names; got True"),
         (None, "a sequence of names; got None"),
         (b"full", "a sequence of names"),
         ({"layers.0": "full"}, "a sequence of names"),
         (["layers.0", 3], "a pattern of names must be printable text; got 3"),
         ([""], "a pattern of names must be printable text; got ''"),
-        (["/silu"], "names layers, and behind a slash ops; got '/silu'|a slash ops in them; got '/silu'"),
-        (["layers.*/"], "a slash ops in them; got 'layers.*/'"),
-        (["layers.9"], r"fits names of layers .*; got 'layers.9'; choose from layers.2, layers.1, layers.0"),
-        (["layers.*", "blocks.*/silu"], r"fits names of layers .*; got 'blocks.\*/silu'"),
-        (["layers.*/gelu"], r"fits labels of ops .*; got 'layers.\*/gelu'; choose from rms_norm:input"),
+        (["/silu"], "must be LAYERS or LAYERS/OPS; got '/silu'"),
+        (["layers.*/"], "must be LAYERS or LAYERS/OPS; got 'layers.*/'"),
+        (["layers.9"], r"match names of layers .*; got 'layers.9'; choose from layers.2, layers.1, layers.0"),
+        (["layers.*", "blocks.*/silu"], r"match names of layers .*; got 'blocks.\*/silu'"),
+        (["layers.*/gelu"], r"match labels of ops .*; got 'layers.\*/gelu'; choose from rms_norm:input"),
     ],
 )
 def test_what_says_nothing_is_refused(given, words):
@@ -159,7 +159,7 @@ def test_a_graph_without_layers_is_refused():
     graph = GraphBuilder("flat")
     x = graph.input([4, 8], name="x", labels=[BATCH, None])
     loss = graph.mean(linear(graph, x, "w", 8))
-    with pytest.raises(PlanError, match="a loss has to depend on one; got no layer in 'flat'"):
+    with pytest.raises(PlanError, match="that the loss depends on; got no layer in 'flat'"):
         differentiate(graph.freeze(), loss.id, None, Recomputation.of("full"))
 
 

@@ -31,9 +31,9 @@ def test_two_spellings_have_one_form(hint, layout):
     [
         (("a", "b", "c", "d"), "at most one entry per dim of 'x'"),
         ({"a": Shard(3)}, "at most one entry per dim"),
-        (("a", "a"), "names each axis of devices once"),
-        ((("a", "b"), "b"), "names each axis of devices once"),
-        (("micro",), "does not name 'micro'"),
+        (("a", "a"), "name each mesh axis only once"),
+        ((("a", "b"), "b"), "name each mesh axis only once"),
+        (("micro",), "must not name 'micro'"),
         ("dp", "one of two forms"),
         (7, "one of two forms"),
         ((1,), "one of two forms"),
@@ -71,9 +71,9 @@ def test_hints_stay_with_their_tensors():
 def test_layouts_of_a_strategy_name_its_axes():
     """A pattern's layout is checked when the strategy is declared."""
     for layouts, words in (
-        ({"w*": ("c",)}, "names axes of the strategy; got 'c' for 'w"),
-        ({"w*": ("a", "a")}, "names each axis of devices once; got .* for 'w"),
-        ({"w*": ("micro",)}, "does not name 'micro'"),
+        ({"w*": ("c",)}, "must name axes of the strategy; got 'c' for 'w"),
+        ({"w*": ("a", "a")}, "name each mesh axis only once; got .* for 'w"),
+        ({"w*": ("micro",)}, "must not name 'micro'"),
         ({"w*": "a"}, "one of two forms"),
         ({"": ("a",)}, "a pattern of names"),
     ):

@@ -53,14 +53,14 @@ MEMBERS = [
     ({"in_place": ((0, 0, 1),)}, "`in_place` has pairs"),
     ({"in_place": ((0, 9),)}, r"`in_place` has pairs of an output and an input of 2; got \(\(0, 9\),\)"),
     ({"in_place": ((0, -1),)}, "`in_place` has pairs"),
-    ({"must_alias": True}, r"`in_place` says for each output that must lie.*once; got \(\)"),
+    ({"must_alias": True}, r"`in_place` must name the input for each output.*once; got \(\)"),
     (
         {"must_alias": True, "in_place": ((0, 0), (0, 1))},
-        "`in_place` says for each output that must lie.*once",
+        "`in_place` must name the input for each output.*once",
     ),
     (
         {"must_alias": True, "in_place": ((0, 0), (1, 0))},
-        "`in_place` says for each output that must lie.*once",
+        "`in_place` must name the input for each output.*once",
     ),
     ({"passes_indices": (1,)}, r"`passes_indices` has pairs.*got \(1,\)"),
     (
@@ -115,7 +115,7 @@ INFERRED = [
             "in_place": ((0, 0),),
             "infer": lambda *_: [TensorSpec((8, 7), DTYPES["f32"], (BATCH, None))],
         },
-        r"an output that lies in an input's memory is like it; got output 0 f32\[8, 7\] rows, and input 0 f32\[8, 6\]",
+        r"an output .* shape, dtype and storage; got output 0 f32\[8, 7\] rows, and input 0 f32\[8, 6\]",
     ),
 ]
 
@@ -154,7 +154,7 @@ def test_an_output_does_not_take_the_name_of_an_operand():
 def test_a_count_of_operands_that_is_none(count):
     """The op's author is told, not the one who calls it."""
     with pytest.raises(
-        InternalError, match=r"\[ir.odd\] the function that `signature` has.*correct Odd.signature"
+        InternalError, match=r"\[ir.odd\] the function `signature.operands` must.*correct Odd.signature"
     ):
         build(signature=Signature(lambda attrs: count))
 

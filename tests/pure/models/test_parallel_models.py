@@ -93,10 +93,10 @@ def test_wrong_caches_and_missing_layers_are_refused():
     builder, graph = ParallelModelBuilder(config, "decoding", **sizes), GraphBuilder("model")
     other = ParallelModelBuilder(config, "decoding", **{**sizes, "num_blocks": 4})
     for groups, words in (
-        ([other.create_kv_caches(), builder.create_layers()], "declares what is said of it"),
+        ([other.create_kv_caches(), builder.create_layers()], "must declare the specified"),
         ([builder.create_kv_caches()], "a model has 5 layers; got 0"),
-        ([builder.create_layers(), builder.create_layers()], "a path of its own"),
-        ([builder.create_layers().result()[1:]], "'layers.0', which is not one"),
+        ([builder.create_layers(), builder.create_layers()], "a unique path"),
+        ([builder.create_layers().result()[1:]], "'layers.0', which is neither"),
     ):
         with pytest.raises(ShapeError, match=words):
             builder.assemble(graph, *groups)

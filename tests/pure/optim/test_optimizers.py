@@ -85,7 +85,7 @@ def test_a_group_without_parameters_is_refused():
     described, gradients = differentiate(graph.freeze(), graph.draft.loss_id)
     SGD(groups=(ParameterGroup("w"),)).add_to(GraphBuilder.thaw(described), gradients)
     with pytest.raises(
-        ConfigError, match=r"a group has parameters; got \('w\.weight',\), which fit none in 'g'"
+        ConfigError, match=r"a group must match parameters; got \('w\.weight',\), which match none in 'g'"
     ):
         SGD(groups=(ParameterGroup("w.weight"),)).add_to(GraphBuilder.thaw(described), gradients)
 
@@ -100,7 +100,7 @@ def test_functions_of_an_update_take_values_and_numbers():
     for odd in (1e39, -1e39, float("nan")):  # infinite in fp32, or none
         with pytest.raises(ConfigError, match=r"\[optim.rule\] a constant must"):
             record_update(lambda parameter, odd=odd: parameter.weight * odd, (), ("lr",))
-    with pytest.raises(ConfigError, match=r"sqrt takes a value .*; got 4.0"):
+    with pytest.raises(ConfigError, match=r"sqrt needs a value .*; got 4.0"):
         record_update(lambda parameter: sqrt(4.0), (), ())
 
 
@@ -118,9 +118,7 @@ def test_functions_of_an_update_take_values_and_numbers():
 )
 def test_operations_that_no_program_has_are_refused(operation, got):
     """A comparison would be one of objects, and decide nothing; each says what there is."""
-    words = (
-        rf"\[optim.rule\] an update computes with .* fused, .* and sqrt .*; got {got}; write it with these"
-    )
+    words = rf"\[optim.rule\] an update may use only .* fused, .* and sqrt .*; got {got}; write it with these"
     with pytest.raises(ConfigError, match=words):
         record_update(lambda parameter: operation(parameter.weight), (), ())
 
@@ -159,9 +157,9 @@ def test_numbers_of_numpy_are_numbers():
         (lambda p: setattr(p, "weight", 2), "got weight = 2"),
         (lambda p: delattr(p, "weight"), "got weight = None"),
         (lambda p: delattr(p, "states"), "got states = None"),
-        (lambda p: p.states["zz"], "got 'zz', where there is weight; name it in `states` or `per_step`"),
-        (lambda p: p.hyper["zz"], "got 'zz', where there is lr; name it"),
-        (lambda p: p.hyper[1], "got 1, where there is lr; name it"),
+        (lambda p: p.states["zz"], "got 'zz'; declared: weight; declare it in `states` or `per_step`"),
+        (lambda p: p.hyper["zz"], "got 'zz'; declared: lr; declare it"),
+        (lambda p: p.hyper[1], "got 1; declared: lr; declare it"),
     ],
 )
 def test_an_update_leaves_what_its_optimizer_names(update, words):
@@ -172,7 +170,7 @@ def test_an_update_leaves_what_its_optimizer_names(update, words):
 
 def test_a_step_brings_a_number():
     """Without any there is no input to bring it."""
-    with pytest.raises(ConfigError, match=r"\[optim.Own\] per_step names a number that each step brings"):
+    with pytest.raises(ConfigError, match=r"\[optim.Own\] per_step must name at least one number"):
         make(per_step=())
 
 
@@ -182,6 +180,6 @@ def test_an_optimizer_has_parameters_to_train():
     graph.loss(graph.sum(graph.input([4, 8], name="x", labels=[BATCH, None])))
     described, gradients = differentiate(graph.freeze(), graph.draft.loss_id)
     with pytest.raises(
-        ConfigError, match=r"\[optim.SGD\] an optimizer has parameters to train; got none in 'g'"
+        ConfigError, match=r"\[optim.SGD\] an optimizer needs parameters to train; got none in 'g'"
     ):
         SGD().add_to(GraphBuilder.thaw(described), gradients)

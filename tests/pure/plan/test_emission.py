@@ -118,43 +118,53 @@ def test_operands_that_view_other_columns_speak_for_themselves():
 
 
 REFUSED = [
-    ("rms_norm", NORM, {"tiles": {"gamma": None}}, r"not optional is given; got none for operand 'gamma'"),
-    ("rms_norm", NORM, {"tiles": {"beta": whole(3)}}, r"operands are gamma, rstd, x, y; got 'beta'"),
-    ("rms_norm", NORM, {"tiles": {"x": 1}}, r"low.row, low.whole or low.col return; got 1 for 'x'"),
-    ("rms_norm", NORM, {"floats": {"eps": None}}, r"every float is given; got none for 'eps'"),
+    (
+        "rms_norm",
+        NORM,
+        {"tiles": {"gamma": None}},
+        r"not optional must be given; got none for operand 'gamma'",
+    ),
+    (
+        "rms_norm",
+        NORM,
+        {"tiles": {"beta": whole(3)}},
+        r"operands of this kernel are gamma, rstd, x, y; got 'beta'",
+    ),
+    ("rms_norm", NORM, {"tiles": {"x": 1}}, r"a result of low.row, low.whole or low.col; got 1 for 'x'"),
+    ("rms_norm", NORM, {"floats": {"eps": None}}, r"every float must be given; got none for 'eps'"),
     ("rms_norm", NORM, {"floats": {"eps": float("inf")}}, r"finite number; got inf for 'eps'"),
     ("rms_norm", NORM, {"floats": {"eps": True}}, r"finite number; got True for 'eps'"),
-    ("rms_norm", NORM, {"floats": {"scale": 1.0}}, r"floats are eps, offset; got 'scale'"),
-    ("rms_norm", NORM, {"ints": {"rows": 1}}, r"integers are none; got 'rows'"),
-    ("rms_norm", NORM, {"dtype": None}, r"dtype is one of rms_norm_f32, rms_norm_bf16; got None"),
-    ("rms_norm", NORM, {"dtype": "f64"}, r"dtype is one of .*; got 'f64'"),
-    ("rms_norm", NORM, {"tiles": {"x": row(8)}}, r"operand 'x' has elements of f32; got bf16"),
-    ("rms_norm", NORM, {"tiles": {"rstd": row(6)}}, r"operand 'rstd' has elements of f32; got i32"),
-    ("rms_norm", NORM, {"tiles": {"x": row(4)}}, r"operand 'x' lies in rows; got panels"),
+    ("rms_norm", NORM, {"floats": {"scale": 1.0}}, r"floats of this kernel are eps, offset; got 'scale'"),
+    ("rms_norm", NORM, {"ints": {"rows": 1}}, r"integers of this kernel are none; got 'rows'"),
+    ("rms_norm", NORM, {"dtype": None}, r"dtype must be one of rms_norm_f32, rms_norm_bf16; got None"),
+    ("rms_norm", NORM, {"dtype": "f64"}, r"dtype must be one of .*; got 'f64'"),
+    ("rms_norm", NORM, {"tiles": {"x": row(8)}}, r"operand 'x' must have elements of f32; got bf16"),
+    ("rms_norm", NORM, {"tiles": {"rstd": row(6)}}, r"operand 'rstd' must have elements of f32; got i32"),
+    ("rms_norm", NORM, {"tiles": {"x": row(4)}}, r"operand 'x' must be stored in rows; got panels"),
     (
         "rms_norm",
         NORM,
         {"tiles": {"x": row(9)}},
-        r"'x' is cut from as many rows.*; got 7 rows under a loop over 10",
+        r"'x' must have as many rows.*; got 7 rows under a loop over 10",
     ),
     (
         "rms_norm",
         NORM,
         {"tiles": {"x": row(5)}},
-        r"'d' is one size; got 6 in operand 'y' and 12 in operand 'x'",
+        r"'d' must be one size; got 6 in operand 'y' and 12 in operand 'x'",
     ),
-    ("rms_norm", NORM, {"tiles": {"gamma": whole(9)}}, r"operand 'gamma' is \[1 g\]; got 1 as 7"),
+    ("rms_norm", NORM, {"tiles": {"gamma": whole(9)}}, r"operand 'gamma' must be \[1 g\]; got 1 as 7"),
     (
         "rms_norm",
         NORM,
         {"tiles": {"gamma": row(0)}},
-        r"operand 'gamma' is \[1 g\]; got 1 as a tile of the loop",
+        r"operand 'gamma' must be \[1 g\]; got 1 as a tile of the loop",
     ),
     (
         "rms_norm",
         NORM,
         {"tiles": {"x": whole(1)}},
-        r"'m' is one size; got a tile of the loop in operand 'y' and 10",
+        r"'m' must be one size; got a tile of the loop in operand 'y' and 10",
     ),
     (
         "rms_norm",
@@ -162,34 +172,54 @@ REFUSED = [
         {"tiles": {"y": row(0, group=0, member=1)}},
         r"its own device's memory; got a peer's tile for operand 'y'",
     ),
-    ("matmul", PRODUCT, {"tiles": {"w": [whole(4)]}}, r"equally many; got 2 of 'a', 1 of 'w'"),
-    ("matmul", PRODUCT, {"tiles": {"w": None}}, r"a list of operands is a list; got None for operand 'w'"),
-    ("matmul", PRODUCT, {"tiles": {"a": row(0)}}, r"a list of operands is a list; got .* for operand 'a'"),
-    ("matmul", PRODUCT, {"tiles": {"w": [whole(4), row(0)]}}, r"operand 'w' lies in panels; got rows"),
+    ("matmul", PRODUCT, {"tiles": {"w": [whole(4)]}}, r"equal lengths; got 2 of 'a', 1 of 'w'"),
+    (
+        "matmul",
+        PRODUCT,
+        {"tiles": {"w": None}},
+        r"a list of operands must be a list; got None for operand 'w'",
+    ),
+    (
+        "matmul",
+        PRODUCT,
+        {"tiles": {"a": row(0)}},
+        r"a list of operands must be a list; got .* for operand 'a'",
+    ),
+    (
+        "matmul",
+        PRODUCT,
+        {"tiles": {"w": [whole(4), row(0)]}},
+        r"operand 'w' must be stored in panels; got rows",
+    ),
     (
         "matmul",
         PRODUCT,
         {"tiles": {"w": [whole(4), Operand(7, Mode.COL)]}},
-        r"as they lie.*got those of panels",
+        r"as they are stored.*got rows of a packed",
     ),
-    ("rms_norm", NORM, {"tiles": {"x": Operand(1, Mode.PANELCOLS)}}, r"as they lie.*got those of rows as if"),
+    (
+        "rms_norm",
+        NORM,
+        {"tiles": {"x": Operand(1, Mode.PANELCOLS)}},
+        r"as they are stored.*got panels of a tensor",
+    ),
     (
         "matmul",
         PRODUCT,
         {"tiles": {"a": [row(0), row(5)]}},
-        r"'k' is one size; got 12 in operand 'a' and 6 in .* 'w'",
+        r"'k' must be one size; got 12 in operand 'a' and 6 in .* 'w'",
     ),
     (
         "matmul",
         PRODUCT,
         {"ints": {"range": [0, 6]}},
-        r"'range' has 2\*num_k_splits\*num_terms = 8 integers; got 2",
+        r"'range' must have 2\*num_k_splits\*num_terms = 8 integers; got 2",
     ),
     (
         "matmul",
         PRODUCT,
         {"ints": {"num_k_splits": None}},
-        r"every integer is given; got none for 'num_k_splits'",
+        r"every integer must be given; got none for 'num_k_splits'",
     ),
     (
         "matmul",
@@ -198,7 +228,12 @@ REFUSED = [
         r"64 bits; got 9223372036854775808 for 'num_k_splits'",
     ),
     ("matmul", PRODUCT, {"ints": {"num_k_splits": 2.0}}, r"64 bits; got 2.0 for 'num_k_splits'"),
-    ("matmul", PRODUCT, {"ints": {"num_terms": 2}}, r"integers are num_k_splits, range; got 'num_terms'"),
+    (
+        "matmul",
+        PRODUCT,
+        {"ints": {"num_terms": 2}},
+        r"integers of this kernel are num_k_splits, range; got 'num_terms'",
+    ),
 ]
 
 
@@ -214,7 +249,7 @@ def test_what_is_refused(kernel, base, change, words):
 
 def test_an_unknown_kernel():
     """A kernel that no table knows."""
-    with pytest.raises(InternalError, match="a kernel stands in the table; got 'rms' in op 'mine'"):
+    with pytest.raises(InternalError, match="a kernel must be in the table; got 'rms' in op 'mine'"):
         make("rms", NORM)
 
 
@@ -242,7 +277,7 @@ def test_a_repeated_instruction_is_the_one_that_would_be_emitted():
         ({"x": row(9)}, "operands of the same form"),  # fewer rows
         ({"x": row(4)}, "operands of the same form"),  # panels
         ({"x": whole(11)}, "operands of the same form"),
-        ({"x": 11}, "low.row, low.whole or low.col return; got 11 for 'x'"),
+        ({"x": 11}, "a result of low.row, low.whole or low.col; got 11 for 'x'"),
         ({"beta": row(11)}, "got another for 'beta'"),
         ({"x": row(0)}, "as many tensors as before"),
     ],
@@ -277,7 +312,7 @@ def test_symbolic_rows_are_compared_as_such():
     """A tensor with a symbol's rows fits a loop over them, and no other."""
     tiles = {"out": row(10), "x": row(10)}
     make("silu", {"dtype": "f32", "tiles": tiles, "extent": Number(0, 0, 1)})
-    with pytest.raises(InternalError, match="cut from as many rows"):
+    with pytest.raises(InternalError, match="must have as many rows"):
         make("silu", {"dtype": "f32", "tiles": tiles, "extent": Number(0, 0, 2)})
 
 

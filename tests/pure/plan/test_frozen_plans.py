@@ -134,5 +134,7 @@ def test_a_tensor_of_the_devices_alone_has_no_entry():
     """What is made and used up within a step is nowhere for users."""
     plan = small()
     inner = next(t.id for t in plan.graph.tensors if t.id not in plan.outside)
-    with pytest.raises(PlanError, match=rf"\[plan.entry\] users read or write the tensor; got {inner}, "):
+    with pytest.raises(
+        PlanError, match=rf"\[plan.entry\] users must be able to read or write the tensor; got {inner}, "
+    ):
         plan.entry(0, inner)

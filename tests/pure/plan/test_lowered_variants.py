@@ -104,7 +104,7 @@ def test_values_are_believed_of_the_lowering_alone(monkeypatch, spoil):
 
     right = variant.values_of
     monkeypatch.setattr(variant, "values_of", wrong)
-    with pytest.raises(InternalError, match="a value is written before it is read"):
+    with pytest.raises(InternalError, match="a value must be written before it is read"):
         plan(None)
 
 

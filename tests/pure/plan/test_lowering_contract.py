@@ -88,14 +88,14 @@ PARTS = [
     ("a", lambda low, t: low.row(t, div=-1), "div -1"),
     ("a", lambda low, t: low.row(t, div=Number(2)), "rows of operand 'a'.*div 2"),
     ("a", lambda low, t: low.row(t, div=Number(0)), "div 0"),
-    ("a", lambda low, t: low.row(t, div="2"), "divided by an integer or a Number; got '2'"),
-    ("a", lambda low, t: low.row(t, div=None), "divided by an integer or a Number; got None"),
-    ("a", lambda low, t: low.rows_at(low.tensor(t), 10**7, 8), "lie in it; got 8 rows from 10000000 on, of {rows}"),
-    ("a", lambda low, t: low.rows_at(low.tensor(t), -5, 8), "lie in it; got 8 rows from -5 on"),
-    ("a", lambda low, t: low.rows_at(low.tensor(t), 0, 0), "lie in it; got 0 rows"),
-    ("a", lambda low, t: low.rows_at(low.tensor(t), "0", 8), "lie in it; got 8 rows from '0' on"),
-    ("out", lambda low, t: low.rows_at(low.tensor(t), 8, 8), "fixed rows of operand 'out' lie in it"),
-    ("a", lambda low, t: low.rows_at(low.tensor(t), 0, 2), "'m' is one size; got a tile of .* and 2 in operand 'a'"),
+    ("a", lambda low, t: low.row(t, div="2"), "`div` of operand 'a' must be an integer or a Number; got '2'"),
+    ("a", lambda low, t: low.row(t, div=None), "`div` of operand 'a' must be an integer or a Number; got None"),
+    ("a", lambda low, t: low.rows_at(low.tensor(t), 10**7, 8), "lie in operand 'a'; got 8 rows from 10000000.*{rows}"),
+    ("a", lambda low, t: low.rows_at(low.tensor(t), -5, 8), "lie in operand 'a'; got 8 rows from -5 on"),
+    ("a", lambda low, t: low.rows_at(low.tensor(t), 0, 0), "lie in operand 'a'; got 0 rows"),
+    ("a", lambda low, t: low.rows_at(low.tensor(t), "0", 8), "lie in operand 'a'; got 8 rows from '0' on"),
+    ("out", lambda low, t: low.rows_at(low.tensor(t), 8, 8), "fixed rows must lie in operand 'out'"),
+    ("a", lambda low, t: low.rows_at(low.tensor(t), 0, 2), "must be one size; got a tile of .* and 2 in operand 'a'"),
 ]  # fmt: skip
 
 
@@ -125,10 +125,10 @@ def one_row(low, a):
 
 
 GROWING = [
-    (lambda low, a: low.row(a, div=low.size(low.spec(a).shape[1])), "rows of operand 'a', times its `div`"),
-    (lambda low, a: low.row(a, div=Number(2)), "rows of operand 'a', times its `div`"),
-    (lambda low, a: low.row(one_row(low, a), div=8), "rows of operand 'a', times its `div`"),
-    (lambda low, a: low.row(one_row(low, a), div=ALL_ROWS), "'m' is one size; got a tile of the loop in .* loop over"),
+    (lambda low, a: low.row(a, div=low.size(low.spec(a).shape[1])), "rows of operand 'a' times its `div`"),
+    (lambda low, a: low.row(a, div=Number(2)), "rows of operand 'a' times its `div`"),
+    (lambda low, a: low.row(one_row(low, a), div=8), "rows of operand 'a' times its `div`"),
+    (lambda low, a: low.row(one_row(low, a), div=ALL_ROWS), "must be one size; got a tile of the loop in .* loop over"),
 ]  # fmt: skip
 
 
@@ -176,9 +176,9 @@ def test_what_is_read_are_operands_and_outputs():
     [
         (
             lambda low, op: None,
-            r"every output is written; got none of 0 instructions that writes f32\[8, 6\]",
+            r"every output must be written; got none of 0 instructions that writes f32\[8, 6\]",
         ),
-        (over_an_operand, r"operands only where `in_place` says so; got a write to f32\[8, 6\]"),
+        (over_an_operand, r"the operands in `in_place`; got a write to f32\[8, 6\]"),
     ],
 )
 def test_what_is_written_are_the_outputs(lower, words):
@@ -201,7 +201,7 @@ def test_rows_that_no_instruction_writes(parts, of_eight, of_four):
     for axes, words in (({}, of_eight), ({"dp": 2}, of_four)):
         with pytest.raises(
             InternalError,
-            match=rf"every row of an output is written; got none of \d instructions that writes {words} of output 0, "
+            match=rf"row of an output must be written; got none of \d instructions that writes {words} of output 0, "
             r"f32\[8, 6\] in op 'odd' \(odd\); correct its lowering",
         ):
             plan(by_quarters(*parts), axes)
@@ -219,7 +219,7 @@ def test_rows_of_any_length_are_written():
 
 def test_a_loop_over_no_rows_writes_nothing():
     """It has no task."""
-    with pytest.raises(InternalError, match=r"every output is written; got none of 1 instructions"):
+    with pytest.raises(InternalError, match=r"every output must be written; got none of 1 instructions"):
         plan(by_quarters((0, 4), over=0))
 
 
@@ -228,7 +228,7 @@ def test_an_output_is_not_read_before_it_is_written():
     reading = adding({"b": lambda low, a, out: low.row(out)})
     with pytest.raises(
         InternalError,
-        match=r"an output is written before it is read; got a read of f32\[8, 6\] before in op 'odd'",
+        match=r"an output must be written before it is read; got a read of f32\[8, 6\] before in op 'odd'",
     ):
         plan(reading)
     op_table._OPS.pop("odd")
@@ -271,30 +271,32 @@ def test_an_operand_is_given_once_where_two_outputs_must_lie_in_it():
     graph = GraphBuilder("g")
     x = graph.input([8, 6], name="x")
     graph.output(graph.op("odd", [x, x])[0], "y")
-    with pytest.raises(InternalError, match=r"one each; got 'x' twice in op 'odd' \(odd\); give it once"):
+    with pytest.raises(
+        InternalError, match=r"an operand each; got 'x' twice in op 'odd' \(odd\); pass it once"
+    ):
         plan_graph(graph.freeze(), {})
 
 
 SETTINGS = [
-    ({"over": 8}, "a loop runs over rows.*got 8 for kernel 'add'"),
-    ({"over": None}, "a loop runs over rows.*got None"),
-    ({"over": Number(-8)}, "a loop runs over rows"),
-    ({"step": -1}, "rows per task are 1 or more, or 0.*got -1"),
+    ({"over": 8}, "the rows of a loop must.*got 8 for kernel 'add'"),
+    ({"over": None}, "the rows of a loop must.*got None"),
+    ({"over": Number(-8)}, "the rows of a loop must"),
+    ({"step": -1}, "rows per task must be at least 1.*got -1"),
     ({"step": "1"}, "rows per task.*got '1'"),
     ({"step": 1.0}, "rows per task.*got 1.0"),
-    ({"step": 1 << 70}, "rows per task.*below 2.40; got 1180591620717411303424"),
+    ({"step": 1 << 70}, "rows per task.*below 2.40, or 0.*; got 1180591620717411303424"),
     ({"step": (1 << 63) - 1}, "rows per task.*below 2.40"),  # no task at all, in 64 bits
     ({"step": Number(-4)}, r"rows per task.*got Number\("),
     ({"step": Number(2.5)}, r"rows per task.*got Number\("),
-    ({"over": Number(8.0)}, "a loop runs over rows"),
-    ({"label": 5}, "a label is printable text; got 5"),
-    ({"label": "\ud800"}, "a label is printable text"),
-    ({"priority": "high"}, "a priority is an integer of at most 1048576; got 'high'"),
-    ({"priority": 1 << 70}, "a priority is an integer of at most 1048576; got 1180591620717411303424"),
-    ({"ints": [1]}, r"integers are given by name, in a dictionary; got \[1\]"),
-    ({"floats": [1.0]}, r"floats are given by name, in a dictionary; got \[1.0\]"),
-    ({"tiles": None}, "operands are given by name, in a dictionary; got None"),
-    ({"op": None}, r"\[plan.lower\] an instruction is for the op that is lowered; got None"),
+    ({"over": Number(8.0)}, "the rows of a loop must"),
+    ({"label": 5}, "a label must be printable text; got 5"),
+    ({"label": "\ud800"}, "a label must be printable text"),
+    ({"priority": "high"}, "a priority must be an integer of at most 1048576; got 'high'"),
+    ({"priority": 1 << 70}, "a priority must be an integer of at most 1048576; got 1180591620717411303424"),
+    ({"ints": [1]}, r"integers must be a dictionary by name; got \[1\]"),
+    ({"floats": [1.0]}, r"floats must be a dictionary by name; got \[1.0\]"),
+    ({"tiles": None}, "operands must be a dictionary by name; got None"),
+    ({"op": None}, r"\[plan.lower\] an instruction must be for the op that is lowered; got None"),
 ]
 
 
@@ -310,90 +312,102 @@ def temp(low, **changes):
 
 
 ASKED = [
-    (lambda low, op: low.row(999), "a tensor is an id.*got 999"),
-    (lambda low, op: low.row(-1), "a tensor is an id.*got -1"),
-    (lambda low, op: low.row(None), "a tensor is an id.*got None"),
-    (lambda low, op: low.row("a"), "a tensor is an id.*got 'a'"),
-    (lambda low, op: low.whole([0]), r"a tensor is an id.*got \[0\]"),
-    (lambda low, op: low.flat(999), "a tensor is an id.*got 999"),
-    (lambda low, op: low.spec(999), "a tensor is an id.*got 999"),
-    (lambda low, op: low.layout(None), "a tensor is an id.*got None"),
-    (lambda low, op: low.rows_at("a", 0, 1), "a tensor is an id.*got 'a'"),
-    (lambda low, op: temp(low, tile_rows=0), "tile_rows of a temporary are 1 or more.*got 0 for 't'"),
+    (lambda low, op: low.row(999), "a tensor must be an id.*got 999"),
+    (lambda low, op: low.row(-1), "a tensor must be an id.*got -1"),
+    (lambda low, op: low.row(None), "a tensor must be an id.*got None"),
+    (lambda low, op: low.row("a"), "a tensor must be an id.*got 'a'"),
+    (lambda low, op: low.whole([0]), r"a tensor must be an id.*got \[0\]"),
+    (lambda low, op: low.flat(999), "a tensor must be an id.*got 999"),
+    (lambda low, op: low.spec(999), "a tensor must be an id.*got 999"),
+    (lambda low, op: low.layout(None), "a tensor must be an id.*got None"),
+    (lambda low, op: low.rows_at("a", 0, 1), "a tensor must be an id.*got 'a'"),
+    (lambda low, op: temp(low, tile_rows=0), "tile_rows of a temporary must be at least 1.*got 0 for 't'"),
     (lambda low, op: temp(low, tile_rows="4"), "tile_rows of a temporary.*got '4' for 't'"),
     (
         lambda low, op: temp(low, tile_rows=1 << 70),
-        "tile_rows of a temporary are 1 or more and below 2.40; got",
+        "tile_rows of a temporary must be at least 1 and below 2.40; got",
     ),
-    (lambda low, op: temp(low, rows=Number(8.0)), "rows of a temporary are 0 or more and below"),
-    (lambda low, op: temp(low, cols=0), "cols of a temporary are a fixed number, 1 or more.*got 0"),
-    (lambda low, op: temp(low, rows=-8), "rows of a temporary are 0 or more.*got -8"),
+    (lambda low, op: temp(low, rows=Number(8.0)), "rows of a temporary must be at least 0 and below"),
+    (lambda low, op: temp(low, cols=0), "cols of a temporary must be a fixed number, at least 1.*got 0"),
+    (lambda low, op: temp(low, rows=-8), "rows of a temporary must be at least 0.*got -8"),
     (
         lambda low, op: temp(low, dtype="f99"),
-        "a temporary.s dtype is one of f32, bf16, i32, f64; got 'f99' for 't'",
+        "a temporary.s dtype must be one of f32, bf16, i32, f64; got 'f99' for 't'",
     ),
     (
         lambda low, op: temp(low, dtype=None),
-        "a temporary.s dtype is one of f32, bf16, i32, f64; got None for 't'",
+        "a temporary.s dtype must be one of f32, bf16, i32, f64; got None for 't'",
     ),
-    (lambda low, op: low.first_element(op.given[0], 9), r"a dim is one of f32\[8, 6\]; got 9"),
-    (lambda low, op: low.local_splits(op.given[0], 9), r"a dim is one of f32\[8, 6\]; got 9"),
+    (lambda low, op: low.first_element(op.given[0], 9), r"a dim must be one of f32\[8, 6\]; got 9"),
+    (lambda low, op: low.local_splits(op.given[0], 9), r"a dim must be one of f32\[8, 6\]; got 9"),
     (
         lambda low, op: low.local_splits(op.given[0], 1),
-        r"k splits are of a labelled dim.*got dim 1 of f32\[8, 6\]",
+        r"k splits need a labelled dim.*got dim 1 of f32\[8, 6\]",
     ),
-    (lambda low, op: temp(low, max_bytes=4), "a temporary has room for its 192 bytes; got 4 for 't'"),
+    (
+        lambda low, op: temp(low, max_bytes=4),
+        "max_bytes of a temporary must be at least its 192 bytes; got 4 for 't'",
+    ),
     (
         lambda low, op: temp(low, packed=True, max_bytes=192),
-        "a temporary has room for its 768 bytes; got 192",
+        "max_bytes of a temporary must be at least its 768 bytes; got 192",
     ),
-    (lambda low, op: temp(low, max_bytes="all"), "a temporary has room for its 192 bytes; got 'all'"),
+    (
+        lambda low, op: temp(low, max_bytes="all"),
+        "max_bytes of a temporary must be at least its 192 bytes; got 'all'",
+    ),
     (
         lambda low, op: low.temp_like(op.given[0], dtype="f32", name="t"),
-        "a temporary is shaped as a tensor, whose Ref.*got 0",
+        "temp_like needs a Ref.*got 0",
     ),
     (
         lambda low, op: low.temp_like(low.split_temp(6, "split"), dtype="f32", name="t"),
-        r"a temporary is shaped as a tensor, whose Ref.*got Ref\(",
+        r"temp_like needs a Ref.*got Ref\(",
     ),
     (
         lambda low, op: low.temp_like(low.tensor(op.given[0]), dtype="f32", name="t", pending=5),
-        "a pending reduction is what low.pending_reduction gives.*got 5",
+        "a pending reduction must be a result of low.pending_reduction.*got 5",
     ),
-    (lambda low, op: low.row_step(op.given[0]), "rows per task are of a Ref.*got 0"),
+    (lambda low, op: low.row_step(op.given[0]), "row_step needs a Ref.*got 0"),
     (
         lambda low, op: low.pending_reduction(op, "zz"),
-        "a partial value is one of the op's factors: none; got 'zz'",
+        "a partial value must be one of the op's factors: none; got 'zz'",
     ),
-    (lambda low, op: low.repeat(None, {}), "an instruction is repeated that emit returned; got None"),
-    (lambda low, op: temp(low, tile_rows=Number(0)), r"tile_rows of a temporary are 1 or more.*got Number\("),
-    (lambda low, op: low.accumulator(None, 0), "an instruction is for the op that is lowered; got None"),
-    (lambda low, op: low.first_of_sum(op, 7), "an output is one of 1, from 0 on; got 7"),
+    (lambda low, op: low.repeat(None, {}), "repeat needs an instruction that emit returned; got None"),
+    (
+        lambda low, op: temp(low, tile_rows=Number(0)),
+        r"tile_rows of a temporary must be at least 1.*got Number\(",
+    ),
+    (lambda low, op: low.accumulator(None, 0), "an instruction must be for the op that is lowered; got None"),
+    (lambda low, op: low.first_of_sum(op, 7), "an output must be one of 1, counted from 0; got 7"),
     (
         lambda low, op: low.finish_accumulation(op, None),
-        "a sum over the batch ends with what low.accumulator returned; got None",
+        "finish_accumulation needs a result of low.accumulator; got None",
     ),
-    (lambda low, op: low.all_gather(None, 0, 1), "an instruction is for the op that is lowered; got None"),
-    (lambda low, op: low.all_gather(op, None, 1), "a tensor is an id.*got None"),
-    (lambda low, op: low.slice(op, 0, "y"), "a tensor is an id.*got 'y'"),
-    (lambda low, op: low.all_gather_parameters(op, 999, 0), "a tensor is an id.*got 999"),
-    (lambda low, op: low.gather(op, -1, 0), "a tensor is an id.*got -1"),
+    (
+        lambda low, op: low.all_gather(None, 0, 1),
+        "an instruction must be for the op that is lowered; got None",
+    ),
+    (lambda low, op: low.all_gather(op, None, 1), "a tensor must be an id.*got None"),
+    (lambda low, op: low.slice(op, 0, "y"), "a tensor must be an id.*got 'y'"),
+    (lambda low, op: low.all_gather_parameters(op, 999, 0), "a tensor must be an id.*got 999"),
+    (lambda low, op: low.gather(op, -1, 0), "a tensor must be an id.*got -1"),
     (
         lambda low, op: low.contraction_splits(None, None),
-        "terms are .spec, label, dim. of each weight; got None",
+        "terms must be .spec, label, dim. of each weight; got None",
     ),
-    (lambda low, op: low.contraction_splits([(0, None, 1)], None), "terms are .spec, label, dim.*got"),
+    (lambda low, op: low.contraction_splits([(0, None, 1)], None), "terms must be .spec, label, dim.*got"),
     (
         lambda low, op: low.contraction_splits([(low.spec(op.given[0]), None, 2)], None),
-        "terms are .spec, label, dim.*got",
+        "terms must be .spec, label, dim.*got",
     ),
     (
         lambda low, op: low.label_splits(None, 8, "dp"),
-        "a pending reduction is what low.pending_reduction gives.*got 'dp'",
+        "a pending reduction must be a result of low.pending_reduction.*got 'dp'",
     ),
     (
         lambda low, op: low.all_reduce(op, op.given[0], op.outputs[0], None, None),
-        "an all-reduce has a pending reduction.*got None",
+        "all_reduce needs a result of low.pending_reduction.*got None",
     ),
 ]
 
@@ -408,12 +422,12 @@ def test_what_a_lowering_cannot_ask(ask, words):
 
 
 HELD = [
-    (lambda low, x: (x, 1, low.row(x)), r"a loop runs over rows.*got Ref\("),
+    (lambda low, x: (x, 1, low.row(x)), r"the rows of a loop must.*got Ref\("),
     (lambda low, x: (x.extent, "1", low.row(x)), "rows per task.*got '1'"),
-    (lambda low, x: (x.extent, 1, x), r"low.row, low.whole or low.col return; got Ref\("),
+    (lambda low, x: (x.extent, 1, x), r"a result of low.row, low.whole or low.col; got Ref\("),
     (
         lambda low, x: (Number(3), 1, low.row(x)),
-        "as many rows as the loop runs over; got 8 rows under a loop over 3",
+        "as many rows as the loop; got 8 rows under a loop over 3",
     ),
 ]
 
@@ -435,7 +449,7 @@ def test_holds_of_another_kind(given, words):
 @pytest.mark.parametrize("position", [0, 1])
 def test_an_operand_of_which_the_shape_counts_is_not_read(position):
     """What stands in `shape_of` may be elsewhere when the op runs, so no instruction reads it."""
-    with pytest.raises(InternalError, match=rf"does not read.*`shape_of` \[{position}\] in op 'odd'"):
+    with pytest.raises(InternalError, match=rf"must not read.*`shape_of` \[{position}\] in op 'odd'"):
         plan(adding(), shape_of=frozenset({position}))
     op_table._OPS.pop("odd")
     plan(adding({"a": lambda low, a, out: low.row(a + 1)}), shape_of=frozenset({0}))

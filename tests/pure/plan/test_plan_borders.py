@@ -64,7 +64,7 @@ def test_what_is_no_file_of_ours_is_refused(path):
     assert "a named pipe" in refusal(path)
     path.unlink()
     for other in (b"", b"PK\x03\x04" + b"\0" * 100, b"\x80\x05N.", b"{}", b"\xef\xbb\xbf" + small_file()):
-        assert "does not begin with a plan's line" in refusal(path, other)
+        assert "does not begin with the line of a plan" in refusal(path, other)
 
 
 def test_a_file_of_the_future_says_so(path):
@@ -76,8 +76,8 @@ def test_a_file_of_the_future_says_so(path):
         number, _ = place(found, "PlanSettings", "seq")
         found["records"][number][1].append("speed")
 
-    assert "a PlanSettings has the fields" in refusal(path, edited(more))
-    assert "there are no records called 'Popen'" in refusal(
+    assert "a PlanSettings must have the fields" in refusal(path, edited(more))
+    assert "there is no record class 'Popen'" in refusal(
         path, edited(lambda found: found["records"][0].__setitem__(0, "Popen"))
     )
 
@@ -175,11 +175,11 @@ FIELDS = {
     "a truth value for a number": (set_field("Plan", "num_signals", True), "integer of 64 bits"),
     "a float for a number": (set_field("Plan", "num_signals", 1.5), "integer of 64 bits"),
     "a number beyond 64 bits": (set_field("Plan", "num_signals", 1 << 64), "integer of 64 bits"),
-    "a negative count": (set_field("Plan", "num_signals", -1), "counts lie in"),
+    "a negative count": (set_field("Plan", "num_signals", -1), "counts must lie in"),
     "a row that comes later": (set_field("Template", "graph", 10**6), "number of an earlier Graph"),
     "a row of another class": (set_field("Plan", "graph", 0), "number of an earlier Graph"),
     "itself": (set_field("GraphLayout", "calls", [[0, -1]]), "number of an earlier GraphLayout"),
-    "a key twice": (set_field("Graph", "outputs", [["a", 0], ["a", 0]]), "stands twice"),
+    "a key twice": (set_field("Graph", "outputs", [["a", 0], ["a", 0]]), "appears twice"),
     "no list": (set_field("Plan", "kinds", {"0": 0}), "must be a list"),
     "text that shows nothing": (set_field("Graph", "name", "a\nb"), "printable text"),
     "no element type": (set_field("TensorSpec", "dtype", "f8"), "must be one of f32"),
@@ -190,11 +190,11 @@ FIELDS = {
     "an axis twice": (set_field("DeviceMesh", "names", ["dp", "dp"]), "row"),
     "an optimizer of another name": (
         set_field("Plan", "optimizer", lambda was: ["k", "os.system", was[2]]),
-        "there is no class called 'os.system' here",
+        "there is no class 'os.system' here",
     ),
     "settings of another optimizer": (
         set_field("Plan", "optimizer", lambda was: ["k", "Lion", was[2]]),
-        "a Lion has other settings",
+        "a Lion must have the settings",
     ),
     "settings out of range": (
         set_field("Plan", "optimizer", below_zero),
@@ -214,13 +214,13 @@ FIELDS = {
         set_field("OpNode", "attrs", [["head_dim", ["f", "0x1.0000000000000p+3"]]]),
         "attributes",
     ),
-    "a tensor that is not there": (set_field("OpNode", "inputs", [10**9]), "names tensors that"),
+    "a tensor that is not there": (set_field("OpNode", "inputs", [10**9]), "refers to tensors that"),
     "another result": (set_field("TensorNode", "id", 7), "tensor 0 of"),
     "a layout on no axis": (set_field("GraphLayout", "compute", lambda was: [[["xx"]], *was[1:]]), "has the layout"),
     "a missing layout": (set_field("GraphLayout", "storage", lambda was: was[1:]), "its layout"),
     "other settings": (set_field("PlanSettings", "row_tile", 1), "planning would choose"),
     "workers without end": (set_field("PlanSettings", "workers_per_device", 1 << 40), "workers"),
-    "microbatches without end": (set_field("PlanSettings", "accumulation", 1 << 40), "microbatches lie in"),
+    "microbatches without end": (set_field("PlanSettings", "accumulation", 1 << 40), "microbatches must lie in"),
     "k splits without end": (set_field("Graph", "k_splits", 1 << 40, -1), "k splits"),
     "an entry outside of the arena": (set_field("TensorEntry", "offset", 1 << 40), "ends at byte"),
     "an entry before it": (set_field("TensorEntry", "offset", -64), "sizes out of range"),
@@ -228,7 +228,7 @@ FIELDS = {
     "handles out of range": (set_field("TensorEntry", "first_handle", 1 << 30), "handles of"),
     "a loop of no rows": (set_field("TensorEntry", "tile_rows", 0), "sizes out of range"),
     "a number of no source": (set_field("Number", "source", 9), "depends on"),
-    "a device of another class": (set_field("DeviceBinding", "class_id", 1), "other classes"),
+    "a device of another class": (set_field("DeviceBinding", "class_id", 1), "in the classes that planning"),
     "a peer that is not there": (set_field("SharedInts", "items", [0, 5]), "no device group"),
     "a member that is not there": (
         set_field("DeviceBinding", "numbers", lambda was: [n + 7 for n in was], -1),
@@ -238,9 +238,9 @@ FIELDS = {
     "signals without end": (set_field("Notify", "signal_base", 1 << 62), "out of range"),
     "signals beyond the plan's": (set_field("Notify", "signal_base", 1 << 20), "signals of"),
     "fewer signals than are raised": (set_field("Plan", "num_signals", lambda was: was // 2), "signals of"),
-    "a slot that is not there": (set_field("Operand", "slot", 10**6, -1), "names other slots"),
+    "a slot that is not there": (set_field("Operand", "slot", 10**6, -1), "refers to other slots"),
     "a kernel that is not there": (set_field("Instruction", "kernel", "execute"), "got 'execute'"),
-    "a call of no template": (set_field("Call", "template", 99), "names template 99"),
+    "a call of no template": (set_field("Call", "template", 99), "refers to template 99"),
     "a call that binds less": (set_field("Call", "binding", [0], -1), "binds other slots"),
     "operands in another order": (set_field("Instruction", "operands", lambda was: was[::-1]), ""),
     "integers that are missing": (set_field("Instruction", "ints", []), ""),
@@ -249,10 +249,10 @@ FIELDS = {
     "an update with values that come later": (forged_update(4, 1000), "step 0 takes values [1000"),
     "an update with values before the first": (forged_update(5, -7), "step 0 takes values"),
     "an update that leaves no value": (forged_update(-1, 10**6), "it leaves values"),
-    "an update of tensors that are not panels": (forged_update(0, 1), "takes its tensors for packed ones"),
-    "an update of neither panels nor rows": (forged_update(0, 2), "takes its tensors for packed ones"),
+    "an update of tensors that are not panels": (forged_update(0, 1), "treats tensors as packed"),
+    "an update of neither panels nor rows": (forged_update(0, 2), "treats tensors as packed"),
     "a rule by steps of no kind": (forged_rule(0, 99), "is of kind 99"),
-    "less memory for workers than kernels take": (set_field("Plan", "scratch_bytes", 1 << 20), "bytes of its worker"),
+    "less memory for workers than kernels take": (set_field("Plan", "scratch_bytes", 1 << 20), "bytes of scratch"),
     "no calls": (set_field("DeviceClass", "calls", []), "no calls"),
     "missing reductions": (no_reductions, "completed"),
     "another pending reduction": (set_field("PendingReduction", "leaf_ranges", [[[0, 1], [1, 4]]]), ""),

@@ -222,7 +222,7 @@ def test_a_name_that_another_class_has_taken_is_refused(tmp_path):
     plan = replace(small(), optimizer=taken())
     type("Taken", (Momentum,), {})
     again = type("Taken", (Momentum,), {})
-    with pytest.raises(PlanError, match=r"\[plan.save\] a name must stand for one class; got 'Taken'"):
+    with pytest.raises(PlanError, match=r"\[plan.save\] a name must belong to one class; got 'Taken'"):
         plan.save(tmp_path / "a.plan")
     assert replace(small(), optimizer=again()).digest() != small().digest()
 

@@ -63,7 +63,7 @@ def test_names_and_layouts_are_held_to_their_rules():
     """Also where they share nothing."""
     graph = trained(LLAMA)
     for layouts, words in (
-        ({"no.such.*": ("dp", None)}, "fits none"),
+        ({"no.such.*": ("dp", None)}, "matches none"),
         ({"*.q_proj.weight": ("dp", None, None)}, "at most one entry per dim"),
     ):
         strategy = DistributionStrategy(ParallelismMode.DDP, {"dp": 1}, {}, layouts)

@@ -44,7 +44,7 @@ def test_devices_that_groups_of_heads_fit_are_named(
     also = f", or set graph.k_splits to {other} for {fitting_then}" if other else ""
     with pytest.raises(
         LayoutError,
-        match=rf"\[strategy.pending_reductions\] devices hold whole groups .*; got {got}; choose {fitting}{also}$",
+        match=rf"\[strategy.pending_reductions\] devices must hold whole groups .*; got {got}; choose {fitting}{also}$",
     ):
         plan_layouts(heads, kv_heads, k_splits, tp)
     for count, widths in ((k_splits, fitting), (other or k_splits, fitting_then or fitting)):

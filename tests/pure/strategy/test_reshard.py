@@ -149,7 +149,7 @@ def test_a_layout_by_name_that_fits_nothing_is_refused():
     g = GraphBuilder("g")
     g.output(g.silu(g.input([4, 16], name="x", labels=[None, A])), "y")
     for layouts in ({"x.weight": (None, "a")}, {"*": (), "z": ()}):
-        with pytest.raises(LayoutError, match=r"'(x\.weight|z)', which fits none in 'g'"):
+        with pytest.raises(LayoutError, match=r"'(x\.weight|z)', which matches none in 'g'"):
             spread(g.freeze(), layouts=layouts)
 
 
@@ -197,7 +197,7 @@ def test_strict_refuses_what_no_hint_asks_for():
 
     words = (
         r"operand 0 of 'rms_norm:gamma' \(rms_norm\), x f32\[4, 16\], as \(-, b\) from the rule for 'x' of x and as "
-        r"\(-, -\) from what rms_norm needs whole; label both dims alike"
+        r"\(-, -\) from rms_norm, which needs the dim whole; label both dims alike"
     )
     with pytest.raises(LayoutError, match=words):
         spread(build(None), strict=True)
@@ -210,7 +210,7 @@ def test_the_batch_is_shared_alike():
     z = g.input([4, 16], name="z", labels=[BATCH, None], layout=(None, None))
     g.output(g.add(x, z), "y")
     with pytest.raises(
-        LayoutError, match=r"all that counts the batch is shared alike; got operand 0 of 'add'"
+        LayoutError, match=r"dims that count the batch must be shared alike; got operand 0 of 'add'"
     ):
         spread(g.freeze(), microbatches=2)
 
@@ -329,9 +329,7 @@ def test_any_labels_and_hints_become_agreement(graph, axes):
         spread_graph, layout = spread(graph, axes, {A.name: "b", B.name: ("a",)})
     except LayoutError as error:
         # Two labels of one tensor map to one axis, or a hint cuts a dim in other pieces than the other operand's label.
-        assert re.search(
-            "an axis can shard one dim|what devices share along one dim is cut alike", str(error)
-        )
+        assert re.search("an axis may shard only one dim|dims that devices share must be cut", str(error))
         return
     for tensor, hint in graph.hints.items():
         wanted = tuple(tuple(a for a in dim if axes.get(a, 1) > 1) for dim in hint)

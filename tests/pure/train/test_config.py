@@ -144,7 +144,7 @@ def test_batch_splits_follow_from_the_batch(tmp_path):
         ("[output]\ndirectory = ['a']\n", "output.directory"),
         (
             "[train]\nrecompute = 'all'\n",
-            "train.recompute: one word is one of none, selective, full; .* got 'all'",
+            "train.recompute: a string must be one of none, selective, full; .* got 'all'",
         ),
         ("[train]\nrecompute = ['layers.*', 3]\n", "train.recompute: a pattern of names .*; got 3"),
         ("[train]\nrecompute = ['']\n", "train.recompute: a pattern of names"),

@@ -31,8 +31,8 @@ from tilewise.ir.graph import Graph
 
 __all__ = ["Definition", "decode_definition", "encode_definition", "read_content"]
 
-MAX_BYTES = 1 << 30  # of a file; its constants are most of it
-MAX_VALUES = 8 << 20  # of its JSON: each takes some sixty bytes of memory
+MAX_BYTES = 1 << 30  # size of a file, mostly constants
+MAX_VALUES = 8 << 20  # values in its JSON; each takes about 60 bytes of memory
 _VERSION = 1
 _FORMAT = "tilewise graph"
 _KEYS = [_FORMAT, "digest", "records", "arrays", "rows"]
@@ -71,7 +71,7 @@ def encode_definition(definition: Definition) -> bytes:
     content = f'{head}"records":{parts[0]},\n"arrays":{parts[1]},\n"rows":{parts[2]}}}\n'.encode("ascii")
     if len(content) > MAX_BYTES or _num_values(content) > MAX_VALUES:
         raise Unwritable(
-            f"a file has at most {MAX_BYTES} bytes and {MAX_VALUES} values; this one would have more"
+            f"a file may have at most {MAX_BYTES} bytes and {MAX_VALUES} values; this one would have more"
         )
     return content
 
@@ -96,21 +96,23 @@ def decode_definition(content: bytes) -> tuple[Definition, str]:
     if _num_values(content) > MAX_VALUES:
         raise Unreadable(f"it has more than {MAX_VALUES} values")
     with collector_paused():
-        found = plain_json(content)
-        if type(found) is not dict or _FORMAT not in found:
-            raise Unreadable(f"it does not say that it is a {_FORMAT!r}")
-        version = found[_FORMAT]
+        document = plain_json(content)
+        if type(document) is not dict or _FORMAT not in document:
+            raise Unreadable(f"it must have the key {_FORMAT!r}")
+        version = document[_FORMAT]
         if type(version) is not int or version != _VERSION:
             raise Unreadable(f"it has format {shown(version)}, and this version of Tilewise reads {_VERSION}")
-        if found.keys() != set(_KEYS):
-            raise Unreadable(f"it holds {', '.join(_KEYS)}; got {', '.join(map(shown, found))}")
-        arrays = [_array(i, entry) for i, entry in enumerate(_list("arrays", found["arrays"]))]
-        definition = RowReader(Definition, found["records"], arrays).read(found["rows"])
+        if document.keys() != set(_KEYS):
+            raise Unreadable(
+                f"it must have the keys {', '.join(_KEYS)}; got {', '.join(map(shown, document))}"
+            )
+        arrays = [_array(i, entry) for i, entry in enumerate(_list("arrays", document["arrays"]))]
+        definition = RowReader(Definition, document["records"], arrays).read(document["rows"])
     if type(definition) is not Definition:
-        raise Unreadable(f"its last row is the Definition; got a {type(definition).__name__}")
-    if type(found["digest"]) is not str:
-        raise Unreadable(f"its digest must be text; got {shown(found['digest'])}")
-    return definition, found["digest"]
+        raise Unreadable(f"its last row must be the Definition; got a {type(definition).__name__}")
+    if type(document["digest"]) is not str:
+        raise Unreadable(f"its digest must be text; got {shown(document['digest'])}")
+    return definition, document["digest"]
 
 
 def read_content(path: Path) -> bytes:

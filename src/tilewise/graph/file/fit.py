@@ -18,10 +18,10 @@ from tilewise.core.errors import TilewiseError
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 from tilewise.graph.builder import INV_COUNT, POSITIONS, SEED, GraphBuilder
-from tilewise.graph.draft import refuse_packed
+from tilewise.graph.draft import require_unpacked
 from tilewise.graph.file.content import Definition
 from tilewise.ir.declared import outputs_of
-from tilewise.ir.file import hold, require_graph
+from tilewise.ir.file import require, require_graph
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.hints import as_tensor_layout
 from tilewise.ir.op import op_named
@@ -57,7 +57,7 @@ def require_definition(definition: Definition) -> None:
     except TilewiseError as error:
         words = str(error).rpartition(";")[0] or str(error)
         raise Unreadable(f"it breaks a rule: {' '.join(words.split())}") from None
-    except Exception as error:  # what builders take for granted among themselves, a file need not keep
+    except Exception as error:  # a file may break what builders guarantee
         raise Unreadable(f"its tables do not fit each other: {type(error).__name__} {shown(error)}") from None
 
 
@@ -81,11 +81,11 @@ def _require_tensors(graph: Graph, is_layer: bool) -> None:
     producer.
     """
     maker = GraphBuilder(graph.name, k_splits=graph.k_splits)
-    known: set[object] = set()
+    checked_forms: set[object] = set()
     for node in graph.tensors:
         if node.kind == "result":
-            hold(
-                is_layer or node.producer is not None,  # fusing leaves some behind in layers
+            require(
+                is_layer or node.producer is not None,  # fusing leaves unused results in layers
                 "result {} of {!r} comes from no op",
                 node.id,
                 graph.name,
@@ -93,14 +93,14 @@ def _require_tensors(graph: Graph, is_layer: bool) -> None:
             continue
         spec = node.spec if node.spec.tile_hint is None else replace(node.spec, tile_hint=None)
         form = node.kind, spec.form, spec.init, spec.init_scale
-        if form in known and node.kind != "constant" and spec.name not in _OWN:
-            maker.draft.declare(node.kind, spec)  # all but its name has been looked at
+        if form in checked_forms and node.kind != "constant" and spec.name not in _OWN:
+            maker.draft.declare(node.kind, spec)  # everything but its name was checked
             continue
-        known.add(form)
+        checked_forms.add(form)
         made = _declare(maker, graph, node, spec, is_layer)
-        hold(
+        require(
             made.spec == spec,
-            "{} {!r} would be declared as {}, in another way",
+            "{} {!r} differs from its declaration {}",
             node.kind,
             spec.name,
             str(made.spec),
@@ -108,10 +108,10 @@ def _require_tensors(graph: Graph, is_layer: bool) -> None:
     for tensor, hint in graph.hints.items():
         rank = len(graph.tensors[tensor].shape)
         same = as_tensor_layout("load", hint, rank, f"tensor {tensor}") == hint
-        hold(same, "the layout of tensor {} is {}", tensor, hint)
+        require(same, "the layout of tensor {} is invalid: {}", tensor, hint)
     num_made = sum(len(op.outputs) for op in graph.ops)
     num_results = sum(t.producer is not None for t in graph.tensors)
-    hold(num_made == num_results, "ops of {!r} make {} tensors of {}", graph.name, num_made, num_results)
+    require(num_made == num_results, "ops of {!r} make {} tensors of {}", graph.name, num_made, num_results)
 
 
 def _declare(
@@ -136,13 +136,13 @@ def _require_own(spec: TensorSpec) -> None:
     """Inputs that the framework itself declares have a fixed form."""
     if spec.name == INV_COUNT:
         own = TensorSpec((1,), DTYPES["f32"], name=INV_COUNT, storage="vector")
-        hold(spec == own, "{!r} is {}", spec.name, str(spec))
+        require(spec == own, "{!r} has an invalid form: {}", spec.name, str(spec))
     if spec.name == POSITIONS:
         batch, length = spec.shape if len(spec.shape) == 2 else (None, None)
         own = TensorSpec(spec.shape, DTYPES["i32"], spec.labels, POSITIONS, storage="scalars")
-        hold(
+        require(
             isinstance(batch, int) and isinstance(length, Dim) and spec == own,
-            "{!r} is {}",
+            "{!r} has an invalid form: {}",
             spec.name,
             str(spec),
         )
@@ -154,21 +154,19 @@ def _require_own(spec: TensorSpec) -> None:
 def _require_phase(graph: Graph) -> None:
     odd = next((op for op in graph.ops if op.phase != "forward"), None)
     if odd is not None:
-        raise Unreadable(
-            f"op {odd.label!r} is of phase {odd.phase!r}; a definition has no other than forward"
-        )
+        raise Unreadable(f"op {odd.label!r} is in phase {odd.phase!r}; a definition has only forward ops")
 
 
 def _require_op(graph: Graph, op: OpNode) -> None:
-    given = [None if i is None else graph.spec(i) for i in op.inputs]
+    specs = [None if i is None else graph.spec(i) for i in op.inputs]
     if op.op == "call":
         inferred = _infer_call(graph, op)
     else:
         hash(tuple(op.attrs.values()))
-        refuse_packed(op.op, given, op.attrs)
-        inferred = outputs_of(op_named(op.op), given, op.attrs)
+        require_unpacked(op.op, specs, op.attrs)
+        inferred = outputs_of(op_named(op.op), specs, op.attrs)
     stated = [graph.spec(o) for o in op.outputs]
-    hold(
+    require(
         inferred == stated,
         "op {!r} makes {}, not {}",
         op.label,
@@ -188,12 +186,12 @@ def _infer_call(graph: Graph, op: OpNode) -> list[TensorSpec]:
     except for inputs.
     """
     template = graph.templates[op.attrs["template"]]
-    hold(op.attrs["saved"] == (), "op {!r} saves tensors; a definition has no backward pass", op.label)
-    hold(len(op.given) == len(template.arguments), "op {!r} binds {} tensors", op.label, len(op.given))
+    require(op.attrs["saved"] == (), "op {!r} saves tensors; a definition has no backward pass", op.label)
+    require(len(op.given) == len(template.arguments), "op {!r} binds {} tensors", op.label, len(op.given))
     for argument, tensor in zip(template.arguments, op.given):
         formal, actual = template.graph.tensors[argument], graph.tensors[tensor]
         fits = formal.spec.form == actual.spec.form and formal.kind in ("input", actual.kind)
-        hold(
+        require(
             fits,
             "op {!r} binds {} {} to {} {}",
             op.label,
@@ -212,11 +210,18 @@ def _require_interface(template: Template) -> None:
     graph = template.graph
     inputs = [t.id for t in graph.tensors if t.kind == "input"]
     others = [t.id for t in graph.tensors if t.kind in ("parameter", "state", "constant")]
-    hold(template.arguments == (*inputs, *others), "layer {!r} takes other tensors", template.key)
-    hold(graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")}, "constants have values")
+    require(
+        template.arguments == (*inputs, *others),
+        "layer {!r} has other arguments than its tensors from outside",
+        template.key,
+    )
+    require(
+        graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")},
+        "every constant must have a value",
+    )
     results = list(graph.outputs.values())
     is_result = list(template.results) == results and list(graph.outputs) == ["result"]
-    hold(is_result, "layer {!r} has the outputs {}", template.key, list(graph.outputs))
+    require(is_result, "layer {!r} has the outputs {}", template.key, list(graph.outputs))
 
 
 def _require_ends(graph: Graph, loss: int | None) -> None:
@@ -225,10 +230,10 @@ def _require_ends(graph: Graph, loss: int | None) -> None:
     """
     names = {t.spec.name: t.id for t in graph.tensors if t.kind != "result"}
     for name, tensor in graph.outputs.items():
-        hold(name != "" and names.get(name, tensor) == tensor, "the output's name {!r} is taken", name)
+        require(name != "" and names.get(name, tensor) == tensor, "the output's name {!r} is taken", name)
     if loss is None:
         return
-    hold(0 <= loss < len(graph.tensors), "its loss is tensor {} of {}", loss, len(graph.tensors))
+    require(0 <= loss < len(graph.tensors), "its loss is tensor {} of {}", loss, len(graph.tensors))
     maker = GraphBuilder.thaw(replace(graph, outputs={}))
     maker.loss(maker.draft.tensors[loss])
-    hold(graph.outputs.get("loss") == loss, "its loss is not its output 'loss'")
+    require(graph.outputs.get("loss") == loss, "its loss is not its output 'loss'")

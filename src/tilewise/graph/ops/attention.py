@@ -75,7 +75,7 @@ class Rope(Op):
         assert x is not None and positions is not None and table is not None
         _heads(x, attrs["head_dim"], "rope")
         require_floats("rope", x)
-        require(attrs["head_dim"] % 2 == 0, "rope", "head_dim must be even", x, advice="it turns pairs")
+        require(attrs["head_dim"] % 2 == 0, "rope", "head_dim must be even", x, advice="RoPE rotates pairs")
         require(positions.shape == x.shape[:-1], "rope", "one position per row", x, positions)
         require_indices("rope", "positions", positions, x)
         is_table = len(table.shape) == 2 and table.storage == "rows" and table.dtype.name == "f32"
@@ -207,11 +207,16 @@ class Attention(Op):
 
 def _require_shaped_scores(op: str, attrs: Mapping[str, Any]) -> None:
     window, softcap = attrs["window"], attrs["softcap"]
-    require(window >= 0, op, f"a window must be 1 or more positions, not {window}", advice="0 is none")
+    require(
+        window >= 0, op, f"a window must be 1 or more positions, not {window}", advice="0 means no window"
+    )
     low, high = SOFTCAPS
     in_range = softcap == 0 or low <= softcap <= high
     require(
-        in_range, op, f"a softcap must lie in [{low:g}, {high:g}], not at {softcap:g}", advice="0 is none"
+        in_range,
+        op,
+        f"a softcap must lie in [{low:g}, {high:g}], not at {softcap:g}",
+        advice="0 means no softcap",
     )
 
 
@@ -234,7 +239,7 @@ def _require_lengths(q: TensorSpec, lengths: TensorSpec, causal: bool) -> None:
     require(
         not causal,
         "attention",
-        "lengths are of attention that is not causal: causal tokens see nothing behind them",
+        "lengths need causal=False: causal tokens never see the padding behind them",
         q,
         lengths,
         advice="drop them, or pass causal=False",
@@ -342,7 +347,8 @@ class AttentionBackward(Op):
             targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]
         names = ("dq", "dk", "dv", "dout", "out", "lse", "q", "k", "v")
         tiles = dict(zip(names, (*targets, *op.given)))
-        shares = 1 if spread else _head_shares(low, op, op.outputs[0], k)  # replicas hear of rows
+        # replicas are signaled per row tile
+        shares = 1 if spread else _head_shares(low, op, op.outputs[0], k)
         backward = _emit_by_heads(low, op, tiles, q, k, op.inputs[6], shares)
         if spread is not None:
             for partial, out in zip(targets[1:], op.outputs[1:]):

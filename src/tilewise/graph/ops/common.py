@@ -45,19 +45,19 @@ def require(
 
 def require_floats(op: str, *specs: TensorSpec | None) -> None:
     """All specs have the same dtype, one that kernels compute in."""
-    given = [s for s in specs if s is not None]
+    present = [s for s in specs if s is not None]
     require(
-        given[0].dtype.name in FLOATS,
+        present[0].dtype.name in FLOATS,
         op,
-        "works on f32 and bf16",
-        *given,
+        "operands must be f32 or bf16",
+        *present,
         advice="declare the tensor as f32 or bf16",
     )
     require(
-        all(s.dtype == given[0].dtype for s in given),
+        all(s.dtype == present[0].dtype for s in present),
         op,
         "operands must have one dtype",
-        *given,
+        *present,
         advice="convert one of them with graph.cast(x, dtype)",
     )
 
@@ -90,15 +90,21 @@ def leading(spec: TensorSpec) -> tuple[str, ...]:
 
 def same_shape(op: str, *specs: TensorSpec | None) -> None:
     """All specs have the same shape and dtype."""
-    given = [s for s in specs if s is not None]
-    has_one_shape = all(s.shape == given[0].shape for s in given)
-    require(has_one_shape, op, "operands must have one shape", *given, advice="declare them with equal sizes")
-    has_one_dtype = all(s.dtype == given[0].dtype for s in given)
-    advice = "convert one of them with graph.cast(x, dtype)"
-    require(has_one_dtype, op, "operands must have one dtype", *given, advice=advice)
-    alike = all(s.storage == given[0].storage for s in given)
+    present = [s for s in specs if s is not None]
+    has_one_shape = all(s.shape == present[0].shape for s in present)
     require(
-        alike, op, "operands must lie alike", *given, advice="a weight and a result are stored differently"
+        has_one_shape, op, "operands must have one shape", *present, advice="declare them with equal sizes"
+    )
+    has_one_dtype = all(s.dtype == present[0].dtype for s in present)
+    advice = "convert one of them with graph.cast(x, dtype)"
+    require(has_one_dtype, op, "operands must have one dtype", *present, advice=advice)
+    alike = all(s.storage == present[0].storage for s in present)
+    require(
+        alike,
+        op,
+        "operands must have one storage",
+        *present,
+        advice="a weight and a result are stored differently",
     )
 
 
@@ -118,8 +124,8 @@ def incoming(op: OpNode, grads: Sequence[int | None]) -> int:
     if first is None or any(g is not None for g in others):
         number = next((i for i, g in enumerate(others, 1) if g is not None), 0)
         raise PlanError(
-            f"[graph.gradients] a loss depends on the first output of {op.op!r} only; got one that depends on output "
-            f"{number} of {op.label!r}; compute it by other ops"
+            f"[graph.gradients] a loss may depend only on the first output of {op.op!r}; got one that depends on "
+            f"output {number} of {op.label!r}; compute it by other ops"
         )
     return first
 

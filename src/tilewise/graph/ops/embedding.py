@@ -164,7 +164,7 @@ class GatherRows(Op):
         x, index = inputs
         assert x is not None and index is not None
         require_indices(self.name, "index", index, x)
-        require(len(index.shape) == 1, self.name, "an index is [S]", index)
+        require(len(index.shape) == 1, self.name, "an index must be [S]", index)
         if len(x.shape) == 1:
             require_indices(self.name, "numbers", x, index)
             return [TensorSpec(index.shape, x.dtype, index.labels, storage=x.storage)]

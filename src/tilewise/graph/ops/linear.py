@@ -27,7 +27,7 @@ from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 __all__ = ["LinearTerm", "contraction_label"]
 
 MAX_TERMS = 16  # kMaxTerms of native/kernels/product.h
-_FEWEST_BYTES = 1 << 16  # of weights per task, where tasks share a product by columns
+_FEWEST_BYTES = 1 << 16  # least bytes of weights per task, if tasks share a product by columns
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Linear(Op):
             bias = inputs[2 * terms]
             assert bias is not None
             fits = bias.shape == out.shape[-1:] and bias.dtype == out.dtype and bias.storage == "vector"
-            require(fits, "linear", "a bias is a vector of the output's size and dtype", out, bias)
+            require(fits, "linear", "a bias must be a vector of the output's size and dtype", out, bias)
         return [out]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
@@ -193,7 +193,7 @@ class Linear(Op):
                 },
                 ints=ints,
             )
-            if pending:  # peers hear of rows
+            if pending:  # peers are signaled per row tile
                 low.hold(op, out.extent, low.row_step(out), low.row(target), f"{op.label}/joined")
         else:
             low.emit(
@@ -227,8 +227,8 @@ def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: 
     odd = next((begin for begin, end in cuts if begin % 2 and begin < end), None)
     if odd is not None:
         raise PlanError(
-            f"[plan.linear] a bf16 product takes what it sums in pairs, so k splits begin at even elements; "
-            f"got {odd} of {size} of {label.name!r} in pieces of {label.atom}, in {op.label!r}; use pieces (heads) "
+            f"[plan.linear] k splits of a bf16 product must begin at even elements; got {odd} of {size} "
+            f"of {label.name!r} in pieces of {label.atom}, in {op.label!r}; use pieces (heads) "
             "of an even size, or f32"
         )
 

@@ -122,7 +122,7 @@ class RmsNormBackward(Op):
     """
 
     name = "rms_norm_backward"
-    combine_rank = 1  # behind the contractions: their sum is the residual that rides along
+    combine_rank = 1  # after the contractions, whose sum is this op's residual
     accumulates = (1,)
     in_place = ((0, 0),)
     signature = Signature(5, absent=frozenset({4}), attributes={"offset": float, "head_dim": int})

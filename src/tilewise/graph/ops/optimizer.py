@@ -21,8 +21,8 @@ from tilewise.ir.program import NumberLike
 __all__: list[str] = []
 
 
-_TILE_ROWS = 512  # of the table: every gradient begins at a tile, so that tasks of two never meet
-_TASK_ROWS = 8192  # entries of one task, whole tiles
+_TILE_ROWS = 512  # every gradient begins at a tile of the table, so no task works on two gradients
+_TASK_ROWS = 8192  # entries of one task: whole tiles
 
 
 @register
@@ -129,7 +129,7 @@ class _Part:
     """The part of the table that belongs to gradients of one form.
 
     Attributes:
-        is_flat: whether it is a vector, taken as a column.
+        is_flat: whether the gradient is a vector, which is read as a column.
         reserved: entries, up to a whole tile.
         ints: the positions of this device's entries.
     """

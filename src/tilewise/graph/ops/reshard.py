@@ -106,7 +106,10 @@ class PutBack(Op):
         tensor, values = inputs
         assert tensor is not None and values is not None
         require(
-            (tensor.shape, tensor.dtype) == (values.shape, values.dtype), self.name, "both are alike", *inputs
+            (tensor.shape, tensor.dtype) == (values.shape, values.dtype),
+            self.name,
+            "both operands must have one shape and dtype",
+            *inputs,
         )
         return []
 

@@ -55,13 +55,13 @@ class Update(Op):
         require(
             all(s.shape == weight.shape and s.storage == weight.storage for s in alike),
             self.name,
-            "weight, states and gradient lie alike",
+            "weight, states and gradient must have one shape and storage",
             *alike,
         )
         require(
             all(s.dtype.name == "f32" for s in (*alike[1:], *([weight] if master is None else []))),
             self.name,
-            "the weight or its master, states and gradient are f32",
+            "the weight or its master, states and gradient must be f32",
             *alike,
         )
         num_hyper = hyper.shape[0] if hyper is not None else 0
@@ -71,7 +71,7 @@ class Update(Op):
         require(
             not problem,
             self.name,
-            "steps are of kinds that there are, and take values that exist before them",
+            "steps must be of known kinds and use values that exist before them",
             advice=f"{problem}: write the program with optim.rule",
         )
         return []

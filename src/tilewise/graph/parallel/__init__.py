@@ -1,8 +1,8 @@
-"""Defining graphs in parallel: specifications made next to one another, put together in one order, and watched.
+"""Defining graphs on several threads.
 
-`ParallelGraphBuilder` has layers described on threads and writes them into a graph all at once;
-`ProgressTracker` and `ParallelDebugger` show what happens meanwhile. The graph is that of the same calls made one after
-the other.
+`ParallelGraphBuilder` calls functions that describe layers on several threads, then writes the layers
+into a graph in one order. The graph equals the one that the same calls make on one thread.
+`ProgressTracker` and `ParallelDebugger` display the progress.
 """
 
 from tilewise.graph.parallel.builder import ParallelGraphBuilder

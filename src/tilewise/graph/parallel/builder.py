@@ -1,11 +1,10 @@
 """`ParallelGraphBuilder`: describes layers on several threads, then writes them into a graph in one order.
 
 There are three phases. *Specification*: functions of the caller describe items (layers, KV caches)
-on threads, each with its own handle. *Validation*: names, operands and references of all
-specifications are checked against each other and the graph. *Assembly*: distinct templates are
-traced, and everything is written into the graph in the order of the items, kind by kind, all of it
-or nothing. The graph is the one that the same calls make one after the other, for any number of
-threads.
+on threads, each with its own handle. *Validation*: the names and operands of all specifications are
+checked against each other and the graph. *Assembly*: each distinct template is traced once, and the
+specifications are written into the graph in the order of the items. An error leaves the graph as it
+was. The graph does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class ParallelGraphBuilder:
     """Describes layers on several threads, and writes them into graphs.
 
     Args:
-        threads: that describe; by default 2.
+        threads: the number of threads that describe items.
         progress: receives the phases; a `ParallelDebugger` or a `ProgressTracker`.
 
     Raises:
-        ShapeError: threads are not between 1 and 256, or the others are invalid.
+        ShapeError: `threads` is not between 1 and 256, or `progress` is no `Progress`.
     """
 
     def __init__(self, threads: int = 2, *, progress: Progress | None = None) -> None:
@@ -53,32 +52,33 @@ class ParallelGraphBuilder:
         self.progress = Progress() if progress is None else progress
 
     def specify(self, describe: Describe, items: Iterable[Any], *, kind: str = "layer") -> Future[Specs]:
-        """Have `describe(handle, item)` called for every item, each once, by several threads.
+        """Call `describe(handle, item)` once for every item, on several threads.
 
         Args:
             describe: describes one item with the methods of its `SpecHandle`; it must not touch a graph.
-            items: such as the numbers of layers.
-            kind: what they are counted as in messages and progress.
+            items: for example the numbers of the layers.
+            kind: the name of such an item in messages and progress reports.
 
         Returns:
-            A future of the specifications, in the order of the items. What `describe` raises for the first of the items
-            that fail is the future's ShapeError, which names item, thread and last specification.
+            A future of the specifications, in the order of the items. If `describe` raises, the future raises a
+            ShapeError for the first item that failed. It names the item, the thread and the item's last
+            specification.
         """
         _validate.text("specify", "a kind", kind)
         if not callable(describe):
             _validate.invalid(
-                "specify", "items are described by a function", shown(describe), "pass describe(handle, item)"
+                "specify", "describe must be a function", shown(describe), "pass describe(handle, item)"
             )
         try:
-            walked = iter(items)
+            iterator = iter(items)
         except TypeError:
             _validate.invalid(
-                "specify", "items can be walked", shown(items), "pass range(num_layers) or a list"
+                "specify", "items must be iterable", shown(items), "pass range(num_layers) or a list"
             )
-        given = list(walked)
+        item_list = list(iterator)
         runner = ThreadPoolExecutor(1, thread_name_prefix=f"specify {kind}")
         try:
-            return runner.submit(self._specify, describe, given, kind)
+            return runner.submit(self._specify, describe, item_list, kind)
         finally:
             runner.shutdown(wait=False)
 
@@ -88,27 +88,28 @@ class ParallelGraphBuilder:
         *groups: Future[Specs] | Specs,
         named: Mapping[str, TensorNode] | None = None,
     ) -> dict[str, TensorNode]:
-        """Write specifications into a graph, group by group; all of them or none.
+        """Write specifications into a graph, group by group. After an error the graph is as before.
 
-        Tensors that stand alone come first, in their order, unless a layer declares one of that name; then layers.
+        Tensors that were described alone are declared first, unless a layer declares a tensor of the same name.
+        Layers follow.
 
         Args:
-            graph: written to.
-            groups: what `specify` returned; earlier ones come first.
-            named: tensors of the graph that specifications read under other names than their own, or that have none.
+            graph: the graph to write to.
+            groups: the results of `specify`, in the order of their layers.
+            named: further tensors of the graph that specifications read, by the name that they use.
 
         Returns:
-            Every layer's result, by path.
+            The result of each layer, by path.
 
         Raises:
-            ShapeError: a name stands twice, an operand is not there, or a layer does not fit what it reads; names the
-                specification. What a group's future raises.
+            ShapeError: a name is declared twice, an operand does not exist, or a layer rejects its operands; names
+                the specification. Also the error of a group's future.
         """
         _validate.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
-        found = [group.result() if isinstance(group, Future) else group for group in groups]
+        spec_groups = [group.result() if isinstance(group, Future) else group for group in groups]
         specs = [
             spec
-            for group in found
+            for group in spec_groups
             for spec in _validate.sequence("assemble", "a group", group, "specifications")
         ]
         for spec in specs:
@@ -138,8 +139,8 @@ class ParallelGraphBuilder:
 
     def _specify(self, describe: Describe, items: list[Any], kind: str) -> Specs:
         with self.progress.phase("specification", len(items)) as phase:
-            numbers = itertools.count()  # its `next` is one step: no two threads get the same
-            found: list[Specs] = [()] * len(items)
+            numbers = itertools.count()  # `next` is atomic, so two threads never get the same number
+            specs_by_item: list[Specs] = [()] * len(items)
             failed: dict[int, ShapeError] = {}
 
             def work() -> None:
@@ -147,7 +148,7 @@ class ParallelGraphBuilder:
                 while not failed and (i := next(numbers)) < len(items):
                     begin = time.perf_counter_ns() if spans else 0
                     try:
-                        found[i] = describe_item(describe, kind, i, items[i], f"thread {who!r}")
+                        specs_by_item[i] = describe_item(describe, kind, i, items[i], f"thread {who!r}")
                     except ShapeError as error:
                         failed[i] = error
                     if spans:
@@ -159,44 +160,50 @@ class ParallelGraphBuilder:
                     done.result()
         if failed:
             raise failed[min(failed)]
-        return tuple(spec for specs in found for spec in specs)
+        return tuple(itertools.chain.from_iterable(specs_by_item))
 
 
 def _check_names(
-    graph: GraphBuilder, specs: Specs, given: Mapping[str, TensorNode]
+    graph: GraphBuilder, specs: Specs, named: Mapping[str, TensorNode]
 ) -> dict[str, tuple[str, TensorSpec]]:
-    """That every name stands once and every operand before it is read; the tensors that stand alone, by name."""
+    """Check that names are unique and that every operand is defined before it is read.
+
+    Returns:
+        Kind and spec of the tensors that were described alone, by name.
+    """
     alone: dict[str, tuple[str, TensorSpec]] = {}
     for spec in specs:
         for kind, tensor in spec.tensors if spec.function is None else ():
             if tensor.name in alone or graph.has(tensor.name):
-                _refuse(spec, "declares a name that is free", f"{tensor.name!r}, which is taken", "rename it")
+                _invalid(
+                    spec, "must declare a new name", f"{tensor.name!r}, which exists already", "rename it"
+                )
             alone[tensor.name] = kind, tensor
-    before = set(given)
+    before = set(named)
     for spec in specs:
         if spec.function is None:
             continue
         for name in spec.operands:
             if name not in before and name not in alone and not graph.has(name):
-                _refuse(
+                _invalid(
                     spec,
-                    "reads tensors of the graph and layers before it",
-                    f"{name!r}, which is not one",
+                    "must read tensors of the graph or layers described before it",
+                    f"{name!r}, which is neither",
                     "correct it",
                 )
         if spec.path in before or spec.path in alone or graph.has(spec.path):
-            _refuse(spec, "has a path of its own", "one that is taken", "rename it")
+            _invalid(spec, "must have a unique path", "one that exists already", "rename it")
         before.add(spec.path)
     return alone
 
 
 def _find(
-    graph: GraphBuilder, name: str, results: Mapping[str, TensorNode], given: Mapping[str, TensorNode]
+    graph: GraphBuilder, name: str, results: Mapping[str, TensorNode], named: Mapping[str, TensorNode]
 ) -> TensorNode:
-    return results.get(name) or given.get(name) or graph.find(name)
+    return results.get(name) or named.get(name) or graph.find(name)
 
 
-def _refuse(spec: LayerSpec, rule: str, got: str, advice: str) -> None:
+def _invalid(spec: LayerSpec, rule: str, got: str, advice: str) -> None:
     _validate.invalid("assemble", f"{spec.kind} {spec.path!r} {rule}", got, advice)
 
 
@@ -207,29 +214,28 @@ def _write(
     alone: Mapping[str, tuple[str, TensorSpec]],
     operands: tuple[TensorNode, ...],
 ) -> TensorNode:
-    """Record one layer; what it declares must be what was said of it."""
+    """Record one layer, and check that it declares the tensors that its specification lists."""
     try:
         result = table.record(graph, spec, operands)
     except Exception as error:
         raise ShapeError(
-            f"[graph.parallel] {spec.kind} {spec.path!r} must fit what it reads; got {in_words(error)}; correct it"
+            f"[graph.parallel] {spec.kind} {spec.path!r} must accept its operands; got {in_words(error)}; correct it"
         ) from error
     declared = {t.spec.name: t for t in _declared_by(graph, spec)}
     for kind, tensor in itertools.chain(spec.tensors, (alone[name] for name in declared if name in alone)):
         node = declared.get(tensor.name)
         if node is None or node.kind != kind or node.spec.form != tensor.form:
-            found = "none" if node is None else f"a {node.kind} {node.spec}"
-            _refuse(
+            _invalid(
                 spec,
-                f"declares what is said of it, the {kind} {tensor.name!r} {tensor}",
-                found,
-                "correct one of them",
+                f"must declare the specified {kind} {tensor.name!r} {tensor}",
+                "no such tensor" if node is None else f"a {node.kind} {node.spec}",
+                "correct the specification or the layer",
             )
     return result
 
 
 def _declared_by(graph: GraphBuilder, spec: LayerSpec) -> Iterator[TensorNode]:
-    """The tensors that the last call has declared."""
+    """The tensors that the last recorded call declared."""
     call = graph.draft.ops[-1]
     for i in call.inputs[len(spec.operands) :]:
         if i is not None and graph.draft.tensors[i].kind in ("parameter", "state"):

@@ -1,4 +1,4 @@
-"""`ParallelDebugger`: which thread did what when, as a table and as a file for Perfetto."""
+"""`ParallelDebugger`: what each thread did and when, as a table and as a trace file for Perfetto."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _validate = Validator("graph")
 
 
 class ParallelDebugger(Progress):
-    """Takes down phases, and at level `verbose` every piece of them.
+    """Records the phases, and at level `verbose` every piece of them.
 
     Args:
-        level: `off`, `summary` (phases, and how much each thread did) or `verbose` (every layer, too).
-        others: progress objects that see all phases, too: a `ProgressTracker`.
+        level: `off`, `summary` (phases, and how much each thread did) or `verbose` (also every layer).
+        others: progress objects that also receive all phases, such as a `ProgressTracker`.
 
     Raises:
-        ConfigError: no such level.
+        ConfigError: `level` is invalid.
     """
 
     def __init__(self, level: str = "summary", *others: Progress) -> None:
@@ -43,19 +43,19 @@ class ParallelDebugger(Progress):
         return self.level == "verbose" or super().wants_spans
 
     def seconds(self) -> dict[str, float]:
-        """Wall time by phase, in order of their first beginning, then `unattributed`, what lies between them, and
-        `total`, from the first beginning to the last end. All but `total` add up to it: of phases that overlap, time
-        counts for the one that began first."""
-        found: dict[str, float] = defaultdict(float)
-        first = until = min((phase.begin_ns for phase in self.phases), default=0)
+        """Wall time in seconds by phase, in the order of their begin times; then `unattributed`, the time between
+        phases, and `total`, from the first begin to the last end. The other entries add up to `total`: where phases
+        overlap, the time counts for the phase that began first."""
+        seconds_by_phase: dict[str, float] = defaultdict(float)
+        first = counted_until = min((phase.begin_ns for phase in self.phases), default=0)
         for phase in sorted(self.phases, key=lambda p: (p.begin_ns, -_end_ns(p))):
-            found[phase.name] += max(0, _end_ns(phase) - max(phase.begin_ns, until)) / 1e9
-            until = max(until, _end_ns(phase))
-        total = (until - first) / 1e9
-        return {**found, "unattributed": total - sum(found.values()), "total": total}
+            seconds_by_phase[phase.name] += max(0, _end_ns(phase) - max(phase.begin_ns, counted_until)) / 1e9
+            counted_until = max(counted_until, _end_ns(phase))
+        total = (counted_until - first) / 1e9
+        return {**seconds_by_phase, "unattributed": total - sum(seconds_by_phase.values()), "total": total}
 
     def report(self) -> str:
-        """A table of phases, of what threads did in them, and at level `verbose` of the layers that took longest."""
+        """A table of phases and of the threads' work in them; at level `verbose` also the ten slowest pieces."""
         if self.level == "off":
             return ""
         seconds = self.seconds()
@@ -77,7 +77,7 @@ class ParallelDebugger(Progress):
         return "\n".join(lines)
 
     def save_trace(self, path: str | Path) -> None:
-        """Write all that was taken down as a trace for Perfetto (ui.perfetto.dev).
+        """Write everything recorded as a trace for Perfetto (ui.perfetto.dev).
 
         Raises:
             OSError: the file cannot be written.
@@ -106,5 +106,5 @@ class ParallelDebugger(Progress):
 
 
 def _end_ns(phase: Phase) -> int:
-    """Of a phase that lasts yet, its beginning."""
+    """The end of a phase; its begin if it still runs."""
     return phase.begin_ns if phase.end_ns is None else phase.end_ns

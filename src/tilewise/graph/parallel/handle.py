@@ -1,4 +1,4 @@
-"""`SpecHandle`: what one thread describes layers with. It touches no graph and nothing that another thread has."""
+"""`SpecHandle`: the object with which one thread describes layers. It touches no graph and shares no data."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _validate = Validator("graph", ShapeError)
 
 
 class SpecHandle:
-    """Gathers the specifications of one item.
+    """Collects the specifications of one item.
 
     Args:
-        kind: what they are counted as: `layer`, `kv_cache`.
+        kind: the name of such an item in messages, such as `layer` or `kv_cache`.
     """
 
     def __init__(self, kind: str) -> None:
@@ -31,16 +31,16 @@ class SpecHandle:
         self.specs: list[LayerSpec] = []
 
     def layer(self, function: LayerFunction, *operands: str, path: str, **attrs: Any) -> str:
-        """One use of a layer function; returns its path, which is the name of its result.
+        """Add a call of a layer function; returns its path, which is also the name of its result.
 
         Args:
             function: marked with `tw.layer`.
             operands: names of tensors of the graph, or paths of layers.
-            path: the layer's; its parameters are named `path + "." + name`.
+            path: the layer's path; its parameters are named `path + "." + name`.
             attrs: the function's keyword attributes.
 
         Raises:
-            ShapeError: it is no layer function, or no specification (`ir.LayerSpec`).
+            ShapeError: `function` is no layer function, or the specification is invalid (see `ir.LayerSpec`).
         """
         _validate.instance("layer", "the first argument", function, LayerFunction, "mark it with tw.layer")
         self.specs.append(LayerSpec(path, self.kind, operands, function, attrs))
@@ -56,7 +56,7 @@ class SpecHandle:
         labels: Sequence[DimLabel | None] = (),
         storage: str = "rows",
     ) -> str:
-        """A tensor from outside; returns its name. Where a layer declares one of that name, the two are held together.
+        """Add a tensor from outside; returns its name. If a layer declares a tensor of that name, the two must match.
 
         Raises:
             ShapeError: shape, dtype, labels or name are invalid.
@@ -67,30 +67,30 @@ class SpecHandle:
 
 
 Describe = Callable[[SpecHandle, Any], object]
-"""Describes one item, such as a layer's number, with a handle; what it returns is not used."""
+"""Describes one item, such as a layer's number, with a handle; its return value is ignored."""
 
 
 def describe_item(describe: Describe, kind: str, number: int, item: Any, where: str) -> tuple[LayerSpec, ...]:
-    """What one item consists of.
+    """The specifications of one item.
 
     Raises:
-        ShapeError: the function raised; says which, for which item, where, and what was described last.
+        ShapeError: `describe` raised; names the item, the thread, the last specification and the function.
     """
     handle = SpecHandle(kind)
     try:
         describe(handle, item)
     except Exception as error:
-        behind = f", behind {handle.specs[-1].path!r}" if handle.specs else ""
+        last = f", after {handle.specs[-1].path!r}" if handle.specs else ""
         raise ShapeError(
             f"[graph.parallel] {kind} {number} ({shown(item)}) must be described without an error; got "
-            f"{in_words(error)} in {where}{behind}; "
+            f"{in_words(error)} in {where}{last}; "
             f"correct {getattr(describe, '__qualname__', 'the function')}"
         ) from error
     return tuple(handle.specs)
 
 
 def in_words(error: Exception) -> str:
-    """An error in a sentence: our own as it is, another's with its type, on one line."""
+    """An error's text on one line; errors of other libraries with their type."""
     return (
         str(error)
         if isinstance(error, TilewiseError)

@@ -1,4 +1,4 @@
-"""`ProgressTracker`: a bar for every phase that takes long enough to wonder."""
+"""`ProgressTracker`: progress bars for long phases."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _validate = Validator("graph")
 
 
 class ProgressTracker(Progress):
-    """Bars with rates and time left, one per phase, on a terminal; silent elsewhere, and for phases that are short.
+    """Shows one bar per phase with its rate and the time left, on a terminal only.
 
     Args:
         console: where to write; by default standard error.
-        delay_s: a phase is shown when it has lasted so long.
+        delay_s: a phase is shown after this many seconds; a shorter one never is.
     """
 
     def __init__(self, console: Console | None = None, *, delay_s: float = 0.5) -> None:
@@ -31,7 +31,7 @@ class ProgressTracker(Progress):
         self._console = console
         self._lock = threading.RLock()
         self._bars: rich_progress.Progress | None = None
-        self._shown: dict[Phase, Any] = {}  # the bar's task, of phases that last long
+        self._shown: dict[Phase, Any] = {}  # rich's task of each phase that has a bar
         self._timers: dict[Phase, threading.Timer] = {}
 
     def _began(self, phase: Phase) -> None:
@@ -59,7 +59,7 @@ class ProgressTracker(Progress):
 
     def _show(self, phase: Phase) -> None:
         with self._lock:
-            if phase not in self._timers:  # it has just ended
+            if phase not in self._timers:  # the phase has just ended
                 return
             if self._bars is None:
                 self._bars = _make_bars(self._terminal(), self._update)
@@ -67,7 +67,7 @@ class ProgressTracker(Progress):
             self._shown[phase] = self._bars.add_task(phase.name, total=phase.total, completed=phase.done)
 
     def _update(self, bars: rich_progress.Progress) -> None:
-        """Before every picture: what is done now."""
+        """Called before each redraw."""
         for phase, task in list(self._shown.items()):
             bars.update(task, completed=phase.done)
 

@@ -24,9 +24,9 @@ class TemplateTable:
     """Templates by signature.
 
     Args:
-        graph: that the layers will be written into; it is read.
-        layers: in order.
-        named: what layers read besides the graph's own tensors, by name.
+        graph: the graph that the layers will be written into; only read here.
+        layers: all layers, in order.
+        named: further tensors that layers read, by name.
     """
 
     def __init__(
@@ -35,54 +35,58 @@ class TemplateTable:
         self._graph = graph
         self._layers = layers
         self._named = named
-        self._known: dict[_Key, Template | None] = {}  # None: it raised, and will again where it is recorded
+        self._templates: dict[_Key, Template | None] = {}  # None: tracing raised, and will again in `record`
 
     def record(self, graph: GraphBuilder, spec: LayerSpec, operands: tuple[TensorNode, ...]) -> TensorNode:
-        """Write a layer's call, with the template of its signature if that has been traced."""
+        """Record a layer's call, with the template of its signature if that has been traced."""
         function = spec.function
         assert isinstance(function, LayerFunction)
         key = self._key(spec, tuple(t.spec for t in operands))
         return function.record(
-            graph, operands, spec.path, spec.attrs, None if key is None else self._known.get(key)
+            graph, operands, spec.path, spec.attrs, None if key is None else self._templates.get(key)
         )
 
     def declared_names(self, wanted: Collection[str]) -> set[str]:
-        """Which of these names layers will declare, as far as templates are traced."""
+        """Which of the wanted names layers will declare, as far as their templates can be traced."""
         if not wanted:
             return set()
-        found: set[str] = set()
+        declared: set[str] = set()
         specs: dict[str, TensorSpec] = {}
         for layer in self._layers:
             operands = self._operands(layer, specs)
             key = None if operands is None else self._key(layer, operands)
-            template = None if key is None else self._known.get(key)
-            if operands is not None and key not in self._known and isinstance(layer.function, LayerFunction):
+            template = None if key is None else self._templates.get(key)
+            if (
+                operands is not None
+                and key not in self._templates
+                and isinstance(layer.function, LayerFunction)
+            ):
                 template = _trace(layer.function, operands, layer.attrs, self._graph.k_splits)
                 if key is not None:
-                    self._known[key] = template
+                    self._templates[key] = template
             if template is None:
                 continue
             specs[layer.path] = template.graph.spec(template.results[0])
             formal = (template.graph.tensors[i] for i in template.arguments[len(layer.operands) :])
-            found.update(f"{layer.path}.{t.spec.name}" for t in formal if t.kind in ("parameter", "state"))
-        return found & set(wanted)
+            declared.update(f"{layer.path}.{t.spec.name}" for t in formal if t.kind in ("parameter", "state"))
+        return declared & set(wanted)
 
     def _operands(self, layer: LayerSpec, specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, ...] | None:
-        """What the layer reads; None where one of them is not known yet."""
-        found = []
+        """The specs of the layer's operands; None if one of them has none yet."""
+        operands = []
         for name in layer.operands:
             if name in specs:
-                found.append(specs[name])
+                operands.append(specs[name])
             elif name in self._named:
-                found.append(self._named[name])
+                operands.append(self._named[name])
             elif self._graph.has(name):
-                found.append(self._graph.find(name).spec)
+                operands.append(self._graph.find(name).spec)
             else:
                 return None
-        return tuple(found)
+        return tuple(operands)
 
     def _key(self, layer: LayerSpec, operands: tuple[TensorSpec, ...]) -> _Key | None:
-        """The signature; None for one that is refused, with its reason, when the layer is recorded."""
+        """The layer's signature; None if it is invalid, which `record` reports."""
         assert isinstance(layer.function, LayerFunction)
         try:
             return layer.function.signature(self._graph.draft, operands, layer.attrs)
@@ -93,7 +97,7 @@ class TemplateTable:
 def _trace(
     function: LayerFunction, operands: tuple[TensorSpec, ...], attrs: Mapping[str, Any], k_splits: int
 ) -> Template | None:
-    """A template, or None if the function raised. It raises again where the layer is recorded."""
+    """A template, or None if the function raised. It raises again when the layer is recorded."""
     with suppress(Exception):
         return trace_layer(function, operands, attrs, k_splits)
     return None

@@ -14,7 +14,7 @@ from tilewise.files.reading import Unreadable
 
 __all__ = ["ArrayForm", "array_form", "array_named"]
 
-_MAX_DIMS = 32  # what every NumPy can hold
+_MAX_DIMS = 32  # the limit of NumPy 1
 _MAX_SIZE = 1 << 40
 
 
@@ -49,5 +49,5 @@ def array_form(name: object, shape: object) -> ArrayForm:
     sizes = shape if isinstance(shape, list) and len(shape) <= _MAX_DIMS else [-1]
     is_named = isinstance(name, str) and name in DTYPES
     if not is_named or not all(type(s) is int and 0 <= s < _MAX_SIZE for s in sizes):
-        raise Unreadable(f"an array is described by its dtype and shape; got {shown([name, shape])}")
+        raise Unreadable(f"an array must have a dtype and a shape; got {shown([name, shape])}")
     return ArrayForm(str(name), tuple(sizes))

@@ -60,8 +60,7 @@ RENAMED: Mapping[str, str] = {
     "GraphLayout.home": "storage",
     "GraphLayout.use": "compute",
 }
-"""Names of records, and of fields in any or in one record, in files of earlier versions, and what
-they are called now."""
+"""New names of records, and of fields of any or one record, by their names in files of earlier versions."""
 _TREES = {"leaves": "batch_splits", "chunks": "k_splits"}
 RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("PendingReduction", "tree"): _TREES,
@@ -73,10 +72,10 @@ RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
         "column_sum_leaf_bf16": "column_sum_split_bf16",
     },
 }
-"""By record and field: texts in files of earlier versions, and what stands for them now."""
-DEEPEST = 16  # of values without a type: attributes of ops are flat
+"""By record and field: new values, by the values in files of earlier versions."""
+DEEPEST = 16  # nesting of values without a type; attributes of ops are flat
 IN_ATTRIBUTES = (Dim, DimLabel)
-"""Records that fields without a type of their own may hold: attributes of ops, keys."""
+"""Records in fields without a type: attributes of ops, keys."""
 _SPECIAL: Mapping[tuple[type, str], Any] = {
     (Graph, "constant_values"): Mapping[int, np.ndarray],
     (DeviceBinding, "groups"): tuple[SharedInts, ...],
@@ -92,11 +91,11 @@ def is_record(hint: Any) -> bool:
 
 def fields_of(record: type) -> Mapping[str, Any]:
     """The type of each field, in order."""
-    known = _known.get(record)
-    return known if known is not None else _known.setdefault(record, _fields_of(record))
+    cached = _field_cache.get(record)
+    return cached if cached is not None else _field_cache.setdefault(record, _fields_of(record))
 
 
-_known: WeakKeyDictionary[type, Mapping[str, Any]] = WeakKeyDictionary()
+_field_cache: WeakKeyDictionary[type, Mapping[str, Any]] = WeakKeyDictionary()
 
 
 def _fields_of(record: type) -> Mapping[str, Any]:
@@ -114,15 +113,15 @@ def settings_of(kind: type[Kind]) -> list[str]:
 @lru_cache(maxsize=8)
 def records_of(root: type) -> Mapping[str, type]:
     """All records, by name, that a file of one class may contain."""
-    found: dict[str, type] = {}
+    records: dict[str, type] = {}
     open_ends: list[type] = [root, *IN_ATTRIBUTES]
     while open_ends:
         record = open_ends.pop()
-        if found.setdefault(record.__name__, record) is not record:
+        if records.setdefault(record.__name__, record) is not record:
             raise TypeError(f"two records are called {record.__name__}")
         for hint in fields_of(record).values():
-            open_ends += [r for r in _records_in(hint) if r.__name__ not in found]
-    return found
+            open_ends += [r for r in _records_in(hint) if r.__name__ not in records]
+    return records
 
 
 def _records_in(hint: Any) -> Iterator[type]:

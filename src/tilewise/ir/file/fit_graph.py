@@ -12,15 +12,15 @@ from tilewise.files.reading import Unreadable
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.op import check_call, op_named
 
-__all__ = ["hold", "require_graph"]
+__all__ = ["require", "require_graph"]
 
 _KINDS = ("input", "parameter", "state", "constant", "result")
 _PHASES = ("forward", "backward", "update")
 _MAX_WALK = 1 << 21  # graphs, counted as often as calls lead to them
-_DEEPEST = 64  # of layers in layers
+_DEEPEST = 64  # nesting of layers
 
 
-def hold(holds: bool, what: str, *values: object) -> None:
+def require(holds: bool, what: str, *values: object) -> None:
     """Raise an error if a condition is false.
 
     Args:
@@ -50,27 +50,32 @@ def _require_graph(graph: Graph, walked: dict[int, int], depth: int) -> int:
     """
     if id(graph) in walked:
         return walked[id(graph)]
-    hold(depth <= _DEEPEST, "layers stand in layers more than {} deep", _DEEPEST)
+    require(depth <= _DEEPEST, "layers are nested more than {} deep", _DEEPEST)
     for i, t in enumerate(graph.tensors):
-        # a result that passes left behind has no producer
+        # a result whose op a pass removed has no producer
         fits = t.producer is None or (t.kind == "result" and 0 <= t.producer < len(graph.ops))
-        hold(
+        require(
             t.id == i and t.kind in _KINDS and fits,
-            "tensor {} of {!r} is {}",
+            "tensor {} of {!r} is invalid: {}",
             i,
             graph.name,
             t,
         )
-    known = range(len(graph.tensors))
+    tensor_ids = range(len(graph.tensors))
     weight = 1 + sum(_require_graph(t.graph, walked, depth + 1) for t in graph.templates.values())
     for op in graph.ops:
         ids = (*(i for i in op.inputs if i is not None), *op.outputs)
-        hold(all(i in known for i in ids), "op {!r} names tensors that {!r} has not", op.label, graph.name)
-        hold(op.phase in _PHASES, "op {!r} stands in phase {!r}", op.label, op.phase)
+        require(
+            all(i in tensor_ids for i in ids),
+            "op {!r} refers to tensors that {!r} does not have",
+            op.label,
+            graph.name,
+        )
+        require(op.phase in _PHASES, "op {!r} has the unknown phase {!r}", op.label, op.phase)
         weight += _require_op(graph, op, walked)
-        hold(weight <= _MAX_WALK, "its templates call each other too often")
+        require(weight <= _MAX_WALK, "its templates call each other too often")
     for key, template in graph.templates.items():
-        hold(
+        require(
             template.graph.k_splits == graph.k_splits,
             "template {!r} has {} k splits",
             key,
@@ -78,16 +83,16 @@ def _require_graph(graph: Graph, walked: dict[int, int], depth: int) -> int:
         )
         inside = range(len(template.graph.tensors))
         ends = (*template.arguments, *template.results)
-        hold(
+        require(
             key == template.key and all(i in inside for i in ends),
-            "template {!r} is called otherwise",
+            "template {!r} has another key, or tensors that it does not have",
             key,
         )
     for tensor, value in graph.constant_values.items():
-        hold(tensor in known, "constant {} is no tensor", tensor)
+        require(tensor in tensor_ids, "constant {} does not exist", tensor)
         node = graph.tensors[tensor]
         fits = node.kind == "constant" and value.shape == node.shape and value.dtype == node.spec.dtype.numpy
-        hold(
+        require(
             fits,
             "constant {!r} {} is an array {}{}",
             node.spec.name,
@@ -95,7 +100,10 @@ def _require_graph(graph: Graph, walked: dict[int, int], depth: int) -> int:
             value.dtype,
             list(value.shape),
         )
-    hold(all(t in known for t in (*graph.hints, *graph.outputs.values())), "hints and outputs are tensors")
+    require(
+        all(t in tensor_ids for t in (*graph.hints, *graph.outputs.values())),
+        "hints and outputs must refer to tensors",
+    )
     walked[id(graph)] = weight
     return weight
 
@@ -105,17 +113,17 @@ def _require_op(graph: Graph, op: OpNode, walked: dict[int, int]) -> int:
         op_named(op.op)
         checked = check_call(op.op, op.inputs, op.attrs)
         same = all(type(checked[name]) is type(value) for name, value in op.attrs.items())
-        hold(same and checked == dict(op.attrs), "op {!r} has other attributes", op.label)
+        require(same and checked == dict(op.attrs), "op {!r} has attributes of other types", op.label)
         return 0
     template = graph.templates.get(op.attrs.get("template", ""))
-    hold(
+    require(
         template is not None and set(op.attrs) == {"template", "saved"},
-        "op {!r} calls nothing",
+        "op {!r} calls no template",
         op.label,
     )
     assert template is not None
     inside, saved = range(len(template.graph.tensors)), op.attrs["saved"]
-    hold(
+    require(
         isinstance(saved, tuple) and all(s in inside for s in saved),
         "op {!r} saves no tensors",
         op.label,
@@ -125,9 +133,9 @@ def _require_op(graph: Graph, op: OpNode, walked: dict[int, int]) -> int:
 
 def _require_root(graph: Graph) -> None:
     """Check the root graph: every constant has a value, and every name belongs to one tensor."""
-    hold(
+    require(
         graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")},
-        "every constant has a value",
+        "every constant must have a value",
     )
     names = [t.spec.name for t in graph.tensors if t.kind != "result"]
-    hold(all(names) and len(set(names)) == len(names), "what comes from outside has a name of its own")
+    require(all(names) and len(set(names)) == len(names), "tensors from outside must have unique names")

@@ -62,10 +62,10 @@ class RowReader:
         name = RENAMED.get(_text(name), name)
         record = classes.get(name)
         if record is None:
-            raise Unreadable(f"there are no records called {shown(name)}")
+            raise Unreadable(f"there is no record class {shown(name)}")
         fields = fields_of(record)
         if [RENAMED.get(f"{name}.{n}", RENAMED.get(_text(n), n)) for n in _list(names)] != list(fields):
-            raise Unreadable(f"a {name} has the fields {', '.join(fields)} here, and {shown(names)} there")
+            raise Unreadable(f"a {name} must have the fields {', '.join(fields)}; got {shown(names)}")
         return record, [self._of_field(name, field, hint) for field, hint in fields.items()]
 
     def _of_field(self, record: str, field: str, hint: Any) -> _Decode:
@@ -96,7 +96,7 @@ class RowReader:
             raise Unreadable(f"it must begin with the number of a class; got {shown(row)}")
         record, decoders = self._classes[row[0]]
         if len(row) != len(decoders) + 1:
-            raise Unreadable(f"a {record.__name__} has {len(decoders)} fields; got {len(row) - 1}")
+            raise Unreadable(f"a {record.__name__} must have {len(decoders)} fields; got {len(row) - 1}")
         values = []
         for decode, value in zip(decoders, row[1:]):
             try:
@@ -154,10 +154,10 @@ class RowReader:
 
         def mapping(value: Any) -> dict[Any, Any]:
             pairs = [_list(pair, 2) for pair in _list(value)]
-            found = {decode_key(k): decode(v) for k, v in pairs}
-            if len(found) != len(pairs):
-                raise Unreadable(f"a key stands twice in {shown(value)}")
-            return found
+            items = {decode_key(k): decode(v) for k, v in pairs}
+            if len(items) != len(pairs):
+                raise Unreadable(f"a key appears twice in {shown(value)}")
+            return items
 
         return mapping
 
@@ -192,8 +192,8 @@ class RowReader:
         if mark == "k":
             return self._kind(rest[0], self._pairs(rest[1], depth))
         if mark == "r":
-            found = [r for r in IN_ATTRIBUTES if type(rest[0]) is int and self._is_at(rest[0], r)]
-            return self._decoder(found[0] if found else IN_ATTRIBUTES[0])(rest[0])
+            records = [r for r in IN_ATTRIBUTES if type(rest[0]) is int and self._is_at(rest[0], r)]
+            return self._decoder(records[0] if records else IN_ATTRIBUTES[0])(rest[0])
         if mark not in _MARKED:
             raise Unreadable(f"it must be a value with a mark; got {shown(value)}")
         return _MARKED[mark](rest[0])
@@ -205,21 +205,23 @@ class RowReader:
         pairs = [_list(pair, 2) for pair in _list(value)]
         decoded = [(self._anything(k, depth + 1), self._anything(v, depth + 1)) for k, v in pairs]
         if not all(isinstance(k, str | int) for k, _ in decoded) or len(dict(decoded)) != len(pairs):
-            raise Unreadable(f"keys must be texts or integers, and each must stand once; got {shown(value)}")
+            raise Unreadable(f"keys must be unique texts or integers; got {shown(value)}")
         return dict(decoded)
 
     def _kind(self, name: Any, values: Mapping[Any, Any]) -> Any:
-        found = kind_named(_text(name))
-        if found is None:
-            raise Unreadable(f"there is no class called {shown(name)} here; import what defines it first")
-        if list(values) != settings_of(found):
-            raise Unreadable(f"a {name} has other settings here: {', '.join(settings_of(found))}")
+        kind = kind_named(_text(name))
+        if kind is None:
+            raise Unreadable(f"there is no class {shown(name)} here; import the module that defines it first")
+        if list(values) != settings_of(kind):
+            raise Unreadable(
+                f"a {name} must have the settings {', '.join(settings_of(kind))}; got {shown(list(values))}"
+            )
         try:
-            return found(**values)
+            return kind(**values)
         except TilewiseError:
             raise
         except Exception as error:  # a user's class may raise anything
-            raise Unreadable(f"{name} refuses its settings: {shown(error)}") from None
+            raise Unreadable(f"{name} rejects its settings: {shown(error)}") from None
 
 
 def _list(value: Any, length: int = -1) -> list[Any]:
@@ -271,7 +273,9 @@ def _dtype(value: Any) -> DType:
 
 def _mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> DeviceMesh:
     if len(names) != len(sizes) or len(set(names)) != len(names):
-        raise Unreadable(f"a mesh has a size for each of its axes; got {shown(names)} and {shown(sizes)}")
+        raise Unreadable(
+            f"a mesh must have a size for each of its axes; got {shown(names)} and {shown(sizes)}"
+        )
     return DeviceMesh(dict(zip(names, sizes)))
 
 

@@ -49,9 +49,8 @@ class RowWriter:
         self.rows: list[tuple[Plain, ...]] = []
         self.arrays: list[NDArray[Any]] = []
         self._numbers: dict[tuple[Plain, ...], int] = {}
-        self._known: dict[
-            int, tuple[object, int]
-        ] = {}  # by identity; the object is kept, so that its id stays its own
+        # by id; the object is stored too, so that its id is not reused
+        self._row_numbers: dict[int, tuple[object, int]] = {}
         self._encoders: dict[Any, _Encode] = {}
         self._array_numbers: dict[tuple[str, tuple[int, ...], bytes], int] = {}
 
@@ -93,7 +92,7 @@ class RowWriter:
         return self._of_union(parts)
 
     def _of_record(self, record: type) -> _Encode:
-        known = self._known
+        row_numbers = self._row_numbers
         names = list(fields_of(record))
         fields_in: Callable[[Any], Iterable[Any]] = (
             iter if issubclass(record, tuple) else attrgetter(*names) if len(names) > 1 else _field(*names)
@@ -101,19 +100,19 @@ class RowWriter:
         encoders: list[_Encode] = []
 
         def encode(value: Any) -> int:
-            seen = known.get(id(value))
+            seen = row_numbers.get(id(value))
             if seen is not None:
                 return seen[1]
             if type(value) is not record:
-                raise Unwritable(f"a {record.__name__} must stand there; got {shown(value)}")
-            if not encoders:  # not before: records may hold records of their own class
+                raise Unwritable(f"the value must be a {record.__name__}; got {shown(value)}")
+            if not encoders:  # only now, because records may contain records of their own class
                 encoders.extend(self._encoder(hint) for hint in fields_of(record).values())
             try:
                 row = tuple([e(v) for e, v in zip(encoders, fields_in(value))])
             except Unwritable as error:
                 raise Unwritable(f"{error}{_owner(value)}") from None
             number = self._number(record, row)
-            known[id(value)] = value, number
+            row_numbers[id(value)] = value, number
             return number
 
         return encode
@@ -122,17 +121,17 @@ class RowWriter:
         """Instructions of a class of devices are often equal, so they are compared before they are
         written.
         """
-        encode, known = self._of_record(Instruction), self._known
+        encode, row_numbers = self._of_record(Instruction), self._row_numbers
         likely: dict[tuple[object, ...], list[Instruction]] = {}
 
         def encode_instruction(value: Any) -> int:
-            if type(value) is not Instruction or id(value) in known:
+            if type(value) is not Instruction or id(value) in row_numbers:
                 return encode(value)  # type: ignore[no-any-return]
             alike = likely.setdefault((value.label, value.ints, repr(value.floats)), [])
             for other in alike:
                 if other == value:
-                    known[id(value)] = value, known[id(other)][1]
-                    return known[id(other)][1]
+                    row_numbers[id(value)] = value, row_numbers[id(other)][1]
+                    return row_numbers[id(other)][1]
             alike.append(value)
             return encode(value)  # type: ignore[no-any-return]
 
@@ -146,9 +145,9 @@ class RowWriter:
         return number
 
     def _shared_ints(self, value: Any) -> int:
-        seen = self._known.get(id(value))
+        seen = self._row_numbers.get(id(value))
         if seen is None:
-            seen = self._known[id(value)] = value, self._number(SharedInts, (_ints(value),))
+            seen = self._row_numbers[id(value)] = value, self._number(SharedInts, (_ints(value),))
         return seen[1]
 
     def _of_items(self, item: Any) -> _Encode:
@@ -183,7 +182,7 @@ class RowWriter:
     def _array(self, value: Any) -> int:
         if not isinstance(value, np.ndarray) or value.dtype not in _STORED:
             raise Unwritable(
-                f"an array of {', '.join(_STORED.values())} must stand there; got {shown(value)}"
+                f"the value must be an array of {', '.join(_STORED.values())}; got {shown(value)}"
             )
         content = np.ascontiguousarray(value)
         key = _STORED[value.dtype], value.shape, content.tobytes()
@@ -199,7 +198,7 @@ class RowWriter:
         if isinstance(value, str):
             return _text(value)
         if depth > DEEPEST:
-            raise Unwritable(f"values must stand at most {DEEPEST} deep in others; got {shown(value)}")
+            raise Unwritable(f"values must be nested at most {DEEPEST} deep; got {shown(value)}")
         if isinstance(value, bool | np.bool_):
             return "b", int(value)
         if isinstance(value, float):
@@ -219,7 +218,7 @@ class RowWriter:
     def _kind(self, value: Kind, depth: int) -> Plain:
         name = type(value).__name__
         if kind_named(name) is not type(value):
-            raise Unwritable(f"a name must stand for one class; got {name!r}, which another class has taken")
+            raise Unwritable(f"a name must belong to one class; got {name!r}, which another class has")
         settings = settings_of(type(value))
         return "k", name, tuple((n, self._anything(getattr(value, n), depth + 1)) for n in settings)
 
@@ -227,8 +226,8 @@ class RowWriter:
 def _owner(value: Any) -> str:
     """The place of a value, for messages, if it belongs to a record that users know."""
     name = type(value).__name__
-    known = {"OpNode": "op", "TensorSpec": "name", "Instruction": "label"}
-    return f", in {name} {getattr(value, known[name])!r}" if name in known else ""
+    name_fields = {"OpNode": "op", "TensorSpec": "name", "Instruction": "label"}
+    return f", in {name} {getattr(value, name_fields[name])!r}" if name in name_fields else ""
 
 
 def _field(name: str) -> Callable[[Any], tuple[Any]]:
@@ -249,10 +248,10 @@ def _int(value: Any) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise Unwritable(f"plain data must stand there; got {shown(value)}") from None
+        raise Unwritable(f"the value must be plain data; got {shown(value)}") from None
     if not -_INT64 <= number < _INT64:
         raise Unwritable(f"an integer must have 64 bits; got {shown(value)}")
-    return int(number)  # of an enumeration the number
+    return int(number)  # the number of an enumeration's member
 
 
 def _ints(value: Any) -> Plain:
@@ -266,25 +265,25 @@ def _are_ints(value: Any) -> bool:
 
 def _truth(value: Any) -> int:
     if not isinstance(value, bool | np.bool_):
-        raise Unwritable(f"True or False must stand there; got {shown(value)}")
+        raise Unwritable(f"the value must be True or False; got {shown(value)}")
     return int(value)
 
 
 def _float(value: Any) -> str:
     if not isinstance(value, float) or not math.isfinite(value):
-        raise Unwritable(f"a finite float must stand there; got {shown(value)}")
+        raise Unwritable(f"the value must be a finite float; got {shown(value)}")
     return float(value).hex()
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable():
-        raise Unwritable(f"printable text must stand there; got {shown(value)}")
+        raise Unwritable(f"the value must be printable text; got {shown(value)}")
     return str(value)
 
 
 def _dtype(value: Any) -> str:
     if not isinstance(value, DType) or DTYPES.get(value.name) != value:
-        raise Unwritable(f"an element type must stand there; got {shown(value)}")
+        raise Unwritable(f"the value must be an element type; got {shown(value)}")
     return value.name
 
 

@@ -49,24 +49,26 @@ def validate_bindings(
     """Every slot of every call is bound to the tensor that it refers to.
 
     Args:
-        work: of each list, call by call.
+        work: what each call of each list does.
         roots: tensor of the root graph -> tensor whose memory it shares.
         num_parts: number of parts of a tensor of the root graph, one per microbatch.
 
     Raises:
         InternalError: names the call, what its slot refers to, and what it is bound to.
     """
-    known: list[list[_Key]] = []  # the keys of entries, where classes differ in them
+    key_lists: list[list[_Key]] = []  # the distinct key lists of classes
     seen: set[tuple[int, int, int]] = set()  # lists and classes share calls
     meanings: dict[object, _Meaning] = {}
     for of in program.classes:
         keys = [entry.key for entry in of.entries]
-        if keys not in known:
-            known.append(keys)
-        form = known.index(keys)
+        if keys not in key_lists:
+            key_lists.append(keys)
+        form = key_lists.index(keys)
         for name, calls in of.calls.items():
             if len(calls) != len(work[name]):
-                _refuse("a list has a call per segment", f"{len(calls)} of {len(work[name])} in {name!r}")
+                _invalid(
+                    "a list must have a call per segment", f"{len(calls)} of {len(work[name])} in {name!r}"
+                )
             for call, own in zip(calls, work[name]):
                 mark = id(call), id(own), form
                 if mark not in seen:
@@ -107,44 +109,44 @@ class _Meaning:
     def keys_of(self, work: Work, number: int) -> list[_Key]:
         """The keys of the entries that a call of template `number` must be bound to, slot by slot."""
         layer, roots, microbatch = work.layer, self.roots, work.microbatch
-        given = None if layer is None else (*layer.inputs, *layer.outputs)
-        found: list[_Key] = []
+        bound = None if layer is None else (*layer.inputs, *layer.outputs)
+        keys: list[_Key] = []
         for slot, place in zip(self.slots, self.places):
             kind = slot.kind
-            tensor = place if given is None else None if place < 0 else given[place]
+            tensor = place if bound is None else None if place < 0 else bound[place]
             if kind == "tensor" or kind == "flat":
                 if tensor is None:
-                    found.append(("inner_flat" if kind == "flat" else "inner", number, slot.id))
+                    keys.append(("inner_flat" if kind == "flat" else "inner", number, slot.id))
                 else:
                     root = roots.get(tensor, tensor)
                     part = microbatch if microbatch and self.num_parts(root) > 1 else 0
-                    found.append((kind, root, part))
+                    keys.append((kind, root, part))
             elif kind in ("temp", "temp_flat"):
-                found.append((kind, number, slot.id))
+                keys.append((kind, number, slot.id))
             elif memory_kind(kind) == "ring":
-                found.append((kind, work.rings, slot.id, work.places[slot.level]))
+                keys.append((kind, work.rings, slot.id, work.places[slot.level]))
             elif tensor is None and layer is not None:
-                found.append((kind, layer.id, slot.id, slot.level))
+                keys.append((kind, layer.id, slot.id, slot.level))
             else:
-                found.append((kind, None, tensor, slot.level))
-        return found
+                keys.append((kind, None, tensor, slot.level))
+        return keys
 
 
 def _validate_call(
     template: LoweredTemplate, call: Call, work: Work, keys: Sequence[_Key], meaning: _Meaning, name: str
 ) -> None:
     if template.name != work.template or len(call.binding) != len(template.slots):
-        _refuse(
-            "a call uses its segment's template",
+        _invalid(
+            "a call must use its segment's template",
             f"{template.name!r} for {work.template!r} in {name!r}",
         )
     for entry, key in zip(call.binding, meaning.keys_of(work, call.template)):
         if keys[entry] != key:
-            _refuse(
-                "a slot is bound to the tensor that it stands for",
+            _invalid(
+                "a slot must be bound to the tensor that it refers to",
                 f"{keys[entry]} for {key} in a call of {template.name!r} in {name!r}",
             )
 
 
-def _refuse(rule: str, got: str) -> None:
+def _invalid(rule: str, got: str) -> None:
     raise InternalError(f"[ir.validate] {rule}; got {got}; please report the plan")

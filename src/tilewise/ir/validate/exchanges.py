@@ -74,16 +74,16 @@ class Collected(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What is checked on every device of a class: whose memory an instruction reads, in order.
+    """A check for every device of a class: the devices whose memory an instruction reads, in order.
 
     Attributes:
-        axes: of the device group.
+        axes: axes of the device group.
         leaf_ranges: per device group of a pending reduction, the batch splits of each member; empty
             for copies.
         batch_splits: leaves of the tree.
         mine: the share of the rows that this device combines; -1 if it combines columns of all
             rows.
-        peers: whose memory is read; for a copy, with the share of each.
+        peers: the devices whose memory is read; for a copy, with the share of each.
         shares: number of members that share the rows.
     """
 
@@ -140,7 +140,7 @@ def confirm_exchanges(
                 good = read == run
             if not good or exchange.shares != size:
                 invalid(
-                    "devices complete a value with their device group, a share each, in the order of its tree",
+                    "devices must complete a value with their device group, a share each, in the tree's order",
                     f"devices {read} read by {label!r} on device {device} of device group {run}",
                 )
 
@@ -168,7 +168,7 @@ def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh:
             if not joined or leaf_ranges[0][0] != 0 or (size is not None and leaf_ranges[-1][1] != size):
                 name = flows[program.devices[first].class_id][number].template.name
                 invalid(
-                    "columns that a device group cuts are all there, side by side",
+                    "columns that a device group divides must be complete and adjacent",
                     f"{leaf_ranges} of {size} for slot {slot} of template {name!r} on the device group of device "
                     f"{first}",
                 )
@@ -198,7 +198,9 @@ def confirm_shards(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: 
                 )
                 whole = _entry_rows(program, device, number, shard.source)
                 if problems != expected or sum(rows) != whole:
-                    _refuse_shards(flow, device, f"first row, rows and share {problems} of {rows} in {whole}")
+                    _invalid_shards(
+                        flow, device, f"first row, rows and share {problems} of {rows} in {whole}"
+                    )
             for slot, of in flow.collected.items():
                 group = mesh.group(device, *of.axes)
                 unit = PANEL_ROWS if of.in_panels else 1
@@ -208,12 +210,12 @@ def confirm_shards(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: 
                     or of.rows != rows
                     or sum(rows) != _entry_rows(program, device, number, slot, unit)
                 ):
-                    _refuse_shards(flow, device, f"rows {of.rows} of {rows}")
+                    _invalid_shards(flow, device, f"rows {of.rows} of {rows}")
 
 
-def _refuse_shards(flow: Flow, device: int, got: str) -> NoReturn:
+def _invalid_shards(flow: Flow, device: int, got: str) -> NoReturn:
     invalid(
-        "storage shards, and rows of a batch, follow each other along their device group and are all there",
+        "storage shards and rows of a batch must be complete and in the order of their device group",
         f"{got} in template {flow.template.name!r} on device {device}",
     )
 

@@ -23,34 +23,34 @@ def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
         InternalError: names the first rule that is violated.
     """
     tensors = graph.tensors
-    known: set[int | None] = {t.id for t in tensors if t.kind != "result"}
-    known.add(None)
+    defined: set[int | None] = {t.id for t in tensors if t.kind != "result"}
+    defined.add(None)
     formal: dict[str, list[int]] = {}  # by template
     forms = _Forms()
-    _hold(all(t.id == i for i, t in enumerate(tensors)), graph, "tensor ids are dense")
+    _require(all(t.id == i for i, t in enumerate(tensors)), graph, "tensor ids are dense")
     for position, op in enumerate(graph.ops):
-        _hold(op.id == position, graph, "op ids are dense", op)
-        _hold(known.issuperset(op.inputs), graph, "operands exist before their use", op)
-        _hold(known.isdisjoint(op.outputs), graph, "a tensor has one producer", op)
-        _hold(all(tensors[o].producer == op.id for o in op.outputs), graph, "producers agree", op)
-        known.update(op.outputs)
+        _require(op.id == position, graph, "op ids are dense", op)
+        _require(defined.issuperset(op.inputs), graph, "operands exist before their use", op)
+        _require(defined.isdisjoint(op.outputs), graph, "a tensor has one producer", op)
+        _require(all(tensors[o].producer == op.id for o in op.outputs), graph, "producers agree", op)
+        defined.update(op.outputs)
         if op.op == "call":
             key = op.attrs["template"]
             if key not in formal:
                 inside = graph.templates[key]
                 formal[key] = [forms.number(inside.graph.spec(a)) for a in inside.arguments]
             actual = [forms.number(tensors[i].spec) for i in op.inputs if i is not None]
-            _hold(formal[key] == actual, graph, "arguments fit", op)
+            _require(formal[key] == actual, graph, "arguments fit", op)
             count = len(graph.templates[key].results) + len(op.attrs["saved"])
-            _hold(len(op.outputs) == count, graph, "results fit", op)
+            _require(len(op.outputs) == count, graph, "results fit", op)
         else:
-            given = [None if i is None else graph.spec(i) for i in op.inputs]
-            specs = outputs_of(op_named(op.op), given, op.attrs)
+            operands = [None if i is None else graph.spec(i) for i in op.inputs]
+            specs = outputs_of(op_named(op.op), operands, op.attrs)
             same = [(s.shape, s.dtype) for s in specs] == [
                 (s.shape, s.dtype) for s in map(graph.spec, op.outputs)
             ]
-            _hold(same, graph, "results have the specs their op infers", op)
-    _hold(all(t in known for t in graph.outputs.values()), graph, "outputs exist")
+            _require(same, graph, "results have the specs their op infers", op)
+    _require(all(t in defined for t in graph.outputs.values()), graph, "outputs exist")
     done: set[int] = set() if seen is None else seen
     for template in graph.templates.values():
         if id(template.graph) not in done:
@@ -76,7 +76,7 @@ class _Forms:
         return number
 
 
-def _hold(holds: bool, graph: Graph, rule: str, op: OpNode | None = None) -> None:
+def _require(holds: bool, graph: Graph, rule: str, op: OpNode | None = None) -> None:
     if not holds:
         where = "" if op is None else f", at op {op.id} ({op.op} {op.label!r})"
         raise InternalError(

@@ -48,7 +48,7 @@ def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
                 _validate(graph.templates[op.attrs["template"]].graph, inner, seen)
             continue
         if not is_shared:
-            continue  # nothing to be completed
+            continue  # there is nothing to complete
         factors = factors_of(graph, op)
         for contraction in find_contractions(graph, op, factors, SeenLayouts.of(op, layout.compute)):
             _require_pending(graph, op, factors, contraction, layout)
@@ -64,7 +64,7 @@ def _require_pending(
     for output in contraction.outputs:
         covering = [p for p in factors.partial_values if is_covered_by(contraction, output, p)]
         if not covering:
-            raise LayoutError(_refusal(graph, op, contraction))
+            raise LayoutError(_incomplete_sum(graph, op, contraction))
         for partial in covering:
             pending_reductions = layout.pending_reductions.get((op.id, partial.name), ())
             is_whole = contraction.tree == GROUPS and group_of(graph, op, contraction)[0] >= layout.mesh.size(
@@ -72,7 +72,7 @@ def _require_pending(
             )
             if not is_whole and not any(_is_pending_of(r, contraction) for r in pending_reductions):
                 raise LayoutError(
-                    "[ir.validate] a value of which devices or microbatches hold parts has a pending reduction; got "
+                    "[ir.validate] a partial value must have a pending reduction; got "
                     f"none of {partial.name!r} of {op.label!r} ({op.op}) on {show_axes(contraction.axes)}; please "
                     "report the layout"
                 )
@@ -88,9 +88,9 @@ def _require_same_rows(graph: Graph, pending: PendingReduction) -> None:
         if twice:
             op = graph.ops[pending.op]
             raise LayoutError(
-                f"[ir.validate] devices that complete a value have the same rows of it; got axis {twice[0]!r}, which "
-                f"cuts the result of {op.label!r} ({op.op}) as well as what its {pending.partial!r} runs over; map "
-                "their labels to different axes, or drop the hint"
+                f"[ir.validate] devices that complete a value must have the same rows of it; got axis {twice[0]!r}, "
+                f"which cuts the result of {op.label!r} ({op.op}) as well as what its {pending.partial!r} runs over; "
+                "map their labels to different axes, or drop the hint"
             )
 
 
@@ -109,19 +109,19 @@ def _fold(graph: Graph, layout: GraphLayout, pending: PendingReduction) -> None:
     devices = layout.mesh.size(*pending.axes)
     if len(parts) != 1 or (sum(len(leaf_ranges) for leaf_ranges in pending.leaf_ranges) % devices):
         raise LayoutError(
-            f"[ir.validate] every member of a device group holds a part; got {pending.leaf_ranges} for {devices} "
+            f"[ir.validate] every member of a device group must have a part; got {pending.leaf_ranges} for {devices} "
             f"devices in {where}; please report the layout"
         )
     for leaf_ranges in pending.leaf_ranges:
         problem = fold_intervals(leaf_ranges, pending.count)
         if problem:
             raise LayoutError(
-                f"[ir.validate] parts of a value make up the tree over its {pending.count} {pending.tree}; got "
+                f"[ir.validate] parts of a value must make up the tree over its {pending.count} {pending.tree}; got "
                 f"{problem}, of {len(leaf_ranges)} parts, in {where}; please report the layout"
             )
 
 
-def _refusal(graph: Graph, op: OpNode, contraction: Contraction) -> str:
+def _incomplete_sum(graph: Graph, op: OpNode, contraction: Contraction) -> str:
     spec, label = graph.spec(contraction.tensor), contraction.label
     name = spec.name or f"result {contraction.tensor}"
     kinds = ("input", "parameter", "constant")
@@ -130,6 +130,6 @@ def _refusal(graph: Graph, op: OpNode, contraction: Contraction) -> str:
     return (
         "[ir.validate] a sum over a dim that devices or microbatches share must be completed among them; got dim "
         f"{contraction.dim} ({label.name if label else 'unlabelled'!r}, as in {', '.join(outside) or 'no input'}) of "
-        f"{name} {spec} on {who}, over which {op.op!r} of {op.label!r} completes no sum over {contraction.tree}; take "
-        "the label off that dim, or map it to no axis"
+        f"{name} {spec} on {who}, over which {op.op!r} of {op.label!r} completes no sum over {contraction.tree}; "
+        "remove the label from that dim, or map it to no axis"
     )

@@ -48,27 +48,29 @@ def validate_acknowledgements(program: TileProgram) -> None:
 def _validate_template(program: TileProgram, device: int, number: int) -> None:
     own = program.devices[device]
     template = program.classes[own.class_id].templates[number]
-    held: dict[int, _Waits] = {}  # per class of peers
+    waits_by_class: dict[int, _Waits] = {}  # per class of peers
     awaited: dict[tuple[int, Slot], _Signals] = {}  # per peer
     for reader in template.instructions:
-        known: set[tuple[int, int]] = set()
+        checked: set[tuple[int, int]] = set()
         for operand in reader.operands:
             if operand.group < 0 or operand.null:
                 continue
             peer = own.groups[operand.group][value_on(operand.member, own)]
             theirs = program.devices[peer]
-            if peer == device or (theirs.class_id, operand.slot) in known:
+            if peer == device or (theirs.class_id, operand.slot) in checked:
                 continue
-            known.add((theirs.class_id, operand.slot))
+            checked.add((theirs.class_id, operand.slot))
             key = template.slots[operand.slot].memory
-            if theirs.class_id not in held:
-                held[theirs.class_id] = _waits_of(program.classes[theirs.class_id].templates[number])
+            if theirs.class_id not in waits_by_class:
+                waits_by_class[theirs.class_id] = _waits_of(
+                    program.classes[theirs.class_id].templates[number]
+                )
             if (peer, key) not in awaited:
-                waits = held[theirs.class_id].get(key, ())
+                waits = waits_by_class[theirs.class_id].get(key, ())
                 awaited[peer, key] = {(value_on(w.signal_base, theirs), w.per_index) for w in waits}
             if awaited[peer, key].isdisjoint(_posted(reader, own, peer)):
                 raise InternalError(
-                    f"[ir.validate] a peer's tile is acknowledged when it has been read; got none for {key} of "
+                    f"[ir.validate] a read of a peer's tile must be acknowledged; got no acknowledgement for {key} of "
                     f"device {peer}, read by {reader.label!r} on device {device}; please report the plan"
                 )
 
@@ -86,12 +88,12 @@ def _posted(reader: Instruction, own: DeviceBinding, peer: int) -> _Signals:
 
 def _waits_of(template: LoweredTemplate) -> _Waits:
     """Per tensor, the waits of the tasks that hold or write it."""
-    found: _Waits = {}
+    waits_by_slot: _Waits = {}
     for task in template.instructions:
         waits = [w for w in task.waits if w.increment != 0]
         if waits:
             own = [o for o in task.operands if o.group < 0 and o.access != Access.NONE]
             memory = {template.slots[o.slot].memory for o in own}
             for slot in memory:
-                found.setdefault(slot, []).extend(waits)
-    return found
+                waits_by_slot.setdefault(slot, []).extend(waits)
+    return waits_by_slot

@@ -94,8 +94,8 @@ def values_of(template: LoweredTemplate, layout: GraphLayout) -> Values | None:
 def validate_reductions(
     program: TileProgram,
     layouts: Sequence[GraphLayout],
-    given: frozenset[int],
-    behind: Mapping[str, Sequence[str]],
+    written: frozenset[int],
+    predecessors: Mapping[str, Sequence[str]],
     values: Mapping[int, Values] | None = None,
 ) -> None:
     """Every pending reduction is completed once and correctly, and every value is written before it
@@ -104,25 +104,25 @@ def validate_reductions(
     Args:
         layouts: per template, the layout of the graph that it lowers; templates that lower none
             come last.
-        given: entries that have a value from outside before any list runs.
-        behind: per list of calls, the lists that run before it.
+        written: entries that have a value from outside before any list runs.
+        predecessors: the lists that run before each list.
         values: cached `values_of` by number of the template, equal in all classes.
 
     Raises:
         InternalError: names the op or instruction, and what it reads.
     """
     if not layouts:
-        invalid("a program lowers a graph", "no layout of one")
+        invalid("a program must lower a graph", "no layout of one")
     _require_all_pending(program, layouts)
-    known = {} if values is None else values
+    cached = {} if values is None else values
     every: list[list[_Flow]] = []
     for class_id, of in enumerate(program.classes):
         exchanges: dict[Exchange, str] = {}
         flows = []
         for number, template in enumerate(of.templates):
             flow = _Flow(template, layouts[number] if number < len(layouts) else None)
-            if number in known:
-                flow.needs, flow.makes = {*known[number].needs}, {*known[number].makes}
+            if number in cached:
+                flow.needs, flow.makes = {*cached[number].needs}, {*cached[number].makes}
             else:
                 flow.run()
             flows.append(flow)
@@ -130,7 +130,7 @@ def validate_reductions(
         confirm_exchanges(program, class_id, exchanges, layouts[0].mesh)
         same = _firsts(of.entries)
         for name in of.calls:
-            _follow_calls(of, flows, same, name, given, behind.get(name, ()))
+            _follow_calls(of, flows, same, name, written, predecessors.get(name, ()))
         every.append(flows)
     confirm_columns(program, every, layouts[0].mesh)
     confirm_shards(program, every, layouts[0].mesh)
@@ -152,7 +152,7 @@ def _require_all_pending(program: TileProgram, layouts: Sequence[GraphLayout]) -
             for (op, partial), pending_reductions in layouts[numbers[0]].pending_reductions.items():
                 for i, pending in enumerate(pending_reductions):
                     if pending.group and (op, partial, i) not in done:
-                        invalid("a shared value is completed", f"none of {partial!r} of op {op}")
+                        invalid("a shared value must be completed", f"none of {partial!r} of op {op}")
 
 
 class _Flow:
@@ -195,7 +195,7 @@ class _Flow:
         ]
         self._open = {self._same[c.source]: c for c in self.template.reductions}
         if len(self._open) < len(self.template.reductions):
-            invalid("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
+            invalid("a part must belong to one value", f"two for a slot of template {self.template.name!r}")
         for instruction in self.template.instructions:
             if instruction.kernel and not (
                 instruction.kernel.startswith(_SHARING)
@@ -205,12 +205,12 @@ class _Flow:
         for slot, shard in self.collected.items():
             if self._state[slot] != _COMPLETE:
                 invalid(
-                    "storage shards, or rows of a batch, are gathered from all members",
+                    "storage shards or rows of a batch must be gathered from all members",
                     f"{len(shard.rows)} for slot {slot} in template {self.template.name!r}",
                 )
         for slot, reduction in (*self._open.items(), *self._halves.items()):
             invalid(
-                "a shared value is completed once",
+                "a shared value must be completed once",
                 f"{reduction.partial!r} of op {reduction.op} left as {self._state.get(slot, 'nothing')} in template "
                 f"{self.template.name!r}",
             )
@@ -223,11 +223,11 @@ class _Flow:
         out, residual, *parts = instruction.operands
         reduction = self._open.get(self._same[parts[0].slot]) if parts else None
         if reduction is None or self.layout is None:
-            self._wrong(instruction, "it combines parts of no value that is due")
+            self._wrong(instruction, "it combines parts, but no reduction is pending")
         pending = self.layout.pending_reductions[reduction.op, reduction.partial][reduction.number]
         source, target = self._same[reduction.source], self._same[reduction.target]
         if reduction.microbatch >= 0 or pending.is_completed_per_microbatch:
-            self._wrong(instruction, "its parts go onto a stack in every microbatch")
+            self._wrong(instruction, "its parts must go onto a stack in every microbatch")
         residual_slot = -1 if residual.null else residual.slot
         if pending.arrives_in_shards and pending.tree == BATCH_SPLITS:
             return self._reduces_to_shard(instruction, reduction, pending)
@@ -300,7 +300,7 @@ class _Flow:
         before, after = (self.layout.compute[self.template.slots[o.slot].id][0] for o in (src, dst))
         collected = self.collected.get(slot)
         if collected is None:
-            in_panels = self.template.slots[src.slot].kind == "flat"  # else it is a batch, in rows
+            in_panels = self.template.slots[src.slot].kind == "flat"  # otherwise it is a batch, in rows
             axes = before[len(after) :]
             collected = self.collected[slot] = Collected(axes, self._same[src.slot], src.group, [], in_panels)
         end = sum(collected.rows)
@@ -312,9 +312,7 @@ class _Flow:
             and instruction.extent.source == Source.NOTHING
         )
         if not fits:
-            self._wrong(
-                instruction, "members' rows are copied one behind the other, in the device group's order"
-            )
+            self._wrong(instruction, "members' rows must be copied in the device group's order")
         self._read(instruction, collected.source)
         collected.rows.append(instruction.extent.constant)
         self._state[slot] = _SHARE
@@ -334,7 +332,7 @@ class _Flow:
         left, carries, *parts = instruction.operands
         reduction = self._open.get(self._same[parts[0].slot]) if parts else None
         if reduction is None or self.layout is None or reduction.microbatch < 0:
-            self._wrong(instruction, "it combines parts of no value that is due")
+            self._wrong(instruction, "it combines parts, but no reduction is pending")
         pending = self.layout.pending_reductions[reduction.op, reduction.partial][reduction.number]
         members, num_parts = len(parts), len(pending.leaf_ranges[0])
         source, target = self._same[reduction.source], self._same[reduction.target]
@@ -413,13 +411,13 @@ class _Flow:
         for dst, src in pairs:
             fits = self._same[dst.slot] == self._same[src.slot] == target and dst.mode == Mode.ROWPART
             if not fits or _rows(dst) != _rows(src) or dst.group >= 0:
-                self._wrong(instruction, "a member's share is copied to its own rows")
+                self._wrong(instruction, "a member's share must be copied to its own rows")
         if target in self.shards:
             peers = tuple((src.group, src.member) for _, src in pairs)
             shares = tuple(src.part for _, src in pairs)
             count = pairs[0][1].parts
             if not isinstance(count, int):
-                self._wrong(instruction, "the number of members is a constant")
+                self._wrong(instruction, "the number of members must be a constant")
             exchange = Exchange(self.shards[target].alike, (), 0, -1, peers, shares, count)
             self.exchanges.setdefault(exchange, instruction.label)
         else:
@@ -435,10 +433,9 @@ class _Flow:
         out: Operand | None,
         read: Sequence[Operand],
     ) -> None:
-        if (
-            pending.is_completed_per_microbatch
-        ):  # the parts of one microbatch: a batch split per member, in order
-            members = len(read) + (out is None)  # a copy reads all but the own one
+        # the parts of one microbatch: a batch split per member, in order
+        if pending.is_completed_per_microbatch:
+            members = len(read) + (out is None)  # a copy reads all but its own
             one_each = tuple((i, i + 1) for i in range(members))
             pending = replace(pending, leaf_ranges=(one_each,), count=members)
         is_cut = read[0].mode == Mode.ROWCOLS
@@ -447,7 +444,7 @@ class _Flow:
         peers = tuple((o.group, o.member) for o in read)
         parts = tuple(o.part for o in read) if out is None else ()
         if not isinstance(shares, int):
-            self._wrong(instruction, "the number of members is a constant")
+            self._wrong(instruction, "the number of members must be a constant")
         exchange = Exchange(pending.group, pending.leaf_ranges, pending.count, mine, peers, parts, shares)
         self.exchanges.setdefault(exchange, instruction.label)
 
@@ -478,11 +475,11 @@ class _Flow:
                 or not isinstance(dst.parts, int)
                 or src.mode != Mode.ROW
             ):
-                self._wrong(instruction, "members' columns stand side by side")
+                self._wrong(instruction, "members' columns must be adjacent")
             end += dst.parts
         slots = {(d.slot, s.slot) for d, s in pairs}
         if len(slots) != 1:
-            self._wrong(instruction, "it reads peers for no value that they share")
+            self._wrong(instruction, "it reads peers, but they share no value")
         after, before = (layout.compute[self.template.slots[s].id][-1] for s in slots.pop())
         peers = tuple((s.group, s.member) for _, s in pairs)
         exchange = Exchange(before[len(after) :], (), 0, 0, peers, (), len(pairs))
@@ -510,7 +507,7 @@ class _Flow:
         self.makes.add(slot)
 
     def _wrong(self, instruction: Instruction, what: str) -> NoReturn:
-        invalid("values are complete when they are read", f"{instruction.label!r}: {what}")
+        invalid("values must be complete when they are read", f"{instruction.label!r}: {what}")
 
 
 def _follow_calls(
@@ -518,20 +515,20 @@ def _follow_calls(
     flows: Sequence[_Flow],
     same: Sequence[int],
     name: str,
-    given: frozenset[int],
-    behind: Sequence[str],
+    written: frozenset[int],
+    predecessors: Sequence[str],
 ) -> None:
-    """What a call reads was written by earlier calls. `same` is the first entry of each entry's
-    memory.
+    """Check that earlier calls wrote everything that a call reads. `same` is the first entry of each
+    entry's memory.
     """
-    known = bytearray(len(same))  # 1 where there is a value; a set of a million numbers misses the cache
-    for e in given:
-        known[same[e]] = 1
-    for earlier in behind:
+    has_value = bytearray(len(same))  # 1 where there is a value; a set of a million numbers misses the cache
+    for e in written:
+        has_value[same[e]] = 1
+    for earlier in predecessors:
         for call in of.calls.get(earlier, ()):
             for s in flows[call.template].makes:
-                known[same[call.binding[s]]] = 1
-    taken: dict[int, tuple[int, int]] = {}  # per stack, microbatches so far and of how many
+                has_value[same[call.binding[s]]] = 1
+    taken: dict[int, tuple[int, int]] = {}  # per stack: number of microbatches so far, and of all
     for call in of.calls[name]:
         flow = flows[call.template]
         for slot, (microbatch, count) in flow.stacks.items():
@@ -539,22 +536,22 @@ def _follow_calls(
             before = taken.get(entry, (0, count))
             if before != (microbatch, count):
                 invalid(
-                    "a stack takes the microbatches in order",
-                    f"number {microbatch} of {count} behind {before[0]} for {of.entries[entry].key} in {name!r}",
+                    "a stack must take the microbatches in order",
+                    f"number {microbatch} of {count} after {before[0]} for {of.entries[entry].key} in {name!r}",
                 )
             taken[entry] = microbatch + 1, count
         for slot in flow.needs:
-            if not known[same[call.binding[slot]]]:
+            if not has_value[same[call.binding[slot]]]:
                 invalid(
-                    "a value is written before it is read",
+                    "a value must be written before it is read",
                     f"{of.entries[call.binding[slot]].key} read by template {flow.template.name!r} in {name!r}",
                 )
         for s in flow.makes:
-            known[same[call.binding[s]]] = 1
+            has_value[same[call.binding[s]]] = 1
     for entry, (microbatch, count) in taken.items():
         if microbatch < count:
             what = f"{microbatch} of {count} for {of.entries[entry].key} in {name!r}"
-            invalid("a stack takes all microbatches", what)
+            invalid("a stack must take all microbatches", what)
 
 
 def _pairs(instruction: Instruction) -> list[tuple[Operand, Operand]]:
@@ -583,14 +580,14 @@ def _firsts(entries: Sequence[TensorEntry]) -> list[int]:
     """
     numbers: dict[object, int] = {}
     keys: dict[object, int] = {}
-    found = []
+    firsts = []
     for position, entry in enumerate(entries):
         key = entry.key
         if len(key) == 3 and key[2] == 0 and (key[0] == "tensor" or key[0] == "flat"):
-            found.append(numbers.setdefault(key[1], position))
+            firsts.append(numbers.setdefault(key[1], position))
         else:
-            found.append(keys.setdefault(_memory(key), position))
-    return found
+            firsts.append(keys.setdefault(_memory(key), position))
+    return firsts
 
 
 def _memory(key: tuple[object, ...]) -> tuple[object, ...]:

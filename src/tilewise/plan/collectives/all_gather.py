@@ -81,7 +81,7 @@ def collect_rows(
         op: the op that they belong to.
         src: this device's rows.
         dst: the rows of all members.
-        axes: of the device group.
+        axes: axes of the device group.
         members: the rows of each member.
     """
     group, most = low.numbers.group(axes), max(member.tiles for member in members)

@@ -130,9 +130,9 @@ def _columns(low: ClassLowering, op: OpNode, source: int, target: int) -> Axes:
     short, long = sorted((before[-1], after[-1]), key=len)
     if spec.storage not in ("rows", "vector") or spec.dtype.name not in _COPIED or before[:-1] != after[:-1]:
         raise PlanError(
-            "[plan.reshards] layouts change along the last dim of rows and vectors in f32 or bf16; got "
+            "[plan.reshards] layouts may change only along the last dim of rows and vectors in f32 or bf16; got "
             f"{spec.storage} {spec} from {show_layout(before)} to {show_layout(after)} at "
-            f"{op.label!r}; lay out both sides alike"
+            f"{op.label!r}; give both sides one layout"
         )
     return long[len(short) :]
 

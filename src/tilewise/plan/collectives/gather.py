@@ -20,7 +20,7 @@ def gather(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
     n, tiles = group.size, num_tiles(low, src.extent, step)
     ready, ack = low.signals(n * tiles), low.signals(tiles)
     operand = Operand(src.slot, Mode.ROW)
-    if low.mesh.coordinate(low.shapes.device, *axes) > 0:  # those that come first are classes of their own
+    if low.mesh.coordinate(low.shapes.device, *axes) > 0:  # first devices are in classes of their own
         offer = low.hold(op, src.extent, step, operand, f"{op.label}/offer")
         mine = Number(ready, tiles, group.me.source, group.me.which)
         offer.notifies.append(Notify(group.number, 0, mine, True, src.slot))

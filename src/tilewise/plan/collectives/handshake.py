@@ -130,7 +130,7 @@ def place_signals(
     numbers.
 
     Args:
-        templates: of all classes.
+        templates: the template of each class.
         first_signal: the first signal of the template.
         first_of_rings: the first signal of its rings, which all its variants share.
     """
@@ -204,7 +204,7 @@ def post_to_peers(
         task: posts when it is complete.
         group: the devices that get the post. On each of them this device posts the signals of its
             own place.
-        signals: where the signals begin.
+        signals: the first signal of the range.
         tiles: tasks of the loop.
         about: what can be read, or has been read.
         per_index: a signal per tile; otherwise one for all.
@@ -229,11 +229,11 @@ def await_peers(
     Args:
         task: starts after the posts.
         group: the devices that it waits for.
-        signals: where the signals begin.
+        signals: the first signal of the range.
         tiles: tasks of the loop.
         about: what the posts are about.
         per_index: a signal per tile; otherwise one for all.
-        increment: of each signal; a number of the call if only some uses wait.
+        increment: increment of each signal; a number of the call if only some uses wait.
         use: the call whose post it waits for.
     """
     task.waits += [
@@ -262,7 +262,7 @@ def acknowledge(
         op: the op that it belongs to.
         about: what peers read.
         group: the devices that read it.
-        signals: where the range of their signals begins.
+        signals: the first signal of their range.
         tiles: tasks of the loop.
         step: rows per task.
         increment: as in `await_peers`.

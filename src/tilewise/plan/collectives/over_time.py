@@ -61,7 +61,7 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: Pending
     is_last = microbatch == low.shapes.settings.accumulation - 1
     step = upper(producer.step) if low.tensor(tensor).packed else 0
     tiles, per_index = num_tiles(low, part.extent, step), step > 0
-    begin = microbatch * group.size  # parts that the stack holds already
+    begin = microbatch * group.size  # number of parts already on the stack
 
     ready, credit = low.signals(group.size * tiles), low.ring_signals(group.size * tiles)
     increment, use = credit_of_write()
@@ -117,7 +117,7 @@ def make_stack(
     Args:
         low: creates it.
         tensor: the sum.
-        part: whose rows are shared.
+        part: the tensor whose rows are shared.
         mine: a task's share of them.
         step: rows per task.
         added: parts that each microbatch adds.

@@ -64,9 +64,8 @@ def reduce_scatter_rows(
     )
     await_peers(reduce, group, ready, tiles, src, per_index=per_index)
     post_to_peers(reduce, group, done, tiles, dst, per_index=per_index)
-    if (
-        src.slot != dst.slot
-    ):  # in place, `done` of a peer says that it has read the part the gather will overwrite
+    # in place, `done` of a peer means that it has read the part that the gather overwrites
+    if src.slot != dst.slot:
         ack = low.signals(group.size * tiles)
         post_to_peers(reduce, group, ack, tiles, src, per_index=per_index)
         acknowledge(low, op, src, group, ack, tiles, step)

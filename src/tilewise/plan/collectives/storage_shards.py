@@ -68,7 +68,7 @@ def reduce_to_shards(
         part: this device's part of the sum, for all storage shards of its device group.
         target: the sum in storage layout.
         pending: its device group, and the layout of delivery.
-        residual: in the layout of `target`, added after the tree's root; or None.
+        residual: tensor in the layout of `target`, added after the tree's root; or None.
     """
     low.completed.add(pending)
     src, dst = low.flat(part), low.flat(target)

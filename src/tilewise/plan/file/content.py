@@ -28,7 +28,7 @@ from tilewise.ir.file import RowReader, RowWriter, Unwritable, array_form, array
 
 __all__ = ["MAX_BYTES", "decode_plan", "digest_of", "encode_plan", "read_content"]
 
-MAX_BYTES = 1 << 30  # of a file; its constants are most of it
+MAX_BYTES = 1 << 30  # size of a file, mostly constants
 _MAX_ROWS_BYTES = 256 << 20
 _VERSION = 2
 _LINE = re.compile(rb"tilewise plan ([0-9]{1,9}) ([0-9a-f]{64})\n")
@@ -48,7 +48,7 @@ def encode_plan(plan: object) -> bytes:
     body = _body(plan)
     content = f"tilewise plan {_VERSION} {hashlib.sha256(body).hexdigest()}\n".encode() + body
     if len(content) > MAX_BYTES:
-        raise Unwritable(f"a file has at most {MAX_BYTES} bytes; got {len(content)}")
+        raise Unwritable(f"a file may have at most {MAX_BYTES} bytes; got {len(content)}")
     return content
 
 
@@ -80,22 +80,24 @@ def decode_plan(content: bytes, root: type[T]) -> T:
     """
     line = _LINE.match(content[:_LONGEST_LINE])
     if line is None:
-        raise Unreadable("it does not begin with a plan's line")
+        raise Unreadable("it does not begin with the line of a plan file")
     if int(line[1]) != _VERSION:
         raise Unreadable(f"it has format {int(line[1])}, and this version of Tilewise reads {_VERSION}")
     body = content[line.end() :]
     if hashlib.sha256(body).hexdigest().encode() != line[2]:
-        raise Unreadable("it is damaged or was changed: its digest is another one")
+        raise Unreadable("it is damaged or was changed: its digest differs")
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     if len(body) < _LENGTH_BYTES or end > len(body) or end > _MAX_ROWS_BYTES:
         raise Unreadable(f"its rows should take {end - _LENGTH_BYTES} bytes, the file has {len(body)}")
     with collector_paused():
-        found = plain_json(body[_LENGTH_BYTES:end])
-        if type(found) is not dict or list(found) != _KEYS:
-            raise Unreadable(f"it holds {', '.join(_KEYS)}; got {shown(found)}")
-        plan = RowReader(root, found["records"], _arrays(found["arrays"], body[end:])).read(found["rows"])
+        document = plain_json(body[_LENGTH_BYTES:end])
+        if type(document) is not dict or list(document) != _KEYS:
+            raise Unreadable(f"it must have the keys {', '.join(_KEYS)}; got {shown(document)}")
+        plan = RowReader(root, document["records"], _arrays(document["arrays"], body[end:])).read(
+            document["rows"]
+        )
     if type(plan) is not root:
-        raise Unreadable(f"its last row is the {root.__name__}; got a {type(plan).__name__}")
+        raise Unreadable(f"its last row must be the {root.__name__}; got a {type(plan).__name__}")
     return plan
 
 
@@ -112,15 +114,15 @@ def read_content(path: Path) -> bytes:
 
 def _arrays(described: object, content: bytes) -> list[NDArray[Any]]:
     """The arrays, read-only."""
-    found: list[NDArray[Any]] = []
+    arrays: list[NDArray[Any]] = []
     position = 0
     for entry in described if type(described) is list else [described]:
         form = array_form(*entry) if type(entry) is list and len(entry) == 2 else array_form(entry, None)
         end = position + form.num_bytes
         if end > len(content):
-            raise Unreadable(f"array {len(found)} should end at byte {end} of {len(content)}")
-        found.append(form.of(content[position:end]))
+            raise Unreadable(f"array {len(arrays)} should end at byte {end} of {len(content)}")
+        arrays.append(form.of(content[position:end]))
         position = end
     if position != len(content):
         raise Unreadable(f"its arrays end at byte {position} of {len(content)}")
-    return found
+    return arrays

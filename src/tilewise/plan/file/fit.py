@@ -19,7 +19,7 @@ from tilewise.core.tree import MAX_COUNT
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 from tilewise.ir.batch import cut_batch
-from tilewise.ir.file import hold, require_graph
+from tilewise.ir.file import require, require_graph
 from tilewise.ir.graph import Graph
 from tilewise.ir.kinds import Kind
 from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS, GraphLayout
@@ -63,34 +63,40 @@ def require_fit(plan: PlanTables) -> None:
     except TilewiseError as error:
         words = str(error).rpartition(";")[0] or str(error)
         raise Unreadable(f"it breaks a rule: {words}") from None
-    except Exception as error:  # what the stages take for granted among themselves, a file need not keep
+    except Exception as error:  # a file may break what the stages guarantee
         raise Unreadable(f"its tables do not fit each other: {type(error).__name__} {shown(error)}") from None
 
 
 def _require_counts(plan: PlanTables) -> None:
     s = plan.settings
-    hold(1 <= s.workers_per_device <= MAX_WORKERS, "it asks for {} workers", s.workers_per_device)
-    hold(
+    require(1 <= s.workers_per_device <= MAX_WORKERS, "it asks for {} workers", s.workers_per_device)
+    require(
         all(1 <= n <= MAX_COUNT for n in (s.accumulation, s.batch_splits, plan.graph.k_splits)),
-        f"k splits, batch splits and microbatches lie in [1, {MAX_COUNT}]",
+        f"k splits, batch splits and microbatches must lie in [1, {MAX_COUNT}]",
     )
     rows = s.seq if isinstance(s.seq, int) else s.seq.multiple
     counts = (s.batch, rows, s.padded_bound, plan.num_signals, plan.num_handles, plan.scratch_bytes)
-    hold(all(0 <= n <= _MAX_COUNT for n in counts), "counts lie in [0, {}]; got {}", _MAX_COUNT, counts)
-    hold(tuple(plan.regions) == REGIONS, "the arena has the regions {}", ", ".join(REGIONS))
-    hold(set(plan.overhead) <= set(CATEGORIES), "overhead has other names: {}", ", ".join(plan.overhead))
+    require(
+        all(0 <= n <= _MAX_COUNT for n in counts), "counts must lie in [0, {}]; got {}", _MAX_COUNT, counts
+    )
+    require(tuple(plan.regions) == REGIONS, "the arena must have the regions {}", ", ".join(REGIONS))
+    require(
+        set(plan.overhead) <= set(CATEGORIES),
+        "overhead must have known categories; got {}",
+        ", ".join(plan.overhead),
+    )
     sizes = [*plan.regions.values(), *plan.overhead.values()]
-    hold(min(sizes) >= 0 and sum(sizes) <= _MAX_BYTES, "a device's memory has {} bytes", sum(sizes))
+    require(min(sizes) >= 0 and sum(sizes) <= _MAX_BYTES, "a device's memory has {} bytes", sum(sizes))
     for buffer in plan.buffers:
-        hold(
+        require(
             buffer.category in CATEGORIES and buffer.bytes >= 0 and buffer.offset >= 0,
-            "{} is no buffer",
+            "{} is an invalid buffer",
             buffer,
         )
         is_in_file = buffer.category == OFFLOADED
         begin = plan.file_begin if is_in_file else 0
         end = plan.file_begin + plan.file_bytes if is_in_file else plan.arena_bytes
-        hold(
+        require(
             begin <= buffer.offset and buffer.offset + buffer.bytes <= end,
             "{} lies outside of {}",
             buffer,
@@ -109,17 +115,17 @@ def _require_layout(
         return
     seen[id(graph), id(layout)] = True
     axes_known = {*mesh.names, MICRO}
-    hold(layout.mesh == mesh, "{!r} is laid out on {}, the plan on {}", graph.name, layout.mesh, mesh)
-    hold(not layout.reshards, "{!r} has changes of layout that are no ops", graph.name)
+    require(layout.mesh == mesh, "{!r} is laid out on {}, the plan on {}", graph.name, layout.mesh, mesh)
+    require(not layout.reshards, "{!r} has changes of layout that are not ops", graph.name)
     shards = layout.storage_axes
-    hold(
+    require(
         set(shards) <= {*mesh.names} and len(set(shards)) == len(shards),
         "{!r} has storage shards along {}",
         graph.name,
         shards,
     )
     for of in (layout.storage, layout.compute):
-        hold(
+        require(
             len(of) == len(graph.tensors),
             "{!r} has {} tensors, its layout {}",
             graph.name,
@@ -129,7 +135,7 @@ def _require_layout(
         for tensor, dims in zip(graph.tensors, of):
             axes = [axis for dim in dims for axis in dim]
             is_left = tensor.kind == "result" and tensor.producer is None
-            hold(
+            require(
                 (len(dims) == len(tensor.shape) or (is_left and not dims))
                 and set(axes) <= axes_known
                 and len(set(axes)) == len(axes),
@@ -138,49 +144,54 @@ def _require_layout(
                 graph.name,
                 dims,
             )
-    hold(
+    require(
         all(0 <= t < len(graph.tensors) for t in layout.files) and len({*layout.files}) == len(layout.files),
         "{!r} has {} in files",
         graph.name,
         layout.files,
     )
     calls = {op.id: op for op in graph.ops if op.op == "call"}
-    hold(layout.calls.keys() == calls.keys(), "the layouts of calls of {!r} are others", graph.name)
+    require(
+        layout.calls.keys() == calls.keys(),
+        "the calls of {!r} must have layouts, and nothing else",
+        graph.name,
+    )
     for number, op in calls.items():
         _require_layout(graph.templates[op.attrs["template"]].graph, layout.calls[number], mesh, seen)
     for (number, partial), pending_reductions in layout.pending_reductions.items():
-        hold(0 <= number < len(graph.ops), "a pending reduction names op {} of {}", number, len(graph.ops))
+        require(
+            0 <= number < len(graph.ops), "a pending reduction refers to op {} of {}", number, len(graph.ops)
+        )
         for pending in pending_reductions:
             fits = (pending.op, pending.partial) == (number, partial) and set(pending.axes) <= axes_known
             fits = fits and all(0 <= o < len(graph.ops[number].outputs) for o in pending.outputs)
             fits = fits and pending.combine in _COMBINES and pending.tree in (K_SPLITS, GROUPS, BATCH_SPLITS)
-            hold(fits and 1 <= pending.count <= _MAX_COUNT, "{} is no pending reduction", pending)
+            require(fits and 1 <= pending.count <= _MAX_COUNT, "{} is an invalid pending reduction", pending)
 
 
 def _require_choices(plan: PlanTables) -> None:
     """Settings and classes of devices are those that planning chooses for this graph and layout."""
     s = plan.settings
     batch = cut_batch(plan.graph, s.accumulation, s.batch_splits if s.batch else None)
-    if (
-        batch.length is None and s.padded_bound
-    ):  # a plan for one of the lengths that the user's graph may have
-        hold(batch.rows <= s.padded_bound, "{} rows are padded to {}", batch.rows, s.padded_bound)
+    # a plan for one of the lengths that the user's graph may have
+    if batch.length is None and s.padded_bound:
+        require(batch.rows <= s.padded_bound, "{} rows are padded to {}", batch.rows, s.padded_bound)
         batch = replace(batch, bound=s.padded_bound)
     symbols = symbols_of(plan.graph)
     rows = upper(s.row_tile, tuple(symbol.max for symbol in symbols)) if s.batch else None
     chosen = settings_for(plan.graph, plan.layout, batch, s.workers_per_device, s.is_checkpointed, rows)
-    hold(chosen == s, "planning would choose {}; it has {}", chosen, s)
+    require(chosen == s, "planning would choose {}; it has {}", chosen, s)
     shapes = LocalShapes(plan.mesh, s, plan.graph.k_splits, symbols)
     classes = classes_of(plan.graph, plan.layout, shapes)
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
-    hold(
+    require(
         plan.kinds == tuple(devices[0] for devices in classes),
-        "its classes are those of {}",
+        "its classes must be represented by the devices {}",
         plan.kinds,
     )
-    hold(
+    require(
         [d.class_id for d in plan.program.devices] == [class_of[d] for d in range(plan.mesh.num_devices)],
-        "its devices are of other classes",
+        "its devices must be in the classes that planning chooses",
     )
 
 
@@ -188,15 +199,15 @@ def _require_outside(plan: PlanTables) -> None:
     """Every tensor that users read or write has an entry per part, as large as its part on every
     class of devices.
     """
-    kept = set(plan.graph.outputs.values())
-    wanted = {t.id for t in plan.graph.tensors if t.kind != "result" or t.id in kept}
-    hold(plan.outside.keys() == wanted, "tensors from outside have entries, and no others")
+    outputs = set(plan.graph.outputs.values())
+    wanted = {t.id for t in plan.graph.tensors if t.kind != "result" or t.id in outputs}
+    require(plan.outside.keys() == wanted, "tensors from outside, and no others, must have entries")
     fit: set[tuple[object, ...]] = set()
     files = frozenset(plan.layout.files)
     for tensor, entries in plan.outside.items():
         node = plan.graph.tensors[tensor]
         layout = plan.layout.compute[tensor]
-        hold(
+        require(
             len(entries) in (1, plan.settings.accumulation),
             "{!r} has {} parts",
             node.spec.name,
@@ -204,11 +215,11 @@ def _require_outside(plan: PlanTables) -> None:
         )
         for of, device in zip(plan.program.classes, plan.kinds):
             for number in entries:
-                hold(0 <= number < len(of.entries), "{!r} has no entry {}", node.spec.name, number)
+                require(0 <= number < len(of.entries), "{!r} has no entry {}", node.spec.name, number)
                 e = of.entries[number]
-                hold(
+                require(
                     (e.offset >= plan.file_begin) == (tensor in files),
-                    "{!r} lies in memory or in the file as its layout says",
+                    "the entry of {!r} must be in memory or in the file, as its layout says",
                     node.spec.name,
                 )
                 key = device, node.spec.form, layout, e.extent, e.cols, e.stride, e.dtype
@@ -218,9 +229,11 @@ def _require_outside(plan: PlanTables) -> None:
                 is_vector = node.spec.storage == "vector"
                 rows = 1 if is_vector else _rows(shapes.extent(node.spec, layout), plan.symbol_bounds)
                 cols = shapes.cols(node.spec, layout)
-                found = _rows(e.extent, plan.symbol_bounds), e.cols, e.stride, e.dtype
+                actual = _rows(e.extent, plan.symbol_bounds), e.cols, e.stride, e.dtype
                 expected = rows, cols, shapes.stride(node.spec, cols), node.spec.dtype.name
-                hold(found == expected, "{!r} is {}, its entry {}", node.spec.name, expected, found)
+                require(
+                    actual == expected, "{!r} must be {}; its entry is {}", node.spec.name, expected, actual
+                )
                 fit.add(key)
 
 
@@ -231,7 +244,7 @@ def _rows(extent: object, bounds: Sequence[int]) -> int:
 def _require_optimizer(plan: PlanTables) -> None:
     if plan.optimizer is None:
         return
-    hold(isinstance(plan.optimizer, Kind), "{} is no optimizer", plan.optimizer)
+    require(isinstance(plan.optimizer, Kind), "{} is no optimizer", plan.optimizer)
     assert isinstance(plan.optimizer, Kind)
     for problem in plan.optimizer.problems_in(plan.graph)[:1]:
         raise Unreadable(f"{type(plan.optimizer).__name__} does not fit its graph: {problem}")

@@ -12,7 +12,7 @@ from itertools import groupby
 from math import prod
 
 from tilewise.files.reading import Unreadable
-from tilewise.ir.file import hold
+from tilewise.ir.file import require
 from tilewise.ir.graph import Graph
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import (
@@ -24,7 +24,7 @@ from tilewise.ir.program import (
     Operand,
     Slot,
     TensorEntry,
-    known_part,
+    constant_part,
     upper,
 )
 from tilewise.kernels import KERNELS, KernelSpec, find_update_problem, kernel_spec
@@ -48,7 +48,7 @@ def require_kernels(plan: PlanTables) -> None:
     for of in plan.program.classes:
         bound = _bound(of)
         for number, template in enumerate(of.templates):
-            if number not in bound:  # nothing calls it, on no device
+            if number not in bound:  # no device calls it
                 continue
             refs = _refs(plan.graph, template, bound[number])
             for instruction in template.instructions:
@@ -66,14 +66,14 @@ def require_kernels(plan: PlanTables) -> None:
 
 def _bound(of: DeviceClass) -> dict[int, list[TensorEntry]]:
     """Per called template, the entry of each slot. All calls must bind entries that are divided alike."""
-    found: dict[int, list[TensorEntry]] = {}
+    bound: dict[int, list[TensorEntry]] = {}
     for calls in of.calls.values():
         for call in calls:
             entries = [of.entries[e] for e in call.binding]
-            first = found.setdefault(call.template, entries)
+            first = bound.setdefault(call.template, entries)
             alike = first is entries or all(map(_are_alike, first, entries))
-            hold(alike, "calls of {!r} bind tensors of other shapes", of.templates[call.template].name)
-    return found
+            require(alike, "calls of {!r} bind tensors of other shapes", of.templates[call.template].name)
+    return bound
 
 
 def _are_alike(first: TensorEntry, other: TensorEntry) -> bool:
@@ -85,12 +85,17 @@ def _are_alike(first: TensorEntry, other: TensorEntry) -> bool:
 
 def _refs(root: Graph, template: LoweredTemplate, entries: Sequence[TensorEntry]) -> list[Ref]:
     """The view that an op has of each slot."""
-    known = root.templates.get(template.name)
-    graph = root if known is None else known.graph
+    graph = _graph_of(root, template)
     return [
         Ref(i, e.extent, e.cols, e.dtype, e.tile_rows, _is_packed(graph, template, slot), e.tile_cols)
         for i, (slot, e) in enumerate(zip(template.slots, entries))
     ]
+
+
+def _graph_of(root: Graph, template: LoweredTemplate) -> Graph:
+    """The graph that a template lowers: a layer's, or the root graph."""
+    layer = root.templates.get(template.name)
+    return root if layer is None else layer.graph
 
 
 def _is_packed(graph: Graph, template: LoweredTemplate, slot: Slot) -> bool:
@@ -123,14 +128,19 @@ def _require_emitted(maker: str, instruction: Instruction, refs: Sequence[Ref]) 
 
 
 def _require_scratch(plan: PlanTables, instruction: Instruction, refs: Sequence[Ref]) -> None:
-    """A kernel takes scratch memory from its worker without checking how much there is."""
+    """Kernels use their worker's scratch memory without checking its size."""
     bounds = plan.symbol_bounds
     shapes = [
         (0, 0) if o.null else (refs[o.slot].extent.upper(bounds), refs[o.slot].cols)
         for o in instruction.operands
     ]
-    need = scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes)
-    hold(need <= plan.scratch_bytes, "{!r} needs {} bytes of its worker", instruction.label, need)
+    need = scratch_bytes(instruction.kernel, [constant_part(i, bounds) for i in instruction.ints], shapes)
+    require(
+        need <= plan.scratch_bytes,
+        "{!r} needs {} bytes of scratch memory, more than the plan has",
+        instruction.label,
+        need,
+    )
 
 
 def _require_update(
@@ -139,21 +149,22 @@ def _require_update(
     """An update's integers are a program, and say whether its tensors are stored in panels. The
     kernel checks neither.
     """
-    given = dict(_integers(KERNELS["update"], instruction))
+    ints = dict(_integers(KERNELS["update"], instruction))
     arrays, hyper = instruction.operands[1:-2], instruction.operands[-2]
-    num_given = len(arrays) + refs[hyper.slot].cols + len(instruction.floats)
-    steps, left = given["step"], given["left"]
+    num_values = len(arrays) + refs[hyper.slot].cols + len(instruction.floats)
+    steps, left = ints["step"], ints["left"]
     assert isinstance(steps, list) and isinstance(left, list)
-    hold(type(given["num_steps"]) is int, "the number of steps of {!r} is none", instruction.label)
-    problem = find_update_problem(num_given, len(arrays) - 1, steps, left)
-    hold(not problem, "the rule of {!r} is no program of an optimizer: {}", instruction.label, problem)
-    known = root.templates.get(template.name)
-    graph = root if known is None else known.graph
+    require(
+        type(ints["num_steps"]) is int, "the number of steps of {!r} must be an integer", instruction.label
+    )
+    problem = find_update_problem(num_values, len(arrays) - 1, steps, left)
+    require(not problem, "the steps of {!r} are no valid update: {}", instruction.label, problem)
+    graph = _graph_of(root, template)
     slots = [template.slots[o.slot] for o in instruction.operands[:-2] if not o.null]
     storages = {graph.spec(slot.id).storage for slot in slots if slot.memory[0] != "temp"}
-    hold(
-        given["packed"] == 0 or (given["packed"] == 1 and storages <= {"packed"}),
-        "{!r} takes its tensors for packed ones",
+    require(
+        ints["packed"] == 0 or (ints["packed"] == 1 and storages <= {"packed"}),
+        "{!r} treats tensors as packed that are not",
         instruction.label,
     )
 
@@ -162,14 +173,14 @@ def _operands(
     spec: KernelSpec, instruction: Instruction
 ) -> Iterator[tuple[str, Operand | list[Operand] | None]]:
     """Operands by name. Lists alternate within one run between single operands."""
-    given = [
+    operands = [
         None if o.null else o._replace(access=Access.NONE, role=Access.NONE) for o in instruction.operands
     ]
     num_single = sum(not o.is_list for o in spec.operands)
     for is_list, group in groupby(spec.operands, key=lambda o: o.is_list):
         names = [o.name for o in group]
         count = len(instruction.operands) - num_single if is_list else len(names)
-        taken, given = given[:count], given[count:]
+        taken, operands = operands[:count], operands[count:]
         for i, name in enumerate(names):
             members = [o for o in taken[i :: len(names)] if o is not None]
             yield name, members if is_list else taken[i]
@@ -178,27 +189,27 @@ def _operands(
 def _integers(
     spec: KernelSpec, instruction: Instruction
 ) -> Iterator[tuple[str, NumberLike | list[NumberLike]]]:
-    known: dict[str, NumberLike] = {}
-    given = list(instruction.ints)
+    by_name: dict[str, NumberLike] = {}
+    ints = list(instruction.ints)
     for i in spec.ints:
         if not i.is_list:
-            known[i.name] = given.pop(0)
+            by_name[i.name] = ints.pop(0)
             if i.source is None:
-                yield i.name, known[i.name]
+                yield i.name, by_name[i.name]
             continue
         length = (
-            prod(int(f) if f.isdigit() else upper(known[f]) for f in i.length) if i.length else len(given)
+            prod(int(f) if f.isdigit() else upper(by_name[f]) for f in i.length) if i.length else len(ints)
         )
-        yield i.name, given[: max(length, 0)]
-        given = given[max(length, 0) :]
-    hold(not given, "{!r} has {} integers too many", instruction.label, len(given))
+        yield i.name, ints[: max(length, 0)]
+        ints = ints[max(length, 0) :]
+    require(not ints, "{!r} has {} surplus integers", instruction.label, len(ints))
 
 
 def _floats(spec: KernelSpec, instruction: Instruction) -> Iterator[tuple[str, float | list[float]]]:
-    given = list(instruction.floats)
+    floats = list(instruction.floats)
     for name in spec.floats:
         if name.endswith("..."):
-            yield name.removesuffix("..."), given
+            yield name.removesuffix("..."), floats
             return
-        yield name, given.pop(0)
-    hold(not given, "{!r} has {} floats too many", instruction.label, len(given))
+        yield name, floats.pop(0)
+    require(not floats, "{!r} has {} surplus floats", instruction.label, len(floats))

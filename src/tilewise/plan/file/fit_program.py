@@ -11,7 +11,7 @@ from itertools import zip_longest
 from math import isfinite
 
 from tilewise.core.dtypes import DTYPES
-from tilewise.ir.file import hold
+from tilewise.ir.file import require
 from tilewise.ir.graph import PANEL_ROWS
 from tilewise.ir.program import (
     Call,
@@ -31,11 +31,11 @@ from tilewise.plan.tables import PlanTables
 
 __all__ = ["require_program"]
 
-_MOST = 1 << 40  # of a constant, a factor, a value: their products stay within 62 bits where they are used
+_MOST = 1 << 40  # of a constant, a factor or a value; where products are used, they fit in 62 bits
 _MOST_PRODUCT = 1 << 61
 _MOST_TASKS = 1 << 24  # of one instruction
 _MODES = range(len(Mode))
-_KNOWN = (Source.NOTHING, Source.SYMBOL)  # before a run
+_BEFORE_RUN = (Source.NOTHING, Source.SYMBOL)  # sources of numbers that are known before a run
 
 
 def require_program(plan: PlanTables) -> None:
@@ -45,18 +45,22 @@ def require_program(plan: PlanTables) -> None:
         Unreadable: names the table and the number.
     """
     program, mesh = plan.program, plan.mesh
-    hold(len(program.devices) == mesh.num_devices, f"it has {len(program.devices)} devices on {mesh}")
-    hold(1 <= len(program.classes) <= mesh.num_devices, f"it has {len(program.classes)} classes of devices")
+    require(len(program.devices) == mesh.num_devices, f"it has {len(program.devices)} devices on {mesh}")
+    require(
+        1 <= len(program.classes) <= mesh.num_devices, f"it has {len(program.classes)} classes of devices"
+    )
     first = program.classes[0]
     names = list(first.calls)
-    hold(bool(names), "it has no calls")
+    require(bool(names), "it has no calls")
     for of in program.classes:
         alike = (len(of.templates), len(of.entries), list(of.calls))
-        hold(alike == (len(first.templates), len(first.entries), names), "its classes have other tables")
+        require(
+            alike == (len(first.templates), len(first.entries), names), "its classes must have equal tables"
+        )
     sizes = (
         {len(first.templates), len(first.templates) - 1} if mesh.num_devices > 1 else {len(first.templates)}
     )
-    hold(
+    require(
         len(plan.layouts) in sizes, f"it has {len(plan.layouts)} layouts for {len(first.templates)} templates"
     )
     checks = _Checks(plan)
@@ -66,7 +70,7 @@ def require_program(plan: PlanTables) -> None:
 
 
 class _Checks:
-    """The objects checked so far, and the values that numbers may have."""
+    """The objects that were checked, and the values that numbers may have."""
 
     def __init__(self, plan: PlanTables) -> None:
         self.plan = plan
@@ -86,12 +90,12 @@ class _Checks:
         for number, entry in enumerate(of.entries):
             if self.is_new(entry):
                 self._require_entry(number, entry)
-        known = range(len(of.entries))
+        entry_numbers = range(len(of.entries))
         if self.is_new(of.aliases):
             for number, others in of.aliases.items():
-                hold(
-                    number in known and all(o in known for o in others),
-                    "entry {} has other aliases",
+                require(
+                    number in entry_numbers and all(o in entry_numbers for o in others),
+                    "entry {} has invalid aliases",
                     number,
                 )
         for template in of.templates:
@@ -105,46 +109,50 @@ class _Checks:
         """Check the device groups of a class's devices, and how its instructions use their numbers."""
         numbers = range(len(self.plan.program.devices))
         sizes = {(len(d.numbers), *map(len, d.groups)) for d in devices}
-        hold(len(sizes) == 1, "devices of one class have other numbers and device groups")
+        require(len(sizes) == 1, "devices of one class must have equally many numbers and device groups")
         for group in (group for d in devices for group in d.groups):
             if self.is_new(group):
                 fits = all(d in numbers for d in group) and len(set(group)) == len(group)
-                hold(fits, "{} is no device group of its {} devices", group, len(numbers))
+                require(fits, "{} is no device group of its {} devices", group, len(numbers))
         (_, *groups) = sizes.pop()
         ranges = [(min(values), max(values)) for values in zip(*(d.numbers for d in devices))]
         peers, divisors = _asked_of_devices(of)
         for number, member in peers:
             low, high = _range(member, ranges)
             fits = 0 <= number < len(groups) and low >= 0 and high < groups[number]
-            hold(fits, "a device has no member {} in device group {}", member, number)
+            require(fits, "a device has no member {} in device group {}", member, number)
         for divisor in divisors:
-            hold(_range(divisor, ranges)[0] >= 1, "a device divides by {}", divisor)
+            require(
+                _range(divisor, ranges)[0] >= 1, "a device divides by {}, which must be at least 1", divisor
+            )
 
     def _require_call(self, name: str, call: Call, of: DeviceClass) -> None:
-        hold(0 <= call.template < len(of.templates), f"a call in {name!r} names template {call.template}")
+        require(
+            0 <= call.template < len(of.templates), f"a call in {name!r} refers to template {call.template}"
+        )
         slots, bound = of.templates[call.template].slots, call.binding
         fits = len(bound) == len(slots) and (not bound or (min(bound) >= 0 and max(bound) < len(of.entries)))
-        hold(fits, f"a call of {of.templates[call.template].name!r} in {name!r} binds other slots")
+        require(fits, f"a call of {of.templates[call.template].name!r} in {name!r} binds other slots")
 
     def _require_entry(self, number: int, entry: TensorEntry) -> None:
         where = "entry", number, entry.key
-        hold(entry.dtype in DTYPES and bool(entry.key), "{} has elements of {!r}", where, entry.dtype)
-        hold(isinstance(entry.key[0], str), "{} says no kind", where)
+        require(entry.dtype in DTYPES and bool(entry.key), "{} has elements of {!r}", where, entry.dtype)
+        require(isinstance(entry.key[0], str), "{} has no kind", where)
         rows, step = self._symbolic(where, entry.extent), self._symbolic(where, entry.tile_rows)
         sizes = (entry.offset, entry.cols, entry.stride, entry.first_handle, rows, step - 1, entry.tile_cols)
-        hold(all(0 <= s <= _MOST_PRODUCT for s in sizes), "{} has sizes out of range", where)
+        require(all(0 <= s <= _MOST_PRODUCT for s in sizes), "{} has sizes out of range", where)
         is_cut = entry.tile_cols == 1 or entry.tile_cols % PANEL_ROWS == 0
         is_cut = is_cut and (not entry.tile_cols or entry.tile_cols < entry.cols)
-        hold(is_cut, "{} has tiles of {} columns", where, entry.tile_cols)
+        require(is_cut, "{} has tiles of {} columns", where, entry.tile_cols)
         elements = (rows - 1) * entry.stride + entry.cols if rows else 0
         end = entry.offset + elements * DTYPES[entry.dtype].itemsize
         plan = self.plan
         last = plan.arena_bytes if entry.offset < plan.file_begin else plan.file_begin + plan.file_bytes
-        hold(end <= last, "{} ends at byte {} of {}", where, end, last)
+        require(end <= last, "{} ends at byte {} of {}", where, end, last)
         tiles = entry.first_handle + -(-rows // step) * entry.tiles_across
-        hold(
+        require(
             tiles <= self.plan.num_handles,
-            "{} asks for {} handles of {}",
+            "{} uses {} handles of {}",
             where,
             tiles,
             self.plan.num_handles,
@@ -157,38 +165,43 @@ class _Checks:
         is_known = number.source == Source.NOTHING or (
             number.source == Source.SYMBOL and 0 <= number.which < len(self.bounds)
         )
-        hold(is_known, "{} depends on {}", where, number)
+        require(is_known, "{} depends on {}", where, number)
         return number.upper(self.bounds)
 
     def _require_template(self, template: LoweredTemplate) -> None:
         slots = range(len(template.slots))
         counts = (*template.signal_ranges, *template.ring_signal_ranges, template.first_signal)
-        hold(
+        require(
             all(0 <= n <= _MOST for n in counts),
             "template {!r} has signals out of range",
             template.name,
         )
         for c in template.reductions:
             ends = (c.source, c.target, *(s for s in (c.residual, c.stack) if s != -1))
-            hold(all(s in slots for s in ends), "{} of {!r} names other slots", c, template.name)
-            hold((c.stack == -1) == (c.microbatch == -1), "{} of {!r} has half a stack", c, template.name)
+            require(all(s in slots for s in ends), "{} of {!r} refers to other slots", c, template.name)
+            require(
+                (c.stack == -1) == (c.microbatch == -1),
+                "{} of {!r} must have both a stack and a microbatch, or neither",
+                c,
+                template.name,
+            )
         for instruction in template.instructions:
             if self.is_new(instruction):
                 self._require_instruction(instruction)
             used = [o.slot for o in instruction.operands if not o.null]
             used += [w.slot for w in instruction.waits if w.slot != -1]
             used += [n.slot for n in instruction.notifies if n.slot != -1]
-            hold(all(s in slots for s in used), "{!r} names other slots", instruction.label)
+            require(all(s in slots for s in used), "{!r} refers to other slots", instruction.label)
 
     def _require_instruction(self, instruction: Instruction) -> None:
         where = repr(instruction.label)
         if instruction.kernel:
             kernel_spec(instruction.kernel)
-        hold(abs(instruction.priority) <= 1 << 20, "{} has priority {}", where, instruction.priority)
-        hold(all(map(isfinite, instruction.floats)), "{} has floats that are not finite", where)
+        require(abs(instruction.priority) <= 1 << 20, "{} has priority {}", where, instruction.priority)
+        require(all(map(isfinite, instruction.floats)), "{} has floats that are not finite", where)
         numbers: list[NumberLike] = [instruction.extent, instruction.step]
         for o in instruction.operands:
-            hold(o.mode in _MODES, "{} has an operand of mode {}", where, o.mode)
+            require(o.mode in _MODES, "{} has an operand of mode {}", where, o.mode)
             numbers += (o.member, o.div, o.part, o.parts, o.offset)
         for w in instruction.waits:
             numbers += (w.member, w.signal_base, w.increment, w.use)
@@ -197,18 +210,18 @@ class _Checks:
         for number in numbers:
             self._require_number(where, number, _MOST)
         for number in (instruction.extent, instruction.step):
-            hold(isinstance(number, int) or number.source in _KNOWN, "{} runs over {}", where, number)
+            require(isinstance(number, int) or number.source in _BEFORE_RUN, "{} runs over {}", where, number)
         for number in instruction.ints:
             self._require_number(where, number, _MOST_PRODUCT)
         tasks = self._most_tasks(instruction.extent, instruction.step)
-        hold(tasks <= _MOST_TASKS, "{} is {} tasks", where, tasks)
+        require(tasks <= _MOST_TASKS, "{} is {} tasks", where, tasks)
         bases = (
             *((w.signal_base, w.per_index) for w in instruction.waits),
             *((n.signal_base, n.per_index) for n in instruction.notifies),
         )
         for base, per_index in bases:
             last = self._most(base) + (tasks if per_index else 1)
-            hold(
+            require(
                 last <= self.plan.num_signals, "{} uses {} signals of {}", where, last, self.plan.num_signals
             )
 
@@ -219,7 +232,7 @@ class _Checks:
         alike = isinstance(step, Number) and (extent.source, extent.which) == (step.source, step.which)
         if not isinstance(step, Number) or not alike:
             return -(-self._most(extent) // max(self._least(step), 1))
-        # both grow with one size: their ratio is largest where that is smallest or largest
+        # both grow with one size, so their ratio is largest at its smallest or largest value
         values = (0, 1, self._value(extent))
         return max(
             -(-(extent.constant + extent.multiple * v) // max(step.constant + step.multiple * v, 1))
@@ -229,11 +242,11 @@ class _Checks:
     def _require_number(self, where: str, number: NumberLike, most: int) -> None:
         """Constants and products are small enough that their sums fit in 64 bits."""
         if isinstance(number, int):
-            hold(abs(number) <= most, "{} has {}, out of range", where, number)
+            require(abs(number) <= most, "{} has {}, out of range", where, number)
             return
-        hold(0 <= number.source < len(self.most) and number.which >= 0, "{} depends on {}", where, number)
+        require(0 <= number.source < len(self.most) and number.which >= 0, "{} depends on {}", where, number)
         fits = abs(number.constant) <= most and abs(number.multiple) * self._value(number) <= most
-        hold(fits, "{} has {}, out of range", where, number)
+        require(fits, "{} has {}, out of range", where, number)
 
     def _value(self, number: Number) -> int:
         """The largest possible value of what a number depends on."""
@@ -272,7 +285,7 @@ def _range(number: NumberLike, ranges: Sequence[tuple[int, int]]) -> tuple[int, 
         value = number if isinstance(number, int) else number.constant
         return value, value
     fits = number.source == Source.DEVICE and number.which < len(ranges)
-    hold(fits, "{} is no number of the device", number)
+    require(fits, "{} is no number of the device", number)
     low, high = sorted(number.constant + number.multiple * value for value in ranges[number.which])
     return low, high
 
@@ -288,5 +301,5 @@ def _most_values(program: TileProgram, bounds: Sequence[int]) -> list[list[int]]
         [len(calls)],
     ]
     top = max((max(values, default=0) for values in most), default=0)
-    hold(top <= _MOST, "its devices and calls have numbers up to {}", top)
+    require(top <= _MOST, "its devices and calls have numbers up to {}", top)
     return most

@@ -44,13 +44,13 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
             continue
         rule = op_named(op.op)
         paired: set[int] = set()  # operands and outputs of this op that share memory
-        for result, given in rule.in_place:
-            source, out = op.inputs[given], op.outputs[result]
+        for result, operand in rule.in_place:
+            source, out = op.inputs[operand], op.outputs[result]
             if source is None or source in paired or out in paired:
                 if rule.must_alias and source is not None:
                     raise InternalError(
-                        f"[plan.lower] outputs that must lie in an operand's memory have one each; got "
-                        f"{graph.spec(source).name or source!r} twice in op {op.op!r} ({op.label}); give it once"
+                        f"[plan.lower] outputs that must share an operand's memory need an operand each; got "
+                        f"{graph.spec(source).name or source!r} twice in op {op.op!r} ({op.label}); pass it once"
                     )
                 continue
             first = root(source)
@@ -64,7 +64,7 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
             )
             if rule.must_alias or (free and out not in keep):
                 roots[out] = first
-            elif free:  # the memory is that of the tensor others will read
+            elif free:  # later ops read `out`, so both use its memory
                 roots[first] = out
             else:
                 continue

@@ -70,7 +70,7 @@ def emit_by_blocks(
         if low.is_in_file(ref):
             if operand.mode != Mode.ROW or operand.div != 1 or operand.group >= 0:
                 raise InternalError(
-                    f"[plan.lower] what lies in a file is worked on row by row, or fetched first; got operand {name!r} "
+                    f"[plan.lower] operands in a file must be rows of the loop, or be fetched first; got {name!r} "
                     f"of {kernel!r} in {op.label!r}; please report the op"
                 )
             assert isinstance(ref.tile_rows, int)
@@ -109,7 +109,7 @@ def emit_by_blocks(
 
     for turn in range(count + depth - 1):
         if turn < count:
-            for slot in sorted(moved):  # what is only written, too: a kernel may leave it as it is
+            for slot in sorted(moved):  # also if it is only written, because a kernel may leave it unchanged
                 move("fetch", slot, turn)
         number = turn - depth + 1
         if number < 0:
@@ -126,8 +126,8 @@ def operands_of(tiles: Tiles) -> list[tuple[str, Operand]]:
     """All operands with their names in the kernel table."""
     return [
         (name, operand)
-        for name, given in tiles.items()
-        for operand in ([given] if isinstance(given, Operand) else given or ())
+        for name, value in tiles.items()
+        for operand in ([value] if isinstance(value, Operand) else value or ())
     ]
 
 
@@ -142,9 +142,9 @@ def _on_block(tiles: Tiles, moved: dict[int, Ref], first: int, place: int) -> Ti
         return operand
 
     made: dict[str, Operand | Sequence[Operand] | None] = {}
-    for name, given in tiles.items():
-        if given is None or isinstance(given, Operand):
-            made[name] = None if given is None else part(given)
+    for name, value in tiles.items():
+        if value is None or isinstance(value, Operand):
+            made[name] = None if value is None else part(value)
         else:
-            made[name] = [part(operand) for operand in given]
+            made[name] = [part(operand) for operand in value]
     return made

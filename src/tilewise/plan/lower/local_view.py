@@ -30,7 +30,7 @@ class LocalView:
 
     Args:
         graph, layout: what is lowered, and the layouts of its tensors.
-        shapes: of a device that represents its class.
+        shapes: local sizes on a device that represents its class.
         numbers: the numbers in which devices of the class differ.
 
     Attributes:
@@ -95,7 +95,7 @@ class LocalView:
     def row_step(self, ref: Ref) -> NumberLike:
         """Rows per task of a loop over activation rows."""
         if not isinstance(ref, Ref):
-            self.invalid("rows per task are of a Ref, as low.tensor returns it", shown(ref))
+            self.invalid("row_step needs a Ref, as low.tensor returns it", shown(ref))
         return self.shapes.row_step(ref.extent)
 
     def size(self, size: Size) -> NumberLike:
@@ -104,25 +104,25 @@ class LocalView:
 
     def spec(self, tensor: int) -> TensorSpec:
         """The spec of a tensor."""
-        return self.graph.spec(self.known(tensor))
+        return self.graph.spec(self.checked_id(tensor))
 
     def layout(self, tensor: int) -> TensorLayout:
         """The layout of a tensor."""
-        return self.graph_layout.compute[self.known(tensor)]
+        return self.graph_layout.compute[self.checked_id(tensor)]
 
-    def known(self, tensor: int) -> int:
+    def checked_id(self, tensor: int) -> int:
         """A tensor's id, after checking that the graph has it."""
         if type(tensor) is not int or not 0 <= tensor < len(self.graph.tensors):
-            self.invalid("a tensor is an id of the op's operands and outputs, or a Ref", shown(tensor))
+            self.invalid("a tensor must be an id of the op's operands and outputs, or a Ref", shown(tensor))
         return tensor
 
     def _require_dim(self, tensor: int, dim: int, *, with_label: bool) -> None:
         """Reject a dim that the tensor does not have, or that has no k splits."""
         spec = self.spec(tensor)
         if type(dim) is not int or not 0 <= dim < len(spec.shape):
-            self.invalid(f"a dim is one of {spec}", shown(dim))
+            self.invalid(f"a dim must be one of {spec}", shown(dim))
         if with_label and (spec.labels[dim] is None or isinstance(spec.shape[dim], Dim)):
-            self.invalid("k splits are of a labelled dim of fixed size", f"dim {dim} of {spec}")
+            self.invalid("k splits need a labelled dim of fixed size", f"dim {dim} of {spec}")
 
     def first_element(self, tensor: int, dim: int) -> NumberLike:
         """The first global element of a dim on this device."""
@@ -138,7 +138,7 @@ class LocalView:
         axes, k_splits = in_space(layout[dim]), self.k_splits
         if not axes:
             return [v for pair in self.shapes.owned_splits(spec, layout, dim) for v in pair]
-        key = "held", spec.shape[dim], spec.labels[dim], axes
+        key = "local splits", spec.shape[dim], spec.labels[dim], axes
 
         shares: dict[int, list[tuple[int, int]]] = {}  # by the coordinate that they depend on
 
@@ -162,7 +162,7 @@ class LocalView:
             and 0 <= t[2] < len(t[0].shape)
             for t in terms
         ):
-            self.invalid("terms are (spec, label, dim) of each weight", shown(terms))
+            self.invalid("terms must be (spec, label, dim) of each weight", shown(terms))
         self._require_pending(pending)
         if all(label is None for _, label, _ in terms):
             return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
@@ -180,7 +180,7 @@ class LocalView:
     def _require_pending(self, pending: PendingReduction | None) -> None:
         if pending is not None and not isinstance(pending, PendingReduction):
             self.invalid(
-                "a pending reduction is what low.pending_reduction gives, or None for a value that is not shared",
+                "a pending reduction must be a result of low.pending_reduction, or None for a value that is not shared",
                 shown(pending),
             )
 
@@ -189,11 +189,12 @@ class LocalView:
         is not shared.
         """
         if not isinstance(op, OpNode):
-            self.invalid("a partial value is one of the op that is lowered", shown(op))
+            self.invalid("a partial value must belong to the op that is lowered", shown(op))
         names = [p.name for p in factors_of(self.graph, op).partial_values]
         if partial not in names:
             self.invalid(
-                f"a partial value is one of the op's factors: {', '.join(names) or 'none'}", shown(partial)
+                f"a partial value must be one of the op's factors: {', '.join(names) or 'none'}",
+                shown(partial),
             )
         return self.graph_layout.pending_reductions.get((op.id, partial), ())
 

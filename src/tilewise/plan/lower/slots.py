@@ -52,19 +52,17 @@ class SlotTable(LocalView):
         self.views: list[Ref] = []
         self.temps: list[TempSpec] = []
         self.op_index = 0
-        self._alike: dict[
-            tuple[int, str, int, bool], Ref
-        ] = {}  # by form and layout, which the graph keeps, kind, and whether it lies in a file
+        # by ids of form and layout (the graph owns both), kind, and whether it is in a file
+        self._alike: dict[tuple[int, str, int, bool], Ref] = {}
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""
         if isinstance(tensor, Ref):
             return tensor
-        root = self.roots.get(self.known(tensor), tensor)
+        root = self.roots.get(self.checked_id(tensor), tensor)
         slot = Slot("tensor", root)
-        known = self.refs.get(slot)
-        if known is not None:
-            return known
+        if slot in self.refs:
+            return self.refs[slot]
         node, layout, index = self.graph.tensors[root], self.layout(root), len(self.slots)
         sort = id(node.spec.form), node.kind, id(layout), root in self.files
         like = self._alike.get(sort)
@@ -98,7 +96,7 @@ class SlotTable(LocalView):
             slot = Slot("flat" if key.kind == "tensor" else f"{key.kind}_flat", key.id, key.level)
             vector = key.kind != "temp" and self.spec(key.id).storage == "vector"
         else:
-            root = self.roots.get(self.known(tensor), tensor)
+            root = self.roots.get(self.checked_id(tensor), tensor)
             base, slot = self.tensor(tensor), Slot("flat", root)
             vector = self.spec(root).storage == "vector"
         return self.slot(slot, lambda index: flat_view(base, index, vector))
@@ -116,20 +114,25 @@ class SlotTable(LocalView):
         tile_cols: int = 0,
     ) -> Ref:
         """A temporary that exists while this op runs."""
-        for what, given, least in (("rows", rows, 0), ("cols", cols, 1), ("tile_rows", tile_rows, 1)):
-            if not is_size(given, least) or (what == "cols" and isinstance(given, Number)):
-                are = "a fixed number, " if what == "cols" else ""
+        for what, value, least in (("rows", rows, 0), ("cols", cols, 1), ("tile_rows", tile_rows, 1)):
+            if not is_size(value, least) or (what == "cols" and isinstance(value, Number)):
+                kind = "a fixed number, " if what == "cols" else ""
                 self.invalid(
-                    f"{what} of a temporary are {are}{least} or more and below 2^40",
-                    f"{shown(given)} for {name!r}",
+                    f"{what} of a temporary must be {kind}at least {least} and below 2^40",
+                    f"{shown(value)} for {name!r}",
                 )
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            self.invalid(f"a temporary's dtype is one of {', '.join(DTYPES)}", f"{shown(dtype)} for {name!r}")
+            self.invalid(
+                f"a temporary's dtype must be one of {', '.join(DTYPES)}", f"{shown(dtype)} for {name!r}"
+            )
         extent = rows if isinstance(rows, Number) else Number(rows)
         form = Ref(len(self.slots), extent, cols, dtype, tile_rows, packed, tile_cols)
         least = bytes_of(form, self.shapes.bounds)
         if type(max_bytes) is not int or 0 != max_bytes < least:
-            self.invalid(f"a temporary has room for its {least} bytes", f"{shown(max_bytes)} for {name!r}")
+            self.invalid(
+                f"max_bytes of a temporary must be at least its {least} bytes",
+                f"{shown(max_bytes)} for {name!r}",
+            )
         size = max_bytes or least
         self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self.op_index))
         return self._keep(Slot("temp", len(self.temps) - 1), form)
@@ -139,7 +142,7 @@ class SlotTable(LocalView):
         wide as the shards of its whole device group.
         """
         if not isinstance(ref, Ref) or memory_kind(self.keys[ref.slot].kind) == "temp":
-            self.invalid("a temporary is shaped as a tensor, whose Ref low.tensor returns", shown(ref))
+            self.invalid("temp_like needs a Ref, as low.tensor returns it", shown(ref))
         self._require_pending(pending)
         key = self.keys[ref.slot]
         spec, layout = self.spec(key.id), self.layout(key.id)
@@ -179,8 +182,8 @@ class SlotTable(LocalView):
         return self.slot(Slot("stack", tensor), lambda slot: Ref(slot, rows, cols, "f32", tile_rows))
 
     def slot(self, slot: Slot, make: Callable[[int], Ref]) -> Ref:
-        known = self.refs.get(slot)
-        return known if known is not None else self._keep(slot, make(len(self.slots)))
+        ref = self.refs.get(slot)
+        return ref if ref is not None else self._keep(slot, make(len(self.slots)))
 
     def _keep(self, slot: Slot, ref: Ref) -> Ref:
         self.slots[slot] = ref.slot

@@ -29,7 +29,7 @@ from tilewise.ir.program import (
     Operand,
     Reduction,
     Slot,
-    known_part,
+    constant_part,
     upper,
 )
 from tilewise.kernels.scratch import scratch_bytes
@@ -61,7 +61,7 @@ class TemplateLowering(SlotTable):
     microbatch position.
 
     Args:
-        shapes: of a device that represents its class.
+        shapes: local sizes on a device that represents its class.
         numbers: the numbers in which devices of the class differ.
         late: ops that run only after the last microbatch.
 
@@ -149,16 +149,16 @@ class TemplateLowering(SlotTable):
         ]
         self.scratch_bytes = max(
             self.scratch_bytes,
-            scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes),
+            scratch_bytes(instruction.kernel, [constant_part(i, bounds) for i in instruction.ints], shapes),
         )
         return draft
 
     def _require(self, op: OpNode, *tensors: int) -> None:
         """Reject values that are not ops, and tensors that the graph does not have."""
         if not isinstance(op, OpNode):
-            self.invalid("an instruction is for the op that is lowered", shown(op))
+            self.invalid("an instruction must be for the op that is lowered", shown(op))
         for tensor in tensors:
-            self.known(tensor)
+            self.checked_id(tensor)
 
     def _maker(self, op: OpNode) -> str:
         """An op's name in messages about its instructions."""
@@ -178,7 +178,7 @@ class TemplateLowering(SlotTable):
     def repeat(self, like: Draft, tiles: Mapping[str, Operand]) -> Draft:
         """Append an instruction like another one (see `ir.lowering.Lowering.repeat`)."""
         if not isinstance(like, Draft):
-            self.invalid("an instruction is repeated that emit returned", shown(like))
+            self.invalid("repeat needs an instruction that emit returned", shown(like))
         self.instructions.append(repeat_instruction(like, tiles, self.views.__getitem__))
         return self.instructions[-1]
 
@@ -208,7 +208,7 @@ class TemplateLowering(SlotTable):
         rule = op_named(op.op)
         if type(output) is not int or output not in rule.accumulates:
             raise InternalError(
-                f"[plan.lower] an output that is summed over the batch stands in `accumulates`; got output {output} of "
+                f"[plan.lower] `accumulates` must list outputs that sum over the batch; got output {output} of "
                 f"{op.op!r}, which has {rule.accumulates}; correct {type(rule).__name__}.accumulates"
             )
         self._accumulated.add(output)
@@ -230,8 +230,8 @@ class TemplateLowering(SlotTable):
             target = self.ring(tensor)
         else:
             target = base if last else carry(level)
-        held = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
-        carries = () if per_microbatch else held if last else range(level)
+        set_bits = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
+        carries = () if per_microbatch else set_bits if last else range(level)
         folded = [carry(i) for i in carries]
         if added is not None and not is_shared:
             folded.append(self.tensor(added))
@@ -256,7 +256,7 @@ class TemplateLowering(SlotTable):
         """The first global row that this device adds to a sum over the batch."""
         self._require(op)
         if type(output) is not int or not 0 <= output < len(op.outputs):
-            self.invalid(f"an output is one of {len(op.outputs)}, from 0 on", shown(output))
+            self.invalid(f"an output must be one of {len(op.outputs)}, counted from 0", shown(output))
         tensor = op.outputs[output]
         in_shards = _arrive_in_shards(self.pending_of_sum(op, output))
         layout = self._layout_of_sum(tensor) if in_shards else self.layout(tensor)
@@ -268,7 +268,7 @@ class TemplateLowering(SlotTable):
         """
         self._require(op)
         if not isinstance(target, Accumulator):
-            self.invalid("a sum over the batch ends with what low.accumulator returned", shown(target))
+            self.invalid("finish_accumulation needs a result of low.accumulator", shown(target))
         for pending in self.pending_of_sum(op, target.output):
             if pending.is_completed_per_microbatch and not pending.arrives_in_shards:
                 collectives.add_microbatch(self, op, target.output, pending)
@@ -331,7 +331,7 @@ class TemplateLowering(SlotTable):
         """
         if not isinstance(pending, PendingReduction):
             self.invalid(
-                "an all-reduce has a pending reduction: low.pending_reduction gives it, or None for a value that is "
+                "all_reduce needs a result of low.pending_reduction, which is None for a value that is "
                 "not shared",
                 shown(pending),
             )
@@ -378,20 +378,20 @@ class TemplateLowering(SlotTable):
             if op.id in self.late and self.microbatch < self.shapes.settings.accumulation - 1:
                 continue
             self._accumulated = set()
-            self._refuse_sums_in_shards(op)
+            self._require_whole_sums(op)
             rule, first = op_named(op.op), len(self.instructions)
             rule.lower(self, op)
             check_use(self, op, self.instructions[first:], rule)
             if self._accumulated != {*rule.accumulates}:
                 raise InternalError(
-                    f"[plan.lower] an output in `accumulates` is written through low.accumulator or low.leaf_tree; got "
-                    f"{op.op!r}, which writes {sorted(self._accumulated)} of {rule.accumulates} so; correct "
+                    "[plan.lower] outputs in `accumulates` must be written through low.accumulator or low.split_tree; "
+                    f"got {op.op!r}, which so writes {sorted(self._accumulated)} of {rule.accumulates}; correct "
                     f"{type(rule).__name__}"
                 )
             left = [r for r in self.pending_reductions_of(op) if r not in self.completed]
             if left:
                 raise InternalError(
-                    f"[plan.lower] an op completes every value that it makes in parts; got {op.op!r} of {op.label!r}, "
+                    f"[plan.lower] an op must complete all of its partial values; got {op.op!r} of {op.label!r}, "
                     f"which left {left[0].partial!r} over {show_axes(left[0].axes)}; please report the op"
                 )
         by_index = sorted(self.slots, key=self.slots.__getitem__)
@@ -405,7 +405,7 @@ class TemplateLowering(SlotTable):
             tuple(self.reductions),
         )
 
-    def _refuse_sums_in_shards(self, op: OpNode) -> None:
+    def _require_whole_sums(self, op: OpNode) -> None:
         for pending in self.pending_reductions_of(op):
             shards = {*self.shapes.settings.storage_axes}
             shards = {axis for layout in pending.arrives for axes in layout for axis in axes} & {
@@ -413,7 +413,7 @@ class TemplateLowering(SlotTable):
             }
             if pending.tree == BATCH_SPLITS and not shards <= shards:
                 raise PlanError(
-                    f"[plan.lower] a sum over the batch arrives whole on its devices; got {pending.partial!r} of "
-                    f"{op.label!r} asked for as {show_layout(pending.arrives[0])} over {show_axes(pending.group)}; "
+                    f"[plan.lower] a sum over the batch must be whole on its devices; got {pending.partial!r} of "
+                    f"{op.label!r} requested as {show_layout(pending.arrives[0])} over {show_axes(pending.group)}; "
                     "drop the hint"
                 )

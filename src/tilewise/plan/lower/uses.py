@@ -18,11 +18,11 @@ _TENSORS = ("tensor", "flat")
 
 @dataclass
 class _Used:
-    """What instructions access, by the tensors whose memory it is.
+    """The tensors that instructions access.
 
     Attributes:
-        early: what is read before it is written.
-        rows: for tensors written only by fixed rows so far, slot and rows of each write.
+        early: tensors that are read before they are written.
+        rows: slot and rows of each write, for tensors written only by fixed rows.
     """
 
     touched: set[int] = field(default_factory=set)
@@ -44,24 +44,24 @@ def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], rule: Op) -> 
     """
     roots = low.roots
     outputs = {roots.get(o, o) for o in op.outputs}
-    given = {roots.get(i, i) for i in op.given}
+    operands = {roots.get(i, i) for i in op.given}
     used = _use(low, drafts)
     touched, written = used.touched, used.written
-    if not touched <= outputs | given:
-        other = low.graph.spec(min(touched - outputs - given))
-        low.invalid("an op reads and writes its operands and outputs", f"a use of another tensor, {other}")
-    if outputs and not written.isdisjoint(given - outputs):
-        odd = low.graph.spec(min(written & given - outputs))
+    if not touched <= outputs | operands:
+        other = low.graph.spec(min(touched - outputs - operands))
         low.invalid(
-            "an op writes its outputs, and operands only where `in_place` says so", f"a write to {odd}"
+            "an op may read and write only its operands and outputs", f"a use of another tensor, {other}"
         )
-    own = {roots.get(o, o) for n, o in enumerate(op.outputs) if n not in rule.accumulates} - given
+    if outputs and not written.isdisjoint(operands - outputs):
+        odd = low.graph.spec(min(written & operands - outputs))
+        low.invalid("an op may write only its outputs and the operands in `in_place`", f"a write to {odd}")
+    own = {roots.get(o, o) for n, o in enumerate(op.outputs) if n not in rule.accumulates} - operands
     if own and not any(draft.waits or draft.notifies for draft in drafts):
         _check_outputs(low, op, own, used, len(drafts))
     others = {t for p, t in enumerate(op.inputs) if p not in rule.shape_of} | {*op.outputs}
     absent = {op.inputs[p] for p in rule.shape_of} - {roots.get(t, t) for t in others if t is not None}
     if not touched.isdisjoint(absent):
-        low.invalid("an op does not read what it needs the shape of", f"`shape_of` {sorted(rule.shape_of)}")
+        low.invalid("an op must not read operands in `shape_of`", f"`shape_of` {sorted(rule.shape_of)}")
 
 
 def _use(low: SlotTable, drafts: Sequence[Draft]) -> _Used:
@@ -77,7 +77,8 @@ def _use(low: SlotTable, drafts: Sequence[Draft]) -> _Used:
             touched.add(tensor)
             role = operand.role or operand.access
             if role & Access.OUT:
-                writes.append((tensor, operand))  # whether it adds to what is there, the table cannot tell
+                # the kernel table does not say whether it adds to the old value
+                writes.append((tensor, operand))
             elif tensor not in written:
                 used.early.add(tensor)
         for tensor, operand in writes:
@@ -98,19 +99,19 @@ def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count
     """All rows of every result are written before it is read."""
     if not own <= used.written:
         spec = low.graph.spec(min(own - used.written))
-        low.invalid("every output is written", f"none of {count} instructions that writes {spec}")
+        low.invalid("every output must be written", f"none of {count} instructions that writes {spec}")
     for tensor in sorted(own & used.rows.keys()):
         missing = _missing_rows(low, used.rows[tensor])
         if missing:
             number = next(n for n, o in enumerate(op.outputs) if low.roots.get(o, o) == tensor)
             low.invalid(
-                "every row of an output is written",
+                "every row of an output must be written",
                 f"none of {count} instructions that writes {_in_words(missing)} of output {number}, "
                 f"{low.graph.spec(tensor)}",
             )
     if not own.isdisjoint(used.early):
         spec = low.graph.spec(min(own & used.early))
-        low.invalid("an output is written before it is read", f"a read of {spec} before")
+        low.invalid("an output must be written before it is read", f"a read of {spec} before")
 
 
 def _missing_rows(low: SlotTable, writes: Iterable[Operand]) -> list[tuple[int, int]]:
@@ -121,7 +122,7 @@ def _missing_rows(low: SlotTable, writes: Iterable[Operand]) -> list[tuple[int, 
     by_rows: dict[Number, list[tuple[int, int]]] = {}
     for operand in writes:
         part, parts = operand.part, operand.parts
-        assert isinstance(part, int) and isinstance(parts, int)  # of `rows_at`, held to its tensor
+        assert isinstance(part, int) and isinstance(parts, int)  # from `rows_at`, which checked them
         by_rows.setdefault(low.views[operand.slot].extent, []).append((part, part + parts))
     for extent, ranges in by_rows.items():
         left = [*_gaps(sorted(ranges), extent.upper(low.shapes.bounds))]

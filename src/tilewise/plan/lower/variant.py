@@ -38,14 +38,14 @@ class LoweringTask:
     """Everything that a variant depends on besides the devices' shapes.
 
     Attributes:
-        name: of the template.
+        name: the template's name.
         graph, layout: the template's, or the whole graph's for a run of root ops.
         ops: the ops to lower.
         microbatch: the microbatch position.
         late_ops: ids of ops that run only after the last microbatch.
-        kept: results and saved tensors of a template; None for root ops.
-        arguments: of a template.
-        roots: for root ops, tensor -> tensor whose memory it shares.
+        returned: results and saved tensors of a template; None for root ops.
+        arguments: arguments of a template.
+        roots: tensor -> tensor whose memory it shares, for root ops.
     """
 
     name: str
@@ -54,7 +54,7 @@ class LoweringTask:
     ops: tuple[OpNode, ...]
     microbatch: int
     late_ops: frozenset[int]
-    kept: frozenset[int] | None
+    returned: frozenset[int] | None
     arguments: frozenset[int]
     roots: Mapping[int, int]
 
@@ -68,9 +68,9 @@ class LoweringTask:
         late_ops: frozenset[int] = frozenset(),
     ) -> LoweringTask:
         """The task of a layer; `saved` are tensors that its calls return besides its results."""
-        graph, kept = template.graph, frozenset((*template.results, *saved))
+        graph, returned = template.graph, frozenset((*template.results, *saved))
         arguments = frozenset(template.arguments)
-        return cls(template.key, graph, layout, graph.ops, microbatch, late_ops, kept, arguments, {})
+        return cls(template.key, graph, layout, graph.ops, microbatch, late_ops, returned, arguments, {})
 
 
 @dataclass(frozen=True)
@@ -103,20 +103,20 @@ class LoweredVariant:
 
 
 def lower_variant(
-    task: LoweringTask, shapes: LocalShapes, known: Mapping[object, Sequence[int]] | None = None
+    task: LoweringTask, shapes: LocalShapes, cached: Mapping[object, Sequence[int]] | None = None
 ) -> LoweredVariant:
     """Lower a task for one device of each class.
 
     Args:
-        shapes: of all devices.
-        known: cached numbers of devices.
+        shapes: local sizes on all devices.
+        cached: cached numbers of devices.
 
     Raises:
         InternalError: the instructions of an op violate a rule of values.
     """
-    numbers = DeviceNumbers(shapes, known)
-    kept = task.kept
-    roots = task.roots if kept is None else alias_roots(task.graph, task.ops, kept)
+    numbers = DeviceNumbers(shapes, cached)
+    returned = task.returned
+    roots = task.roots if returned is None else alias_roots(task.graph, task.ops, returned)
     lowerings = [
         TemplateLowering(
             task.name,
@@ -133,7 +133,7 @@ def lower_variant(
     ]
     templates = tuple(low.run() for low in lowerings)
     views = tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings)
-    inner = {} if kept is None else _lives(lowerings[0], kept | task.arguments)
+    inner = {} if returned is None else _live_intervals(lowerings[0], returned | task.arguments)
     return LoweredVariant(
         templates,
         views,
@@ -171,15 +171,15 @@ def _temporaries(
     return tuple(made)
 
 
-def _lives(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:
+def _live_intervals(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:
     """The first and last op that uses each result that no caller sees."""
-    lives: dict[int, tuple[int, int]] = {}
+    intervals: dict[int, tuple[int, int]] = {}
     for n, op in enumerate(low.ops):
         for t in (*op.inputs, *op.outputs):
             root = low.roots.get(t, t) if t is not None else None
             if root is not None and low.graph.tensors[root].kind == "result" and root not in outside:
-                lives[root] = (lives.get(root, (n, n))[0], n)
-    return lives
+                intervals[root] = (intervals.get(root, (n, n))[0], n)
+    return intervals
 
 
 def renumbered(template: LoweredTemplate, numbers: Sequence[int], groups: Sequence[int]) -> LoweredTemplate:
