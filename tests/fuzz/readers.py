@@ -300,7 +300,7 @@ def _resume(folder: Path) -> None:
     try:
         path, state = load_latest(folder, SETTINGS, reported.append)
     except CheckpointError as error:
-        assert "must be those the checkpoint was made with" in str(error), error  # another configuration
+        assert "must equal those of the checkpoint" in str(error), error  # another configuration
         return
     assert (path.name, state.step) in (("step-00000002", 2), ("step-00000003", 3))
     assert len(reported) == (state.step == 2) and all("\n" not in text for text in reported)

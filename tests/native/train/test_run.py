@@ -238,8 +238,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(texts, whole_run,
     state.write_bytes(content)
     run_training(plan_run(config, resume=True), Console(file=(said := io.StringIO()), width=1000))
     text = said.getvalue()
-    assert re.search(r"checkpoint step-00000004 is damaged \(tensor .* does not have its checksum\)", text)
-    assert "going on from step-00000002 instead" in text and "going on after step 2" in text
+    assert re.search(r"checkpoint step-00000004 is damaged \(tensor .* has a wrong checksum\)", text)
+    assert "resuming from step-00000002 instead" in text and "going on after step 2" in text
     assert is_same(weights(tmp_path / "out"), weights(whole_run))
 
 

@@ -156,5 +156,5 @@ def test_a_box_reads_its_own_bytes(tmp_path, monkeypatch):
         counts.clear()
         assert parted.read_box(box).tobytes() == whole[box.slices].tobytes()
         assert sum(counts) == 4 * box.num_elements
-    with pytest.raises(ValueError, match="without being brought together"):
+    with pytest.raises(ValueError, match="without being copied"):
         np.array(parted, copy=False)

@@ -131,7 +131,7 @@ LOST = {
     "empty": (lambda p: os.truncate(device(p, 0), 0), r"device-00000.safetensors: .*0 bytes"),
     "flipped bit": (
         lambda p: flip(device(p, 2)),
-        r"tensor '\w+' in device-00002.safetensors does not have its checksum",
+        r"tensor '\w+' in device-00002.safetensors has a wrong checksum",
     ),
     "exchanged": (
         lambda p: exchange(device(p, 1), device(p, 3)),
@@ -139,15 +139,15 @@ LOST = {
     ),
     "another's": (
         lambda p: shutil.copy(device(p, 2), device(p, 1)),
-        "device-00001.safetensors holds other parts than the manifest says: tensor 'norm' is there besides",
+        "device-00001.safetensors differs from the manifest: tensor 'norm' is not in the manifest",
     ),
     "of another step": (
         lambda p: shutil.copy(device(p.with_name("step-00000001"), 1), device(p, 1)),
-        "tensor 'v' in device-00001.safetensors does not have its checksum",
+        "tensor 'v' in device-00001.safetensors has a wrong checksum",
     ),
     "of another type": (
         lambda p: retyped(device(p, 1)),
-        r"device-00001.safetensors holds other parts .*tensor 'v' is F16 \[2, 6\] instead of F32 \[2, 6\]",
+        r"device-00001.safetensors differs from the manifest.*tensor 'v' is F16 \[2, 6\] instead of F32 \[2, 6\]",
     ),
     "two at once": (
         lambda p: [device(p, d).unlink() for d in (0, 3)],

@@ -46,9 +46,9 @@ def _one(**changes):
     ("data", "words"),
     [
         (b"", "0 bytes"),
-        (b"\2\0\0\0\0\0\0\0{", "header should take 2 bytes"),
-        (b"\xff" * 8 + b"{}", "header should take"),
-        ((10**8 + 1).to_bytes(8, "little") + b"{}", "header should take"),
+        (b"\2\0\0\0\0\0\0\0{", "header should have 2 bytes"),
+        (b"\xff" * 8 + b"{}", "header should have"),
+        ((10**8 + 1).to_bytes(8, "little") + b"{}", "header should have"),
         (_file(b" {}", 0), "begin with"),
         (_file(b"[]"), "begin with"),
         (_file(b"{]"), "not JSON"),
@@ -82,8 +82,8 @@ def _one(**changes):
         (_file({}, 1), "end at byte"),
         (_file(_two([0, 4], [0, 4])), "overlaps"),
         (_file(_two([0, 4], [2, 6])), "overlaps"),
-        (_file(_two([0, 4], [5, 9]), 9), "1 bytes of no tensor before 'b'"),
-        (_file(_two([4, 8], [8, 12]), 12), "4 bytes of no tensor before 'a'"),
+        (_file(_two([0, 4], [5, 9]), 9), "1 bytes before 'b' belong to no tensor"),
+        (_file(_two([4, 8], [8, 12]), 12), "4 bytes before 'a' belong to no tensor"),
         (
             _file(
                 b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"I32","shape":[1],"data_offsets":[4,8]}}'

@@ -95,7 +95,7 @@ def test_a_lone_sentencepiece_model_is_refused_with_advice(tmp_path):
     """It says how to convert."""
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     with pytest.raises(
-        CheckpointError, match=r"tokenizer\.model \(SentencePiece\) alone; convert it: .*save_pre"
+        CheckpointError, match=r"tokenizer\.model \(SentencePiece\) only; convert it: .*save_pre"
     ):
         load_tokenizer(tmp_path, SIZE)
 

@@ -87,7 +87,7 @@ def test_the_part_that_is_meant_is_named(tmp_path):
     """A training script's file: the state dict is chosen by its key, and the message says so."""
     torch.save({"epoch": 3, "model": {"w": BASE}}, tmp_path / "m.pt")
     with pytest.raises(
-        CheckpointError, match="no tensor; name the part that is the state dict: --part model"
+        CheckpointError, match="not a tensor; name the part that is the state dict: --part model"
     ):
         open_state_dict(tmp_path / "m.pt")
     assert list(open_state_dict(tmp_path / "m.pt", "model")) == ["w"]
@@ -147,15 +147,18 @@ def _tensor(
 WRONG = {
     "too large": ({"shape": "K\x03K\x03\x86"}, "beyond its storage"),
     "an offset": ({"offset": "K\x01"}, "beyond its storage"),
-    "a negative offset": ({"offset": "J\xff\xff\xff\xff"}, "no plain tensor"),
-    "a negative size": ({"shape": "J\xff\xff\xff\xffK\x03\x86"}, "sizes that are invalid"),
-    "a huge size": ({"shape": "\x8a\x08" + "\xff" * 7 + "\x3fK\x03\x86"}, "sizes that are invalid"),
+    "a negative offset": ({"offset": "J\xff\xff\xff\xff"}, "not a plain tensor"),
+    "a negative size": ({"shape": "J\xff\xff\xff\xffK\x03\x86"}, "sizes of a tensor in it are invalid"),
+    "a huge size": (
+        {"shape": "\x8a\x08" + "\xff" * 7 + "\x3fK\x03\x86"},
+        "sizes of a tensor in it are invalid",
+    ),
     "overlapping rows": ({"strides": "K\x01K\x01\x86"}, "view of a larger tensor"),
-    "no strides": ({"strides": ")"}, "no plain tensor"),
+    "no strides": ({"strides": ")"}, "not a plain tensor"),
     "another count": ({"count": "K\x07"}, "another size"),
     "another type": ({"storage": "DoubleStorage"}, "another size"),
     "no storage": ({"storage": "Size"}, "unknown kind"),
-    "a truth as size": ({"shape": "\x88K\x06\x86"}, "sizes that are invalid"),
+    "a truth as size": ({"shape": "\x88K\x06\x86"}, "sizes of a tensor in it are invalid"),
 }
 
 
@@ -188,14 +191,14 @@ def test_archives_with_tricks_are_refused(tmp_path):
     with pytest.warns(UserWarning, match="Duplicate name"):
         twice = zipped("a/data.pkl", "a/data.pkl")
     cases = {
-        "no whole archive": whole[:-1],
+        "not a complete torch.save archive": whole[:-1],
         "cut off": edited(end + 10, struct.pack("<H", 9)),
         "lies outside": edited(end + 12, struct.pack("<II", 1 << 30, 0)),
         "compressed": zipped("a/data.pkl", compression=zipfile.ZIP_DEFLATED),
         "stands twice": twice,
         "little-endian": zipped("a/data.pkl", "a/byteorder"),
         "one data.pkl": zipped("a/data.pkl", "b/data.pkl"),
-        "has one data.pkl": zipped("a/other"),
+        "must have one data.pkl": zipped("a/other"),
     }
     assert dict(open_state_dict(tmp_path / "a.pt")) == {}
     for words, content in cases.items():
@@ -237,7 +240,7 @@ def test_a_flipped_bit_is_found(tmp_path, has_checksums):
     content[content.index(b"first")] ^= 1  # in the pickle
     (tmp_path / "m.pt").write_bytes(content)
     if has_checksums:
-        with pytest.raises(CheckpointError, match=r"m\.pt.*does not have its checksum"):
+        with pytest.raises(CheckpointError, match=r"m\.pt.*has a wrong checksum"):
             open_state_dict(tmp_path / "m.pt", "model")
     else:
         assert "first" not in open_state_dict(tmp_path / "m.pt", "model")

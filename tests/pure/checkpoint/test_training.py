@@ -112,7 +112,7 @@ def test_settings_that_may_change_are_recorded(tmp_path):
     assert state.changes == (first, ConfigChange(step=2, key="layers", old=6, new=7))
     file = path / "checkpoint.json"
     file.write_text(file.read_text().replace('"new": 0.2', '"new": 0.3'))
-    with pytest.raises(DamagedCheckpoint, match="does not have its own checksum"):
+    with pytest.raises(DamagedCheckpoint, match="its digest is wrong"):
         open_checkpoint(path)
 
 
@@ -156,19 +156,19 @@ def _swap(file):
 
 
 DAMAGES = [
-    (lambda path: _flip(path / "device-00000.safetensors"), "does not have its checksum"),
-    (lambda path: _swap(path / "device-00000.safetensors"), "does not have its checksum"),
-    (lambda path: _set_meta(path, step=9), "its own checksum"),
-    (lambda path: _set_meta(path, config={}), "its own checksum"),
-    (lambda path: _set_meta(path, digest="0" * 64), "its own checksum"),
+    (lambda path: _flip(path / "device-00000.safetensors"), "has a wrong checksum"),
+    (lambda path: _swap(path / "device-00000.safetensors"), "has a wrong checksum"),
+    (lambda path: _set_meta(path, step=9), "its digest is wrong"),
+    (lambda path: _set_meta(path, config={}), "its digest is wrong"),
+    (lambda path: _set_meta(path, digest="0" * 64), "its digest is wrong"),
     (lambda path: _set_meta(path, step=2.0), "step"),
     (lambda path: _set_meta(path, step=True), "step"),
     (lambda path: _set_meta(path, step=-1), "step"),
-    (lambda path: _set_meta(path, step=10**40), "its own checksum"),
+    (lambda path: _set_meta(path, step=10**40), "its digest is wrong"),
     (lambda path: _set_meta(path, version=2), "version"),
     (lambda path: _set_meta(path, tokenizer=7), "tokenizer"),
     (lambda path: _set_meta(path, config=[1]), "config"),
-    (lambda path: _set_meta(path, tensors={}), "its own checksum"),
+    (lambda path: _set_meta(path, tensors={}), "its digest is wrong"),
     (lambda path: _set_meta(path, tensors={"w": 3}), "tensors.w"),
     (lambda path: _set_meta(path, colour=1), "colour"),
     (lambda path: (path / "checkpoint.json").write_text("[" * 10**6), "not JSON"),
@@ -179,7 +179,10 @@ DAMAGES = [
     (lambda path: (path / "device-00000.safetensors").write_bytes(b""), "0 bytes"),
     (lambda path: _replace(path / "checkpoint.json", os.mkdir), "a directory"),
     (lambda path: _replace(path / "device-00000.safetensors", os.mkfifo), "named pipe"),
-    (lambda path: save_file({"w": np.zeros(3)}, path / "device-00000.safetensors"), "holds other parts"),
+    (
+        lambda path: save_file({"w": np.zeros(3)}, path / "device-00000.safetensors"),
+        "differs from the manifest",
+    ),
     (lambda path: _replace(path, lambda place: place.touch()), "Not a directory"),
 ]
 
@@ -208,13 +211,13 @@ def test_any_damage_is_found_named_and_gone_round(tmp_path, damage, words):
         and reported[0].startswith("checkpoint step-00000002 is damaged (")
         and words in reported[0]
     )
-    assert reported[0].endswith("; going on from step-00000001 instead")
+    assert reported[0].endswith("; resuming from step-00000001 instead")
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda file: _flip(file), "tokenizer.json does not have its checksum"),
+        (lambda file: _flip(file), "tokenizer.json has a wrong checksum"),
         (lambda file: file.unlink(), "tokenizer.json: no such file"),
         (lambda file: _replace(file, os.mkfifo), "named pipe"),
     ],
@@ -270,7 +273,7 @@ def test_a_checkpoint_from_before_has_a_tokenizer_next_to_it(tmp_path):
     (path / "checkpoint.json").write_text(json.dumps(content))
     assert load_checkpoint(path, CONFIG).step == 1 and open_checkpoint(path).read_model() is None
     (path / "tokenizer.json").write_bytes(b"[]")
-    with pytest.raises(DamagedCheckpoint, match=r"tokenizer\.json does not have its checksum"):
+    with pytest.raises(DamagedCheckpoint, match=r"tokenizer\.json has a wrong checksum"):
         load_checkpoint(path, CONFIG)
 
 
@@ -280,7 +283,7 @@ def test_a_directory_that_was_renamed_is_no_later_checkpoint(tmp_path):
     path.rename(tmp_path / "step-00000099")
     with pytest.raises(CheckpointError, match="needs a whole checkpoint; got step-00000099 is damaged"):
         load_latest(tmp_path, CONFIG, print)
-    with pytest.raises(CheckpointError, match="must be of the step it is saved as"):
+    with pytest.raises(CheckpointError, match="must equal the step it is saved as"):
         save_checkpoint(tmp_path, TrainingState(3, _state(2).tensors), CONFIG)
 
 
