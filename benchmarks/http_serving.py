@@ -57,7 +57,7 @@ from tilewise.checkpoint import LazyTensor, save_pretrained
 from tilewise.data import load_standard_library, train_tokenizer
 from tilewise.models.llama import LlamaConfig
 from tilewise.serve.measure import measure, random_prompts
-from tilewise.server.load import BadAnswer, Load, Target, Wanted, load_figures, play
+from tilewise.server.load import BadAnswer, Load, LoadRequest, Target, load_figures, play
 
 SHAPE = MODELS["tinyllama"]
 ONE_STREAM, THROUGHPUT, LONG_PROMPT, START = (0.97, 0.99), (1.2, 2.0), (2.0, 1.3), (4.0, 2.0)  # must and goal
@@ -218,7 +218,7 @@ def serve_engine(asked: dict[str, Any]) -> None:
 async def stream_times(target: Target, prompt: list[int], new: int, times: list[float]) -> None:
     """A greedy text over HTTP; the times of its tokens as they come."""
     load = Load(ASKED, "model", ignore_eos=True)
-    body = load.body(Wanted(prompt, len(prompt), new))
+    body = load.body(LoadRequest(prompt, len(prompt), new))
     async with aclosing(target.events(ASKED, body)) as events:  # type: ignore[type-var]
         async for event in events:
             if event["choices"]:
@@ -254,7 +254,7 @@ def measure_one_stream(folder: Path, options: argparse.Namespace) -> None:
 def output_rate(target: Target, count: int, seed: int) -> float:
     """Output tokens a second of the whole load."""
     load = Load(ASKED, "model", max_concurrency=CLIENTS, ignore_eos=True)
-    wanted = [Wanted(ids, PROMPT, NEW) for ids in prompts_of(count, PROMPT, seed)]
+    wanted = [LoadRequest(ids, PROMPT, NEW) for ids in prompts_of(count, PROMPT, seed)]
     figures = load_figures(asyncio.run(play(target, load, wanted)), [99])
     if figures["failed"] or figures["total_output_tokens"] != count * NEW:
         raise SystemExit(f"all requests must be answered in full; got {figures}")
@@ -377,7 +377,7 @@ def measure_start(folder: Path, options: argparse.Namespace) -> None:
             server.wait()
             ready.append(time.perf_counter() - began)
             load = Load(ASKED, "model")
-            (played,) = asyncio.run(play(server.target, load, [Wanted("Say something.", 0, 1)]))
+            (played,) = asyncio.run(play(server.target, load, [LoadRequest("Say something.", 0, 1)]))
             if played.error:
                 raise SystemExit(f"a server must answer; got {played.error}")
             answered.append(played.delta_times[0] - began)

@@ -174,7 +174,7 @@ def measure_first_token(name: str, folder: Path, options: argparse.Namespace) ->
 def first_token_s(llm: LLM, prompt: list[int]) -> float:
     """Seconds from asking to the first token."""
     (times,) = measure(llm.engine, [prompt], SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
-    return times.texts[0][0] - times.asked
+    return times.texts[0][0] - times.submitted
 
 
 # ---- offline throughput ----------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def evaluate_files(
         config = models.open(model_dir, ignore=ignore)
         if models.is_encoder(config):
             raise ConfigError(
-                f"[cli.evaluate] evaluation needs a model that writes; got a {config.architecture}; give another"
+                f"[cli.evaluate] evaluation needs a model that generates text; got {config.architecture}; give another"
             )
         limit = models.max_context(config)
         width = min(_LONGEST, models.default_context(config)) if context is None else context

@@ -151,8 +151,8 @@ def test_texts_follow_a_structure(model, run, tmp_path):
         (["--grammar", "no.lark"], "--grammar must name a file"),
         (["--json-schema", '{"type": "no"}'], "json must be a JSON schema that llguidance supports"),
         (["--regex", "("], "regex must be a regular expression in Rust's syntax"),
-        (["--regex", ""], "regex must be UTF-8 text that is not empty"),
-        (["--choice", "a", "--ignore-eos"], "structured_outputs end where their grammar ends"),
+        (["--regex", ""], "regex must be non-empty UTF-8 text"),
+        (["--choice", "a", "--ignore-eos"], "structured_outputs end with their grammar"),
         (["--choice", "a", "--chat"], "--chat writes freely"),
     ],
 )

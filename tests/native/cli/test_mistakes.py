@@ -151,11 +151,11 @@ MODELS = {
     "config: binary": (_write("config.json", bytes(range(256))), "byte 128 is not UTF-8"),
     "config: nested": (_write("config.json", b'{"a":' * 10**5), "not JSON"),
     "config: byte order mark": (_write("config.json", b"\xef\xbb\xbf{}"), "byte order mark"),
-    "config: a key twice": (_twice("config.json", "hidden_size"), "'hidden_size' stands twice"),
+    "config: a key twice": (_twice("config.json", "hidden_size"), "'hidden_size' appears twice"),
     "config: empty": (_write("config.json", b"{}"), "model_type must be one of"),
     "config: pipe": (_instead("config.json", os.mkfifo), "named pipe"),
     "config: directory": (_instead("config.json", os.mkdir), "a directory"),
-    "config: link to nothing": (_instead("config.json", lambda path: path.symlink_to("x")), "leads nowhere"),
+    "config: link to nothing": (_instead("config.json", lambda path: path.symlink_to("x")), "is dangling"),
     "config: device": (_instead("config.json", lambda path: path.symlink_to("/dev/zero")), "a device"),
     "config: missing": (_instead("config.json", lambda path: None), "must hold config.json"),
     "size as text": (_json("config.json", hidden_size="32"), "hidden_size"),
@@ -223,7 +223,7 @@ MODELS = {
     "index: absent tensor": (_index({"a": "part"}), "'a'"),
     "index: left out": (_index({"model.norm.weight": "part"}), "does not say"),
     "index: nested": (_write(f"{WEIGHTS}.index.json", b"[" * 10**5), "index.json"),
-    "index: two models": (_write(f"{WEIGHTS}.index.json", b'{"weight_map": {}}'), "none of its files"),
+    "index: two models": (_write(f"{WEIGHTS}.index.json", b'{"weight_map": {}}'), "not one of its files"),
 }
 
 
@@ -291,7 +291,7 @@ def test_other_model_directories_are_whole(whole_model, tmp_path, run):
         (["def", "--bad-words", ""], "bad_words.0 must be text"),
         (["def", "--stop", ""], "stop.0 must be text"),
         (["def", "--n", "0"], "--n"),
-        (["def", "--n", "3"], "n must be 1 where every text would be the same"),
+        (["def", "--n", "3"], "n must be 1 if all texts would be equal"),
         (["def", "--n", "9" * 40, "--temperature", "1"], "n must lie in"),
         (["def", "--load-format", "pt"], "--load-format"),
         (["def", "--prompt-file", "x"], "not both"),

@@ -162,7 +162,7 @@ def test_evaluate_refuses_before_work(writer, encoder, run, tmp_path):
     """A context that the model lacks, a model that does not write, data that is not there."""
     assert run("evaluate", writer[0], "stdlib", "--context", 257)[0] == 2
     assert "1 to 256; got 0" in run("evaluate", writer[0], "stdlib", "--context", 0)[2]
-    assert "needs a model that writes" in run("evaluate", encoder[0], "stdlib")[2]
+    assert "needs a model that generates text" in run("evaluate", encoder[0], "stdlib")[2]
     assert run("evaluate", writer[0], tmp_path / "nowhere")[0] == 2
 
 
@@ -195,9 +195,7 @@ def test_encode_agrees_with_transformers(encoder, run, tmp_path, tokenizer, mode
 
 def test_encoders_do_not_write(encoder, run, tmp_path):
     """Every command that writes with a model says so in one line, before any work, and so does an engine."""
-    words = (
-        "generation needs a model that writes; got a BertForMaskedLM, which only encodes; use tilewise encode"
-    )
+    words = "this needs a model that generates text; got a BertForMaskedLM, which only encodes; use tilewise encode"
     (tmp_path / "asked").write_text("{}\n")
     for command in (
         ("generate", encoder[0], "x"),
@@ -233,7 +231,7 @@ def test_llm_encodes_with_encoders(encoder, tokenizer):
             assert np.array_equal(np.array([output.outputs.data for output in outputs]), wanted)
         assert np.array_equal(llm.encode(TEXTS[0])[0].outputs.data, wanted[0])
         for call in (lambda: llm.generate("x"), lambda: llm.engine):
-            with pytest.raises(ConfigError, match="needs a model that writes"):
+            with pytest.raises(ConfigError, match="needs a model that generates text"):
                 call()
         for wrong in ([[10**6]], [[]], [{"text": "x"}], [b"x"], ["x" * 9999]):
             with pytest.raises(ConfigError):

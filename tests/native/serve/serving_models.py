@@ -69,7 +69,7 @@ def core_of(
 class FixedPrefillBudget(PrefillBudget):
     """Learns nothing from times."""
 
-    def note(self, num_tokens: int, is_writing: bool, seconds: float) -> None:
+    def note(self, num_tokens: int, is_decode: bool, seconds: float) -> None:
         pass
 
 

@@ -47,7 +47,8 @@ def test_what_is_measured_has_happened(model_dir):
         for one in times:
             assert [len(text) for text in one.texts] == [7, 7]
             assert all(
-                [one.asked, *text, one.ended] == sorted([one.asked, *text, one.ended]) for text in one.texts
+                [one.submitted, *text, one.ended] == sorted([one.submitted, *text, one.ended])
+                for text in one.texts
             )
         with pytest.raises(ConfigError, match="leave room"):
             measure(engine, [[1] * 10_000], params)

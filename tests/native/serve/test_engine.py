@@ -147,7 +147,7 @@ def test_aborting_by_name(engine):
             "import", SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True), "mine"
         )
         await outputs.__anext__()
-        with pytest.raises(ConfigError, match="one request at a time; got 'mine' again"):
+        with pytest.raises(ConfigError, match="unique among live requests; got 'mine' twice"):
             await _read(engine.generate("import", WAY, "mine"))
         engine.abort("mine")
         rest = await _read(outputs)
@@ -432,7 +432,7 @@ def test_an_event_loop_that_is_gone_hangs_nothing(engine, alone):
     ("prompt", "words"),
     [
         ("x = 1\n" * 500, "must leave room"),
-        (b"x", "a prompt must be a sequence of ids, or a text"),
+        (b"x", "a prompt must be a sequence of ids or text"),
         (None, "a prompt must be a sequence"),
         ([1, -1], "an id of a prompt must lie in"),
         ([1, 10**6], "token ids of a prompt must lie below .*; got 1000000;"),
@@ -457,7 +457,7 @@ def test_ways_that_are_none_are_refused_at_once(engine):
     for call, words in (
         (lambda: engine.stream("text", WAY), "prompts must be a sequence"),
         (lambda: engine.stream(["x"], None), "sampling must be a sequence"),
-        (lambda: engine.stream(["x"], [WAY, WAY]), "one for all or one per prompt"),
+        (lambda: engine.stream(["x"], [WAY, WAY]), "one for all prompts or one per prompt"),
         (lambda: engine.stream(["x"], ["hot"]), "SamplingParams or Sampling"),
         (lambda: engine.stream(["x"], WAY, priority=1 << 40), "priority must lie in"),
         (lambda: engine.generate("x", Sampling()), "sampling_params must be a SamplingParams"),

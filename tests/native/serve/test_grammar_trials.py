@@ -49,7 +49,7 @@ def grammars(model_dir):
 )
 def test_what_leads_too_deep_is_refused(grammars, deep):
     """The process that tries it out ends, this one does not; the next grammar is tried out in another."""
-    with pytest.raises(ConfigError, match="refers too deep"):
+    with pytest.raises(ConfigError, match="nested too deeply"):
         grammars.prepare(deep)
     assert grammars.prepare(PLAIN).copy().allowed().any()
 

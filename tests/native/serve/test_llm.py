@@ -90,7 +90,7 @@ def test_a_way_for_each_prompt(llm):
     first, second = llm.generate(TEXTS[:2], ways)
     assert len(first.outputs) == 1 and [len(o.token_ids) for o in second.outputs] == [3, 3]
     assert [o.index for o in second.outputs] == [0, 1]
-    with pytest.raises(ConfigError, match="one for all or one per prompt"):
+    with pytest.raises(ConfigError, match="one for all prompts or one per prompt"):
         llm.generate(TEXTS[:2], ways[:1])
 
 

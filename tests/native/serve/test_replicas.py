@@ -77,7 +77,10 @@ def test_a_name_that_comes_twice_is_refused(pair):
 
     found = asyncio.run(ask_at_once())
     assert (
-        sum(isinstance(one, ConfigError) and "names one request at a time" in str(one) for one in found) == 4
+        sum(
+            isinstance(one, ConfigError) and "must be unique among live requests" in str(one) for one in found
+        )
+        == 4
     )
     assert sum(isinstance(one, list) for one in found) == 4
 

@@ -71,12 +71,12 @@ def test_texts_are_the_same(tmp_path, monkeypatch, config):
 @pytest.mark.parametrize(
     ("given_", "words"),
     [
-        ({}, "num_speculative_tokens must be given"),
+        ({}, "num_speculative_tokens is required"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 10**6}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 3, "method": "eagle"}, "method must be one of"),
-        ({"num_speculative_tokens": 3, "method": "draft_model"}, "goes with model"),
-        ({"num_speculative_tokens": 3, "method": "ngram", "model": "x"}, "goes with model"),
+        ({"num_speculative_tokens": 3, "method": "draft_model"}, "method draft_model needs model"),
+        ({"num_speculative_tokens": 3, "method": "ngram", "model": "x"}, "method draft_model needs model"),
         ({"num_speculative_tokens": 3, "model": 7}, "model"),
         ({"num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 3}, "must not be above"),
         ({"num_speculative_tokens": 3, "tokens": 2}, "a setting must be one of"),
@@ -104,7 +104,7 @@ def test_draft_models_that_cannot_guess_are_refused(tmp_path, thread_count):
     save_model(other)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 8}))
-    for model, words in ((other, "needs the model's vocabulary"), (tmp_path / "nowhere", "nowhere")):
+    for model, words in ((other, "must have the model's vocab_size"), (tmp_path / "nowhere", "nowhere")):
         config = {"num_speculative_tokens": 2, "model": str(model)}
         with pytest.raises(TilewiseError, match=words):
             LLM(directory, dtype="f32", speculative_config=config)

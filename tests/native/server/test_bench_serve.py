@@ -96,4 +96,4 @@ def test_what_cannot_be_measured_is_refused(capsys):
         assert words in said
     for header in ("a b=c", "no-value", "=x", "name=\x7f"):
         assert bench("--header", header) != 0
-        assert "a header has a name and a value" in capsys.readouterr().err
+        assert "a header must have a name and a value" in capsys.readouterr().err

@@ -192,7 +192,7 @@ def test_errors_are_the_clients_own(client):
     assert "This model's maximum context length is 256 tokens. However, you requested" in str(caught.value)
     assert '"code": "context_length_exceeded"' in caught.value.response.text
     picture = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}]
-    with pytest.raises(openai.BadRequestError, match="nothing is fetched"):
+    with pytest.raises(openai.BadRequestError, match="are not supported"):
         client.chat.completions.create(model="small", messages=[{"role": "user", "content": picture}])
 
 
@@ -200,7 +200,7 @@ def test_an_error_in_the_middle_of_a_stream_is_raised(client):
     """What fails behind the first chunk comes as an event with `error`, which the client raises."""
     bomb = {"structured_outputs": {"regex": "c(a{1000}){1000}"}}
     asked = {"model": "small", "messages": TALK, "stream": True, "seed": 1}
-    with pytest.raises(openai.APIError, match="simple enough"):
+    with pytest.raises(openai.APIError, match="limits of work"):
         for _ in client.chat.completions.create(**asked, extra_body=bomb):
             pass
     usual_server().wait_idle()

@@ -43,7 +43,7 @@ WRONG = [
     (json.dumps(_line(11, COMPLETION)), "prompt: Field required"),
     (  # which is found out while it is written
         json.dumps(_line(12, COMPLETION, prompt="x", structured_outputs={"regex": "(a{1000}){1000}"})),
-        "must be simple enough",
+        "must not exceed the limits of work",
     ),
 ]
 

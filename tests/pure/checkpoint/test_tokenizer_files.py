@@ -105,7 +105,7 @@ def test_a_lone_sentencepiece_model_is_refused_with_advice(tmp_path):
     [
         ("vocab.json", '{"a": -1}', "vocab.json: a: "),
         ("vocab.json", '{"a": 1, "b": 1}', "two texts have one id"),
-        ("vocab.json", '{"a": 1, "a": 2}', "stands twice"),
+        ("vocab.json", '{"a": 1, "a": 2}', "appears twice"),
         ("vocab.json", '{"a": "1"}', "vocab.json: a: "),
         ("vocab.json", '{"a\\n\\u001b[2J": "1"}', r"vocab.json: a\\n\\x1b\[2J: "),
         ("vocab.json", "[", "not JSON"),

@@ -195,7 +195,7 @@ def test_archives_with_tricks_are_refused(tmp_path):
         "cut off": edited(end + 10, struct.pack("<H", 9)),
         "lies outside": edited(end + 12, struct.pack("<II", 1 << 30, 0)),
         "compressed": zipped("a/data.pkl", compression=zipfile.ZIP_DEFLATED),
-        "stands twice": twice,
+        "appears twice": twice,
         "little-endian": zipped("a/data.pkl", "a/byteorder"),
         "one data.pkl": zipped("a/data.pkl", "b/data.pkl"),
         "must have one data.pkl": zipped("a/other"),

@@ -57,10 +57,10 @@ class _Sizes(BaseModel):
         ('{"size": 1}'.encode("utf-16"), "not JSON"),
         (b'{"size": 1, "names": ["\xff"]}', "not JSON"),
         (b'{"size": 1, "names": ["\\ud800"]}', "not JSON"),
-        (b'{"size": 1, "size": 2}', "'size' stands twice"),
+        (b'{"size": 1, "size": 2}', "'size' appears twice"),
         (b'{"size": 1, "rate": NaN}', "NaN"),
         (b'{"size": 1, "rate": -Infinity}', "-Infinity"),
-        (b'{"size": 1, "rate": 1e400}', "beyond what a double holds"),
+        (b'{"size": 1, "rate": 1e400}', "beyond the range of a double"),
         (b'{"size": 1e40}', "size"),
         (b'{"size": 4096.9}', "size"),
         (b'{"size": 4096.0}', "size"),
@@ -72,7 +72,7 @@ class _Sizes(BaseModel):
         (b'{"size": 1, "names": "abc"}', "names"),
         (b'{"size": 1, "names": [1]}', "names.0"),
         (b'{"size": 1, "colour": 2}', "colour must be a known key"),
-        (b'{"rate": 1}', "size must be there"),
+        (b'{"rate": 1}', "size is required"),
         (b'{"size": ' + b"9" * 5000 + b"}", "not JSON"),
         (b'{"size": ' + b"[" * 100_000, "not JSON"),
         (b'{"size": ' + b'{"a":' * 500 + b"1" + b"}" * 500 + b"}", "not JSON"),
@@ -88,7 +88,7 @@ def test_content_of_another_kind_is_refused(content, words):
 
 def test_a_key_that_stands_twice_is_found_at_any_depth():
     """Also where the model takes anything."""
-    with pytest.raises(Unreadable, match="'b' stands twice"):
+    with pytest.raises(Unreadable, match="'b' appears twice"):
         parse_json(b'{"a": [{"b": 1, "b": 1}]}', _Anything)
 
 
@@ -154,7 +154,7 @@ def test_only_regular_files_are_read(tmp_path):
     for name, words in (
         ("pipe", "named pipe"),
         (".", "a directory"),
-        ("link", "a link that leads nowhere"),
+        ("link", "the link is dangling"),
         ("loop", "symbolic links"),
         ("absent", "no such file"),
         ("file/deeper", "Not a directory"),

@@ -246,7 +246,7 @@ def test_what_cannot_be_continued_is_refused(tmp_path, talk, template, words):
     ours = ChatTemplate(_directory(tmp_path, template))
     with pytest.raises(ConfigError, match=words):
         ours.render(talk, continue_final_message=True, add_generation_prompt=False)
-    with pytest.raises(ConfigError, match="leaves no room for add_generation_prompt"):
+    with pytest.raises(ConfigError, match="excludes add_generation_prompt"):
         ours.render(talk, continue_final_message=True)
 
 
@@ -271,14 +271,14 @@ def test_a_template_is_chosen_by_name(tmp_path):
 HARMFUL = {
     "escape": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "may not|undefined"),
     "attribute": ("{{ cycler.__init__.__globals__.os.system('true') }}", "may not"),
-    "namespace": ("{% set ns = namespace(__init__=1) %}{{ ns }}", "no name like '__init__'"),
+    "namespace": ("{% set ns = namespace(__init__=1) %}{{ ns }}", "got '__init__'"),
     "change": ("{{ messages.append(1) }}", "may not"),
     "include": ("{% include '/etc/passwd' %}", "TypeError|no loader"),
     "memory": ("{{ 'a' * 9999999999 }}", "too much memory"),
     "power": ("{% set x = 'ab' * 400000 %}{% for i in range(99) %}{{ x }}{% endfor %}", "more than 4194304"),
-    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "without end"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses too deeply"),
     "syntax": ("{% if %}", "line 1"),
-    "refusal": ("{{ raise_exception('I will\\nnot') }}", "it says: I will not"),
+    "refusal": ("{{ raise_exception('I will\\nnot') }}", "it raises: I will not"),
     "undefined": ("{{ nothing.at.all }}", "'nothing' is undefined"),
     "surrogate": (r"{{ '\ud800' }}", "UnicodeEncodeError"),
 }

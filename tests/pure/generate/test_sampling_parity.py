@@ -325,7 +325,7 @@ def test_nothing_left_to_choose_is_refused(settings_, temperature):
     """Where every token is forbidden, no text is made up."""
     sampling = Sampling(temperature=temperature, **settings_)
     ends = (0, 1) if "min_tokens" in settings_ else ()
-    with pytest.raises(ConfigError, match="a token must be left to choose"):
+    with pytest.raises(ConfigError, match="at least one token must be allowed"):
         choose_token(np.zeros(2, np.float32), sampling, History([0, 1]), ends)
 
 

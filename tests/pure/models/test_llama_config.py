@@ -88,7 +88,7 @@ def test_both_spellings_of_rope():
         ({"rope_parameters": {**LLAMA3, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         (
             {"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "factor": 4.0}},
-            "rope_scaling must say what",
+            "rope_scaling must equal",
         ),
         ({"rope_scaling": "llama3"}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": ["llama3"]}}, "rope_scaling"),
@@ -174,8 +174,8 @@ def test_missing_and_broken_files(tmp_path):
     for content, words in (
         ("{", "not JSON"),
         ("[]", "object"),
-        ('{"vocab_size": 128, ' + whole[1:], "'vocab_size' stands twice"),
-        ('{"a": 1e999, ' + whole[1:], "beyond what a double holds"),
+        ('{"vocab_size": 128, ' + whole[1:], "'vocab_size' appears twice"),
+        ('{"a": 1e999, ' + whole[1:], "beyond the range of a double"),
         ("[" * 10**6, "not JSON"),
     ):
         (tmp_path / "config.json").write_text(content)

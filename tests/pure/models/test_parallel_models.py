@@ -101,7 +101,7 @@ def test_wrong_caches_and_missing_layers_are_refused():
         with pytest.raises(ShapeError, match=words):
             builder.assemble(graph, *groups)
         assert not graph.freeze().tensors
-    with pytest.raises(ShapeError, match="KV caches are those of decoding"):
+    with pytest.raises(ShapeError, match="must have KV caches"):
         ParallelModelBuilder(config, batch=1, seq=4).create_kv_caches()
 
 
@@ -119,7 +119,7 @@ def test_wrong_sizes_are_refused(purpose, sizes):
     """When the builder is made."""
     with pytest.raises((ConfigError, ShapeError), match=r"\[models"):
         ParallelModelBuilder(config_of("llama"), purpose, **sizes)
-    with pytest.raises(ShapeError, match="parts have their sizes"):
+    with pytest.raises(ShapeError, match="ModelParts already have sizes"):
         ParallelModelBuilder(models.model_parts(config_of("llama"), "training", batch=1, seq=4), batch=3)
 
 

@@ -115,7 +115,7 @@ def test_json_that_readers_disagree_on_is_refused(path):
     rows, arrays = parts(small_file())
     text = json.dumps(rows)
     twice = text.replace('"arrays"', '"records": [], "arrays"')
-    assert "stands twice" in refusal(path, packed(twice.encode(), arrays))
+    assert "appears twice" in refusal(path, packed(twice.encode(), arrays))
     for odd in ("NaN", "Infinity", "1e999", "[" * 200_000, "9" * 5000, '"\\ud800"', "\xff"):
         changed = text.replace('"rows": [', f'"rows": [{odd}, ', 1)
         refusal(path, packed(changed.encode("latin-1"), arrays))

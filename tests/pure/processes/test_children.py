@@ -12,7 +12,7 @@ def test_a_child_finds_what_its_parent_finds(tmp_path, monkeypatch):
     wanted = tmp_path / "this.py"  # the standard library has one, too
     wanted.write_text(MODULE)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    spawned = Spawned("this", is_heard=False)
+    spawned = Spawned("this", shares_stdout=False)
     found = spawned.link.makefile("rb").read()
     spawned.end()
     assert found.decode() == str(wanted)

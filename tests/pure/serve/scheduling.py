@@ -171,7 +171,7 @@ class Machine:
         )
         before = None if oldest is None else oldest.done
         is_preview = self.preview is not None and self.preview[1] == self._statuses()
-        num_writing = sum(s.status is Status.RUNNING and s.left == 1 for s in self.sequences)
+        num_writing = sum(s.status is Status.RUNNING and s.num_uncached == 1 for s in self.sequences)
         parts = self.scheduler.schedule()
         self.num_steps += 1
         if self.preview is not None and is_preview:
@@ -193,7 +193,7 @@ class Machine:
         for part in parts:
             sequence = part.sequence
             sequence.num_prompt_rows = max(sequence.num_prompt_rows, part.end)
-            if sequence.left == 0:
+            if sequence.num_uncached == 0:
                 assert part.first_row < part.confirmed_end
                 self._write(part)
         self.check_blocks()

@@ -13,8 +13,8 @@ def step_s(num_tokens, step_ms=STEP_MS, token_ms=TOKEN_MS):
 
 
 def play(budget, sizes, **times):
-    for size, is_writing in sizes:
-        budget.note(size, is_writing, step_s(size, **times))
+    for size, is_decode in sizes:
+        budget.note(size, is_decode, step_s(size, **times))
     return budget.free_tokens
 
 

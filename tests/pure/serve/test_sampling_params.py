@@ -97,8 +97,8 @@ def test_settings_refuse_in_their_own_words():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"stop": "x", "detokenize": False}, "stop strings need text"),
-        ({"allowed_token_ids": []}, "must leave a token"),
+        ({"stop": "x", "detokenize": False}, "stop strings need detokenize=True"),
+        ({"allowed_token_ids": []}, "must not be empty"),
         ({"n": 2, "temperature": 0}, "n must be 1"),
         ({"min_tokens": 20}, "min_tokens must not be above"),
         ({"top_k": -2}, "top_k"),
@@ -179,7 +179,7 @@ def test_biases_and_allowed_tokens():
     assert choose_token(LOGITS, Sampling(**greedy, allowed_token_ids=(0, 4), logit_bias={4: 9}), history) == 4
     with pytest.raises(ConfigError, match="below the vocabulary's 5; got 5"):
         choose_token(LOGITS, Sampling(**greedy, allowed_token_ids=(5,)), history)
-    with pytest.raises(ConfigError, match="a token must be left to choose"):
+    with pytest.raises(ConfigError, match="at least one token must be allowed"):
         choose_token(
             LOGITS, Sampling(**greedy, allowed_token_ids=(3,), bad_words_ids=((3,),), min_tokens=1), history
         )

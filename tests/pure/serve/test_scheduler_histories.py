@@ -289,7 +289,7 @@ def test_defects_are_told_and_not_passed_on():
     pool = BlockPool(2)
     block = pool.take(1)
     pool.release(block)
-    with pytest.raises(InternalError, match="only a held block"):
+    with pytest.raises(InternalError, match="only a referenced block"):
         pool.release(block)
     with pytest.raises(InternalError, match="only free blocks"):
         pool.take(3)

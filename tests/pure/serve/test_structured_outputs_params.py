@@ -23,11 +23,14 @@ from tilewise.serve import SamplingParams, StructuredOutputsParams
         ({"regex": ""}, "not empty"),
         ({"regex": 3}, "regex"),
         ({"regex": "\ud800"}, "UTF-8"),
-        ({"choice": []}, "must name a text"),
+        ({"choice": []}, "must not be empty"),
         ({"choice": ["a", ""]}, "choice.1 must be .* not empty"),
         ({"choice": "ab"}, "choice"),
-        ({"regex": "a", "disable_any_whitespace": True}, "rules of blanks go with json"),
-        ({"json_object": True, "whitespace_pattern": " ", "disable_any_whitespace": True}, "leave one out"),
+        ({"regex": "a", "disable_any_whitespace": True}, "need json or json_object"),
+        (
+            {"json_object": True, "whitespace_pattern": " ", "disable_any_whitespace": True},
+            "excludes whitespace_pattern",
+        ),
         ({"json_object": 1}, "json_object"),
         ({"regex": "a" * 2_000_000}, "at most"),
     ],
@@ -56,7 +59,7 @@ def test_equal_ones_are_one():
 
 def test_texts_that_never_end_have_no_structure():
     """`ignore_eos` contradicts it."""
-    with pytest.raises(ConfigError, match="end where their grammar ends"):
+    with pytest.raises(ConfigError, match="end with their grammar"):
         SamplingParams(ignore_eos=True, structured_outputs=StructuredOutputsParams(regex="a"))
     with pytest.raises(ConfigError, match="structured_outputs"):
         SamplingParams(structured_outputs={"regex": "a"})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewise.core import ConfigError
-from tilewise.server.load import Load, Played, Target, Wanted, load_figures, play, require_answer
+from tilewise.server.load import Load, LoadRequest, LoadResult, Target, load_figures, play, require_answer
 
 LOAD = Load("/v1/completions", "m")
 EVENTS = (
@@ -40,7 +40,7 @@ def answered(answer, count=1, load=LOAD):
             f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {"authorization": "Bearer k"}
         )
         async with server:
-            return await play(target, load, [Wanted("p", 1, 5)] * count)
+            return await play(target, load, [LoadRequest("p", 1, 5)] * count)
 
     return asyncio.run(run()), seen
 
@@ -58,7 +58,7 @@ def test_an_answer_is_read_however_it_is_cut():
     """Pieces, their times, the server's own counts; the key and the request arrive."""
     (played,), ((head, body, _),) = answered(whole)
     assert (played.error, played.num_prompt, played.num_new, len(played.delta_times)) == ("", 3, 5, 2)
-    assert played.asked < played.delta_times[0] < played.delta_times[1] <= played.ended
+    assert played.submitted < played.delta_times[0] < played.delta_times[1] <= played.ended
     assert b"authorization: Bearer k" in head and b'"max_tokens": 5' in body
 
 
@@ -70,13 +70,13 @@ def test_an_answer_is_read_however_it_is_cut():
             "status 429: too many",
         ),
         (HEAD + chunk(b'data: {"error":{"message":"it broke"}}\n\n'), "it broke"),
-        (HEAD + chunk(b"data: nonsense\n\n"), "no JSON"),
-        (HEAD + chunk(b"data: [1]\n\n"), "no object"),
-        (HEAD + chunk(b'data: {"choices": 7}\n\n'), "another form"),
+        (HEAD + chunk(b"data: nonsense\n\n"), "is not JSON"),
+        (HEAD + chunk(b"data: [1]\n\n"), "is not an object"),
+        (HEAD + chunk(b'data: {"choices": 7}\n\n'), "unexpected form"),
         (HEAD + chunk(EVENTS[0])[:20], "incomplete"),
         (HEAD + b"0\r\n\r\n", "no text"),
-        (b"SSH-2.0-OpenSSH\r\n", "no answer of HTTP"),
-        (b"", "no answer of HTTP"),
+        (b"SSH-2.0-OpenSSH\r\n", "the answer is not HTTP"),
+        (b"", "the answer is not HTTP"),
     ],
 )
 def test_a_failed_request_is_one(data, words):
@@ -127,9 +127,9 @@ def test_arrivals_keep_their_rate(count, rate, burstiness, seed):
 def test_figures_of_known_times():
     """Times that can be added up in the head; what failed is in no metric."""
     played = [
-        Played(10, 1.0, [1.5, 1.7, 2.1], 4, 2.2),
-        Played(20, 1.5, [2.0], 1, 2.0),
-        Played(5, 1.0, [], 0, 9.0, "broken"),
+        LoadResult(10, 1.0, [1.5, 1.7, 2.1], 4, 2.2),
+        LoadResult(20, 1.5, [2.0], 1, 2.0),
+        LoadResult(5, 1.0, [], 0, 9.0, "broken"),
     ]
     found = load_figures(played, [50, 99])
     assert (found["completed"], found["failed"], found["errors"]) == (2, 1, ["broken"])

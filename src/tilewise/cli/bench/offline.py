@@ -243,10 +243,10 @@ def _draw(path: Path, times: Sequence[Times], title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    begin = min(one.asked for one in times)
-    texts = [(one.asked, text) for one in times for text in one.texts]
+    begin = min(one.submitted for one in times)
+    texts = [(one.submitted, text) for one in times for text in one.texts]
     token_times = np.array([token - begin for _, text in texts for token in text])
-    first = [1e3 * (text[0] - asked) for asked, text in texts if text]
+    first = [1e3 * (text[0] - submitted) for submitted, text in texts if text]
     between = np.concatenate([np.diff(text) for _, text in texts]) * 1e3
     figure, (over_time, to_first, gaps) = pyplot.subplots(1, 3, figsize=(13, 4), dpi=120)
     counts, edges = np.histogram(token_times, bins=40)

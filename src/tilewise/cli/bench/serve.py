@@ -20,7 +20,7 @@ from tilewise.files.reading import Unreadable, decode_text, read_whole
 from tilewise.settings import SamplingSettings
 
 if TYPE_CHECKING:
-    from tilewise.server.load import Wanted
+    from tilewise.server.load import LoadRequest
 
 __all__ = ["serve"]
 
@@ -230,10 +230,10 @@ def _ranks(text: str) -> list[float]:
     return ranks
 
 
-def _of_file(path: Path, count: int, length: int) -> list[Wanted]:
+def _of_file(path: Path, count: int, length: int) -> list[LoadRequest]:
     """Prompts of a file; the server counts their tokens."""
     from tilewise.serve.measure import read_prompts
-    from tilewise.server.load import Wanted
+    from tilewise.server.load import LoadRequest
 
     try:
         read = read_prompts(decode_text(read_whole(path, _MOST_BYTES)), count)
@@ -241,7 +241,7 @@ def _of_file(path: Path, count: int, length: int) -> list[Wanted]:
         raise ConfigError(
             f"[cli.bench] --dataset-path must be a file of JSON; got {str(path)!r}: {error}; correct it"
         ) from None
-    return [Wanted(prompt, 0, length if wanted is None else wanted) for prompt, wanted in read]
+    return [LoadRequest(prompt, 0, length if wanted is None else wanted) for prompt, wanted in read]
 
 
 def _drawn(
@@ -251,14 +251,14 @@ def _drawn(
     lengths: tuple[int, int, float, int],
     seed: int,
     backend: str,
-) -> list[Wanted]:
+) -> list[LoadRequest]:
     """Random prompts: token ids if the endpoint accepts them, otherwise their text."""
     import random
 
     from tilewise import models
     from tilewise.checkpoint import find_model, load_tokenizer
     from tilewise.serve.measure import random_prompts
-    from tilewise.server.load import Wanted
+    from tilewise.server.load import LoadRequest
 
     place = find_model(name, revision)
     try:
@@ -283,7 +283,7 @@ def _drawn(
     ids = random_prompts(count, max(1, longest), known, seed, prefix)
     cut = [one[: prefix + near(length)] for one in ids]
     is_chat = backend == "openai-chat"
-    return [Wanted(made.decode(one) if is_chat else one, len(one), near(num_new)) for one in cut]
+    return [LoadRequest(made.decode(one) if is_chat else one, len(one), near(num_new)) for one in cut]
 
 
 def _print(figures: dict[str, Any]) -> None:
