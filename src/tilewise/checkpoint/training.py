@@ -63,6 +63,7 @@ __all__ = [
     "checkpoint_paths",
     "config_changes",
     "describe_changes",
+    "flat_settings",
     "has_checkpoints",
     "latest_checkpoint",
     "load_checkpoint",
@@ -557,8 +558,8 @@ def config_changes(
     Raises:
         OtherConfiguration: a setting differs that is not in `may_change`.
     """
-    before = {RENAMED_SETTINGS.get(key, key): value for key, value in _flat(opened.config)}
-    after = dict(_flat(config))
+    before = {RENAMED_SETTINGS.get(key, key): value for key, value in flat_settings(opened.config)}
+    after = dict(flat_settings(config))
     changes = [
         ConfigChange(step=opened.step, key=key, old=before.get(key), new=after.get(key))
         for key in {**after, **before}
@@ -569,11 +570,11 @@ def config_changes(
     return changes
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings under dotted names; nested mappings are flattened."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat_settings(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -79,7 +79,7 @@ def test_inspect_says_what_a_checkpoint_holds(command, trained, place):
     """Of a run, its folder of checkpoints, or one of them: step, configuration, tensors, bytes."""
     code, out, _ = command("inspect", trained / place)
     assert code == 0 and "step: 6\n" in out and "  train.seed = 0\n" in out
-    assert "  model.model_type = llama\n" in out and "step-00000006: whole" in out
+    assert "  model.model_type = llama\n" in out and "step-00000006: valid" in out
     state = load_file(trained / "checkpoints" / "step-00000006" / "device-00000.safetensors")
     assert f"{format_bytes(sum(t.nbytes for t in state.values()))} together" in out
     assert f"{sum(not n.startswith('optimizer.') for n in state)} of the model" in out
@@ -90,7 +90,7 @@ def test_verify_reads_every_byte(command, trained, tmp_path):
     """Whole ones are said to be so; a flipped bit is named, with exit code 1, and inspect does not see it."""
     newest = _copy(trained, tmp_path)
     code, out, _ = command("verify", tmp_path)
-    assert code == 0 and out.count(": whole, ") == 2
+    assert code == 0 and out.count(": complete, ") == 2
     _flip(newest / "device-00000.safetensors")
     code, out, _ = command("verify", newest)
     assert code == 1 and "damaged: tensor " in out and "has a wrong checksum" in out
@@ -117,7 +117,7 @@ def test_verify_names_the_files_that_are_damaged(command, spread, tmp_path):
     for number in (1, 3):
         _flip(newest / f"device-0000{number}.safetensors")
     code, out, _ = command("verify", tmp_path)
-    assert code == 1 and out.count(": whole, ") == 1 and out.count("has a wrong checksum") == 2
+    assert code == 1 and out.count(": complete, ") == 1 and out.count("has a wrong checksum") == 2
     assert "in device-00001.safetensors" in out and "in device-00003.safetensors" in out
     (newest / "device-00002.safetensors").unlink()
     for name in ("inspect", "verify"):
@@ -372,7 +372,7 @@ def test_one_that_may_not_be_read_does_not_hide_the_others(command, trained, tmp
         code, out, _ = command(look, tmp_path / "run")
         first, *others = out.splitlines()
         assert code == 1 and "step-00000001: cannot be read: " in first and "Permission denied" in first
-        assert any(line.startswith(f"{newest}: whole") for line in others)
+        assert any(line.startswith(f"{newest}: valid") for line in others)
 
 
 def test_a_target_among_the_checkpoints_of_its_source_is_refused(command, trained, tmp_path):
@@ -388,7 +388,7 @@ def test_a_target_among_the_checkpoints_of_its_source_is_refused(command, traine
         ):
             before = sorted(tmp_path.rglob("*"))
             code, _, err = command("convert", source, tmp_path / target)
-            assert code == 2 and "must not lie among the checkpoints" in err.splitlines()[-1], (
+            assert code == 2 and "must not lie among the source's checkpoints" in err.splitlines()[-1], (
                 source,
                 target,
                 err,
@@ -396,7 +396,7 @@ def test_a_target_among_the_checkpoints_of_its_source_is_refused(command, traine
             assert sorted(tmp_path.rglob("*")) == before
     newest.rename(tmp_path / newest.name)
     code, _, err = command("convert", tmp_path / newest.name, tmp_path / "step-00000009")
-    assert code == 2 and "must not lie among the checkpoints" in err.splitlines()[-1]
+    assert code == 2 and "must not lie among the source's checkpoints" in err.splitlines()[-1]
     for free in ("new", f"{newest.name}.safetensors"):
         assert command("convert", tmp_path / newest.name, tmp_path / free)[0] == 0
     assert command("convert", tmp_path / "run", tmp_path / "run" / "new.safetensors")[0] == 0
@@ -414,7 +414,7 @@ def test_conversions_that_cannot_be_are_refused(command, pretrained, trained, tm
     _flip(newest / "device-00000.safetensors")
     new = tmp_path / "new"
     for arguments, words in (
-        ((tmp_path / "model.pt", tmp_path / "there"), "must not be there yet"),
+        ((tmp_path / "model.pt", tmp_path / "there"), "the target must not exist"),
         ((tmp_path / "model.pt", new), "needs a config.json"),
         ((tmp_path / "model.pt", new, "--model", trained / "model"), "files must hold"),
         ((tmp_path / "model.pt", new, "--model", tmp_path), "config.json"),
@@ -477,7 +477,7 @@ def test_a_checkpoint_that_a_run_removes_meanwhile_is_not_damaged(
 
     monkeypatch.setattr(checkpoint, "open_checkpoint", remove_first)
     code, out, _ = command(name, tmp_path)
-    assert code == 0 and f"{older}: was removed meanwhile\n" in out and "step-00000006: whole" in out
+    assert code == 0 and f"{older}: was removed meanwhile\n" in out and "step-00000006: valid" in out
 
 
 def test_foreign_settings_are_printed_escaped(command, tmp_path):
@@ -493,7 +493,7 @@ def test_options_of_no_use_are_refused(command, trained, tmp_path):
     """--model that is not there, or for a file; --part of what has no parts: one line, nothing written."""
     weights_file, new = trained / "model" / "model.safetensors", tmp_path / "new"
     for arguments, words in (
-        ((trained, new, "--model", tmp_path / "nothere"), "--model is a model directory"),
+        ((trained, new, "--model", tmp_path / "nothere"), "--model must be a model directory"),
         ((trained, tmp_path / "new.safetensors", "--model", trained / "model"), "leave it out"),
         ((trained, new, "--part", "model"), "--part names a state dict"),
         ((weights_file, new, "--model", trained / "model", "--part", "model"), "--part names a state dict"),

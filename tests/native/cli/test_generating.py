@@ -153,7 +153,7 @@ def test_texts_follow_a_structure(model, run, tmp_path):
         (["--regex", "("], "regex must be a regular expression in Rust's syntax"),
         (["--regex", ""], "regex must be non-empty UTF-8 text"),
         (["--choice", "a", "--ignore-eos"], "structured_outputs end with their grammar"),
-        (["--choice", "a", "--chat"], "--chat writes freely"),
+        (["--choice", "a", "--chat"], "--chat does not support"),
     ],
 )
 def test_structures_that_cannot_be_followed_are_refused_before_weights_are_read(
@@ -206,7 +206,7 @@ def test_a_conversation_goes_on(model, run):
     more = [{"role": "assistant", "content": first}, {"role": "user", "content": "two"}]
     second = _answers(model, [*talk, *more])
     assert out == f"{first}\n{second}\n{first}\n" and first != second
-    assert "begins anew" in err
+    assert "new conversation" in err
     assert run(model, "one", "--chat", "--system", "s", "--max-tokens", 6)[0] == f"{first}\n"
 
 

@@ -128,7 +128,7 @@ def test_what_makes_a_run_fit_is_planned_and_fits(config, run, tmp_path):
         len(saving.settings) for saving in found[:-1]
     )  # all of them together
     assert (
-        "take a smaller model, batch or context" in run("inspect", config, "--device-memory", "1M", *PEAKS)[1]
+        "use a smaller model, batch or context" in run("inspect", config, "--device-memory", "1M", *PEAKS)[1]
     )
 
 

@@ -250,7 +250,7 @@ class TestBuildMpi:
     def test_no_compiler(self, kept, capsys):
         """No mpicc: what to install or name."""
         assert run_main("build-mpi", "--mpicc", "mpicc-of-no-one", "--out", str(kept)) == 2
-        assert "'mpicc-of-no-one', which is not one; install the MPI" in capsys.readouterr().err
+        assert "'mpicc-of-no-one', which is not; install the MPI" in capsys.readouterr().err
 
     def test_a_compiler_that_fails(self, kept, capsys, tmp_path):
         """Its last lines are shown, and not its first ones."""

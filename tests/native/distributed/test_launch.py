@@ -111,7 +111,7 @@ def test_a_launch_that_restarts_ends_with_the_same_weights(tmp_path, killed):
     os.kill(worker if killed == "a worker" else leader, signal.SIGKILL)
     said = run.communicate(timeout=120)[1]
     how = "the loss of a process" if killed == "a worker" else "signal 9"
-    assert run.returncode == 0 and f"ended by {how}; starting again (1 of 1)" in said
+    assert run.returncode == 0 and f"ended by {how}; restarting (1 of 1)" in said
     assert are_gone([leader, worker], 0)
     alone = command("train", make_run(tmp_path, "alone"))
     subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)

@@ -224,7 +224,7 @@ def test_a_launcher_that_ends_before_its_processes(tmp_path, begun, code):
     path.chmod(0o755)
     run = start("", mpiexec=path)
     err = run.communicate(timeout=30)[1].decode()
-    assert run.returncode == code and f"got its end by signal 9 after {begun} had begun" in err
+    assert run.returncode == code and f"it ended by signal 9 after {begun} had started" in err
 
 
 @pytest.mark.slow

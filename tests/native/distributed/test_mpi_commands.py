@@ -78,7 +78,7 @@ def test_training_and_resuming_over_another_number_of_processes(tmp_path):
         pytest.param(("verify", "run.toml", "--mesh", "dp=3"), "got 3 parts", marks=pytest.mark.slow),
         pytest.param(("launch", "-n", "2", "doctor"), "process 0 of 2 by mpiexec", marks=pytest.mark.slow),
         pytest.param(
-            ("launch", "-n", "2", "--restart", "1", "doctor"), "leave out `launch`", marks=pytest.mark.slow
+            ("launch", "-n", "2", "--restart", "1", "doctor"), "remove `launch`", marks=pytest.mark.slow
         ),
         pytest.param(("serve", "x"), "`tilewise launch -n N serve ...`", marks=pytest.mark.slow),
     ],

@@ -48,7 +48,7 @@ def test_answers_know_the_conversation(talk):
     second = answer("one", first, "two")
     said = talk("one", typed="two\n/reset\none\n/exit\nnever\n")
     assert said.out == f"{first}\n{second}\n{first}\n"
-    assert "begins anew" in said.err
+    assert "new conversation" in said.err
     assert talk("--quick", "one").out == f"{first}\n"
 
 
@@ -77,7 +77,7 @@ def test_events_of_another_form_are_no_answers(talk, monkeypatch):
 
     monkeypatch.setattr(Target, "events", changed)
     said = talk("--url", f"{usual_server().url}/v1/", typed="one\n" * 5)
-    assert said.err.count("no answer: an event of another form") == 4
+    assert said.err.count("no answer: an event has an unexpected form") == 4
     assert said.out.strip() == answer("one").strip()
 
 

@@ -71,8 +71,8 @@ def test_kills_at_every_kind_of_operation_change_no_bit(tmp_path, mesh, operatio
 @pytest.mark.parametrize(
     ("fault", "place", "what"),
     [
-        (NON_ATOMIC_WRITER, (4, "checkpoints/step-00000001"), "a checkpoint must be whole"),
-        (REMOVED_IN_PLACE, (2, "a tree"), "a checkpoint must be whole"),
+        (NON_ATOMIC_WRITER, (4, "checkpoints/step-00000001"), "a checkpoint must be complete"),
+        (REMOVED_IN_PLACE, (2, "a tree"), "a checkpoint must be complete"),
         (LEFTOVERS_KEPT, (4, "checkpoints/.tilewise-tmp-step"), "tilewise-tmp-step"),
     ],
     ids=["non-atomic writer", "removed in place", "leftovers kept"],

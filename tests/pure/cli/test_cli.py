@@ -265,5 +265,5 @@ def test_the_demo_replaces_its_own_alone(name, tmp_path, capsys):
     (tmp_path / name).mkdir()
     (tmp_path / name / "precious").touch()
     code, _, err = _run(["demo", "--steps", "1", "--out", str(tmp_path)], capsys)
-    assert code == 2 and "a directory of the demo's own" in err
+    assert code == 2 and "without other programs' files" in err
     assert [path.name for path in tmp_path.rglob("*")] == [name, "precious"]
