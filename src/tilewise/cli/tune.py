@@ -49,8 +49,8 @@ def tune(
     with before_work():
         loaded = load_config(config)
     result = tune_run(loaded, steps, minutes * 60, report)
-    if result.num_left:
-        report(f"time ran out before {result.num_left} other candidates; raise --minutes")
+    if result.num_untried:
+        report(f"time ran out before {result.num_untried} other candidates; raise --minutes")
     if result.gain is None:
         report("the configuration does not run here; the fastest candidate that does:")
     elif result.best.config == loaded:

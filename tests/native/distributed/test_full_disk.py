@@ -132,7 +132,7 @@ def test_no_room_for_a_checkpoint(two_hosts, two_disks, tmp_path, by):
     first = {name: data for name, data in contents(alone / "checkpoints").items() if name.startswith(FIRST)}
     assert contents(disk) == first and os.listdir(disk) == [FIRST]
     resize("16m")
-    Started(two_hosts, tmp_path, by).require_success(f"going on after step 5 from {CHECKPOINTS / FIRST}")
+    Started(two_hosts, tmp_path, by).require_success(f"resuming after step 5 from {CHECKPOINTS / FIRST}")
     assert contents(disk) == contents(alone / "checkpoints")
     assert weights(tmp_path, "run") == weights(tmp_path, "alone")
 
@@ -158,7 +158,7 @@ def test_no_room_for_what_is_offloaded(two_hosts, two_disks, tmp_path, host, by)
     )
     assert contents(tmp_path / "run") == before and os.listdir(disk) == []
     resize("16m")
-    Started(two_hosts, tmp_path, by).require_success(f"going on after step 5 from {CHECKPOINTS / FIRST}")
+    Started(two_hosts, tmp_path, by).require_success(f"resuming after step 5 from {CHECKPOINTS / FIRST}")
     assert os.listdir(disk) == [] and weights(tmp_path, "run") == weights(tmp_path, "alone")
 
 

@@ -142,7 +142,7 @@ def test_a_launch_that_is_told_to_end_is_not_started_again(tmp_path, number, is_
     said = run.stderr.read()
     assert "starting again" not in said and "Traceback" not in said
     if number == signal.SIGINT:
-        assert "go on with --resume" in said and said.count("interrupted") == 1
+        assert "resume with --resume" in said and said.count("interrupted") == 1
 
 
 @pytest.mark.slow

@@ -239,7 +239,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(texts, whole_run,
     run_training(plan_run(config, resume=True), Console(file=(said := io.StringIO()), width=1000))
     text = said.getvalue()
     assert re.search(r"checkpoint step-00000004 is damaged \(tensor .* has a wrong checksum\)", text)
-    assert "resuming from step-00000002 instead" in text and "going on after step 2" in text
+    assert "resuming from step-00000002 instead" in text and "resuming after step 2" in text
     assert is_same(weights(tmp_path / "out"), weights(whole_run))
 
 
@@ -408,7 +408,7 @@ def test_checkpoints_are_not_mixed(texts, whole_run, tmp_path):
         run(make_config(texts, whole_run))
     with pytest.raises(CheckpointError, match=r"got train\.seed = 1 instead of 0 in"):
         run(make_config(texts, whole_run, seed=1), resume=True)
-    with pytest.raises(CheckpointError, match="needs a whole checkpoint"):
+    with pytest.raises(CheckpointError, match="needs a complete checkpoint"):
         run(make_config(texts, tmp_path), resume=True)
 
 
@@ -459,7 +459,7 @@ def test_resume_from_another_directory(texts, whole_run, tmp_path):
     out = tmp_path / "job" / "out"
     (out / "checkpoints" / f"step-{STEPS:08d}" / "checkpoint.json").unlink()
     again = tilewise("train", "../job/train.toml", "--resume", cwd=tmp_path / "elsewhere")
-    assert again.returncode == 0 and f"going on after step {STEPS - 1}" in again.stderr, again.stderr
+    assert again.returncode == 0 and f"resuming after step {STEPS - 1}" in again.stderr, again.stderr
     assert not list((tmp_path / "elsewhere").iterdir())
     assert is_same(weights(out), weights(whole_run))
 
@@ -568,7 +568,7 @@ def test_a_model_that_is_no_runs_own_is_not_replaced(texts, whole_run, tmp_path)
     own = make_config(texts, tmp_path / "link", {})
     own = own.model_copy(update={"model": own.model.model_validate({"path": str(whole_run / "model")})})
     for resume in (False, True):
-        with pytest.raises(ConfigError, match="must not replace the one"):
+        with pytest.raises(ConfigError, match="must not replace the initial model"):
             plan_run(own, resume)
 
 
@@ -602,7 +602,7 @@ def test_a_run_is_made_longer_by_what_the_command_line_says(texts, tmp_path, cap
     assert "put train.steps = 3 into the file, or pass --set train.steps=3; to change the rest" in err
     assert "pass --set train.steps=4" in err
     code, _, err = command_line("train", file, "--resume", "--set", "train.steps=4")
-    assert code == 0 and "changed from here on: train.steps = 4 instead of 3" in err
+    assert code == 0 and "changed settings: train.steps = 4 instead of 3" in err
     file.write_text(text.replace("steps = 3\n", f"steps = {STEPS}\n"))
     run_training(plan_run(load_config(file), True, may_change=["train.steps"]), silent())
     assert is_same(weights(out), weights(tmp_path / "whole"))

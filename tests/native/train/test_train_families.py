@@ -230,7 +230,7 @@ def test_a_directory_that_is_no_model_is_refused_before_memory_is_taken(
 
 def test_settings_next_to_a_path_are_refused(tmp_path):
     """The directory says everything about the model."""
-    with pytest.raises(ConfigError, match="no settings of its own, got 'hidden_size'"):
+    with pytest.raises(ConfigError, match="excludes other settings of the model, got 'hidden_size'"):
         check_config({"model": {"path": "x", "hidden_size": 3}}, "a test")
     with pytest.raises(ConfigError, match="model_type must be one of"):
         configuration(tmp_path, tmp_path, {"model_type": "mamba"}).what_must_match()

@@ -92,5 +92,5 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
                 ]
             assert _run(words) == 0, (command, capsys.readouterr().err)
     out = capsys.readouterr()
-    assert "changed from here on: train.steps = 3 instead of 2" in out.err
+    assert "changed settings: train.steps = 3 instead of 2" in out.err
     assert '"held_out_loss"' in Path("runs/small/metrics.jsonl").read_text()

@@ -41,7 +41,7 @@ def test_the_fastest_wins(monkeypatch, tmp_path):
     found = tune(make_config(tmp_path, tmp_path, batch=8, rows_per_tile=32), lines=lines)
     best = found.best.config
     assert best.distribution.mesh == {"fsdp": 2} and best.train.rows_per_tile == 64
-    assert found.gain == 1501 / 1000.5 and found.num_left == 0
+    assert found.gain == 1501 / 1000.5 and found.num_untried == 0
     tried = [(dict(t.config.distribution.mesh), t.config.train.accumulation) for t in found.trials]
     assert tried == [
         ({}, 1),
@@ -66,7 +66,7 @@ def test_a_draw_is_won_by_the_file(monkeypatch, tmp_path):
 def test_the_time_ends_the_search(tmp_path):
     """The given settings are tried in any case, others are counted."""
     found = tune(make_config(tmp_path, tmp_path), seconds=0)
-    assert len(found.trials) == 1 and found.gain == 1.0 and found.num_left >= 2
+    assert len(found.trials) == 1 and found.gain == 1.0 and found.num_untried >= 2
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -95,7 +95,7 @@ def test_memory_is_saved_until_it_fits(monkeypatch, tmp_path):
     lines = []
     found = tune(config, seconds=0, lines=lines)
     assert found.gain is None and found.trials and all(t.memory_bytes < need for t in found.trials)
-    assert lines[0].startswith("refused: one device") and "must fit" in lines[0]
+    assert lines[0].startswith("not possible: one device") and "must fit" in lines[0]
     monkeypatch.setattr(plans, "available_memory", lambda: 1)
     with pytest.raises(ResourceError, match="must fit"):
         tune(config)
@@ -123,7 +123,7 @@ def test_a_setting_that_changes_a_bit_is_an_error(monkeypatch, tmp_path):
         return type(result)(float(np.nextafter(result.loss, np.inf)), result.grad_norm)
 
     monkeypatch.setattr(GraphInstance, "step", spoilt)
-    with pytest.raises(InternalError, match="the same to the bit"):
+    with pytest.raises(InternalError, match="must be bit-identical"):
         tune(make_config(tmp_path, tmp_path))
 
 

@@ -281,7 +281,7 @@ def test_a_directory_that_was_renamed_is_no_later_checkpoint(tmp_path):
     """The number in the name, in the metadata and in the optimizer's state are one."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
     path.rename(tmp_path / "step-00000099")
-    with pytest.raises(CheckpointError, match="needs a whole checkpoint; got step-00000099 is damaged"):
+    with pytest.raises(CheckpointError, match="needs a complete checkpoint; got step-00000099 is damaged"):
         load_latest(tmp_path, CONFIG, print)
     with pytest.raises(CheckpointError, match="must equal the step it is saved as"):
         save_checkpoint(tmp_path, TrainingState(3, _state(2).tensors), CONFIG)

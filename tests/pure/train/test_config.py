@@ -93,7 +93,7 @@ def test_batch_splits_follow_from_the_batch(tmp_path):
         ("[distribution]\nstrategy = 'fsdp'\nmesh = { dp = 2 }\n", "must name fsdp or dp, fsdp, got"),
         (
             "[distribution]\nstrategy = 'ddp'\nmesh = { dp = 2 }\nprefetch = 2\n",
-            "prefetch is about state cut over the mesh's axis fsdp",
+            "prefetch needs axis fsdp in the mesh",
         ),
         (
             "[distribution]\nstrategy = 'fsdp'\nmesh = { fsdp = 2 }\nprefetch = 65\n",
@@ -279,8 +279,8 @@ def test_strategy_and_output_do_not_decide_the_result():
         ("train.steps=many", "train.steps: .*; got 'many'"),
         ("train.steps=3\nbatch = 4", "train.steps: "),
         ("train.step=3", r"--set; did you mean train.steps\?"),
-        ("steps=3", "--set takes SECTION.KEY=VALUE"),
-        ("train.steps", "--set takes SECTION.KEY=VALUE"),
+        ("steps=3", "--set must be SECTION.KEY=VALUE"),
+        ("train.steps", "--set must be SECTION.KEY=VALUE"),
     ],
 )
 def test_settings_of_the_command_line_override_the_file(tmp_path, setting, found):
