@@ -231,7 +231,7 @@ def test_the_status_page_follows_the_server(page):
     page.wait_for_selector("#steps rect")
     page.wait_for_selector("#rates polyline", state="attached")
     shown = dict(zip(page.locator("dt").all_text_contents(), page.locator("dd").all_text_contents()))
-    written = int(shown["Tokens written"].replace(",", ""))
+    written = int(shown["Tokens generated"].replace(",", ""))
     assert written == server.metric("generation_tokens_total") >= 9
     rates = server.get("/status.json")[1]["rates"]
     assert 9 <= sum(rates) <= written  # the server counts, before the page is opened and while it is closed
@@ -242,7 +242,7 @@ def test_the_status_page_follows_the_server(page):
     page.wait_for_selector("#rates polyline", state="attached")
     points = page.get_attribute("#rates polyline", "points").split()
     assert len(rates) <= len(points) <= 120 and len({point.split(",")[1] for point in points}) > 1
-    assert shown["Texts being written"] == "0"
+    assert shown["Texts being generated"] == "0"
 
 
 @pytest.mark.slow
