@@ -1,6 +1,6 @@
-"""Readers of what stands next to a model's weights for writing: settings, tokenizers, chat templates.
+"""Readers of a model directory's files for text: generation settings, tokenizers, chat templates.
 
-As in readers.py, whose table they are part of.
+Part of the table in readers.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _json(content: object) -> bytes:
 
 
 def read_generation_config(folder: Path, data: bytes) -> None:
-    """generation_config.json: what is accepted is how a text can be written, with and without draws, or is refused."""
+    """generation_config.json: accepted settings can be combined with and without sampling, or are rejected."""
     (folder / "generation_config.json").write_bytes(data)
     found = load_generation_config(folder, VOCABULARY)
     for given in ({}, {"temperature": 0.0, "max_tokens": 1 << 40}, {"temperature": 1.0}):
@@ -60,7 +60,7 @@ def valid_generation_config() -> list[bytes]:
 
 
 def read_tokenizer(folder: Path, data: bytes) -> None:
-    """tokenizer.json: what is accepted encodes a prompt or refuses it, and every id of it has a text."""
+    """tokenizer.json: an accepted tokenizer encodes a prompt or rejects it, and has a text for every id."""
     (folder / "tokenizer.json").write_bytes(data)
     tokenizer = load_tokenizer(folder, 1 << 20)
     ids = encode_prompt(tokenizer, "def f(x):\n    return 'Grüße' + \"日本\"\U0001f600")
@@ -136,7 +136,7 @@ def valid_tokenizer() -> list[bytes]:
 
 
 def read_tokenizer_config(folder: Path, data: bytes) -> None:
-    """tokenizer_config.json next to vocab.json and merges.txt: what is accepted encodes a text."""
+    """tokenizer_config.json next to vocab.json and merges.txt: an accepted one encodes a text."""
     trained = json.loads(valid_tokenizer()[0])["model"]
     if not (folder / "vocab.json").exists():
         (folder / "vocab.json").write_bytes(_json(trained["vocab"]))
@@ -149,7 +149,7 @@ def read_tokenizer_config(folder: Path, data: bytes) -> None:
 
 
 def _merging(folder: Path, vocab: bytes, merges: bytes) -> None:
-    """A tokenizer of vocab.json and merges.txt encodes a text and has texts for its ids, or is refused."""
+    """A tokenizer of vocab.json and merges.txt encodes a text and has texts for its ids, or is rejected."""
     (folder / "vocab.json").write_bytes(vocab)
     (folder / "merges.txt").write_bytes(merges)
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
@@ -210,7 +210,9 @@ def valid_tokenizer_config() -> list[bytes]:
 
 
 def read_chat_template(folder: Path, data: bytes) -> None:
-    """chat_template.jinja: a text or words about what is wrong, in this process, without what stops a child."""
+    """chat_template.jinja gives a text or an error message, in this process, without the limits of
+    the child process.
+    """
     (folder / "chat_template.jinja").write_bytes(data)
     template = load_tokenizer_config(folder).chat_templates["default"]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"}]
