@@ -1,4 +1,4 @@
-"""`tilewise doctor`: what is said of machines that have something to be changed, and of this one."""
+"""`tilewise doctor`: its findings for machines with problems, and for this one."""
 
 import json
 import resource
@@ -88,7 +88,7 @@ CASES = {  # files that are otherwise, and what is found then: name, state, a pa
 
 
 def give_mpi(monkeypatch, library):
-    """What is found of MPI: a library, or none."""
+    """The result of searching MPI: a library, or none."""
 
     def find_mpi():
         if library is None:
@@ -100,7 +100,7 @@ def give_mpi(monkeypatch, library):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Of two cores and 8 GiB; returns what is found with some files changed, by name."""
+    """A machine with two cores and 8 GiB; returns the findings by name with some files changed."""
     monkeypatch.setattr(checks.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
     monkeypatch.setattr(checks.shutil, "which", lambda name, path=None: None if path else f"/bin/{name}")
@@ -116,8 +116,8 @@ def machine(tmp_path, monkeypatch):
     return found
 
 
-def test_a_machine_with_nothing_to_change(machine):
-    """Everything is `ok`, and what cannot be asked about is left out."""
+def test_a_machine_without_problems(machine):
+    """Everything is `ok`, and checks without information are omitted."""
     found = machine({})
     assert {finding.state for finding in found.values()} == {"ok"}
     assert not any(finding.advice for finding in found.values())
@@ -126,8 +126,8 @@ def test_a_machine_with_nothing_to_change(machine):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_to_be_changed_is_found(machine, case):
-    """Each alone; all else stays as it was."""
+def test_each_problem_is_found(machine, case):
+    """Each alone; all other findings are unchanged."""
     quiet = machine({})
     files, name, state, said = CASES[case]
     found = machine(files)
@@ -143,7 +143,7 @@ def test_what_is_to_be_changed_is_found(machine, case):
 
 
 def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
-    """Limits of the process, missing programs, a forced kernel level and a build made for a weaker machine."""
+    """Process limits, missing programs, a forced kernel level and a build for a weaker machine."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     monkeypatch.setattr(checks.shutil, "which", lambda name, path=None: None)
     monkeypatch.setattr(checks, "isa_levels", lambda: ["baseline", "avx2", "other"])
@@ -171,7 +171,7 @@ def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
     ],
 )
 def test_which_mpi(machine, monkeypatch, library, absent, state, said):
-    """Launcher and library are named, and whether they belong together; where there is one, that its ports are open."""
+    """Launcher and library are named, and whether they match; with MPI, that its ports are open."""
     assert "MPI's ports" not in machine({})
     give_mpi(monkeypatch, library)
     monkeypatch.setattr(
@@ -185,8 +185,8 @@ def test_which_mpi(machine, monkeypatch, library, absent, state, said):
 @pytest.mark.parametrize(
     "named", ["/absent/table.so", "/", "x" * 5000], ids=["absent", "a folder", "too long"]
 )
-def test_a_variable_that_names_no_mpi(machine, monkeypatch, named):
-    """It is why there is none, and installing one would not help."""
+def test_a_variable_without_an_mpi_library(machine, monkeypatch, named):
+    """The variable is the reason, and installing MPI would not help."""
     monkeypatch.undo()
     monkeypatch.setenv("TILEWISE_MPI", named)
     found = machine({})["MPI"]
@@ -194,8 +194,8 @@ def test_a_variable_that_names_no_mpi(machine, monkeypatch, named):
     assert len(found.found) < 200
 
 
-def test_nothing_can_be_read(tmp_path, monkeypatch):
-    """A container may hide it all: only what the process itself knows is said."""
+def test_nothing_is_readable(tmp_path, monkeypatch):
+    """A container may hide everything: only the process's own facts are reported."""
     give_mpi(monkeypatch, None)
     assert {"processor", "cores", "memory", "open files", "compiler", "MPI"} >= {
         finding.name for finding in check_machine(tmp_path)
@@ -203,7 +203,7 @@ def test_nothing_can_be_read(tmp_path, monkeypatch):
 
 
 def test_the_command(capsys, monkeypatch):
-    """Lines for people with measured speeds, JSON for programs; exit code 0 with warnings too."""
+    """Lines with measured speeds, JSON for programs; exit code 0 also with warnings."""
     give_mpi(monkeypatch, "/lib/libmpi_abi.so.1")
     with pytest.raises(SystemExit) as ended:
         main(["doctor"])

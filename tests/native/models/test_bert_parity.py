@@ -1,4 +1,4 @@
-"""BERT against transformers: vectors of tokens, masked-language loss, every gradient, files both ways."""
+"""BERT against transformers: vectors of tokens, masked-language loss, every gradient, files in both directions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def theirs_of(given):
 
 
 def encode(directory, dtype="f32", mesh=None):
-    """Vectors of all tokens, by us."""
+    """Our vectors of all tokens."""
     config = models.open(directory)
     graph = tw.ComputeGraph("bert")
     models.build_encoding_graph(graph, config, BATCH, SEQ, dtype)
@@ -78,7 +78,7 @@ def encode(directory, dtype="f32", mesh=None):
     "changes", [{}, {"hidden_act": "gelu_new", "num_attention_heads": 6}, {"hidden_act": "relu"}], ids=str
 )
 def test_vectors(tmp_path, changes):
-    """Of every token that is none of the padding, within 1e-4 of the largest; with and without a head in the files."""
+    """Every token except padding, within 1e-4 of the largest; with and without a head in the files."""
     model = their_model(**changes)
     with torch.no_grad():
         expected = model.bert(**theirs_of(inputs())).last_hidden_state.numpy()
@@ -90,7 +90,7 @@ def test_vectors(tmp_path, changes):
 
 
 def test_loss_and_gradients(tmp_path):
-    """The loss and the gradient of every tensor within 1e-4 of the largest; dp and tp change no bit."""
+    """The loss and every gradient within 1e-4 of the largest; dp and tp change no bit."""
     model = their_model()
     model.save_pretrained(tmp_path)
     given = inputs()
@@ -116,7 +116,7 @@ def test_loss_and_gradients(tmp_path):
 
 
 def test_files_both_ways(tmp_path):
-    """What is written here, transformers opens, with every tensor to the bit."""
+    """transformers opens our files, with every tensor to the bit."""
     model = their_model()
     model.save_pretrained(tmp_path / "theirs")
     config = models.open(tmp_path / "theirs")
@@ -128,7 +128,7 @@ def test_files_both_ways(tmp_path):
 
 
 def test_names_of_older_files(tmp_path):
-    """The first BERT files call gains and biases of norms gamma and beta; training needs a head that encoders lack."""
+    """Early BERT files name gains and biases of norms gamma and beta; training needs a head that encoders lack."""
     model = their_model()
     model.save_pretrained(tmp_path)
     expected = encode(tmp_path)

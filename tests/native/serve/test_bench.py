@@ -1,4 +1,4 @@
-"""`tilewise bench`: figures follow from the times that were taken, and every request is asked for in full."""
+"""`tilewise bench`: figures follow from recorded times, and every request is generated in full."""
 
 import json
 
@@ -24,7 +24,7 @@ def model_dir(tmp_path_factory):
 
 
 def test_figures_of_known_times():
-    """Two requests, one of them of two texts, with times that can be added up in the head."""
+    """Two requests, one with two texts, with round times."""
     times = [Times(10, 1.0, [[1.5, 1.6, 1.8]], 1.8), Times(20, 1.0, [[2.0], [3.0, 3.5]], 3.5)]
     found = throughput_figures(times)
     assert found["elapsed_time"] == 2.5 and found["num_requests"] == 2
@@ -37,8 +37,8 @@ def test_figures_of_known_times():
     assert found["percentiles"]["50"] == pytest.approx(1.65)
 
 
-def test_what_is_measured_has_happened(model_dir):
-    """As many tokens as were asked for, told in order, after the request and before its end."""
+def test_recorded_times_are_consistent(model_dir):
+    """All requested tokens are reported in order, after the request and before its end."""
     with Engine(model_dir, dtype="f32", max_num_seqs=4) as engine:
         ended = []
         params = SamplingParams(max_tokens=7, ignore_eos=True, n=2)
@@ -54,8 +54,8 @@ def test_what_is_measured_has_happened(model_dir):
             measure(engine, [[1] * 10_000], params)
 
 
-def test_prompts_have_what_they_share():
-    """The same for a seed; a common beginning; another seed draws others."""
+def test_random_prompts_share_a_prefix():
+    """Equal for a seed, with a common beginning; another seed gives others."""
     prompts = random_prompts(3, 5, 50, seed=2, prefix_length=4)
     assert (
         prompts
@@ -70,7 +70,7 @@ def test_prompts_have_what_they_share():
 
 
 def test_prompts_of_files():
-    """ShareGPT's list, whose empty conversations are passed over, and lines of JSON."""
+    """ShareGPT's list, whose empty conversations are skipped, and lines of JSON."""
     talks = [{"conversations": []}, {"conversations": [{"from": "human", "value": "a"}]}, {"prompt": "b"}]
     assert read_prompts(json.dumps(talks), 9) == [("a", None), ("b", None)]
     lines = "\n".join(json.dumps({"prompt": text, "output_len": 5}) for text in "xyz")
@@ -94,8 +94,8 @@ def test_prompts_of_files():
         '[{"conversations": 1}]',
     ],
 )
-def test_wrong_files_are_refused(text):
-    """With a word on what is wrong."""
+def test_invalid_files_are_rejected(text):
+    """With the reason."""
     with pytest.raises(ConfigError, match=r"\[serve.bench\]"):
         read_prompts(text, 9)
 
@@ -122,7 +122,7 @@ def test_throughput_of_a_file(model_dir, tmp_path, capsys):
 
 
 def test_latency_of_a_batch(model_dir, tmp_path, capsys):
-    """As many rounds as were asked for; weights may be random."""
+    """The requested number of rounds; weights may be random."""
     out = tmp_path / "l.json"
     sizes = [
         "--input-len",
@@ -167,7 +167,7 @@ def test_latency_of_a_batch(model_dir, tmp_path, capsys):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_mistakes_are_one_line_before_any_work(model_dir, arguments, words, capsys):
-    """And exit code 2."""
+    """One line and exit code 2."""
     assert _run(["bench", arguments[0], str(model_dir), *arguments[1:]]) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
