@@ -14,8 +14,8 @@ def bench(*options):
 
 
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
-def test_every_request_is_asked_for_in_full(backend, tmp_path, capsys):
-    """As many tokens as were asked for, counted by the server; figures are printed and written."""
+def test_every_request_is_generated_in_full(backend, tmp_path, capsys):
+    """The server's count of tokens equals the requested one; figures are printed and written."""
     server, file = usual_server(), tmp_path / "figures.json"
     before = server.metric("generation_tokens_total")
     lengths = ("--random-input-len", 8, "--random-output-len", 6, "--num-warmups", 1)
@@ -41,7 +41,7 @@ def test_every_request_is_asked_for_in_full(backend, tmp_path, capsys):
 
 
 def test_prompts_of_a_file(tmp_path, capsys):
-    """Texts and lengths are the file's; arrivals follow the rate."""
+    """Texts and lengths come from the file; arrivals follow the rate."""
     file = tmp_path / "prompts.jsonl"
     file.write_text(
         "".join(json.dumps({"prompt": f"import {n}", "output_len": 3 + n}) + "\n" for n in range(4))
@@ -53,7 +53,7 @@ def test_prompts_of_a_file(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_key_and_headers_are_sent(tmp_path, capsys):
-    """A server that wants a key measures with it alone."""
+    """A server with keys is measured only with one."""
     server = Served(small_model(), "--served-model-name", "small", "--api-key", "a-secret")
     try:
         server.wait_ready()
@@ -77,8 +77,8 @@ def test_a_key_and_headers_are_sent(tmp_path, capsys):
         server.close()
 
 
-def test_what_cannot_be_measured_is_refused(capsys):
-    """No server, no such model, no tokenizer, no such settings: an error before requests are sent."""
+def test_impossible_measurements_are_rejected(capsys):
+    """No server, model or tokenizer, invalid settings: an error before requests are sent."""
     assert _run(["bench", "serve", "--base-url", "http://127.0.0.1:9"]) != 0
     assert bench("--model", "another") != 0
     assert bench("--tokenizer", "/nowhere") != 0

@@ -1,4 +1,4 @@
-"""`tilewise chat`: a conversation over HTTP says what one through the engine says."""
+"""`tilewise chat`: a conversation over HTTP equals one through the engine."""
 
 import io
 import json
@@ -18,7 +18,7 @@ GIVEN = {"seed": 3, "max_tokens": 8, "temperature": 0.9}
 
 @pytest.fixture
 def talk(monkeypatch, capsys):
-    """What is printed to both streams for lines that are typed."""
+    """Both output streams for typed lines."""
 
     def run(*options, typed="", code=0):
         server = usual_server()
@@ -42,8 +42,8 @@ def answer(*messages):
     ]["content"]
 
 
-def test_answers_know_the_conversation(talk):
-    """Each is that to all messages before; /reset forgets them, /exit ends."""
+def test_answers_depend_on_the_conversation(talk):
+    """Each answers all messages before it; /reset starts again, /exit ends."""
     first = answer("one")
     second = answer("one", first, "two")
     said = talk("one", typed="two\n/reset\none\n/exit\nnever\n")
@@ -52,8 +52,8 @@ def test_answers_know_the_conversation(talk):
     assert talk("--quick", "one").out == f"{first}\n"
 
 
-def test_what_fails_is_said_and_forgotten(talk):
-    """A message without room is one line of error, and the next is answered; as the last, the exit code says so."""
+def test_a_failed_message_is_reported_and_removed(talk):
+    """A too long message gives one line, and the next is answered; as the last message, it sets the exit code."""
     first = answer("one")
     said = talk(typed=f"{'word ' * 400}\none\n")
     assert said.out.strip() == first.strip() and "no answer: status 400" in said.err
@@ -62,8 +62,8 @@ def test_what_fails_is_said_and_forgotten(talk):
     assert "--quick answers" in talk("--quick", code=2).err
 
 
-def test_events_of_another_form_are_no_answers(talk, monkeypatch):
-    """A line of error for each, and the next message is answered; the address may end in /v1."""
+def test_unexpected_events_are_errors(talk, monkeypatch):
+    """One line for each, and the next message is answered; the address may end in /v1."""
     strange = iter([{"choices": [7]}, {"choices": [{"delta": "x"}]}, {"usage": 7}, {"choices": 7}])
     events = Target.events
 
@@ -83,7 +83,7 @@ def test_events_of_another_form_are_no_answers(talk, monkeypatch):
 
 @pytest.mark.usefixtures("no_collection")
 def test_ctrl_c_stops_an_answer(talk, monkeypatch):
-    """What has come stays in the conversation, its blocks are free, and the next message is answered."""
+    """The received part stays in the conversation, its blocks are freed, and the next message is answered."""
     events, number = Target.events, 0
 
     async def interrupted(self, path, body):
@@ -103,8 +103,8 @@ def test_ctrl_c_stops_an_answer(talk, monkeypatch):
     usual_server().wait_idle()
 
 
-def test_a_server_cannot_command_a_terminal(talk, monkeypatch):
-    """Control characters of texts, thoughts and errors are written out; fields that are no text are passed over."""
+def test_control_characters_are_escaped_on_a_terminal(talk, monkeypatch):
+    """In texts, reasoning and errors; fields that are not text are ignored."""
     evil = "\x1b]52;c;cm0=\x07"
 
     async def events(self, path, body):

@@ -1,4 +1,4 @@
-"""The OpenAPI description is one, and what it describes is what the server does."""
+"""The OpenAPI description is valid and describes the server's behaviour."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from native.server.served import usual_server
 
 
 def test_the_description_names_every_path_and_its_body():
-    """References lead somewhere, examples of bodies are valid under their schemas and wrong ones are not."""
+    """References are resolved; examples of bodies are valid under their schemas, and wrong ones are not."""
     import jsonschema
 
     reported = usual_server().get("/openapi.json")[1]
@@ -34,8 +34,7 @@ def test_the_description_names_every_path_and_its_body():
 
 @pytest.mark.slow
 def test_schemathesis_finds_nothing():
-    """Requests made from the description, right ones and wrong ones: no error of the server, no answer that the
-    description does not know."""
+    """Valid and invalid requests generated from the description: no server error, and no undescribed answer."""
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, given, settings
     from hypothesis.errors import Unsatisfiable

@@ -1,4 +1,4 @@
-"""lm-eval's local-completions scores continuations over HTTP as the engine scores them."""
+"""lm-eval's local-completions scores continuations over HTTP like the engine."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PAIRS = [("def f(x):", "\n    return"), ("class Stack:", "\n    pass"), ("import
 
 @pytest.mark.slow
 def test_continuations_are_scored():
-    """The sum of log probabilities of a continuation's tokens, and whether each was the likeliest."""
+    """The sum of log probabilities of a continuation's tokens, and whether each was the most likely."""
     completions = pytest.importorskip("lm_eval.models.openai_completions", reason="lm-eval is not installed")
     from lm_eval.api.instance import Instance
 

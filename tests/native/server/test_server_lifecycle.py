@@ -1,4 +1,4 @@
-"""From the start to the end: loading, keys, sockets, signals, and processes that are killed."""
+"""From start to end: loading, keys, sockets, signals, and killed processes."""
 
 import contextlib
 import gc
@@ -41,7 +41,7 @@ def _is_refused(port):
 
 
 def _begin(server, body):
-    """A stream of which the first line has come."""
+    """A stream whose first line has arrived."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("POST", COMPLETION, json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
@@ -49,8 +49,8 @@ def _begin(server, body):
     return connection, answer
 
 
-def test_an_engine_that_is_told_of_no_model_ends():
-    """In peace where the command has ended before, and with what started it."""
+def test_an_engine_without_a_model_ends():
+    """Cleanly if the command has ended before, and with its parent."""
     spawned = spawn_engine()
     spawned.link.close()
     assert spawned.process.wait(PATIENCE_S) == 0
@@ -62,7 +62,7 @@ def test_an_engine_that_is_told_of_no_model_ends():
 
 
 def _check_options(server):
-    """Templates, names, sites, intervals and formats of calls are those of the command line."""
+    """Templates, names, origins, intervals and tool-call formats come from the command line."""
     key = {"authorization": "Bearer one"}
     for given, text in (({}, "own template: hello"), ({"chat_template": "{{ 6 * 7 }}"}, "42")):
         tokens = server.ask("/tokenize", {"messages": TALK, **given}, **key)[1]["tokens"]
@@ -97,8 +97,9 @@ def _check_options(server):
 
 @pytest.mark.slow
 def test_keys_loading_and_sigterm(tmp_path):
-    """503 before the model is there; then a key opens every path and `/health` needs none; SIGTERM lets a stream end,
-    and takes nothing new."""
+    """503 before the model is loaded; then a key opens every path and `/health` needs none; SIGTERM
+    lets a stream end and accepts nothing new.
+    """
     (tmp_path / "keys").write_text("one\n\ntwo\n")
     (tmp_path / "own.jinja").write_text("own template: {{ messages[0].content }}")
     options = ["--api-key", "zero", "--api-key-file", str(tmp_path / "keys"), "--stream-interval", "5"]
@@ -144,8 +145,9 @@ def test_keys_loading_and_sigterm(tmp_path):
 
 
 def test_the_engines_death_is_one_error_and_an_exit_code(tmp_path):
-    """Streams end with an error event, and the server with code 1, whatever it grants answers; on a Unix socket, which
-    goes."""
+    """Streams end with an error event, and the server with exit code 1, for any shutdown timeout; a
+    Unix socket is removed.
+    """
     place = tmp_path / "socket"
     server = Served(small_model(), "--uds", str(place), "--shutdown-timeout", "1000", *ONE_BY_ONE)
     try:
@@ -183,7 +185,7 @@ def test_the_engines_death_is_one_error_and_an_exit_code(tmp_path):
 
 @pytest.mark.slow
 def test_the_http_processs_death_ends_the_engine():
-    """Nothing of a server outlives it, also within a text."""
+    """No process of a server outlives it, even during a text."""
     server = Served(small_model(), *ONE_BY_ONE).wait_ready()
     children = server.children()
     connection, _ = _begin(server, {**LONG, "n": 16})
@@ -195,7 +197,7 @@ def test_the_http_processs_death_ends_the_engine():
 
 @pytest.mark.slow
 def test_a_killed_test_leaves_no_server():
-    """The worker of a test run that is killed takes its servers with it, and their engines."""
+    """A killed test worker takes its servers and their engines with it."""
     program = """
 import sys, time
 from native.server.served import Served, small_model
@@ -214,8 +216,8 @@ time.sleep(1000)
 
 
 @pytest.mark.slow
-def test_what_cannot_be_served_is_one_line(tmp_path):
-    """Mistakes in options are found before anything listens; what loading finds ends the server."""
+def test_models_that_cannot_be_served_are_one_line(tmp_path):
+    """Mistakes in options are found before anything listens; an error of loading ends the server."""
 
     def run(*options):
         command = [sys.executable, "-m", "tilewise", "serve", *map(str, options)]
@@ -246,7 +248,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_tls(tmp_path):
-    """A certificate makes it https; one that is invalid is refused at once; handshakes have a deadline."""
+    """A certificate enables https; an invalid one is rejected at once; handshakes have a deadline."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = [
         "openssl",
@@ -286,8 +288,8 @@ def test_tls(tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_ends_what_does_not_end():
-    """What is still written when the deadline comes ends with an error event; a second signal does not wait for it."""
+def test_the_shutdown_deadline_ends_answers():
+    """An unfinished answer ends with an error event at the deadline; a second signal does not wait for it."""
     for signals, timeout in ((1, "0.2"), (2, "1000")):
         server = Served(small_model(), "--shutdown-timeout", timeout, *ONE_BY_ONE).wait_ready()
         streams = []
@@ -314,8 +316,8 @@ def test_sigterm_ends_what_does_not_end():
             connection.close()
 
 
-def test_a_stream_that_nothing_reads_holds_nothing_for_ever():
-    """Chat over a connection that is closed within a text: its blocks are free again."""
+def test_a_closed_stream_frees_its_blocks():
+    """A chat over a connection that is closed during a text."""
     server = usual_server()
     for _ in range(4):
         connection, answer = _begin(server, {**LONG, "n": 2})

@@ -1,4 +1,4 @@
-"""What makes two uses of a layer the same template, and what must not."""
+"""When two uses of a layer share a template, and when they must not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(graph, **inputs):
 
 @tw.layer
 def shifted(graph, x, *, value):
-    """x plus a constant that an attribute decides."""
+    """x plus a constant that depends on an attribute."""
     return graph.add(x, graph.constant(np.full((4, 8), value, np.float32), name="shift"))
 
 
@@ -33,7 +33,7 @@ def test_constants_follow_attributes():
     assert np.array_equal(found["two"], X + np.float32(2))
 
 
-def test_functions_of_one_name_are_different_layers():
+def test_functions_with_one_name_are_different_layers():
     """A function that makes layers makes different ones."""
 
     def scaled_by(factor):
@@ -54,12 +54,12 @@ def test_functions_of_one_name_are_different_layers():
 
 @tw.layer
 def passed(graph, x):
-    """x, as it is stored."""
+    """x with its storage."""
     return graph.scale(x, 1.0)
 
 
 def test_storage_is_part_of_a_signature():
-    """Operands of one shape that lie differently are different templates."""
+    """Operands of one shape with different storage are different templates."""
     graph = tw.ComputeGraph("storages")
     rows = graph.input([4, 8], name="rows")
     scalars = graph.input([4, 8], name="scalars", storage="scalars")
@@ -69,7 +69,7 @@ def test_storage_is_part_of_a_signature():
 
 
 def test_a_layer_with_and_without_a_gradient():
-    """One template used on the way to the loss and next to it: only the first saves what its gradient needs."""
+    """One template used on the way to the loss and next to it: only the first saves values for its gradient."""
     graph = tw.ComputeGraph("both")
     x = graph.input([4, 8], name="x")
     labels = graph.input([4], "i32", name="labels", storage="scalars")

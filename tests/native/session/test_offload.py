@@ -1,4 +1,4 @@
-"""State, weights and activations in a file: the same bits, as much moved as planned, under a limit of memory."""
+"""State, weights and activations in files: the same bits, the planned transfers, and less memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH, SEQ, STEPS = 8, 32, 3
 
 
 def graph_of(dtype="f32", batch=BATCH, **changes):
-    """A small GPT-2 with AdamW, whose every weight is worth a transfer."""
+    """A small GPT-2 with AdamW, in which every weight is large enough for offloading."""
     graph = tw.ComputeGraph("gpt2")
     models.build_training_graph(graph, models.config_from_dict({**SIZES, **changes}), batch, SEQ, dtype)
     graph.optimize(tw.optim.AdamW())
@@ -53,7 +53,7 @@ def trained(model, steps=STEPS, first=0):
 
 
 def run(plan, tmp_path, steps=STEPS):
-    """As `trained`, of a new model, and what it has moved in one step."""
+    """Like `trained` for a new model, with the bytes moved in one step."""
     with GraphInstance(plan, offload_directory=tmp_path) as model:
         model.initialize(seed=0)
         found = trained(model, steps)
@@ -61,7 +61,7 @@ def run(plan, tmp_path, steps=STEPS):
 
 
 def expected_of(dtype="f32"):
-    """With everything in memory."""
+    """The result with everything in memory."""
     with graph_of(dtype).instantiate() as model:
         model.initialize(seed=0)
         return trained(model)
@@ -76,8 +76,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("dtype", "options"), CASES, ids=str)
-def test_steps_are_equal_and_move_what_was_planned(dtype, options, tmp_path):
-    """To the bit, on one device; bytes read and written are the plan's."""
+def test_steps_are_equal_with_the_planned_transfers(dtype, options, tmp_path):
+    """To the bit, on one device; the bytes read and written are the plan's."""
     plan = graph_of(dtype).plan({}, **{"workers_per_device": 1, **options})
     found, moved = run(plan, tmp_path)
     assert found == expected_of(dtype)
@@ -92,7 +92,7 @@ def test_steps_are_equal_and_move_what_was_planned(dtype, options, tmp_path):
     ids=["ddp", "fsdp", "empty shards"],
 )
 def test_every_device_has_a_file(strategy, tmp_path):
-    """Several devices: what one reads and writes is its own share."""
+    """Several devices: each reads and writes only its own share."""
     graph = graph_of()
     graph.set_distribution(strategy)
     plan = graph.plan(offload=OFFLOADS, workers_per_device=1)
@@ -101,8 +101,8 @@ def test_every_device_has_a_file(strategy, tmp_path):
     assert moved["bytes_read"] == STEPS * sum(read for read, _ in plan.file_traffic())
 
 
-def test_state_goes_from_a_file_to_memory_and_back(tmp_path):
-    """A model goes on from the state of one that has it elsewhere."""
+def test_state_moves_between_file_and_memory(tmp_path):
+    """A model resumes from the state of one that stores it elsewhere."""
     graph = graph_of()
     one, other = graph.plan({}), graph.plan({}, offload=["optimizer", "parameters"])
     with GraphInstance(one) as model:
@@ -116,7 +116,7 @@ def test_state_goes_from_a_file_to_memory_and_back(tmp_path):
 
 
 def test_weights_in_a_file_serve_a_forward_pass(tmp_path):
-    """Without an optimizer, a layer's weights come when it runs."""
+    """Without an optimizer, a layer's weights are read when it runs."""
     results = []
     for offload in ("none", "parameters"):
         graph = tw.ComputeGraph("gpt2")
@@ -130,8 +130,8 @@ def test_weights_in_a_file_serve_a_forward_pass(tmp_path):
     assert plan.file_traffic("forward")[0][0] > 0
 
 
-def test_files_lower_memory_by_what_they_hold():
-    """The plan's figures: less in memory, and the words that explain it."""
+def test_files_lower_memory_by_their_size():
+    """The plan's figures: less memory, and its explanation."""
     graph = graph_of()
     memory = {o: graph.plan({}, offload=o).estimate_memory_usage()[0] for o in ("none", *OFFLOADS)}
     for offload in OFFLOADS:
@@ -186,14 +186,15 @@ print(json.dumps(found))
 
 
 def with_small_stacks():
-    """A thread's stack counts with all of its 8 MiB."""
+    """Make thread stacks small, because all of their 8 MiB count."""
     resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 
 
 @pytest.mark.slow
-def test_training_that_needs_half_as_much_again_as_the_limit_runs_under_it(tmp_path):
-    """The system refuses memory beyond two thirds of what the model takes: in memory it cannot be made; with its
-    optimizer and activations in a file it trains to the same bits."""
+def test_offloading_trains_within_two_thirds_of_the_memory(tmp_path):
+    """The system limits memory to two thirds of the model's need: it cannot be made in memory, but
+    trains to the same bits with optimizer and activations in a file.
+    """
     found = {}
     here = str(Path(__file__).parents[2])
     for kind in ("limited", "free"):
@@ -215,7 +216,7 @@ def test_training_that_needs_half_as_much_again_as_the_limit_runs_under_it(tmp_p
 
 
 def put_back_of(plan):
-    """Calls that put back what an update has found in memory, each with the calls that brought it."""
+    """Calls that write a prefetched state back, each with the calls that read it."""
     made = {o: op for op in plan.graph.ops for o in op.outputs}
     for op in plan.graph.ops:
         if op.op == "call" and op.attrs["template"].startswith("put_back"):
@@ -226,8 +227,10 @@ def put_back_of(plan):
 @pytest.mark.parametrize("offload", ["optimizer", OFFLOADS], ids=str)
 @pytest.mark.parametrize("options", [{}, {"accumulation": 4}, {"recompute": "full"}], ids=str)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_memory_that_is_free_anyway_holds_states_for_updates(dtype, options, offload, monkeypatch):
-    """States come ahead of the gradients' norm, as many as fit: no byte more is needed, and no byte more is moved."""
+def test_states_are_prefetched_into_free_memory(dtype, options, offload, monkeypatch):
+    """As many as fit are read before the gradients' norm is known: no additional memory, and no
+    additional transfer.
+    """
     graph = graph_of(dtype)
     plan = graph.plan({}, offload=offload, workers_per_device=1, **options)
     monkeypatch.setattr(compute_graph, "choose_prefetched", lambda *_: {})
@@ -243,8 +246,8 @@ def test_memory_that_is_free_anyway_holds_states_for_updates(dtype, options, off
         assert all(op.phase == "update" and op.id < norm < back.id for op in prefetched)
 
 
-def test_prefetched_states_share_no_byte_with_what_is_live():
-    """The memory is that of activations, after their last reader."""
+def test_prefetched_states_share_no_byte_with_live_values():
+    """Their memory is that of activations after their last reader."""
     plan = graph_of().plan({}, offload="optimizer")
     buffers = [b for b in plan.buffers if b.category == "activations"]
     held = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
@@ -260,8 +263,8 @@ def test_prefetched_states_share_no_byte_with_what_is_live():
     assert others > len(ours)
 
 
-def test_a_plan_that_holds_states_is_made_again_from_its_file(tmp_path):
-    """What is chosen stands in the plan: planning what it says leads to it."""
+def test_a_plan_with_prefetches_is_restored_from_its_file(tmp_path):
+    """The choice is in the plan: planning with its settings gives the same."""
     plan = graph_of("bf16").plan({}, offload="optimizer")
     assert graph_of("bf16").plan({}, offload="optimizer").digest() == plan.digest()
     plan.save(tmp_path / "plan")
@@ -276,7 +279,7 @@ def hold_to_order(plan):
 
 @pytest.mark.parametrize("options", [{}, {"accumulation": 2, "offload": OFFLOADS}], ids=str)
 def test_a_prefetch_waits_for_the_last_user_of_its_bytes(options):
-    """Over the expanded tasks; entries that name no others of their bytes are found out."""
+    """Over the expanded tasks; entries without the other users of their bytes are detected."""
     plan = graph_of("bf16", n_layer=3).plan(
         {}, **{"offload": "optimizer", "workers_per_device": 1, **options}
     )
@@ -290,8 +293,8 @@ def test_a_prefetch_waits_for_the_last_user_of_its_bytes(options):
         hold_to_order(replace(plan, program=forged))
 
 
-def test_a_picture_shows_prefetches_where_they_happen():
-    """Prefetch calls states stand among those of the backward pass, and all others of the update behind it."""
+def test_a_picture_shows_prefetches_in_their_place():
+    """Prefetches are drawn among the calls of the backward pass, and all other calls of the update after it."""
     plan = graph_of().plan({}, offload="optimizer", workers_per_device=1)
     calls = draw_plan(plan).calls
     phases = [call.phase for call in calls]
@@ -306,7 +309,7 @@ def test_a_picture_shows_prefetches_where_they_happen():
 
 
 def without_calls(plan, prefix):
-    """A plan without the last of a step's calls of templates whose names begin so."""
+    """A plan without the step's last calls of templates with this prefix."""
     (of,) = plan.program.classes
     numbers = {n for n, template in enumerate(of.templates) if template.name.startswith(prefix)}
     calls = list(of.calls["step"])
@@ -316,8 +319,8 @@ def without_calls(plan, prefix):
 
 
 @pytest.mark.parametrize("prefix", ["fetch", "put_back"])
-def test_a_call_that_is_left_out_is_seen(prefix, tmp_path):
-    """States that are not brought, or not put back: the comparison is able to fail."""
+def test_a_missing_call_is_detected(prefix, tmp_path):
+    """The twin: states that are not read or not written back change the result."""
     plan = graph_of().plan({}, offload="optimizer", workers_per_device=1)
     with suppress(NotFinite):
         assert run(without_calls(plan, prefix), tmp_path)[0] != expected_of()
@@ -328,7 +331,7 @@ def test_a_call_that_is_left_out_is_seen(prefix, tmp_path):
 
 @pytest.mark.slow
 def test_a_saved_plan_runs_to_the_same_bits(tmp_path):
-    """The file says where the devices' files begin; a forged one is refused."""
+    """The file has the place of the devices' files; a forged one is rejected."""
     plan = graph_of().plan({}, offload=OFFLOADS)
     plan.save(tmp_path / "plan")
     loaded = tw.Plan.load(tmp_path / "plan")
@@ -346,7 +349,7 @@ def test_a_saved_plan_runs_to_the_same_bits(tmp_path):
 
 
 def changed(plan, kind, change):
-    """A plan in which the first transfer of that kind is changed."""
+    """A plan in which the first transfer of a kind is changed."""
     done = False
 
     def instructions(template):
@@ -367,7 +370,7 @@ def changed(plan, kind, change):
 
 
 def shifted(instruction):
-    """Half of what is moved comes from elsewhere."""
+    """Half of the transfer comes from elsewhere."""
     half = instruction.extent.constant // 2 // 32 * 32
     rows, file = instruction.operands
     parts = [o._replace(offset=o.offset + half) if i == 1 else o for i, o in enumerate((rows, file))]
@@ -382,8 +385,8 @@ def replace_constant(number, constant):
 @pytest.mark.parametrize(
     ("kind", "change"), [("store", lambda _: ()), ("fetch", lambda _: ()), ("fetch", shifted)]
 )
-def test_a_planted_fault_is_seen(kind, change, tmp_path, monkeypatch):
-    """A transfer of blocks left out or displaced: the comparison is able to fail."""
+def test_a_planted_fault_is_detected(kind, change, tmp_path, monkeypatch):
+    """The twin: a missing or displaced transfer of blocks changes the result."""
     monkeypatch.setattr(compute_graph, "choose_prefetched", lambda *_: {})
     plan = graph_of().plan({}, offload="optimizer")
     with suppress(NotFinite):  # what was never written may be anything
@@ -391,14 +394,14 @@ def test_a_planted_fault_is_seen(kind, change, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["disk", ["optimizer", "gradients"], 3, {"optimizer": 1}, [None]])
-def test_unknown_kinds_are_refused(given):
+def test_unknown_kinds_are_rejected(given):
     """Before anything is planned."""
     with pytest.raises(PlanError, match="optimizer, activations, parameters"):
         graph_of().plan({}, offload=given)
 
 
-def test_what_gains_nothing_is_refused():
-    """A model whose states are all smaller than a transfer is worth."""
+def test_offloading_without_gain_is_rejected():
+    """A model whose states are all too small for a transfer."""
     graph = tw.ComputeGraph("tiny")
     sizes = {**SIZES, "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_positions": 8}
     models.build_training_graph(graph, models.config_from_dict(sizes), 2, 8, "f32")
@@ -408,8 +411,8 @@ def test_what_gains_nothing_is_refused():
             graph.plan({}, offload=offload)
 
 
-def test_directories_that_take_no_file_are_refused(tmp_path):
-    """Before a worker starts; plans that offload nothing need none."""
+def test_unusable_directories_are_rejected(tmp_path):
+    """Before a worker starts; plans without offloading need none."""
     graph = graph_of()
     plan = graph.plan({}, offload="optimizer")
     with pytest.raises(ResourceError, match="must take a file"):
@@ -419,8 +422,8 @@ def test_directories_that_take_no_file_are_refused(tmp_path):
     graph.instantiate(graph.plan({}), offload_directory=tmp_path / "none").close()
 
 
-def test_directories_need_no_name_in_utf8(tmp_path):
-    """Names of files are bytes; one that is not used may be anything."""
+def test_directories_need_not_be_utf8(tmp_path):
+    """Names are bytes; an unused one may be anything."""
     odd = tmp_path / os.fsdecode(b"\xff\n")
     odd.mkdir()
     graph = graph_of()
@@ -432,7 +435,7 @@ def test_directories_need_no_name_in_utf8(tmp_path):
 
 
 def spilled_files(directory):
-    """Descriptors of this process's files without names in a directory."""
+    """Descriptors of this process's unnamed files in a directory."""
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             where = os.readlink(link)
@@ -440,9 +443,10 @@ def spilled_files(directory):
                 yield int(link.name)
 
 
-def test_a_disk_that_fails_under_the_host_is_an_error(tmp_path):
-    """Reading and writing what lies in a file that the system cuts off: each call says so, and the process goes on;
-    once the disk is well, so is the model."""
+def test_a_failing_disk_is_an_error(tmp_path):
+    """Reading and writing a file that the system truncates: each call raises an error and the
+    process continues; with a working disk, so does the model.
+    """
     with GraphInstance(graph_of().plan({}, offload=OFFLOADS), offload_directory=tmp_path.resolve()) as model:
         model.initialize(seed=0)
         state = model.state_dict()
@@ -463,8 +467,8 @@ def test_a_disk_that_fails_under_the_host_is_an_error(tmp_path):
         assert trained(model) == expected_of()
 
 
-def test_weights_from_files_go_to_files(tmp_path):
-    """What a checkpoint holds reaches tensors in the devices' files; numbers that are not finite are refused."""
+def test_weights_of_a_checkpoint_go_to_device_files(tmp_path):
+    """A checkpoint is loaded into tensors in the devices' files; values that are not finite are rejected."""
     graph = graph_of("bf16")
     plan = graph.plan({}, offload=["parameters", "optimizer"])
     with GraphInstance(plan, offload_directory=tmp_path) as model:
@@ -483,7 +487,7 @@ def test_weights_from_files_go_to_files(tmp_path):
             model.load_parameters(tmp_path / "spoilt.safetensors")
 
 
-def test_files_leave_nothing_behind(tmp_path):
+def test_files_leave_no_leftovers(tmp_path):
     """They have no names."""
     with graph_of().instantiate(
         graph_of().plan({}, offload="optimizer"), offload_directory=tmp_path

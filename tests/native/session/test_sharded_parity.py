@@ -1,4 +1,4 @@
-"""Twenty steps with sharded state follow PyTorch's FSDP2 (`fully_shard`) on two processes."""
+"""Twenty steps with sharded state equal PyTorch's FSDP2 (`fully_shard`) on two processes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def of_fsdp2(folder: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_twenty_steps_follow_fsdp2(tmp_path):
-    """Losses within 1e-4; clipping and decay as there. Every label counts, so that means of halves are the mean."""
+    """Losses within 1e-4, with the same clipping and decay. Every label counts, so that the mean of
+    halves is the mean.
+    """
     model = llama.LlamaConfig(**SIZES)
     generator = np.random.default_rng(5)
     text = generator.integers(0, model.vocab_size, (4, BATCH, SEQ + 1)).astype(np.int32)
