@@ -1,4 +1,4 @@
-"""`tilewise tune`: steps are run under settings that change no bit, and the fastest is told."""
+"""`tilewise tune`: steps run under settings that change no bit, and the fastest is reported."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def tune(config, seconds=1000, lines=None):
 
 
 def pretend(monkeypatch, tokens_per_s):
-    """Have trials take what a function of their configuration says, instead of what they took."""
+    """Replace the measured times of trials by a function of their configuration."""
     run = tuning._Search._run
 
     def of(self, config, graph, plan):
@@ -29,7 +29,9 @@ def pretend(monkeypatch, tokens_per_s):
 
 
 def test_the_fastest_wins(monkeypatch, tmp_path):
-    """Every mesh is tried, then microbatches and tiles from the fastest on; in turns it beats the given one."""
+    """Every mesh is tried, then microbatches and tiles from the fastest on; measured in turns, it
+    beats the original.
+    """
     speeds = {"fsdp": 1500.0, "dp": 1200.0, "tp": 800.0}
 
     def speed(config):
@@ -55,7 +57,7 @@ def test_the_fastest_wins(monkeypatch, tmp_path):
     assert all(t.losses == found.best.losses and len(t.losses) == STEPS + 1 for t in found.trials)
 
 
-def test_a_draw_is_won_by_the_file(monkeypatch, tmp_path):
+def test_small_gains_are_ignored(monkeypatch, tmp_path):
     """Half a percent is noise."""
     pretend(monkeypatch, lambda config: 1005.0 if config.distribution.mesh else 1000.0)
     config = make_config(tmp_path, tmp_path)
@@ -64,14 +66,14 @@ def test_a_draw_is_won_by_the_file(monkeypatch, tmp_path):
 
 
 def test_the_time_ends_the_search(tmp_path):
-    """The given settings are tried in any case, others are counted."""
+    """The original settings are always tried; skipped candidates are counted."""
     found = tune(make_config(tmp_path, tmp_path), seconds=0)
     assert len(found.trials) == 1 and found.gain == 1.0 and found.num_untried >= 2
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_encoders_and_padded_documents(padded, tmp_path):
-    """Whatever can be trained can be tuned."""
+    """Every trainable configuration can be tuned."""
     model = {
         "model_type": "bert",
         "vocab_size": 300,
@@ -86,8 +88,8 @@ def test_encoders_and_padded_documents(padded, tmp_path):
     assert tune(config, seconds=0).best.tokens_per_s > 0
 
 
-def test_memory_is_saved_until_it_fits(monkeypatch, tmp_path):
-    """Where the file's own settings need too much, the next that fits is taken; where none does, that is said."""
+def test_memory_is_saved_until_a_candidate_fits(monkeypatch, tmp_path):
+    """If the file's settings need too much memory, the next that fit are used; without any, an error."""
     config = make_config(tmp_path, tmp_path, batch=8, batch_splits=8, data={"context": 64})
     need = make_plan(config)[1]
     need = need.device_bytes + sum(need.checkpoint_bytes)
@@ -101,8 +103,8 @@ def test_memory_is_saved_until_it_fits(monkeypatch, tmp_path):
         tune(config)
 
 
-def test_meshes_that_the_model_refuses_are_told(monkeypatch, tmp_path):
-    """Three batch splits cannot be shared out to two devices; the others are tried all the same."""
+def test_rejected_meshes_are_reported(monkeypatch, tmp_path):
+    """Three batch splits do not divide among two devices; the others are still tried."""
     monkeypatch.setattr("tilewise.train.alternatives.num_cores", lambda: 2)
     lines = []
     trials = tune(make_config(tmp_path, tmp_path, batch=3, batch_splits=3), lines=lines)
@@ -111,7 +113,7 @@ def test_meshes_that_the_model_refuses_are_told(monkeypatch, tmp_path):
     assert {"tp"} in [set(t.config.distribution.mesh) for t in trials.trials]
 
 
-def test_a_setting_that_changes_a_bit_is_an_error(monkeypatch, tmp_path):
+def test_settings_that_change_a_bit_are_an_error(monkeypatch, tmp_path):
     """Planted: the second trial's last loss is the next float."""
     step, count = GraphInstance.step, []
 
@@ -127,7 +129,7 @@ def test_a_setting_that_changes_a_bit_is_an_error(monkeypatch, tmp_path):
         tune(make_config(tmp_path, tmp_path))
 
 
-def test_what_is_asked_for_is_checked(tmp_path):
+def test_arguments_are_checked(tmp_path):
     """Before any step."""
     config = make_config(tmp_path, tmp_path)
     for given in ((config, 0, 1.0), (config, 1, float("nan")), (config, True, 1.0)):
@@ -136,7 +138,7 @@ def test_what_is_asked_for_is_checked(tmp_path):
 
 
 def test_the_command_prints_lines_for_the_file(tmp_path):
-    """Standard output is TOML alone, of what the file said where nothing else was tried; nothing is written."""
+    """Standard output has only TOML, with the file's own settings if no other was tried; nothing is written."""
     path = write_toml(make_config(tmp_path, tmp_path / "out"), tmp_path / "train.toml")
     done = tilewise("tune", path, "--steps", 1, "--minutes", 0)
     assert done.returncode == 0, done.stderr

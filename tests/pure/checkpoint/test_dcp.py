@@ -1,4 +1,4 @@
-"""PyTorch's distributed checkpoints: tensors to the bit from any number of chunks, and nothing is run."""
+"""PyTorch's distributed checkpoints: tensors to the bit from any number of chunks, and nothing is executed."""
 
 import pickle
 import warnings
@@ -16,8 +16,8 @@ from tilewise.checkpoint import open_distributed
 from tilewise.core import CheckpointError
 
 
-def test_what_pytorch_saves_is_read(tmp_path):
-    """Types, empty tensors and elements, as `dcp.save` writes them."""
+def test_checkpoints_of_pytorch_are_read(tmp_path):
+    """Dtypes, empty tensors and single elements, as `dcp.save` writes them."""
     state = {
         "w": WHOLE,
         "half": torch.ones(3, dtype=torch.bfloat16),
@@ -41,8 +41,8 @@ def test_what_pytorch_saves_is_read(tmp_path):
         open_distributed(tmp_path / "d", "optimizer")
 
 
-def test_chunks_are_brought_together(tmp_path):
-    """Boxes of rows and columns in several files make the tensor that they were cut from."""
+def test_chunks_are_assembled(tmp_path):
+    """Boxes of rows and columns in several files give the original tensor."""
     write_chunks(tmp_path / "d")
     found = open_distributed(tmp_path / "d", "model")
     np.testing.assert_array_equal(np.asarray(found["w"]), WHOLE.numpy())
@@ -70,7 +70,7 @@ def _of_type(dtype):
 
 
 def _laughs():
-    """What has words without end, though it is small."""
+    """A small value whose text grows exponentially."""
     value: object = ("w",)
     for _ in range(60):
         value = (value, value)
@@ -105,8 +105,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_places_and_types_are_held_to_the_files(tmp_path, name):
-    """What metadata say of a chunk and what its file holds agree, and no other file is opened."""
+def test_metadata_must_match_the_files(tmp_path, name):
+    """Place and dtype of a chunk match its file, and no other file is opened."""
     change, words = WRONG[name]
     metadata = write_chunks(tmp_path / "d")
     change(tmp_path / "d", metadata)
@@ -121,15 +121,15 @@ def test_places_and_types_are_held_to_the_files(tmp_path, name):
     [BOXES[:2], [*BOXES, ((0, 0), (1, 1))], [BOXES[0], BOXES[1], ((3, 0), (3, 10))], []],
     ids=["hole", "twice", "shifted", "none"],
 )
-def test_chunks_that_do_not_cover_are_refused(tmp_path, boxes):
-    """A hole would be numbers from nowhere."""
+def test_chunks_that_do_not_cover_are_rejected(tmp_path, boxes):
+    """A gap would have undefined values."""
     write_chunks(tmp_path / "d", boxes)
     with pytest.raises(CheckpointError, match=r"do not cover it once|must have 1 to"):
         open_distributed(tmp_path / "d")
 
 
-def test_what_is_no_tensor_is_named(tmp_path):
-    """Bytes, of which only an unpickler would know what they are."""
+def test_entries_that_are_not_tensors_are_named(tmp_path):
+    """Bytes that only an unpickler could interpret."""
     write_chunks(tmp_path / "d", step=BytesStorageMetadata())
     with pytest.raises(CheckpointError, match="holds 'step'"):
         open_distributed(tmp_path / "d")
@@ -138,7 +138,7 @@ def test_what_is_no_tensor_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", planted(""))
 @pytest.mark.parametrize("where", ["metadata", "chunk"])
-def test_nothing_is_run(tmp_path, name, where):
+def test_nothing_is_executed(tmp_path, name, where):
     """Neither from the metadata, nor from a chunk's own description."""
     proof, content = tmp_path / "ran", planted(tmp_path / "ran")[name]
     metadata = write_chunks(tmp_path / "d", [((0, 0), (7, 10))])
@@ -156,16 +156,16 @@ def test_nothing_is_run(tmp_path, name, where):
 
 
 @pytest.mark.parametrize("name", tricks())
-def test_tricks_end_in_a_refusal(tmp_path, name):
-    """Depth, counts, lengths and loops in the metadata."""
+def test_hostile_metadata_is_rejected(tmp_path, name):
+    """Depth, counts, lengths and cycles in the metadata."""
     (tmp_path / ".metadata").write_bytes(tricks()[name])
     with pytest.raises(CheckpointError) as caught:
         open_distributed(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_chunk_that_says_much_is_refused(tmp_path):
-    """What is said of one chunk is short, for there may be as many chunks as a file has room to name."""
+def test_a_large_chunk_description_is_rejected(tmp_path):
+    """Descriptions are limited, because a file may have very many chunks."""
     metadata = write_chunks(tmp_path / "d", [((0, 0), (7, 10))])
     blob = write_archive(tmp_path / "blob", b"\x80\x02" + b"N0" * 40_000 + b"N.").read_bytes()
     (tmp_path / "d" / "__0_0.distcp").write_bytes(blob)
@@ -175,8 +175,8 @@ def test_a_chunk_that_says_much_is_refused(tmp_path):
         open_distributed(tmp_path / "d")
 
 
-def test_a_directory_that_is_none(tmp_path):
-    """Nothing there, or a file."""
+def test_a_directory_without_a_checkpoint(tmp_path):
+    """A missing one, or a file."""
     for place in (tmp_path, tmp_path / "absent"):
         with pytest.raises(CheckpointError, match="no such file"):
             open_distributed(place)
