@@ -1,4 +1,4 @@
-"""State dicts of `torch.save`: every tensor to the bit, and nothing in a file is ever run."""
+"""State dicts of `torch.save`: every tensor equal to the bit, and no code in a file is ever run."""
 
 import io
 import pickle
@@ -46,7 +46,7 @@ STATE = {
 
 
 def _bits(tensor):
-    """A tensor's shape, type and bytes, as NumPy has them."""
+    """A tensor's shape, type and bytes in NumPy."""
     plain = tensor.detach().contiguous()
     if plain.dtype == torch.bfloat16:
         return tuple(plain.shape), "bfloat16", plain.view(torch.int16).numpy().tobytes()
@@ -55,8 +55,8 @@ def _bits(tensor):
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("name", ["model.pt", "pytorch_model.bin"])
-def test_every_tensor_comes_to_the_bit(tmp_path, protocol, name):
-    """All types, views, parameters, shared storages, whatever the pickle's protocol; read as PyTorch reads them."""
+def test_every_tensor_equals_torch_to_the_bit(tmp_path, protocol, name):
+    """All types, views, parameters, shared storages and pickle protocols; compared with PyTorch."""
     torch.save(STATE, tmp_path / name, pickle_protocol=protocol)
     found = open_weights(tmp_path / name)
     assert list(found) == list(STATE)
@@ -65,8 +65,8 @@ def test_every_tensor_comes_to_the_bit(tmp_path, protocol, name):
         assert (array.shape, str(array.dtype), array.tobytes()) == _bits(STATE[key]), key
 
 
-def test_a_module_is_read(tmp_path):
-    """What `state_dict()` returns: an ordered dictionary with attributes."""
+def test_state_dict_of_a_module_is_read(tmp_path):
+    """`state_dict()` returns an ordered dictionary with attributes."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     torch.save(model.state_dict(), tmp_path / "m.pt")
     assert isinstance(model.state_dict(), OrderedDict)
@@ -75,16 +75,16 @@ def test_a_module_is_read(tmp_path):
     np.testing.assert_array_equal(found["0.weight"].read(), model[0].weight.detach().numpy())
 
 
-def test_rows_are_read_alone(tmp_path):
-    """A tensor of such a file is a tensor of a file: its rows and columns are read where they lie."""
+def test_only_the_rows_asked_for_are_read(tmp_path):
+    """A tensor of such a file supports reading rows and columns in place."""
     torch.save(STATE, tmp_path / "m.pt")
     found = open_state_dict(tmp_path / "m.pt")
     np.testing.assert_array_equal(found["transposed"][1:3], BASE.T[1:3].numpy())
     np.testing.assert_array_equal(found["columns"].rows(1, 2).read(), BASE[1:3, 2:5].numpy())
 
 
-def test_the_part_that_is_meant_is_named(tmp_path):
-    """A training script's file: the state dict is chosen by its key, and the message says so."""
+def test_state_dict_is_chosen_by_key(tmp_path):
+    """In a training script's file; the log message names the key."""
     torch.save({"epoch": 3, "model": {"w": BASE}}, tmp_path / "m.pt")
     with pytest.raises(
         CheckpointError, match="not a tensor; name the part that is the state dict: --part model"
@@ -98,16 +98,18 @@ def test_the_part_that_is_meant_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", planted(""))
-def test_nothing_is_run(tmp_path, name):
-    """A pickle that would run code is refused in one line, and does not run it; Python's own unpickler would."""
+def test_pickled_code_is_not_run(tmp_path, name):
+    """A pickle that would run code is rejected in one line, without running it; Python's own
+    unpickler would run it.
+    """
     proof = tmp_path / "ran"
     with pytest.raises(CheckpointError) as caught:
         open_weights(write_archive(tmp_path / "model.pt", planted(proof)[name]))
     assert "\n" not in str(caught.value) and not proof.exists()
 
 
-def test_what_is_planted_would_run(tmp_path):
-    """The twin: unpickled by Python, the same bytes do run."""
+def test_planted_code_would_run(tmp_path):
+    """The twin: unpickled by Python, the same bytes do run code."""
     for name in ("reduce", "newest protocol", "oldest protocol", "global", "stack global", "inst"):
         proof = tmp_path / name.replace(" ", "-")
         pickle.loads(planted(proof)[name])
@@ -115,15 +117,15 @@ def test_what_is_planted_would_run(tmp_path):
 
 
 @pytest.mark.parametrize("name", tricks())
-def test_tricks_end_in_a_refusal(tmp_path, name):
-    """Depth, counts, lengths and loops: refused in one line, in bounded time and memory."""
+def test_hostile_pickles_are_rejected(tmp_path, name):
+    """Depth, counts, lengths and loops: rejected in one line, in bounded time and memory."""
     with pytest.raises(CheckpointError) as caught:
         open_weights(write_archive(tmp_path / "model.pt", tricks()[name]))
     assert "\n" not in str(caught.value)
 
 
-def test_a_pickle_is_data():
-    """What it would call is written down, with its arguments; nothing is looked up."""
+def test_pickle_is_read_as_data():
+    """Calls are recorded with their arguments; nothing is looked up."""
     found = parse_pickle(pickle.dumps({"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}, 4))
     assert found == {"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}
     record = parse_pickle(b"\x80\x02ctorch\nSize\nK\x02K\x03\x86\x85R.")
@@ -164,7 +166,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_tensors_stay_in_their_storage(tmp_path, name):
-    """Sizes, offsets and strides that a file makes up are refused, and name the tensor or what it is."""
+    """Invented sizes, offsets and strides are rejected; the error names the tensor or the record."""
     changes, words = WRONG[name]
     parts = {"data/0": np.arange(6, dtype=np.float32).tobytes()}
     whole = open_state_dict(write_archive(tmp_path / "whole.pt", _tensor(), parts))
@@ -173,8 +175,8 @@ def test_tensors_stay_in_their_storage(tmp_path, name):
         open_state_dict(write_archive(tmp_path / "wrong.pt", _tensor(**changes), parts))
 
 
-def test_archives_with_tricks_are_refused(tmp_path):
-    """Cut off, compressed, twice the same name, counts and places that are not so, big-endian numbers, two pickles."""
+def test_hostile_archives_are_rejected(tmp_path):
+    """Truncated, compressed, duplicate names, wrong counts and offsets, big-endian numbers, two pickles."""
     whole = write_archive(tmp_path / "a.pt", pickle.dumps({}, 2)).read_bytes()
     end = whole.rindex(b"PK\x05\x06")
 
@@ -207,8 +209,8 @@ def test_archives_with_tricks_are_refused(tmp_path):
             open_state_dict(tmp_path / "b.pt")
 
 
-def test_a_file_that_shrinks_is_an_error(tmp_path):
-    """Its tensors are read, not mapped: an error names the file, and no signal ends the process."""
+def test_file_that_shrinks_is_an_error(tmp_path):
+    """Its tensors are read, not mapped: an error names the file instead of a signal that ends the process."""
     torch.save({"w": torch.zeros(1 << 16)}, tmp_path / "m.pt")
     found = open_state_dict(tmp_path / "m.pt")
     (tmp_path / "m.pt").write_bytes(b"")
@@ -217,8 +219,8 @@ def test_a_file_that_shrinks_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("has_checksums", [True, False])
-def test_a_flipped_bit_is_found(tmp_path, has_checksums):
-    """Each part is held to its CRC-32 when it is read; torch can be told to write none, and then there is none."""
+def test_flipped_bit_is_detected(tmp_path, has_checksums):
+    """Each part's CRC-32 is checked when it is read; torch can omit checksums, and then none is checked."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(has_checksums)
     try:
@@ -247,7 +249,7 @@ def test_a_flipped_bit_is_found(tmp_path, has_checksums):
 
 
 def test_large_archives_are_read(tmp_path, monkeypatch):
-    """Archives with numbers of 64 bits, as those above 4 GiB have them."""
+    """ZIP64 archives, which files above 4 GiB use."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
     parts = {"data/0": np.arange(6, dtype=np.float32).tobytes()}

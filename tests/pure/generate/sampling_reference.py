@@ -1,4 +1,4 @@
-"""Penalties and drawing a token in NumPy, slowly and by sorting: what the native code is compared with."""
+"""Penalties and drawing of tokens in NumPy, by sorting: the reference for the native code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def apply_processors(
     end_ids: Collection[int] = (),
     allowed: Array | None = None,
 ) -> Array:
-    """Logits after penalties, in fp64; those of tokens that may not come are minus infinity."""
+    """Logits after penalties, in fp64; those of forbidden tokens are minus infinity."""
     scores = logits.astype(np.float64)
     ids = np.array(history.ids, np.int64)
     if sampling.repetition_penalty != 1:
@@ -58,7 +58,7 @@ def _below(ids: Array, size: int) -> Array:
 
 
 def draw(scores: Array, sampling: Sampling, position: int, choice: int) -> tuple[int, float]:
-    """The token, and how far the number that points at it is from the nearest border, as a share of the whole."""
+    """The token, and the distance of the random number from the nearest border, as a share of the whole."""
     if sampling.temperature == 0:
         return int(np.argmax(scores)), 1.0
     ids, weights = candidates(scores, sampling)
@@ -72,7 +72,8 @@ def draw(scores: Array, sampling: Sampling, position: int, choice: int) -> tuple
 
 
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array, Array]:
-    """The tokens among which is drawn, likeliest first, and weights in proportion to their probabilities.
+    """The tokens after filtering, likeliest first, and weights in proportion to their
+    probabilities.
 
     Filters apply one after the other as in transformers: top-k, top-p, min-p, typical-p.
     """
@@ -95,7 +96,7 @@ def candidates(scores: Array, sampling: Sampling) -> tuple[Array, Array]:
 
 
 def _nucleus(scaled: Array, top_p: float) -> Array:
-    """Places of the likeliest, in order, until they have the probability together."""
+    """Indices of the likeliest, in order, until their probabilities reach the sum."""
     mass = top_p * np.exp(scaled).sum()
     order = np.argsort(-scaled, kind="stable")
     if top_p == 1:
@@ -104,7 +105,7 @@ def _nucleus(scaled: Array, top_p: float) -> Array:
 
 
 def _is_typical(scaled: Array, weights: Array, mass: float) -> Array:
-    """Which tokens' surprise is nearest to the entropy, until they have the mass (Meister et al. 2022)."""
+    """Which tokens' surprise is nearest to the entropy, until they reach the mass (Meister et al. 2022)."""
     total = weights.sum()
     probability, log = weights / total, scaled - np.log(total)
     with np.errstate(invalid="ignore"):  # nothing times infinity, for what is too unlikely for a double
