@@ -1,4 +1,4 @@
-"""Every family's config.json: read as files spell it, written back the same, refused by name when not computable."""
+"""Every family's config.json: read in all spellings, written unchanged, rejected by name when not computable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read(family: str, **changes: Any) -> models.ModelConfig:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_written_is_read_back(family, tmp_path):
+def test_written_configuration_is_read_back(family, tmp_path):
     """The same configuration, found by the family's name and by its architecture alone."""
     config = read(family)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), allow_nan=False))
@@ -59,16 +59,16 @@ def test_what_is_written_is_read_back(family, tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"rms_norm_eps": 0}, {"model_type": "mamba"}, {"vocab_size": "9"}])
-def test_refusals_name_the_file(tmp_path, change):
-    """Of whatever is wrong in it: value, family, type."""
+def test_errors_name_the_file(tmp_path, change):
+    """For any error in it: value, family, type."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES, **change}))
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "config.json"))):
         models.open(tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_keys_that_no_table_knows_are_refused(family):
-    """They may change what a model computes; those that decide nothing are known by name."""
+def test_unknown_keys_are_rejected(family):
+    """They may change what a model computes; those without effect are listed by name."""
     assert (
         read(family, attention_dropout=0.1, torch_dtype="bfloat16", transformers_version="4.57.0") is not None
     )
@@ -118,8 +118,9 @@ UNKNOWN = {  # value of an unknown field -> whether it is left aside
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
-    """null, false, a name, a path or a version is left aside, and one line of the log says so; a part of the
-    computation never is, and a configuration that is written by hand has no such fields."""
+    """null, false, a name, a path or a version is ignored, with one log line; a field that affects
+    the computation never is, and a configuration written by hand has no such fields.
+    """
     value, is_left_aside = UNKNOWN[name]
     given = {**FAMILIES["qwen2"], "model_type": "qwen2", name: value}
     (tmp_path / "config.json").write_text(json.dumps({**given, "other_version": "1"}))
@@ -150,8 +151,8 @@ def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
         ("gpt2", {"use_rope": False}),
     ],
 )
-def test_what_the_family_computes_anyway_is_accepted(family, same):
-    """Fields that say what a family does, in words of other programs, change nothing of what is computed."""
+def test_fields_that_state_the_family_s_behaviour_are_accepted(family, same):
+    """Fields that restate what a family computes, in words of other programs, have no effect."""
     found = read(family, **same).to_dict()
     (found.get("rope_scaling") or {}).pop("finetuned", None)
     assert models.config_from_dict(found) == read(family)
@@ -159,14 +160,14 @@ def test_what_the_family_computes_anyway_is_accepted(family, same):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_headless_classes_are_read(family):
-    """Files of a family's base class name it, with a model_type and without; so do LLaMA's first ones."""
+    """Files of a family's base class, with a model_type and without; LLaMA's first ones too."""
     for name in models.FAMILIES[family].config.also:
         assert read(family, architectures=[name]) == read(family)
         assert read(family, architectures=[name], model_type=None) == read(family)
 
 
-def test_fields_that_a_model_is_computed_by_are_not_ignored():
-    """Else another model would be run; what stands in rope_scaling is named with a dot."""
+def test_fields_of_the_computation_are_not_ignored():
+    """Otherwise another model would run; fields of rope_scaling are named with a dot."""
     for name in ("rope_theta", "rope_scaling", "rope_parameters", "hidden_size"):
         with pytest.raises(ConfigError, match=f"{name} must not be ignored"):
             models.config_from_dict({**FAMILIES["llama"], "model_type": "llama"}, ignore=[name])
@@ -180,8 +181,8 @@ def test_fields_that_a_model_is_computed_by_are_not_ignored():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sizes_must_be_there(family):
-    """None has a default of its own: a file without them is not a 7B."""
+def test_sizes_are_required(family):
+    """None has a default: a file without them is not a 7B."""
     required = GPT2 if family == "gpt2" else SIZES
     for key in required:
         if key == "n_positions":
@@ -295,7 +296,7 @@ def test_sizes_must_be_there(family):
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(family, changes, words):
+def test_unsupported_fields_are_rejected_by_name(family, changes, words):
     """One line that names the family and the field."""
     read(family)
     with pytest.raises(ConfigError, match=words) as caught:
@@ -315,14 +316,14 @@ def test_what_is_not_computed_is_refused_by_name(family, changes, words):
     ],
     ids=str,
 )
-def test_other_models_are_refused(given):
-    """What there is, is named."""
+def test_other_models_are_rejected(given):
+    """The error lists the supported ones."""
     with pytest.raises(ConfigError, match="model_type must be one of llama, mistral"):
         models.config_from_dict({**SIZES, **given})
 
 
 def test_missing_and_null_differ_where_none_is_a_value():
-    """Mistral's first files have a window without saying so; null is none."""
+    """Mistral's first files have a window without the field; null means none."""
     assert read("mistral", sliding_window=None).decoder.layers[0].window == 4096
     assert read("mistral", sliding_window="null").decoder.layers[0].window is None
     assert read("gemma2", attn_logit_softcapping=None).decoder.attention_softcap == 50.0
@@ -339,7 +340,7 @@ def test_zero_in_yarn_means_not_set():
 
 
 def test_contexts_follow_from_scaling():
-    """YaRN and linear scaling stretch the context; llama3 and longrope files say the stretched one."""
+    """YaRN and linear scaling multiply the context; llama3 and longrope files have the multiplied one."""
     assert models.max_context(read("llama", max_position_embeddings=32)) == 128
     linear = {"rope_type": "linear", "factor": 2.5}
     assert models.max_context(read("llama", max_position_embeddings=32, rope_scaling=linear)) == 80
@@ -357,15 +358,15 @@ def test_contexts_follow_from_scaling():
 
 
 def test_kinds_of_layers():
-    """Windows and ropes stand where the files say."""
+    """Windows and ropes are at the layers of the files."""
     qwen, gemma2, gemma3 = (read(f).decoder.layers for f in ("qwen2", "gemma2", "gemma3_text"))
     assert [kind.window for kind in qwen] == [None, None, 9, 9]
     assert [kind.window for kind in gemma2] == [4096, None, 4096, None]
     assert [(kind.window, kind.rope) for kind in gemma3] == [(4096, 1), (None, 0), (4096, 1), (None, 0)]
 
 
-def test_a_stretched_gemma_counts_its_context_once():
-    """Its max_position_embeddings counts what rope_scaling stretches; other families' does not."""
+def test_scaled_gemma_multiplies_its_context_once():
+    """Its max_position_embeddings includes rope_scaling's factor; other families' does not."""
     scaling = {"rope_type": "linear", "factor": 8.0}
     for family, times in (("gemma3_text", 1), ("llama", 8)):
         config = read(family, rope_scaling=scaling, max_position_embeddings=64)
@@ -376,8 +377,8 @@ STRANGE = [0, -1, 1, True, 1.5, None, "x", 1 << 63, float("nan"), [1], (), b"x",
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whatever_is_constructed_is_read_back(family):
-    """Any value of any field: refused with a ConfigError, or a configuration that its own file describes."""
+def test_any_valid_configuration_is_read_back(family):
+    """Any value of any field: a ConfigError, or a configuration that equals its written file."""
     kind = models.FAMILIES[family].config
     count = 0
     for name in (field.name for field in fields(kind)):
