@@ -1,4 +1,4 @@
-"""Files of plans that are damaged, changed or made to harm: one sentence of ours, before anything is used."""
+"""Damaged, changed or hostile plan files: one TilewiseError of one line, before anything is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewise.plan.file import content as file_content
 
 
 def refusal(path, content=None):
-    """What `Plan.load` says about a file; it is one line, and nothing else is raised."""
+    """The error of `Plan.load` for a file; it is one line, and nothing else is raised."""
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(PlanError) as caught:
@@ -33,20 +33,20 @@ def refusal(path, content=None):
 
 @pytest.fixture
 def path(tmp_path):
-    """Where the file goes."""
+    """The path of the file."""
     return tmp_path / "step.plan"
 
 
-def test_files_cut_short_are_refused(path):
-    """At any byte of the first hundreds, and at many of the others."""
+def test_truncated_files_are_rejected(path):
+    """At any of the first hundreds of bytes, and at many of the others."""
     whole = small_file()
     for end in [*range(0, 200, 7), *range(200, len(whole), 4001), len(whole) - 1]:
         refusal(path, whole[:end])
     refusal(path, whole + b"\0")
 
 
-def test_any_bit_counts(path):
-    """A digest is over everything behind the first line, and the line has one form."""
+def test_any_changed_bit_is_detected(path):
+    """The digest covers everything after the first line, and the line has one form."""
     whole = small_file()
     for at in [*range(0, 100, 3), *range(100, len(whole), 5003)]:
         changed = bytearray(whole)
@@ -54,7 +54,7 @@ def test_any_bit_counts(path):
         refusal(path, bytes(changed))
 
 
-def test_what_is_no_file_of_ours_is_refused(path):
+def test_other_files_are_rejected(path):
     """A missing file, a directory, a pipe, other formats."""
     assert "no such file" in refusal(path)
     path.mkdir()
@@ -67,8 +67,8 @@ def test_what_is_no_file_of_ours_is_refused(path):
         assert "does not begin with a plan's line" in refusal(path, other)
 
 
-def test_a_file_of_the_future_says_so(path):
-    """Another number of format, and records with other fields, are what another version writes."""
+def test_file_of_a_later_version_is_named(path):
+    """Another format number, and records with other fields, are reported as another version."""
     body = small_file()[small_file().index(b"\n") + 1 :]
     assert "it has format 3, and this version of Tilewise reads 2" in refusal(path, sealed(body, 3))
 
@@ -82,8 +82,8 @@ def test_a_file_of_the_future_says_so(path):
     )
 
 
-def test_large_files_are_not_read(path, monkeypatch):
-    """What is larger than a plan may be is refused before it is read; a plan that would be so is not written."""
+def test_too_large_files_are_not_read(path, monkeypatch):
+    """A file above the limit is rejected before it is read; such a plan is not written."""
     path.write_bytes(small_file())
     monkeypatch.setattr(file_content, "MAX_BYTES", len(small_file()) - 1)
     assert "larger than" in refusal(path)
@@ -91,8 +91,8 @@ def test_large_files_are_not_read(path, monkeypatch):
         small().save(path)
 
 
-def test_sizes_that_lie_are_refused(path):
-    """Lengths and shapes beyond the file, and arrays that nothing describes."""
+def test_false_sizes_are_rejected(path):
+    """Lengths and shapes beyond the file, and arrays without a description."""
     rows, arrays = parts(small_file())
     text = json.dumps(rows).encode()
     assert "its rows should take" in refusal(path, sealed((1 << 62).to_bytes(8, "little") + text))
@@ -110,8 +110,8 @@ def test_sizes_that_lie_are_refused(path):
         refusal(path, edited(lambda found, e=entry: found["arrays"].__setitem__(0, e)))
 
 
-def test_json_that_readers_disagree_on_is_refused(path):
-    """Keys that stand twice, NaN, endless nesting, numbers without end, texts that are invalid."""
+def test_ambiguous_json_is_rejected(path):
+    """Duplicate keys, NaN, unlimited nesting and numbers, invalid texts."""
     rows, arrays = parts(small_file())
     text = json.dumps(rows)
     twice = text.replace('"arrays"', '"records": [], "arrays"')
@@ -128,13 +128,13 @@ def below_zero(was):
 
 
 def other_rate(was):
-    """The same optimizer with its first float another one, so that it says 0.5."""
+    """The same optimizer with its first float 0.5."""
     mark, name, ((first, _), *others) = was
     return [mark, name, [[first, ["f", "0x1.0000000000000p-1"]], *others]]
 
 
 def no_reductions(content):
-    """No template says of a value that it completes it."""
+    """No template declares that it completes a value."""
     number, at = place(content, "LoweredTemplate", "reductions")
     for row in content["rows"]:
         if row[0] == number:
@@ -142,8 +142,9 @@ def no_reductions(content):
 
 
 def forged_update(at, value):
-    """A change of one integer of every update: counted from the front its settings and steps, from the end what is
-    left."""
+    """A change of one integer of every update: counted from the front its settings and steps, from
+    the end the rest.
+    """
 
     def change(found):
         number, kernel = place(found, "Instruction", "kernel")
@@ -158,7 +159,7 @@ def forged_update(at, value):
 
 
 def forged_rule(at, value):
-    """The same of a graph's op, whose optimizer is left out, and of nothing else."""
+    """The same for a graph's op, whose optimizer is left out, alone."""
 
     def change(found):
         set_field("Plan", "optimizer", None)(found)
@@ -266,15 +267,15 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("what", FIELDS)
-def test_changed_fields_are_refused(what, path):
-    """A file that was changed by hand, with a digest that fits, names what does not."""
+def test_changed_fields_are_rejected(what, path):
+    """A file with a change and a matching digest is an error that names the mismatch."""
     change, words = FIELDS[what]
     found = refusal(path, edited(change))
     assert words in found, found
 
 
 def with_old_names(content):
-    """Gives records, fields and values the names that files of earlier versions have."""
+    """Rename records, fields and values to the names in files of earlier versions."""
     for (record, field), values in RENAMED_VALUES.items():
         if record in (name for name, _ in content["records"]):
             number, at = place(content, record, field)
@@ -307,8 +308,8 @@ UNUSED = {  # nothing is looked up, reserved or counted with these
 }  # fmt: skip
 
 
-def test_what_every_number_leads_to_is_looked_at(path):
-    """Whatever number in the rows is made larger than all others, the file is refused, or nothing follows from it."""
+def test_every_number_is_checked(path):
+    """With any number in the rows larger than all others, the file is rejected, or nothing depends on it."""
     found, arrays = parts(small_file())
     kept = set()
     for number, (name, fields) in enumerate(found["records"]):
@@ -329,8 +330,8 @@ def test_what_every_number_leads_to_is_looked_at(path):
     assert kept == UNUSED, kept ^ UNUSED
 
 
-def test_templates_that_call_each_other_without_end_are_refused(path):
-    """Forty layouts that each call the one before twice would be walked a trillion times."""
+def test_exponential_calls_of_templates_are_rejected(path):
+    """Forty layouts that each call the previous one twice would be walked a trillion times."""
 
     def doubled(found):
         graphs, layouts = (
@@ -375,8 +376,8 @@ def test_templates_that_call_each_other_without_end_are_refused(path):
     assert "call each other too often" in refusal(path, edited(doubled))
 
 
-def test_an_op_of_a_user_must_be_defined_where_a_plan_is_read(path, monkeypatch):
-    """A file names ops; it imports nothing. The error says which op is missing."""
+def test_user_s_op_must_be_defined_where_a_plan_is_read(path, monkeypatch):
+    """A file names ops; it imports nothing. The error names the missing op."""
     small().save(path)
     assert Plan.load(path).digest() == small().digest()
     monkeypatch.delitem(ops._OPS, op_named("rope").name)

@@ -1,4 +1,4 @@
-"""The border of structured outputs: one kind, well formed, of a bounded size."""
+"""Arguments of structured outputs: one kind, well formed, of a bounded size."""
 
 import contextlib
 
@@ -36,29 +36,29 @@ from tilewise.serve import SamplingParams, StructuredOutputsParams
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_mistakes_are_named(given, words):
-    """Before any model is there."""
+def test_invalid_arguments_are_named(given, words):
+    """Before a model exists."""
     with pytest.raises(ConfigError, match=words):
         StructuredOutputsParams(**given)
 
 
 @pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "whitespace_pattern", "json_object"])
-def test_hostile_values_are_refused_or_taken(name):
+def test_hostile_values_are_rejected_or_accepted(name):
     """Any value is valid or a ConfigError."""
     for value in FROM_JSON:
         with contextlib.suppress(ConfigError):
             StructuredOutputsParams(**{name: value})
 
 
-def test_equal_ones_are_one():
+def test_equal_arguments_are_equal():
     """A schema as a dictionary or as its text; lists as tuples: compiled once."""
     same = [StructuredOutputsParams(json=schema) for schema in ({"type": "null"}, '{"type": "null"}')]
     assert same[0] == same[1] and hash(same[0]) == hash(same[1])
     assert len({StructuredOutputsParams(choice=["a", "b"]), StructuredOutputsParams(choice=("a", "b"))}) == 1
 
 
-def test_texts_that_never_end_have_no_structure():
-    """`ignore_eos` contradicts it."""
+def test_ignore_eos_is_rejected():
+    """It contradicts a structure that ends."""
     with pytest.raises(ConfigError, match="end with their grammar"):
         SamplingParams(ignore_eos=True, structured_outputs=StructuredOutputsParams(regex="a"))
     with pytest.raises(ConfigError, match="structured_outputs"):

@@ -1,4 +1,4 @@
-"""Load: requests come when the settings say, and figures follow from their times."""
+"""Load generation: requests arrive as configured, and figures follow from their times."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ def chunk(data):
 
 
 def answered(answer, count=1, load=LOAD):
-    """What is taken down of requests to a server that answers so, and what it saw of them."""
+    """Results of requests to a server with these answers, and the requests it received."""
     seen = []
 
     async def serve(reader, writer):
@@ -46,7 +46,7 @@ def answered(answer, count=1, load=LOAD):
 
 
 async def whole(writer):
-    """Two pieces of text, then what they were, cut where no event ends."""
+    """Two pieces of text, then their usage, split in the middle of events."""
     data = HEAD + b"".join(map(chunk, EVENTS)) + b"0\r\n\r\n"
     for begin in range(0, len(data), 37):
         writer.write(data[begin : begin + 37])
@@ -54,7 +54,7 @@ async def whole(writer):
         await asyncio.sleep(0.001)
 
 
-def test_an_answer_is_read_however_it_is_cut():
+def test_answer_is_read_however_it_is_split():
     """Pieces, their times, the server's own counts; the key and the request arrive."""
     (played,), ((head, body, _),) = answered(whole)
     assert (played.error, played.num_prompt, played.num_new, len(played.delta_times)) == ("", 3, 5, 2)
@@ -79,8 +79,8 @@ def test_an_answer_is_read_however_it_is_cut():
         (b"", "the answer is not HTTP"),
     ],
 )
-def test_a_failed_request_is_one(data, words):
-    """Whatever a server answers is the error of that request, and no more."""
+def test_failed_request_is_an_error_of_its_own(data, words):
+    """Any response of a server affects only that request."""
 
     async def answer(writer):
         writer.write(data)
@@ -91,8 +91,8 @@ def test_a_failed_request_is_one(data, words):
     assert load_figures([played], [99])["failed"] == 1
 
 
-def test_no_more_at_a_time_than_allowed():
-    """The gate holds; without it all come at once."""
+def test_concurrency_is_limited():
+    """The limit holds; without it all arrive at once."""
     most = now = 0
 
     async def slow(writer):
@@ -116,7 +116,7 @@ def test_no_more_at_a_time_than_allowed():
     seed=st.integers(0, 9),
 )
 def test_arrivals_keep_their_rate(count, rate, burstiness, seed):
-    """As many waits as requests, none before the first, together what the rate says; the same for a seed."""
+    """As many waits as requests, none before the first, in total the rate; the same for a seed."""
     load = Load("/v1/completions", "m", rate, burstiness, seed=seed)
     waits = list(load.waits(count))
     assert len(waits) == count and waits[0] == 0 and min(waits) >= 0
@@ -125,7 +125,7 @@ def test_arrivals_keep_their_rate(count, rate, burstiness, seed):
 
 
 def test_figures_of_known_times():
-    """Times that can be added up in the head; what failed is in no metric."""
+    """Times that can be added by hand; failed requests are in no metric."""
     played = [
         LoadResult(10, 1.0, [1.5, 1.7, 2.1], 4, 2.2),
         LoadResult(20, 1.5, [2.0], 1, 2.0),
@@ -146,7 +146,7 @@ def test_figures_of_known_times():
         *("http://a..b", f"http://{'a' * 64}", "http://x/a b", "http://x/ü", "http://ü", "http://x/\udcff"),
     ],
 )
-def test_what_is_no_server_is_refused(url):
+def test_invalid_servers_are_rejected(url):
     """Before anything is sent."""
     with pytest.raises(ConfigError, match="address"):
         Target(url)
@@ -154,7 +154,7 @@ def test_what_is_no_server_is_refused(url):
         Target("http://x", {"authorization": "Bearer a\r\nhost: y"})
 
 
-def test_a_server_that_is_not_there_is_told_of():
-    """One clear error, with the address."""
+def test_unreachable_server_is_one_error():
+    """It has the address."""
     with pytest.raises(ConfigError, match=r"a server must answer at 'http://127\.0\.0\.1:9'"):
         asyncio.run(require_answer(Target("http://127.0.0.1:9"), None))
