@@ -40,7 +40,7 @@ def small(family: str) -> ModelConfig:
 
 
 def batches(config: ModelConfig, steps: int, batch: int, seq: int) -> list[dict[str, np.ndarray]]:
-    """Random tokens; some labels are not counted. Encoders' texts have lengths of their own."""
+    """Random tokens; some labels are not counted. Encoders' texts have their own lengths."""
     generator = np.random.default_rng(7)
     found = []
     for _ in range(steps):
