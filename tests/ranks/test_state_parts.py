@@ -1,4 +1,4 @@
-"""What devices write of a training state, and of a model: each its own parts, and none gathers another's."""
+"""Saving a training state and a model from devices: each writes its own parts, and none gathers another's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def plan_of(strategy, dtype, model=MODEL):
 
 
 def wrong_parts(plan, shards):
-    """What is wrong with who writes what: names of tensors that are not written once by devices that hold them."""
+    """What is wrong with the writers: names of tensors that are not written once by devices that hold them."""
     found = []
     for tensor, parts in shards.items():
         spec, layout = plan.graph.spec(tensor), plan.layout.compute[tensor]
@@ -60,8 +60,9 @@ def wrong_parts(plan, shards):
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_part_is_written_once_by_a_device_that_holds_it(strategy, dtype):
-    """Masters or fp32 weights, and both moments; devices write about as much as each other, but for a panel of what is
-    cut as stored; all together once."""
+    """Masters or fp32 weights, and both moments; devices write about equally much, within a panel;
+    all together once.
+    """
     _, plan = plan_of(strategy, dtype)
     names = {plan.graph.spec(tensor).name for tensor in plan.stored_parts}
     parameters = [t.spec.name for t in plan.graph.of_kind("parameter")]
@@ -79,8 +80,8 @@ def test_every_part_is_written_once_by_a_device_that_holds_it(strategy, dtype):
     assert cut or max(each) < 1.15 * sum(each) / len(each)
 
 
-def test_a_part_of_another_device_shows():
-    """The twin: one part given to a device that does not hold it, one part twice, one left out."""
+def test_wrong_writers_are_detected():
+    """The twin: one part by a device that does not hold it, one part twice, one omitted."""
     _, plan = plan_of("fsdp", "f32")
     tensor = next(t for t, parts in plan.stored_parts.items() if len(parts) == 4)
     one, other, *rest = plan.stored_parts[tensor]
@@ -106,8 +107,9 @@ def arenas(model):
 @pytest.mark.parametrize("strategy", ["one device", "zero 1", "all"])
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
 def test_copies_are_of_stored_parts(strategy, dtype):
-    """Each device's bytes are those of the plan, no larger than a storage shard, and no memory of
-    the devices is in them."""
+    """Each device's bytes are those of the plan, no larger than a storage shard, and outside the
+    devices' memory.
+    """
     graph, plan = plan_of(strategy, dtype)
     with graph.instantiate(plan) as model:
         model.initialize(3)
@@ -126,7 +128,7 @@ def test_copies_are_of_stored_parts(strategy, dtype):
 
 
 def written(strategies, dtype, root):
-    """What each strategy writes after two steps, opened; and the first one's states after two and three."""
+    """The state of each strategy after two steps, opened; and the first one's states after two and three."""
     data, found, states = batches(MODEL, 3), {}, []
     for name in strategies:
         graph, plan = plan_of(name, dtype)
@@ -161,8 +163,8 @@ SOME = ["zero 1", "all"]
     ],
     ids=["some", "all, bf16", "all, f32"],
 )
-def test_every_strategy_goes_on_from_every_other(tmp_path, strategies, dtype):
-    """Parameters and states after loading, and after a step more, are those of the first one, to the bit."""
+def test_every_strategy_resumes_from_every_other(tmp_path, strategies, dtype):
+    """Parameters and states after loading, and after one more step, equal those of the first one, to the bit."""
     found, (stopped, went_on) = written(strategies, dtype, tmp_path)
     batch = batches(MODEL, 3)[2]
     for after in strategies:
@@ -178,7 +180,7 @@ def test_every_strategy_goes_on_from_every_other(tmp_path, strategies, dtype):
 
 
 def peak_bytes(work):
-    """The most memory that Python and NumPy have had for a piece of work, and what it returns."""
+    """The peak memory of Python and NumPy for a piece of work, and its result."""
     tracemalloc.start()
     try:
         result = work()
@@ -188,9 +190,10 @@ def peak_bytes(work):
 
 
 def test_saving_gathers_on_no_device(tmp_path):
-    """Of a model in storage shards over eight devices one tensor at a time is brought together,
-    next to the devices: what is saved takes no more than that, and no byte of any arena has changed.
-    The twin holds all tensors and takes more."""
+    """Of a model in storage shards over eight devices one tensor at a time is assembled, outside
+    the devices: saving takes no more memory than that, and no byte of any arena changes. The twin
+    holds all tensors and takes more.
+    """
     graph, plan = plan_of(
         "all", "f32", config(num_hidden_layers=5, hidden_size=192, tie_word_embeddings=False)
     )

@@ -1,4 +1,4 @@
-"""What the plan says that a run's tasks read from devices of other hosts, in bytes."""
+"""Bytes that a run's tasks read from devices of other hosts, from the plan."""
 
 from dataclasses import replace
 

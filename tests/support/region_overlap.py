@@ -95,7 +95,7 @@ class RegionTable:
         return [int(n) for n in boxes.ids[rows][within]]
 
     def _near(self, low: int, high: int) -> tuple[int, int]:
-        """Numbers of the boxes that begin from `low` on and before `high`."""
+        """Indices of the boxes that begin from `low` on and before `high`."""
         first, last = np.searchsorted(self._bounds[: self._num_boxes, 0], [low, high])
         return int(first), int(last)
 

@@ -28,7 +28,7 @@ def trains(dtype, axes, accumulation=1):
 
 
 def finds(label, fault, axes):
-    """A fault that is planted in the plan is found."""
+    """A fault planted in the plan is detected."""
     import small_llama
     import test_strategies_equal
 
@@ -36,7 +36,7 @@ def finds(label, fault, axes):
 
 
 def finds_on_the_last(label, fault, axes):
-    """A fault on a device of the last process alone is found."""
+    """A fault on a device of the last process alone is detected."""
     import test_strategies_equal
 
     change = getattr(test_strategies_equal, fault)
@@ -60,7 +60,7 @@ def sharded(mesh, microbatches=1, fault="", **changes):
 
 
 def given_fault(name):
-    """A fault in what comes in the storage shards, as `change_first` takes it."""
+    """A fault in parts of storage shards, with arguments of `change_first`."""
     import small_llama
 
     return "linear_dw:mlp.up_proj.weight/reduce_scatter", getattr(small_llama, name)
@@ -77,8 +77,9 @@ def writes(family, tp):
 
 
 def texts(tp, dtype, fault=""):
-    """Tokens, texts and the bits of log probabilities that the engine beneath `tilewise generate` gives equal those of
-    one device; with a fault they must not."""
+    """Tokens, texts and the bits of log probabilities from the engine of `tilewise generate` equal
+    those of one device; with a fault they must not.
+    """
     import small_llama
 
     from native.serve.serving_models import save_model
@@ -101,7 +102,7 @@ def texts(tp, dtype, fault=""):
 
 
 def written(directory, tp, dtype):
-    """What a model writes: after a prompt of two chunks the likeliest, after a short one two texts that are drawn."""
+    """A model's output: greedy after a prompt of two chunks, two sampled texts after a short one."""
     from tilewise.serve import LLM, SamplingParams
 
     prompts = [[number % 250 + 1 for number in range(150)], "def f(x):"]
@@ -120,7 +121,7 @@ def written(directory, tp, dtype):
 
 
 def bits_of(logprobs):
-    """Of each token: of every candidate its id, rank and the bits of its log probability."""
+    """Of each token: every candidate's id, rank and the bits of its log probability."""
     return [
         None if of is None else [(token, of[token].rank, of[token].logprob.hex()) for token in of]
         for of in logprobs or []
@@ -128,7 +129,7 @@ def bits_of(logprobs):
 
 
 def counts(axes):
-    """Transfers of all processes are the plan's, and its bytes are allocated."""
+    """Transfers of all processes equal the plan's, and its bytes are allocated."""
     import test_counts
 
     test_counts.test_counted_transfers_equal_the_plan(axes)
@@ -152,7 +153,7 @@ def hosts_of(plan):
 
 
 def fetches(axes, dtype, **changes):
-    """Bytes that tasks have fetched from other hosts are those that the plan has them read there."""
+    """Bytes that tasks have fetched from other hosts equal the plan's reads there."""
     import small_llama
 
     model = small_llama.config(**changes)
@@ -162,7 +163,7 @@ def fetches(axes, dtype, **changes):
 
 
 def fetches_shards(dtype, **changes):
-    """The same of state that is cut over two devices."""
+    """The same for state that is cut over two devices."""
     import small_llama
     import test_sharded_state
 
@@ -174,7 +175,7 @@ def fetches_shards(dtype, **changes):
 
 
 def require_bytes(graph, plan, batch):
-    """What was fetched is what the plan says; nothing where all are on one host."""
+    """Fetched bytes equal the plan's; none where all processes are on one host."""
     from support.connection_bytes import planned_bytes
 
     hosts = hosts_of(plan)
@@ -183,7 +184,7 @@ def require_bytes(graph, plan, batch):
 
 
 def misses_bytes():
-    """A part that is not fetched is missed in what was fetched."""
+    """A part that is not fetched is missing in the count of bytes."""
     import small_llama
     import test_strategies_equal
 
@@ -200,7 +201,7 @@ def misses_bytes():
 
 
 def resumes(axes, saved):
-    """A state that was saved on one mesh goes on over another, as on one device."""
+    """A state that was saved on one mesh continues over another, as on one device."""
     import small_llama
 
     model = small_llama.config()
@@ -272,7 +273,7 @@ COMPARISONS = {
 
 
 def run(name):
-    """One of them: whether it held, and what it said."""
+    """One of them: whether it held, and its message."""
     try:
         COMPARISONS[name]()
     except Exception as error:
@@ -281,7 +282,7 @@ def run(name):
 
 
 def main():
-    """All that are named, in this order."""
+    """All the named ones, in this order."""
     with tw.ProcessGroup() as group:
         tests = Path(__file__).parents[1]
         sys.path[:0] = [str(tests), str(tests / "ranks")]

@@ -1,7 +1,8 @@
-"""Plans in processes of their own: `python saved_plans.py make|load|fault FOLDER` prints what they come to, as JSON.
+"""Plans in separate processes: `python saved_plans.py make|load|fault FOLDER` prints their results,
+as JSON.
 
-`make` plans, saves and runs; `load` plans for the digest alone, and runs what lies in the folder; `fault` does so with
-one instruction changed.
+`make` plans, saves and runs; `load` plans for the digest alone, and runs the plans of the folder;
+`fault` does so with one instruction changed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def make(name: str) -> Plan:
 
 
 def run(name: str, plan: Plan) -> str:
-    """Digest of all that a run computes: losses and states of three steps, or logits of a prompt and of new tokens."""
+    """Digest of all results of a run: losses and states of three steps, or logits of a prompt and of new tokens."""
     found = hashlib.sha256()
     with GraphInstance(plan) as model:
         model.initialize(seed=3)

@@ -100,7 +100,9 @@ def happens_before(devices: Sequence[Tables]) -> Before:
 
 
 def _by_handles(accesses: Table, base: int, edges: list[set[int]]) -> None:
-    """Reads wait for the last write; writes for it and the reads since; what comes after all leaves no trace."""
+    """Reads wait for the last write; writes for it and the reads since; an access after all of
+    these adds nothing.
+    """
     writer: dict[int, int] = {}
     readers: dict[int, set[int]] = {}
     by_task: dict[int, list[tuple[int, int]]] = {}
