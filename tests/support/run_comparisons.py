@@ -32,7 +32,7 @@ def finds(label, fault, axes):
     import small_llama
     import test_strategies_equal
 
-    test_strategies_equal.test_planted_faults_are_found("f32", axes, 1, label, getattr(small_llama, fault))
+    test_strategies_equal.test_planted_faults_are_detected("f32", axes, 1, label, getattr(small_llama, fault))
 
 
 def finds_on_the_last(label, fault, axes):
@@ -40,7 +40,7 @@ def finds_on_the_last(label, fault, axes):
     import test_strategies_equal
 
     change = getattr(test_strategies_equal, fault)
-    test_strategies_equal.test_replicas_that_differ_are_found(axes, label, change)
+    test_strategies_equal.test_different_replicas_are_detected(axes, label, change)
 
 
 def sharded(mesh, microbatches=1, fault="", **changes):

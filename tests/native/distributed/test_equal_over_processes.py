@@ -56,7 +56,7 @@ FAULTS = {
 def test_a_planted_fault_is_found(processes):
     """Dropped and swapped partial values of other processes' devices make the comparison fail."""
     axes, label, fault = FAULTS[processes]
-    strategies.test_planted_faults_are_found("f32", axes, 1, label, fault)
+    strategies.test_planted_faults_are_detected("f32", axes, 1, label, fault)
 
 
 def test_more_processes_than_devices_are_rejected(processes):
@@ -93,7 +93,7 @@ def test_pairs_are_equal(processes, case):
     (_, tp), dp, *_ = case
     if 1 < tp * dp < processes:
         pytest.skip("fewer devices than processes")
-    test_pairs.test_all_pairs_are_equal(case)
+    test_pairs.test_all_pairs_equal_one_device(case)
 
 
 @MANY
@@ -105,7 +105,7 @@ def test_sharded_state_is_equal(processes, case, monkeypatch):
     monkeypatch.setattr("tilewise.strategy.offload._LEAST_BYTES", 256)  # as in the tests that own the cases
     if 1 < test_sharded_state.mesh_of(case).num_devices < processes:
         pytest.skip("fewer devices than processes")
-    test_sharded_state.test_all_pairs_are_equal(case)
+    test_sharded_state.test_all_pairs_equal_one_device(case)
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_different_replicas_are_detected(processes, axes, label, fault):
     """A fault on a device of the last process only."""
     if axes == {"dp": 2} and processes > 2:
         pytest.skip("fewer devices than processes")
-    strategies.test_replicas_that_differ_are_found(axes, label, fault)
+    strategies.test_different_replicas_are_detected(axes, label, fault)
 
 
 @pytest.mark.slow
