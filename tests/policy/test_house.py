@@ -67,7 +67,7 @@ def test_every_test_has_a_docstring():
 
 
 def test_no_reminders():
-    """The code has no TODO notes: open work is an issue."""
+    """The code has no reminders; open work is tracked as issues."""
     pattern = re.compile(r"\b(" + "|".join(LEFTOVERS) + r")\b")
     bad = [relative(path) for path in _code_files() if pattern.search(path.read_text(encoding="utf-8"))]
     assert not bad

@@ -64,7 +64,7 @@ def test_names_are_found():
 
 
 def test_no_stage_uses_a_name_of_an_axis_or_a_label():
-    """Ops, plans and sessions use layouts and roles; axes `a` and `b` work like any others."""
+    """Ops, plans and sessions use only layouts and roles; axes `a` and `b` work like any others."""
     rooms = [PACKAGE / room for room in ROOMS]
     paths = [p for p in python_files("src") if any(p == room or room in p.parents for room in rooms)]
     assert len(paths) > 60
