@@ -81,7 +81,7 @@ class Clock:
         setattr(owner, name, timed)
 
     def forward(self, run: Callable[..., None], count: Callable[[], int]) -> Callable[..., None]:
-        """The native call, whose ends are the gap's."""
+        """Record the start and end of the native call as the gap's ends."""
 
         def timed(*args: Any, **named: Any) -> None:
             started = time.perf_counter()
@@ -131,7 +131,7 @@ def watch(engine: Engine) -> Clock:
 
 
 def ask(engine: Engine, count: int, tokens: int, vocab: int) -> None:
-    """So many greedy texts, and wait for them."""
+    """Submit so many greedy texts, and wait for them."""
     left, done = count, threading.Event()
 
     def tell(event: Any) -> None:

@@ -74,7 +74,7 @@ PEERS = Path(__file__).resolve().parent / "peers"
 
 
 def make_model(folder: Path) -> None:
-    """A directory with seeded weights, where there is none."""
+    """A directory with seeded weights, unless it exists."""
     if (folder / "config.json").exists():
         return
     dtype = np.dtype(ml_dtypes.bfloat16)
@@ -130,7 +130,7 @@ class Server:
         self._log.close()
 
     def wait(self) -> Server:
-        """Until it has its model."""
+        """Until the server has loaded its model."""
         asyncio.run(self._wait())
         return self
 
@@ -149,7 +149,7 @@ class Server:
 
 
 def ours(folder: Path) -> Server:
-    """`tilewise serve` as it is usually run."""
+    """`tilewise serve` with its usual settings."""
     return Server([sys.executable, "-m", "tilewise", "serve", str(folder), "--served-model-name", "model"])
 
 
@@ -178,7 +178,7 @@ def llama_server(options: argparse.Namespace, folder: Path) -> Iterator[Server]:
 
 
 def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
-    """Random ones, other than those of other seeds."""
+    """Random prompts, different for each seed."""
     return random_prompts(count, length, SHAPE["vocab_size"], seed)
 
 
@@ -216,7 +216,7 @@ def serve_engine(asked: dict[str, Any]) -> None:
 
 
 async def stream_times(target: Target, prompt: list[int], new: int, times: list[float]) -> None:
-    """A greedy text over HTTP; the times of its tokens as they come."""
+    """A greedy text over HTTP; the arrival times of its tokens."""
     load = Load(ASKED, "model", ignore_eos=True)
     body = load.body(LoadRequest(prompt, len(prompt), new))
     async with aclosing(target.events(ASKED, body)) as events:  # type: ignore[type-var]
@@ -293,7 +293,7 @@ def measure_throughput(folder: Path, options: argparse.Namespace) -> None:
 
 
 async def first_token_s(target: Target, prompt: list[int]) -> float:
-    """Seconds from asking to the first token."""
+    """Seconds from the request to the first token."""
     times: list[float] = []
     asked = time.perf_counter()
     await stream_times(target, prompt, 1, times)
@@ -301,13 +301,13 @@ async def first_token_s(target: Target, prompt: list[int]) -> float:
 
 
 def gaps_between(streams: Sequence[Sequence[float]], begin: float, end: float) -> np.ndarray:
-    """Milliseconds between two tokens of a text, both within that time."""
+    """Milliseconds between consecutive tokens of a text within that time."""
     within = [np.array(times)[(np.array(times) >= begin) & (np.array(times) <= end)] for times in streams]
     return np.concatenate([np.diff(times) for times in within]) * 1e3
 
 
 async def long_prompt_round(target: Target, count: int, seed: int) -> dict[str, float]:
-    """Alone; then streams, and the same among them."""
+    """The prompt alone; then streams, and the prompt among them."""
     alone_ids, among_ids = prompts_of(2, LONG, 2 * seed)
     alone_s = await first_token_s(target, alone_ids)
     streams: list[list[float]] = [[] for _ in range(count)]
@@ -341,7 +341,7 @@ async def long_prompt_round(target: Target, count: int, seed: int) -> dict[str, 
 
 
 def measure_long_prompt(folder: Path, options: argparse.Namespace) -> None:
-    """Rounds of a server of ours."""
+    """Rounds of one server of ours."""
     with ours(folder) as server:
         server.wait()
         rows = [
@@ -396,7 +396,7 @@ MEASURED: dict[str, Callable[[Path, argparse.Namespace], None]] = {
 
 
 def main() -> None:
-    """Parse arguments; be the engine alone, or measure all that was asked for."""
+    """Parse arguments; be the engine alone, or run the requested measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=MEASURED, default=[*MEASURED])
     parser.add_argument("--rounds", type=int, default=3)

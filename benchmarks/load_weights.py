@@ -56,7 +56,7 @@ CONTEXT, BLOCKS = 256, 16
 
 
 def resident_peak() -> int:
-    """Bytes: the most that this process had in memory at one time."""
+    """Peak resident memory of this process, in bytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.split("VmHWM:")[1].split()[0]) << 10
 
@@ -166,7 +166,7 @@ def run(name: str, folder: Path) -> dict[str, object]:
 
 
 def verdict(holds: bool) -> str:
-    """How a figure compares with its claim."""
+    """A figure compared with its claim."""
     return "holds" if holds else "DOES NOT HOLD"
 
 
@@ -220,7 +220,7 @@ def compare(folder: Path, shape: str, rounds: int, only: list[str]) -> None:
 
 
 def main() -> None:
-    """Make the weights when they are not there, then compare; or be one contestant."""
+    """Make the weights if they do not exist, then compare; or be one contestant."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "tilewise-weights")
     parser.add_argument("--shape", choices=SHAPES, default="tinyllama")

@@ -33,7 +33,7 @@ MUST_RESIDENT, MUST_HALF = 1.10, 0.02
 
 
 def write(folder: Path, devices: int) -> dict[str, object]:
-    """Greedy tokens over so many devices, and what they took."""
+    """Greedy tokens over so many devices, with times and memory."""
     import tilewise as tw
     from tilewise import models
 

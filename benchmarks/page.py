@@ -1,9 +1,10 @@
-"""All benchmarks, one after the other, and one page of what they measured.
+"""All benchmarks, one after the other, and one page of their figures.
 
-Runs every file of this folder that measures something, leaves `figures.json` and `figures.html` in build/bench, and
-says which figures miss what is asked of them. A benchmark that fails is named at the end; the page has the others.
-With `--against`, an earlier figures.json, it names every figure that got worse by more than 5% and exits 1. Machine and
-ceilings stand on the page: a figure of another machine, or of a busy one, says nothing about a change.
+Runs every measuring file of this folder, writes `figures.json` and `figures.html` to build/bench,
+and lists the figures that miss their bounds. A benchmark that fails is named at the end; the page
+has the others. With `--against`, an earlier figures.json, it names every figure that got worse by
+more than 5% and exits 1. Machine and ceilings are on the page: figures of another machine, or of a
+busy one, are not comparable.
 
 Run: python benchmarks/page.py [NAME ...] [--against FILE] [--output FOLDER]
 """
@@ -45,7 +46,7 @@ svg { display: block; width: 16rem; height: 1.1rem; } small { opacity: .7; }
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure and the benchmark that has it."""
+    """A figure and its benchmark."""
 
     benchmark: str
     figure: Figure
@@ -56,7 +57,7 @@ class Measured:
 
 
 def benchmarks() -> list[str]:
-    """All that are run, by their paths here."""
+    """All benchmarks, by their paths here."""
     own = [path for path in sorted(HERE.glob("*.py")) if path.name not in SHARED]
     below = [
         *sorted(HERE.glob("kernels/*.py")),
@@ -73,7 +74,7 @@ def measured(record: Mapping[str, Any]) -> Measured:
 
 
 def run(names: Sequence[str]) -> tuple[list[Measured], list[str]]:
-    """What was measured, and what failed."""
+    """Measured figures, and failures."""
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder, "figures.jsonl")
@@ -90,7 +91,7 @@ def run(names: Sequence[str]) -> tuple[list[Measured], list[str]]:
 
 
 def ceilings() -> list[Figure]:
-    """What the machine permits, on all cores that this process may use."""
+    """Limits of the machine, on all cores that this process may use."""
     threads = len(os.sched_getaffinity(0))
     found = [
         Figure(f"multiply-adds, {dt}", measure_peak(f"peak_{dt}", threads) / 1e9, "GFLOP/s")
@@ -100,7 +101,7 @@ def ceilings() -> list[Figure]:
 
 
 def worse(now: Sequence[Measured], before: Sequence[Measured]) -> list[str]:
-    """Figures that got worse by more than 5%, and those that are gone though their benchmark was run."""
+    """Figures that got worse by more than 5%, and missing ones of a benchmark that was run."""
     found, ran = {one.key: one.figure for one in now}, {one.benchmark for one in now}
     lines = []
     for old in before:
@@ -162,7 +163,7 @@ def rows_of(figure: Figure) -> str:
 
 
 def page(about: str, limits: Sequence[Figure], found: Sequence[Measured], failed: Sequence[str]) -> str:
-    """The whole page; needs nothing from elsewhere."""
+    """The whole page; self-contained."""
     sections = [("what this machine permits", limits)]
     for name in dict.fromkeys(one.benchmark for one in found):
         sections.append((name, [one.figure for one in found if one.benchmark == name]))

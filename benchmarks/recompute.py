@@ -49,7 +49,7 @@ Memory = dict[str, int]  # bytes: of layers, of all results, of temporaries wher
 
 
 def tilewise_mode(dtype: str, recompute: str, threads: int) -> tuple[Step, Callable[[], Memory]]:
-    """A step of ours, and what its plan holds."""
+    """A step of ours, and the activations of its plan."""
     import tilewise as tw
     from tilewise import models
     from tilewise.plan.memory import most_at_one_time
@@ -78,7 +78,7 @@ def tilewise_mode(dtype: str, recompute: str, threads: int) -> tuple[Step, Calla
 
 
 def layer_bytes(plan: Any) -> int:
-    """Of the inputs of all layers and of what they save, tensors counted once."""
+    """Of the inputs of all layers and of their saved tensors, tensors counted once."""
     graph = plan.graph
     held: set[int] = set()
     for op in graph.ops:
@@ -89,7 +89,7 @@ def layer_bytes(plan: Any) -> int:
 
 
 def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Callable[[], Memory]]:
-    """A step of PyTorch, and what its last one held."""
+    """A step of PyTorch, and the activations of its last one."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -140,7 +140,7 @@ def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Call
 
 
 def serve(mode: str, threads: int) -> None:
-    """Do as many steps as each line of standard input says; 0 asks for the memory."""
+    """Each line of standard input is a number of steps; 0 asks for the memory."""
     kind, dtype, recompute, *_ = mode.split(":")
     step, memory = (tilewise_mode if kind == "tilewise" else torch_mode)(dtype, recompute, threads)
     number = 0
@@ -163,7 +163,7 @@ def serve(mode: str, threads: int) -> None:
 def compete(
     dtype: str, options: argparse.Namespace, override: Path | None, ends_at: float
 ) -> list[Contestant]:
-    """Let the modes of a type take turns; those that cannot are left out."""
+    """Let the modes of a type take turns; those that fail are left out."""
     entries = [(f"tilewise:{dtype}:{mode}", None) for mode in ("none", "selective", "full")]
     if find_spec("torch") is not None and find_spec("transformers") is not None:
         entries += [(f"torch:{dtype}:{mode}", override) for mode in ("none", "full")]

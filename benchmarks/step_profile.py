@@ -45,7 +45,7 @@ LEAST_SHARE = 0.002
 
 @dataclass
 class Row:
-    """What all tasks of one label did in a step, over all devices."""
+    """Totals of the tasks of one label in a step, over all devices."""
 
     seconds: float = 0.0
     tasks: int = 0
@@ -104,8 +104,9 @@ def describe(plan: Plan) -> dict[str, Row]:
 
 @dataclass
 class Profile:
-    """Rows of a step, the seconds of its fastest run, and what of that run's workers had no task: for want of one that
-    was ready, and otherwise."""
+    """Rows of a step, the seconds of its fastest run, and that run's idle time of workers: without
+    a ready task, and otherwise.
+    """
 
     rows: dict[str, Row]
     seconds: float
@@ -159,7 +160,7 @@ def idleness(tasks: list[tuple[Any, ...]], whole: float) -> tuple[float, float]:
 
 
 def show_profile(shape: str, mesh: str, axis: str, dtype: str, steps: int) -> None:
-    """Limits, rows by their share, and what they add up to."""
+    """Limits, rows by their share, and their totals."""
     devices, workers = (int(n) for n in mesh.split("x"))
     threads = devices * workers
     peak = measure_peak(f"peak_{dtype}", threads)

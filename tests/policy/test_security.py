@@ -28,7 +28,7 @@ MAY = {
     "src/tilewise/server/lifecycle.py": {"socket", "ssl"},
     "src/tilewise/server/link/engine_process.py": {"socket"},
     "src/tilewise/server/guard.py": {"socket"},  # the name of this machine
-    # asks the server that `tilewise bench serve` is told of; urllib to read its address
+    # requests to the server of `tilewise bench serve`; urllib to read its address
     "src/tilewise/server/load/target.py": {"ssl", "urllib"},
 }
 EVALUATES = {"eval", "exec", "compile", "__import__"}

@@ -260,8 +260,8 @@ def test_tensor_may_be_read_in_two_layouts():
     assert run(build(recipe), {"a": 1, "b": 2}) == run(build(recipe), {})
 
 
-@pytest.mark.parametrize("beside", ["bias", "residual"])
-def test_terms_added_to_a_sharded_sum_are_cut_alike(beside):
+@pytest.mark.parametrize("term", ["bias", "residual"])
+def test_terms_added_to_a_sharded_sum_are_cut_alike(term):
     """A hint on the last dim after a shared product with a bias or a residual: equal to one device
     to the bit. Cutting the added term is a reshard that the hint implies.
     """
@@ -271,7 +271,7 @@ def test_terms_added_to_a_sharded_sum_are_cut_alike(beside):
         graph = tw.ComputeGraph("g")
         x = graph.input([8, 16], name="x", labels=[tw.BATCH, label])
         t = linear(graph, x, "w", 12, in_label=label)
-        if beside == "bias":
+        if term == "bias":
             y = graph.add_bias(t, graph.parameter([12], name="b"))
         else:
             y = graph.add(t, graph.input([8, 12], name="z", labels=[tw.BATCH, None]))
@@ -284,7 +284,7 @@ def test_terms_added_to_a_sharded_sum_are_cut_alike(beside):
 
     rng = np.random.default_rng(0)
     data = {"x": rng.standard_normal((8, 16)).astype(np.float32)}
-    if beside == "residual":
+    if term == "residual":
         data["z"] = rng.standard_normal((8, 12)).astype(np.float32)
     strategy = tw.DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, {"x": "a"})
     report = verify_strategy(build(is_trained=True), {"a": 2}, [data] * 2, strategy=strategy)

@@ -223,7 +223,7 @@ def test_sums_of_totals_run_once():
         if i.kernel == "add_f32" and i.label == "add"
     ]
     late = 4 + 2 * 2  # of the table, and of weight and gamma in two layers
-    beside = 2  # embeddings add what they scatter themselves then
-    assert len(runs) == 4 * (len(whole) + beside - late) + late
+    scattered = 2  # embeddings add what they scatter themselves then
+    assert len(runs) == 4 * (len(whole) + scattered - late) + late
     carries = [b for b in plan.buffers if b.key[0] == "carry"]
     assert len({b.key[1:3] for b in carries}) == 5 + 2 * 4 + 1  # uses of the table; of layers; the loss

@@ -145,9 +145,9 @@ class TestFindMpi:
         package, environment, path = folders
         packaged = package / "libtilewise_mpi_abi.so"
         (path / "bin" / "mpiexec").touch(mode=0o755)
-        (beside := path / "lib" / "libmpi_abi_of_a_test.so.1").touch()
+        (neighbour := path / "lib" / "libmpi_abi_of_a_test.so.1").touch()
         found = mpi_library.find_mpi()
-        assert (found.table, found.library) == (packaged, beside) and str(beside) in found.name
+        assert (found.table, found.library) == (packaged, neighbour) and str(neighbour) in found.name
         (own := environment / "lib" / "libmpi_abi_of_a_test.so.1").touch()
         found = mpi_library.find_mpi()
         assert (found.table, found.library) == (packaged, own)

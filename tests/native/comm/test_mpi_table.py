@@ -290,14 +290,14 @@ class TestBuildMpi:
     @needs_compiler
     def test_the_default_output_path(self, capsys, tmp_path, monkeypatch):
         """Without --out, the built file takes precedence over the packaged one."""
-        monkeypatch.setattr(mpi_library, "site_table", lambda: tmp_path / "beside.so")
+        monkeypatch.setattr(mpi_library, "site_table", lambda: tmp_path / "made.so")
         monkeypatch.delenv("TILEWISE_MPI", raising=False)
         before = mpi_library.find_mpi()
         assert run_main("build-mpi", "--mpicc", str(BIN / "mpicc")) == 0
-        assert "beside.so: calls MPICH" in capsys.readouterr().out.replace("\n", "")
+        assert "made.so: calls MPICH" in capsys.readouterr().out.replace("\n", "")
         assert (before.table, mpi_library.find_mpi().table) == (
             mpi_library.packaged_table(),
-            tmp_path / "beside.so",
+            tmp_path / "made.so",
         )
 
     @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

@@ -359,8 +359,8 @@ def scattered(dt, tokens_are, isa, carries=2, n=100, k=70):
 @pytest.mark.parametrize("carries", [0, 2])
 def test_an_embeddings_gradient_has_the_bits_of_the_tree(isa, dt, carries):
     """Rows without tokens are written as zeros directly, and others are summed separately; no bit differs."""
-    alone, beside = scattered(dt, slice(None), isa, carries)
-    assert_same_bits(alone, beside)
+    alone, separate = scattered(dt, slice(None), isa, carries)
+    assert_same_bits(alone, separate)
     moved, _ = scattered(dt, slice(None, None, -1), isa, carries)
     assert (bits(moved) != bits(alone)).any(), "another order of tokens must show"
 
@@ -379,9 +379,9 @@ def test_panels_without_tokens_are_normalized(isa, dt):
     panel = 32 * k  # values of a panel; the second is named, the others are not
     carry[0][2 * panel + 5] = -0.0
     carry[0].view(np.uint32)[4 * panel - 1] = 0x7FA00000
-    beside, over = packed_out(n, k), (carry[0].copy(), n, k)
-    run(f"matmul_dw_{dt}", [beside, None, None, ids, de, carry], [10, 1, 0, 0], isa=isa)
+    separate, over = packed_out(n, k), (carry[0].copy(), n, k)
+    run(f"matmul_dw_{dt}", [separate, None, None, ids, de, carry], [10, 1, 0, 0], isa=isa)
     run(f"matmul_dw_{dt}", [over, None, None, ids, de, over], [10, 1, 0, 0], isa=isa)
-    assert_same_bits(over[0], beside[0])
+    assert_same_bits(over[0], separate[0])
     changed = (bits(over[0]) != bits(carry[0])).reshape(5, panel).sum(1)
     assert changed[1] > 0 and [*changed[[0, 2, 3, 4]]] == [0, 1, 1, 0]

@@ -157,17 +157,15 @@ def test_a_weight_and_its_master_are_read_once(file_of):
 
 
 @pytest.mark.parametrize("isa", isa_levels())
-@pytest.mark.parametrize(
-    "spoilt,name", [(np.nan, "f32"), (-np.inf, "bf16"), (3.4e38, "bf16"), (np.inf, "f32")]
-)
-def test_values_that_are_not_finite_are_found_anywhere(file_of, isa, spoilt, name):
+@pytest.mark.parametrize("bad,name", [(np.nan, "f32"), (-np.inf, "bf16"), (3.4e38, "bf16"), (np.inf, "f32")])
+def test_values_that_are_not_finite_are_found_anywhere(file_of, isa, bad, name):
     """A single element, also one that only rounding makes infinite; the twin without it is finite."""
     shape = (37, 19)
     for packed, transposed, at in product(
         (False, True), (False, True), ((0, 0), (36, 18), (31, 17), (32, 18))
     ):
         w = np.ones(shape, np.float32)
-        for value in (1.0, spoilt):
+        for value in (1.0, bad):
             w[at] = value
             stored = np.ascontiguousarray(w.T if transposed else w)
             part = Part(_memory(shape, name, packed), name, packed, *shape)

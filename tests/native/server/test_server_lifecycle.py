@@ -227,12 +227,12 @@ def test_models_that_cannot_be_served_are_one_line(tmp_path):
     assert done.returncode == 2 and "config.json" in done.stderr.splitlines()[-1]
     done = run(small_model(), "--port", "0", "--max-model-len", "1M", "--dtype", "f32")
     assert done.returncode == 2 and "max_model_len must lie in" in done.stderr.splitlines()[-1]
-    spoilt = shutil.copytree(small_model(), tmp_path / "spoilt")
-    (spoilt / "generation_config.json").write_text('{"temperature": "hot"}')
+    damaged = shutil.copytree(small_model(), tmp_path / "damaged")
+    (damaged / "generation_config.json").write_text('{"temperature": "hot"}')
     for _ in range(
         3
     ):  # the engine's process finds its parent gone, at some point of loading, and says nothing
-        done = run(spoilt, "--port", "0")
+        done = run(damaged, "--port", "0")
         assert done.returncode == 2 and "ERROR" not in done.stderr
         assert "(--generation-config vllm)" in done.stderr.splitlines()[-1]
     taken = socket.create_server(("127.0.0.1", 0))

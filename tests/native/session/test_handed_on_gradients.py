@@ -12,19 +12,19 @@ from tilewise.nn import linear
 WIDTH, ROWS = 32, 8
 
 
-def residual(graph, x, beside, *, name="weight"):
+def residual(graph, x, other, *, name="weight"):
     """The gradient of the second operand is that of the result."""
-    return graph.add(linear(graph, x, name, WIDTH), beside)
+    return graph.add(linear(graph, x, name, WIDTH), other)
 
 
-def both(graph, x, beside, *, name="weight"):
+def both(graph, x, other, *, name="weight"):
     """Both operands get the result's gradient, and nothing is computed."""
-    return graph.add(x, beside)
+    return graph.add(x, other)
 
 
-def chained(graph, x, beside, *, name="weight"):
+def chained(graph, x, other, *, name="weight"):
     """A sum that passes one computed gradient to two operands."""
-    return graph.scale(graph.add(x, beside), 0.5)
+    return graph.scale(graph.add(x, other), 0.5)
 
 
 def gradients(body, is_layer, mesh, **options):
@@ -65,7 +65,7 @@ def test_recomputed_layers_pass_gradients_on():
 def test_other_operands_are_detected():
     """The twin: swapped operands give other gradients."""
 
-    def swapped(graph, x, beside, *, name="weight"):
-        return residual(graph, beside, x, name=name)
+    def swapped(graph, x, other, *, name="weight"):
+        return residual(graph, other, x, name=name)
 
     assert gradients(residual, True, {}) != gradients(swapped, False, {})

@@ -84,12 +84,12 @@ def test_a_layer_with_and_without_a_gradient():
 
     h = plain(graph, gated(graph, x, path="a"), path="b")
     loss, _ = graph.mean_cross_entropy(graph.matmul(h, graph.parameter([8, 5], name="head")), labels)
-    graph.output(plain(graph, x, path="beside"), "beside")
+    graph.output(plain(graph, x, path="other"), "other")
     graph.loss(loss)
     with graph.instantiate() as model:
         model.initialize(0)
         model.forward(x=X, labels=np.array([0, 1, 2, 3], np.int32))
         model.backward()
         silu = X / (1 + np.exp(-X)) * (X / 2 / (1 + np.exp(-X / 2)))
-        assert np.allclose(model.get_tensor("beside"), silu, atol=1e-6)
+        assert np.allclose(model.get_tensor("other"), silu, atol=1e-6)
         assert np.abs(model.get_tensor("a.w.grad")).max() > 0

@@ -476,15 +476,15 @@ def test_weights_of_a_checkpoint_go_to_device_files(tmp_path):
         weights = {name: np.array(value) for name, value in model.parameters().items()}
         save_tensors(tmp_path / "whole.safetensors", weights)
         name = next(n for n in weights if n.endswith("up_proj.weight"))
-        spoilt = {**weights, name: np.full_like(weights[name], np.inf)}
-        save_tensors(tmp_path / "spoilt.safetensors", spoilt)
+        bad = {**weights, name: np.full_like(weights[name], np.inf)}
+        save_tensors(tmp_path / "bad.safetensors", bad)
     with GraphInstance(plan, offload_directory=tmp_path) as model:
         report = model.load_parameters(tmp_path / "whole.safetensors")
         assert sum(report.bytes_read) == sum(value.nbytes for value in weights.values())
         for key, value in model.parameters().items():
             assert np.array_equal(np.array(value), weights[key])
         with pytest.raises(CheckpointError, match=re.escape(name)):
-            model.load_parameters(tmp_path / "spoilt.safetensors")
+            model.load_parameters(tmp_path / "bad.safetensors")
 
 
 def test_files_leave_no_leftovers(tmp_path):

@@ -167,7 +167,7 @@ def test_running_kernels_can_detect_cancellation(runtime):
         while not should_stop() and time.monotonic() < end:
             time.sleep(0.001)
         if not should_stop():
-            raise RuntimeError("it was never told")
+            raise RuntimeError("no notification came")
 
     task = runtime.submit(loop)
     running.wait(10)

@@ -31,7 +31,7 @@ def watch(event, arguments):
     global count
     if event not in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod"):
         return
-    if event in ("os.remove", "os.rmdir") and arguments[-1] != -1:  # of a whole tree, told by descriptor and name
+    if event in ("os.remove", "os.rmdir") and arguments[-1] != -1:  # rmtree passes a descriptor and a name
         is_meant = prefix.endswith(("/", "a tree"))
     else:
         is_meant = isinstance(arguments[0], str) and arguments[0].startswith(prefix)

@@ -492,13 +492,13 @@ def test_weights_that_are_not_finite_are_not_saved(texts, tmp_path):
         trainer.step(0)
         good = trainer.save(tmp_path / "checkpoints", 1)
         name = "layers.0.mlp.up_proj.weight"
-        spoilt = trainer.instance.get_tensor(name).copy()
-        spoilt[0, 0] = np.inf
-        trainer.instance.set_tensor(name, spoilt)
+        bad = trainer.instance.get_tensor(name).copy()
+        bad[0, 0] = np.inf
+        trainer.instance.set_tensor(name, bad)
         with pytest.raises(NotFinite, match="after step 2"):
             trainer.save(tmp_path / "checkpoints", 2)
-        spoilt[0, 0] = np.nan
-        trainer.instance.set_tensor(name, spoilt)
+        bad[0, 0] = np.nan
+        trainer.instance.set_tensor(name, bad)
         with pytest.raises(NotFinite, match=f"in step 2, first in the weight '{name}'"):
             trainer.step(1)
     assert latest_checkpoint(tmp_path / "checkpoints") == good
@@ -512,13 +512,13 @@ def test_steps_that_are_not_finite_can_be_skipped(texts, tmp_path):
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
         trainer.step(0)
         good = trainer.instance.get_tensor(name)
-        spoilt = good.copy()
-        spoilt[0, 0] = np.inf
-        trainer.instance.set_tensor(name, spoilt)
+        bad = good.copy()
+        bad[0, 0] = np.inf
+        trainer.instance.set_tensor(name, bad)
         assert trainer.step(1).is_skipped
         trainer.instance.set_tensor(name, good)
         assert not trainer.step(2).is_skipped and trainer.instance.step_count == 3
-        trainer.instance.set_tensor(name, spoilt)
+        trainer.instance.set_tensor(name, bad)
         with pytest.raises(NotFinite, match="in step 13"):
             train_steps(trainer, 3, tmp_path / "out", silent())
         assert trainer.instance.step_count == 12

@@ -117,14 +117,14 @@ def test_settings_that_change_a_bit_are_an_error(monkeypatch, tmp_path):
     """Planted: the second trial's last loss is the next float."""
     step, count = GraphInstance.step, []
 
-    def spoilt(self, *args, **kwargs):
+    def failing(self, *args, **kwargs):
         result = step(self, *args, **kwargs)
         count.append(result)
         if len(count) < 2 * (STEPS + 1):
             return result
         return type(result)(float(np.nextafter(result.loss, np.inf)), result.grad_norm)
 
-    monkeypatch.setattr(GraphInstance, "step", spoilt)
+    monkeypatch.setattr(GraphInstance, "step", failing)
     with pytest.raises(InternalError, match="must be bit-identical"):
         tune(make_config(tmp_path, tmp_path))
 

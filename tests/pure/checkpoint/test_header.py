@@ -140,7 +140,7 @@ def test_a_changed_file_gives_correct_arrays_or_one_error(data, tmp_path_factory
         content[place : place + data.draw(st.integers(0, 2))] = data.draw(
             st.binary(max_size=2) | st.sampled_from([b"0", b"9", b"-", b"1e40", b",", b"]", b'"a"', b'"F32"'])
         )
-    path = tmp_path_factory.getbasetemp() / "spoilt.safetensors"
+    path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
     try:
         ours = _arrays(bytes(content), path)
     except CheckpointError:

@@ -141,16 +141,16 @@ def test_what_mpiexec_is_given(tmp_path):
 
 def test_which_mpiexec(tmp_path, monkeypatch):
     """The one that is named, next to this Python, on the path; none is one line with what to do."""
-    beside, on_path = tmp_path / "bin", tmp_path / "path"
-    for folder in (beside, on_path):
+    next_to, on_path = tmp_path / "bin", tmp_path / "path"
+    for folder in (next_to, on_path):
         folder.mkdir()
         (folder / "mpiexec").write_text("#!/bin/sh\n")
         (folder / "mpiexec").chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    monkeypatch.setattr(sys, "executable", str(next_to / "python"))
     monkeypatch.setenv("PATH", str(on_path))
-    assert find_mpiexec() == str(beside / "mpiexec")
+    assert find_mpiexec() == str(next_to / "mpiexec")
     assert find_mpiexec(on_path / "mpiexec") == str(on_path / "mpiexec")
-    (beside / "mpiexec").unlink()
+    (next_to / "mpiexec").unlink()
     assert find_mpiexec() == str(on_path / "mpiexec")
     (on_path / "mpiexec").unlink()
     with pytest.raises(ConfigError, match="pip install mpich"):

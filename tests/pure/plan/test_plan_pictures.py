@@ -97,8 +97,8 @@ def test_bytes_equal_the_plan(axes, accumulation):
         plan, overhead={"engine": 1000}, settings=replace(plan.settings, is_checkpointed=True)
     )
     picture = draw_plan(plan)
-    beside = 1000 + max(plan.checkpoint_bytes)
-    assert plan.checkpoint_bytes[0] > 0 and sum(picture.lasting.values()) == plan.regions["lasting"] + beside
+    extra = 1000 + max(plan.checkpoint_bytes)
+    assert plan.checkpoint_bytes[0] > 0 and sum(picture.lasting.values()) == plan.regions["lasting"] + extra
     segments = {s.ops[0].label: s.index for s in cut_segments(plan.graph)}
     for call in picture.calls:
         at = segments[call.name.split(" to ")[0]]
