@@ -74,12 +74,12 @@ ITEM_BYTES = {"bf16": 2, "f32": 4}
 def _ask_for(_: Any, array: Any, index: Any) -> Any:
     """Prefetch the cache line of an element."""
 
-    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        address = context.make_array(signature.args[0])(context, builder, given[0]).data
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         byte, word = llvm.IntType(8).as_pointer(), llvm.IntType(32)
         kind = llvm.FunctionType(llvm.VoidType(), [byte, word, word, word])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.bitcast(builder.gep(address, [given[1]]), byte)
+        place = builder.bitcast(builder.gep(address, [arguments[1]]), byte)
         builder.call(prefetch, [place, *(llvm.Constant(word, flag) for flag in (0, 3, 1))])
         return context.get_dummy_value()
 
@@ -89,12 +89,12 @@ def _ask_for(_: Any, array: Any, index: Any) -> Any:
 @njit(nogil=True)  # type: ignore[misc]
 def _read_ahead(words: np.ndarray, ahead: int) -> int:
     """All words combined; each line is prefetched so many words before it is read, as in the few-row kernels."""
-    found = 0
+    combined = 0
     for line in range(0, len(words) - 7, 8):
         _ask_for(words, line + ahead)
         for word in range(line, line + 8):
-            found ^= words[word]
-    return found
+            combined ^= words[word]
+    return combined
 
 
 class ReadProbe:
@@ -216,9 +216,9 @@ def seconds_of(run: Callable[[], None], least: float) -> float:
 
 def weight_bytes(model: GraphInstance, shape: dict[str, Any], dtype: str) -> int:
     """Bytes of weights that a token reads."""
-    held = sum(usage["parameters"] for usage in model.memory_usage())
+    num_bytes = sum(usage["parameters"] for usage in model.memory_usage())
     rows = shape["vocab_size"] * shape["hidden_size"] * ITEM_BYTES[dtype]
-    return held - rows
+    return num_bytes - rows
 
 
 def profile(model: GraphInstance, inputs: dict[str, np.ndarray], steps: int = 30) -> None:
@@ -274,7 +274,7 @@ class Rounds:
 
     def times(self, side: str, peers: list[str]) -> float:
         """Speed relative to the fastest of these; the median over rounds."""
-        theirs = [min(found) for found in zip(*(self.seconds[peer] for peer in peers))]
+        theirs = [min(seconds) for seconds in zip(*(self.seconds[peer] for peer in peers))]
         return statistics.median(peer / own for peer, own in zip(theirs, self.seconds[side]))
 
 

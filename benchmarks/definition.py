@@ -217,14 +217,14 @@ def measure_memory(layers: int) -> None:
     complete = graph.complete()
     del graph
     gc.collect()
-    held, most = (n / MEGABYTE * 10_000 / layers for n in tracemalloc.get_traced_memory())
+    current, most = (n / MEGABYTE * 10_000 / layers for n in tracemalloc.get_traced_memory())
     tracemalloc.stop()
     note = (
         f"defined {defined / MEGABYTE * 10_000 / layers:.1f}, at most {most:.1f} meanwhile; measured with {layers:,}: "
         f"{len(complete.tensors):,} tensors, {len(complete.ops):,} ops"
     )
     what = "10,000 layers with gradients and update, memory"
-    show(Figure(what, held, "MB", less_is_better=True, must=200, goal=50, note=note))
+    show(Figure(what, current, "MB", less_is_better=True, must=200, goal=50, note=note))
 
 
 def torch_modules(layers: int) -> Callable[[], Any] | None:
@@ -304,11 +304,11 @@ def seconds_of_flax(layers: int, runs: int, *, scanned: bool) -> tuple[float, fl
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1).mean()
 
     def seconds(work: Callable[[], Any]) -> float:
-        found = []
+        samples = []
         for _ in range(runs):
             jax.clear_caches()
-            found.append(seconds_of(work)[0])
-        return statistics.median(found)
+            samples.append(seconds_of(work)[0])
+        return statistics.median(samples)
 
     params = jax.eval_shape(made.init, key, tokens)
     return (
@@ -326,11 +326,11 @@ def measure_peers(runs: int) -> None:
             f"next to: PyTorch makes the modules on its meta device in {median_of(runs, build)[0] * 1e3:.0f} ms"
         )
     for scanned in (True, False):
-        found = seconds_of_flax(36, max(runs // 2, 1), scanned=scanned)
-        if found is None:
+        flax_seconds = seconds_of_flax(36, max(runs // 2, 1), scanned=scanned)
+        if flax_seconds is None:
             print("next to: no jax or no flax here")
             return
-        params, gradients = (seconds * 1e3 for seconds in found)
+        params, gradients = (seconds * 1e3 for seconds in flax_seconds)
         how = "scanned" if scanned else "unrolled"
         print(
             f"next to: jax {version('jax')} finds shapes of Flax {version('flax')}, {how}, in {params:.0f} ms, "

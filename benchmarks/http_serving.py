@@ -207,12 +207,12 @@ def serve_engine(asked: dict[str, Any]) -> None:
     with Engine(asked["folder"]) as engine:
         for line in sys.stdin:
             params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
-            found = []
+            seconds = []
             for _ in range(int(line)):
                 (times,) = measure(engine, [prompt], params)
                 (reported,) = times.texts
-                found.append((reported[-1] - reported[0]) / (new - 1))
-            print(json.dumps({"seconds": found, "loss": 0.0}), flush=True)
+                seconds.append((reported[-1] - reported[0]) / (new - 1))
+            print(json.dumps({"seconds": seconds, "loss": 0.0}), flush=True)
 
 
 async def stream_times(target: Target, prompt: list[int], new: int, times: list[float]) -> None:

@@ -22,13 +22,13 @@ def cpu_name() -> str:
 
 def packages(*names: str) -> str:
     """Versions of Python, of this package, and of its peers."""
-    found = [f"Python {platform.python_version()}"]
+    versions = [f"Python {platform.python_version()}"]
     for name in ("tilewise", *names):
         try:
-            found.append(f"{name} {version(name)}")
+            versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"no {name}")
-    return ", ".join(found)
+            versions.append(f"no {name}")
+    return ", ".join(versions)
 
 
 def machine(*names: str) -> str:

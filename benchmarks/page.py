@@ -69,8 +69,8 @@ def benchmarks() -> list[str]:
 
 def measured(record: Mapping[str, Any]) -> Measured:
     """From a record of a file."""
-    known = {field.name for field in fields(Figure)}
-    return Measured(record["benchmark"], Figure(**{k: v for k, v in record.items() if k in known}))
+    names = {field.name for field in fields(Figure)}
+    return Measured(record["benchmark"], Figure(**{k: v for k, v in record.items() if k in names}))
 
 
 def run(names: Sequence[str]) -> tuple[list[Measured], list[str]]:
@@ -93,19 +93,19 @@ def run(names: Sequence[str]) -> tuple[list[Measured], list[str]]:
 def ceilings() -> list[Figure]:
     """Limits of the machine, on all cores that this process may use."""
     threads = len(os.sched_getaffinity(0))
-    found = [
+    figures = [
         Figure(f"multiply-adds, {dt}", measure_peak(f"peak_{dt}", threads) / 1e9, "GFLOP/s")
         for dt in ("f32", "bf16")
     ]
-    return [*found, Figure("memory, read", measure_bandwidth() / 1e9, "GB/s")]
+    return [*figures, Figure("memory, read", measure_bandwidth() / 1e9, "GB/s")]
 
 
 def worse(now: Sequence[Measured], before: Sequence[Measured]) -> list[str]:
     """Figures that got worse by more than 5%, and missing ones of a benchmark that was run."""
-    found, ran = {one.key: one.figure for one in now}, {one.benchmark for one in now}
+    new_figures, ran = {one.key: one.figure for one in now}, {one.benchmark for one in now}
     lines = []
     for old in before:
-        new = found.get(old.key)
+        new = new_figures.get(old.key)
         what = f"{old.benchmark}: {old.figure.name}"
         if new is None:
             lines += [f"{what}: no longer measured"] if old.benchmark in ran else []
@@ -162,11 +162,13 @@ def rows_of(figure: Figure) -> str:
     return "\n".join(lines)
 
 
-def page(about: str, limits: Sequence[Figure], found: Sequence[Measured], failed: Sequence[str]) -> str:
+def page(
+    about: str, limits: Sequence[Figure], measured_figures: Sequence[Measured], failed: Sequence[str]
+) -> str:
     """The whole page; self-contained."""
     sections = [("what this machine permits", limits)]
-    for name in dict.fromkeys(one.benchmark for one in found):
-        sections.append((name, [one.figure for one in found if one.benchmark == name]))
+    for name in dict.fromkeys(one.benchmark for one in measured_figures):
+        sections.append((name, [one.figure for one in measured_figures if one.benchmark == name]))
     body = "".join(
         f"<h2>{escape(name)}</h2>\n<table>\n{''.join(rows_of(f) for f in figures)}\n</table>\n"
         for name, figures in sections
@@ -208,8 +210,8 @@ def main() -> int:
     about, limits = machine("numpy", "torch", "transformers"), ceilings()
     for limit in limits:
         print(limit.line())
-    found, failed = run(options.names or benchmarks())
-    records = [{"benchmark": one.benchmark, **asdict(one.figure)} for one in found]
+    measurements, failed = run(options.names or benchmarks())
+    records = [{"benchmark": one.benchmark, **asdict(one.figure)} for one in measurements]
     content = {
         "machine": about,
         "ceilings": [asdict(limit) for limit in limits],
@@ -217,12 +219,14 @@ def main() -> int:
         "figures": records,
     }
     (options.output / "figures.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    (options.output / "figures.html").write_text(page(about, limits, found, failed), encoding="utf-8")
-    print(f"{len(found)} figures: {options.output / 'figures.html'}, {options.output / 'figures.json'}")
-    for one in found:
+    (options.output / "figures.html").write_text(page(about, limits, measurements, failed), encoding="utf-8")
+    print(
+        f"{len(measurements)} figures: {options.output / 'figures.html'}, {options.output / 'figures.json'}"
+    )
+    for one in measurements:
         if one.figure.verdict == "missed":
             print(f"missed: {one.benchmark}: {one.figure.line()}")
-    lines = worse(found, before)
+    lines = worse(measurements, before)
     for line in [*(f"failed: {name}" for name in failed), *(f"worse: {line}" for line in lines)]:
         print(line)
     return 1 if failed or lines else 0

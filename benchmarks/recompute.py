@@ -80,12 +80,12 @@ def tilewise_mode(dtype: str, recompute: str, threads: int) -> tuple[Step, Calla
 def layer_bytes(plan: Any) -> int:
     """Of the inputs of all layers and of their saved tensors, tensors counted once."""
     graph = plan.graph
-    held: set[int] = set()
+    tensors: set[int] = set()
     for op in graph.ops:
         if op.op == "call" and op.phase == "forward":
-            held.update(i for i in op.inputs if graph.tensors[i].kind == "result")
-            held.update(op.outputs[1:])
-    return sum(prod(graph.spec(t).shape) * graph.spec(t).dtype.itemsize for t in held)
+            tensors.update(i for i in op.inputs if graph.tensors[i].kind == "result")
+            tensors.update(op.outputs[1:])
+    return sum(prod(graph.spec(t).shape) * graph.spec(t).dtype.itemsize for t in tensors)
 
 
 def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Callable[[], Memory]]:
@@ -101,7 +101,7 @@ def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Call
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    held: dict[str, dict[int, int]] = {"layers": {}, "all": {}}
+    storages: dict[str, dict[int, int]] = {"layers": {}, "all": {}}
     is_inside = [False]
     model.transformer.h[0].register_forward_pre_hook(lambda *_: is_inside.__setitem__(0, True))
     model.transformer.h[-1].register_forward_hook(lambda *_: is_inside.__setitem__(0, False))
@@ -110,7 +110,7 @@ def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Call
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             for name in ("layers", "all") if is_inside[0] else ("all",):
-                held[name][storage.data_ptr()] = storage.nbytes()
+                storages[name][storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def run(number: int, is_noted: bool) -> float:
@@ -134,7 +134,7 @@ def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Call
 
     def memory() -> Memory:
         run(0, True)
-        return {name: sum(of.values()) for name, of in held.items()}
+        return {name: sum(of.values()) for name, of in storages.items()}
 
     return lambda number: run(number, False), memory
 

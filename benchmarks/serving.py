@@ -97,9 +97,9 @@ def calls_of(llm: LLM, generate: Callable[[], object]) -> list[dict[str, Any]]:
     instance, calls = llm.engine.model.instance, []
     forward = instance.forward
 
-    def record_inputs(*given: Any, **inputs: Any) -> None:
+    def record_inputs(*args: Any, **inputs: Any) -> None:
         calls.append({name: np.array(value) for name, value in inputs.items()})
-        forward(*given, **inputs)
+        forward(*args, **inputs)
 
     instance.forward = record_inputs  # type: ignore[method-assign]
     try:
@@ -215,9 +215,9 @@ def transformers_offline(asked: dict[str, Any]) -> Turn:
 
     def turn(prompts: list[list[int]]) -> float:
         started = time.perf_counter()
-        found = model.generate_batch(prompts, generation_config=way, continuous_batching_config=batching)
+        answers = model.generate_batch(prompts, generation_config=way, continuous_batching_config=batching)
         seconds = time.perf_counter() - started
-        assert all(len(one.generated_tokens) == asked["new"] for one in found.values())
+        assert all(len(one.generated_tokens) == asked["new"] for one in answers.values())
         return seconds
 
     return turn

@@ -165,15 +165,16 @@ def show_profile(shape: str, mesh: str, axis: str, dtype: str, steps: int) -> No
     threads = devices * workers
     peak = measure_peak(f"peak_{dtype}", threads)
     copied = 2 * threads * copy_bandwidth()
-    found = profile(shape, dtype, axis, devices, workers, steps)
+    result = profile(shape, dtype, axis, devices, workers, steps)
     peak = max(peak, measure_peak(f"peak_{dtype}", threads))
     copied = max(copied, 2 * threads * copy_bandwidth())
-    rows, busy = found.rows, sum(row.seconds for row in found.rows.values())
+    rows, busy = result.rows, sum(row.seconds for row in result.rows.values())
     by = f" by {axis}" if devices > 1 else ""
     title = f"{dtype}" if (shape, mesh, axis) == DEFAULT else f"{shape}, {mesh}{by}, {dtype}"
     print(
-        f"\n{shape}, {devices} device(s) x {workers} worker(s){by}, {dtype}: step {found.seconds:.3f} s, of "
-        f"which workers wait for tasks {found.waiting:.1%} and are between, before or behind them {found.between:.1%}; "
+        f"\n{shape}, {devices} device(s) x {workers} worker(s){by}, {dtype}: step {result.seconds:.3f} s, of "
+        f"which workers wait for tasks {result.waiting:.1%} "
+        f"and are between, before or after them {result.between:.1%}; "
         f"the fastest of each task {busy / threads:.3f} s a worker"
     )
     print(f"limits: {peak / 1e9:.0f} GFLOP/s and {copied / 1e9:.0f} GB/s on {threads} threads")
@@ -196,7 +197,7 @@ def show_profile(shape: str, mesh: str, axis: str, dtype: str, steps: int) -> No
             f"{title}: matmuls, of their limit", 100 * ideal * threads / matmuls, "%", limit=100, note=note
         )
     )
-    show(Figure(f"{title}: a step", found.seconds, "s", less_is_better=True, limit=ideal))
+    show(Figure(f"{title}: a step", result.seconds, "s", less_is_better=True, limit=ideal))
 
 
 def main() -> None:

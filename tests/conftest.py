@@ -71,11 +71,11 @@ def thread_count():
 
     def count(expected=None):
         for _ in range(500):
-            found = len(os.listdir("/proc/self/task"))
-            if expected is None or found <= expected:
+            num_threads = len(os.listdir("/proc/self/task"))
+            if expected is None or num_threads <= expected:
                 break
             time.sleep(0.01)
-        return found
+        return num_threads
 
     return count
 

@@ -21,15 +21,15 @@ PROCESSES = 2
 def timed(call: Callable[[int], None], agree: Callable[[bool], bool], seconds: float, batch: int) -> float:
     """Seconds of a call, as the median of batches; rank 0 decides when there are enough of them."""
     call(0)
-    found: list[float] = []
+    medians: list[float] = []
     number, until = 0, time.monotonic() + seconds
-    while agree(time.monotonic() < until or len(found) < 3):
+    while agree(time.monotonic() < until or len(medians) < 3):
         started = time.perf_counter()
         for _ in range(batch):
             call(number)
             number += 1
-        found.append((time.perf_counter() - started) / batch)
-    return statistics.median(found)
+        medians.append((time.perf_counter() - started) / batch)
+    return statistics.median(medians)
 
 
 def gloo(options: argparse.Namespace, batch: int) -> float:
@@ -48,10 +48,10 @@ def gloo(options: argparse.Namespace, batch: int) -> float:
         dist.broadcast(said, 0)
         return bool(said)
 
-    found = timed(lambda i: dist.all_reduce(buffers[i % len(buffers)]), agree, options.seconds, batch)
+    seconds = timed(lambda i: dist.all_reduce(buffers[i % len(buffers)]), agree, options.seconds, batch)
     dist.barrier()
     dist.destroy_process_group()
-    return found
+    return seconds
 
 
 def mpi(options: argparse.Namespace, batch: int) -> float:

@@ -185,18 +185,18 @@ def own_all_reduce(place: str, num_bytes: int, until: float) -> tuple[float, flo
 
 def peer_all_reduce(options: argparse.Namespace, num_bytes: int, seconds: float) -> dict[str, float]:
     """Microseconds of gloo's and of MPI's, as far as they are installed."""
-    found, peers = {}, str(HERE / "peers.py")
+    results, peers = {}, str(HERE / "peers.py")
     asked = [str(num_bytes), "--buffers", "2" if num_bytes == SMALL else "16", "--seconds", str(seconds)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if find_spec("torch") is not None:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, peers, "gloo", *asked, "--meet", str(Path(folder, "meet"))]
-            found["gloo"] = answer_of([[*command, "--rank", str(rank)] for rank in range(2)], environment)
+            results["gloo"] = answer_of([[*command, "--rank", str(rank)] for rank in range(2)], environment)
     if options.mpi_python is not None:
         launcher = options.mpi_python.parent / "mpiexec"
         command = [str(launcher), "-n", "2", str(options.mpi_python), peers, "mpi", *asked]
-        found["MPICH"] = answer_of([command], environment)
-    return {name: us for name, us in found.items() if us is not None}
+        results["MPICH"] = answer_of([command], environment)
+    return {name: us for name, us in results.items() if us is not None}
 
 
 def answer_of(commands: list[list[str]], environment: dict[str, str]) -> float | None:

@@ -121,9 +121,9 @@ def python_submit_ns(folder: Path) -> list[float]:
 
 def quietest(passes: list[dict[str, list[float]]], name: str) -> tuple[float, float, float]:
     """Median and p99 of a figure in the pass with the least median, and the greatest median of all."""
-    found = [each[name] for each in passes]
-    median, p99, _ = min(found)
-    return median, p99, max(found)[0]
+    figures = [each[name] for each in passes]
+    median, p99, _ = min(figures)
+    return median, p99, max(figures)[0]
 
 
 def figures(folder: Path, repetitions: int, passes: int) -> tuple[list[Figure], list[str]]:

@@ -146,8 +146,8 @@ def build_static(core: Path, folder: Path, objects: list[str]) -> Driver:
 
 def find_number(text: str, label: str) -> float:
     """The number after a label at the beginning of a line of the core's report."""
-    found = re.search(rf"^{re.escape(label)} ([0-9.e+-]+)", text, re.MULTILINE)
-    return float(found[1]) if found else math.nan
+    match = re.search(rf"^{re.escape(label)} ([0-9.e+-]+)", text, re.MULTILINE)
+    return float(match[1]) if match else math.nan
 
 
 def run_driver(driver: Driver, threads: int, options: list[str]) -> Result:

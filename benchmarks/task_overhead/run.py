@@ -112,8 +112,8 @@ def taskflow_system(folder: str | None) -> System:
         reason = f"no taskflow/taskflow.hpp in {folder}" if folder else "--taskflow was not given"
         return System(name, absent=reason)
     text = (Path(folder) / "taskflow" / "taskflow.hpp").read_text()
-    found = re.search(r"#define TF_VERSION (\d+)", text)
-    number = int(found[1]) if found else 0
+    match = re.search(r"#define TF_VERSION (\d+)", text)
+    number = int(match[1]) if match else 0
     version = f"{number // 100000}.{number // 100 % 1000}.{number % 100}"
     command = ["g++", "-O2", "-std=c++20", "-isystem", folder, str(HERE / "taskflow.cpp"), "-pthread"]
     return System(name, command, version)
@@ -202,8 +202,8 @@ def run_program(folder: Path, name: str, threads: int, repetitions: int, pattern
 
 def is_slow(samples: Samples, repetitions: int, case: tuple[str, str, int]) -> bool:
     """Whether this pattern, system and number of threads was given up as slow or stopped."""
-    known = [values for key, values in samples.items() if (key[0], key[2], key[3]) == case]
-    return not known or any(len(values) < repetitions for values in known)
+    measured = [values for key, values in samples.items() if (key[0], key[2], key[3]) == case]
+    return not measured or any(len(values) < repetitions for values in measured)
 
 
 def measure(

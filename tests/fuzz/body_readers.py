@@ -22,11 +22,11 @@ from tilewise.server.requests.params import sampling_params
 def read_body(folder: Path, data: bytes) -> None:
     """A body becomes settings and a conversation or prompts, or is rejected with a client-error status."""
     try:
-        given = parse_body(data)
-        if "input" in given:
-            body = chat_body(ResponseBody.model_validate(given))
+        parsed = parse_body(data)
+        if "input" in parsed:
+            body = chat_body(ResponseBody.model_validate(parsed))
         else:
-            body = (ChatBody if "messages" in given else CompletionBody).model_validate(given)
+            body = (ChatBody if "messages" in parsed else CompletionBody).model_validate(parsed)
         params = sampling_params(body, {})
         assert params.n <= 128
         if isinstance(body, ChatBody):

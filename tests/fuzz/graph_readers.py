@@ -50,8 +50,8 @@ def read_graph_file(folder: Path, data: bytes) -> None:
         inputs = [
             t for t in plan.graph.of_kind("input") if not t.spec.name.startswith(("loss.", "optimizer."))
         ]
-        given = {t.spec.name: np.zeros([upper_bound(s) for s in t.shape], np.int32) for t in inputs}
-        model.step(given, 0.1) if "step" in plan.programs else model.forward(**given)
+        arrays = {t.spec.name: np.zeros([upper_bound(s) for s in t.shape], np.int32) for t in inputs}
+        model.step(arrays, 0.1) if "step" in plan.programs else model.forward(**arrays)
 
 
 @tw.layer

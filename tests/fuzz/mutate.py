@@ -89,7 +89,7 @@ def _change_inside(rng: random.Random, content: Any) -> Any:
     keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
     key, kind = rng.choice(keys), rng.randrange(10)
     other = rng.choice(holders)
-    known = rng.choice(list(other.values()) if isinstance(other, dict) else other)
+    value = rng.choice(list(other.values()) if isinstance(other, dict) else other)
     if kind == 0:
         del holder[key]
     elif kind == 1 and isinstance(holder, dict):
@@ -99,7 +99,7 @@ def _change_inside(rng: random.Random, content: Any) -> Any:
     elif kind <= 3 and type(holder[key]) in (int, float):
         holder[key] += rng.choice((-1, 1, 2, 64, -holder[key]))
     elif kind <= 5:
-        holder[key] = json.loads(json.dumps(known))  # a copy: nothing stands inside itself
+        holder[key] = json.loads(json.dumps(value))  # a copy: nothing stands inside itself
     else:
         holder[key] = json.loads(json.dumps(rng.choice(_ODD_VALUES)))
     return content

@@ -94,9 +94,9 @@ def read_safetensors(folder: Path, data: bytes) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(data)
     weights = {name: np.array(tensor) for name, tensor in open_weights(file).items()}
-    found = {name: (dtype_name(t.dtype), list(t.shape), t.tobytes()) for name, t in weights.items()}
+    arrays = {name: (dtype_name(t.dtype), list(t.shape), t.tobytes()) for name, t in weights.items()}
     expected = {name: (t["dtype"], t["shape"], bytes(t["data"])) for name, t in safetensors.deserialize(data)}
-    assert found == expected
+    assert arrays == expected
 
 
 def _safetensors() -> list[bytes]:
@@ -193,7 +193,7 @@ def _model_config() -> list[bytes]:
             "rope_scaling": {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
         },
     ]
-    return [_json(given) for given in (plain.to_dict(), llama3, new, *others)]
+    return [_json(config) for config in (plain.to_dict(), llama3, new, *others)]
 
 
 def read_sentence_files(folder: Path, data: bytes) -> None:
@@ -362,10 +362,10 @@ def read_metrics_file(folder: Path, data: bytes) -> None:
     """metrics.jsonl: a second resumed run keeps the same lines as the first."""
     file = folder / "metrics.jsonl"
     file.write_bytes(data)
-    found = read_metrics(file)
+    lines = read_metrics(file)
     MetricsFile(file, 3).close()
-    kept = [line for line in found if line["step"] < 3]
-    assert read_metrics(file) == kept
+    early = [line for line in lines if line["step"] < 3]
+    assert read_metrics(file) == early
 
 
 def _metrics() -> list[bytes]:
@@ -386,8 +386,8 @@ def read_texts(folder: Path, data: bytes) -> None:
     (texts / "c.txt").write_bytes(b"other text\n")
     for path in (texts, texts / "a.txt"):
         corpus = load_corpus(path, 0.0)
-        found = "".join(file.text for file in corpus.train if file.name.startswith("a.txt"))
-        assert found in ("", data.decode("utf-8", "replace"))
+        text = "".join(file.text for file in corpus.train if file.name.startswith("a.txt"))
+        assert text in ("", data.decode("utf-8", "replace"))
 
 
 def read_plan(folder: Path, data: bytes) -> None:
@@ -406,8 +406,8 @@ def read_plan(folder: Path, data: bytes) -> None:
     with tw.GraphInstance(plan, memory_limit_bytes=1 << 26) as model:
         require_origin(plan)
         inputs = {t.spec.name: np.ones(t.shape, np.float32) for t in plan.graph.of_kind("input")}
-        given = {name: value for name, value in inputs.items() if not is_hyper(name)}
-        model.step(given, 0.1) if "step" in plan.programs else model.forward(**given)
+        arrays = {name: value for name, value in inputs.items() if not is_hyper(name)}
+        model.step(arrays, 0.1) if "step" in plan.programs else model.forward(**arrays)
 
 
 def _plans() -> list[bytes]:

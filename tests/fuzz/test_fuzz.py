@@ -136,8 +136,8 @@ def _run_atheris(name: str, folder: Path, *options: str, timeout: float) -> subp
 def test_ten_minutes_of_atheris(name, tmp_path):
     """Ten minutes of atheris find no foreign exception, hang, use of 3 GiB, or crash."""
     done = _run_atheris(name, tmp_path, f"-max_total_time={SOAK_S}", timeout=SOAK_S + 300)
-    found = {path.name: path.read_bytes()[:2000] for path in tmp_path.iterdir() if path.is_file()}
-    assert done.returncode == 0 and not found, f"{found}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    crashes = {path.name: path.read_bytes()[:2000] for path in tmp_path.iterdir() if path.is_file()}
+    assert done.returncode == 0 and not crashes, f"{crashes}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
     assert executed and int(executed[1]) > 1000, done.stderr[-2000:]
 
@@ -147,5 +147,5 @@ def test_ten_minutes_of_atheris(name, tmp_path):
 def test_atheris_finds_a_planted_fault(tmp_path):
     """The twin: atheris finds a planted bug within a minute and stores the input."""
     done = _run_atheris("planted", tmp_path, "-max_total_time=60", timeout=120)
-    (found,) = tmp_path.glob("crash-*")
-    assert done.returncode != 0 and "KeyError" in done.stdout + done.stderr and b"9999" in found.read_bytes()
+    (crash,) = tmp_path.glob("crash-*")
+    assert done.returncode != 0 and "KeyError" in done.stdout + done.stderr and b"9999" in crash.read_bytes()

@@ -26,15 +26,15 @@ def _json(content: object) -> bytes:
 def read_generation_config(folder: Path, data: bytes) -> None:
     """generation_config.json: accepted settings can be combined with and without sampling, or are rejected."""
     (folder / "generation_config.json").write_bytes(data)
-    found = load_generation_config(folder, VOCABULARY)
-    for given in ({}, {"temperature": 0.0, "max_tokens": 1 << 40}, {"temperature": 1.0}):
-        sampling, taken = combine_settings(found, given, 3)
+    settings = load_generation_config(folder, VOCABULARY)
+    for options in ({}, {"temperature": 0.0, "max_tokens": 1 << 40}, {"temperature": 1.0}):
+        sampling, taken = combine_settings(settings, options, 3)
         assert all(getattr(sampling, name) is not None for name in taken)
 
 
 def valid_generation_config() -> list[bytes]:
     """Valid files."""
-    known = {
+    fields = {
         "bos_token_id": 1,
         "eos_token_id": [2, 3],
         "max_length": 64,
@@ -56,7 +56,7 @@ def valid_generation_config() -> list[bytes]:
         "num_beams": 1,
         "use_cache": True,
     }
-    return [_json(known), _json({**known, **all_}), _json({"eos_token_id": 2, "min_length": 5}), _json({})]
+    return [_json(fields), _json({**fields, **all_}), _json({"eos_token_id": 2, "min_length": 5}), _json({})]
 
 
 def read_tokenizer(folder: Path, data: bytes) -> None:
@@ -109,8 +109,13 @@ def valid_tokenizer() -> list[bytes]:
     }
     plain = {**content, "added_tokens": [], "decoder": None, "post_processor": None}
     sequence = [{"SpecialToken": {"id": "[UNK]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    known = {"[UNK]": {"id": "[UNK]", "ids": [2], "tokens": ["[UNK]"]}}
-    template = {"type": "TemplateProcessing", "single": sequence, "pair": sequence, "special_tokens": known}
+    special_tokens = {"[UNK]": {"id": "[UNK]", "ids": [2], "tokens": ["[UNK]"]}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": sequence,
+        "pair": sequence,
+        "special_tokens": special_tokens,
+    }
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "_"}
     split = {"type": "Split", "pattern": {"Regex": r"\w+|\s"}, "behavior": "Isolated", "invert": False}
     metaspace = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
@@ -218,11 +223,11 @@ def read_chat_template(folder: Path, data: bytes) -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"}]
     tools = [{"type": "function", "function": {"name": "f"}}]
     variables = {"messages": messages, "tools": tools, "bos_token": "<s>", "add_generation_prompt": True}
-    found = template_child.problem_of(template, variables)
-    json.dumps(found, allow_nan=False)
-    assert found.keys() in ({"text"}, {"problem"})
-    if "problem" in found:
-        raise ConfigError(" ".join(found["problem"].split()))
+    problem = template_child.problem_of(template, variables)
+    json.dumps(problem, allow_nan=False)
+    assert problem.keys() in ({"text"}, {"problem"})
+    if "problem" in problem:
+        raise ConfigError(" ".join(problem["problem"].split()))
 
 
 def valid_chat_template() -> list[bytes]:

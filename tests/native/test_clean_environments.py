@@ -25,8 +25,8 @@ def interpreter(minor: int) -> str | None:
     candidates = [name]
     shim = shutil.which(name)
     if shim:
-        kept = sorted(Path(shim).parents[1].glob(f"versions/3.{minor}.*/bin/{name}"))
-        candidates += [str(path) for path in kept]
+        interpreters = sorted(Path(shim).parents[1].glob(f"versions/3.{minor}.*/bin/{name}"))
+        candidates += [str(path) for path in interpreters]
     for candidate in candidates:
         try:
             done = subprocess.run(
@@ -34,8 +34,8 @@ def interpreter(minor: int) -> str | None:
             )
         except (OSError, subprocess.SubprocessError):
             continue
-        found, path = json.loads(done.stdout)
-        if found == minor:
+        version, path = json.loads(done.stdout)
+        if version == minor:
             return str(path)
     return None
 

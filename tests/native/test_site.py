@@ -46,8 +46,8 @@ def headings(page: Path) -> set[str]:
 def test_reference_has_every_exported_name(site):
     """A heading for each name in `__all__` of every package on the site, including those that examples import."""
     pages = {page.stem: headings(page) for page in (site / "reference").glob("tilewise*.html")}
-    for package, found in pages.items():
-        assert set(importlib.import_module(package).__all__) <= found, package
+    for package, names in pages.items():
+        assert set(importlib.import_module(package).__all__) <= names, package
     imported = [
         line.split() for path in (ROOT / "examples").glob("*.py") for line in path.read_text().splitlines()
     ]

@@ -23,11 +23,13 @@ def _code_files():
 
 def test_test_folders_mirror_sources():
     """tests/pure and tests/native have only folders of src/tilewise and native."""
-    known = {path.name for root in (PACKAGE, NATIVE) for path in root.iterdir() if path.is_dir()}
+    sources = {path.name for root in (PACKAGE, NATIVE) for path in root.iterdir() if path.is_dir()}
     folders = [
         path for kind in ("pure", "native") for path in (ROOT / "tests" / kind).iterdir() if path.is_dir()
     ]
-    assert not [relative(path) for path in folders if path.name not in known | {"benchmarks", "__pycache__"}]
+    assert not [
+        relative(path) for path in folders if path.name not in sources | {"benchmarks", "__pycache__"}
+    ]
 
 
 def test_every_python_file_has_a_docstring():
@@ -98,12 +100,12 @@ def test_background_threads_are_stopped_at_exit():
         "graph/parallel/progress.py",
     }
     pattern = re.compile(r"\bdaemon\s*=\s*True")
-    found = {
+    starters = {
         path.relative_to(PACKAGE).as_posix()
         for path in python_files("src")
         if pattern.search(path.read_text(encoding="utf-8"))
     }
-    assert found == may
+    assert starters == may
 
 
 def _folders():

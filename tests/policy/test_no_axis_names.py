@@ -36,16 +36,16 @@ def _literals(path):
 
 def _names_given():
     """Names of declared labels, and of axes that strategies map."""
-    found = set(COMING)
+    names = set(COMING)
     for path in python_files("src"):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "DimLabel":
-                found.update(a.value for a in node.args[:1] if isinstance(a, ast.Constant))
+                names.update(a.value for a in node.args[:1] if isinstance(a, ast.Constant))
     for node in ast.walk(tree_of(PACKAGE / "strategy" / "strategy.py")):
         if isinstance(node, ast.Dict):
             parts = [*node.keys, *node.values]
-            found.update(p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str))
-    return {name for name in found if " " not in name}
+            names.update(p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str))
+    return {name for name in names if " " not in name}
 
 
 def _offences(paths, names):

@@ -44,9 +44,9 @@ def test_source_distribution_is_complete(tmp_path):
     with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"LICENSE", "README.md", "pyproject.toml", "native/CMakeLists.txt", "PKG-INFO"} <= names
-    known = {relative(path) for path in tracked_files()}
-    assert names - {"PKG-INFO"} <= known
-    assert {name for name in known if name.startswith(("src/", "native/"))} <= names
+    tracked = {relative(path) for path in tracked_files()}
+    assert names - {"PKG-INFO"} <= tracked
+    assert {name for name in tracked if name.startswith(("src/", "native/"))} <= names
 
 
 def test_supported_pythons_agree():
@@ -78,6 +78,6 @@ def test_no_machine_path():
     homes = rb"/(?:home|Users)/\w|/ro{2}t/|(?<![\w.])/(?:work|mnt|opt)/\w"
     pattern = re.compile(homes + b"|" + re.escape(str(ROOT).encode()))
     bad = {
-        relative(path): found[0] for path in tracked_files() if (found := pattern.search(path.read_bytes()))
+        relative(path): match[0] for path in tracked_files() if (match := pattern.search(path.read_bytes()))
     }
     assert not bad

@@ -29,8 +29,8 @@ def test_every_link_is_valid():
 def _lost_paths(text):
     """Files and folders in backticks that do not exist, relative to the root or to the page."""
     rooms = [ROOT, *(ROOT / r for r in ("src/tilewise", "native", "native/tasks", "native/include"))]
-    found = PATH.findall(text)
-    return [p for p in found if "." in p or p.endswith("/") if not any((room / p).exists() for room in rooms)]
+    paths = PATH.findall(text)
+    return [p for p in paths if "." in p or p.endswith("/") if not any((room / p).exists() for room in rooms)]
 
 
 def test_every_path_on_a_page_exists():
@@ -46,13 +46,13 @@ def test_every_path_on_a_page_exists():
 
 def test_every_page_is_reachable_from_the_readme():
     """By following links."""
-    found, open_pages = set(), {ROOT / "README.md"}
+    visited, open_pages = set(), {ROOT / "README.md"}
     while open_pages:
         page = open_pages.pop()
-        found.add(page)
-        open_pages |= {target for target in _targets(page) if target.suffix == ".md"} - found
+        visited.add(page)
+        open_pages |= {target for target in _targets(page) if target.suffix == ".md"} - visited
     pages = {path for path in _pages() if path.parent in (ROOT, ROOT / "docs")}
-    assert not [relative(page) for page in pages - found]
+    assert not [relative(page) for page in pages - visited]
 
 
 def test_every_page_is_in_the_menu():
@@ -100,11 +100,11 @@ def test_rules_named_in_text_exist():
     page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
     rules = set(re.findall(r"^(\d+)\. ", page, re.MULTILINE))
     pointer = re.compile(r"numerics(?:\.md)?`?\)?,? (?:\([^)]*\))?,? ?rule (\d+)")
-    found = [
+    names = [
         (relative(path), number)
         for path in tracked_files()
         if path.suffix in {".md", ".py", ".h", ".cc", ".txt"}
         for number in pointer.findall(path.read_text(encoding="utf-8"))
     ]
-    assert len(found) > 3
-    assert not [(name, number) for name, number in found if number not in rules]
+    assert len(names) > 3
+    assert not [(name, number) for name, number in names if number not in rules]

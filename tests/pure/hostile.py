@@ -44,19 +44,19 @@ INVALID = (TilewiseError, TypeError, AttributeError, ValueError, LookupError, Ov
 """What an invalid argument raises: an error of the project, or the one of Python or NumPy at a wrong type."""
 
 
-def accepted(call: Callable[..., object], given: Mapping[str, Any]) -> dict[str, set[str]]:
+def accepted(call: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, set[str]]:
     """Which hostile values a call accepts for each argument; arguments that accept none are left
     out.
 
     Raises:
         Exception: any error of the call that is not one of the project's.
     """
-    call(**given)  # the call is right but for what is replaced
-    taken = {argument: set() for argument in given}
-    for argument in given:
+    call(**arguments)  # the call is right but for what is replaced
+    taken = {argument: set() for argument in arguments}
+    for argument in arguments:
         for name, value in HOSTILE.items():
             try:
-                call(**{**given, argument: value})
+                call(**{**arguments, argument: value})
             except INVALID as error:
                 assert not isinstance(error, TilewiseError) or "\n" not in str(error), (argument, name)
             else:

@@ -54,10 +54,10 @@ def steps(
     with graph.instantiate(plan) as running:
         running.initialize(0, 0.1)
         results = [running.step(batch, 1e-2) for batch in batches]
-        found = {f"{n}.grad": running.get_tensor(f"{n}.grad") for n in running.parameter_names()}
-        found |= running.state_dict()
-    found["losses"] = np.array([(r.loss, r.grad_norm) for r in results], np.float32)
-    return found
+        gradients = {f"{n}.grad": running.get_tensor(f"{n}.grad") for n in running.parameter_names()}
+        gradients |= running.state_dict()
+    gradients["losses"] = np.array([(r.loss, r.grad_norm) for r in results], np.float32)
+    return gradients
 
 
 def differing(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[str]:

@@ -82,9 +82,9 @@ def change_first(
             for i, instruction in enumerate(of.templates[t].instructions)
             if label in instruction.label and kernel in (None, instruction.kernel)
         )
-        found = next(places, None)
-        assert found is not None, f"no instruction is labelled {label!r}"
-        number, place = found
+        place_of_first = next(places, None)
+        assert place_of_first is not None, f"no instruction is labelled {label!r}"
+        number, place = place_of_first
         listed = list(of.templates[number].instructions)
         listed[place] = change(listed[place])
         template = replace(of.templates[number], instructions=tuple(listed))

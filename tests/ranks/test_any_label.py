@@ -63,10 +63,10 @@ def spread(axis, size, label):
 def is_equal_or_refused(labels, axis, size, label):
     """None: rejected before a run; otherwise whether the steps equal one device's."""
     try:
-        found = train(build(labels), spread(axis, size, label))
+        state = train(build(labels), spread(axis, size, label))
     except (LayoutError, PlanError):
         return None
-    return found == train(build(labels), tw.DistributionStrategy.single())
+    return state == train(build(labels), tw.DistributionStrategy.single())
 
 
 DIMS = ("batch", "rows", "width", "inner", "classes")
@@ -94,9 +94,9 @@ def test_any_label_on_any_axis():
         except ValueError:  # two dims that must differ have one label, or 'batch' stands where it cannot
             outcomes["not built"] += 1
             return
-        found = is_equal_or_refused(labels, axis, size, label)
-        outcomes[found] += 1
-        assert found in (None, True)
+        outcome = is_equal_or_refused(labels, axis, size, label)
+        outcomes[outcome] += 1
+        assert outcome in (None, True)
 
     hold()
     assert outcomes[True] >= 10 and outcomes[None] >= 5, outcomes
@@ -135,9 +135,9 @@ def test_uncovered_sums_are_not_shared(labels, label, words):
 
 def test_comparison_can_fail(monkeypatch):
     """The twin: without the rules, rows on an axis train on partial gradients, and the comparison fails."""
-    monkeypatch.setattr("tilewise.strategy.agree._may_share", lambda *given: True)
+    monkeypatch.setattr("tilewise.strategy.agree._may_share", lambda *args: True)
     monkeypatch.setattr("tilewise.plan.settings.validate_pending_reductions", lambda graph, layout: None)
-    monkeypatch.setattr("tilewise.plan.emission._check_part", lambda *given: None)
+    monkeypatch.setattr("tilewise.plan.emission._check_part", lambda *args: None)
     assert is_equal_or_refused({**NONE, "batch": "batch", "rows": "rows"}, "tp", 2, "rows") is False
 
 

@@ -128,8 +128,8 @@ def test_loss_and_gradients_against_pytorch(name, axes, accumulation):
         y = silu(x @ p["up"].T) @ p["down"].T
         loss = LOSSES[name][1](p, y, t, torch.tensor(data["labels"]).long())
         loss.backward()
-        found = model.step(data, 0.0).loss
-        assert abs(found - loss.item()) <= 1e-5 * max(1.0, abs(loss.item()))
+        our_loss = model.step(data, 0.0).loss
+        assert abs(our_loss - loss.item()) <= 1e-5 * max(1.0, abs(loss.item()))
         for n, split in p.items():
             expected = split.grad.numpy()
             assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n

@@ -37,8 +37,8 @@ def block(graph, x, lengths, *, kind, dtype, dim):
     h = rms_norm(graph, x, "norm", eps=1e-5)
     q = linear(graph, h, "q", HEADS * dim, out_label=heads)
     k, v = (linear(graph, h, n, KV_HEADS * dim, out_label=kv_heads) for n in ("k", "v"))
-    given = {} if KINDS[kind].get("causal", True) else {"lengths": lengths}
-    y = graph.scaled_dot_product_attention(q, k, v, head_dim=dim, **KINDS[kind], **given)
+    options = {} if KINDS[kind].get("causal", True) else {"lengths": lengths}
+    y = graph.scaled_dot_product_attention(q, k, v, head_dim=dim, **KINDS[kind], **options)
     return graph.add(x, linear(graph, y, "o", WIDTH, in_label=heads))
 
 
@@ -253,11 +253,13 @@ def attended(g, q, k, v, kind, pages=()):
 def test_pages_equal_whole_sequences(kind, tp):
     """A prompt in chunks, then token by token, over devices; a window of another length is detected."""
     gen, length = np.random.default_rng(1), 150
-    given = {n: gen.standard_normal((length, w * DIM), np.float32) for n, w in (("q", 8), ("k", 2), ("v", 2))}
+    arrays = {
+        n: gen.standard_normal((length, w * DIM), np.float32) for n, w in (("q", 8), ("k", 2), ("v", 2))
+    }
     g = tw.ComputeGraph("whole")
     g.output(attended(g, *[[1, length]] * 3, kind), "y")
     with g.instantiate(g.plan({})) as model:
-        model.forward(**{n: x[None] for n, x in given.items()})
+        model.forward(**{n: x[None] for n, x in arrays.items()})
         whole = model.get_tensor("y")[0]
     g, tokens = tw.ComputeGraph("pages"), tw.Dim("tokens", 1, 100)
     pages = {
@@ -267,7 +269,7 @@ def test_pages_equal_whole_sequences(kind, tp):
     g.output(attended(g, [tokens], [tokens], [tokens], kind, pages), "y")
     blocks = np.array([[2, 0, 3]], np.int32)
     with g.instantiate(g.plan({"tp": tp})) as model:
-        found = []
+        outputs = []
         for begin, end in pairwise([0, 1, 70, 145, *range(146, length + 1)]):
             positions = np.arange(begin, end, dtype=np.int32)
             index = {
@@ -276,9 +278,9 @@ def test_pages_equal_whole_sequences(kind, tp):
                 "slots": blocks[0, positions // 64] * 64 + positions % 64,
                 "blocks": blocks,
             }
-            model.forward(**{n: x[begin:end] for n, x in given.items()}, **index)
-            found.append(model.get_tensor("y"))
-    assert np.concatenate(found).tobytes() == whole.tobytes()
+            model.forward(**{n: x[begin:end] for n, x in arrays.items()}, **index)
+            outputs.append(model.get_tensor("y"))
+    assert np.concatenate(outputs).tobytes() == whole.tobytes()
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------
@@ -300,19 +302,19 @@ def test_lengths_are_checked_before_a_run(wrong, words):
         assert model.step(good, 1e-3).loss == first.loss
 
 
-def attend(lengths=None, *, seq=8, **given):
+def attend(lengths=None, *, seq=8, **options):
     """A graph with one attention."""
     g = tw.ComputeGraph("attend")
     x = g.input([4, seq, 8], name="x", labels=[tw.BATCH, None, None])
     if lengths is not None:
-        given["lengths"] = lengths(g)
-    g.output(g.scaled_dot_product_attention(x, x, x, head_dim=4, **given), "y")
+        options["lengths"] = lengths(g)
+    g.output(g.scaled_dot_product_attention(x, x, x, head_dim=4, **options), "y")
     return g
 
 
-def of_form(shape, dtype="i32", **given):
+def of_form(shape, dtype="i32", **options):
     """A function that declares lengths."""
-    return lambda g: g.input(shape, dtype, name="lengths", **{"storage": "scalars", **given})
+    return lambda g: g.input(shape, dtype, name="lengths", **{"storage": "scalars", **options})
 
 
 @pytest.mark.parametrize(

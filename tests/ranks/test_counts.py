@@ -112,8 +112,8 @@ def test_explained_tasks_equal_executed_ones(axes):
         for name in plan.programs:
             said = text.split(f"  {name}: ")[1].split("calls of templates")[1]
             for device in range(plan.mesh.num_devices):
-                found = re.search(rf"device [\d, ]*\b{device}\b[\d, ]*: ([\d,]+) tasks", said)
-                assert int(found[1].replace(",", "")) == running._program.num_tasks(device, [], name)
+                match = re.search(rf"device [\d, ]*\b{device}\b[\d, ]*: ([\d,]+) tasks", said)
+                assert int(match[1].replace(",", "")) == running._program.num_tasks(device, [], name)
 
 
 def test_bytes_per_parameter():
@@ -123,8 +123,8 @@ def test_bytes_per_parameter():
         s.shape[0] * (s.shape[1] if len(s.shape) == 2 else 1)
         for s in (t.spec for t in plan.graph.of_kind("parameter"))
     )
-    kept = sum(usage[0][k] for k in ("parameters", "gradients", "optimizer"))
-    assert 18 * parameters <= kept <= 18 * parameters + 4096  # the loss, norms and alignment
+    num_bytes = sum(usage[0][k] for k in ("parameters", "gradients", "optimizer"))
+    assert 18 * parameters <= num_bytes <= 18 * parameters + 4096  # the loss, norms and alignment
 
 
 def test_weights_are_laid_out_once_and_broadcast():

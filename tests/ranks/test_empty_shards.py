@@ -156,9 +156,9 @@ def test_device_without_a_panel_has_no_task(axes):
     graph, plan = planned(strategy, dtype="bf16")
     devices, degree = plan.mesh.num_devices, axes["fsdp"]
     cut = [t for t in plan.graph.tensors if t.kind != "result" and "fsdp" in plan.layout.compute[t.id][0]]
-    kept = [t for t in cut if t.spec.name.endswith("layers.0.self_attn.o_proj.weight")]
-    assert len(kept) == 4  # the weight, its master, two moments
-    for tensor in kept:
+    tensors = [t for t in cut if t.spec.name.endswith("layers.0.self_attn.o_proj.weight")]
+    assert len(tensors) == 4  # the weight, its master, two moments
+    for tensor in tensors:
         rows = [plan.entry(device, tensor.id).extent.constant for device in range(devices)]
         assert rows == [PANEL * n for n in panels_of(plan, tensor.id)]
         assert [bool(n) for n in rows[:degree]] == [False] * (degree - 1) + [True]
@@ -168,7 +168,7 @@ def test_device_without_a_panel_has_no_task(axes):
         run.reset_transfers()
         run.step(batches(few_panels(), 1, 8, SEQ)[0], 1e-3)
         tasks, moved = run.timeline(), run.transfers()
-        for tensor in kept:
+        for tensor in tensors:
             size = PANEL * tensor.spec.shape[1] * tensor.spec.dtype.itemsize
             for device in range(devices):
                 memory = np.asarray(run._executor.buffer(device, plan.entry(device, tensor.id).offset, size))
@@ -240,12 +240,12 @@ def test_plan_with_empty_shards_round_trips(tmp_path):
     assert loaded.digest() == plan.digest() and loaded.explain() == plan.explain()
     require_origin(loaded)
     results = []
-    for given in (plan, loaded):
-        with tw.GraphInstance(given) as run:
+    for either in (plan, loaded):
+        with tw.GraphInstance(either) as run:
             run.initialize(seed=0)
             run.trace(True)
             results.append([run.step(b, 1e-3).grad_norm for b in batches(few_panels(), 2, 8, SEQ)])
-            given.save_picture(tmp_path / "step.html", run.timeline())
+            either.save_picture(tmp_path / "step.html", run.timeline())
     assert results[0] == results[1]
 
 
@@ -261,7 +261,7 @@ def test_checkpoint_continues_over_other_shards(offload, tmp_path):
         DistributionStrategy.hybrid(fsdp=4, tp=2),
         DistributionStrategy.single(),
     ]
-    steps, state, found = batches(few_panels(), len(strategies), 8, SEQ), None, []
+    steps, state, norms = batches(few_panels(), len(strategies), 8, SEQ), None, []
     for number, strategy in enumerate(strategies):
         graph, plan = planned(strategy, dtype="bf16", offload=offload if number else "none", checkpoints=True)
         with graph.instantiate(plan) as run:
@@ -269,7 +269,7 @@ def test_checkpoint_continues_over_other_shards(offload, tmp_path):
                 run.initialize(seed=0)
             else:
                 run.load_state_dict(state.tensors)
-            found.append(run.step(steps[number], 1e-3).grad_norm)
+            norms.append(run.step(steps[number], 1e-3).grad_norm)
             parts, mesh = run.copy_state(), dict(zip(plan.mesh.names, plan.mesh.sizes))
         for tensor, shards in plan.stored_parts.items():
             assert all(prod(shard.sizes) for shard in shards), plan.graph.spec(tensor).name
@@ -279,7 +279,7 @@ def test_checkpoint_continues_over_other_shards(offload, tmp_path):
     graph, plan = planned(DistributionStrategy.single(), dtype="bf16")
     with graph.instantiate(plan) as run:
         run.initialize(seed=0)
-        assert [run.step(b, 1e-3).grad_norm for b in steps] == found
+        assert [run.step(b, 1e-3).grad_norm for b in steps] == norms
         for name, value in run.state_dict().items():
             assert np.array_equal(np.asarray(state.tensors[name]), value), name
 

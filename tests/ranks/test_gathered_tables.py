@@ -45,8 +45,8 @@ def model_of(**changes: object):
 
 def repeated(axes, steps: int = 2):
     """Tokens of few different ids, so that a row gets tokens of every device."""
-    given = batches(model_of(), steps, batch_of(axes), SEQ)
-    return [{**data, "tokens": data["tokens"] % 5 * 89} for data in given]
+    data_of_steps = batches(model_of(), steps, batch_of(axes), SEQ)
+    return [{**data, "tokens": data["tokens"] % 5 * 89} for data in data_of_steps]
 
 
 def compare(axes, change=lambda plan: plan, **changes: object):
@@ -171,12 +171,12 @@ def test_symbolic_lengths_are_not_gathered():
     ],
     ids=str,
 )
-def test_axis_shares_the_batch_or_the_vocabulary(given, is_trained):
+def test_axis_shares_the_batch_or_the_vocabulary(options, is_trained):
     """A device that has some tokens and some rows cannot know which rows others use."""
     graph = table_graph((8, SEQ))
     if is_trained:
         graph.optimize(tw.optim.AdamW())
-    graph.set_distribution(DistributionStrategy(tw.ParallelismMode.HYBRID, {"dp": 2}, **given))
+    graph.set_distribution(DistributionStrategy(tw.ParallelismMode.HYBRID, {"dp": 2}, **options))
     with pytest.raises(LayoutError, match=r"axis 'dp', which cuts the result of .*embedding.*'selected'"):
         graph.plan({"dp": 2}, batch_splits=8)
 
@@ -249,7 +249,7 @@ def test_row_has_the_sum_of_all_its_tokens(shape):
         run.initialize(seed=0, scale=0.5)
         weights = {n: run.get_tensor(n).astype(np.float64) for n in ("table", "head")}
         run.step(data, 0.0)
-        found = run.get_tensor("table.grad")
+        gradient = run.get_tensor("table.grad")
     x = weights["table"][data["ids"].ravel()]
     logits = x @ weights["head"].T
     p = np.exp(logits - logits.max(1, keepdims=True))
@@ -257,5 +257,5 @@ def test_row_has_the_sum_of_all_its_tokens(shape):
     p[np.arange(len(p)), data["labels"].ravel()] -= 1
     expected = np.zeros_like(weights["table"])
     np.add.at(expected, data["ids"].ravel(), p @ weights["head"] / len(p))
-    assert np.abs(found - expected).max() < 1e-6
-    assert (found[1:100] == 0).all() and np.abs(found[100]).max() > 0
+    assert np.abs(gradient - expected).max() < 1e-6
+    assert (gradient[1:100] == 0).all() and np.abs(gradient[100]).max() > 0

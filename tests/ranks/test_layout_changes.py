@@ -123,13 +123,13 @@ def hold_layouts(examples):
     @given(recipes(), MESHES, st.sampled_from([1, 1, 2]))
     def hold(recipe, axes, microbatches):
         try:
-            found = run(build(recipe), axes, microbatches)
+            outputs = run(build(recipe), axes, microbatches)
         except (LayoutError, PlanError) as error:
             outcomes[str(error)[:400]] += 1
             return
         outcomes["equal"] += 1
         kinds.update(op[0] for op in recipe[2])
-        assert found == run(build(recipe), {})
+        assert outputs == run(build(recipe), {})
 
     hold()
     return outcomes, kinds
@@ -198,10 +198,10 @@ def test_sum_in_shards_moves_half():
     assert "(mean) and microbatch" in said[2] and [line.strip() for line in said if "scatter" in line] == [
         f"reduce_scatter:linear:first f32[4, 3, 32] to (micro, -, b): reads {3 * rows // 4 // 2} elements"
     ]
-    found = run(in_shards(True), {"a": 1, "b": 4})
-    assert found == run(in_shards(True), {})
+    outputs = run(in_shards(True), {"a": 1, "b": 4})
+    assert outputs == run(in_shards(True), {})
     fault = change_first("linear:first/reduce_scatter", drop_partial)
-    assert found != run(in_shards(True), {"a": 1, "b": 4}, change=fault)
+    assert outputs != run(in_shards(True), {"a": 1, "b": 4}, change=fault)
 
 
 @pytest.mark.parametrize("kernel", ["tree_add", "copy_pairs"])

@@ -57,14 +57,14 @@ def _training(axes):
 def _memory(model):
     """All bytes of all parameters and masters on every device, by name and device."""
     tensors = model._tensors
-    found = {}
+    bytes_of = {}
     for name in tensors.lasting_names():
         spec = model.plan.graph.spec(tensors.ids[name])
         for device in range(model.plan.mesh.num_devices):
             sizes, _ = tensors.store._local(model.plan.shapes.on(device), spec, tensors.ids[name], 0)
             part = tensors.store._bytes(device, tensors.ids[name], 0, sizes, spec)
-            found[name, device] = part.tobytes()
-    return found
+            bytes_of[name, device] = part.tobytes()
+    return bytes_of
 
 
 def _share(model, itemsize):
@@ -92,7 +92,7 @@ def test_each_device_reads_its_share_once(tmp_path, axes):
         report = model.load_parameters(tmp_path)
         assert other.load_parameters(weights).bytes_read == (0,) * model.plan.mesh.num_devices
         assert sum(report.bytes_read) == sum(w.nbytes for w in weights.values())
-        assert all(read <= held for read, held in zip(report.bytes_read, _share(model, 2)))
+        assert all(read <= share for read, share in zip(report.bytes_read, _share(model, 2)))
         assert _memory(model) == _memory(other)
         for name, weight in weights.items():  # of a master in training
             np.testing.assert_array_equal(
@@ -198,8 +198,8 @@ def test_a_training_state_is_read_in_place(tmp_path, before, after):
         model.load_state_dict(open_weights(path))
         other.load_state_dict(state)
         assert _memory(model) == _memory(other) and model.step_count == 7
-        found = model.state_dict()
-        assert all(found[name].tobytes() == tensor.tobytes() for name, tensor in state.items())
+        state_read = model.state_dict()
+        assert all(state_read[name].tobytes() == tensor.tobytes() for name, tensor in state.items())
         state["norm.weight"][3] = np.nan
         save_tensors(path, state)
         with pytest.raises(CheckpointError, match=r"finite.*norm\.weight"):
@@ -230,7 +230,7 @@ def test_parts_are_read_by_the_devices_that_hold_their_rows(tmp_path, monkeypatc
         monkeypatch.setattr(OpenFile, "read_into", lambda f, b, at: counts.append(len(b)) or read(f, b, at))
         report = model.load_parameters(parameters)
         assert sum(report.bytes_read) == sum(tensor.nbytes for tensor in parameters.values())
-        assert all(n <= held for n, held in zip(report.bytes_read, _share(model, 4), strict=True))
+        assert all(n <= share for n, share in zip(report.bytes_read, _share(model, 4), strict=True))
         assert sum(counts) == sum(t.nbytes for t in parameters.values() if isinstance(t, PartedTensor))
         model.load_state_dict(opened)
         other.load_state_dict(whole)
@@ -375,7 +375,7 @@ def test_fused_and_transposed_tensors_are_read_by_slices_too(tmp_path, axes, is_
         other.load_parameters(weights)
         assert _memory(model) == _memory(other)
         assert sum(report.bytes_read) == sum(w.nbytes for w in weights.values())
-        assert all(read <= held for read, held in zip(report.bytes_read, _share(model, 4)))
+        assert all(read <= share for read, share in zip(report.bytes_read, _share(model, 4)))
         swapped = [
             StoredTensor(e.name, e.parameters[::-1], e.is_transposed) if e.name.endswith("gate_up") else e
             for e in table

@@ -112,8 +112,8 @@ def test_cuts_that_follow_the_length_are_detected(exact):
     """Fault: sequence splits counted over the batch's longest instead of the bound."""
     graph = graph_for(tw.Dim("seq", 1, BOUND))
     plan = change_ints(graph.plan({}), "split_tree", lambda ints: [ints[0], LONGEST, *ints[2:]])
-    found = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
-    assert "losses" in differing(exact("f32", 4), found)
+    results = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
+    assert "losses" in differing(exact("f32", 4), results)
 
 
 @pytest.mark.skipif(isa_in_use() not in ("avx512_bf16", "amx_bf16"), reason="takes one token at a time")
@@ -121,8 +121,8 @@ def test_pairs_of_tokens_across_sequences_are_detected(exact):
     """Fault: products that pair a sequence's odd last token with the next one's first where nothing is padded."""
     graph = graph_for(tw.Dim("seq", 1, BOUND), "bf16")
     plan = change_ints(graph.plan({}, batch_splits=1), "matmul_dw", lambda ints: [*ints[:3], 0])
-    found = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
-    assert any(name.endswith(".grad") for name in differing(exact("bf16", 1), found))
+    results = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
+    assert any(name.endswith(".grad") for name in differing(exact("bf16", 1), results))
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +152,8 @@ def test_any_lengths_with_any_padding(running, lengths, extra, seed):
     """Runs of all widths follow each other in one instance; rows of padding have losses of +0."""
     longest = max(lengths)
     expected, rows = gradients(running, padded(lengths, longest, seed))
-    found, wider = gradients(running, padded(lengths, longest + extra, seed))
-    assert differing(expected, found) == []
+    results, wider = gradients(running, padded(lengths, longest + extra, seed))
+    assert differing(expected, results) == []
     assert wider.shape == (4, longest + extra)
     np.testing.assert_array_equal(wider[:, :longest].view(np.int32), rows.view(np.int32))
     for row, length in enumerate(lengths):
@@ -185,8 +185,8 @@ def test_random_lengths_on_random_meshes(lengths, extra, axes, accumulation, k_s
     expected = steps(
         graph, graph.plan({}, sizes={"seq": longest}), [padded(lengths, longest, s) for s in range(2)]
     )
-    found = steps(graph, plan, [padded(lengths, longest + extra, s) for s in range(2)])
-    assert differing(expected, found) == []
+    results = steps(graph, plan, [padded(lengths, longest + extra, s) for s in range(2)])
+    assert differing(expected, results) == []
 
 
 def test_verify_accepts_batches_of_different_lengths():
@@ -312,14 +312,14 @@ def test_generation_may_be_planned_for_one_size():
     )
     batch = {n: np.arange(3, dtype=np.int32) for n in ("tokens", "positions", "slots")}
     batch |= {"sequence": np.zeros(3, np.int32), "block_table": np.zeros((1, 2), np.int32)}
-    found = []
+    outputs = []
     for plan in (graph.plan({}), graph.plan({"tp": 2}, sizes={"tokens": 3, "sequences": 1, "rows": 1})):
         with graph.instantiate(plan) as model:
             model.initialize(0, 0.1)
             model.forward(**batch, rows=np.array([2], np.int32))
-            found.append((model.get_tensor("logits"), plan.regions["activations"]))
-    assert found[0][0].tobytes() == found[1][0].tobytes()
-    assert found[1][1] < found[0][1] / 8
+            outputs.append((model.get_tensor("logits"), plan.regions["activations"]))
+    assert outputs[0][0].tobytes() == outputs[1][0].tobytes()
+    assert outputs[1][1] < outputs[0][1] / 8
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------

@@ -59,12 +59,12 @@ def test_groups_that_cannot_be_halved_are_rejected(heads, kv_heads, tp, monkeypa
     with pytest.raises(LayoutError, match="hold whole"):
         graph.plan({"tp": tp})
     if heads % tp == 0:  # else the shares of a KV head would not even be equal
-        monkeypatch.setattr(tilewise.core.dims, "_keeps_groups", lambda *given: True)
+        monkeypatch.setattr(tilewise.core.dims, "_keeps_groups", lambda *args: True)
         monkeypatch.setattr(
             "tilewise.strategy.pending_reductions.allowed_widths", lambda count: range(1, count + 1)
         )
-        monkeypatch.setattr("tilewise.plan.settings.validate_pending_reductions", lambda *given: None)
-        monkeypatch.setattr("tilewise.plan.validate.validate_reductions", lambda *given: None)
+        monkeypatch.setattr("tilewise.plan.settings.validate_pending_reductions", lambda *args: None)
+        monkeypatch.setattr("tilewise.plan.validate.validate_reductions", lambda *args: None)
         model = config(num_attention_heads=heads, num_key_value_heads=kv_heads)
         report = verify_strategy(graph, DeviceMesh({"tp": tp}), batches(model, 1, 8, 8))
         assert not report.equal

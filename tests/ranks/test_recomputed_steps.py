@@ -108,8 +108,8 @@ def test_tied_and_untied_with_padded_lengths():
     for tied in (True, False):
         model = config(tie_word_embeddings=tied)
         graph = training_graph(model, "bf16", 8, tw.Dim("seq", 1, 40))
-        given = [batches(model, 1, 8, length)[0] for length in (40, 7, 23)]
-        report = verify_strategy(graph, {"dp": 2}, given, accumulation=2, recompute="full")
+        data = [batches(model, 1, 8, length)[0] for length in (40, 7, 23)]
+        report = verify_strategy(graph, {"dp": 2}, data, accumulation=2, recompute="full")
         assert report.equal, report.text
 
 
@@ -127,8 +127,8 @@ def test_sum_inside_a_layer_is_added_up_once(axes):
     x = graph.input([4, 8], name="x", labels=[tw.BATCH, None])
     graph.loss(scored(graph, linear(graph, x, "first", 8), path="end"))
     graph.optimize(tw.optim.SGD())
-    given = [{"x": np.random.default_rng(3).standard_normal((4, 8)).astype(np.float32)}] * 2
-    report = verify_strategy(graph, axes, given, recompute="full")
+    data = [{"x": np.random.default_rng(3).standard_normal((4, 8)).astype(np.float32)}] * 2
+    report = verify_strategy(graph, axes, data, recompute="full")
     assert report.equal, report.text
 
 
@@ -205,11 +205,11 @@ def gradients_after(recompute, axes):
     graph = training_graph(model, "f32", 4, 12)
     with graph.instantiate(graph.plan(axes, recompute=recompute, workers_per_device=1)) as running:
         running.initialize(0, 0.1)
-        found = []
+        values = []
         for batch in batches(model, 2, 4, 12):
             running.step(batch, 1e-3)
-            found += [running.get_tensor(f"{n}.grad").tobytes() for n in running.parameter_names()]
-        return found + [value.tobytes() for value in running.state_dict().values()]
+            values += [running.get_tensor(f"{n}.grad").tobytes() for n in running.parameter_names()]
+        return values + [value.tobytes() for value in running.state_dict().values()]
 
 
 @pytest.mark.slow

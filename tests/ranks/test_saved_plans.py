@@ -43,17 +43,17 @@ def made(tmp_path_factory):
 
 def test_another_process_plans_and_runs_the_same(made):
     """Training and decoding, on one device and several: digests of plans, and every bit of the results."""
-    folder, found = made
+    folder, results = made
     assert sorted(p.name for p in folder.iterdir()) == sorted(f"{name}.plan" for name in NAMES)
-    assert in_process("load", folder, 2) == found
+    assert in_process("load", folder, 2) == results
 
 
 def test_other_order_of_one_sum_is_detected(made):
     """The twin: a loaded plan with one sum in another order runs to other bits."""
-    folder, found = made
+    folder, results = made
     changed = in_process("fault", folder, 3)
-    assert all(changed[name][0] == found[name][0] for name in NAMES)
-    assert all(changed[name][1] != found[name][1] for name in NAMES), changed
+    assert all(changed[name][0] == results[name][0] for name in NAMES)
+    assert all(changed[name][1] != results[name][1] for name in NAMES), changed
 
 
 def reloaded(plan, path):

@@ -210,13 +210,13 @@ def moved(
         run.step(batches(model, 1, batch, SEQ)[0], 1e-3)
         counted = run.transfers()
     assert counted == plan.traffic()
-    found: Counter = Counter()
+    counts: Counter = Counter()
     for label, per_device in counted.items():
         kind, _, half = label.partition("/")
         name = re.sub(r"^(all_gather_parameters|linear_dw|embedding_dw):", "", kind)
         for device, elements in enumerate(per_device):
-            found[name, "gather" if half == "all_gather" else "reduce", device] += elements
-    return found, plan
+            counts[name, "gather" if half == "all_gather" else "reduce", device] += elements
+    return counts, plan
 
 
 @pytest.mark.parametrize("vocab", [448, 96])
@@ -445,8 +445,8 @@ def test_plan_file_runs_to_the_same_bits(tmp_path):
     plan = graph.plan(batch_splits=8, workers_per_device=1)
     plan.save(tmp_path / "step.plan")
     results = []
-    for given in (plan, tw.Plan.load(tmp_path / "step.plan")):
-        with tw.GraphInstance(given) as run:
+    for either in (plan, tw.Plan.load(tmp_path / "step.plan")):
+        with tw.GraphInstance(either) as run:
             run.initialize(seed=0)
             results.append([run.step(b, 1e-3).grad_norm for b in batches(model, 2, 8, SEQ)])
     assert results[0] == results[1]

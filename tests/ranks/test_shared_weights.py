@@ -125,8 +125,8 @@ def test_gradients_against_finite_differences():
 @pytest.mark.parametrize("axes,accumulation", MESHES, ids=str)
 def test_equal_to_one_device(axes, accumulation, dtype, vocab_size):
     """Three steps over meshes and microbatches equal one device to the bit."""
-    given = batches(3, vocab_size)
-    report = verify_strategy(build(dtype, vocab_size), DeviceMesh(axes), given, accumulation=accumulation)
+    data = batches(3, vocab_size)
+    report = verify_strategy(build(dtype, vocab_size), DeviceMesh(axes), data, accumulation=accumulation)
     assert report.equal, report.text
 
 
@@ -168,8 +168,8 @@ def without_residual(instruction):
 def test_missing_addition_of_a_reduced_sum_is_detected(axes):
     """On several devices the reduction adds: validation detects one that does not, and so does the comparison."""
     forget = change_first("embedding_dw:table/reduce_scatter", without_residual)
-    graph, given = build(vocab_size=SMALL_VOCAB), batches(2, SMALL_VOCAB)
-    assert not verify_strategy(graph, DeviceMesh(axes), given, change=forget).equal
+    graph, data = build(vocab_size=SMALL_VOCAB), batches(2, SMALL_VOCAB)
+    assert not verify_strategy(graph, DeviceMesh(axes), data, change=forget).equal
     graph = build(vocab_size=SMALL_VOCAB)
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(axes)))
     plan = graph.plan(axes)

@@ -42,19 +42,19 @@ def plan_of(strategy, dtype, model=MODEL):
 
 def wrong_parts(plan, shards):
     """What is wrong with the writers: names of tensors that are not written once by devices that hold them."""
-    found = []
+    wrong = []
     for tensor, parts in shards.items():
         spec, layout = plan.graph.spec(tensor), plan.layout.compute[tensor]
         boxes = [Box(part.begin, part.sizes) for part in parts]
-        held = [
+        held_ranges = [
             [plan.shapes.on(part.device).range(spec, layout, dim) for dim in range(len(spec.shape))]
             for part in parts
         ]
-        is_held = all([*zip(box.begin, box.end)] == ranges for box, ranges in zip(boxes, held))
+        is_held = all([*zip(box.begin, box.end)] == ranges for box, ranges in zip(boxes, held_ranges))
         is_counted = all(part.num_bytes == prod(part.sizes) * 4 for part in parts)  # all kept is fp32
         if misfit(spec.shape, boxes) is not None or not is_held or not is_counted:
-            found.append(spec.name)
-    return found
+            wrong.append(spec.name)
+    return wrong
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
@@ -129,7 +129,7 @@ def test_copies_are_of_stored_parts(strategy, dtype):
 
 def written(strategies, dtype, root):
     """The state of each strategy after two steps, opened; and the first one's states after two and three."""
-    data, found, states = batches(MODEL, 3), {}, []
+    data, files, states = batches(MODEL, 3), {}, []
     for name in strategies:
         graph, plan = plan_of(name, dtype)
         with graph.instantiate(plan) as model:
@@ -137,18 +137,18 @@ def written(strategies, dtype, root):
             for batch in data[:2]:
                 model.step(batch, 1e-3)
             state = TrainingState(2, model.copy_state(), mesh=dict(zip(plan.mesh.names, plan.mesh.sizes)))
-            found[name] = open_checkpoint(save_checkpoint(root / name, state, {})).tensors
+            files[name] = open_checkpoint(save_checkpoint(root / name, state, {})).tensors
             if name == strategies[0]:
                 states.append(model.state_dict())
                 model.step(data[2], 1e-3)
                 states.append(model.state_dict())
-    return found, states
+    return files, states
 
 
 def require_same(model, expected, *named):
-    found = model.state_dict()
+    state_of = model.state_dict()
     for name, tensor in expected.items():
-        is_same = found[name].tobytes() == tensor.tobytes()
+        is_same = state_of[name].tobytes() == tensor.tobytes()
         assert is_same, (name, *named)
 
 
@@ -165,12 +165,12 @@ SOME = ["zero 1", "all"]
 )
 def test_every_strategy_resumes_from_every_other(tmp_path, strategies, dtype):
     """Parameters and states after loading, and after one more step, equal those of the first one, to the bit."""
-    found, (stopped, went_on) = written(strategies, dtype, tmp_path)
+    files, (stopped, went_on) = written(strategies, dtype, tmp_path)
     batch = batches(MODEL, 3)[2]
     for after in strategies:
         graph, plan = plan_of(after, dtype)
         with graph.instantiate(plan) as model:
-            for before, tensors in found.items():
+            for before, tensors in files.items():
                 model.load_state_dict(tensors)
                 require_same(model, stopped, before, after)
                 model.step(batch, 1e-3)

@@ -115,14 +115,14 @@ def test_fault_among_shared_microbatches_is_detected(fault):
     assert late
     number, i = late[0]
 
-    def change(given):
-        classes = list(given.program.classes)
+    def change(faulty):
+        classes = list(faulty.program.classes)
         templates = list(classes[0].templates)
         instructions = list(templates[number].instructions)
         instructions[i] = fault(instructions[i])
         templates[number] = replace(templates[number], instructions=tuple(instructions))
         classes[0] = replace(classes[0], templates=tuple(templates))
-        return replace(given, program=replace(given.program, classes=tuple(classes)))
+        return replace(faulty, program=replace(faulty.program, classes=tuple(classes)))
 
     steps = batches(config(), 3, 12, SEQ)
     report = verify_strategy(graph, {"dp": 2}, steps, batch_splits=12, accumulation=3, change=change)

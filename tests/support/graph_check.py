@@ -227,15 +227,15 @@ def _missing(
 
 def _reached(before: list[list[int]], order: list[int], block: range) -> list[int]:
     """For each node the tasks of the block that end before it, as bits."""
-    found = [0] * len(before)
+    reached = [0] * len(before)
     for node in order:
         bits = 0
         for other in before[node]:
-            bits |= found[other]
+            bits |= reached[other]
         if node % 2 and node // 2 in block:
             bits |= 1 << (node // 2 - block.start)
-        found[node] = bits
-    return found
+        reached[node] = bits
+    return reached
 
 
 def _is_over(earlier: GraphTask, later: GraphTask) -> bool:

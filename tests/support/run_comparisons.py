@@ -51,9 +51,9 @@ def sharded(mesh, microbatches=1, fault="", **changes):
     import tilewise.strategy.offload as offload
 
     offload._LEAST_BYTES = 256  # as in the tests that own the cases
-    given = {"reduce": "microbatch", "reshard": True, "prefetch": 1, "workers": 1, "dtype": "f32"}
-    given |= {"tied": False, "recompute": "none", "offload": "none"} | changes
-    case = (mesh, microbatches, *(given[name] for name in SHARDED))
+    defaults = {"reduce": "microbatch", "reshard": True, "prefetch": 1, "workers": 1, "dtype": "f32"}
+    defaults |= {"tied": False, "recompute": "none", "offload": "none"} | changes
+    case = (mesh, microbatches, *(defaults[name] for name in SHARDED))
     change = (lambda plan: plan) if not fault else small_llama.change_first(*given_fault(fault))
     equal, text = test_sharded_state.compare(case, change)
     assert equal == (not fault), text
@@ -89,8 +89,8 @@ def texts(tp, dtype, fault=""):
         "o_proj.weight/reduce_scatter", getattr(small_llama, fault or "skip"), -1, "forward"
     )
 
-    def plan_with_fault(graph, *given, **named):
-        made = plan(graph, *given, **named)
+    def plan_with_fault(graph, *args, **named):
+        made = plan(graph, *args, **named)
         return change(made) if made.mesh.num_devices > 1 else made
 
     with TemporaryDirectory() as folder:
@@ -111,9 +111,9 @@ def written(directory, tp, dtype):
         SamplingParams(max_tokens=12, temperature=0.9, seed=3, n=2, logprobs=2, ignore_eos=True),
     ]
     with LLM(directory, tensor_parallel_size=tp, dtype=dtype, max_num_seqs=4) as llm:
-        found = llm.generate(prompts, ways, use_tqdm=False)
+        outputs = llm.generate(prompts, ways, use_tqdm=False)
     rows = []
-    for output in found:
+    for output in outputs:
         rows += [(row.text, row.token_ids, bits_of(row.logprobs)) for row in output.outputs]
         rows.append(bits_of(output.prompt_logprobs))
     assert sum(len(row[1]) for row in rows if len(row) == 3) == 36
@@ -179,8 +179,8 @@ def require_bytes(graph, plan, batch):
     from support.connection_bytes import planned_bytes
 
     hosts = hosts_of(plan)
-    found, planned = fetched(graph, plan, batch), planned_bytes(plan, hosts)
-    assert found == planned and (found > 0) == (len(set(hosts)) > 1), (found, planned)
+    num_bytes, planned = fetched(graph, plan, batch), planned_bytes(plan, hosts)
+    assert num_bytes == planned and (num_bytes > 0) == (len(set(hosts)) > 1), (num_bytes, planned)
 
 
 def misses_bytes():
@@ -195,9 +195,9 @@ def misses_bytes():
     plan = graph.plan({"dp": 2})
     label = "mlp.up_proj.weight/all_gather"
     changed = small_llama.change_first(label, test_strategies_equal.gather_own, -1)(plan)
-    found = fetched(graph, changed, small_llama.batches(model, 1)[0])
+    num_bytes = fetched(graph, changed, small_llama.batches(model, 1)[0])
     planned = planned_bytes(plan, hosts_of(plan))
-    assert found < planned or planned == 0, (found, planned)
+    assert num_bytes < planned or planned == 0, (num_bytes, planned)
 
 
 def resumes(axes, saved):
@@ -205,18 +205,18 @@ def resumes(axes, saved):
     import small_llama
 
     model = small_llama.config()
-    given = small_llama.batches(model, 4)
+    data = small_llama.batches(model, 4)
     states = []
     for first, then in (({}, {}), (saved, axes)):
         graph = small_llama.training_graph(model, "bf16")
         with graph.instantiate(graph.plan(first)) as running:
             running.initialize(0)
-            for batch in given[:2]:
+            for batch in data[:2]:
                 running.step(batch, 1e-3)
             state = running.state_dict()
         with graph.instantiate(graph.plan(then)) as running:
             running.load_state_dict(state)
-            for batch in given[2:]:
+            for batch in data[2:]:
                 running.step(batch, 1e-3)
             states.append(running.state_dict())
     assert states[0].keys() == states[1].keys()

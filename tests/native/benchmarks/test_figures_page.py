@@ -54,8 +54,8 @@ def test_regressions_of_more_than_five_percent_are_named():
 
 def test_the_page_has_every_figure_and_escapes_it():
     """Values, peers, verdicts and failures; names are escaped."""
-    found = [page.Measured("a.py", replace(RATE, name="<b>rate</b>", note="n & m"))]
-    text = page.page("a machine", [TIME], found, ["c.py (exit status 1)"])
+    measured = [page.Measured("a.py", replace(RATE, name="<b>rate</b>", note="n & m"))]
+    text = page.page("a machine", [TIME], measured, ["c.py (exit status 1)"])
     for word in (
         "&lt;b&gt;rate",
         "n &amp; m",

@@ -131,13 +131,13 @@ def test_verify_names_the_files_that_are_damaged(command, spread, tmp_path):
 
 def test_parts_become_a_model_directory(command, spread, trained, tmp_path, monkeypatch):
     """The same model as that of one device, to the bit; one tensor at a time is in memory."""
-    held, read, most = set(), PartedTensor.read, []
+    ids, read, most = set(), PartedTensor.read, []
 
     def counted(tensor):
         array = read(tensor)
-        held.add(id(array))
-        most.append(len(held))
-        weakref.finalize(array, held.discard, id(array))
+        ids.add(id(array))
+        most.append(len(ids))
+        weakref.finalize(array, ids.discard, id(array))
         return array
 
     monkeypatch.setattr(PartedTensor, "read", counted)
@@ -264,12 +264,12 @@ def test_state_dicts_of_wrapped_models_are_converted(command, pretrained, tmp_pa
     torch.save(wrapped, tmp_path / "w.pt")
     code, _, err = command("convert", tmp_path / "w.pt", tmp_path / "new", "--model", directory)
     assert code == 0, err
-    found, expected = _arrays(tmp_path / "new"), _arrays(directory)
+    actual, expected = _arrays(tmp_path / "new"), _arrays(directory)
     if "without the prefix" in name:
         expected = {key.removeprefix("model."): tensor for key, tensor in expected.items()}
-    found.pop("lm_head.weight", None)
+    actual.pop("lm_head.weight", None)
     expected.pop("lm_head.weight", None)
-    assert is_same(found, expected)
+    assert is_same(actual, expected)
     code, _, err = command("convert", tmp_path / "w.pt", tmp_path / "one.safetensors")
     keys = " ".join(load_file(tmp_path / "one.safetensors"))
     assert (
@@ -347,10 +347,10 @@ def test_a_distributed_checkpoint_becomes_a_model_directory(command, pretrained,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save({"model": model.state_dict(), "step": 3}, checkpoint_id=tmp_path / "dcp")
-    given = ("convert", tmp_path / "dcp", tmp_path / "new", "--model", directory)
-    code, _, err = command(*given)
+    args = ("convert", tmp_path / "dcp", tmp_path / "new", "--model", directory)
+    code, _, err = command(*args)
     assert code == 2 and "name the part" in err and not (tmp_path / "new").exists()
-    code, _, err = command(*given, "--part", "model")
+    code, _, err = command(*args, "--part", "model")
     assert code == 0, err
     assert is_same(
         {n: t for n, t in _arrays(tmp_path / "new").items() if n != "lm_head.weight"},
@@ -437,7 +437,7 @@ def test_a_target_that_cannot_be_written_leaves_nothing(command, trained, tmp_pa
     """A full disk gives exit code 1, one line, and no partial directory."""
     import tilewise.checkpoint.pretrained as pretrained
 
-    def full(*given):
+    def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pretrained, "write_weights", full)

@@ -106,8 +106,8 @@ def test_settings_reach_the_text(model, run):
     plain = run(model, "def f", "--max-tokens", 12)[0].rstrip("\n")
     stop = plain[3:5]
     assert run(model, "def f", "--max-tokens", 12, "--stop", stop)[0] == plain[: plain.find(stop)] + "\n"
-    kept = run(model, "def f", "--max-tokens", 12, "--stop", "zzz", "--stop", stop, "--include-stop")[0]
-    assert kept == plain[: plain.find(stop) + 2] + "\n"
+    included = run(model, "def f", "--max-tokens", 12, "--stop", "zzz", "--stop", stop, "--include-stop")[0]
+    assert included == plain[: plain.find(stop) + 2] + "\n"
     for option in (
         ["--repetition-penalty", 1.9],
         ["--frequency-penalty", 2, "--presence-penalty", 2],
@@ -133,8 +133,8 @@ def test_texts_follow_a_structure(model, run, tmp_path):
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     drawn = ["def f", "--temperature", 0.9, "--max-tokens", 120, "--seed", 5, "--repetition-penalty", 1.5]
     text = run(model, *drawn, "--json-schema", json.dumps(SCHEMA))[0]
-    found = json.loads(text)
-    assert set(found) == {"a", "b"} and found["a"] in (1, 2) and len(found["b"]) <= 3
+    value = json.loads(text)
+    assert set(value) == {"a", "b"} and value["a"] in (1, 2) and len(value["b"]) <= 3
     assert run(model, *drawn, "--json-schema", tmp_path / "schema.json", "--tp", 2)[0] == text
     assert re.fullmatch("[a-c]{3}x\n", run(model, *drawn, "--regex", "[a-c]{3}x")[0])
     assert run(model, "def f", "--choice", "yes", "--choice", "no")[0] in ("yes\n", "no\n")

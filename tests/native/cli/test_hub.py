@@ -128,12 +128,12 @@ def test_a_model_is_downloaded_once(hub, tmp_path):
     others = ["consolidated.safetensors", "pytorch_model.bin", "modeling.py", "onnx/model.onnx"]
     server.repositories["some/model"] = {**files, **dict.fromkeys(others, b"x")}
     assert len([name for name in files if name.endswith(".safetensors")]) > 1
-    found = call("some/model")
-    assert files_of(Path(found)) == {n: c for n, c in files.items() if n != "README.md"}
+    path = call("some/model")
+    assert files_of(Path(path)) == {n: c for n, c in files.items() if n != "README.md"}
     assert not set(server.asked) & set(others)
     server.asked.clear()
-    assert call("some/model", HF_HUB_OFFLINE="1") == found and not server.asked
-    assert call("some/model", "v1") == found
+    assert call("some/model", HF_HUB_OFFLINE="1") == path and not server.asked
+    assert call("some/model", "v1") == path
 
 
 @pytest.mark.slow

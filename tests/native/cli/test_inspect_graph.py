@@ -119,6 +119,6 @@ def test_mistakes_are_one_line_and_write_nothing(source, file, code, words, mode
     (tmp_path / "broken.toml").write_text("[model]\nlayers = ")
     (tmp_path / "graph.json").write_text("{}")
     before = sorted(os.listdir(tmp_path))
-    found = run("inspect", tmp_path / source, "--graph", tmp_path / file)
-    assert found[0] == code and found[1] == "" and words in found[2] and found[2].count("\n") == 1
+    result = run("inspect", tmp_path / source, "--graph", tmp_path / file)
+    assert result[0] == code and result[1] == "" and words in result[2] and result[2].count("\n") == 1
     assert sorted(os.listdir(tmp_path)) == before

@@ -45,8 +45,8 @@ def test_memory_is_that_of_the_plan_by_category(config, run):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     usage = make_plan(load_config(config))[1].estimate_memory_usage()[0]
-    found = dict(re.findall(r"([a-z ]+) ([\d.]+ (?:KiB|MiB))", lines[2]))
-    parts = {name.strip(): size(text) for name, text in found.items()}
+    sizes = dict(re.findall(r"([a-z ]+) ([\d.]+ (?:KiB|MiB))", lines[2]))
+    parts = {name.strip(): size(text) for name, text in sizes.items()}
     assert lines[0] == "parameters: 656,512 (llama), trained in bf16 on one device"
     assert lines[1].endswith(": fits") and "available on this machine" in lines[1]
     assert parts["checkpoint copy"] == pytest.approx(usage["checkpoints"], rel=0.01)
@@ -121,13 +121,13 @@ def test_suggested_settings_make_a_run_fit(config, run, tmp_path):
     )
     for text, verdict, settings in rows:
         changed = load_config(config, [s.strip("' ") for s in settings.split("--set ")[1:]])
-        found = make_plan(changed)[1].estimate_memory_usage()[0]["total"]
-        assert size(text) == pytest.approx(found, rel=0.01) and (found <= limit) == (verdict == "fits")
-    found = find_savings(load_config(config), need_per_device, 1, more_devices=False)
-    assert not any(saving.fits for saving in found)
-    assert found[-1].need_bytes <= min(saving.need_bytes for saving in found)
-    assert len(found[-1].settings) == sum(
-        len(saving.settings) for saving in found[:-1]
+        savings = make_plan(changed)[1].estimate_memory_usage()[0]["total"]
+        assert size(text) == pytest.approx(savings, rel=0.01) and (savings <= limit) == (verdict == "fits")
+    savings = find_savings(load_config(config), need_per_device, 1, more_devices=False)
+    assert not any(saving.fits for saving in savings)
+    assert savings[-1].need_bytes <= min(saving.need_bytes for saving in savings)
+    assert len(savings[-1].settings) == sum(
+        len(saving.settings) for saving in savings[:-1]
     )  # all of them together
     assert (
         "use a smaller model, batch or context" in run("inspect", config, "--device-memory", "1M", *PEAKS)[1]

@@ -168,13 +168,13 @@ def test_evaluate_refuses_before_work(writer, encoder, run, tmp_path):
 
 def their_vectors(model, tokenizer, pool):
     """Vectors of the texts one by one, scaled to length one."""
-    found = []
+    vectors = []
     for text in TEXTS:
         with torch.no_grad():
             hidden = model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0].numpy()
         vector = pool(hidden)
-        found.append(vector / np.linalg.norm(vector))
-    return np.array(found)
+        vectors.append(vector / np.linalg.norm(vector))
+    return np.array(vectors)
 
 
 @pytest.mark.parametrize("mode", ["auto", "cls"])
@@ -217,8 +217,8 @@ def test_threads_share_an_encoder(encoder):
     with Encoder(encoder[0]) as shared:
         alone = [shared.encode([text]) for text in TEXTS]
         with ThreadPoolExecutor(len(TEXTS)) as pool:
-            found = list(pool.map(lambda i: shared.encode([TEXTS[i % len(TEXTS)]]), range(100)))
-    assert all(np.array_equal(vector, alone[i % len(TEXTS)]) for i, vector in enumerate(found))
+            vectors = list(pool.map(lambda i: shared.encode([TEXTS[i % len(TEXTS)]]), range(100)))
+    assert all(np.array_equal(vector, alone[i % len(TEXTS)]) for i, vector in enumerate(vectors))
 
 
 def test_llm_encodes_with_encoders(encoder, tokenizer):

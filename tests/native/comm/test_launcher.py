@@ -50,9 +50,9 @@ def test_launchers_are_known_by_their_variables(monkeypatch, variables, expected
     """Each launcher's variables give rank and size; inner launchers take precedence over outer
     ones; batch scripts are one process.
     """
-    found = started_with(monkeypatch, variables)
-    assert found == expected
-    assert found is None or found.has_several is (found.size != 1)
+    launcher = started_with(monkeypatch, variables)
+    assert launcher == expected
+    assert launcher is None or launcher.has_several is (launcher.size != 1)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +81,17 @@ def test_variables_that_no_launcher_sets_are_refused(monkeypatch, variables, nam
 
 
 @pytest.mark.parametrize(
-    ("found", "rank", "size"),
+    ("launcher", "rank", "size"),
     [(Launched(PMI, 1, 2), 1, 2), (Launched(PMI, 0, 1), 0, 1), (Launched(SLURM, 3, 4), 3, 4),
      (Launched(PMIX, 1, None), 1, 2)],
 )  # fmt: skip
-def test_a_world_that_agrees_is_taken(found, rank, size):
+def test_a_world_that_agrees_is_taken(launcher, rank, size):
     """Rank and size of launcher and MPI are equal, or the launcher gives no size and MPI has several processes."""
-    require_world(found, rank, size, "MPICH 5")
+    require_world(launcher, rank, size, "MPICH 5")
 
 
 @pytest.mark.parametrize(
-    ("found", "rank", "size", "remedy"),
+    ("launcher", "rank", "size", "remedy"),
     [
         (Launched(SLURM, 0, 4), 0, 1, "srun --mpi=list"),
         (Launched(OPEN_MPI, 2, 4), 0, 1, "tilewise build-mpi --mpicc"),
@@ -102,12 +102,12 @@ def test_a_world_that_agrees_is_taken(found, rank, size):
         (Launched(PMIX, 2, None), 1, 4, "PMIx"),
     ],
 )
-def test_a_world_that_differs_is_refused(found, rank, size, remedy):
+def test_a_world_that_differs_is_refused(launcher, rank, size, remedy):
     """N copies that MPI treats as N worlds, or different ranks, are rejected with both sides and advice."""
     with pytest.raises(ConfigError) as caught:
-        require_world(found, rank, size, "the MPI of a test")
+        require_world(launcher, rank, size, "the MPI of a test")
     text = str(caught.value)
-    assert str(found) in text and found.launcher in text
+    assert str(launcher) in text and launcher.launcher in text
     assert f"process {rank} of {size} by the MPI of a test" in text and remedy in text
 
 
@@ -146,18 +146,18 @@ class TestFindMpi:
         packaged = package / "libtilewise_mpi_abi.so"
         (path / "bin" / "mpiexec").touch(mode=0o755)
         (neighbour := path / "lib" / "libmpi_abi_of_a_test.so.1").touch()
-        found = mpi_library.find_mpi()
-        assert (found.table, found.library) == (packaged, neighbour) and str(neighbour) in found.name
+        library = mpi_library.find_mpi()
+        assert (library.table, library.library) == (packaged, neighbour) and str(neighbour) in library.name
         (own := environment / "lib" / "libmpi_abi_of_a_test.so.1").touch()
-        found = mpi_library.find_mpi()
-        assert (found.table, found.library) == (packaged, own)
+        library = mpi_library.find_mpi()
+        assert (library.table, library.library) == (packaged, own)
         (site := package / "libtilewise_mpi_site.so").touch()
-        found = mpi_library.find_mpi()
-        assert (found.table, found.library) == (site, None) and "build-mpi" in found.name
+        library = mpi_library.find_mpi()
+        assert (library.table, library.library) == (site, None) and "build-mpi" in library.name
         (named := tmp_path / "named.so").touch()
         monkeypatch.setenv("TILEWISE_MPI", str(named))
-        found = mpi_library.find_mpi()
-        assert (found.table, found.library) == (named, None) and "TILEWISE_MPI" in found.name
+        library = mpi_library.find_mpi()
+        assert (library.table, library.library) == (named, None) and "TILEWISE_MPI" in library.name
 
     def test_a_library_of_the_loader(self, folders, monkeypatch):
         """A library that is in none of the folders is found by the loader."""

@@ -235,7 +235,7 @@ class TestBuildMpi:
     """Errors of `tilewise build-mpi` leave an existing file unchanged."""
 
     @pytest.fixture
-    def kept(self, tmp_path):
+    def table_path(self, tmp_path):
         """A file at the target's path."""
         file = tmp_path / "site.so"
         file.write_text("as before", encoding="utf-8")
@@ -250,34 +250,36 @@ class TestBuildMpi:
         file.chmod(0o755)
         return str(file)
 
-    def test_no_compiler(self, kept, capsys):
+    def test_no_compiler(self, table_path, capsys):
         """Without mpicc, the message says what to install or name."""
-        assert run_main("build-mpi", "--mpicc", "mpicc-of-no-one", "--out", str(kept)) == 2
+        assert run_main("build-mpi", "--mpicc", "mpicc-of-no-one", "--out", str(table_path)) == 2
         assert "'mpicc-of-no-one', which is not; install the MPI" in capsys.readouterr().err
 
-    def test_a_compiler_that_fails(self, kept, capsys, tmp_path):
+    def test_a_compiler_that_fails(self, table_path, capsys, tmp_path):
         """The last lines of its output are shown."""
         mpicc = self.compiler(tmp_path, "seq -f 'line %g' 20 >&2; exit 3")
-        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
+        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(table_path)) == 2
         said = capsys.readouterr().err
         assert "exit status 3: line 13 | " in said and "| line 20;" in said
 
-    def test_a_compiler_that_writes_no_file(self, kept, capsys, tmp_path):
+    def test_a_compiler_that_writes_no_file(self, table_path, capsys, tmp_path):
         """Exit status 0 without a file is an error."""
-        assert run_main("build-mpi", "--mpicc", self.compiler(tmp_path, "true"), "--out", str(kept)) == 2
+        assert (
+            run_main("build-mpi", "--mpicc", self.compiler(tmp_path, "true"), "--out", str(table_path)) == 2
+        )
         assert "nothing said" in capsys.readouterr().err
 
-    def test_a_library_that_does_not_load(self, kept, capsys, tmp_path):
+    def test_a_library_that_does_not_load(self, table_path, capsys, tmp_path):
         """The built library is loaded before it replaces another."""
         mpicc = self.compiler(tmp_path, 'for last; do :; done; echo no library > "$last"')
-        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
+        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(table_path)) == 2
         assert "must load" in capsys.readouterr().err
 
-    def test_a_relative_compiler_path(self, kept, capsys, tmp_path, monkeypatch):
+    def test_a_relative_compiler_path(self, table_path, capsys, tmp_path, monkeypatch):
         """A path relative to the current folder is found although the compiler runs in another."""
         self.compiler(tmp_path, "exit 3")
         monkeypatch.chdir(tmp_path)
-        assert run_main("build-mpi", "--mpicc", "./mpicc", "--out", str(kept)) == 2
+        assert run_main("build-mpi", "--mpicc", "./mpicc", "--out", str(table_path)) == 2
         assert f"{tmp_path}/mpicc must compile" in capsys.readouterr().err
 
     def test_a_missing_output_folder(self, capsys, tmp_path):
@@ -302,13 +304,13 @@ class TestBuildMpi:
 
     @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
     @pytest.mark.parametrize(("table", "got"), [(TABLE_OF_VERSION_2, "2"), (NO_TABLE, "none")])
-    def test_another_version(self, kept, capsys, tmp_path, table, got):
+    def test_another_version(self, table_path, capsys, tmp_path, table, got):
         """A table of another version is rejected with both numbers; a library without a version, too."""
         (tmp_path / "table.c").write_text(table, encoding="utf-8")
         mpicc = self.compiler(
             tmp_path, f'for last; do :; done; cc -shared -fPIC {tmp_path}/table.c -o "$last"'
         )
-        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
+        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(table_path)) == 2
         assert f"must have version 1 of the table; got {got};" in capsys.readouterr().err
 
     def test_a_library_that_is_not_a_table(self):

@@ -35,12 +35,12 @@ def ends():
 @pytest.fixture
 def opened():
     """Descriptors of files that contain their number."""
-    found = []
+    descriptors = []
     for number in range(600):
-        found.append(os.memfd_create(f"file-{number}"))
-        os.write(found[-1], str(number).encode())
-    yield found
-    for descriptor in found:
+        descriptors.append(os.memfd_create(f"file-{number}"))
+        os.write(descriptors[-1], str(number).encode())
+    yield descriptors
+    for descriptor in descriptors:
         os.close(descriptor)
 
 

@@ -55,8 +55,8 @@ def test_a_task_that_fails_in_any_process(group, device):
         model.inject("throw", device, "attention_backward", 1)
         with pytest.raises(TaskFailed, match="attention_backward") as failure:
             model.step(STEP, 1e-3)
-        found = failure.value
-        assert (found.op, found.tile, found.device) == ("attention_backward", 1, device) and found.worker >= 0
+        error = failure.value
+        assert (error.op, error.tile, error.device) == ("attention_backward", 1, device) and error.worker >= 0
         model.initialize(0)
         again = model.step(STEP, 1e-3), state(model)
     group.close()
@@ -77,11 +77,11 @@ def test_figures_cover_all_processes(group):
             assert starts == sorted(starts) and {row[0] for row in tasks} == {0, 1}
             return tasks, model.transfers(), model.memory_usage(), model.file_traffic()
 
-    found = figures()
+    result = figures()
     group.close()
     expected = figures()
-    assert found[:2] == expected[:2] and found[3] == expected[3]
-    assert [usage["parameters"] for usage in found[2]] == [usage["parameters"] for usage in expected[2]]
+    assert result[:2] == expected[:2] and result[3] == expected[3]
+    assert [usage["parameters"] for usage in result[2]] == [usage["parameters"] for usage in expected[2]]
 
 
 def test_several_models_at_once(group):
@@ -100,10 +100,10 @@ def test_offloaded_state_of_all_processes(group, tmp_path):
     with graph.instantiate(plan, offload_directory=tmp_path) as model:
         model.initialize(0)
         model.step(STEP, 1e-3)
-        kept = model.state_dict()
+        state = model.state_dict()
         expected = model.step(STEP, 1e-3)
         traffic = model.file_traffic()
-        model.load_state_dict(kept)
+        model.load_state_dict(state)
         assert model.step(STEP, 1e-3) == expected
     assert traffic["bytes_read"] > 0 and traffic["bytes_written"] > 0
     assert not list(tmp_path.iterdir())

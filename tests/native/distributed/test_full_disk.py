@@ -40,14 +40,14 @@ def two_disks(two_hosts, tmp_path):
 
 def configured(folder, directory, offload="", seed=0):
     """A configuration of 20 steps that keeps every checkpoint and offloads to a folder."""
-    given = make_run(folder, directory)
-    text = (folder / given).read_text() + "keep_checkpoints = 100\n"
+    config = make_run(folder, directory)
+    text = (folder / config).read_text() + "keep_checkpoints = 100\n"
     reported = f"steps = 20\nseed = {seed}\n"
     if offload:
         reported += 'offload = ["optimizer"]\n'
         text += f"offload_directory = {json.dumps(offload)}\n"
-    (folder / given).write_text(text.replace("steps = 60\n", reported))
-    return given
+    (folder / config).write_text(text.replace("steps = 60\n", reported))
+    return config
 
 
 def trained_alone(hosts, folder, directory="alone", seed=0):

@@ -77,9 +77,9 @@ def wait_for_checkpoint(run, directory):
 @pytest.mark.slow
 def test_a_run_that_loses_a_process_can_be_resumed(tmp_path):
     """One line and exit code 75; resumed over two processes, it ends with the weights of a run in one."""
-    given = make_run(tmp_path, "broken")
+    config = make_run(tmp_path, "broken")
     run = subprocess.Popen(
-        command("launch", "-n", "2", "train", given), stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        command("launch", "-n", "2", "train", config), stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
     wait_for_checkpoint(run, tmp_path / "broken")
     (worker,) = children(run.pid)
@@ -87,7 +87,7 @@ def test_a_run_that_loses_a_process_can_be_resumed(tmp_path):
     said = run.communicate(timeout=60)[1].splitlines()[-1]
     assert run.returncode == 75 and f"process 1 (pid {worker})" in said and "signal 9" in said
     assert are_gone([worker], 0)
-    resumed = command("launch", "-n", "2", "train", given, "--resume")
+    resumed = command("launch", "-n", "2", "train", config, "--resume")
     subprocess.run(resumed, cwd=tmp_path, check=True, capture_output=True)
     alone = command("train", make_run(tmp_path, "alone"))
     subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
@@ -98,9 +98,9 @@ def test_a_run_that_loses_a_process_can_be_resumed(tmp_path):
 @pytest.mark.parametrize("killed", ["a worker", "the leader"])
 def test_restart_ends_with_the_same_weights(tmp_path, killed):
     """After any process was killed once; a second loss is not restarted."""
-    given = make_run(tmp_path, "broken")
+    config = make_run(tmp_path, "broken")
     run = subprocess.Popen(
-        command("launch", "-n", "2", "--restart", "1", "train", given),
+        command("launch", "-n", "2", "--restart", "1", "train", config),
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
@@ -176,13 +176,13 @@ def test_a_restarting_launch_can_be_paused(tmp_path):
 @pytest.mark.parametrize(
     "given", [["run.toml"], ["--", "run.toml"], ["run.toml", "--auto-resume"]], ids=" ".join
 )
-def test_auto_resume_is_inserted_before_the_arguments(monkeypatch, given):
+def test_auto_resume_is_inserted_before_the_arguments(monkeypatch, args):
     """The option is valid with any arguments of the command."""
     started, ends = [], iter([(LOST, False), (LOST, False), (0, False)])
     monkeypatch.setattr(restart, "_run_once", lambda words: started.append(words) or next(ends))
-    assert restart.run_again(["-n", "2"], ["train", *given], 2) == 0
+    assert restart.run_again(["-n", "2"], ["train", *args], 2) == 0
     before = ["launch", "-n", "2", "--", "train"]
-    assert started == [[*before, *given], *[[*before, "--auto-resume", *given]] * 2]
+    assert started == [[*before, *args], *[[*before, "--auto-resume", *args]] * 2]
 
 
 def test_the_exit_code_after_a_restart(tmp_path):

@@ -62,10 +62,10 @@ def launch(script, *arguments, placed=(("localhost", 3),), mpiexec="", launcher=
     return [str(word) for word in words]
 
 
-def start(*given, **named):
+def start(*args, **named):
     """A launch on this machine."""
     return subprocess.Popen(
-        launch(*given, **named),
+        launch(*args, **named),
         start_new_session=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -75,14 +75,14 @@ def start(*given, **named):
 
 def running(text):
     """Other processes with these arguments."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if text.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
-                found.append(int(path.parent.name))
+                processes.append(int(path.parent.name))
         except OSError:
             pass
-    return found
+    return processes
 
 
 def is_gone(text):
@@ -252,12 +252,12 @@ def test_no_file_remains(lost):
     ]
     mounts = "exec 9</tmp; mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm"
     own = Path(sys.prefix)
-    kept = [own.parts[2]] if own.is_relative_to("/tmp") else []  # where this Python is
-    for name in kept:
+    excluded = [own.parts[2]] if own.is_relative_to("/tmp") else []  # where this Python is
+    for name in excluded:
         mounts += f" && mkdir /tmp/{name} && mount -c --bind /proc/self/fd/9/{name} /tmp/{name}"
     alone = ["unshare", "--mount", "sh", "-c", f'{mounts} && "$@"; echo $?; ls -A /tmp /dev/shm', "sh"]
     done = subprocess.run([*alone, *words], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["75" if lost else "0", "/dev/shm:", "/tmp:", *kept], done.stderr
+    assert done.stdout.split() == ["75" if lost else "0", "/dev/shm:", "/tmp:", *excluded], done.stderr
 
 
 def test_a_command_of_this_program():

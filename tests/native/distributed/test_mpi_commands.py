@@ -37,10 +37,10 @@ def script(folder, *lines, num_processes=2):
 
 def trained(folder, directory, num_processes, *options, mesh="dp = 2"):
     """Train by a configuration; returns the weights of a finished run."""
-    given = make_run(folder, directory)
-    text = (folder / given).read_text().replace("steps = 60", "steps = 8").replace("every = 5", "every = 3")
-    (folder / given).write_text(text.replace("dp = 2", mesh))
-    words = command("train", given, *options)
+    config = make_run(folder, directory)
+    text = (folder / config).read_text().replace("steps = 60", "steps = 8").replace("every = 5", "every = 3")
+    (folder / config).write_text(text.replace("dp = 2", mesh))
+    words = command("train", config, *options)
     done = under_mpi(folder, words, num_processes)
     assert done.returncode == 0 and done.stdout == f"{directory}/model\n", done.stderr
     return weights(folder, directory)
@@ -48,11 +48,11 @@ def trained(folder, directory, num_processes, *options, mesh="dp = 2"):
 
 def go_back(run):
     """Remove everything that a run wrote after its first checkpoint."""
-    kept, *others = sorted((run / "checkpoints").glob("step-*"))
+    latest, *others = sorted((run / "checkpoints").glob("step-*"))
     assert others
     for path in (*others, run / "model"):
         shutil.rmtree(path)
-    return kept
+    return latest
 
 
 @pytest.mark.slow

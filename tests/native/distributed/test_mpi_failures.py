@@ -97,8 +97,8 @@ def start_on(two_hosts, tmp_path):
     """Starts a training run on two hosts with this many processes each."""
 
     def start(ppn, **named):
-        def words(given):
-            reported = two_hosts.over_mpi(given, ppn=ppn, options=[KEEP])
+        def words(command_words):
+            reported = two_hosts.over_mpi(command_words, ppn=ppn, options=[KEEP])
             return two_hosts.start(reported, cwd=tmp_path)
 
         return Run(tmp_path, words, 2 * ppn, **named)
@@ -148,8 +148,8 @@ def test_a_run_that_lost_a_host_resumes_without_it(start_on, two_hosts, tmp_path
     run.require_reports([1], [0])
     two_hosts.mend(two_hosts.names[1])
     assert not (tmp_path / "broken" / "model").exists()
-    for name, given in (("broken", ["--auto-resume"]), ("alone", [])):
-        words = command("train", make_run(tmp_path, name), *given)
+    for name, options in (("broken", ["--auto-resume"]), ("alone", [])):
+        words = command("train", make_run(tmp_path, name), *options)
         subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, timeout=60)
     assert weights(tmp_path, "broken") == weights(tmp_path, "alone")
 
@@ -157,9 +157,9 @@ def test_a_run_that_lost_a_host_resumes_without_it(start_on, two_hosts, tmp_path
 def test_a_killed_worker_on_the_leaders_host(tmp_path):
     """The leader detects it at once; the run resumes from its last checkpoint and ends with the same weights."""
 
-    def words(given):
+    def words(config):
         return subprocess.Popen(
-            [MPIEXEC, KEEP, "-n", "2", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+            [MPIEXEC, KEEP, "-n", "2", *config], cwd=tmp_path, stderr=subprocess.PIPE, text=True
         )
 
     run = Run(tmp_path, words, 2, is_long=False)
@@ -167,8 +167,8 @@ def test_a_killed_worker_on_the_leaders_host(tmp_path):
     run.require_reports([0], [1], 3.0)
     run.process.communicate(timeout=20)
     assert run.process.returncode == LOST | 128 + signal.SIGKILL  # MPICH's puts all codes together
-    given = make_run(tmp_path, "broken")
-    resumed = [MPIEXEC, "-n", "2", *command("train", given, "--auto-resume")]
+    config = make_run(tmp_path, "broken")
+    resumed = [MPIEXEC, "-n", "2", *command("train", config, "--auto-resume")]
     subprocess.run(resumed, cwd=tmp_path, check=True, capture_output=True, timeout=60)
     subprocess.run(
         command("train", make_run(tmp_path, "alone")), cwd=tmp_path, check=True, capture_output=True
@@ -181,11 +181,11 @@ def test_processes_with_different_facts(tmp_path, two_hosts, hosts, level):
     """They are rejected at the start with both values, once; so is one that cannot collect them."""
     wrapper = tmp_path / "below.sh"
     wrapper.write_text(BELOW.replace("LEVEL", level))
-    given = ["/bin/sh", wrapper, *command("verify", tmp_path / make_run(tmp_path, "run"), "--mesh", "dp=2")]
+    words = ["/bin/sh", wrapper, *command("verify", tmp_path / make_run(tmp_path, "run"), "--mesh", "dp=2")]
     if hosts == 2:
-        done = two_hosts.run(given)
+        done = two_hosts.run(words)
     else:
-        done = subprocess.run([MPIEXEC, "-n", "2", *given], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([MPIEXEC, "-n", "2", *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.count("tilewise: [") == 1
     if level == "none":
         assert "got 'none'; choose one of" in done.stderr and "(process 1)" in done.stderr

@@ -13,14 +13,14 @@ from tilewise.core import ResourceError
 @pytest.fixture
 def closing():
     """Closes descriptors at the end."""
-    found = []
+    descriptors = []
 
     def keep(descriptor):
-        found.append(descriptor)
+        descriptors.append(descriptor)
         return descriptor
 
     yield keep
-    for descriptor in found:
+    for descriptor in descriptors:
         os.close(descriptor)
 
 

@@ -76,10 +76,10 @@ def test_tasks_of_both_hosts_are_on_the_leaders_clock(two_hosts, tmp_path, secon
     wrapper.write_text(ANOTHER_TIME.replace("SECONDS", str(seconds)))
     done = two_hosts.run(["/bin/sh", wrapper, sys.executable, "-c", TRACED, RANKS])
     assert done.returncode == 0, done.stderr
-    begun, ended, ahead, known, as_told = json.loads(done.stdout)
+    begun, ended, ahead, rows, as_told = json.loads(done.stdout)
     assert abs(ahead - seconds * 10**9) < INACCURATE_NS
-    assert {row[0] for row in known} == {0, 1} and len(known) == len(as_told)
-    assert are_within(known, begun, ended) and known == sorted(known, key=lambda row: row[6])
-    own = [row for row in known if row[0] == 0]
+    assert {row[0] for row in rows} == {0, 1} and len(rows) == len(as_told)
+    assert are_within(rows, begun, ended) and rows == sorted(rows, key=lambda row: row[6])
+    own = [row for row in rows if row[0] == 0]
     assert own and own == [row for row in as_told if row[0] == 0]
     assert not are_within(as_told, begun, ended)

@@ -102,25 +102,27 @@ def operands_of(spec, name):
 def integers_of(spec, name):
     """Integer arguments that match those operands."""
     made = list(operands_of(spec, name))
-    known, result = dict(INTS), []
+    integers, result = dict(INTS), []
     if spec.base == "rope":
-        known["head_dim"] = D
+        integers["head_dim"] = D
     for i in spec.ints:
         if i.source is not None:
             kind, of = i.source
             members = [o for o in made if o[0] == of]
-            known[i.name] = {"count": len(members), "f32": members[0][4] == "f32", "packed": members[0][5]}[
-                kind
-            ]
+            integers[i.name] = {
+                "count": len(members),
+                "f32": members[0][4] == "f32",
+                "packed": members[0][5],
+            }[kind]
         if not i.is_list:
-            result.append(int(known.get(i.name, 0)))
+            result.append(int(integers.get(i.name, 0)))
             continue
         if spec.base == "update":  # no steps: every array is left with itself
             result += range(1 + MEMBERS) if i.name == "left" else ()
             continue
-        terms, end = known.get("num_terms", 1), SIZES["d"]
+        terms, end = integers.get("num_terms", 1), SIZES["d"]
         values = [v for begin in (0, end // 2) for _ in range(terms) for v in (begin, begin + end // 2)]
-        assert len(values) == prod(int(f) if f.isdigit() else known[f] for f in i.length)
+        assert len(values) == prod(int(f) if f.isdigit() else integers[f] for f in i.length)
         result += values
     return result
 

@@ -42,12 +42,12 @@ def test_forward_and_backward(isa, dt, shape, causal):
     """Output, lse and gradients for odd lengths, grouped heads and odd head sizes."""
     q, k, v = operands(shape, dt)
     dout, scores = random(rng(9), *q.shape, dt), Scores(causal)
-    found, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
+    results, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
     peer, batch_splits = torch_attention(shape, q, k, v, scores)
     peer.backward(tensor(dout))
-    assert_close(found[0], want[0], dt, array(peer), 2e-6)
-    assert_close(found[1], want[1], "f32", bound=2e-6)
-    for got, gradient, split in zip(found[2:], want[2:], batch_splits, strict=True):
+    assert_close(results[0], want[0], dt, array(peer), 2e-6)
+    assert_close(results[1], want[1], "f32", bound=2e-6)
+    for got, gradient, split in zip(results[2:], want[2:], batch_splits, strict=True):
         assert_close(got, gradient, dt, array(split.grad), 4e-6)
 
 
@@ -58,8 +58,10 @@ def test_backward_returns_fp32_partial_values(dt):
     q, k, v = operands(shape, dt)
     out, lse = forward(shape, dt, q, k, v)
     dout = random(rng(9), *q.shape, dt)
-    rounded, kept = (backward(shape, dt, dout, out, lse, q, k, v, dkv_is_f32=flag) for flag in (False, True))
-    for a, b in zip(rounded, kept, strict=True):
+    rounded, partial = (
+        backward(shape, dt, dout, out, lse, q, k, v, dkv_is_f32=flag) for flag in (False, True)
+    )
+    for a, b in zip(rounded, partial, strict=True):
         assert_same_bits(a, b.astype(NUMPY[dt]))
 
 

@@ -134,8 +134,8 @@ def test_activations_of_large_values(isa):
         right, left = {"tanh": (1, -1), "softcap": (30, -30)}.get(name, (x[0, 2:4], 0))
         np.testing.assert_array_equal(out[0, 2:4], right)
         np.testing.assert_array_equal(out[0, 5:], left)
-        given = out if name == "tanh" else x
-        run(f"{name}_backward_f32", [out, one, given], floats=[30.0] if name == "softcap" else [], isa=isa)
+        operand = out if name == "tanh" else x
+        run(f"{name}_backward_f32", [out, one, operand], floats=[30.0] if name == "softcap" else [], isa=isa)
         np.testing.assert_allclose(out[0, 0], near, rtol=1e-6)
         np.testing.assert_array_equal(out[0, 2:4], 1 if name.startswith("gelu") else 0)
         np.testing.assert_array_equal(out[0, 5:], 0)

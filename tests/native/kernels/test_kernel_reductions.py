@@ -73,10 +73,10 @@ def test_head_sum(isa, heads, k_splits):
                 sums[c] = value if sums[c] is None else sums[c] + value
         return tree(sums)
 
-    def run_on(held, begin=0):
+    def run_on(held_ranges, begin=0):
         out, ranges = (
             empty(1, size),
-            [(size * (b - begin), size * (e - begin)) if e > b else (0, 0) for b, e in held],
+            [(size * (b - begin), size * (e - begin)) if e > b else (0, 0) for b, e in held_ranges],
         )
         held_x = np.ascontiguousarray(x[:, size * begin :])
         run("head_sum_f32", [out, held_x], [len(ranges), *(v for r in ranges for v in r)], isa=isa)
@@ -183,14 +183,14 @@ def test_square_sum(isa, is_packed):
         total = np.zeros_like(whole)
         for (a, b), columns in pieces:
             begin, end = cuts[columns][0][0], cuts[columns][-1][1]
-            held = [
+            ranges = [
                 (max(x - begin, 0), min(y, end) - begin) if begin <= x < y <= end else (0, 0) for x, y in cuts
             ]
             part = grad[a + shift : b + shift, begin:end]
             for first in range(0, len(whole), 64):
                 size = min(64, len(whole) - first)
                 entries = square_sums(
-                    grad, part, held, a, first_entry=first, size=size, is_packed=is_packed, isa=isa
+                    grad, part, ranges, a, first_entry=first, size=size, is_packed=is_packed, isa=isa
                 )
                 assert not (total[first : first + size] * entries).any(), "an entry that two hold"
                 total[first : first + size] += entries

@@ -122,7 +122,7 @@ def test_gradients_of_a_layer_norm_accumulate(dt):
     gen = rng(3)
     x, dy, gamma = random(gen, 24, 33, dt), random(gen, 24, 33, dt), random(gen, 1, 33, dt)
     stats = reference.layer_norm(x, gamma, gamma, 1e-5)[1].astype(np.float32)
-    found = []
+    results = []
     for cuts in ([(0, 24)], [(0, 5), (5, 6), (6, 24)], [(0, 5), (6, 24), (5, 6)]):
         dgamma, dbeta, sums = (empty(1, 33) for _ in range(3))
         for a, b in cuts:
@@ -130,8 +130,8 @@ def test_gradients_of_a_layer_norm_accumulate(dt):
             run(f"layer_norm_backward_{dt}", tiles, [24, 12, 8, 12], row_begin=48 + a)
             run(f"column_sum_split_{dt}", [sums, dy[a:b]], [24, 12, 8, 12], row_begin=48 + a)
         assert_same_bits(dbeta, sums)
-        found.append(np.concatenate([dgamma, dbeta]))
-    whole, parts, reordered = found
+        results.append(np.concatenate([dgamma, dbeta]))
+    whole, parts, reordered = results
     assert_same_bits(whole, parts)
     assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
 

@@ -36,17 +36,17 @@ every_way = pytest.mark.parametrize("way", [lambda p: p, step_by_step], ids=["sh
 @pytest.mark.parametrize("shape", [(1, 37), (33, 20), (64, 33), (1, 300)], ids=str)
 def test_one_step(isa, shape, optimizer, way):
     """Weight and states after one step, in fp32 and with a bf16 copy, packed and flat; padding stays zero."""
-    given = arrays_for(optimizer, shape, shape[1])
+    arrays = arrays_for(optimizer, shape, shape[1])
     program = way(program_of(optimizer))
     how = {"program": program, "isa": isa}
     hyper = hyper_of(optimizer)
-    exact = reference.update(given, hyper, 0.5, program.steps, program.constants, program.left)
-    plain = [x.copy() for x in given]
+    exact = reference.update(arrays, hyper, 0.5, program.steps, program.constants, program.left)
+    plain = [x.copy() for x in arrays]
     run_update(optimizer, None, plain, CLIP, **how)
-    panels = [packed(x, "f32") for x in given]
+    panels = [packed(x, "f32") for x in arrays]
     copy = packed(np.zeros(shape, np.float32), "bf16")
     run_update(optimizer, copy, panels, CLIP, "bf16", packed=True, **how)
-    rounded, vector = np.empty(shape, ml_dtypes.bfloat16), [x.copy() for x in given]
+    rounded, vector = np.empty(shape, ml_dtypes.bfloat16), [x.copy() for x in arrays]
     run_update(optimizer, rounded, vector, CLIP, "bf16", **how)
     for got, panel, flat, want in zip(plain, panels, vector, exact, strict=False):
         assert_close(got, want, "f32")
@@ -62,14 +62,14 @@ def test_one_step(isa, shape, optimizer, way):
 @pytest.mark.parametrize("shape", [(1, 37), (33, 20), (70, 301)], ids=str)
 def test_a_known_shape_gives_the_bits_of_its_steps(isa, shape, optimizer):
     """A loop in registers and blocks step by step give the same bits; another clipping factor differs."""
-    given = arrays_for(optimizer, shape, 7)
+    originals = arrays_for(optimizer, shape, 7)
     results = []
     for program, scale in (
         (program_of(optimizer), 0.7),
         (step_by_step(program_of(optimizer)), 0.7),
         (program_of(optimizer), np.nextafter(np.float32(0.7), np.float32(0))),
     ):
-        arrays, clip = [x.copy() for x in given], np.array([[2.0, scale]], np.float32)
+        arrays, clip = [x.copy() for x in originals], np.array([[2.0, scale]], np.float32)
         run_update(optimizer, None, arrays, clip, program=program, isa=isa)
         results.append(np.stack(arrays[:-1]))
     assert_same_bits(results[0], results[1])
@@ -198,12 +198,12 @@ def test_every_kind_of_step(isa):
 
 def test_the_order_of_steps_matters():
     """The twin: another order of steps differs."""
-    given = arrays_for(ADAMW, (3, 21), 4)
-    program, changed = program_of(ADAMW), [x.copy() for x in given]
+    arrays = arrays_for(ADAMW, (3, 21), 4)
+    program, changed = program_of(ADAMW), [x.copy() for x in arrays]
     ints = ints_of(program, len(ADAMW.states))
     left = len(ints) - 2
     ints[left], ints[left + 1] = ints[left + 1], ints[left]  # the two moments, exchanged
     run("update_f32", [None, *changed, hyper_of(ADAMW), CLIP], ints, list(program.constants))
-    exact = reference.update(given, hyper_of(ADAMW), 0.5, program.steps, program.constants, program.left)
+    exact = reference.update(arrays, hyper_of(ADAMW), 0.5, program.steps, program.constants, program.left)
     with pytest.raises(AssertionError):
         assert_close(changed[1], exact[1], "f32")

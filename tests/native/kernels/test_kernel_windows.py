@@ -55,12 +55,12 @@ def test_forward_and_backward(isa, dt, scores):
     shape = (SEQ, 2, 4, 2, 20)
     q, k, v = operands(shape, dt, scale=1.5)
     dout = random(rng(9), *q.shape, dt)
-    found, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
+    results, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
     peer, batch_splits = torch_attention(shape, q, k, v, scores)
     peer.backward(tensor(dout))
-    assert_close(found[0], want[0], dt, array(peer), 3e-6)
-    assert_close(found[1], want[1], "f32", bound=3e-6)
-    for got, gradient, split in zip(found[2:], want[2:], batch_splits, strict=True):
+    assert_close(results[0], want[0], dt, array(peer), 3e-6)
+    assert_close(results[1], want[1], "f32", bound=3e-6)
+    for got, gradient, split in zip(results[2:], want[2:], batch_splits, strict=True):
         assert_close(got, gradient, dt, array(split.grad), 6e-6)
 
 
@@ -68,14 +68,14 @@ def test_forward_and_backward(isa, dt, scores):
 def test_gradients_against_finite_differences(scores):
     """Derivatives of a random function of the output along random directions, with caps in tanh's curved range."""
     shape, gen = (9, 2, 2, 1, 6), rng(4)
-    given = [x.copy() for x in operands(shape, "f32", scale=2.0)]
-    dout = random(gen, *given[0].shape)
-    grads = both_ways(shape, "f32", *given, dout, scores=scores)[2:]
+    inputs = [x.copy() for x in operands(shape, "f32", scale=2.0)]
+    dout = random(gen, *inputs[0].shape)
+    grads = both_ways(shape, "f32", *inputs, dout, scores=scores)[2:]
     for number, gradient in enumerate(grads):
         direction = gradient / np.linalg.norm(gradient)
         sides = []
         for step in (1e-2, -1e-2):
-            moved = [x + step * direction if i == number else x for i, x in enumerate(given)]
+            moved = [x + step * direction if i == number else x for i, x in enumerate(inputs)]
             out, _ = exact(shape, *(np.asarray(x, np.float64) for x in moved), dout, scores)[:2]
             sides.append((out * dout).sum())
         assert abs((sides[0] - sides[1]) / 2e-2 - (gradient * direction).sum()) <= 2e-3 * np.linalg.norm(
@@ -93,8 +93,8 @@ def test_a_window_as_long_as_the_sequence_has_no_effect(isa, dt, softcap):
     dout = random(rng(9), *q.shape, dt)
     whole = both_ways(shape, dt, q, k, v, dout, isa, Scores(softcap=softcap))
     for window in (SEQ, SEQ + 1, 1 << 30):
-        found = both_ways(shape, dt, q, k, v, dout, isa, Scores(window=window, softcap=softcap))
-        for a, b in zip(found, whole, strict=True):
+        results = both_ways(shape, dt, q, k, v, dout, isa, Scores(window=window, softcap=softcap))
+        for a, b in zip(results, whole, strict=True):
             assert_same_bits(a, b)
     short = both_ways(shape, dt, q, k, v, dout, isa, Scores(window=SEQ // 2, softcap=softcap))
     for a, b in zip(short, whole, strict=True):
@@ -196,11 +196,11 @@ def test_padding_has_no_effect(isa, dt, length):
     alone = both_ways(short, dt, *(x[:length] for x in (q, k, v, dout)), isa, own)
     padded = replace(own, lengths=(length,))
     for filled in (False, True):
-        given = [x.copy() for x in (q, k, v, dout)]
+        inputs = [x.copy() for x in (q, k, v, dout)]
         if filled:
-            for x in given:
+            for x in inputs:
                 x[length:] = np.nan
-        for a, b in zip(both_ways(shape, dt, *given, isa, padded), alone, strict=True):
+        for a, b in zip(both_ways(shape, dt, *inputs, isa, padded), alone, strict=True):
             assert_same_bits(a[:length], b)
             assert not bits(a[length:]).any()
     longer = both_ways(shape, dt, q, k, v, dout, isa, replace(own, lengths=(length + 1,)))
@@ -259,12 +259,12 @@ def test_any_shape(seq, count, heads, half, window, softcap, dt, isa, data):
     scores = Scores(lengths is None, 0 if lengths else window, softcap, lengths)
     q, k, v = operands(shape, dt)
     dout = random(rng(9), *q.shape, dt)
-    found, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
-    for a, b, bound in zip(found, want, (4e-6, 4e-6, 2e-5, 2e-5, 2e-5), strict=True):
+    results, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
+    for a, b, bound in zip(results, want, (4e-6, 4e-6, 2e-5, 2e-5, 2e-5), strict=True):
         worst = np.abs(a.astype(np.float64) - b).max()
         assert worst <= (bound if dt == "f32" else 0.06) * max(1.0, np.abs(b).max())
     if lengths is None:
         rows = data.draw(st.lists(st.integers(0, seq - 1), min_size=1, max_size=20))
         caches, table = paged(dt, k[:seq], v[:seq], 64, rng(3), shape[4])
         out = run_paged(shape, dt, q[rows], caches, table, rows, isa, scores)
-        assert_same_bits(out, found[0][rows])
+        assert_same_bits(out, results[0][rows])

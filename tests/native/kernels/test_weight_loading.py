@@ -109,8 +109,8 @@ def test_every_half_and_every_bf16_is_converted_as_numpy_does(file_of):
     halves = np.arange(1 << 16, dtype=np.uint32)
     half = halves.astype(np.uint16).view(np.float16)
     single = ((halves << 16) | (0x8000 + (halves % 3) - 1)).view(np.float32)
-    for given in (half, single):
-        finite = given[np.isfinite(given)]
+    for source in (half, single):
+        finite = source[np.isfinite(source)]
         finite = finite[np.abs(finite.astype(np.float64)) < 3.38e38].reshape(1, -1)
         for name in ("f32", "bf16"):
             memory = _memory(finite.shape, name, False)
@@ -198,9 +198,9 @@ def test_an_invalid_rectangle_is_rejected(file_of, change):
     memory = _memory(w.shape, "f32", True)
 
     def call(begin=begin, row_bytes=36, rows=40, cols=9, dtype="f32", row=0, col=0, memory=memory, **part):
-        given = Part(memory, part.get("part_dtype", "f32"), True, part.get("part_rows", 40), 9)
+        arguments = Part(memory, part.get("part_dtype", "f32"), True, part.get("part_rows", 40), 9)
         rectangle = Rectangle(file, begin, row_bytes, rows, cols, dtype)
-        return _read(rectangle, [given] * part.get("parts", 1), row, col)
+        return _read(rectangle, [arguments] * part.get("parts", 1), row, col)
 
     assert call().is_finite
     if "memory" in change:

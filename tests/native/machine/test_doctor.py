@@ -118,11 +118,11 @@ def machine(tmp_path, monkeypatch):
 
 def test_a_machine_without_problems(machine):
     """Everything is `ok`, and checks without information are omitted."""
-    found = machine({})
-    assert {finding.state for finding in found.values()} == {"ok"}
-    assert not any(finding.advice for finding in found.values())
-    assert "Test 1" in found["processor"].found
-    assert found["memory"].found.endswith("1.00 GiB available")
+    findings = machine({})
+    assert {finding.state for finding in findings.values()} == {"ok"}
+    assert not any(finding.advice for finding in findings.values())
+    assert "Test 1" in findings["processor"].found
+    assert findings["memory"].found.endswith("1.00 GiB available")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -130,14 +130,14 @@ def test_each_problem_is_found(machine, case):
     """Each alone; all other findings are unchanged."""
     quiet = machine({})
     files, name, state, said = CASES[case]
-    found = machine(files)
-    assert {key: finding for key, finding in found.items() if key != name} == {
+    findings = machine(files)
+    assert {key: finding for key, finding in findings.items() if key != name} == {
         key: finding for key, finding in quiet.items() if key != name
     }
     if state is None:
-        assert name not in found
+        assert name not in findings
         return
-    finding = found[name]
+    finding = findings[name]
     assert finding.state == state and said in f"{finding.found} {finding.advice}"
     assert (finding.advice != "") == (state != "ok")
 
@@ -147,10 +147,10 @@ def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     monkeypatch.setattr(checks.shutil, "which", lambda name, path=None: None)
     monkeypatch.setattr(checks, "isa_levels", lambda: ["baseline", "avx2", "other"])
-    found = machine({})
-    assert found["open files"].state == "warning" and "ulimit" in found["open files"].advice
-    assert found["compiler"].found == "no c++ and no cmake"
-    assert found["processor"].state == "note" and "TILEWISE_ISA" in found["processor"].advice
+    findings = machine({})
+    assert findings["open files"].state == "warning" and "ulimit" in findings["open files"].advice
+    assert findings["compiler"].found == "no c++ and no cmake"
+    assert findings["processor"].state == "note" and "TILEWISE_ISA" in findings["processor"].advice
     for levels in (["baseline"],):
         monkeypatch.setattr(checks, "isa_levels", lambda levels=levels: levels)
         monkeypatch.setattr(checks, "isa_in_use", lambda: "baseline")
@@ -177,9 +177,9 @@ def test_which_mpi(machine, monkeypatch, library, absent, state, said):
     monkeypatch.setattr(
         checks.shutil, "which", lambda name, path=None: None if path or name in absent else f"/bin/{name}"
     )
-    found = machine({})
-    assert found["MPI"].state == state and said in f"{found['MPI'].found} {found['MPI'].advice}"
-    assert "trusted networks only" in found["MPI's ports"].advice
+    findings = machine({})
+    assert findings["MPI"].state == state and said in f"{findings['MPI'].found} {findings['MPI'].advice}"
+    assert "trusted networks only" in findings["MPI's ports"].advice
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_a_variable_without_an_mpi_library(machine, monkeypatch, named):
     """The variable is the reason, and installing MPI would not help."""
     monkeypatch.undo()
     monkeypatch.setenv("TILEWISE_MPI", named)
-    found = machine({})["MPI"]
-    assert found.state == "warning" and "TILEWISE_MPI is" in found.found and "unset" in found.advice
-    assert len(found.found) < 200
+    finding = machine({})["MPI"]
+    assert finding.state == "warning" and "TILEWISE_MPI is" in finding.found and "unset" in finding.advice
+    assert len(finding.found) < 200
 
 
 def test_nothing_is_readable(tmp_path, monkeypatch):
@@ -213,5 +213,5 @@ def test_the_command(capsys, monkeypatch):
     assert any(line.startswith("speed") and "GB/s" in line for line in lines)
     with pytest.raises(SystemExit):
         main(["doctor", "--json", "--no-measure"])
-    given = json.loads(capsys.readouterr().out)
-    assert given["speeds"] == {} and {"name", "state", "found", "advice"} == given["findings"][0].keys()
+    report = json.loads(capsys.readouterr().out)
+    assert report["speeds"] == {} and {"name", "state", "found", "advice"} == report["findings"][0].keys()

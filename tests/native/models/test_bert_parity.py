@@ -51,9 +51,9 @@ def inputs():
     }
 
 
-def theirs_of(given):
+def theirs_of(arrays):
     """The same for transformers."""
-    tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in given.items()}
+    tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in arrays.items()}
     return {
         "input_ids": tensors["tokens"],
         "token_type_ids": tensors["token_types"],
@@ -66,11 +66,11 @@ def encode(directory, dtype="f32", mesh=None):
     config = models.open(directory)
     graph = tw.ComputeGraph("bert")
     models.build_encoding_graph(graph, config, BATCH, SEQ, dtype)
-    given = inputs()
-    given.pop("labels")
+    arrays = inputs()
+    arrays.pop("labels")
     with graph.instantiate(graph.plan(mesh or {"tp": 1})) as model:
         model.load_parameters(models.open_weights(directory, config, with_head=False))
-        model.forward(**given)
+        model.forward(**arrays)
         return np.array(model.get_tensor("hidden"), np.float32)
 
 
@@ -85,23 +85,23 @@ def test_vectors(tmp_path, changes):
     is_text = np.arange(SEQ) < LENGTHS[:, None]
     for part, name in ((model, "whole"), (model.bert, "encoder")):
         part.save_pretrained(tmp_path / name)
-        found = encode(tmp_path / name)
-        assert np.abs(found - expected)[is_text].max() <= 1e-4 * np.abs(expected).max()
+        vectors = encode(tmp_path / name)
+        assert np.abs(vectors - expected)[is_text].max() <= 1e-4 * np.abs(expected).max()
 
 
 def test_loss_and_gradients(tmp_path):
     """The loss and every gradient within 1e-4 of the largest; dp and tp change no bit."""
     model = their_model()
     model.save_pretrained(tmp_path)
-    given = inputs()
-    loss = model(**theirs_of(given), labels=torch.tensor(given["labels"], dtype=torch.long)).loss
+    arrays = inputs()
+    loss = model(**theirs_of(arrays), labels=torch.tensor(arrays["labels"], dtype=torch.long)).loss
     loss.backward()
     config = models.open(tmp_path)
     graph = tw.ComputeGraph("bert")
     models.build_training_graph(graph, config, BATCH, SEQ, "f32")
     with graph.instantiate() as ours:
         ours.load_parameters(models.open_weights(tmp_path, config))
-        ours.forward(**given)
+        ours.forward(**arrays)
         ours.backward()
         assert abs(float(ours.get_tensor("loss")[0]) - loss.item()) <= 1e-4 * abs(loss.item())
         names = [name for name, _ in models.parameter_shapes(config)]

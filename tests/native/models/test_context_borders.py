@@ -118,8 +118,8 @@ def _save(case, directory):
 
 def _written(capsys, directory, *options):
     """The command line's text."""
-    given = [str(directory), "def f(x):", "--dtype", "f32", "--ignore-eos", *map(str, options)]
-    code = _run(["generate", *given])
+    args = [str(directory), "def f(x):", "--dtype", "f32", "--ignore-eos", *map(str, options)]
+    code = _run(["generate", *args])
     output = capsys.readouterr()
     assert code == 0, output.err
     return output.out.removesuffix("\n")

@@ -148,5 +148,5 @@ def test_sixty_four_tokens(case, tmp_path):
             break
     assert margin > 1e-3
     model.save_pretrained(tmp_path)
-    found = our_logits(tmp_path, [*ids, *expected[:-1]])[len(ids) - 1 :]
-    assert [int(i) for i in found.argmax(1)] == expected
+    logits = our_logits(tmp_path, [*ids, *expected[:-1]])[len(ids) - 1 :]
+    assert [int(i) for i in logits.argmax(1)] == expected

@@ -48,13 +48,13 @@ def _pick(
     dice: random.Random, program: TileProgram, wanted: Callable[[Instruction], object]
 ) -> Chosen | None:
     class_id = dice.randrange(len(program.classes))
-    found = [
+    choices = [
         (class_id, t, i)
         for t, template in enumerate(program.classes[class_id].templates)
         for i, instruction in enumerate(template.instructions)
         if wanted(instruction)
     ]
-    return dice.choice(found) if found else None
+    return dice.choice(choices) if choices else None
 
 
 def _changed(program: TileProgram, at: Chosen, **fields: object) -> TileProgram:
@@ -167,10 +167,10 @@ def change_instruction(dice: random.Random, program: TileProgram) -> tuple[str, 
 def change_template(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
     """Signals of a template that begin elsewhere in one class, or a reduction dropped or reversed."""
     class_id = dice.randrange(len(program.classes))
-    found = [i for i, t in enumerate(program.classes[class_id].templates) if t.num_signals]
-    if not found:
+    choices = [i for i, t in enumerate(program.classes[class_id].templates) if t.num_signals]
+    if not choices:
         return None
-    number = dice.choice(found)
+    number = dice.choice(choices)
     template = program.classes[class_id].templates[number]
     if dice.random() < 0.5 or not template.reductions:
         first = max(0, template.first_signal + dice.choice([-2, -1, 1, 2]))
@@ -189,10 +189,10 @@ def change_numbers(dice: random.Random, program: TileProgram) -> tuple[str, Tile
     class_id = dice.randrange(len(program.classes))
     of = program.classes[class_id]
     name = dice.choice(list(of.calls))
-    found = [i for i, call in enumerate(of.calls[name]) if call.numbers]
-    if not found:
+    choices = [i for i, call in enumerate(of.calls[name]) if call.numbers]
+    if not choices:
         return None
-    at = dice.choice(found)
+    at = dice.choice(choices)
     numbers = list(of.calls[name][at].numbers)
     n = dice.randrange(len(numbers))
     numbers[n] = dice.choice([0, 1, 2, numbers[n] + 1, max(0, numbers[n] - 1)])

@@ -58,10 +58,10 @@ def final_memory(
 
 
 def _by_task(views: np.ndarray) -> dict[int, list[list[int]]]:
-    found: dict[int, list[list[int]]] = {}
+    accesses: dict[int, list[list[int]]] = {}
     for task, *view in views.tolist():
-        found.setdefault(task, []).append(view)
-    return found
+        accesses.setdefault(task, []).append(view)
+    return accesses
 
 
 def _cells(memory: list[np.ndarray], view: list[int]) -> np.ndarray:

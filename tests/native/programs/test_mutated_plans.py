@@ -124,14 +124,14 @@ def is_harmless(name: str, program: TileProgram) -> bool:
 
 def kill(name: str, seeds: range) -> Counter:
     """The number of mutants that each check found; all others are harmless."""
-    plan, found = planned(name)[0], Counter()
+    plan, counts = planned(name)[0], Counter()
     for seed in seeds:
         what, program = mutate(seed, plan.program)
         by = found_by(name, program)
         assert by or is_harmless(name, program), f"seed {seed} of {name}: {what} is not found"
-        found[by or "harmless"] += 1
-    print(name, dict(found))
-    return found
+        counts[by or "harmless"] += 1
+    print(name, dict(counts))
+    return counts
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -152,12 +152,12 @@ def test_a_reduction_missing_on_all_devices_is_found():
         }:
             program = plan.program
             for c, of in enumerate(program.classes):
-                kept = [
+                reductions = [
                     replace(i, notifies=()) if i.label == label else i
                     for i in of.templates[number].instructions
                     if not i.label.startswith(f"{label}/")
                 ]
-                program = with_instructions(program, c, number, tuple(kept))
+                program = with_instructions(program, c, number, tuple(reductions))
             native_program(program, plan.symbol_bounds)
             with pytest.raises(
                 InternalError, match=r"a shared value is completed once|complete when they are read"
@@ -175,10 +175,10 @@ def test_a_write_before_a_read_is_found():
     program = plan.program
     for c, of in enumerate(program.classes):
         for number, template in enumerate(of.templates):
-            kept = tuple(
+            instructions = tuple(
                 replace(i, operands=()) if i.label.endswith("/ack") else i for i in template.instructions
             )
-            program = with_instructions(program, c, number, kept)
+            program = with_instructions(program, c, number, instructions)
     native = native_program(program, plan.symbol_bounds)
     with pytest.raises(InternalError, match=r"got '.*of call \d+ on device \d and '.*over bytes"):
         validate_order([native.tasks(d, [], "step") for d in range(2)], native.labels())
@@ -187,13 +187,13 @@ def test_a_write_before_a_read_is_found():
 @pytest.mark.parametrize("name", PLANS)
 def test_exchanged_bindings_are_found(name):
     """Two tensors of one shape in a call, or two calls: only this check distinguishes tensors."""
-    program, found = planned(name)[0].program, 0
+    program, count = planned(name)[0].program, 0
     for seed in range(30):
         made = change_call(random.Random(seed), program)
         if made is not None and made[1] != program:
             assert found_by(name, made[1]) == "bindings", made[0]
-            found += 1
-    assert found >= 10
+            count += 1
+    assert count >= 10
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -206,5 +206,5 @@ def test_mutants_are_found(name):
 @pytest.mark.parametrize("name", PLANS)
 def test_a_thousand_mutants_are_found(name):
     """As many of each plan; each check finds some that no other does."""
-    found = kill(name, range(100, 100 + -(-1000 // len(PLANS))))
-    assert found["harmless"] < 60
+    counts = kill(name, range(100, 100 + -(-1000 // len(PLANS))))
+    assert counts["harmless"] < 60

@@ -65,17 +65,17 @@ def test_a_missing_conflict_is_found():
     """Each alias of a temporary is needed: without those of one template, some write is not ordered."""
     plan = unlike_layers(8).plan({}, batch_splits=4, workers_per_device=1)
     (of,) = plan.program.classes
-    found = 0
+    count = 0
     for number in {of.entries[e].key[1] for e in of.aliases if of.entries[e].key[0] in ("inner", "temp")}:
-        kept = {
+        aliases = {
             entry: others
             for entry, others in of.aliases.items()
             if of.entries[entry].key[1] != number and all(of.entries[o].key[1] != number for o in others)
         }
-        program = replace(plan.program, classes=(replace(of, aliases=kept),))
+        program = replace(plan.program, classes=(replace(of, aliases=aliases),))
         try:
             order_of(plan, program, [])
         except InternalError as error:
             assert "two uses of the same bytes" in str(error)
-            found += 1
-    assert found >= 4
+            count += 1
+    assert count >= 4

@@ -123,7 +123,7 @@ def test_tiles_of_columns_are_ordered(axes):
 def test_a_missing_access_is_found():
     """Without the access of any operand of a shared product, some pair is not ordered."""
     _, plan = planned(2)
-    found = 0
+    count = 0
     for at in by_columns(plan):
         instruction = instruction_at(plan, at)
         for number, operand in enumerate(instruction.operands):
@@ -138,6 +138,6 @@ def test_a_missing_access_is_found():
                 order_of(plan, with_instructions(plan.program, 0, at[0], tuple(instructions)), 1)
             except InternalError as error:
                 assert "two uses of the same bytes" in str(error)
-                found += 1
+                count += 1
                 break
-    assert found == len(by_columns(plan))
+    assert count == len(by_columns(plan))

@@ -26,15 +26,19 @@ def model_dir(tmp_path_factory):
 def test_figures_of_known_times():
     """Two requests, one with two texts, with round times."""
     times = [Times(10, 1.0, [[1.5, 1.6, 1.8]], 1.8), Times(20, 1.0, [[2.0], [3.0, 3.5]], 3.5)]
-    found = throughput_figures(times)
-    assert found["elapsed_time"] == 2.5 and found["num_requests"] == 2
-    assert (found["num_prompt_tokens"], found["num_output_tokens"], found["total_num_tokens"]) == (30, 6, 36)
-    assert found["requests_per_second"] == 0.8 and found["output_tokens_per_second"] == 2.4
-    assert found["ttft_ms"]["percentiles"]["50"] == pytest.approx(1000)
-    assert found["itl_ms"]["mean"] == pytest.approx((100 + 200 + 500) / 3)
-    found = latency_figures([times, times[:1]])
-    assert found["latencies"] == pytest.approx([2.5, 0.8]) and found["avg_latency"] == pytest.approx(1.65)
-    assert found["percentiles"]["50"] == pytest.approx(1.65)
+    figures = throughput_figures(times)
+    assert figures["elapsed_time"] == 2.5 and figures["num_requests"] == 2
+    assert (figures["num_prompt_tokens"], figures["num_output_tokens"], figures["total_num_tokens"]) == (
+        30,
+        6,
+        36,
+    )
+    assert figures["requests_per_second"] == 0.8 and figures["output_tokens_per_second"] == 2.4
+    assert figures["ttft_ms"]["percentiles"]["50"] == pytest.approx(1000)
+    assert figures["itl_ms"]["mean"] == pytest.approx((100 + 200 + 500) / 3)
+    figures = latency_figures([times, times[:1]])
+    assert figures["latencies"] == pytest.approx([2.5, 0.8]) and figures["avg_latency"] == pytest.approx(1.65)
+    assert figures["percentiles"]["50"] == pytest.approx(1.65)
 
 
 def test_recorded_times_are_consistent(model_dir):
@@ -115,9 +119,9 @@ def test_throughput_of_a_file(model_dir, tmp_path, capsys):
     ]
     command += ["--dp", "2", "--speculative-config", '{"num_speculative_tokens": 3}']
     assert _run([*command, "--dtype", "f32", "--output-json", str(out), "--picture", str(picture)]) == 0
-    found, said = json.loads(out.read_text()), capsys.readouterr().out
-    assert found["num_output_tokens"] == 18 and "Total num output tokens: 18" in said
-    assert f"{found['requests_per_second']:.2f} requests/s" in said and "Inter-token latency" in said
+    figures, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert figures["num_output_tokens"] == 18 and "Total num output tokens: 18" in said
+    assert f"{figures['requests_per_second']:.2f} requests/s" in said and "Inter-token latency" in said
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
@@ -142,9 +146,9 @@ def test_latency_of_a_batch(model_dir, tmp_path, capsys):
         )
         == 0
     )
-    found, said = json.loads(out.read_text()), capsys.readouterr().out
-    assert len(found["latencies"]) == 3 and min(found["latencies"]) > 0
-    assert f"Avg latency: {found['avg_latency']:.4f} seconds" in said and "99% percentile" in said
+    figures, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert len(figures["latencies"]) == 3 and min(figures["latencies"]) > 0
+    assert f"Avg latency: {figures['avg_latency']:.4f} seconds" in said and "99% percentile" in said
 
 
 @pytest.mark.parametrize(

@@ -73,12 +73,12 @@ def _is_idle(engine):
 
 
 async def _read(outputs, most=None):
-    found = []
+    deltas = []
     async for output in outputs:
-        found.append(output)
-        if most is not None and len(found) == most:
+        deltas.append(output)
+        if most is not None and len(deltas) == most:
             break
-    return found
+    return deltas
 
 
 def test_callers_of_one_event_loop(engine, alone):
@@ -203,9 +203,9 @@ def test_a_failing_kernel_fails_only_its_requests(model_dir, alone):
             return await asyncio.gather(*gone, later, return_exceptions=True)
 
         *gone, later = asyncio.run(ask())
-        assert any(isinstance(found, TaskFailed) for found in gone) or isinstance(later, TaskFailed)
-        for found, wanted in zip((*gone, later), alone):
-            assert isinstance(found, TaskFailed) or found[-1].outputs[0].token_ids == wanted
+        assert any(isinstance(result, TaskFailed) for result in gone) or isinstance(later, TaskFailed)
+        for result, wanted in zip((*gone, later), alone):
+            assert isinstance(result, TaskFailed) or result[-1].outputs[0].token_ids == wanted
         assert [p.token for p in engine.stream(TEXTS[2:], WAY)] == alone[2]
         assert _is_idle(engine)
 
@@ -215,7 +215,7 @@ def test_an_internal_error_does_not_hang_callers(model_dir, monkeypatch):
     with Engine(model_dir) as engine:
         wanted = [p.token for p in engine.stream(TEXTS[:1], WAY)]
         with monkeypatch.context() as patched:
-            patched.setattr("tilewise.serve.runner.call_inputs", lambda *given: 1 / 0)
+            patched.setattr("tilewise.serve.runner.call_inputs", lambda *args: 1 / 0)
             with pytest.raises(TilewiseError, match="report it"):
                 list(engine.stream(TEXTS[:1], WAY))
         assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == wanted

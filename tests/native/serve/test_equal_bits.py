@@ -116,12 +116,12 @@ def all_limits(draw):
 def served(tmp_path_factory):
     """One model directory, loaded in several ways."""
     directory = save_model(tmp_path_factory.mktemp("model") / "llama")
-    found = {name: load(directory, **how) for name, how in VARIANTS.items()}
+    models = {name: load(directory, **how) for name, how in VARIANTS.items()}
     smaller = save_model(tmp_path_factory.mktemp("model") / "smaller", num_hidden_layers=1)
-    for model in found.values():
+    for model in models.values():
         model.draft_model = DraftModel(str(smaller), model, 3)
-    yield found
-    for model in found.values():
+    yield models
+    for model in models.values():
         model.draft_model.close()
         model.close()
 
@@ -129,18 +129,18 @@ def served(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(served):
     """The text of an ask alone, by dtype; computed once."""
-    known = {}
+    cached = {}
 
     def write(name, ask):
         model = "bf16" if "bf16" in name else "one"
-        if (model, ask) not in known:
+        if (model, ask) not in cached:
             core = core_of(served[model])
             core.add(ask.request("alone"))
             reported = []
             while core.has_work:
                 core.step(reported.extend)
-            known[model, ask] = _said(reported)["alone"]
-        return known[model, ask]
+            cached[model, ask] = _said(reported)["alone"]
+        return cached[model, ask]
 
     return write
 
@@ -327,9 +327,9 @@ def _wrong_slot(monkeypatch):
     inputs = runner_module.call_inputs
 
     def wrong(parts, max_blocks):
-        found = inputs(parts, max_blocks)
-        found["slots"] = np.where(found["positions"] == BLOCK_SIZE, found["slots"] + 1, found["slots"])
-        return found
+        arrays = inputs(parts, max_blocks)
+        arrays["slots"] = np.where(arrays["positions"] == BLOCK_SIZE, arrays["slots"] + 1, arrays["slots"])
+        return arrays
 
     monkeypatch.setattr(runner_module, "call_inputs", wrong)
 
@@ -338,8 +338,8 @@ def _wrong_position(monkeypatch):
     inputs = runner_module.call_inputs
 
     def wrong(parts, max_blocks):
-        found = inputs(parts, max_blocks)
-        return {**found, "positions": np.maximum(found["positions"] - (found["positions"] > 90), 0)}
+        arrays = inputs(parts, max_blocks)
+        return {**arrays, "positions": np.maximum(arrays["positions"] - (arrays["positions"] > 90), 0)}
 
     monkeypatch.setattr(runner_module, "call_inputs", wrong)
 
@@ -359,7 +359,7 @@ def _draws_by_place(monkeypatch):
 
 def _rows_swapped(monkeypatch):
     run = runner_module.Runner.run
-    monkeypatch.setattr(runner_module.Runner, "run", lambda self, *given: run(self, *given)[::-1])
+    monkeypatch.setattr(runner_module.Runner, "run", lambda self, *args: run(self, *args)[::-1])
 
 
 def _prepared_wrongly(monkeypatch):
@@ -455,14 +455,14 @@ def test_keys_without_a_field_find_blocks_of_others(served, alone, monkeypatch, 
 def test_prompt_logprobs_are_those_of_a_forward(served):
     """A prompt read in chunks has the logprobs of a prompt read at once, None for the first token."""
     ids = np.random.default_rng(8).integers(1, 250, 100).tolist()
-    found = []
+    logprobs = []
     for limits in (None, Limits(1, 7, 3, 4, MAX_CONTEXT)):
         core, reported = core_of(served["one"], limits), []
         core.add(request_of("p", ids, SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1)))
         while core.has_work:
             core.step(reported.extend)
-        found.append(reported[0][1].prompt_logprobs)
-    assert found[0] == found[1] and found[0][0] is None and len(found[0]) == 100
-    for token, figures in zip(ids[1:], found[0][1:]):
+        logprobs.append(reported[0][1].prompt_logprobs)
+    assert logprobs[0] == logprobs[1] and logprobs[0][0] is None and len(logprobs[0]) == 100
+    for token, figures in zip(ids[1:], logprobs[0][1:]):
         assert token in figures and len(figures) <= 2
         assert min(figure.rank for figure in figures.values()) == 1

@@ -92,8 +92,8 @@ grammars.prepare(StructuredOutputsParams(choice=["a"]))
 grammars._trials.problem = lambda source: ""
 grammars.prepare(StructuredOutputsParams(json=json.load(sys.stdin)))
 """
-    given = json.dumps(references(3000))
+    lines = json.dumps(references(3000))
     done = subprocess.run(
-        [sys.executable, "-c", program, str(model_dir)], input=given, text=True, capture_output=True
+        [sys.executable, "-c", program, str(model_dir)], input=lines, text=True, capture_output=True
     )
     assert done.returncode == -signal.SIGSEGV

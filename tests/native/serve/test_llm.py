@@ -67,8 +67,8 @@ def test_a_list_of_prompts(llm):
     """Outputs in the prompts' order, for more prompts than run at a time, in every form of a prompt."""
     tokenizer = llm.get_tokenizer()
     ids = [tokenizer.encode(text).ids for text in TEXTS]
-    given = [TEXTS[0], ids[1], {"prompt": TEXTS[2]}, {"prompt_token_ids": ids[0], "cache_salt": "mine"}] * 2
-    outputs = llm.generate(given, GREEDY)
+    prompts = [TEXTS[0], ids[1], {"prompt": TEXTS[2]}, {"prompt_token_ids": ids[0], "cache_salt": "mine"}] * 2
+    outputs = llm.generate(prompts, GREEDY)
     assert [output.prompt for output in outputs] == [TEXTS[0], None, TEXTS[2], None] * 2
     assert [output.prompt_token_ids for output in outputs] == [ids[0], ids[1], ids[2], ids[0]] * 2
     assert all(output.finished and output.outputs[0].finished() for output in outputs)
@@ -105,8 +105,8 @@ def test_a_cached_prefix_changes_nothing(model_dir):
     assert [o.num_cached_tokens for o in (first, again, salted)] == [0, 128, 0]
     assert first.outputs == again.outputs == salted.outputs
     with LLM(model_dir, dtype="f32", enable_prefix_caching=False) as llm:
-        found = [llm.generate([ids], GREEDY)[0] for _ in range(2)]
-        assert [o.num_cached_tokens for o in found] == [0, 0] and found[0].outputs == first.outputs
+        outputs = [llm.generate([ids], GREEDY)[0] for _ in range(2)]
+        assert [o.num_cached_tokens for o in outputs] == [0, 0] and outputs[0].outputs == first.outputs
 
 
 def test_a_conversation(llm, model_dir):
@@ -155,16 +155,16 @@ def test_stop_tokens_of_model_and_request(llm, model_dir, tmp_path):
     first = plain.token_ids.index(end)
     for ignore_eos in (False, True):
         way = SamplingParams(max_tokens=20, temperature=0, stop_token_ids=[end], ignore_eos=ignore_eos)
-        found = _first(llm, TEXTS[0], way)
-        assert found.token_ids == plain.token_ids[: first + 1]
-        assert (found.finish_reason, found.stop_reason) == ("stop", end)
-        assert found.text == llm.get_tokenizer().decode(plain.token_ids[:first])
+        completion = _first(llm, TEXTS[0], way)
+        assert completion.token_ids == plain.token_ids[: first + 1]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", end)
+        assert completion.text == llm.get_tokenizer().decode(plain.token_ids[:first])
     directory = save_model(tmp_path / "ends")
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, end]}))
     with LLM(directory, dtype="f32") as other:
-        found = _first(other, TEXTS[0], GREEDY)
-        assert found.token_ids == plain.token_ids[: first + 1]
-        assert (found.finish_reason, found.stop_reason) == ("stop", None)
+        completion = _first(other, TEXTS[0], GREEDY)
+        assert completion.token_ids == plain.token_ids[: first + 1]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
         assert _first(other, TEXTS[0], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)) == plain
         later = SamplingParams(max_tokens=20, temperature=0, min_tokens=12)
         assert end not in _first(other, TEXTS[0], later).token_ids[:12]
@@ -177,17 +177,17 @@ def test_stop_strings(llm):
     at = text.find(stop)
     for is_included in (False, True):
         way = SamplingParams(max_tokens=20, temperature=0, stop=stop, include_stop_str_in_output=is_included)
-        found = _first(llm, TEXTS[0], way)
-        assert found.text == text[: at + 3 if is_included else at]
-        assert (found.finish_reason, found.stop_reason) == ("stop", stop)
+        completion = _first(llm, TEXTS[0], way)
+        assert completion.text == text[: at + 3 if is_included else at]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
 
 
 def test_an_incomplete_character_at_the_end_is_shown(llm, monkeypatch):
     """Its bytes come at the end, as U+FFFD."""
     first = llm.get_tokenizer().encode("🚀").ids[0]  # one byte of four
     monkeypatch.setattr(core_module.Batch, "sample", lambda self, logits, rows, _: [first] * len(rows))
-    found = _first(llm, "a", SamplingParams(max_tokens=1))
-    assert (found.text, found.finish_reason) == ("\ufffd", "length")
+    completion = _first(llm, "a", SamplingParams(max_tokens=1))
+    assert (completion.text, completion.finish_reason) == ("\ufffd", "length")
 
 
 def test_without_detokenizing(llm):
@@ -203,14 +203,14 @@ def test_logprobs_of_texts(llm):
     """For every token and the most likely ones; their sum; none without a request; greedy tokens have rank 1."""
     plain = _first(llm, TEXTS[0], GREEDY)
     assert plain.logprobs is None and plain.cumulative_logprob is None
-    found = _first(llm, TEXTS[0], SamplingParams(max_tokens=20, temperature=0, logprobs=3))
-    assert found.token_ids == plain.token_ids and len(found.logprobs) == len(found.token_ids)
+    completion = _first(llm, TEXTS[0], SamplingParams(max_tokens=20, temperature=0, logprobs=3))
+    assert completion.token_ids == plain.token_ids and len(completion.logprobs) == len(completion.token_ids)
     total = 0.0
-    for token, figures in zip(found.token_ids, found.logprobs):
+    for token, figures in zip(completion.token_ids, completion.logprobs):
         assert len(figures) == 3 and figures[token].rank == 1
         assert figures[token].decoded_token == llm.get_tokenizer().decode([token])
         total += figures[token].logprob
-    assert found.cumulative_logprob == total < 0
+    assert completion.cumulative_logprob == total < 0
     (whole,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=1, logprobs=-1, prompt_logprobs=0))
     sums = [sum(np.exp(f.logprob) for f in whole.outputs[0].logprobs[0].values())]
     assert sums == pytest.approx([1.0]) and len(whole.prompt_logprobs) == 3

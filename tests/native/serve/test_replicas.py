@@ -75,14 +75,15 @@ def test_a_duplicate_name_is_rejected(pair):
     async def ask_at_once():
         return await asyncio.gather(*(ask(number) for number in range(8)), return_exceptions=True)
 
-    found = asyncio.run(ask_at_once())
+    results = asyncio.run(ask_at_once())
     assert (
         sum(
-            isinstance(one, ConfigError) and "must be unique among live requests" in str(one) for one in found
+            isinstance(one, ConfigError) and "must be unique among live requests" in str(one)
+            for one in results
         )
         == 4
     )
-    assert sum(isinstance(one, list) for one in found) == 4
+    assert sum(isinstance(one, list) for one in results) == 4
 
 
 def test_abort_finds_the_copy(pair):
@@ -129,10 +130,10 @@ def test_a_copy_that_cannot_be_made_leaves_none(model_dir, monkeypatch, thread_c
     """The first copy is closed again, and the error is that of the second."""
     before, made = thread_count(), []
 
-    def second_fails(*given):
+    def second_fails(*args):
         if made:
             raise CheckpointError("[test] no more")
-        made.append(ServedModel(*given))
+        made.append(ServedModel(*args))
         return made[0]
 
     monkeypatch.setattr(engine_module, "ServedModel", second_fails)

@@ -61,11 +61,11 @@ def test_texts_are_the_same(tmp_path, monkeypatch, config):
     directory = save_model(tmp_path / "llama")
     save_model(tmp_path / "smaller", num_hidden_layers=1, max_position_embeddings=64)
     monkeypatch.chdir(tmp_path)
-    found = []
+    texts = []
     for speculative in (None, config):
         with LLM(directory, dtype="f32", max_num_seqs=4, speculative_config=speculative) as llm:
-            found.append([output.outputs for output in llm.generate(TEXTS, params)])
-    assert found[0] == found[1]
+            texts.append([output.outputs for output in llm.generate(TEXTS, params)])
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(
@@ -120,17 +120,17 @@ def test_a_failing_draft_model_does_not_change_texts(tmp_path):
     with LLM(directory, dtype="f32", speculative_config=config) as llm:
         (replica,) = llm.engine._replicas
         replica._draft_model._model.instance.inject("throw", 0, "attention_paged", 0)
-        found = llm.generate(TEXTS, way)
+        speculative = llm.generate(TEXTS, way)
         again = llm.generate(TEXTS, way)
-    for outputs in (found, again):
+    for outputs in (speculative, again):
         assert [output.outputs for output in outputs] == [output.outputs for output in wanted]
 
 
 def test_defaults_are_vllms():
     """A single bound sets the other; without bounds, both are five."""
-    found = [
+    configs = [
         SpeculativeConfig(1),
         SpeculativeConfig(1, prompt_lookup_min=2),
         SpeculativeConfig(1, prompt_lookup_max=3),
     ]
-    assert [(one.prompt_lookup_min, one.prompt_lookup_max) for one in found] == [(5, 5), (2, 2), (3, 3)]
+    assert [(one.prompt_lookup_min, one.prompt_lookup_max) for one in configs] == [(5, 5), (2, 2), (3, 3)]

@@ -122,22 +122,22 @@ def one(llm, seed=0, temperature=1.0, **kind):
 @pytest.mark.parametrize("seed", range(6))
 def test_each_kind(llm, seed):
     """Expressions match the whole text, choices are exact, grammars derive it, objects parse."""
-    found = one(llm, seed, regex=r"[a-c]{3}[0-9]{1,4}x?")
-    assert re.fullmatch(r"[a-c]{3}[0-9]{1,4}x?", found.text) and found.finish_reason == "stop"
+    completion = one(llm, seed, regex=r"[a-c]{3}[0-9]{1,4}x?")
+    assert re.fullmatch(r"[a-c]{3}[0-9]{1,4}x?", completion.text) and completion.finish_reason == "stop"
     assert one(llm, seed, choice=CHOICES).text in CHOICES
     grammar = 'start: "a" b "c"\nb: "x" | "yy" b'
     assert re.fullmatch("a(yy)*xc", one(llm, seed, grammar=grammar).text)
-    found = one(llm, seed, json_object=True, disable_any_whitespace=True)
-    assert found.text.startswith("{")
-    assert found.finish_reason == "length" or isinstance(json.loads(found.text), dict)
+    completion = one(llm, seed, json_object=True, disable_any_whitespace=True)
+    assert completion.text.startswith("{")
+    assert completion.finish_reason == "length" or isinstance(json.loads(completion.text), dict)
 
 
 def test_whitespace_pattern(llm):
     """`whitespace_pattern` matches everything between parts of JSON."""
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}
-    found = one(llm, json=schema, whitespace_pattern="  ")
-    assert "  " in found.text and re.fullmatch(
-        r"\[(  )?(true|false)(  )?,(  )?(true|false)(  )?\]", found.text
+    completion = one(llm, json=schema, whitespace_pattern="  ")
+    assert "  " in completion.text and re.fullmatch(
+        r"\[(  )?(true|false)(  )?,(  )?(true|false)(  )?\]", completion.text
     )
 
 

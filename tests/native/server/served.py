@@ -81,8 +81,8 @@ class Served:
         """Status and body of an answer; `body` may be bytes, None for a GET."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         usual = {} if body is None else {"content-type": "application/json"}
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = urllib.request.Request(self.url + path, data, {**usual, **given})
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.url + path, data, {**usual, **fields})
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, _content(answer)

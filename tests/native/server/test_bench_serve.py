@@ -30,12 +30,12 @@ def test_every_request_is_generated_in_full(backend, tmp_path, capsys):
         file,
     )
     assert bench("--backend", backend, *lengths, *options, "--metric-percentiles", "50,99") == 0
-    found = json.loads(file.read_text())
-    assert (found["completed"], found["failed"], found["total_output_tokens"]) == (5, 0, 30)
+    report = json.loads(file.read_text())
+    assert (report["completed"], report["failed"], report["total_output_tokens"]) == (5, 0, 30)
     assert server.metric("generation_tokens_total") - before == 36
-    assert found["max_concurrent_requests"] == 2 and found["p99_ttft_ms"] >= found["p50_ttft_ms"] > 0
+    assert report["max_concurrent_requests"] == 2 and report["p99_ttft_ms"] >= report["p50_ttft_ms"] > 0
     if backend == "openai":
-        assert found["total_input_tokens"] == 40
+        assert report["total_input_tokens"] == 40
     out = capsys.readouterr().out
     assert "Successful requests:" in out and "P99 TTFT (ms):" in out
 
@@ -68,11 +68,11 @@ def test_a_key_and_headers_are_sent(tmp_path, capsys):
             "--random-output-len",
             2,
         )
-        given = ["bench", "serve", "--base-url", server.url, *map(str, options)]
-        assert _run(given) != 0
+        args = ["bench", "serve", "--base-url", server.url, *map(str, options)]
+        assert _run(args) != 0
         assert "status 401" in capsys.readouterr().err
-        assert _run([*given, "--api-key-file", str(file)]) == 0
-        assert _run([*given, "--header", "Authorization=Bearer a-secret"]) == 0
+        assert _run([*args, "--api-key-file", str(file)]) == 0
+        assert _run([*args, "--header", "Authorization=Bearer a-secret"]) == 0
     finally:
         server.close()
 

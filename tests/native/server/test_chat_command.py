@@ -23,10 +23,8 @@ def talk(monkeypatch, capsys):
     def run(*options, typed="", code=0):
         server = usual_server()
         monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-        given = [
-            part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", str(value))
-        ]
-        assert _run(["chat", "--url", server.url, *given, *options]) == code
+        args = [part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        assert _run(["chat", "--url", server.url, *args, *options]) == code
         return capsys.readouterr()
 
     return run
@@ -71,8 +69,8 @@ def test_unexpected_events_are_errors(talk, monkeypatch):
         if (event := next(strange, None)) is not None:
             yield event
         else:
-            async with aclosing(events(self, path, body)) as found:
-                async for event in found:
+            async with aclosing(events(self, path, body)) as received:
+                async for event in received:
                     yield event
 
     monkeypatch.setattr(Target, "events", changed)
@@ -88,8 +86,8 @@ def test_ctrl_c_stops_an_answer(talk, monkeypatch):
 
     async def interrupted(self, path, body):
         nonlocal number
-        async with aclosing(events(self, path, body)) as found:
-            async for event in found:
+        async with aclosing(events(self, path, body)) as received:
+            async for event in received:
                 number += 1
                 if number == 3:
                     os.kill(os.getpid(), signal.SIGINT)

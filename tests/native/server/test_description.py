@@ -44,7 +44,7 @@ def test_schemathesis_finds_nothing():
     load_all_checks()
     checks = CHECKS.get_by_names([*names, "response_schema_conformance"])
     schema = schemathesis.openapi.from_url(f"{usual_server().url}/openapi.json")
-    operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) >= 11
     quiet = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     for operation in operations:

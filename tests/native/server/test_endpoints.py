@@ -51,7 +51,7 @@ def test_completions_equal_llm(server, llm):
     assert [choice["index"] for choice in reported["choices"]] == [0, 1, 2, 3]
     for choice, text in zip(reported["choices"], texts):
         assert choice["text"] == text.text and choice["finish_reason"] == text.finish_reason
-        figures = [found[token].logprob for token, found in zip(text.token_ids, text.logprobs)]
+        figures = [candidates[token].logprob for token, candidates in zip(text.token_ids, text.logprobs)]
         assert choice["logprobs"]["token_logprobs"] == figures
     ids = [output.prompt_token_ids for output in expected]
     again = server.ask(COMPLETION, {"prompt": ids, **ways})[1]
@@ -81,7 +81,7 @@ def test_echo_scores_a_prompt_for_lm_eval(server, llm):
         ] == most
         assert figures["token_logprobs"][0] is None and figures["top_logprobs"][0] is None
         scored = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:])
-        expected = [found[token].logprob for token, found in scored]
+        expected = [candidates[token].logprob for token, candidates in scored]
         assert figures["token_logprobs"][1 : len(expected) + 1] == expected
         assert figures["text_offset"][0] == 0 and "".join(figures["tokens"]).startswith(TEXTS[0])
         assert choice["text"].startswith(TEXTS[0])

@@ -30,10 +30,10 @@ def _raw(server, data, then_wait=True):
     """All bytes of the answer until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as link:
         link.sendall(data)
-        found = b""
+        content = b""
         while then_wait and (piece := link.recv(1 << 16)):
-            found += piece
-        return found
+            content += piece
+        return content
 
 
 def _post(body, headers=_JSON, host=b"localhost", path=b"/v1/completions", close=b"connection: close\r\n"):
@@ -48,8 +48,8 @@ def _parts(answer):
 
 
 def _error(answer, status):
-    found, body = _parts(answer)
-    assert found == status, answer[:300]
+    code, body = _parts(answer)
+    assert code == status, answer[:300]
     reported = json.loads(body)["error"]
     assert set(reported) == {"message", "type", "param", "code"} and reported["message"] and reported["type"]
     return reported
@@ -238,11 +238,11 @@ def test_wrong_fields_are_named(server):
                 status, reported = server.ask(path, {**stream, **body})
                 assert status == 400 and reported["error"]["param"] == param, (str(body)[:200], reported)
     for path, usual in ((COMPLETION, {"prompt": "x"}), (CHAT, {"messages": TALK})):
-        for given, rule in (
+        for fields, rule in (
             ({"stream_options": {}}, "stream_options needs stream"),
             ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs cannot be streamed"),
         ):
-            status, reported = server.ask(path, {**usual, **given})
+            status, reported = server.ask(path, {**usual, **fields})
             assert status == 400 and rule in reported["error"]["message"]
     status, reported = server.ask(COMPLETION, {"prompt": "x", "model": "other"})
     assert (status, reported["error"]["code"]) == (404, "model_not_found")
@@ -365,11 +365,11 @@ def _held(server):
 
 def _nothing_is_held(server, before):
     for _ in range(200):
-        found = _held(server)
-        if all(new <= old for pair, first in zip(found, before) for new, old in zip(pair, first)):
+        current = _held(server)
+        if all(new <= old for pair, first in zip(current, before) for new, old in zip(pair, first)):
             return
         time.sleep(0.02)
-    raise AssertionError((found, before))
+    raise AssertionError((current, before))
 
 
 def test_mutated_requests_leak_nothing(server):
@@ -533,11 +533,11 @@ def test_clients_that_stop_reading_are_disconnected(tmp_path):
         return link
 
     def read(link):
-        found = b""
+        content = b""
         with contextlib.suppress(ConnectionError), link:
             while piece := link.recv(1 << 16):
-                found += piece
-        return found
+                content += piece
+        return content
 
     try:
         for _ in range(1000):

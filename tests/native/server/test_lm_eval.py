@@ -23,9 +23,9 @@ def test_continuations_are_scored():
         batch_size=2,
     )
     asked = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(PAIRS)]
-    found = scorer.loglikelihood(asked)
+    scores = scorer.loglikelihood(asked)
     with LLM(small_model(), dtype="f32") as llm:
-        for (before, after), (score, is_greedy) in zip(PAIRS, found):
+        for (before, after), (score, is_greedy) in zip(PAIRS, scores):
             encode = llm.get_tokenizer().encode
             ids, count = encode(before + after).ids, len(encode(before).ids)
             (output,) = llm.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=1))

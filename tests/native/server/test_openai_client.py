@@ -140,10 +140,10 @@ def test_completions_models_and_responses(client):
         parts[chunk.choices[0].index] += chunk.choices[0].text
     assert parts == [choice.text for choice in whole.choices]
     yes = {"type": "json_schema", "name": "yes", "schema": {"type": "boolean"}}
-    given = {"model": "small", "input": "hello", "text": {"format": yes}}
+    request = {"model": "small", "input": "hello", "text": {"format": yes}}
     extra = {"seed": 5, "temperature": 0.5}
-    response = client.responses.create(**given, extra_body=extra)
-    with client.responses.stream(**given, extra_body=extra) as stream:
+    response = client.responses.create(**request, extra_body=extra)
+    with client.responses.stream(**request, extra_body=extra) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
     assert final.output_text == response.output_text in ("true", "false") and kinds[0] == "response.created"

@@ -82,13 +82,13 @@ def test_a_connection_lost_within_a_stream_is_an_error_and_frees_its_blocks():
     """The client reports an incomplete answer; the server stops generating."""
     server = usual_server()
     with lossy(server.port, [900]) as url, openai.OpenAI(base_url=url, api_key="none") as client:
-        found = []
+        errors = []
         with pytest.raises(Exception, match=r"(?i)peer closed|incomplete|disconnected|connection"):
             for chunk in client.completions.create(
                 model="small", prompt="x", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
             ):
-                found.append(chunk)
-        assert found
+                errors.append(chunk)
+        assert errors
     server.wait_idle()
 
 

@@ -25,8 +25,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text("utf-8")
 
 def block(language):
     """The only code block of a language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return found
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return block
 
 
 def needs(program):
@@ -48,9 +48,9 @@ def test_the_units_command_is_valid():
     """Its options exist; its socket is in the unit's runtime directory, its keys where the unit loads them."""
     lines = dict(line.split("=", 1) for line in block("ini").splitlines() if "=" in line)
     words = shlex.split(lines["ExecStart"])
-    given = parse_serve(["tilewise", *words[1:]])
-    assert str(given["uds"]).startswith(f"/run/{lines['RuntimeDirectory']}/")
-    assert str(given["api_key_file"]) == f"%d/{lines['LoadCredential'].split(':')[0]}"
+    settings = parse_serve(["tilewise", *words[1:]])
+    assert str(settings["uds"]).startswith(f"/run/{lines['RuntimeDirectory']}/")
+    assert str(settings["api_key_file"]) == f"%d/{lines['LoadCredential'].split(':')[0]}"
     assert int(lines["TimeoutStopSec"]) > ServerSettings().shutdown_timeout_s
 
 

@@ -104,11 +104,11 @@ def test_the_command_line_rejects_the_token_before_any_work(published, capsys):
     for more in (("a",), ("a", "--chat")):
         assert _run(["generate", str(directory), *more]) == 2
         assert "num_notes must be a field" in capsys.readouterr().err
-    given = ["generate", str(directory), "--ignore-config-field", "num_notes"]
+    args = ["generate", str(directory), "--ignore-config-field", "num_notes"]
     for more in ((f"a {EXTRA}",), (EXTRA, "--chat")):
-        assert _run([*given, *more]) == 2
+        assert _run([*args, *more]) == 2
         assert REFUSAL in capsys.readouterr().err
-    assert _run([*given, "a", "--max-tokens", "2", "--dtype", "f32"]) == 0
+    assert _run([*args, "a", "--max-tokens", "2", "--dtype", "f32"]) == 0
 
 
 def test_the_server_answers_400_and_logs_each_file_once(published):

@@ -97,16 +97,16 @@ def test_a_rejected_model_is_one_line(tmp_path):
 def test_every_option_reaches_its_setting(tmp_path, monkeypatch, has_short):
     """No option is without effect or unknown to this test."""
     taken = []
-    monkeypatch.setattr("tilewise.server.serve", lambda *given, **more: taken.append((*given, more)))
+    monkeypatch.setattr("tilewise.server.serve", lambda *args, **more: taken.append((*args, more)))
     monkeypatch.setattr("tilewise.server.link.spawn.spawn_engine", lambda: None)
-    monkeypatch.setattr("tilewise.checkpoint.find_model", lambda *given: given)
+    monkeypatch.setattr("tilewise.checkpoint.find_model", lambda *args: args)
     (tmp_path / "keys").write_text("two\n")
     (tmp_path / "template").write_text("{{ 1 }}")
     command = ["serve", str(small_model()), "--api-key-file", str(tmp_path / "keys"), "--revision", "main"]
     command += ["--chat-template", str(tmp_path / "template")]
-    for option, (given, _) in {**SERVER, **ENGINE}.items():
+    for option, (args, _) in {**SERVER, **ENGINE}.items():
         name = SHORT.get(option, f"--{option}") if has_short else f"--{option}"
-        command += [name] if given is None else [name, given]
+        command += [name] if args is None else [name, args]
     assert _run(command) == 0
     ((model, settings, engine, more),) = taken
     assert model == (str(small_model()), "main") and more["name"] == str(small_model())
@@ -122,13 +122,13 @@ def test_every_option_reaches_its_setting(tmp_path, monkeypatch, has_short):
 
 def _raw(server, data):
     """The answer's bytes until the server closes the connection."""
-    found = b""
+    content = b""
     link = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     with link, contextlib.suppress(ConnectionError):
         link.sendall(data)
         while piece := link.recv(1 << 16):
-            found += piece
-    return found
+            content += piece
+    return content
 
 
 @pytest.mark.slow

@@ -64,8 +64,8 @@ def test_an_engine_without_a_model_ends():
 def _check_options(server):
     """Templates, names, origins, intervals and tool-call formats come from the command line."""
     key = {"authorization": "Bearer one"}
-    for given, text in (({}, "own template: hello"), ({"chat_template": "{{ 6 * 7 }}"}, "42")):
-        tokens = server.ask("/tokenize", {"messages": TALK, **given}, **key)[1]["tokens"]
+    for changes, text in (({}, "own template: hello"), ({"chat_template": "{{ 6 * 7 }}"}, "42")):
+        tokens = server.ask("/tokenize", {"messages": TALK, **changes}, **key)[1]["tokens"]
         assert server.ask("/detokenize", {"tokens": tokens}, **key)[1]["prompt"] == text
     assert server.get("/health", host="models.example")[0] == 200
     for origin, is_known in (("https://app.example", True), ("https://evil.example", False)):
@@ -113,14 +113,14 @@ def test_keys_loading_and_sigterm(tmp_path):
         server.wait_ready()
         for key in ("zero", "one", "two"):
             assert server.get("/v1/models", authorization=f"Bearer {key}")[0] == 200
-        for given in (
+        for credentials in (
             {},
             {"authorization": "Bearer "},
             {"authorization": "Basic one"},
             {"authorization": "one"},
         ):
             for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
-                status, reported = server.get(path, **given)
+                status, reported = server.get(path, **credentials)
                 assert status == 401 and reported["error"]["code"] == "invalid_api_key"
         body = {"prompt": list(range(3, 133)), "max_tokens": 1}
         cached = []

@@ -84,20 +84,20 @@ def test_gathered_indices_are_validated_by_their_use(in_layer):
     )
     y = pick_in_layer(graph, x, index, again, path="layer") if in_layer else pick(graph, x, index, again)
     graph.output(y, "y")
-    given = {
+    inputs = {
         "x": np.arange(12).reshape(3, 4),
         "index": np.array([2, 0, 1, 2, 0]),
         "again": np.array([1, 0, 2, 2, 4]),
     }
     with graph.instantiate() as running:
-        running.forward(**given)
-        picked = given["index"][given["again"]][given["again"]]
+        running.forward(**inputs)
+        picked = inputs["index"][inputs["again"]][inputs["again"]]
         assert running.get_tensor("y")[:, 0].tolist() == [4 * n for n in picked]
         for name, wrong in (("index", 3), ("index", -1), ("again", 5)):
-            value = given[name].copy()
+            value = inputs[name].copy()
             value[0] = wrong
             with pytest.raises(ShapeError, match=f"'{name}' must lie in"):
-                running.forward(**{**given, name: value})
+                running.forward(**{**inputs, name: value})
 
 
 @layer
@@ -192,7 +192,7 @@ def test_every_initial_value_is_generated_once(model, monkeypatch):
     drawn = []
     draw = instance._random
     monkeypatch.setattr(
-        instance, "_random", lambda spec, *given: (drawn.append(spec.name), draw(spec, *given))[1]
+        instance, "_random", lambda spec, *args: (drawn.append(spec.name), draw(spec, *args))[1]
     )
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, MODEL, 4, 8, "f32")
@@ -219,12 +219,12 @@ def test_closing_frees_memory():
     running = graph.instantiate(plan)
     running.initialize(0)
     running.step(batch, 1e-3)
-    held = resident_bytes()
+    open_bytes = resident_bytes()
     used = sum(d["total"] for d in plan.estimate_memory_usage())
-    assert held - before < used + (4 << 20)  # Python's own objects
+    assert open_bytes - before < used + (4 << 20)  # Python's own objects
     running.close()
     running.close()
-    assert held - resident_bytes() > used // 2
+    assert open_bytes - resident_bytes() > used // 2
 
 
 def resident_bytes():

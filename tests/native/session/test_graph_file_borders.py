@@ -57,24 +57,24 @@ def refusal(path, content=None):
     return words
 
 
-def sealed(found):
+def sealed(document):
     """The file of JSON content with a matching digest, as a hostile author would write it."""
-    content = json.dumps(found).encode()
+    content = json.dumps(document).encode()
     with suppress(Exception):
-        found["digest"] = decode_definition(content)[0].digest()
-    return json.dumps(found).encode()
+        document["digest"] = decode_definition(content)[0].digest()
+    return json.dumps(document).encode()
 
 
 def edited(path, *changes):
     """The file with changed fields: (record, row, field, value or a function of the old value)."""
-    found = json.loads(path.read_bytes())
-    names = [name for name, _ in found["records"]]
+    document = json.loads(path.read_bytes())
+    names = [name for name, _ in document["records"]]
     for record, which, field, value in changes:
         number = names.index(record)
-        at = found["records"][number][1].index(field) + 1
-        row = [r for r in found["rows"] if r[0] == number][which]
+        at = document["records"][number][1].index(field) + 1
+        row = [r for r in document["rows"] if r[0] == number][which]
         row[at] = value(row[at]) if callable(value) else value
-    return sealed(found)
+    return sealed(document)
 
 
 def test_an_edit_without_effect_is_accepted(path):
@@ -258,23 +258,23 @@ def test_arrays_match_their_description(path):
 
 def nested(path, depth, keys):
     """The file with nested layers: each graph has the previous one under every key."""
-    found = json.loads(path.read_bytes())
-    names = [name for name, _ in found["records"]]
+    document = json.loads(path.read_bytes())
+    names = [name for name, _ in document["records"]]
     graph, template = names.index("Graph"), names.index("Template")
-    at = 1 + found["records"][graph][1].index("templates")
-    *rows, shell, outer, top, last = found["rows"]
+    at = 1 + document["records"][graph][1].index("templates")
+    *rows, shell, outer, top, last = document["rows"]
     assert (shell[0], outer[0], top[0]) == (graph, template, graph)
     inner = len(rows)
     rows.append(shell)
     for _ in range(depth):
-        held = [[key, len(rows) + i] for i, key in enumerate(keys)]
+        operands = [[key, len(rows) + i] for i, key in enumerate(keys)]
         rows += [[template, key, inner, *outer[3:]] for key in keys]
         inner = len(rows)
-        rows.append([*shell[:at], held, *shell[at + 1 :]])
+        rows.append([*shell[:at], operands, *shell[at + 1 :]])
     rows.append([template, outer[1], inner, *outer[3:]])
     rows.append([*top[:at], [[outer[1], len(rows) - 1]], *top[at + 1 :]])
     rows.append([last[0], len(rows) - 1, last[2]])
-    return {**found, "rows": rows}
+    return {**document, "rows": rows}
 
 
 def test_nested_layers_have_a_limit(path):

@@ -105,30 +105,30 @@ def outer(graph, x, *, count):
 def build(name, k_splits, label, steps, has_loss):
     """A graph by a list of steps; each step chooses its operands from the existing tensors."""
     graph = tw.ComputeGraph(name, k_splits=k_splits)
-    known = [graph.input([4, SIZE], name="x", labels=[tw.BATCH, label])]
+    tensors = [graph.input([4, SIZE], name="x", labels=[tw.BATCH, label])]
     for number, (what, first, second, factor, text) in enumerate(steps):
-        a, b = known[first % len(known)], known[second % len(known)]
+        a, b = tensors[first % len(tensors)], tensors[second % len(tensors)]
         path = f"{text}{number}"
         if what in UNARY:
-            known += graph.op(what, [a])
+            tensors += graph.op(what, [a])
         elif what in ("add", "multiply"):
-            known += graph.op(what, [a, b])
+            tensors += graph.op(what, [a, b])
         elif what == "scale":
-            known.append(graph.scale(a, factor))
+            tensors.append(graph.scale(a, factor))
         elif what == "linear":
-            known.append(linear(graph, a, path, SIZE))
+            tensors.append(linear(graph, a, path, SIZE))
         elif what == "layer":
-            known.append(inner(graph, a, b, path=path, factor=factor))
+            tensors.append(inner(graph, a, b, path=path, factor=factor))
         elif what == "nested":
-            known.append(outer(graph, a, path=path, count=second % 3 + 1))
+            tensors.append(outer(graph, a, path=path, count=second % 3 + 1))
         elif what == "constant":
             value = np.full((4, SIZE), factor, np.float32)
-            known.append(graph.constant(value, name=path, labels=[tw.BATCH, None]))
+            tensors.append(graph.constant(value, name=path, labels=[tw.BATCH, None]))
         elif what == "hint":
             graph.constrain(a, (("dp", "fsdp")[: second % 3], "tp")[: 1 + first % 2])
         elif a.kind == "result":
             graph.output(a, path)
-    last = graph.scale(linear(graph, known[-1], "last", SIZE), 1.0)
+    last = graph.scale(linear(graph, tensors[-1], "last", SIZE), 1.0)
     graph.loss(graph.mean(last)) if has_loss else graph.output(last, "end")
     return graph
 

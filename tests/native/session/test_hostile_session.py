@@ -29,8 +29,8 @@ GRAPH = training_graph(MODEL, "f32")
 WIDTH = tw.DimLabel("width", 2)
 
 
-def _instantiate(**given):
-    GRAPH.instantiate(**given).close()
+def _instantiate(**options):
+    GRAPH.instantiate(**options).close()
 
 
 CALLS = {
@@ -108,14 +108,14 @@ def test_running_rejects_with_our_errors(model, name):
         "load_parameters": lambda: {"source": {n: model.get_tensor(n) for n in model.parameter_names()}},
         "load_state_dict": lambda: {"state": model.state_dict()},
     }
-    given = right[name]() if name in right else RUNNING[name]
-    getattr(model, name)(**given)
+    arguments = right[name]() if name in right else RUNNING[name]
+    getattr(model, name)(**arguments)
     taken: dict[str, set[str]] = {}
-    for argument in given:
+    for argument in arguments:
         for label, value in HOSTILE.items():
             before = {n: v.tobytes() for n, v in model.state_dict().items()}
             try:
-                getattr(model, name)(**{**given, argument: value})
+                getattr(model, name)(**{**arguments, argument: value})
             except INVALID:
                 after = {n: v.tobytes() for n, v in model.state_dict().items()}
                 assert after == before, (argument, label)
@@ -127,14 +127,21 @@ def test_running_rejects_with_our_errors(model, name):
 def test_comparing_strategies_rejects_with_our_errors(monkeypatch):
     """An invalid mesh, batch or rate is named before two models are allocated."""
     monkeypatch.setattr(type(GRAPH), "instantiate", lambda *_, **__: pytest.fail("a model was allocated"))
-    given = {"graph": GRAPH, "mesh": {"dp": 2}, "batches": [BATCH], "accumulation": 1, "seed": 0, "lr": 1e-3}
-    given["recompute"] = "full"
+    arguments = {
+        "graph": GRAPH,
+        "mesh": {"dp": 2},
+        "batches": [BATCH],
+        "accumulation": 1,
+        "seed": 0,
+        "lr": 1e-3,
+    }
+    arguments["recompute"] = "full"
     for argument, value in (
         ("mesh", {"dp": 0}), ("batches", []),
         ("accumulation", -1), ("seed", -1), ("lr", float("nan")), ("recompute", 3),
     ):  # fmt: skip
         with pytest.raises(TilewiseError):
-            verify_strategy(**{**given, argument: value})
+            verify_strategy(**{**arguments, argument: value})
 
 
 def test_comparing_strategies_keeps_a_graphs_strategy():
@@ -182,8 +189,8 @@ def graph_of(
     y = linear(g, x if dtype == "f32" else g.cast(x, dtype), first, width, out_label=label)
     for n in range(1, layers):
         y = linear(g, g.relu(y), f"w{n}", width)
-    kept = getattr(g, kind)([8, width], name="kept")
-    g.output(getattr(g, activation)(kept), "of_kept")
+    weight = getattr(g, kind)([8, width], name="kept")
+    g.output(getattr(g, activation)(weight), "of_kept")
     c = g.constant(np.full((width,), scale, np.float32), name="c", storage="vector")
     y = g.add_bias(y if dtype == "f32" else g.cast(y, "f32"), c)
     if bias:
@@ -242,8 +249,8 @@ def test_initial_values_are_finite(model):
         with pytest.raises(PlanError, match="scale must lie in"):
             model.initialize(0, scale)
     model.initialize(0, 2e37)
-    found = model.get_tensor("layers.0.mlp.up_proj.weight")
-    assert np.isfinite(found).all() and np.abs(found).max() > 1e37
+    tensor = model.get_tensor("layers.0.mlp.up_proj.weight")
+    assert np.isfinite(tensor).all() and np.abs(tensor).max() > 1e37
     model.initialize(0)
 
 

@@ -28,9 +28,9 @@ def test_constants_follow_attributes():
     x = graph.input([4, 8], name="x")
     graph.output(shifted(graph, x, path="a", value=1.0), "one")
     graph.output(shifted(graph, x, path="b", value=2.0), "two")
-    found = run(graph, x=X)
-    assert np.array_equal(found["one"], X + np.float32(1))
-    assert np.array_equal(found["two"], X + np.float32(2))
+    outputs = run(graph, x=X)
+    assert np.array_equal(outputs["one"], X + np.float32(1))
+    assert np.array_equal(outputs["two"], X + np.float32(2))
 
 
 def test_functions_with_one_name_are_different_layers():
@@ -47,9 +47,9 @@ def test_functions_with_one_name_are_different_layers():
     x = graph.input([4, 8], name="x")
     for factor in (2.0, 3.0):
         graph.output(scaled_by(factor)(graph, x, path=f"by{factor}"), f"y{factor}")
-    found = run(graph, x=X)
-    assert np.array_equal(found["y2.0"], X * np.float32(2))
-    assert np.array_equal(found["y3.0"], X * np.float32(3))
+    outputs = run(graph, x=X)
+    assert np.array_equal(outputs["y2.0"], X * np.float32(2))
+    assert np.array_equal(outputs["y3.0"], X * np.float32(3))
 
 
 @tw.layer

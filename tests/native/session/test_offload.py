@@ -56,8 +56,8 @@ def run(plan, tmp_path, steps=STEPS):
     """Like `trained` for a new model, with the bytes moved in one step."""
     with GraphInstance(plan, offload_directory=tmp_path) as model:
         model.initialize(seed=0)
-        found = trained(model, steps)
-        return found, model.file_traffic()
+        trace = trained(model, steps)
+        return trace, model.file_traffic()
 
 
 def expected_of(dtype="f32"):
@@ -79,8 +79,8 @@ CASES = [
 def test_steps_are_equal_with_the_planned_transfers(dtype, options, tmp_path):
     """To the bit, on one device; the bytes read and written are the plan's."""
     plan = graph_of(dtype).plan({}, **{"workers_per_device": 1, **options})
-    found, moved = run(plan, tmp_path)
-    assert found == expected_of(dtype)
+    trace, moved = run(plan, tmp_path)
+    assert trace == expected_of(dtype)
     ((read, written),) = plan.file_traffic()
     assert (moved["bytes_read"], moved["bytes_written"]) == (STEPS * read, STEPS * written)
     assert read > 0 and written > 0 and moved["busy_ns"] > 0
@@ -96,8 +96,8 @@ def test_every_device_has_a_file(strategy, tmp_path):
     graph = graph_of()
     graph.set_distribution(strategy)
     plan = graph.plan(offload=OFFLOADS, workers_per_device=1)
-    found, moved = run(plan, tmp_path)
-    assert found == expected_of()
+    trace, moved = run(plan, tmp_path)
+    assert trace == expected_of()
     assert moved["bytes_read"] == STEPS * sum(read for read, _ in plan.file_traffic())
 
 
@@ -195,7 +195,7 @@ def test_offloading_trains_within_two_thirds_of_the_memory(tmp_path):
     """The system limits memory to two thirds of the model's need: it cannot be made in memory, but
     trains to the same bits with optimizer and activations in a file.
     """
-    found = {}
+    results = {}
     here = str(Path(__file__).parents[2])
     for kind in ("limited", "free"):
         command = [sys.executable, "-c", LIMITED, here, str(tmp_path), kind]
@@ -203,12 +203,12 @@ def test_offloading_trains_within_two_thirds_of_the_memory(tmp_path):
             command, capture_output=True, text=True, timeout=300, preexec_fn=with_small_stacks
         )
         assert done.returncode == 0, done.stderr
-        found[kind] = json.loads(done.stdout)
-    assert found["limited"]["refused"] is True
-    assert found["limited"]["needs"]["memory"] >= 1.5 * found["limited"]["limit"]
-    assert (found["limited"]["losses"], found["limited"]["digest"]) == (
-        found["free"]["losses"],
-        found["free"]["digest"],
+        results[kind] = json.loads(done.stdout)
+    assert results["limited"]["refused"] is True
+    assert results["limited"]["needs"]["memory"] >= 1.5 * results["limited"]["limit"]
+    assert (results["limited"]["losses"], results["limited"]["digest"]) == (
+        results["free"]["losses"],
+        results["free"]["digest"],
     )
 
 
@@ -250,9 +250,9 @@ def test_prefetched_states_share_no_byte_with_live_values():
     """Their memory is that of activations after their last reader."""
     plan = graph_of().plan({}, offload="optimizer")
     buffers = [b for b in plan.buffers if b.category == "activations"]
-    held = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
-    ours = [b for b in buffers if b.key[1] in held]
-    assert len(ours) == len(held) and sum(b.bytes for b in ours) > plan.regions["activations"] // 2
+    put_back = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
+    ours = [b for b in buffers if b.key[1] in put_back]
+    assert len(ours) == len(put_back) and sum(b.bytes for b in ours) > plan.regions["activations"] // 2
     others = 0
     for one in ours:
         for other in buffers:
@@ -284,9 +284,9 @@ def test_a_prefetch_waits_for_the_last_user_of_its_bytes(options):
         {}, **{"offload": "optimizer", "workers_per_device": 1, **options}
     )
     hold_to_order(plan)
-    held = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
+    put_back = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
     (of,) = plan.program.classes
-    aliases = {n: others for n, others in of.aliases.items() if of.entries[n].key[1] not in held}
+    aliases = {n: others for n, others in of.aliases.items() if of.entries[n].key[1] not in put_back}
     assert len(aliases) < len(of.aliases)
     forged = replace(plan.program, classes=(replace(of, aliases=aliases),))
     with pytest.raises(InternalError, match="two uses of the same bytes"):
@@ -393,11 +393,11 @@ def test_a_planted_fault_is_detected(kind, change, tmp_path, monkeypatch):
         assert run(changed(plan, kind, change), tmp_path)[0] != expected_of()
 
 
-@pytest.mark.parametrize("given", ["disk", ["optimizer", "gradients"], 3, {"optimizer": 1}, [None]])
-def test_unknown_kinds_are_rejected(given):
+@pytest.mark.parametrize("kinds", ["disk", ["optimizer", "gradients"], 3, {"optimizer": 1}, [None]])
+def test_unknown_kinds_are_rejected(kinds):
     """Before anything is planned."""
     with pytest.raises(PlanError, match="optimizer, activations, parameters"):
-        graph_of().plan({}, offload=given)
+        graph_of().plan({}, offload=kinds)
 
 
 def test_offloading_without_gain_is_rejected():
@@ -427,8 +427,8 @@ def test_directories_need_not_be_utf8(tmp_path):
     odd = tmp_path / os.fsdecode(b"\xff\n")
     odd.mkdir()
     graph = graph_of()
-    found, _ = run(graph.plan({}, offload="optimizer"), odd)
-    assert found == expected_of()
+    trace, _ = run(graph.plan({}, offload="optimizer"), odd)
+    assert trace == expected_of()
     graph.instantiate(graph.plan({}), offload_directory=odd / os.fsdecode(b"\xfe")).close()
     with pytest.raises(ResourceError, match="writable"):
         graph.instantiate(graph.plan({}, offload="optimizer"), offload_directory=odd / os.fsdecode(b"\xfe"))

@@ -77,18 +77,18 @@ def test_a_second_thread_is_rejected_and_changes_nothing(model):
     before = model.state_dict()
     expected = model.step(BATCH, 1e-3)
     model.load_state_dict(before)
-    held = model._executor = Held(model._executor)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(model.step(BATCH, 1e-3)))
+    blocked = model._executor = Held(model._executor)
+    errors = []
+    thread = threading.Thread(target=lambda: errors.append(model.step(BATCH, 1e-3)))
     thread.start()
-    assert held.entered.wait(30)
+    assert blocked.entered.wait(30)
     for name, call in {**CALLS, "close": lambda m: m.close()}.items():
         with pytest.raises(PlanError, match=rf"\[session.{name}\] a model takes one call at a time"):
             call(model)
-    held.leave.set()
+    blocked.leave.set()
     thread.join()
-    assert found == [expected]
-    model._executor = held.executor
+    assert errors == [expected]
+    model._executor = blocked.executor
 
 
 def test_a_function_runs_during_a_forward_pass(model):
@@ -120,18 +120,18 @@ def test_views_equal_copies(model):
 
 def test_close_works_after_a_rejected_close(model):
     """A close during a step is rejected completely: the next one still closes."""
-    held = model._executor = Held(model._executor)
+    blocked = model._executor = Held(model._executor)
     thread = threading.Thread(target=lambda: model.step(BATCH, 1e-3))
     thread.start()
-    assert held.entered.wait(30)
+    assert blocked.entered.wait(30)
     threads = len(os.listdir("/proc/self/task"))
     with pytest.raises(PlanError):
         model.close()
-    held.leave.set()
+    blocked.leave.set()
     thread.join()
     model.close()
     assert not hasattr(model, "_executor")
-    held.executor.close()
+    blocked.executor.close()
     assert len(os.listdir("/proc/self/task")) < threads
 
 
@@ -210,7 +210,7 @@ def test_a_step_that_is_not_finite_changes_nothing(dtype, axes):
 class NotGiven:
     """Like a PyTorch tensor that requires a gradient."""
 
-    def __array__(self, *given, **named):
+    def __array__(self, *args, **named):
         raise RuntimeError("use tensor.detach().numpy() instead")
 
 

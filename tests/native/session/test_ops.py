@@ -242,10 +242,10 @@ def test_denormals_do_not_depend_on_the_callers_mode():
     try:
         with g.instantiate() as model:
             model.forward(x=tiny)
-            found = model.get_tensor("y")
+            tensor = model.get_tensor("y")
     finally:
         torch.set_flush_denormal(False)
-    assert np.array_equal(found.view(np.uint32), (tiny * np.float32(0.5)).view(np.uint32)) and found.all()
+    assert np.array_equal(tensor.view(np.uint32), (tiny * np.float32(0.5)).view(np.uint32)) and tensor.all()
 
 
 def test_embedding_cast_and_rows():

@@ -101,7 +101,7 @@ def test_twenty_steps_follow_fsdp2(tmp_path):
         names = {n if n.startswith("lm_head") else f"model.{n}": n for n in ours.parameter_names()}
         np.savez(tmp_path / "weights.npz", **{k: ours.get_tensor(n) for k, n in names.items()})
         np.savez(tmp_path / "data.npz", tokens=text[:, :, :-1], labels=text[:, :, 1:])
-        found = [ours.step({"tokens": t[:, :-1], "labels": t[:, 1:]}, 1e-3).loss for t in text]
+        losses = [ours.step({"tokens": t[:, :-1], "labels": t[:, 1:]}, 1e-3).loss for t in text]
     expected = of_fsdp2(tmp_path)
-    assert len(expected) == STEPS and found[0] - found[-1] > 0.1
-    assert np.abs(np.array(found) - expected).max() < 1e-4
+    assert len(expected) == STEPS and losses[0] - losses[-1] > 0.1
+    assert np.abs(np.array(losses) - expected).max() < 1e-4

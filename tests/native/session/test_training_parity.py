@@ -124,8 +124,8 @@ def test_twenty_adamw_steps():
         loss.backward()
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         optimizer.step()
-        found = ours.step({"tokens": tokens, "labels": labels}, 1e-3)
-        assert abs(found.loss - loss.item()) < 1e-4, step
+        result = ours.step({"tokens": tokens, "labels": labels}, 1e-3)
+        assert abs(result.loss - loss.item()) < 1e-4, step
     ours.close()
 
 

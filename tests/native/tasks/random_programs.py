@@ -96,21 +96,21 @@ def boxes(draw):
 @st.composite
 def accesses(draw, owned, is_child=False):
     """Up to four accesses; a buffer other than the grid occurs in a task once."""
-    found = {}
+    accesses = {}
     for _ in range(draw(st.integers(1, 3 if is_child else 4))):
         choices = ["grid", "grid", "a", "b"] + ([] if is_child else ["commuted", "reduced"]) + owned
         buffer = draw(st.sampled_from(choices))
         if buffer == "commuted":
-            found[buffer] = Access(buffer, COMMUTE)
+            accesses[buffer] = Access(buffer, COMMUTE)
         elif buffer == "reduced":
-            found[buffer] = Access(buffer, REDUCE)
+            accesses[buffer] = Access(buffer, REDUCE)
         else:
             mode = draw(
                 st.sampled_from([INPUT, INPUT, OUTPUT, INOUT, INOUT] + ([COMMUTE] if buffer == "b" else []))
             )
             box = draw(boxes()) if buffer == "grid" else None
-            found[buffer, box] = Access(buffer, mode, box)
-    return list(found.values())
+            accesses[buffer, box] = Access(buffer, mode, box)
+    return list(accesses.values())
 
 
 @st.composite

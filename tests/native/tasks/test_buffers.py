@@ -211,7 +211,7 @@ def test_regions_run_in_parallel(runtime):
     grid = np.zeros((8, 8), np.int64)
     event = runtime.event()
     with runtime.registered(grid) as (buffer,):
-        held = runtime.submit(None, [InOut(buffer[0:4, 0:4])], wait_for=[(event, 1)])
+        small_task = runtime.submit(None, [InOut(buffer[0:4, 0:4])], wait_for=[(event, 1)])
         runtime.submit(None, [InOut(buffer[0:4, 4:8])]).wait(5)
         runtime.submit(None, [InOut(buffer[4])]).wait(5)
         overlapping = runtime.submit(None, [Input(buffer[3, :])])
@@ -220,7 +220,7 @@ def test_regions_run_in_parallel(runtime):
             overlapping.wait(0.05)
         event.post()
         whole.wait(5)
-    assert held.is_complete() and overlapping.is_complete()
+    assert small_task.is_complete() and overlapping.is_complete()
 
 
 @pytest.mark.parametrize(
@@ -260,8 +260,8 @@ def test_outputs_allocated_by_the_runtime(runtime):
 def test_results_outlive_the_runtime():
     """An array on the runtime's memory stays readable after close."""
     with Runtime(num_workers=1) as rt:
-        kept = rt.submit(lambda x: x.fill(2), [Output(shape=4)]).result()
-    assert kept.sum() == 8.0 and not rt._native.is_open
+        result = rt.submit(lambda x: x.fill(2), [Output(shape=4)]).result()
+    assert result.sum() == 8.0 and not rt._native.is_open
 
 
 def test_alloc_read_write(runtime):

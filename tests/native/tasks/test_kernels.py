@@ -220,9 +220,9 @@ def test_callables_are_freed(runtime):
     watchers = []
 
     def make(body):
-        held = Held()
-        watchers.append(weakref.ref(held))
-        return lambda *_, held=held: body()
+        holder = Held()
+        watchers.append(weakref.ref(holder))
+        return lambda *_, holder=holder: body()
 
     def fail():
         raise ValueError
@@ -256,7 +256,7 @@ def test_a_callable_survives_an_interrupted_submission(runtime):
         pass
 
     event, seen, argument = runtime.event(), [], Argument()
-    held = weakref.ref(argument)
+    reference = weakref.ref(argument)
     before = runtime.stats().num_submitted
 
     def interrupt(*_):
@@ -267,18 +267,18 @@ def test_a_callable_survives_an_interrupted_submission(runtime):
     sys.settrace(interrupt)
     try:
         with pytest.raises(Interrupted):
-            runtime.submit(lambda given: seen.append(given), scalars=[argument], wait_for=[(event, 1)])
+            runtime.submit(lambda value: seen.append(value), scalars=[argument], wait_for=[(event, 1)])
     finally:
         sys.settrace(None)
     del argument
     gc.collect()
-    is_held = held() is not None
+    is_held = reference() is not None
     if not is_held:
         runtime.cancel_all()  # what would run freed memory must not
     event.post()
     with suppress(CancelledError):
         runtime.wait_all()
-    assert is_held and seen == [held()]
+    assert is_held and seen == [reference()]
 
 
 @pytest.mark.parametrize(

@@ -237,24 +237,24 @@ def test_an_orchestration_gets_whole_buffers_of_its_runtime(runtime, kernels):
     """A region would become its whole buffer, and another runtime's handle might be a buffer here."""
     x = runtime.register(np.zeros(4, np.int64))
     with Runtime(num_workers=1) as other:
-        for given, error in [
+        for operand, error in [
             (x[0:2], "memory must be a Buffer"),
             (other.register(np.zeros(4)), "of another"),
         ]:
             with pytest.raises(ConfigError, match=error):
-                runtime.run_orchestration(str(kernels), "orchestrate", [given, 10, 1, 0])
+                runtime.run_orchestration(str(kernels), "orchestrate", [operand, 10, 1, 0])
     assert (runtime.read(x) == 0).all()
 
 
 def test_errors_of_an_orchestration(runtime, kernels):
     """Only errors of calls inside it are reported as its own; it cannot close its caller's runtime."""
-    for given, error in [
+    for operand, error in [
         (1, "a runtime must be open"),
         (0, "error was: none"),
         (2, "outside its orchestrations"),
     ]:
         with pytest.raises(TaskFailed, match=error):
-            runtime.run_orchestration(str(kernels), "orchestrate_status", [given])
+            runtime.run_orchestration(str(kernels), "orchestrate_status", [operand])
     runtime.submit(None).wait()
 
 

@@ -92,12 +92,12 @@ def test_trace_and_graph_of_one_run(runtime, tmp_path):
         expected = wavefront(runtime)
     assert "36 tasks of 2 kernels took" in paths[0].read_text() and read_graph(paths[2]) == tracing.graph
     slices = [e for e in json.loads(paths[1].read_text())["traceEvents"] if e.get("cat") == "task"]
-    for found in (
+    for result in (
         {t.task: set(t.producers) for t in tracing.trace.tasks},
         {t.id: set(t.producers) for t in tracing.graph.tasks},
         {e["args"]["task"]: set(e["args"].get("producers", ())) for e in slices},
     ):
-        assert found == expected
+        assert result == expected
     path = tracing.trace.critical_path
     assert path.is_from_edges and len(path.tasks) == 11  # from corner to corner
     with runtime.graph(tmp_path / "a.html", tmp_path / "a.json") as log, runtime.trace() as inner:

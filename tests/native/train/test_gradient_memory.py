@@ -77,14 +77,14 @@ def test_earlier_content_changes_no_bit(dtype, tied, tmp_path):
     """Not in the padding of panels either: with states in a file, gradients have their own memory,
     and are equal.
     """
-    graph, found = make_graph(dtype, tie_word_embeddings=tied), {}
+    graph, states = make_graph(dtype, tie_word_embeddings=tied), {}
     for offload in ("none", "optimizer"):
         plan = graph.plan(offload=offload, workers_per_device=2)
         assert bool(plan.gradients_in_passing) == (offload == "none")
         with graph.instantiate(plan, offload_directory=tmp_path) as model:
-            found[offload] = bits_after(model)
+            states[offload] = bits_after(model)
             again = bits_after(model, 2)
-    assert found["none"] == found["optimizer"] != again
+    assert states["none"] == states["optimizer"] != again
 
 
 def test_a_gradient_is_readable_only_after_its_backward_pass():

@@ -379,7 +379,7 @@ def test_a_measured_length_is_used(texts, tmp_path):
     (tmp_path / "out").mkdir()
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
         step = trainer.instance.step
-        trainer.instance.step = lambda batch, lr, **given: rates.append(lr) or step(batch, lr, **given)
+        trainer.instance.step = lambda batch, lr, **options: rates.append(lr) or step(batch, lr, **options)
         assert train_steps(trainer, 0, tmp_path / "out", silent(), Said()) == 5
         assert latest_checkpoint(tmp_path / "out" / "checkpoints").name == "step-00000005"
     top, least = config.optimizer.lr, config.optimizer.lr * config.optimizer.min_lr_ratio
@@ -434,8 +434,8 @@ def test_interrupt_writes_a_checkpoint(texts, tmp_path):
     _, rest = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in rest and "--resume" in rest
     assert rest.endswith("tilewise: interrupted\n")
-    found = latest_checkpoint(tmp_path / "out" / "checkpoints")
-    assert found is not None and int(found.name.removeprefix("step-")) >= 1
+    latest = latest_checkpoint(tmp_path / "out" / "checkpoints")
+    assert latest is not None and int(latest.name.removeprefix("step-")) >= 1
 
 
 def test_a_run_in_another_thread(texts, whole_run, tmp_path):
@@ -481,8 +481,8 @@ def test_diverging_run_stops_and_keeps_the_last_good_checkpoint(texts, tmp_path)
     assert last.startswith("tilewise: [") and "step" in last and "learning rate" in last
     text = (tmp_path / "out" / "metrics.jsonl").read_text()
     assert text and "NaN" not in text and "Infinity" not in text
-    kept = open_checkpoint(latest_checkpoint(tmp_path / "out" / "checkpoints")).tensors
-    assert kept and all(np.isfinite(tensor).all() for tensor in kept.values())
+    tensors = open_checkpoint(latest_checkpoint(tmp_path / "out" / "checkpoints")).tensors
+    assert tensors and all(np.isfinite(tensor).all() for tensor in tensors.values())
 
 
 def test_weights_that_are_not_finite_are_not_saved(texts, tmp_path):

@@ -151,12 +151,16 @@ def test_a_finetuned_model_keeps_its_files_and_dtypes(stored, asked, texts, tmp_
         (start / name).parent.mkdir(exist_ok=True)
         (start / name).write_text(content)
     named = {"path": str(start), "ignore_config_fields": ["num_notes"]}
-    given = configuration(texts, out, named, held_out_percent=0)
+    base_config = configuration(texts, out, named, held_out_percent=0)
     changes = {
         "output": {"dtype": asked, "directory": str(out)},
         "train": {"steps": 2, "batch": 4, "batch_splits": 4},
     }
-    run(check_config({**given.model_dump(exclude_defaults=True), **changes, "distribution": {}}, "a test"))
+    run(
+        check_config(
+            {**base_config.model_dump(exclude_defaults=True), **changes, "distribution": {}}, "a test"
+        )
+    )
     files = {
         path.relative_to(start).as_posix(): path.read_bytes()
         for path in start.rglob("*")
@@ -169,9 +173,9 @@ def test_a_finetuned_model_keeps_its_files_and_dtypes(stored, asked, texts, tmp_
     for directory in (out / "model", tmp_path / "converted"):
         for name in files.keys() - {"config.json"}:
             assert (directory / name).read_bytes() == files[name], name
-        found = json.loads((directory / "config.json").read_text())
+        saved = json.loads((directory / "config.json").read_text())
         kind = {None: config["dtype"], "fp32": "float32", "bf16": "bfloat16", "float16": "float16"}[asked]
-        assert found == json.loads(files["config.json"]) | {"dtype": kind}
+        assert saved == json.loads(files["config.json"]) | {"dtype": kind}
         masters = open_checkpoint(checkpoint_paths(out / "checkpoints")[-1]).tensors
         written = open_weights(directory)
         assert written.keys() == dtypes.keys()
@@ -195,11 +199,11 @@ def test_a_weight_beyond_its_dtype_is_an_error():
 
 def test_output_dtype_of_a_new_model(texts, tmp_path):
     """fp32 by default, bf16 with `output.dtype`, as in its config.json."""
-    given = configuration(texts, tmp_path, section("llama"), held_out_percent=0).model_dump(
+    config = configuration(texts, tmp_path, section("llama"), held_out_percent=0).model_dump(
         exclude_defaults=True
     )
     changes = {"output": {"dtype": "bfloat16", "directory": str(tmp_path)}, "train": {"steps": 1, "batch": 8}}
-    run(check_config({**given, **changes, "distribution": {}}, "a test"))
+    run(check_config({**config, **changes, "distribution": {}}, "a test"))
     assert {str(tensor.dtype) for tensor in open_weights(tmp_path / "model").values()} == {"bfloat16"}
     assert models.open(tmp_path / "model").dtype == "bfloat16"
 

@@ -40,11 +40,11 @@ def test_the_fastest_wins(monkeypatch, tmp_path):
     pretend(monkeypatch, speed)
     monkeypatch.setattr("tilewise.train.alternatives.num_cores", lambda: 2)
     lines = []
-    found = tune(make_config(tmp_path, tmp_path, batch=8, rows_per_tile=32), lines=lines)
-    best = found.best.config
+    result = tune(make_config(tmp_path, tmp_path, batch=8, rows_per_tile=32), lines=lines)
+    best = result.best.config
     assert best.distribution.mesh == {"fsdp": 2} and best.train.rows_per_tile == 64
-    assert found.gain == 1501 / 1000.5 and found.num_untried == 0
-    tried = [(dict(t.config.distribution.mesh), t.config.train.accumulation) for t in found.trials]
+    assert result.gain == 1501 / 1000.5 and result.num_untried == 0
+    tried = [(dict(t.config.distribution.mesh), t.config.train.accumulation) for t in result.trials]
     assert tried == [
         ({}, 1),
         ({"dp": 2}, 1),
@@ -54,21 +54,21 @@ def test_the_fastest_wins(monkeypatch, tmp_path):
         ({"fsdp": 2}, 1),
     ]
     assert len(lines) == len(tried) + 1
-    assert all(t.losses == found.best.losses and len(t.losses) == STEPS + 1 for t in found.trials)
+    assert all(t.losses == result.best.losses and len(t.losses) == STEPS + 1 for t in result.trials)
 
 
 def test_small_gains_are_ignored(monkeypatch, tmp_path):
     """Half a percent is noise."""
     pretend(monkeypatch, lambda config: 1005.0 if config.distribution.mesh else 1000.0)
     config = make_config(tmp_path, tmp_path)
-    found = tune(config)
-    assert found.best.config == config and found.gain == 1.0
+    result = tune(config)
+    assert result.best.config == config and result.gain == 1.0
 
 
 def test_the_time_ends_the_search(tmp_path):
     """The original settings are always tried; skipped candidates are counted."""
-    found = tune(make_config(tmp_path, tmp_path), seconds=0)
-    assert len(found.trials) == 1 and found.gain == 1.0 and found.num_untried >= 2
+    result = tune(make_config(tmp_path, tmp_path), seconds=0)
+    assert len(result.trials) == 1 and result.gain == 1.0 and result.num_untried >= 2
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -95,8 +95,8 @@ def test_memory_is_saved_until_a_candidate_fits(monkeypatch, tmp_path):
     need = need.device_bytes + sum(need.checkpoint_bytes)
     monkeypatch.setattr(plans, "available_memory", lambda: need - 1)
     lines = []
-    found = tune(config, seconds=0, lines=lines)
-    assert found.gain is None and found.trials and all(t.memory_bytes < need for t in found.trials)
+    result = tune(config, seconds=0, lines=lines)
+    assert result.gain is None and result.trials and all(t.memory_bytes < need for t in result.trials)
     assert lines[0].startswith("not possible: one device") and "must fit" in lines[0]
     monkeypatch.setattr(plans, "available_memory", lambda: 1)
     with pytest.raises(ResourceError, match="must fit"):
@@ -132,9 +132,9 @@ def test_settings_that_change_a_bit_are_an_error(monkeypatch, tmp_path):
 def test_arguments_are_checked(tmp_path):
     """Before any step."""
     config = make_config(tmp_path, tmp_path)
-    for given in ((config, 0, 1.0), (config, 1, float("nan")), (config, True, 1.0)):
+    for args in ((config, 0, 1.0), (config, 1, float("nan")), (config, True, 1.0)):
         with pytest.raises((PlanError, ValueError)):
-            tune_run(*given, print)
+            tune_run(*args, print)
 
 
 def test_the_command_prints_lines_for_the_file(tmp_path):
@@ -144,9 +144,9 @@ def test_the_command_prints_lines_for_the_file(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "1.000" in done.stderr and "as fast as any" in done.stderr and not (tmp_path / "out").exists()
     (tmp_path / "found.toml").write_text(done.stdout)
-    given, found = load_config(path), load_config(tmp_path / "found.toml")
-    assert found.distribution == given.distribution
+    config, tuned = load_config(path), load_config(tmp_path / "found.toml")
+    assert tuned.distribution == config.distribution
     for key in ("accumulation", "recompute", "rows_per_tile"):
-        assert getattr(found.train, key) == getattr(given.train, key)
+        assert getattr(tuned.train, key) == getattr(config.train, key)
     done = tilewise("tune", tmp_path / "none.toml")
     assert done.returncode == 2 and done.stderr.count("\n") == 1

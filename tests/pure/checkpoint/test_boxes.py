@@ -50,10 +50,10 @@ def inner_boxes(draw, shape):
 
 def counted(shape, boxes):
     """How often each element is covered, by counting; `misfit` is compared with it."""
-    found = np.zeros(shape, int)
+    counts = np.zeros(shape, int)
     for box in boxes:
-        found[box.slices] += 1
-    return found
+        counts[box.slices] += 1
+    return counts
 
 
 @settings(max_examples=60, deadline=None)
@@ -128,9 +128,9 @@ def test_parts_give_the_original_tensor(tmp_path_factory, data):
     assert read_array(parted).tobytes() == np.asarray(parted).tobytes() == whole.tobytes()
     assert (parted.ndim, parted.nbytes) == (whole.ndim, whole.nbytes)
     box = data.draw(inner_boxes(shape))
-    found = parted.read_box(box)
-    assert found.shape == box.sizes and found.dtype == whole.dtype
-    assert found.tobytes() == whole[box.slices].tobytes()
+    tensor = parted.read_box(box)
+    assert tensor.shape == box.sizes and tensor.dtype == whole.dtype
+    assert tensor.tobytes() == whole[box.slices].tobytes()
     first, last = parted.parts[0], parted.parts[-1]
     values = [np.asarray(part.values) for part in (first, last)]
     if values[0].shape == values[1].shape and values[0].tobytes() != values[1].tobytes():

@@ -28,13 +28,13 @@ def test_checkpoints_of_pytorch_are_read(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save({"model": state, "step": 3}, checkpoint_id=tmp_path / "d")
-    found = open_distributed(tmp_path / "d", "model")
-    assert found.keys() == state.keys()
-    for name, tensor in found.items():
+    tensors = open_distributed(tmp_path / "d", "model")
+    assert tensors.keys() == state.keys()
+    for name, tensor in tensors.items():
         array = np.asarray(tensor)
         assert array.shape == tuple(state[name].shape)
         assert array.astype(np.float32).tobytes() == state[name].to(torch.float32).numpy().tobytes()
-    assert str(np.asarray(found["half"]).dtype) == "bfloat16"
+    assert str(np.asarray(tensors["half"]).dtype) == "bfloat16"
     with pytest.raises(CheckpointError, match="holds 'step', which is not a tensor; name the part"):
         open_distributed(tmp_path / "d")
     with pytest.raises(CheckpointError, match=r"no tensor whose name begins with 'optimizer\.'"):
@@ -44,8 +44,8 @@ def test_checkpoints_of_pytorch_are_read(tmp_path):
 def test_chunks_are_assembled(tmp_path):
     """Boxes of rows and columns in several files give the original tensor."""
     write_chunks(tmp_path / "d")
-    found = open_distributed(tmp_path / "d", "model")
-    np.testing.assert_array_equal(np.asarray(found["w"]), WHOLE.numpy())
+    tensors = open_distributed(tmp_path / "d", "model")
+    np.testing.assert_array_equal(np.asarray(tensors["w"]), WHOLE.numpy())
     write_chunks(tmp_path / "d", [((i, 0), (1, 10)) for i in range(7)])
     np.testing.assert_array_equal(np.asarray(open_distributed(tmp_path / "d")["model.w"]), WHOLE.numpy())
 

@@ -101,9 +101,9 @@ def test_any_partition_over_any_devices_is_restored(tmp_path_factory, data):
         ]
         tensors[name] = PartedTensor(shape, whole.dtype, tuple(parts))
     path = save_checkpoint(folder, TrainingState(1, tensors, mesh={"dp": 8}), CONFIG)
-    found = load_checkpoint(path, CONFIG).tensors
-    assert bytes_of(found) == bytes_of(tensors)
-    assert all(found[n].shape == t.shape and found[n].dtype == t.dtype for n, t in tensors.items())
+    restored = load_checkpoint(path, CONFIG).tensors
+    assert bytes_of(restored) == bytes_of(tensors)
+    assert all(restored[n].shape == t.shape and restored[n].dtype == t.dtype for n, t in tensors.items())
     shutil.rmtree(folder)
 
 
@@ -269,8 +269,8 @@ def test_an_older_format_is_named(tmp_path):
         load_checkpoint(path, CONFIG)
 
 
-def parts(*given):
-    return PartedTensor((4,), np.dtype(np.float32), tuple(given))
+def parts(*pieces):
+    return PartedTensor((4,), np.dtype(np.float32), tuple(pieces))
 
 
 def half(begin, device, dtype=np.float32):

@@ -34,9 +34,11 @@ def test_the_library_reads_what_is_written(tmp_path):
     """All element types, strided views, scalars and empty tensors; aligned, with transformers' metadata."""
     write_weights(tmp_path, _tensors().items())
     path = tmp_path / "model.safetensors"
-    found = dict(safetensors.deserialize(path.read_bytes()))
+    tensors = dict(safetensors.deserialize(path.read_bytes()))
     for name, tensor in _tensors().items():
-        assert bytes(found[name]["data"]) == tensor.tobytes() and found[name]["shape"] == list(tensor.shape)
+        assert bytes(tensors[name]["data"]) == tensor.tobytes() and tensors[name]["shape"] == list(
+            tensor.shape
+        )
     with safetensors.safe_open(path, "numpy") as file:
         assert file.metadata() == {"format": "pt"}
     for name, tensor in open_weights(tmp_path).items():
@@ -84,8 +86,8 @@ def test_transformers_opens_several_files(tmp_path):
     state = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
     save_pretrained(tmp_path / "m", json.loads(config.to_json_string()), state.items(), max_shard_bytes=2000)
     assert len(list((tmp_path / "m").glob("*.safetensors"))) > 2
-    found = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "m").state_dict()
-    assert all(np.array_equal(found[name].numpy(), tensor) for name, tensor in state.items())
+    tensors = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "m").state_dict()
+    assert all(np.array_equal(tensors[name].numpy(), tensor) for name, tensor in state.items())
 
 
 @pytest.mark.parametrize("max_shard_bytes", [1 << 20, 50])

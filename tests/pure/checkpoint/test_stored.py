@@ -36,14 +36,14 @@ def test_what_is_written_by_a_table_is_read_by_it(tmp_path, in_files):
     if in_files:
         write_weights(tmp_path, stored.items(), max_shard_bytes=100)
         stored = open_weights(tmp_path)
-    found = StoredWeights(stored, TABLE)
-    assert list(found) == list(_parameters())
+    weights = StoredWeights(stored, TABLE)
+    assert list(weights) == list(_parameters())
     for name, value in _parameters().items():
-        assert found[name].shape == value.shape
-        np.testing.assert_array_equal(found[name], value)
-        np.testing.assert_array_equal(found[name][1:2], value[1:2])
+        assert weights[name].shape == value.shape
+        np.testing.assert_array_equal(weights[name], value)
+        np.testing.assert_array_equal(weights[name][1:2], value[1:2])
         if in_files and value.ndim == 2:
-            np.testing.assert_array_equal(found[name].rows(1, 1).columns(1, 2).read(), value[1:2, 1:3])
+            np.testing.assert_array_equal(weights[name].rows(1, 1).columns(1, 2).read(), value[1:2, 1:3])
 
 
 def test_files_may_leave_a_prefix_off(tmp_path):
@@ -98,13 +98,13 @@ def test_refusals_name_the_file(tmp_path, change):
 def test_whole_shapes_are_required(tmp_path):
     """Columns too, which the table does not know; the tensor and its file are named."""
     write_weights(tmp_path, _stored().items())
-    found = StoredWeights(open_weights(tmp_path), TABLE)
+    weights = StoredWeights(open_weights(tmp_path), TABLE)
     shapes = {name: tensor.shape for name, tensor in _parameters().items()}
-    found.require_shapes(shapes)
+    weights.require_shapes(shapes)
     for name, stored in (("k", "model.attn"), ("embed", "model.embed")):
         words = rf"'{stored}' with '{name}' in the shape \[\d, 4\].*\[\d, 3\] in .*model\.safetensors"
         with pytest.raises(CheckpointError, match=words):
-            found.require_shapes({**shapes, name: (shapes[name][0], 4)})
+            weights.require_shapes({**shapes, name: (shapes[name][0], 4)})
 
 
 def test_copies_and_what_is_ignored_are_taken(tmp_path):

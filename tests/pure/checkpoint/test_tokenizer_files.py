@@ -63,11 +63,11 @@ def test_vocabulary_and_merges_are_read_as_by_transformers(tmp_path, kind, confi
 
 def test_the_kinds_differ(tmp_path):
     """The twin: one kind read as the other has other ids."""
-    found = []
+    ids = []
     for kind in ("Qwen2Tokenizer", "GPT2Tokenizer"):
         tokenizer = load_tokenizer(_save(tmp_path, kind), SIZE)
-        found.append([tokenizer.encode(text).ids for text in TEXTS])
-    assert found[0] != found[1]
+        ids.append([tokenizer.encode(text).ids for text in TEXTS])
+    assert ids[0] != ids[1]
 
 
 @pytest.mark.parametrize("has_begin", [True, False])

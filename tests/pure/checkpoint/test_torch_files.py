@@ -58,9 +58,9 @@ def _bits(tensor):
 def test_every_tensor_equals_torch_to_the_bit(tmp_path, protocol, name):
     """All types, views, parameters, shared storages and pickle protocols; compared with PyTorch."""
     torch.save(STATE, tmp_path / name, pickle_protocol=protocol)
-    found = open_weights(tmp_path / name)
-    assert list(found) == list(STATE)
-    for key, tensor in found.items():
+    tensors = open_weights(tmp_path / name)
+    assert list(tensors) == list(STATE)
+    for key, tensor in tensors.items():
         array = tensor.read()
         assert (array.shape, str(array.dtype), array.tobytes()) == _bits(STATE[key]), key
 
@@ -70,17 +70,17 @@ def test_state_dict_of_a_module_is_read(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     torch.save(model.state_dict(), tmp_path / "m.pt")
     assert isinstance(model.state_dict(), OrderedDict)
-    found = open_state_dict(tmp_path / "m.pt")
-    assert list(found) == list(model.state_dict())
-    np.testing.assert_array_equal(found["0.weight"].read(), model[0].weight.detach().numpy())
+    tensors = open_state_dict(tmp_path / "m.pt")
+    assert list(tensors) == list(model.state_dict())
+    np.testing.assert_array_equal(tensors["0.weight"].read(), model[0].weight.detach().numpy())
 
 
 def test_only_the_rows_asked_for_are_read(tmp_path):
     """A tensor of such a file supports reading rows and columns in place."""
     torch.save(STATE, tmp_path / "m.pt")
-    found = open_state_dict(tmp_path / "m.pt")
-    np.testing.assert_array_equal(found["transposed"][1:3], BASE.T[1:3].numpy())
-    np.testing.assert_array_equal(found["columns"].rows(1, 2).read(), BASE[1:3, 2:5].numpy())
+    tensors = open_state_dict(tmp_path / "m.pt")
+    np.testing.assert_array_equal(tensors["transposed"][1:3], BASE.T[1:3].numpy())
+    np.testing.assert_array_equal(tensors["columns"].rows(1, 2).read(), BASE[1:3, 2:5].numpy())
 
 
 def test_state_dict_is_chosen_by_key(tmp_path):
@@ -126,8 +126,8 @@ def test_hostile_pickles_are_rejected(tmp_path, name):
 
 def test_pickle_is_read_as_data():
     """Calls are recorded with their arguments; nothing is looked up."""
-    found = parse_pickle(pickle.dumps({"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}, 4))
-    assert found == {"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}
+    value = parse_pickle(pickle.dumps({"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}, 4))
+    assert value == {"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}
     record = parse_pickle(b"\x80\x02ctorch\nSize\nK\x02K\x03\x86\x85R.")
     assert isinstance(record, Record) and record.name == Name("torch", "Size")
     assert record.arguments == ((2, 3),)
@@ -212,10 +212,10 @@ def test_hostile_archives_are_rejected(tmp_path):
 def test_file_that_shrinks_is_an_error(tmp_path):
     """Its tensors are read, not mapped: an error names the file instead of a signal that ends the process."""
     torch.save({"w": torch.zeros(1 << 16)}, tmp_path / "m.pt")
-    found = open_state_dict(tmp_path / "m.pt")
+    tensors = open_state_dict(tmp_path / "m.pt")
     (tmp_path / "m.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="become shorter"):
-        found["w"].read()
+        tensors["w"].read()
 
 
 @pytest.mark.parametrize("has_checksums", [True, False])
@@ -230,13 +230,13 @@ def test_flipped_bit_is_detected(tmp_path, has_checksums):
     content = bytearray((tmp_path / "m.pt").read_bytes())
     content[content.index(BASE.numpy().tobytes()) + 7] ^= 1
     (tmp_path / "m.pt").write_bytes(content)
-    found = open_state_dict(tmp_path / "m.pt", "model")
-    np.testing.assert_array_equal(found["first"].read(), 1)
+    tensors = open_state_dict(tmp_path / "m.pt", "model")
+    np.testing.assert_array_equal(tensors["first"].read(), 1)
     for name in ("w", "rows"):
         if not has_checksums:
-            assert found[name].read().shape == (4 if name == "w" else 2, 6)
+            assert tensors[name].read().shape == (4 if name == "w" else 2, 6)
             continue
-        for read in (found[name].read, lambda name=name: found[name][:1]):
+        for read in (tensors[name].read, lambda name=name: tensors[name][:1]):
             with pytest.raises(CheckpointError, match=f"CRC-32 .* for '{name}' in .*m\\.pt"):
                 read()
     content[content.index(b"first")] ^= 1  # in the pickle
@@ -253,6 +253,6 @@ def test_large_archives_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
     parts = {"data/0": np.arange(6, dtype=np.float32).tobytes()}
-    found = open_state_dict(write_archive(tmp_path / "m.pt", _tensor(), parts))
+    tensors = open_state_dict(write_archive(tmp_path / "m.pt", _tensor(), parts))
     assert b"PK\x06\x06" in (tmp_path / "m.pt").read_bytes()
-    assert found["w"].read().sum() == 15 and found["w"].dtype != ml_dtypes.bfloat16
+    assert tensors["w"].read().sum() == 15 and tensors["w"].dtype != ml_dtypes.bfloat16

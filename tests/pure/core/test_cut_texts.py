@@ -11,12 +11,12 @@ WORDS = st.lists(st.text("abc.,'", min_size=1, max_size=12), min_size=1, max_siz
 @given(WORDS, st.integers(30, 80))
 def test_a_text_is_cut_behind_a_word(text, limit):
     """What is too long ends behind a whole word and an ellipsis, within the limit; other texts stay."""
-    found = cut(text, limit)
+    shortened = cut(text, limit)
     if len(text) <= limit:
-        assert found == text
+        assert shortened == text
     else:
-        kept = found.removesuffix("…")
-        assert kept != found and len(found) <= limit and text.startswith(kept + " ")
+        start = shortened.removesuffix("…")
+        assert start != shortened and len(shortened) <= limit and text.startswith(start + " ")
 
 
 def test_a_word_that_is_too_long_is_cut():

@@ -116,10 +116,10 @@ def test_damaged_json_is_read_or_rejected(data, value):
         content[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
         content = content or bytearray(b"{")
     try:
-        found = parse_json(bytes(content), _Anything).model_dump()
+        parsed = parse_json(bytes(content), _Anything).model_dump()
     except Unreadable:
         return
-    assert found == json.loads(content)
+    assert parsed == json.loads(content)
 
 
 @settings(max_examples=100)

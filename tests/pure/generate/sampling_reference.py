@@ -25,10 +25,10 @@ def apply_processors(
     ids = np.array(history.ids, np.int64)
     if sampling.repetition_penalty != 1:
         seen = _below(np.unique(ids), scores.size)
-        found, largest = scores[seen], np.finfo(np.float64).max  # minus infinity is for what may not come
+        chosen, largest = scores[seen], np.finfo(np.float64).max  # minus infinity is for what may not come
         with np.errstate(over="ignore"):
             punished = np.where(
-                found < 0, found * sampling.repetition_penalty, found / sampling.repetition_penalty
+                chosen < 0, chosen * sampling.repetition_penalty, chosen / sampling.repetition_penalty
             )
         scores[seen] = np.clip(punished, -largest, largest)
     if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:

@@ -194,9 +194,7 @@ def test_templates_are_rendered_as_by_transformers(tmp_path, name, monkeypatch):
     """
     if name != "mistral":
         problem_of = template_process.template_child.problem_of
-        monkeypatch.setattr(
-            template_process.TemplateProcesses, "render", lambda _, *given: problem_of(*given)
-        )
+        monkeypatch.setattr(template_process.TemplateProcesses, "render", lambda _, *args: problem_of(*args))
     ours = ChatTemplate(_directory(tmp_path, TEMPLATES[name], as_file=name in ("gemma", "qwen")))
     for index, talk in enumerate(TALKS.values()):
         for tools in (None, [TOOL]):
@@ -224,7 +222,7 @@ def test_last_message_is_continued_as_by_transformers(tmp_path, name, monkeypatc
     trailing spaces unless the template removes them, and where it is empty.
     """
     problem_of = template_process.template_child.problem_of
-    monkeypatch.setattr(template_process.TemplateProcesses, "render", lambda _, *given: problem_of(*given))
+    monkeypatch.setattr(template_process.TemplateProcesses, "render", lambda _, *args: problem_of(*args))
     ours = ChatTemplate(_directory(tmp_path, TEMPLATES[name]))
     options = {"continue_final_message": True, "add_generation_prompt": False}
     for end in ENDS:
@@ -265,8 +263,8 @@ def test_template_is_chosen_by_name(tmp_path):
     """By its name; otherwise the one for tools where there are tools, otherwise the default."""
     templates = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
     ours = ChatTemplate(_directory(tmp_path, templates))
-    found = (ours.render(TALK), ours.render(TALK, tools=[TOOL]), ours.render(TALK, name="tool_use"))
-    assert found == ("d", "t", "t")
+    texts = (ours.render(TALK), ours.render(TALK, tools=[TOOL]), ours.render(TALK, name="tool_use"))
+    assert texts == ("d", "t", "t")
     with pytest.raises(ConfigError, match="must be one of 'default', 'tool_use'; got 'x'"):
         ours.render(TALK, name="x")
 
@@ -357,13 +355,13 @@ def test_threads_render_concurrently(tmp_path):
 def test_template_arguments_are_plain_values(tmp_path):
     """Objects through which a template could reach Python are not passed to it."""
     ours = ChatTemplate(_directory(tmp_path, "x"))
-    given = {
+    arguments = {
         "messages": TALK,
         "tools": None,
         "documents": None,
         "variables": {},
     }
-    taken = accepted(lambda **options: ours.render(**options), given)
+    taken = accepted(lambda **options: ours.render(**options), arguments)
     none_or_empty = {"None", "()", "[]"}
     assert taken == {
         "messages": {"()", "[]"},

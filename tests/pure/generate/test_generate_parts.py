@@ -256,8 +256,8 @@ def test_bytes_of_tokens_of_any_kind():
     made = TOKENIZERS["sentencepiece"]
     token_bytes = TokenBytes(made)
     names = ("▁hi", "hi", "▁", "<0x0A>", "<0xF0>", "<s>")
-    found = [token_bytes[made.token_to_id(name)] for name in names]
-    assert found == [b" hi", b"hi", b" ", b"\n", b"\xf0", b"<s>"]
+    pieces = [token_bytes[made.token_to_id(name)] for name in names]
+    assert pieces == [b" hi", b"hi", b" ", b"\n", b"\xf0", b"<s>"]
     assert token_bytes.text(made.token_to_id("<0xF0>")) == token_bytes.text(99999) == "\ufffd"
     grown = Tokenizer.from_str(TOKENIZER.to_str())
     grown.add_tokens(["a b", "日本"])

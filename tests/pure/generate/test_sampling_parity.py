@@ -262,7 +262,7 @@ def test_other_penalty_is_detected(wrong, monkeypatch):
         monkeypatch.setitem(globals(), "adjust_row", lambda scores, how: native(scores, (*how[:2], None)))
     else:
         monkeypatch.setattr(
-            sampling_module, "Rules", lambda **given: Rules(**{k: v for k, v in given.items() if k != wrong})
+            sampling_module, "Rules", lambda **rules: Rules(**{k: v for k, v in rules.items() if k != wrong})
         )
     with pytest.raises(AssertionError):
         compare_adjustments(sampling, 1, [1, 2], [5, 6, 8], VOCAB)
@@ -293,8 +293,8 @@ def test_presence_and_frequency_count_generated_tokens(seed, prompt, written, pr
     counts = np.bincount(np.array(written, np.int64), minlength=VOCAB)
     wanted = logits.astype(np.float64) - frequency * counts - presence * (counts > 0)
     sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency)
-    found = _adjusted(logits, sampling, _history(prompt, written))
-    assert np.abs(found - wanted).max() < 1e-12
+    scores = _adjusted(logits, sampling, _history(prompt, written))
+    assert np.abs(scores - wanted).max() < 1e-12
 
 
 def test_greedy_applies_penalties():

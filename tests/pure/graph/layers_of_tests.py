@@ -66,6 +66,6 @@ def fail_at_seven(handle, item):
         raise KeyError("seven")
 
 
-def die(*given):
+def die(*args):
     """End the worker."""
     os._exit(3)

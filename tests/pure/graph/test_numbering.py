@@ -13,8 +13,8 @@ def test_equal_values_share_a_number():
     """Whether they are one object or several, hashable or not."""
     numbers = ValueNumbers()
     first = (1, "a")
-    found = [numbers.number(v) for v in (first, first, (1, "a"), [1], [1], [2], {"k": [3]}, {"k": [3]}, (2,))]
-    assert found == [0, 0, 0, 1, 1, 2, 3, 3, 4]
+    ids = [numbers.number(v) for v in (first, first, (1, "a"), [1], [1], [2], {"k": [3]}, {"k": [3]}, (2,))]
+    assert ids == [0, 0, 0, 1, 1, 2, 3, 3, 4]
 
 
 def test_list_changed_by_its_owner_is_another_value():

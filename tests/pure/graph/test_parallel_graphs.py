@@ -175,10 +175,10 @@ def test_groups_are_futures_that_run_concurrently():
     ],
     ids=lambda given: "-".join(given),
 )
-def test_wrong_specifications_are_rejected_on_creation(given):
+def test_wrong_specifications_are_rejected_on_creation(words):
     """Before there is a graph."""
     with pytest.raises(ShapeError):
-        LayerSpec(**{"path": "a", "operands": ("x",), "function": own.block, **given})
+        LayerSpec(**{"path": "a", "operands": ("x",), "function": own.block, **words})
 
 
 def test_specifications_are_frozen_and_picklable():

@@ -103,9 +103,11 @@ def test_selective_saves_products_and_attention():
     """
     graph = trained("selective")
     assert {label.partition(":")[0] for label in again(graph)} == {"rms_norm", "silu_gate"}
-    kept = saved(graph, "layers.0")
-    assert kept.count("rope") == 2 and kept.count("attention") == 2 and "linear:mlp.up_proj.weight" in kept
-    assert "linear:self_attn.q_proj.weight" not in kept
+    labels = saved(graph, "layers.0")
+    assert (
+        labels.count("rope") == 2 and labels.count("attention") == 2 and "linear:mlp.up_proj.weight" in labels
+    )
+    assert "linear:self_attn.q_proj.weight" not in labels
     assert "rope" in again(trained("selective", "qwen3"))  # behind a norm, whose gradient uses the product
 
 
@@ -132,7 +134,7 @@ def test_equivalent_choices_are_one_template():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("choice", "words"),
     [
         ("some", r"none, selective, full; names stand in a list; got 'some'"),
         ("layers.*", r"names stand in a list; got 'layers.\*'"),
@@ -149,10 +151,10 @@ def test_equivalent_choices_are_one_template():
         (["layers.*/gelu"], r"fits labels of ops .*; got 'layers.\*/gelu'; choose from rms_norm:input"),
     ],
 )
-def test_choices_without_effect_are_rejected(given, words):
+def test_choices_without_effect_are_rejected(choice, words):
     """An unknown word, another type, a pattern that matches nothing: the error names it."""
     with pytest.raises(PlanError, match=rf"\[graph.recompute\] .*{words}"):
-        trained(given)
+        trained(choice)
 
 
 def test_graph_without_layers_is_rejected():
@@ -167,13 +169,13 @@ def test_graph_without_layers_is_rejected():
 @pytest.mark.parametrize("recompute", ["full", "selective", ["layers.0", "layers.*/rms_norm*"]], ids=str)
 def test_work_does_not_grow_with_depth(recompute):
     """For any number of layers the same templates are differentiated, laid out and lowered."""
-    found = []
+    work = []
     for layers in (3, 8):
         counts.reset()
         planned(recompute, {"dp": 2}, layers=layers)
-        found.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
-    assert found[0] == found[1]
-    assert found[0][1] == (2 if isinstance(recompute, list) else 1)
+        work.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
+    assert work[0] == work[1]
+    assert work[0][1] == (2 if isinstance(recompute, list) else 1)
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}], ids=str)
@@ -300,8 +302,8 @@ def test_any_names(whole, inside):
         assert sorted(op.label for op in mine) == sorted(
             f"recomputed {forward.graph.ops[i].label}" for i in expected
         )
-        kept = {forward.graph.tensors[t].producer for t in calls[name].attrs["saved"]}
-        assert not kept & expected
+        producers = {forward.graph.tensors[t].producer for t in calls[name].attrs["saved"]}
+        assert not producers & expected
         keys.setdefault(frozenset(expected), set()).add(key)
     assert all(len(same) == 1 for same in keys.values())
     assert len({*map(min, keys.values())}) == len(keys)
@@ -315,13 +317,13 @@ def needed_by_names(forward, used, patterns):
         for op in forward.graph.ops
         if any(fnmatchcase(op.label, p) or fnmatchcase(op.op, p) for p in patterns)
     }
-    found: set[int] = set()
+    ops: set[int] = set()
     while True:
-        wanted = used | {i for op in found for i in forward.graph.ops[op].given}
+        wanted = used | {i for op in ops for i in forward.graph.ops[op].given}
         more = {i for i in named if wanted & ({*forward.graph.ops[i].outputs} - outside)}
-        if more == found:
-            return found
-        found = more
+        if more == ops:
+            return ops
+        ops = more
 
 
 def test_wrong_definition_is_detected():

@@ -30,8 +30,8 @@ def test_more_layers_have_no_more_families():
     """A parameter, a state and a result of sixteen layers share what those of eight share: per
     tensor, a node and, where it has a name, a spec of two fields are stored.
     """
-    found = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
-    assert len(found[0]) == len(found[1])
+    families = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
+    assert len(families[0]) == len(families[1])
     assert all(not hasattr(t.spec, "__dict__") for t in trained(1).tensors)
     assert TensorSpec.__slots__ == ("family", "stem")
 
@@ -45,8 +45,8 @@ def test_specs_that_share_nothing_are_detected(monkeypatch):
             *self.form[:3], f"{self.prefix}{stem}{self.suffix}", storage=self.storage
         ),
     )
-    found = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
-    assert len(found[1]) > len(found[0]) + 8 * 4
+    families = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
+    assert len(families[1]) > len(families[0]) + 8 * 4
 
 
 def test_names_are_composed():

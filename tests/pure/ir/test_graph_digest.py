@@ -225,7 +225,7 @@ def test_digest_is_linear_in_calls(monkeypatch):
     hashed = []
 
     class Counting:
-        def __init__(self, *given):
+        def __init__(self, *args):
             self.count = 0
             hashed.append(self)
 

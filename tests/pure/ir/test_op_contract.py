@@ -86,9 +86,9 @@ def test_optional_members_have_defaults():
         ([1], r"the shape of its tensor; got i32\[4, 3\] for input 0, f32\[4, 3, 8\]"),
     ],
 )
-def test_invalid_contributions_are_rejected(given, words):
+def test_invalid_contributions_are_rejected(contributions, words):
     """Too few, too many, of a wrong type or shape: the error names the op and what to correct."""
-    make(gradient=lambda self, tape, op, grads: given)
+    make(gradient=lambda self, tape, op, grads: contributions)
     with pytest.raises(InternalError, match=rf"\[graph.odd\].*{words}.*; correct Odd.gradient"):
         trained()
 
@@ -177,10 +177,10 @@ def test_order_of_combined_terms():
     for name, rank in (("z", 0), ("a", 0), ("b", -1)):
         make(name, combine=combine, combine_rank=rank)
     terms = [type("T", (Term,), {"combined_by": n})() for n in ("z", "a", "b", "z")]
-    given = iter([*terms, None])
+    pending = iter([*terms, None])
 
     def gradient(self, tape, op, grads):
-        term = next(given)
+        term = next(pending)
         return [tape.later("scale", [grads[0]], factor=2.0) if term is None else term]
 
     make("many", num_inputs=1, gradient=gradient)

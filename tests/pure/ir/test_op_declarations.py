@@ -84,11 +84,11 @@ def test_invalid_members_cannot_be_registered(members, words):
 
 def test_every_existing_op_can_be_registered():
     """The rules accept all ops of the package."""
-    found = dict(op_table._OPS)
+    ops = dict(op_table._OPS)
     op_table._OPS.clear()
-    for rule in found.values():
+    for rule in ops.values():
         register(type(rule))
-    assert found.keys() == op_table._OPS.keys()
+    assert ops.keys() == op_table._OPS.keys()
 
 
 INFERRED = [
@@ -197,12 +197,12 @@ FACTORS = [
 ]
 
 
-@pytest.mark.parametrize("found,words", FACTORS, ids=lambda v: v if isinstance(v, str) else "")
-def test_invalid_factors_are_rejected(found, words):
+@pytest.mark.parametrize("factors,words", FACTORS, ids=lambda v: v if isinstance(v, str) else "")
+def test_invalid_factors_are_rejected(factors, words):
     """Names for every dim of every operand and output, and partial values of named dims: otherwise
     planning stops.
     """
-    graph = build(factors=lambda *_: found)
+    graph = build(factors=lambda *_: factors)
     with pytest.raises(
         InternalError, match=rf"\[ir.odd\] `factors` returns .*{words}.*; correct Odd.factors"
     ) as error:
@@ -229,10 +229,10 @@ BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize("found", BOUNDS, ids=repr)
-def test_invalid_index_bounds_are_rejected(found):
+@pytest.mark.parametrize("bounds", BOUNDS, ids=repr)
+def test_invalid_index_bounds_are_rejected(bounds):
     """A range for each position of an operand: anything else is rejected before a run."""
-    graph = build(index_bounds=lambda *_: found)
+    graph = build(index_bounds=lambda *_: bounds)
     with pytest.raises(
         InternalError, match=r"\[ir.odd\] `index_bounds` returns \(low, high.*; correct Odd.index"
     ):

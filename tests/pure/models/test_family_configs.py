@@ -41,9 +41,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def read(family: str, **changes: Any) -> models.ModelConfig:
     """The configuration of a file with those changes; None removes a key, "null" is null."""
-    given = {**FAMILIES[family], "model_type": family, **changes}
+    fields = {**FAMILIES[family], "model_type": family, **changes}
     return models.config_from_dict(
-        {key: None if value == "null" else value for key, value in given.items() if value is not None}
+        {key: None if value == "null" else value for key, value in fields.items() if value is not None}
     )
 
 
@@ -84,9 +84,9 @@ def test_unknown_keys_are_rejected(family):
         ConfigError, match=r"num_experts.*--ignore-config-field num_experts.*ignore_config_fields"
     ):
         read(family, num_experts=8)
-    given = {**read(family).to_dict(), "num_experts": 8, "quantization_config": {"a": "b"}}
+    fields = {**read(family).to_dict(), "num_experts": 8, "quantization_config": {"a": "b"}}
     names = ("num_experts", "quantization_config", "not there")
-    assert models.config_from_dict(given, ignore=names) == read(family)
+    assert models.config_from_dict(fields, ignore=names) == read(family)
 
 
 UNKNOWN = {  # value of an unknown field -> whether it is left aside
@@ -122,8 +122,8 @@ def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
     the computation never is, and a configuration written by hand has no such fields.
     """
     value, is_left_aside = UNKNOWN[name]
-    given = {**FAMILIES["qwen2"], "model_type": "qwen2", name: value}
-    (tmp_path / "config.json").write_text(json.dumps({**given, "other_version": "1"}))
+    fields = {**FAMILIES["qwen2"], "model_type": "qwen2", name: value}
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "other_version": "1"}))
     if is_left_aside:
         assert models.open(tmp_path) == models.open(tmp_path) == read("qwen2")
         (line,) = (record.getMessage() for record in caplog.records)
@@ -133,7 +133,7 @@ def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
             models.open(tmp_path)
         assert models.open(tmp_path, ignore=[name]) == read("qwen2")
     with pytest.raises(ConfigError, match=f"{name} must be a field that"):
-        models.config_from_dict(given, only_known=True)
+        models.config_from_dict(fields, only_known=True)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
 )
 def test_fields_that_state_the_family_s_behaviour_are_accepted(family, same):
     """Fields that restate what a family computes, in words of other programs, have no effect."""
-    found = read(family, **same).to_dict()
-    (found.get("rope_scaling") or {}).pop("finetuned", None)
-    assert models.config_from_dict(found) == read(family)
+    fields = read(family, **same).to_dict()
+    (fields.get("rope_scaling") or {}).pop("finetuned", None)
+    assert models.config_from_dict(fields) == read(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -171,13 +171,13 @@ def test_fields_of_the_computation_are_not_ignored():
     for name in ("rope_theta", "rope_scaling", "rope_parameters", "hidden_size"):
         with pytest.raises(ConfigError, match=f"{name} must not be ignored"):
             models.config_from_dict({**FAMILIES["llama"], "model_type": "llama"}, ignore=[name])
-    given = {**FAMILIES["llama"], "model_type": "llama", "rope_scaling": {**YARN, "attn_factor": 1.5}}
+    fields = {**FAMILIES["llama"], "model_type": "llama", "rope_scaling": {**YARN, "attn_factor": 1.5}}
     with pytest.raises(ConfigError, match=r"--ignore-config-field rope_scaling\.attn_factor"):
-        models.config_from_dict(given)
-    assert models.config_from_dict(given, ignore=["rope_scaling.attn_factor"]) == read("llama")
+        models.config_from_dict(fields)
+    assert models.config_from_dict(fields, ignore=["rope_scaling.attn_factor"]) == read("llama")
     for names in ("a", [3], [""]):
         with pytest.raises(ConfigError, match="ignore"):
-            models.config_from_dict(given, ignore=names)
+            models.config_from_dict(fields, ignore=names)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -316,10 +316,10 @@ def test_unsupported_fields_are_rejected_by_name(family, changes, words):
     ],
     ids=str,
 )
-def test_other_models_are_rejected(given):
+def test_other_models_are_rejected(fields):
     """The error lists the supported ones."""
     with pytest.raises(ConfigError, match="model_type must be one of llama, mistral"):
-        models.config_from_dict({**SIZES, **given})
+        models.config_from_dict({**SIZES, **fields})
 
 
 def test_missing_and_null_differ_where_none_is_a_value():

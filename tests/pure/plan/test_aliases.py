@@ -21,8 +21,8 @@ def aliases(pairs, *, is_kept, num_outputs=1, shape=(4, 8), **members):
     def infer(self, inputs, attrs):
         return [TensorSpec(shape, DTYPES["f32"])] * num_outputs
 
-    found = {"name": "odd", "num_inputs": 2, "in_place": pairs, "infer": infer, **members}
-    register(type("Odd", (Elementwise,), found))
+    attributes = {"name": "odd", "num_inputs": 2, "in_place": pairs, "infer": infer, **members}
+    register(type("Odd", (Elementwise,), attributes))
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x")
     a, b = graph.scale(x, 2.0), graph.scale(x, 3.0)
@@ -37,8 +37,8 @@ def aliases(pairs, *, is_kept, num_outputs=1, shape=(4, 8), **members):
 @pytest.mark.parametrize("pairs,first", [(((0, 0), (0, 1)), "a"), (((0, 1), (0, 0)), "b")])
 def test_result_aliases_one_operand(pairs, first, is_kept):
     """Two pairs of one output are alternatives: the first possible one is used, also where the output is kept."""
-    found = aliases(pairs, is_kept=is_kept)
-    assert found == ({first: "y0"} if is_kept else {"y0": first})
+    pairs_by_name = aliases(pairs, is_kept=is_kept)
+    assert pairs_by_name == ({first: "y0"} if is_kept else {"y0": first})
 
 
 def test_second_alternative_is_used_where_the_first_is_read_later():

@@ -288,8 +288,8 @@ def test_every_kernel_can_be_written_from_its_table_line():
         names = {o.name for o in spec.operands}
         assert names and {o.role for o in spec.operands} <= {"in", "out", "inout"}, spec.base
         assert all(i.source is None or i.source[1] in names for i in spec.ints), spec.base
-        known = {i.name for i in spec.ints}
-        assert all(f.isdigit() or f in known for i in spec.ints for f in i.length), spec.base
+        ints = {i.name for i in spec.ints}
+        assert all(f.isdigit() or f in ints for i in spec.ints for f in i.length), spec.base
 
 
 class Forgetful:
@@ -301,8 +301,8 @@ class Forgetful:
     def __getattr__(self, name):
         return getattr(self.low, name)
 
-    def emit(self, kernel, op, **given):
-        return self.low.emit(kernel, op, **self.change(given))
+    def emit(self, kernel, op, **arguments):
+        return self.low.emit(kernel, op, **self.change(arguments))
 
 
 @pytest.mark.parametrize(
@@ -323,8 +323,8 @@ def test_changed_arguments_are_detected_in_planning(name, what, left_out, words,
     rule = type(op_named(name))
     lower = rule.lower
 
-    def forget(given):
-        return {**given, what: {k: v for k, v in given[what].items() if k != left_out}}
+    def forget(arguments):
+        return {**arguments, what: {k: v for k, v in arguments[what].items() if k != left_out}}
 
     monkeypatch.setattr(rule, "lower", lambda self, low, op: lower(self, Forgetful(low, forget), op))
     graph = GraphBuilder("g")
@@ -337,10 +337,10 @@ def test_changed_arguments_are_detected_in_planning(name, what, left_out, words,
 
 def test_elementwise_ops_match_the_table():
     """Arity, outputs and attributes of every elementwise op with a kernel of its name."""
-    found = {name: op for name, op in op_table._OPS.items() if name in KERNELS and hasattr(op, "num_inputs")}
-    assert {"add", "multiply", "scale", "silu", "silu_gate_backward", "softmax"} <= set(found)
-    assert found["silu_gate_backward"].num_inputs == 3 and found["silu_gate_backward"].num_outputs == 2
-    assert dict(found["scale"].signature.attributes) == {"factor": float}
-    for name, op in found.items():
+    ops = {name: op for name, op in op_table._OPS.items() if name in KERNELS and hasattr(op, "num_inputs")}
+    assert {"add", "multiply", "scale", "silu", "silu_gate_backward", "softmax"} <= set(ops)
+    assert ops["silu_gate_backward"].num_inputs == 3 and ops["silu_gate_backward"].num_outputs == 2
+    assert dict(ops["scale"].signature.attributes) == {"factor": float}
+    for name, op in ops.items():
         roles = [o.role for o in KERNELS[name].operands]
         assert op.signature.operands == roles.count("in") and op.num_outputs == roles.count("out")

@@ -44,7 +44,7 @@ def test_plan_cannot_be_changed():
     assert not [part for part in parts if isinstance(part, list | set | bytearray)]
     mappings = {id(part): part for part in parts if isinstance(part, Mapping)}.values()
     graph, program = plan.graph, plan.program.classes[0]
-    for known in (
+    for mapping_of_plan in (
         plan.regions,
         program.calls,
         graph.hints,
@@ -52,7 +52,7 @@ def test_plan_cannot_be_changed():
         graph.ops[0].attrs,
         graph.outputs,
     ):
-        assert any(known is mapping for mapping in mappings)
+        assert any(mapping_of_plan is mapping for mapping in mappings)
     for mapping in mappings:
         with pytest.raises(ConfigError, match=r"\[core.FrozenMap\] mappings of frozen records are read"):
             mapping["zz"] = 1

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("same_ops")
 
 def plan(lower, axes=None, *, rows=(8,), **members):
     """The plan of a graph with an op of two operands `[8, 6]`, or another number of rows, with this lowering."""
-    found = {"name": "odd", "num_inputs": 2, "lower": lambda self, low, op: lower(low, op), **members}
-    register(type("Odd", (Elementwise,), found))
+    attributes = {"name": "odd", "num_inputs": 2, "lower": lambda self, low, op: lower(low, op), **members}
+    register(type("Odd", (Elementwise,), attributes))
     graph = GraphBuilder("g")
     labels = [BATCH, *[None] * len(rows)]
     a, b = (graph.input([*rows, 6], name=name, labels=labels) for name in "ab")
@@ -250,8 +250,8 @@ class Two(Op):
         return Factors((("r", "d"),) * 2, (("r", "d"),) * 2)
 
     def lower(self, low, op):
-        for out, given in zip(op.outputs, op.given):
-            tiles = {"out": low.row(out), "x": low.row(given)}
+        for out, operand in zip(op.outputs, op.given):
+            tiles = {"out": low.row(out), "x": low.row(operand)}
             low.emit("scale", op, over=low.tensor(out), dtype="f32", tiles=tiles, floats={"factor": 2.0})
 
 
@@ -420,13 +420,13 @@ HELD = [
 ]
 
 
-@pytest.mark.parametrize("given,words", HELD, ids=lambda v: v if isinstance(v, str) else "")
-def test_holds_of_other_types_are_rejected(given, words):
+@pytest.mark.parametrize("arguments,words", HELD, ids=lambda v: v if isinstance(v, str) else "")
+def test_holds_of_other_types_are_rejected(arguments, words):
     """`hold` follows the same rules as `emit`."""
 
     def lower(low, op):
         adding()(low, op)
-        low.hold(op, *given(low, low.tensor(op.given[0])), "odd/held")
+        low.hold(op, *arguments(low, low.tensor(op.given[0])), "odd/held")
 
     with pytest.raises(
         InternalError, match=rf"{words}.* for a hold in op 'odd' \(odd\); correct what it emits"

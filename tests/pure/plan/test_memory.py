@@ -131,7 +131,7 @@ def test_buffers_read_by_peers_use_memory_of_another_template(monkeypatch, axes,
     plan = planned("full", axes)
     read, shared = read_and_shared(plan)
     assert {kind for kind, _ in read} == kinds and not read & shared and shared
-    monkeypatch.setattr(of_plans, "place_lingering", lambda *given: None)
+    monkeypatch.setattr(of_plans, "place_lingering", lambda *args: None)
     tight = planned("full", axes)
     assert {kind for kind, _ in read & read_and_shared(tight)[1]} == kinds
     assert tight.regions == plan.regions

@@ -72,13 +72,13 @@ def test_file_of_a_later_version_is_named(path):
     body = small_file()[small_file().index(b"\n") + 1 :]
     assert "it has format 3, and this version of Tilewise reads 2" in refusal(path, sealed(body, 3))
 
-    def more(found):
-        number, _ = place(found, "PlanSettings", "seq")
-        found["records"][number][1].append("speed")
+    def more(document):
+        number, _ = place(document, "PlanSettings", "seq")
+        document["records"][number][1].append("speed")
 
     assert "a PlanSettings has the fields" in refusal(path, edited(more))
     assert "there are no records called 'Popen'" in refusal(
-        path, edited(lambda found: found["records"][0].__setitem__(0, "Popen"))
+        path, edited(lambda document: document["records"][0].__setitem__(0, "Popen"))
     )
 
 
@@ -107,7 +107,7 @@ def test_false_sizes_are_rejected(path):
         [],
         None,
     ):
-        refusal(path, edited(lambda found, e=entry: found["arrays"].__setitem__(0, e)))
+        refusal(path, edited(lambda document, e=entry: document["arrays"].__setitem__(0, e)))
 
 
 def test_ambiguous_json_is_rejected(path):
@@ -146,10 +146,10 @@ def forged_update(at, value):
     the end the rest.
     """
 
-    def change(found):
-        number, kernel = place(found, "Instruction", "kernel")
-        _, ints = place(found, "Instruction", "ints")
-        updates = [r for r in found["rows"] if r[0] == number and r[kernel].startswith("update")]
+    def change(document):
+        number, kernel = place(document, "Instruction", "kernel")
+        _, ints = place(document, "Instruction", "ints")
+        updates = [r for r in document["rows"] if r[0] == number and r[kernel].startswith("update")]
         assert updates
         for row in updates:
             row[ints] = [*row[ints]]
@@ -161,11 +161,11 @@ def forged_update(at, value):
 def forged_rule(at, value):
     """The same for a graph's op, whose optimizer is left out, alone."""
 
-    def change(found):
-        set_field("Plan", "optimizer", None)(found)
-        number, op = place(found, "OpNode", "op")
-        _, attrs = place(found, "OpNode", "attrs")
-        for row in [r for r in found["rows"] if r[0] == number and r[op] == "update"]:
+    def change(document):
+        set_field("Plan", "optimizer", None)(document)
+        number, op = place(document, "OpNode", "op")
+        _, attrs = place(document, "OpNode", "attrs")
+        for row in [r for r in document["rows"] if r[0] == number and r[op] == "update"]:
             steps = dict(row[attrs])["steps"]
             steps[1][at] = value
 
@@ -270,8 +270,8 @@ FIELDS = {
 def test_changed_fields_are_rejected(what, path):
     """A file with a change and a matching digest is an error that names the mismatch."""
     change, words = FIELDS[what]
-    found = refusal(path, edited(change))
-    assert words in found, found
+    message = refusal(path, edited(change))
+    assert words in message, message
 
 
 def with_old_names(content):
@@ -310,41 +310,42 @@ UNUSED = {  # nothing is looked up, reserved or counted with these
 
 def test_every_number_is_checked(path):
     """With any number in the rows larger than all others, the file is rejected, or nothing depends on it."""
-    found, arrays = parts(small_file())
-    kept = set()
-    for number, (name, fields) in enumerate(found["records"]):
-        rows = [row for row in found["rows"] if row[0] == number]
+    document, arrays = parts(small_file())
+    unused = set()
+    for number, (name, fields) in enumerate(document["records"]):
+        rows = [row for row in document["rows"] if row[0] == number]
         for at, field in enumerate(fields, 1):
             row = next((r for r in rows if type(r[at]) is int), None)
             if row is None:
                 continue
             was, row[at] = row[at], (1 << 41) + 1
-            path.write_bytes(packed(json.dumps(found).encode(), arrays))
+            path.write_bytes(packed(json.dumps(document).encode(), arrays))
             row[at] = was
             try:
                 Plan.load(path)
             except PlanError as error:
                 assert "\n" not in str(error)
             else:
-                kept.add(f"{name}.{field}")
-    assert kept == UNUSED, kept ^ UNUSED
+                unused.add(f"{name}.{field}")
+    assert unused == UNUSED, unused ^ UNUSED
 
 
 def test_exponential_calls_of_templates_are_rejected(path):
     """Forty layouts that each call the previous one twice would be walked a trillion times."""
 
-    def doubled(found):
+    def doubled(document):
         graphs, layouts = (
-            place(found, name, "name" if name == "Graph" else "calls")[0] for name in ("Graph", "GraphLayout")
+            place(document, name, "name" if name == "Graph" else "calls")[0]
+            for name in ("Graph", "GraphLayout")
         )
-        template = place(found, "Template", "key")[0]
-        names = dict(found["records"])
-        graph = next(r for r in found["rows"] if r[0] == graphs)
-        base, rows = found["rows"][:-1], []
+        template = place(document, "Template", "key")[0]
+        names = dict(document["records"])
+        graph = next(r for r in document["rows"] if r[0] == graphs)
+        base, rows = document["rows"][:-1], []
         last = len(base)
         empty = [graphs, *graph[1:]]
         at = {f: i for i, f in enumerate(names["Graph"], 1)}
-        op = place(found, "OpNode", "op")[0]
+        op = place(document, "OpNode", "op")[0]
         rows.append(empty)
         for depth in range(40):
             inner = last + len(rows) - 1
@@ -368,9 +369,9 @@ def test_exponential_calls_of_templates_are_rejected(path):
             outer[at["constant_values"]], outer[at["hints"]] = [], []
             outer[at["templates"]] = [["t", last + first - 1]]
             rows.append(outer)
-        plan = list(found["rows"][-1])
+        plan = list(document["rows"][-1])
         plan[1 + list(names["Plan"]).index("graph")] = last + len(rows) - 1
-        found["rows"] = [*base, *rows, plan]
+        document["rows"] = [*base, *rows, plan]
         assert layouts != graphs
 
     assert "call each other too often" in refusal(path, edited(doubled))

@@ -23,8 +23,8 @@ from tilewise.plan.file import encode_plan
 
 def count_rows(content):
     """Rows per class of records."""
-    found, _ = parts(content)
-    return Counter(found["records"][row[0]][0] for row in found["rows"])
+    document, _ = parts(content)
+    return Counter(document["records"][row[0]][0] for row in document["rows"])
 
 
 MESHES = {

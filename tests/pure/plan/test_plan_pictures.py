@@ -82,8 +82,8 @@ def test_calls_equal_the_schedule(axes, accumulation):
     plan = planned(["layers.1"], axes, accumulation=accumulation, layers=4)
     segments = cut_segments(plan.graph)
     order = one_stage([s.phase for s in segments], accumulation)
-    found = [(c.phase, c.microbatch, c.name) for c in draw_plan(plan).calls]
-    for turn, (phase, microbatch, name) in zip(order, found, strict=True):
+    calls = [(c.phase, c.microbatch, c.name) for c in draw_plan(plan).calls]
+    for turn, (phase, microbatch, name) in zip(order, calls, strict=True):
         segment = segments[turn.segment]
         assert (turn.kind, turn.microbatch) == (phase, microbatch)
         assert name.startswith(segment.ops[0].label)

@@ -94,12 +94,12 @@ def count_sizes(monkeypatch, layers, axes):
 @pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}])
 def test_more_layers_lower_nothing_more(axes):
     """Sixteen layers are traced, differentiated, laid out and lowered as often as eight."""
-    found = []
+    work = []
     for layers in (8, 16):
         counts.reset()
         plan_layers(layers, axes)
-        found.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
-    assert found[0] == found[1]
+        work.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
+    assert work[0] == work[1]
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}])
@@ -141,12 +141,12 @@ def test_calls_grow_linearly_in_different_layers(unlike):
 
 def test_templates_of_different_layers_are_made_once():
     """Eight more different layers are eight more templates to trace, differentiate, lay out and lower."""
-    found = []
+    work = []
     for layers in (8, 16):
         counts.reset()
         plan_layers(layers, {}, "window")
-        found.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
-    more = [b - a for a, b in zip(*found)]
+        work.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
+    more = [b - a for a, b in zip(*work)]
     assert more == [8, 8, 16, 16]  # forward and backward are laid out and lowered
 
 
@@ -207,9 +207,9 @@ def test_quadratic_comparison_of_layers_is_detected(monkeypatch):
     seen = []
 
     def search(self, value):
-        found = next((i for i, other in enumerate(seen) if other == value), len(seen))
-        seen.extend([value] if found == len(seen) else [])
-        return found
+        index = next((i for i, other in enumerate(seen) if other == value), len(seen))
+        seen.extend([value] if index == len(seen) else [])
+        return index
 
     monkeypatch.setattr(ValueNumbers, "number", search)
     few, many = (count_comparisons(monkeypatch, n) for n in (10, 20) if not seen.clear())

@@ -29,9 +29,9 @@ def plan_of(axes, accumulation):
     """A small Gemma's plan: two kinds of layers."""
     builder = GraphBuilder("gemma")
     build_training_graph(builder, GEMMA, 8, 32, "bf16")
-    graph, found = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
+    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
     thawed = GraphBuilder.thaw(graph)
-    AdamW().add_to(thawed, found)
+    AdamW().add_to(thawed, gradients)
     graph, mesh = thawed.freeze(), DeviceMesh(axes)
     batch = cut_batch(graph, accumulation)
     layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
@@ -51,9 +51,9 @@ def test_work_on_pickled_arguments_gives_the_same_plan(monkeypatch, axes, accumu
     for module, name in WORK:
         work = getattr(module, name)
 
-        def on_copies(*given, work=work, name=name):
+        def on_copies(*args, work=work, name=name):
             asked.append(name)
-            return sent(work(*(sent(g) for g in given)))
+            return sent(work(*(sent(g) for g in args)))
 
         monkeypatch.setattr(module, name, on_copies)
     again = plan_of(axes, accumulation)

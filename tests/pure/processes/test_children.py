@@ -13,6 +13,6 @@ def test_child_imports_what_its_parent_imports(tmp_path, monkeypatch):
     wanted.write_text(MODULE)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     spawned = Spawned("this", shares_stdout=False)
-    found = spawned.link.makefile("rb").read()
+    output = spawned.link.makefile("rb").read()
     spawned.end()
-    assert found.decode() == str(wanted)
+    assert output.decode() == str(wanted)

@@ -41,8 +41,8 @@ def test_results_are_in_order_from_other_processes(pool):
     calls = [(n,) for n in range(50)]
     assert list(pool.map(math.factorial, calls)) == [math.factorial(n) for n in range(50)]
     assert list(pool.map(math.factorial, [])) == []
-    found = set(pool.map(where, [(0.05,)] * 16))
-    assert len(found) == pool.count == 2 and os.getpid() not in found
+    processes = set(pool.map(where, [(0.05,)] * 16))
+    assert len(processes) == pool.count == 2 and os.getpid() not in processes
     with WorkerPool(1) as alone:
         assert set(alone.map(where, [(0.0,)] * 4)) == {os.getpid()}
     for pids in pool.map(nested, [(2,)] * 2):

@@ -97,12 +97,12 @@ def limits(draw):
 
 def start(request: Request, guesses: tuple[bool, ...] = ()) -> list[Sequence]:
     """The texts of a request."""
-    found: list[Sequence] = []
+    sequences: list[Sequence] = []
     for choice in range(request.sampling.n):
         history = History(request.ids)
         drafter = Guesses(history, choice, guesses) if guesses else None
-        found.append(Sequence(request, choice, history, found[0] if found else None, drafter))
-    return found
+        sequences.append(Sequence(request, choice, history, sequences[0] if sequences else None, drafter))
+    return sequences
 
 
 def next_token(ids: list[int], choice: int) -> int:

@@ -191,11 +191,11 @@ def test_logprobs_are_those_of_the_raw_logits(logits, data):
     """Logarithms of a softmax; ranks count from the likeliest, lower ids first; the drawn token comes first."""
     token = data.draw(st.integers(0, len(logits) - 1))
     count = data.draw(st.integers(-1, 10))
-    found = token_logprobs(np.array(logits, np.float32), token, count)
+    logprobs = token_logprobs(np.array(logits, np.float32), token, count)
     total = sum(math.exp(x) for x in logits)
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     wanted = order if count < 0 else order[:count]
-    assert list(found) == list(dict.fromkeys([token, *wanted]))
-    for id_, figure in found.items():
+    assert list(logprobs) == list(dict.fromkeys([token, *wanted]))
+    for id_, figure in logprobs.items():
         assert figure.logprob == pytest.approx(math.log(math.exp(logits[id_]) / total))
         assert order[figure.rank - 1] == id_

@@ -10,7 +10,7 @@ from tilewise.serve import SamplingParams, StructuredOutputsParams
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         ({}, "one of json, json_object, regex, choice, grammar must be given; got none"),
         ({"regex": "a", "choice": ["b"]}, "got regex, choice"),
@@ -36,10 +36,10 @@ from tilewise.serve import SamplingParams, StructuredOutputsParams
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_invalid_arguments_are_named(given, words):
+def test_invalid_arguments_are_named(arguments, words):
     """Before a model exists."""
     with pytest.raises(ConfigError, match=words):
-        StructuredOutputsParams(**given)
+        StructuredOutputsParams(**arguments)
 
 
 @pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "whitespace_pattern", "json_object"])

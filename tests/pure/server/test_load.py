@@ -131,12 +131,16 @@ def test_figures_of_known_times():
         LoadResult(20, 1.5, [2.0], 1, 2.0),
         LoadResult(5, 1.0, [], 0, 9.0, "broken"),
     ]
-    found = load_figures(played, [50, 99])
-    assert (found["completed"], found["failed"], found["errors"]) == (2, 1, ["broken"])
-    assert (found["total_input_tokens"], found["total_output_tokens"], found["duration"]) == (30, 5, 8.0)
-    assert found["mean_ttft_ms"] == pytest.approx(500) and found["p50_itl_ms"] == pytest.approx(300)
-    assert found["mean_tpot_ms"] == pytest.approx(200) and found["median_e2el_ms"] == pytest.approx(850)
-    assert found["request_throughput"] == 0.25
+    figures = load_figures(played, [50, 99])
+    assert (figures["completed"], figures["failed"], figures["errors"]) == (2, 1, ["broken"])
+    assert (figures["total_input_tokens"], figures["total_output_tokens"], figures["duration"]) == (
+        30,
+        5,
+        8.0,
+    )
+    assert figures["mean_ttft_ms"] == pytest.approx(500) and figures["p50_itl_ms"] == pytest.approx(300)
+    assert figures["mean_tpot_ms"] == pytest.approx(200) and figures["median_e2el_ms"] == pytest.approx(850)
+    assert figures["request_throughput"] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -97,13 +97,13 @@ def _cut(text, places):
 
 def _calls(parts):
     """Names and arguments, joined."""
-    found = []
+    calls = []
     for part in parts:
         if part.kind == "call":
-            found.append([part.name, ""])
+            calls.append([part.name, ""])
         elif part.kind == "arguments":
-            found[-1][1] += part.text
-    return found
+            calls[-1][1] += part.text
+    return calls
 
 
 @pytest.mark.parametrize(("form", "text", "calls"), CALLS)

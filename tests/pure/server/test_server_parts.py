@@ -91,14 +91,14 @@ def test_full_queue_blocks_its_writer():
         if count and count == len(put):
             break
     assert len(put) < 40  # what the socket holds, the frame that is sent, and four
-    left, found = b"", []
-    while len(found) < 64:
+    left, received = b"", []
+    while len(received) < 64:
         left += theirs.recv(1 << 20)
         while len(left) >= HEAD.size and len(left) >= HEAD.size + HEAD.unpack(left[: HEAD.size])[0]:
             end = HEAD.size + HEAD.unpack(left[: HEAD.size])[0]
-            found += [number for _, number, _ in unpack(left[HEAD.size : end])]
+            received += [number for _, number, _ in unpack(left[HEAD.size : end])]
             left = left[end:]
-    assert found == list(range(64))
+    assert received == list(range(64))
     writer.join()
     theirs.close()
     outbox.put("delta", 0, "x")
@@ -278,13 +278,13 @@ def test_conversations_for_templates():
     talk = [{"role": "developer", "content": parts}, {"role": "assistant", "tool_calls": [call]}]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     body = ChatBody.model_validate({"messages": talk, "tools": [tool], "reasoning_effort": "low"})
-    found = Conversation.of(body)
-    assert found.messages[0] == {"role": "system", "content": "a\nb"}
-    assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    conversation = Conversation.of(body)
+    assert conversation.messages[0] == {"role": "system", "content": "a\nb"}
+    assert conversation.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert (
-        found.tools == [tool]
-        and found.variables == {"reasoning_effort": "low"}
-        and found.add_generation_prompt
+        conversation.tools == [tool]
+        and conversation.variables == {"reasoning_effort": "low"}
+        and conversation.add_generation_prompt
     )
     assert Conversation.of(body.model_copy(update={"tool_choice": "none"})).tools is None
     goes_on = Conversation.of(body.model_copy(update={"continue_final_message": True}))

@@ -84,10 +84,10 @@ def test_agreeing_layouts_are_unchanged():
         (A, A, [], True),
     ],
 )
-def test_sum_is_shared_only_where_its_weight_is_cut(in_label, given, made, is_shared):
+def test_sum_is_shared_only_where_its_weight_is_cut(in_label, weight_label, made, is_shared):
     """A product's k splits are those of its weight's label; without one, the shared operand is gathered."""
     g = GraphBuilder()
-    x = g.input([4, 16], name="x", labels=[None, given])
+    x = g.input([4, 16], name="x", labels=[None, weight_label])
     g.output(linear(g, x, "w", 8, in_label=in_label), "y")
     graph, layout = spread(g.freeze())
     assert [name for name, _ in ops_of(graph)] == made and bool(layout.pending_reductions) == is_shared

@@ -40,17 +40,22 @@ def test_meshes_keep_the_workers_of_the_file(monkeypatch):
     """A file with six of a machine's cores gets no more."""
     monkeypatch.setattr(alternatives, "num_cores", lambda: 64)
     config = make(distribution={"strategy": "ddp", "mesh": {"dp": 2}, "workers_per_device": 3})
-    found = meshes(config)
-    assert found[:2] == [({"dp": 2}, 3), ({}, 6)]
-    assert all((workers or 0) * max(mesh.values(), default=1) <= 6 for mesh, workers in found)
-    assert len(found) == len({str(f) for f in found}) == 7
+    found_meshes = meshes(config)
+    assert found_meshes[:2] == [({"dp": 2}, 3), ({}, 6)]
+    assert all((workers or 0) * max(mesh.values(), default=1) <= 6 for mesh, workers in found_meshes)
+    assert len(found_meshes) == len({str(f) for f in found_meshes}) == 7
 
 
 def test_sharding_settings_are_tried_only_where_state_is_sharded():
     """Other axes do not use them."""
     own = {"strategy": "fsdp", "mesh": {"fsdp": 4}, "prefetch": 3, "workers_per_device": 1}
-    found = {str(c.distribution.mesh): c.distribution.prefetch for c in other_meshes(make(distribution=own))}
-    assert found["{'fsdp': 4}"] == found["{'fsdp': 2}"] == 3 and found["{'tp': 2}"] == found["{}"] == 1
+    prefetches = {
+        str(c.distribution.mesh): c.distribution.prefetch for c in other_meshes(make(distribution=own))
+    }
+    assert (
+        prefetches["{'fsdp': 4}"] == prefetches["{'fsdp': 2}"] == 3
+        and prefetches["{'tp': 2}"] == prefetches["{}"] == 1
+    )
 
 
 def test_memory_savings_are_ordered_by_cost():

@@ -283,17 +283,17 @@ def test_strategy_and_output_do_not_affect_the_result():
         ("train.steps", "--set must be SECTION.KEY=VALUE"),
     ],
 )
-def test_settings_of_the_command_line_override_the_file(tmp_path, setting, found):
+def test_settings_of_the_command_line_override_the_file(tmp_path, setting, value):
     """A value is TOML or a string without quotes, and is checked as the file is."""
     file = "[train]\nsteps = 7\n[distribution]\nstrategy = 'ddp'\nmesh = { dp = 2 }\n"
-    if isinstance(found, str) and found not in ("full", "/a dir/'x'.txt"):
-        with pytest.raises(ConfigError, match=found):
+    if isinstance(value, str) and value not in ("full", "/a dir/'x'.txt"):
+        with pytest.raises(ConfigError, match=value):
             load_config(_write(tmp_path, file), [setting])
         return
     config = load_config(_write(tmp_path, file), ["train.steps=5", setting])
     name = setting.partition("=")[0].strip()
     section, key = name.split(".")
-    assert getattr(getattr(config, section), key) == found
+    assert getattr(getattr(config, section), key) == value
     assert config.train.steps == (4000 if key == "steps" else 5)
     assert setting_names([setting]) == {name}
 

@@ -10,18 +10,18 @@ from tilewise.train import TimeBudget
 
 def length_after(times, seconds, at_least=0):
     """The number of steps after all these steps, and how often it was announced."""
-    budget, now, found, said = TimeBudget(seconds, at_least), 0.0, None, 0
+    budget, now, length, said = TimeBudget(seconds, at_least), 0.0, None, 0
     for time in times:
         now += time
         if (steps := budget.step_done(now)) is not None:
-            found, said = steps, said + 1
-    return found, said
+            length, said = steps, said + 1
+    return length, said
 
 
 def test_steady_machine_fills_its_time():
     """A tenth of a second a step: 1,800 steps in three minutes, announced once during the first tenth."""
-    found, said = length_after([0.5] + [0.1] * 600, 180.0)
-    assert 1790 <= found <= 1800 and said <= 180 and length_after([0.5] + [0.1] * 300, 180.0)[0] == found
+    length, said = length_after([0.5] + [0.1] * 600, 180.0)
+    assert 1790 <= length <= 1800 and said <= 180 and length_after([0.5] + [0.1] * 300, 180.0)[0] == length
 
 
 def test_half_the_speed_does_half_the_steps():
@@ -37,8 +37,8 @@ def test_slow_machine_exceeds_the_time_for_enough_steps():
 
 def test_initial_slow_steps_are_corrected():
     """Eight slow steps at the beginning, which once fixed the demo's length: later ones correct it."""
-    found, _ = length_after([0.3] * 8 + [0.1] * 400, 180.0)
-    assert found > 1700
+    length, _ = length_after([0.3] * 8 + [0.1] * 400, 180.0)
+    assert length > 1700
 
 
 def test_slow_first_tenth_counts():
@@ -52,5 +52,5 @@ def test_length_is_never_below_the_steps_done(times, seconds):
     budget, now = TimeBudget(seconds), 0.0
     for done, time in enumerate(times, 1):
         now += time
-        found = budget.step_done(now)
-        assert found is None or found >= done
+        length = budget.step_done(now)
+        assert length is None or length >= done

@@ -40,8 +40,8 @@ def test_schedule_rises_then_falls_to_its_floor():
 )
 def test_schedules_after_the_warm_up(schedule, rates):
     """A constant rate stays; a linear and a cosine one reach the floor at the last step."""
-    found = [learning_rate(step, 6, 1.0, 2, 0.1, schedule) for step in range(6)]
-    assert found == pytest.approx(rates)
+    rates_of_steps = [learning_rate(step, 6, 1.0, 2, 0.1, schedule) for step in range(6)]
+    assert rates_of_steps == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_schedules_after_the_warm_up(schedule, rates):
 )
 def test_schedule_of_short_runs(steps, warmup, rates):
     """No run is too short for the schedule: it rises in the warm-up, then falls to the floor of 0.1."""
-    found = [learning_rate(step, steps, 1.0, warmup, 0.1) for step in range(steps)]
-    assert found == pytest.approx(rates)
+    rates_of_steps = [learning_rate(step, steps, 1.0, warmup, 0.1) for step in range(steps)]
+    assert rates_of_steps == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("context", [1, 2, 3, 8])
