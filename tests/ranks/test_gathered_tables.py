@@ -164,7 +164,7 @@ def test_symbolic_lengths_are_not_gathered():
 
 @pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"rules": {"batch": "dp", "vocab": "dp"}},
         {"rules": {"batch": "dp"}, "layouts": {"table": ("dp", None)}},

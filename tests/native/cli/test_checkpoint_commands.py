@@ -424,8 +424,8 @@ def test_impossible_conversions_are_rejected(command, pretrained, trained, tmp_p
         ((tmp_path / "model.pt", new, "--model", trained / "model"), "files must hold"),
         ((tmp_path / "model.pt", new, "--model", tmp_path), "config.json"),
         ((newest, new), "has a wrong checksum"),
-        ((tmp_path / "code.pt", new), "which is no part of a tensor"),
-        ((tmp_path / "code", new), "which is no part of a tensor"),
+        ((tmp_path / "code.pt", new), "which is not part of a tensor"),
+        ((tmp_path / "code", new), "which is not part of a tensor"),
         ((tmp_path / "model.pt", tmp_path / "model.pt" / "x"), "can be written to"),
     ):
         code, _, err = command("convert", *arguments)

@@ -174,7 +174,7 @@ def test_a_restarting_launch_can_be_paused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given", [["run.toml"], ["--", "run.toml"], ["run.toml", "--auto-resume"]], ids=" ".join
+    "args", [["run.toml"], ["--", "run.toml"], ["run.toml", "--auto-resume"]], ids=" ".join
 )
 def test_auto_resume_is_inserted_before_the_arguments(monkeypatch, args):
     """The option is valid with any arguments of the command."""

@@ -80,7 +80,7 @@ def test_a_file_with_code_is_rejected(tmp_path):
         before = model.get_tensor("w")
         write_archive(tmp_path / "model.pt", planted(tmp_path / "ran")["reduce"])
         with pytest.raises(
-            CheckpointError, match=r"model\.pt.*names 'posix\.system', which is no part of a tensor"
+            CheckpointError, match=r"model\.pt.*names 'posix\.system', which is not part of a tensor"
         ):
             model.load_parameters(tmp_path / "model.pt")
         assert not (tmp_path / "ran").exists()

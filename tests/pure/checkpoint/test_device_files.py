@@ -137,7 +137,7 @@ LOST = {
     ),
     "exchanged": (
         lambda p: exchange(device(p, 1), device(p, 3)),
-        "tensor 'v' in device-00001.safetensors does not have .*tensor 'v' in device-00003.safetensors does not",
+        "tensor 'v' in device-00001.safetensors has a wrong .*tensor 'v' in device-00003.safetensors has a wrong",
     ),
     "another's": (
         lambda p: shutil.copy(device(p, 2), device(p, 1)),
@@ -211,7 +211,10 @@ LIES = {
     "no such device": (set_part("w", 1, device=4), "tensor 'w' must be of different devices among 4"),
     "fewer devices": (lambda m: m.update(devices=3), "must be of different devices among 3"),
     "more devices": (lambda m: m.update(devices=5), "device-00004.safetensors: .*no such file"),
-    "exchanged places": (set_part("w", 1, sha256="0" * 64), "'w' in device-00001.safetensors does not have"),
+    "exchanged places": (
+        set_part("w", 1, sha256="0" * 64),
+        "'w' in device-00001.safetensors has a wrong checksum",
+    ),
     "other dims": (set_part("norm", 0, begin=[0, 0]), "tensor 'norm' in device-00002"),
 }
 

@@ -50,14 +50,14 @@ def test_files_may_leave_a_prefix_off(tmp_path):
     """Of all names, as headless models are saved; another prefix is another name."""
     stored = {name.removeprefix("model."): tensor for name, tensor in _stored().items()}
     np.testing.assert_array_equal(StoredWeights(stored, TABLE, prefix="model.")["k"], _parameters()["k"])
-    with pytest.raises(CheckpointError, match=r"none called 'model\.embed'"):
+    with pytest.raises(CheckpointError, match=r"got no 'model\.embed'"):
         StoredWeights(stored, TABLE, prefix="bert.")
 
 
 @pytest.mark.parametrize(
     "change,words",
     [
-        ({"model.mlp": None}, r"none called 'model\.mlp'"),
+        ({"model.mlp": None}, r"got no 'model\.mlp'"),
         ({"model.more": np.ones(3)}, r"'model\.more' and 0 more"),
         ({"model.mlp": np.ones((9, 3), np.float32)}, r"'model\.mlp' with the 10 rows.*\[9, 3\]"),
         ({"model.attn": np.ones((8, 3), np.float32)}, r"'model\.attn' with the 8 columns.*\[8, 3\]"),

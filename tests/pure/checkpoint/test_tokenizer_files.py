@@ -127,11 +127,11 @@ def test_a_lone_sentencepiece_model_is_refused_with_advice(tmp_path):
         (
             "tokenizer_config.json",
             '{"added_tokens_decoder": {"999": {"content": "<u>"}}}',
-            "has id 999 where",
+            "has id 999 in the file, but the next free id",
         ),
         ("tokenizer_config.json", "[]", "tokenizer_config.json"),
         ("chat_template.jinja", b"\xff", "chat_template.jinja.*not UTF-8"),
-        ("added_tokens.json", '{"<u>": 999}', "has id 999 where"),
+        ("added_tokens.json", '{"<u>": 999}', "has id 999 in the file, but the next free id"),
     ],
 )
 def test_spoilt_files_are_one_error(tmp_path, name, content, words):
@@ -147,12 +147,15 @@ def test_spoilt_files_are_one_error(tmp_path, name, content, words):
 @pytest.mark.parametrize(
     ("added", "words"),
     [
-        ([(FIRST + 3, "<u>")], rf"'<u>' has id {FIRST + 3} in the file, .* gives it {FIRST}"),
-        ([(1, "<u>")], rf"'<u>' has id 1 in the file, .* gives it {FIRST}"),
-        ([(FIRST, "h")], rf"'h' has id {FIRST} in the file, .* gives it {TRAINED.token_to_id('h')}"),
+        ([(FIRST + 3, "<u>")], rf"'<u>' has id {FIRST + 3} in the file, .* assigns it {FIRST}"),
+        ([(1, "<u>")], rf"'<u>' has id 1 in the file, .* assigns it {FIRST}"),
+        ([(FIRST, "h")], rf"'h' has id {FIRST} in the file, .* assigns it {TRAINED.token_to_id('h')}"),
         ([(FIRST + 1, "<u>"), (FIRST, "<v>")], f"has id {FIRST + 1} in the file"),
-        ([(FIRST, "<u>"), (FIRST + 1, "<u>")], f"'<u>' has id {FIRST + 1} in the file, .* gives it {FIRST}"),
-        ([(FIRST, "")], "gives it none"),
+        (
+            [(FIRST, "<u>"), (FIRST + 1, "<u>")],
+            f"'<u>' has id {FIRST + 1} in the file, .* assigns it {FIRST}",
+        ),
+        ([(FIRST, "")], "assigns no id"),
         ([("x", "<u>")], "added_tokens"),
         ([(FIRST, "<u>"), (FIRST + 1, "<v>"), (TRAINED.token_to_id("h"), "h")], None),
     ],

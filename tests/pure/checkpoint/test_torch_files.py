@@ -93,7 +93,7 @@ def test_state_dict_is_chosen_by_key(tmp_path):
     assert list(open_state_dict(tmp_path / "m.pt", "model")) == ["w"]
     with pytest.raises(CheckpointError, match="no part 'optimizer', only 'epoch', 'model'"):
         open_state_dict(tmp_path / "m.pt", "optimizer")
-    with pytest.raises(CheckpointError, match="no dictionary"):
+    with pytest.raises(CheckpointError, match="not a dictionary"):
         open_state_dict(tmp_path / "m.pt", "epoch")
 
 
@@ -131,7 +131,7 @@ def test_pickle_is_read_as_data():
     record = parse_pickle(b"\x80\x02ctorch\nSize\nK\x02K\x03\x86\x85R.")
     assert isinstance(record, Record) and record.name == Name("torch", "Size")
     assert record.arguments == ((2, 3),)
-    with pytest.raises(Unreadable, match=r"names 'torch\.load', which is no part of a tensor"):
+    with pytest.raises(Unreadable, match=r"names 'torch\.load', which is not part of a tensor"):
         parse_pickle(b"\x80\x02ctorch\nload\n.")
 
 
@@ -194,7 +194,7 @@ def test_hostile_archives_are_rejected(tmp_path):
         twice = zipped("a/data.pkl", "a/data.pkl")
     cases = {
         "not a complete torch.save archive": whole[:-1],
-        "cut off": edited(end + 10, struct.pack("<H", 9)),
+        "is truncated": edited(end + 10, struct.pack("<H", 9)),
         "lies outside": edited(end + 12, struct.pack("<II", 1 << 30, 0)),
         "compressed": zipped("a/data.pkl", compression=zipfile.ZIP_DEFLATED),
         "appears twice": twice,

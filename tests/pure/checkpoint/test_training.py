@@ -134,7 +134,7 @@ def test_truncated_latest_falls_back(tmp_path):
     file = newer / "device-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
     assert latest_checkpoint(tmp_path) == older
-    with pytest.raises(DamagedCheckpoint, match="must be whole"):
+    with pytest.raises(DamagedCheckpoint, match="must be complete and unchanged"):
         load_checkpoint(newer, CONFIG)
 
 
@@ -203,7 +203,7 @@ def test_any_damage_is_detected(tmp_path, damage, words):
         tensors = {**state.tensors, "v": np.full((3, 2), 7, np.float32)}
         newer = save_checkpoint(tmp_path, TrainingState(step, tensors), CONFIG)
     damage(newer)
-    with pytest.raises(DamagedCheckpoint, match="must be whole") as caught:
+    with pytest.raises(DamagedCheckpoint, match="must be complete and unchanged") as caught:
         load_checkpoint(newer, CONFIG)
     assert words in caught.value.reason and "\n" not in str(caught.value)
     reported = []

@@ -130,7 +130,7 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
         (lambda m: m.update({"a.weight": 3}), "weight_map.a.weight"),
         (lambda m: m.update({"a.weight": None}), "weight_map.a.weight"),
         (lambda m: m.update({"a.weight": SECOND}), "which does not have it"),
-        (lambda m: m.pop("b.weight"), "does not say"),
+        (lambda m: m.pop("b.weight"), "does not list"),
     ],
 )
 def test_an_index_maps_each_tensor_to_its_file_next_to_it(tmp_path, change, words):

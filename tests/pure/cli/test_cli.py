@@ -71,7 +71,7 @@ def test_no_arguments_show_the_help(arguments, capsys):
         (["launch", "-n", "0", "train", "nowhere.toml"], "-n"),
         (["launch", "-n", "2"], "COMMAND"),
         (["launch", "-n", "2", "fly"], "No such command"),
-        (["launch", "-n", "2", "launch", "-n", "2", "demo"], "not `launch`"),
+        (["launch", "-n", "2", "launch", "-n", "2", "demo"], "must not be `launch`"),
         (["launch", "-n", "2", "train", "nowhere.toml"], "nowhere.toml"),
         (["launch", "-n", "2", "generate", "nowhere", "hello", "--wings", "2"], "--wings"),
         (["generate", "nowhere", "hello", "--wings", "2"], "--wings"),

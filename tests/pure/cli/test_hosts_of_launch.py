@@ -125,7 +125,7 @@ def test_processes_are_placed_in_blocks():
     assert place_processes([Host("a", 2), Host("b", 2)], 2) == [("a", 2)]
     with pytest.raises(ConfigError, match="got 2 for 3 hosts"):
         place_processes([Host("a"), Host("b"), Host("c")], 2)
-    with pytest.raises(ConfigError, match="got 4 for 3 slots"):
+    with pytest.raises(ConfigError, match="got 4 for 3; give more slots"):
         place_processes([Host("a", 2), Host("b")], 4)
 
 

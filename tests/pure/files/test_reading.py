@@ -210,5 +210,5 @@ def test_file_without_data_is_rejected(tmp_path, monkeypatch):
             return None
 
     monkeypatch.setattr(reading, "open_regular", lambda path: Silent())
-    with pytest.raises(Unreadable, match="at once"):
+    with pytest.raises(Unreadable, match="without blocking"):
         read_whole(tmp_path / "kmsg")

@@ -9,7 +9,7 @@ SAMPLES = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_pena
 
 
 @pytest.mark.parametrize(
-    ("file", "given", "wanted"),
+    ("file", "options", "wanted"),
     [
         ({}, {}, {}),
         ({}, {"temperature": 0.8}, {"temperature": 0.8}),

@@ -129,7 +129,7 @@ WIDE = st.builds(
     typical_p=st.sampled_from([1.0, 1.0, 1.0, 0.2, 0.95]),
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.5]),
     seed=st.integers(0, 2**63 - 1),
-)
+).filter(lambda sampling: sampling.typical_p == 1 or sampling.temperature < 1e9)  # else rounding decides
 
 
 def compare_draws(sampling, seed, size, spread, digits):

@@ -150,7 +150,7 @@ def test_groups_are_futures_that_run_concurrently():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"path": ""},
         {"path": 3},
@@ -173,12 +173,12 @@ def test_groups_are_futures_that_run_concurrently():
             "tensors": (("state", TensorSpec((1,), "f32", name="a")),),
         },
     ],
-    ids=lambda given: "-".join(given),
+    ids="-".join,
 )
-def test_wrong_specifications_are_rejected_on_creation(words):
+def test_wrong_specifications_are_rejected_on_creation(fields):
     """Before there is a graph."""
     with pytest.raises(ShapeError):
-        LayerSpec(**{"path": "a", "operands": ("x",), "function": own.block, **words})
+        LayerSpec(**{"path": "a", "operands": ("x",), "function": own.block, **fields})
 
 
 def test_specifications_are_frozen_and_picklable():

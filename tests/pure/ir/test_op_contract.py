@@ -75,7 +75,7 @@ def test_optional_members_have_defaults():
 
 
 @pytest.mark.parametrize(
-    "given,words",
+    "contributions,words",
     [
         ([], r"one contribution per input.*got 0 for 1 inputs"),
         ([None, None], r"one contribution per input.*got 2 for 1 inputs"),

@@ -232,7 +232,7 @@ def test_sizes_are_required(family):
                 "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
                 "rope_scaling": None,
             },
-            "must be plain",
+            "rope_theta and no scaling",
         ),
         ("phi3", {"rope_scaling": {**LONG, "long_factor": [1.0]}}, "long_factor must be a list of 4"),
         ("phi3", {"rope_scaling": {**LONG, "short_factor": [1.0] * 3 + ["x"]}}, "short_factor"),
@@ -278,7 +278,7 @@ def test_sizes_are_required(family):
         ("llama", {"rope_scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 2.0}}, "beta_slow must be below"),
         ("llama", {"rope_scaling": {**YARN, "truncate": 1}}, "truncate"),
         ("llama", {"rope_scaling": {**YARN, "finetuned": 1}}, "finetuned"),
-        ("llama", {"rope_scaling": {"type": "llama3", "factor": 2.0, "finetuned": True}}, "must hold"),
+        ("llama", {"rope_scaling": {"type": "llama3", "factor": 2.0, "finetuned": True}}, "must have"),
         ("llama", {"is_causal": False}, "is_causal"),
         ("qwen3", {"use_rope": False}, "use_rope"),
         ("bert", {"is_causal": True}, "is_causal"),
@@ -305,7 +305,7 @@ def test_unsupported_fields_are_rejected_by_name(family, changes, words):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {},
         {"model_type": "mamba"},

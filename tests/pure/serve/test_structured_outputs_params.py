@@ -12,19 +12,19 @@ from tilewise.serve import SamplingParams, StructuredOutputsParams
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({}, "one of json, json_object, regex, choice, grammar must be given; got none"),
+        ({}, "one of json, json_object, regex, choice, grammar must be set; got none"),
         ({"regex": "a", "choice": ["b"]}, "got regex, choice"),
         ({"json": "{"}, "must be a JSON schema"),
         ({"json": "3"}, "must be a JSON schema"),
         ({"json": {"a": {1, 2}}}, "must be a JSON schema"),
         ({"json": {"a": float("nan")}}, "must be a JSON schema"),
         ({"json": "[" * 100_000}, "must be a JSON schema"),
-        ({"json": {"maximum": 10**400}}, "llguidance reads"),
-        ({"regex": ""}, "not empty"),
+        ({"json": {"maximum": 10**400}}, "readable by llguidance"),
+        ({"regex": ""}, "non-empty"),
         ({"regex": 3}, "regex"),
         ({"regex": "\ud800"}, "UTF-8"),
         ({"choice": []}, "must not be empty"),
-        ({"choice": ["a", ""]}, "choice.1 must be .* not empty"),
+        ({"choice": ["a", ""]}, "choice.1 must be non-empty"),
         ({"choice": "ab"}, "choice"),
         ({"regex": "a", "disable_any_whitespace": True}, "need json or json_object"),
         (

@@ -76,7 +76,7 @@ def test_agreeing_layouts_are_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("in_label", "given", "made", "is_shared"),
+    ("in_label", "weight_label", "made", "is_shared"),
     [
         (A, None, ["slice"], True),  # the weight says where the sum is cut; rows follow
         (A, B, ["slice"], True),

@@ -266,7 +266,7 @@ def test_strategy_and_output_do_not_affect_the_result():
 
 
 @pytest.mark.parametrize(
-    ("setting", "found"),
+    ("setting", "value"),
     [
         ("train.steps=4_000", 4000),
         ("train.recompute=full", "full"),
