@@ -73,14 +73,14 @@ ITEM_BYTES = {"bf16": 2, "f32": 4}
 
 @intrinsic  # type: ignore[misc]
 def _ask_for(_: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of an element."""
+    """Prefetch the cache line of an element."""
 
-    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        address = context.make_array(signature.args[0])(context, builder, given[0]).data
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         byte, word = llvm.IntType(8).as_pointer(), llvm.IntType(32)
         kind = llvm.FunctionType(llvm.VoidType(), [byte, word, word, word])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.bitcast(builder.gep(address, [given[1]]), byte)
+        place = builder.bitcast(builder.gep(address, [arguments[1]]), byte)
         builder.call(prefetch, [place, *(llvm.Constant(word, flag) for flag in (0, 3, 1))])
         return context.get_dummy_value()
 
@@ -89,17 +89,17 @@ def _ask_for(_: Any, array: Any, index: Any) -> Any:
 
 @njit(nogil=True)  # type: ignore[misc]
 def _read_ahead(words: np.ndarray, ahead: int) -> int:
-    """All words combined; each line is asked for so many words before it is read, as the few-row kernels do."""
-    found = 0
+    """All words combined; each line is prefetched so many words before it is read, as in the few-row kernels."""
+    combined = 0
     for line in range(0, len(words) - 7, 8):
         _ask_for(words, line + ahead)
         for word in range(line, line + 8):
-            found ^= words[word]
-    return found
+            combined ^= words[word]
+    return combined
 
 
 class ReadProbe:
-    """Reads memory with all cores: huge pages, a thread per core, the best of several ways to read."""
+    """Read bandwidth of memory with all cores: huge pages, a thread per core, the best of several ways to read."""
 
     WAYS: tuple[Callable[[np.ndarray], object], ...] = (
         lambda part: np.max(part.view(np.float32)),
@@ -216,15 +216,15 @@ def seconds_of(run: Callable[[], None], least: float) -> float:
 
 
 def weight_bytes(model: GraphInstance, shape: dict[str, Any], dtype: str) -> int:
-    """What a token reads of the weights."""
-    held = sum(usage["parameters"] for usage in model.memory_usage())
+    """Bytes of weights that a token reads."""
+    num_bytes = sum(usage["parameters"] for usage in model.memory_usage())
     rows = shape["vocab_size"] * shape["hidden_size"] * ITEM_BYTES[dtype]
-    return held - rows
+    return num_bytes - rows
 
 
 def profile(model: GraphInstance, inputs: dict[str, np.ndarray], steps: int = 30) -> None:
-    """Steps task by task: per label the tasks of a step and the fastest of each, summed; and the fastest step, with how
-    much of it workers were busy.
+    """Steps task by task: per label the number of tasks of a step and the sum of each one's fastest
+    time; and the fastest step, with the workers' busy share.
     """
     model.trace(True)
     best: tuple[float, Sequence[TaskSpan]] = (float("inf"), ())
@@ -266,16 +266,16 @@ class Rounds:
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     def add(self, side: str, seconds: float) -> None:
-        """Of one round."""
+        """Add the times of one round."""
         self.seconds[side].append(seconds)
 
     def best(self, side: str) -> float:
-        """Of all rounds."""
+        """The fastest of all rounds."""
         return min(self.seconds[side])
 
     def times(self, side: str, peers: list[str]) -> float:
-        """How many times as fast as the fastest of these; the median over rounds."""
-        theirs = [min(found) for found in zip(*(self.seconds[peer] for peer in peers))]
+        """Speed relative to the fastest of these; the median over rounds."""
+        theirs = [min(seconds) for seconds in zip(*(self.seconds[peer] for peer in peers))]
         return statistics.median(peer / own for peer, own in zip(theirs, self.seconds[side]))
 
 
@@ -291,7 +291,7 @@ def open_llama(shape: dict[str, Any], options: argparse.Namespace) -> Contestant
 
 
 def llama_tokens(llama: Contestant, options: argparse.Namespace) -> int:
-    """As many as fit in a turn."""
+    """As many tokens as fit in a turn."""
     return max(2, int(options.seconds / llama.last_s))
 
 
@@ -345,15 +345,16 @@ def measure(name: str, options: argparse.Namespace) -> None:
 
 
 def asked(name: str, value: float, bars: tuple[float, float]) -> Figure:
-    """A ratio next to its must and its goal."""
+    """A ratio with its must and its goal."""
     must, goal = bars
     return Figure(name, value, "x", must=must, goal=goal)
 
 
 def show_streams(title: str, rounds: Rounds, streams: list[int], limits: dict[int, float]) -> None:
-    """Tokens a second of so many streams; one stream next to reading and next to llama.cpp, the
-    others next to one. Limits are what memory and multiply-adds permit: together they bound how
-    many times one stream many can be."""
+    """Tokens a second of so many streams: one stream relative to reading and to llama.cpp, the
+    others relative to one. Limits come from memory and multiply-adds together: they bound the ratio
+    of many streams to one.
+    """
     rates = {n: n / rounds.best(f"{n} streams") for n in streams}
     for n, rate in rates.items():
         name = f"{title}: {n} stream{'s' if n > 1 else ''}"
@@ -371,7 +372,7 @@ def show_streams(title: str, rounds: Rounds, streams: list[int], limits: dict[in
 
 
 def show_prefill(title: str, rounds: Rounds) -> None:
-    """A prompt's speed, and that of the peers."""
+    """Speed of reading a prompt, and that of the peers."""
     name = f"{title}: prompt of {PROMPT}"
     peers = [peer for peer in ("transformers", "llama.cpp") if peer in rounds.seconds]
     rates = {peer: PROMPT / rounds.best(peer) for peer in peers}
@@ -381,7 +382,7 @@ def show_prefill(title: str, rounds: Rounds) -> None:
 
 
 def main() -> None:
-    """Every shape that was asked for."""
+    """Measure every requested shape."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["tinyllama", "100m"])
     parser.add_argument("--layers", type=int, help="of the model, where memory is short")

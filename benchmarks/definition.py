@@ -96,7 +96,7 @@ def stack(layers: int, unlike: str = "") -> tw.ComputeGraph:
 
 
 def seconds_of(work: Callable[[], Any]) -> tuple[float, float]:
-    """Wall and processor time of one call, on what others have left to collect."""
+    """Wall and processor time of one call, after garbage collection."""
     gc.collect()
     started, used = time.perf_counter(), time.process_time()
     result = work()
@@ -114,7 +114,7 @@ def median_of(runs: int, work: Callable[[], Any], *, warm: bool = True) -> tuple
 
 
 def show_time(what: str, seconds: tuple[float, float], must: float, goal: float) -> None:
-    """Wall time, which is what is asked for, and processor time next to it."""
+    """Wall time, to which the claim applies, and processor time."""
     wall, used = (s * 1e3 for s in seconds)
     note = f"{used:.4g} ms of a processor"
     show(Figure(what, wall, "ms", less_is_better=True, must=must * 1e3, goal=goal * 1e3, note=note))
@@ -133,12 +133,14 @@ def seconds_alone(way: str, layers: int) -> float:
 
 
 def show_growth(way: str, layers: int, runs: int) -> None:
-    """How far from linear `layers` are, by what 1,000 take: the least of several runs of each, in turns.
+    """Deviation of `layers` from linear growth over 1,000: the minimum of several runs of each, in
+    turns.
 
-    Each run has a process of its own. In one process a second run of 1,000 layers finds most of its memory there, left
-    by the first; ten times as many ask the system for theirs. That costs a microsecond a page, and several on a virtual
-    machine that never touched the page before: 0.5 to 1.8 s of 13, by what ran there earlier. Measured so, one and the
-    same code came to between 1.07 and 1.21 of linear. Here memory is new to both, and the least of each counts.
+    Each run has its own process. In one process a second run of 1,000 layers would reuse the memory
+    of the first, while ten times as many need new memory from the system. That costs a microsecond
+    a page, and several on a virtual machine that never touched the page before: 0.5 to 1.8 s of 13.
+    Measured so, the same code came to between 1.07 and 1.21 of linear. Here memory is new to both,
+    and the minimum of each counts.
     """
     pairs = [[seconds_alone(way, n) for n in (1000, layers)] for _ in range(runs)]
     one, many = map(min, zip(*pairs))
@@ -161,7 +163,9 @@ def measure(runs: int, layers: int, unlike: str) -> None:
 
 
 def plan_with(workers: int, unlike: str, layers: int = 1000) -> Plan:
-    """From nothing to the plan of layers that differ; with more than one worker, in a pool that is started here."""
+    """From an empty process to the plan of different layers; with more than one worker, in a pool
+    that is started here.
+    """
     graph = tw.ComputeGraph("definition")
     with tw.WorkerPool(workers) if workers > 1 else nullcontext() as pool:
         progress = tw.ParallelDebugger()
@@ -174,7 +178,7 @@ def plan_with(workers: int, unlike: str, layers: int = 1000) -> Plan:
 
 
 def measure_workers(runs: int, unlike: str) -> None:
-    """Two processes against none next to this one, in turns; the start of the pool counts."""
+    """Two worker processes compared with none, in turns; starting the pool counts."""
     pairs = [[seconds_of(lambda n=n: plan_with(n, unlike))[0] for n in (1, 2)] for _ in range(runs)]
     ratio = statistics.median(one / two for one, two in pairs)
     show(Figure("1,000 that differ, two workers for one", ratio, "x", must=1.1, goal=1.4))
@@ -183,7 +187,7 @@ def measure_workers(runs: int, unlike: str) -> None:
 
 
 def measure_template(runs: int) -> None:
-    """What the parts of one template's work take, and what it costs to send one to another process and back."""
+    """The time of the parts of one template's work, and of sending one to another process and back."""
     spec = tw.TensorSpec((BATCH, SEQ, D), "bf16", (tw.BATCH, None, None))
     positions = tw.TensorSpec((BATCH, SEQ), "i32", (tw.BATCH, None), storage="scalars")
     table = tw.TensorSpec((SEQ, HEAD), "f32")
@@ -204,7 +208,7 @@ def measure_template(runs: int) -> None:
 
 
 def measure_memory(layers: int) -> None:
-    """What Python holds for a graph that was defined, and for that with gradients and update."""
+    """Memory of Python for a defined graph, and for one with gradients and update."""
     stack(1).complete()
     gc.collect()
     tracemalloc.start()
@@ -213,14 +217,14 @@ def measure_memory(layers: int) -> None:
     complete = graph.complete()
     del graph
     gc.collect()
-    held, most = (n / MEGABYTE * 10_000 / layers for n in tracemalloc.get_traced_memory())
+    current, most = (n / MEGABYTE * 10_000 / layers for n in tracemalloc.get_traced_memory())
     tracemalloc.stop()
     note = (
         f"defined {defined / MEGABYTE * 10_000 / layers:.1f}, at most {most:.1f} meanwhile; measured with {layers:,}: "
         f"{len(complete.tensors):,} tensors, {len(complete.ops):,} ops"
     )
     what = "10,000 layers with gradients and update, memory"
-    show(Figure(what, held, "MB", less_is_better=True, must=200, goal=50, note=note))
+    show(Figure(what, current, "MB", less_is_better=True, must=200, goal=50, note=note))
 
 
 def torch_modules(layers: int) -> Callable[[], Any] | None:
@@ -300,11 +304,11 @@ def seconds_of_flax(layers: int, runs: int, *, scanned: bool) -> tuple[float, fl
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1).mean()
 
     def seconds(work: Callable[[], Any]) -> float:
-        found = []
+        samples = []
         for _ in range(runs):
             jax.clear_caches()
-            found.append(seconds_of(work)[0])
-        return statistics.median(found)
+            samples.append(seconds_of(work)[0])
+        return statistics.median(samples)
 
     params = jax.eval_shape(made.init, key, tokens)
     return (
@@ -314,7 +318,7 @@ def seconds_of_flax(layers: int, runs: int, *, scanned: bool) -> tuple[float, fl
 
 
 def measure_peers(runs: int) -> None:
-    """What others take for 36 layers, as far as they are importable."""
+    """Times of other systems for 36 layers, as far as they are importable."""
     print(LUMINAL)
     build = torch_modules(36)
     if build is not None:
@@ -322,11 +326,11 @@ def measure_peers(runs: int) -> None:
             f"next to: PyTorch makes the modules on its meta device in {median_of(runs, build)[0] * 1e3:.0f} ms"
         )
     for scanned in (True, False):
-        found = seconds_of_flax(36, max(runs // 2, 1), scanned=scanned)
-        if found is None:
+        flax_seconds = seconds_of_flax(36, max(runs // 2, 1), scanned=scanned)
+        if flax_seconds is None:
             print("next to: no jax or no flax here")
             return
-        params, gradients = (seconds * 1e3 for seconds in found)
+        params, gradients = (seconds * 1e3 for seconds in flax_seconds)
         how = "scanned" if scanned else "unrolled"
         print(
             f"next to: jax {version('jax')} finds shapes of Flax {version('flax')}, {how}, in {params:.0f} ms, "

@@ -67,7 +67,7 @@ OVERRIDE = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
 
 @dataclass(frozen=True)
 class Shape:
-    """A model, its batch, and what is asked of it: must and goal, in times PyTorch's best by element type."""
+    """A model, its batch, and its must and goal, in multiples of PyTorch's best by element type."""
 
     model: dict[str, Any]
     batch: int
@@ -161,8 +161,9 @@ def serve(mode: str, threads: int) -> None:
 
 
 def take_turns(step: Callable[[int], float]) -> None:
-    """For every line `N` of standard input do N steps, and print a line of JSON: their seconds, the last loss, and the
-    most bytes that this process has had in memory."""
+    """For every line `N` of standard input do N steps, and print a line of JSON: their seconds, the
+    last loss, and the process's peak memory in bytes.
+    """
     number = 0
     for line in sys.stdin:
         seconds, loss = [], 0.0
@@ -183,7 +184,7 @@ Launch = Callable[[list[str]], list[str]]
 
 
 class Contestant:
-    """The process of one mode: of this file, or of another that answers alike."""
+    """The process of one mode: of this file, or of another with the same protocol."""
 
     def __init__(
         self,
@@ -258,9 +259,10 @@ def modes(name: str, dtype: str, threads: int, with_override: bool) -> Iterator[
 
 
 def keep_faster_twins(contestants: list[Contestant]) -> None:
-    """Of PyTorch with and without the preloaded library, and of our two devices by two strategies, the slower one ends:
-    all modes at once would not fit into the memory of a small machine, and the system would end some of them. For that
-    reason element types come apart, too."""
+    """Of PyTorch with and without the preloaded library, and of our two devices by two strategies,
+    end the slower one: all modes at once would not fit into the memory of a small machine. For that
+    reason element types run separately, too.
+    """
     twins = {":override": ":stock", f":{SHARED[1]}@": f":{SHARED[0]}@"}
     for name, other in twins.items():
         for one in [c for c in contestants if name in c.mode]:
@@ -316,7 +318,7 @@ def flops_per_token(model: dict[str, Any]) -> float:
 
 
 def compete(name: str, dtype: str, options: argparse.Namespace) -> list[Contestant]:
-    """Run all modes of an element type in turns; returns those that could."""
+    """Run all modes of an element type in turns; return those that work."""
     started, minutes = time.monotonic(), options.minutes / 2
     with tempfile.TemporaryDirectory() as scratch:
         override = build_override(Path(scratch))
@@ -347,7 +349,7 @@ def compete(name: str, dtype: str, options: argparse.Namespace) -> list[Contesta
 
 
 def enter(mode: str, preload: Path | None, threads: int, contestants: list[Contestant]) -> None:
-    """Start a mode, warm it up (and compile it), alone; it takes part when it could."""
+    """Start a mode, warm it up (and compile it), alone; add it if it works."""
     contestant = Contestant(mode, threads, preload)
     started = time.monotonic()
     if contestant.take_turn(2, is_counted=False):

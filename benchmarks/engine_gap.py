@@ -81,7 +81,7 @@ class Clock:
         setattr(owner, name, timed)
 
     def forward(self, run: Callable[..., None], count: Callable[[], int]) -> Callable[..., None]:
-        """The native call, whose ends are the gap's."""
+        """Record the start and end of the native call as the gap's ends."""
 
         def timed(*args: Any, **named: Any) -> None:
             started = time.perf_counter()
@@ -131,7 +131,7 @@ def watch(engine: Engine) -> Clock:
 
 
 def ask(engine: Engine, count: int, tokens: int, vocab: int) -> None:
-    """So many greedy texts, and wait for them."""
+    """Submit so many greedy texts, and wait for them."""
     left, done = count, threading.Event()
 
     def tell(event: Any) -> None:
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
-    given = parser.parse_args()
+    options = parser.parse_args()
     shape = MODELS["100m"]
     vocab = shape["vocab_size"]
     with tempfile.TemporaryDirectory() as directory:
@@ -166,23 +166,23 @@ def main() -> None:
         engine = Engine(
             directory,
             load_format="dummy",
-            dtype=given.dtype,
-            max_num_seqs=given.sequences,
-            max_num_batched_tokens=max(256, given.sequences),
+            dtype=options.dtype,
+            max_num_seqs=options.sequences,
+            max_num_batched_tokens=max(256, options.sequences),
             max_context=256,
-            tensor_parallel_size=given.devices,
+            tensor_parallel_size=options.devices,
         )
         with engine:
             clock = watch(engine)
-            for _ in range(given.rounds):
-                ask(engine, given.sequences, given.tokens, vocab)
-    full = [gap for gap in clock.gaps if gap[0] == given.sequences]
+            for _ in range(options.rounds):
+                ask(engine, options.sequences, options.tokens, vocab)
+    full = [gap for gap in clock.gaps if gap[0] == options.sequences]
     gaps = [seconds * 1e3 for _, seconds, _ in full]
     gap = statistics.median(gaps)
     tenth, ninetieth = np.percentile(gaps, [10, 90])
-    print(f"{machine()}; {given.devices} device(s), {given.dtype}, {len(gaps)} gaps")
+    print(f"{machine()}; {options.devices} device(s), {options.dtype}, {len(gaps)} gaps")
     note = f"a tenth below {tenth:.3f}, a tenth above {ninetieth:.3f}"
-    what = f"{given.sequences} sequences: between two forwards"
+    what = f"{options.sequences} sequences: between two forwards"
     show(Figure(what, gap, "ms", less_is_better=True, must=MUST_MS, goal=GOAL_MS, note=note))
     for part in sorted({name for _, _, parts in full for name in parts}):
         print(f"  {part:32} {statistics.median(p.get(part, 0.0) for _, _, p in full) * 1e3:7.3f} ms")

@@ -1,7 +1,7 @@
-"""One measured figure next to what is asked of it, its peers and the limit.
+"""One measured figure with its bounds, its peers and the limit.
 
-A benchmark shows each of its figures: a line for who reads along, and a record in the file that `TILEWISE_FIGURES`
-names, from which `page.py` makes the page of all of them.
+A benchmark shows each of its figures as a line on the terminal and as a record in the file that
+`TILEWISE_FIGURES` names, from which `page.py` makes the page of all of them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _ROOT = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured; all numbers have its unit.
+    """A measured figure; all numbers have its unit.
 
     Attributes:
-        name: the same in every run: by it two pages are compared.
+        name: the same in every run: two pages are compared by it.
         value: measured.
         unit: `ms`, `tokens/s`, `GB/s`; `x` for a ratio.
         less_is_better: of the value.
-        must: what is asked of it; None where nothing is.
-        goal: the same, of the best.
-        peers: what others reached in the same run, by name.
-        limit: what the machine permits, measured in the same run.
-        note: anything else worth knowing.
+        must: the required value; None without one.
+        goal: the desired value.
+        peers: values of others in the same run, by name.
+        limit: of the machine, measured in the same run.
+        note: further information.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Figure:
     note: str = ""
 
     def times(self, bound: float) -> float:
-        """How many times as good as a bound: 1 and more keep it."""
+        """The ratio to a bound: 1 and more keep it."""
         better, worse = (bound, self.value) if self.less_is_better else (self.value, bound)
         return better / worse if worse else float("inf")
 
     @property
     def verdict(self) -> str:
-        """Which of its bounds it keeps: `goal`, `must` or `missed`; nothing where nothing is asked."""
+        """The bound that it keeps: `goal`, `must` or `missed`; empty without bounds."""
         if self.goal is not None and self.times(self.goal) >= 1:
             return "goal"
         if self.must is None:
@@ -60,7 +60,7 @@ class Figure:
         return "must" if self.times(self.must) >= 1 else "missed"
 
     def line(self) -> str:
-        """For a terminal; factors say how many times as good as that it is."""
+        """For a terminal; factors are relative to the figure, above 1 where it is better."""
         parts = [f"{self.name:48} {self.value:10.4g} {self.unit}"]
         for what, bound in (("must", self.must), ("goal", self.goal), ("limit", self.limit)):
             if bound is not None:
@@ -70,13 +70,13 @@ class Figure:
 
 
 def show(figure: Figure) -> None:
-    """Print a figure, and leave it where the page is made of it."""
+    """Print a figure, and record it for the page."""
     print(figure.line(), flush=True)
     record(figure)
 
 
 def record(figure: Figure) -> None:
-    """Leave a figure for the page alone: it stands in a table that is printed."""
+    """Record a figure only for the page: it is printed in a table."""
     if FILE in os.environ:
         name = Path(sys.argv[0]).resolve().relative_to(_ROOT).as_posix()
         with open(os.environ[FILE], "a", encoding="utf-8") as file:

@@ -57,7 +57,7 @@ from tilewise.checkpoint import LazyTensor, save_pretrained
 from tilewise.data import load_standard_library, train_tokenizer
 from tilewise.models.llama import LlamaConfig
 from tilewise.serve.measure import measure, random_prompts
-from tilewise.server.load import BadAnswer, Load, Target, Wanted, load_figures, play
+from tilewise.server.load import BadAnswer, Load, LoadRequest, Target, load_figures, play
 
 SHAPE = MODELS["tinyllama"]
 ONE_STREAM, THROUGHPUT, LONG_PROMPT, START = (0.97, 0.99), (1.2, 2.0), (2.0, 1.3), (4.0, 2.0)  # must and goal
@@ -74,7 +74,7 @@ PEERS = Path(__file__).resolve().parent / "peers"
 
 
 def make_model(folder: Path) -> None:
-    """A directory with seeded weights, where there is none."""
+    """A directory with seeded weights, unless it exists."""
     if (folder / "config.json").exists():
         return
     dtype = np.dtype(ml_dtypes.bfloat16)
@@ -130,7 +130,7 @@ class Server:
         self._log.close()
 
     def wait(self) -> Server:
-        """Until it has its model."""
+        """Until the server has loaded its model."""
         asyncio.run(self._wait())
         return self
 
@@ -149,7 +149,7 @@ class Server:
 
 
 def ours(folder: Path) -> Server:
-    """`tilewise serve` as it is usually run."""
+    """`tilewise serve` with its usual settings."""
     return Server([sys.executable, "-m", "tilewise", "serve", str(folder), "--served-model-name", "model"])
 
 
@@ -178,7 +178,7 @@ def llama_server(options: argparse.Namespace, folder: Path) -> Iterator[Server]:
 
 
 def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
-    """Random ones, other than those of other seeds."""
+    """Random prompts, different for each seed."""
     return random_prompts(count, length, SHAPE["vocab_size"], seed)
 
 
@@ -207,18 +207,18 @@ def serve_engine(asked: dict[str, Any]) -> None:
     with Engine(asked["folder"]) as engine:
         for line in sys.stdin:
             params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
-            found = []
+            seconds = []
             for _ in range(int(line)):
                 (times,) = measure(engine, [prompt], params)
                 (reported,) = times.texts
-                found.append((reported[-1] - reported[0]) / (new - 1))
-            print(json.dumps({"seconds": found, "loss": 0.0}), flush=True)
+                seconds.append((reported[-1] - reported[0]) / (new - 1))
+            print(json.dumps({"seconds": seconds, "loss": 0.0}), flush=True)
 
 
 async def stream_times(target: Target, prompt: list[int], new: int, times: list[float]) -> None:
-    """A greedy text over HTTP; the times of its tokens as they come."""
+    """A greedy text over HTTP; the arrival times of its tokens."""
     load = Load(ASKED, "model", ignore_eos=True)
-    body = load.body(Wanted(prompt, len(prompt), new))
+    body = load.body(LoadRequest(prompt, len(prompt), new))
     async with aclosing(target.events(ASKED, body)) as events:  # type: ignore[type-var]
         async for event in events:
             if event["choices"]:
@@ -254,7 +254,7 @@ def measure_one_stream(folder: Path, options: argparse.Namespace) -> None:
 def output_rate(target: Target, count: int, seed: int) -> float:
     """Output tokens a second of the whole load."""
     load = Load(ASKED, "model", max_concurrency=CLIENTS, ignore_eos=True)
-    wanted = [Wanted(ids, PROMPT, NEW) for ids in prompts_of(count, PROMPT, seed)]
+    wanted = [LoadRequest(ids, PROMPT, NEW) for ids in prompts_of(count, PROMPT, seed)]
     figures = load_figures(asyncio.run(play(target, load, wanted)), [99])
     if figures["failed"] or figures["total_output_tokens"] != count * NEW:
         raise SystemExit(f"all requests must be answered in full; got {figures}")
@@ -293,7 +293,7 @@ def measure_throughput(folder: Path, options: argparse.Namespace) -> None:
 
 
 async def first_token_s(target: Target, prompt: list[int]) -> float:
-    """Seconds from asking to the first token."""
+    """Seconds from the request to the first token."""
     times: list[float] = []
     asked = time.perf_counter()
     await stream_times(target, prompt, 1, times)
@@ -301,13 +301,13 @@ async def first_token_s(target: Target, prompt: list[int]) -> float:
 
 
 def gaps_between(streams: Sequence[Sequence[float]], begin: float, end: float) -> np.ndarray:
-    """Milliseconds between two tokens of a text, both within that time."""
+    """Milliseconds between consecutive tokens of a text within that time."""
     within = [np.array(times)[(np.array(times) >= begin) & (np.array(times) <= end)] for times in streams]
     return np.concatenate([np.diff(times) for times in within]) * 1e3
 
 
 async def long_prompt_round(target: Target, count: int, seed: int) -> dict[str, float]:
-    """Alone; then streams, and the same among them."""
+    """The prompt alone; then streams, and the prompt among them."""
     alone_ids, among_ids = prompts_of(2, LONG, 2 * seed)
     alone_s = await first_token_s(target, alone_ids)
     streams: list[list[float]] = [[] for _ in range(count)]
@@ -341,7 +341,7 @@ async def long_prompt_round(target: Target, count: int, seed: int) -> dict[str, 
 
 
 def measure_long_prompt(folder: Path, options: argparse.Namespace) -> None:
-    """Rounds of a server of ours."""
+    """Rounds of one server of ours."""
     with ours(folder) as server:
         server.wait()
         rows = [
@@ -377,7 +377,7 @@ def measure_start(folder: Path, options: argparse.Namespace) -> None:
             server.wait()
             ready.append(time.perf_counter() - began)
             load = Load(ASKED, "model")
-            (played,) = asyncio.run(play(server.target, load, [Wanted("Say something.", 0, 1)]))
+            (played,) = asyncio.run(play(server.target, load, [LoadRequest("Say something.", 0, 1)]))
             if played.error:
                 raise SystemExit(f"a server must answer; got {played.error}")
             answered.append(played.delta_times[0] - began)
@@ -396,7 +396,7 @@ MEASURED: dict[str, Callable[[Path, argparse.Namespace], None]] = {
 
 
 def main() -> None:
-    """Parse arguments; be the engine alone, or measure all that was asked for."""
+    """Parse arguments; be the engine alone, or run the requested measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=MEASURED, default=[*MEASURED])
     parser.add_argument("--rounds", type=int, default=3)

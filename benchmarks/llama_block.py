@@ -116,7 +116,7 @@ def serve(mode: str, threads: int) -> None:
 
 
 def compete(options: argparse.Namespace) -> list[Contestant]:
-    """Every mode in turns; those that could."""
+    """Every mode in turns; those that work."""
     precisions = ["f32"] if options.dtype == "f32" else ["bf16-autocast", "bf16-pure"]
     variants = ["eager"] if options.without_compile else ["eager", "compile"]
     modes = [f"tilewise:{options.dtype}", *(f"torch:{p}:{v}" for p in precisions for v in variants)]

@@ -56,7 +56,7 @@ CONTEXT, BLOCKS = 256, 16
 
 
 def resident_peak() -> int:
-    """Bytes: the most that this process had in memory at one time."""
+    """Peak resident memory of this process, in bytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.split("VmHWM:")[1].split()[0]) << 10
 
@@ -94,14 +94,14 @@ def make_weights(folder: Path, shape: str) -> None:
 def plain_read(folder: Path) -> dict[str, object]:
     """`readinto` of the files."""
     started = time.perf_counter()
-    kept = []
+    buffers = []
     for path in files_of(folder):
         with path.open("rb", buffering=0) as file:
             buffer = np.empty(path.stat().st_size, np.uint8)
             filled = 0
             while filled < buffer.size:
                 filled += file.readinto(buffer[filled:].data)
-            kept.append(buffer)
+            buffers.append(buffer)
     return {"load_s": time.perf_counter() - started}
 
 
@@ -110,8 +110,8 @@ def safetensors_load(folder: Path) -> dict[str, object]:
     from safetensors.torch import load_file
 
     started = time.perf_counter()
-    kept = [{name: tensor.clone() for name, tensor in load_file(path).items()} for path in files_of(folder)]
-    return {"load_s": time.perf_counter() - started, "tensors": sum(len(k) for k in kept)}
+    loads = [{name: tensor.clone() for name, tensor in load_file(path).items()} for path in files_of(folder)]
+    return {"load_s": time.perf_counter() - started, "tensors": sum(len(k) for k in loads)}
 
 
 def transformers_load(folder: Path) -> dict[str, object]:
@@ -166,7 +166,7 @@ def run(name: str, folder: Path) -> dict[str, object]:
 
 
 def verdict(holds: bool) -> str:
-    """How a figure compares with its claim."""
+    """A figure compared with its claim."""
     return "holds" if holds else "DOES NOT HOLD"
 
 
@@ -183,19 +183,20 @@ def compare(folder: Path, shape: str, rounds: int, only: list[str]) -> None:
     for _ in range(rounds):
         for name in names:
             figures[name].append(run(name, folder))
-    best = {name: min(f["load_s"] for f in found) for name, found in figures.items()}
-    for name, found in figures.items():
-        first = found[0]
-        peak = min(f["resident_peak"] for f in found) / num_bytes
+    best = {name: min(f["load_s"] for f in runs) for name, runs in figures.items()}
+    for name, runs in figures.items():
+        first = runs[0]
+        peak = min(f["resident_peak"] for f in runs) / num_bytes
         speed = num_bytes / best[name] / 1e9
         line = f"{name:16} {best[name]:6.2f} s  {speed:5.2f} GB/s  peak {peak:.3f} of the weights"
         if "plain read" in best:
             line += f"  {best['plain read'] / best[name]:5.2f} times a plain read"
         print(line)
         if "bytes_read" in first:
-            read, held = first["bytes_read"], first["parameter_bytes"]
+            read, parameter_bytes = first["bytes_read"], first["parameter_bytes"]
             print(
-                f"{'':16} plan and memory {min(f['plan_s'] for f in found):.2f} s; bytes read {read}, held {held}"
+                f"{'':16} plan and memory {min(f['plan_s'] for f in runs):.2f} s; "
+                f"bytes read {read}, held {parameter_bytes}"
             )
             what = f"{shape}, {name}"
             show(
@@ -220,7 +221,7 @@ def compare(folder: Path, shape: str, rounds: int, only: list[str]) -> None:
 
 
 def main() -> None:
-    """Make the weights when they are not there, then compare; or be one contestant."""
+    """Make the weights if they do not exist, then compare; or be one contestant."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "tilewise-weights")
     parser.add_argument("--shape", choices=SHAPES, default="tinyllama")
@@ -229,8 +230,8 @@ def main() -> None:
     parser.add_argument("--as", dest="contestant", choices=CONTESTANTS)
     options = parser.parse_args()
     if options.contestant:
-        found = CONTESTANTS[options.contestant](options.folder)
-        print(json.dumps({**found, "resident_peak": resident_peak()}))
+        figures = CONTESTANTS[options.contestant](options.folder)
+        print(json.dumps({**figures, "resident_peak": resident_peak()}))
         return
     folder = options.folder / options.shape
     if not files_of(folder):

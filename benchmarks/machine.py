@@ -1,4 +1,4 @@
-"""What a benchmark runs on: the processor, and the versions of all that is compared."""
+"""The machine of a benchmark: the processor, and the versions of everything compared."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def cpu_name() -> str:
 
 
 def packages(*names: str) -> str:
-    """Versions of Python, of this package, and of others that are compared with it."""
-    found = [f"Python {platform.python_version()}"]
+    """Versions of Python, of this package, and of its peers."""
+    versions = [f"Python {platform.python_version()}"]
     for name in ("tilewise", *names):
         try:
-            found.append(f"{name} {version(name)}")
+            versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"no {name}")
-    return ", ".join(found)
+            versions.append(f"no {name}")
+    return ", ".join(versions)
 
 
 def machine(*names: str) -> str:

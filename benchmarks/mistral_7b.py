@@ -33,7 +33,7 @@ MUST_RESIDENT, MUST_HALF = 1.10, 0.02
 
 
 def write(folder: Path, devices: int) -> dict[str, object]:
-    """Greedy tokens over so many devices, and what they took."""
+    """Greedy tokens over so many devices, with times and memory."""
     import tilewise as tw
     from tilewise import models
 
@@ -44,7 +44,7 @@ def write(folder: Path, devices: int) -> dict[str, object]:
     ids = [int(i) for i in np.random.default_rng(0).integers(0, config.vocab_size, PROMPT)]
     with graph.instantiate(graph.plan({"tp": devices} if devices > 1 else {})) as model:
         report = model.load_parameters(models.open_weights(folder, config))
-        held = [usage["parameters"] for usage in model.memory_usage()]
+        parameter_bytes = [usage["parameters"] for usage in model.memory_usage()]
         done, seconds, digest = 0, [], hashlib.sha256()
         while len(ids) < context:
             places = np.arange(done, len(ids), dtype=np.int32)
@@ -66,7 +66,7 @@ def write(folder: Path, devices: int) -> dict[str, object]:
     return {
         "tokens": ids[PROMPT:],
         "logits": digest.hexdigest(),
-        "held": held,
+        "held": parameter_bytes,
         "bytes_read": list(report.bytes_read),
         "prompt_s": seconds[0],
         "token_s": float(np.median(seconds[1:])),
@@ -95,23 +95,23 @@ def main() -> None:
         return
     num_bytes, rate = sum(path.stat().st_size for path in files_of(folder)), memory_rate()
     print(f"{machine()}; {num_bytes / 1e9:.2f} GB of bf16")
-    found = {}
+    results = {}
     for devices in (1, 2):
         command = [sys.executable, __file__, "--folder", str(options.folder), "--devices", str(devices)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        found[devices] = of = json.loads(done.stdout.splitlines()[-1])
+        results[devices] = of = json.loads(done.stdout.splitlines()[-1])
         peak = of["resident_peak"] / num_bytes
         print(
             f"{devices} device(s): peak {peak:.3f} of the weights ({verdict(peak <= MUST_RESIDENT)}: {MUST_RESIDENT}); "
             f"prompt {of['prompt_s']:.2f} s; a token {of['token_s'] * 1e3:.0f} ms, "
             f"{num_bytes / rate / of['token_s']:.2f} of the speed of memory"
         )
-    half = sum(found[2]["held"]) / 2
-    off = max(abs(held - half) / half for held in found[2]["held"])
+    half = sum(results[2]["held"]) / 2
+    off = max(abs(device_bytes - half) / half for device_bytes in results[2]["held"])
     print(f"each of two devices holds half within {off:.4f} ({verdict(off <= MUST_HALF)}: {MUST_HALF})")
-    print(f"bytes read per device {found[2]['bytes_read']}")
-    print(f"{verdict(found[1]['tokens'] == found[2]['tokens'])}: the same tokens, {found[1]['tokens']}")
-    print(f"{verdict(found[1]['logits'] == found[2]['logits'])}: the same bits in all logits")
+    print(f"bytes read per device {results[2]['bytes_read']}")
+    print(f"{verdict(results[1]['tokens'] == results[2]['tokens'])}: the same tokens, {results[1]['tokens']}")
+    print(f"{verdict(results[1]['logits'] == results[2]['logits'])}: the same bits in all logits")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class Mode:
 
 
 def compare(dtype: str, microbatches: int, threads: int, rounds: int, directory: str) -> None:
-    """One table: all kinds next to none."""
+    """One table: all kinds compared with no offloading."""
     kinds = KINDS if microbatches == 1 else KINDS[:1]
     modes = {kind: Mode(dtype, kind, microbatches, threads, directory) for kind in ("none", *kinds)}
     disk = Disk(directory, 1 << 30)
@@ -133,7 +133,7 @@ def compare(dtype: str, microbatches: int, threads: int, rounds: int, directory:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the requested comparisons."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,10 @@
-"""All benchmarks, one after the other, and one page of what they measured.
+"""All benchmarks, one after the other, and one page of their figures.
 
-Runs every file of this folder that measures something, leaves `figures.json` and `figures.html` in build/bench, and
-says which figures miss what is asked of them. A benchmark that fails is named at the end; the page has the others.
-With `--against`, an earlier figures.json, it names every figure that got worse by more than 5% and exits 1. Machine and
-ceilings stand on the page: a figure of another machine, or of a busy one, says nothing about a change.
+Runs every measuring file of this folder, writes `figures.json` and `figures.html` to build/bench,
+and lists the figures that miss their bounds. A benchmark that fails is named at the end; the page
+has the others. With `--against`, an earlier figures.json, it names every figure that got worse by
+more than 5% and exits 1. Machine and ceilings are on the page: figures of another machine, or of a
+busy one, are not comparable.
 
 Run: python benchmarks/page.py [NAME ...] [--against FILE] [--output FOLDER]
 """
@@ -45,7 +46,7 @@ svg { display: block; width: 16rem; height: 1.1rem; } small { opacity: .7; }
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure and the benchmark that has it."""
+    """A figure and its benchmark."""
 
     benchmark: str
     figure: Figure
@@ -56,7 +57,7 @@ class Measured:
 
 
 def benchmarks() -> list[str]:
-    """All that are run, by their paths here."""
+    """All benchmarks, by their paths here."""
     own = [path for path in sorted(HERE.glob("*.py")) if path.name not in SHARED]
     below = [
         *sorted(HERE.glob("kernels/*.py")),
@@ -68,12 +69,12 @@ def benchmarks() -> list[str]:
 
 def measured(record: Mapping[str, Any]) -> Measured:
     """From a record of a file."""
-    known = {field.name for field in fields(Figure)}
-    return Measured(record["benchmark"], Figure(**{k: v for k, v in record.items() if k in known}))
+    names = {field.name for field in fields(Figure)}
+    return Measured(record["benchmark"], Figure(**{k: v for k, v in record.items() if k in names}))
 
 
 def run(names: Sequence[str]) -> tuple[list[Measured], list[str]]:
-    """What was measured, and what failed."""
+    """Measured figures, and failures."""
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder, "figures.jsonl")
@@ -90,21 +91,21 @@ def run(names: Sequence[str]) -> tuple[list[Measured], list[str]]:
 
 
 def ceilings() -> list[Figure]:
-    """What the machine permits, on all cores that this process may use."""
+    """Limits of the machine, on all cores that this process may use."""
     threads = len(os.sched_getaffinity(0))
-    found = [
+    figures = [
         Figure(f"multiply-adds, {dt}", measure_peak(f"peak_{dt}", threads) / 1e9, "GFLOP/s")
         for dt in ("f32", "bf16")
     ]
-    return [*found, Figure("memory, read", measure_bandwidth() / 1e9, "GB/s")]
+    return [*figures, Figure("memory, read", measure_bandwidth() / 1e9, "GB/s")]
 
 
 def worse(now: Sequence[Measured], before: Sequence[Measured]) -> list[str]:
-    """Figures that got worse by more than 5%, and those that are gone though their benchmark was run."""
-    found, ran = {one.key: one.figure for one in now}, {one.benchmark for one in now}
+    """Figures that got worse by more than 5%, and missing ones of a benchmark that was run."""
+    new_figures, ran = {one.key: one.figure for one in now}, {one.benchmark for one in now}
     lines = []
     for old in before:
-        new = found.get(old.key)
+        new = new_figures.get(old.key)
         what = f"{old.benchmark}: {old.figure.name}"
         if new is None:
             lines += [f"{what}: no longer measured"] if old.benchmark in ran else []
@@ -161,11 +162,13 @@ def rows_of(figure: Figure) -> str:
     return "\n".join(lines)
 
 
-def page(about: str, limits: Sequence[Figure], found: Sequence[Measured], failed: Sequence[str]) -> str:
-    """The whole page; needs nothing from elsewhere."""
+def page(
+    about: str, limits: Sequence[Figure], measured_figures: Sequence[Measured], failed: Sequence[str]
+) -> str:
+    """The whole page; self-contained."""
     sections = [("what this machine permits", limits)]
-    for name in dict.fromkeys(one.benchmark for one in found):
-        sections.append((name, [one.figure for one in found if one.benchmark == name]))
+    for name in dict.fromkeys(one.benchmark for one in measured_figures):
+        sections.append((name, [one.figure for one in measured_figures if one.benchmark == name]))
     body = "".join(
         f"<h2>{escape(name)}</h2>\n<table>\n{''.join(rows_of(f) for f in figures)}\n</table>\n"
         for name, figures in sections
@@ -207,8 +210,8 @@ def main() -> int:
     about, limits = machine("numpy", "torch", "transformers"), ceilings()
     for limit in limits:
         print(limit.line())
-    found, failed = run(options.names or benchmarks())
-    records = [{"benchmark": one.benchmark, **asdict(one.figure)} for one in found]
+    measurements, failed = run(options.names or benchmarks())
+    records = [{"benchmark": one.benchmark, **asdict(one.figure)} for one in measurements]
     content = {
         "machine": about,
         "ceilings": [asdict(limit) for limit in limits],
@@ -216,12 +219,14 @@ def main() -> int:
         "figures": records,
     }
     (options.output / "figures.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    (options.output / "figures.html").write_text(page(about, limits, found, failed), encoding="utf-8")
-    print(f"{len(found)} figures: {options.output / 'figures.html'}, {options.output / 'figures.json'}")
-    for one in found:
+    (options.output / "figures.html").write_text(page(about, limits, measurements, failed), encoding="utf-8")
+    print(
+        f"{len(measurements)} figures: {options.output / 'figures.html'}, {options.output / 'figures.json'}"
+    )
+    for one in measurements:
         if one.figure.verdict == "missed":
             print(f"missed: {one.benchmark}: {one.figure.line()}")
-    lines = worse(found, before)
+    lines = worse(measurements, before)
     for line in [*(f"failed: {name}" for name in failed), *(f"worse: {line}" for line in lines)]:
         print(line)
     return 1 if failed or lines else 0

@@ -65,7 +65,7 @@ def llama(layers: int) -> tw.ComputeGraph:
 
 
 def stack(layers: int) -> tw.ComputeGraph:
-    """The same layers, as many as wanted, between an embedding's and a head's shapes of one small vocabulary."""
+    """The same layers, any number of them, between an embedding's and a head's shapes of one small vocabulary."""
     decoder, graph = config_of(1).decoder, tw.ComputeGraph("planning")
     tokens, labels = (
         graph.input([BATCH, SEQ], "i32", name=name, labels=[tw.BATCH, None], storage="scalars")
@@ -113,7 +113,7 @@ class _Object:
 
 
 def seconds_to_make(count: int) -> float:
-    """Time to make so many small frozen objects with a key each and to find them by it."""
+    """Time to make so many small frozen objects with a key each and to look them up."""
     return seconds_of(lambda: {(o := _Object(("tensor", i), i, i, "rows")).key: o for i in range(count)})
 
 
@@ -172,7 +172,7 @@ def measure_traffic(plan: Plan, runs: int) -> None:
 
 
 def measure_file(plan: Plan, runs: int) -> None:
-    """Saving and loading a plan; next to: reading its bytes, and what makes them a digest and JSON."""
+    """Saving and loading a plan, compared with reading its bytes, hashing them and parsing JSON."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.plan"
         show_time("save the plan for 512 devices", median_of(runs, lambda: plan.save(path)), 1.0, 0.5)
@@ -184,7 +184,7 @@ def measure_file(plan: Plan, runs: int) -> None:
 
 
 def measure_depth(layers: int, runs: int, ends_at: float) -> None:
-    """1,000 layers, and as many as asked for; fewer when time is short."""
+    """1,000 layers, and the requested number; fewer when time is short."""
     graph, plans = stack(1000), []
     one = median_of(max(runs // 2, 1), lambda: plans.append(graph.plan({})))
     show_time("1,000 layers, 1 device", one, 2.0, 1.0)

@@ -49,7 +49,7 @@ Memory = dict[str, int]  # bytes: of layers, of all results, of temporaries wher
 
 
 def tilewise_mode(dtype: str, recompute: str, threads: int) -> tuple[Step, Callable[[], Memory]]:
-    """A step of ours, and what its plan holds."""
+    """A step of ours, and the activations of its plan."""
     import tilewise as tw
     from tilewise import models
     from tilewise.plan.memory import most_at_one_time
@@ -78,18 +78,18 @@ def tilewise_mode(dtype: str, recompute: str, threads: int) -> tuple[Step, Calla
 
 
 def layer_bytes(plan: Any) -> int:
-    """Of the inputs of all layers and of what they save, tensors counted once."""
+    """Of the inputs of all layers and of their saved tensors, tensors counted once."""
     graph = plan.graph
-    held: set[int] = set()
+    tensors: set[int] = set()
     for op in graph.ops:
         if op.op == "call" and op.phase == "forward":
-            held.update(i for i in op.inputs if graph.tensors[i].kind == "result")
-            held.update(op.outputs[1:])
-    return sum(prod(graph.spec(t).shape) * graph.spec(t).dtype.itemsize for t in held)
+            tensors.update(i for i in op.inputs if graph.tensors[i].kind == "result")
+            tensors.update(op.outputs[1:])
+    return sum(prod(graph.spec(t).shape) * graph.spec(t).dtype.itemsize for t in tensors)
 
 
 def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Callable[[], Memory]]:
-    """A step of PyTorch, and what its last one held."""
+    """A step of PyTorch, and the activations of its last one."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -101,7 +101,7 @@ def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Call
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    held: dict[str, dict[int, int]] = {"layers": {}, "all": {}}
+    storages: dict[str, dict[int, int]] = {"layers": {}, "all": {}}
     is_inside = [False]
     model.transformer.h[0].register_forward_pre_hook(lambda *_: is_inside.__setitem__(0, True))
     model.transformer.h[-1].register_forward_hook(lambda *_: is_inside.__setitem__(0, False))
@@ -110,7 +110,7 @@ def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Call
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             for name in ("layers", "all") if is_inside[0] else ("all",):
-                held[name][storage.data_ptr()] = storage.nbytes()
+                storages[name][storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def run(number: int, is_noted: bool) -> float:
@@ -134,13 +134,13 @@ def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Call
 
     def memory() -> Memory:
         run(0, True)
-        return {name: sum(of.values()) for name, of in held.items()}
+        return {name: sum(of.values()) for name, of in storages.items()}
 
     return lambda number: run(number, False), memory
 
 
 def serve(mode: str, threads: int) -> None:
-    """Do as many steps as each line of standard input says; 0 asks for the memory."""
+    """Each line of standard input is a number of steps; 0 asks for the memory."""
     kind, dtype, recompute, *_ = mode.split(":")
     step, memory = (tilewise_mode if kind == "tilewise" else torch_mode)(dtype, recompute, threads)
     number = 0
@@ -163,7 +163,7 @@ def serve(mode: str, threads: int) -> None:
 def compete(
     dtype: str, options: argparse.Namespace, override: Path | None, ends_at: float
 ) -> list[Contestant]:
-    """Let the modes of a type take turns; those that cannot are left out."""
+    """Let the modes of a type take turns; those that fail are left out."""
     entries = [(f"tilewise:{dtype}:{mode}", None) for mode in ("none", "selective", "full")]
     if find_spec("torch") is not None and find_spec("transformers") is not None:
         entries += [(f"torch:{dtype}:{mode}", override) for mode in ("none", "full")]

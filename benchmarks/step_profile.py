@@ -45,7 +45,7 @@ LEAST_SHARE = 0.002
 
 @dataclass
 class Row:
-    """What all tasks of one label did in a step, over all devices."""
+    """Totals of the tasks of one label in a step, over all devices."""
 
     seconds: float = 0.0
     tasks: int = 0
@@ -104,8 +104,9 @@ def describe(plan: Plan) -> dict[str, Row]:
 
 @dataclass
 class Profile:
-    """Rows of a step, the seconds of its fastest run, and what of that run's workers had no task: for want of one that
-    was ready, and otherwise."""
+    """Rows of a step, the seconds of its fastest run, and that run's idle time of workers: without
+    a ready task, and otherwise.
+    """
 
     rows: dict[str, Row]
     seconds: float
@@ -160,20 +161,21 @@ def idleness(tasks: Sequence[TaskSpan], whole: float) -> tuple[float, float]:
 
 
 def show_profile(shape: str, mesh: str, axis: str, dtype: str, steps: int) -> None:
-    """Limits, rows by their share, and what they add up to."""
+    """Limits, rows by their share, and their totals."""
     devices, workers = (int(n) for n in mesh.split("x"))
     threads = devices * workers
     peak = measure_peak(f"peak_{dtype}", threads)
     copied = 2 * threads * copy_bandwidth()
-    found = profile(shape, dtype, axis, devices, workers, steps)
+    result = profile(shape, dtype, axis, devices, workers, steps)
     peak = max(peak, measure_peak(f"peak_{dtype}", threads))
     copied = max(copied, 2 * threads * copy_bandwidth())
-    rows, busy = found.rows, sum(row.seconds for row in found.rows.values())
+    rows, busy = result.rows, sum(row.seconds for row in result.rows.values())
     by = f" by {axis}" if devices > 1 else ""
     title = f"{dtype}" if (shape, mesh, axis) == DEFAULT else f"{shape}, {mesh}{by}, {dtype}"
     print(
-        f"\n{shape}, {devices} device(s) x {workers} worker(s){by}, {dtype}: step {found.seconds:.3f} s, of "
-        f"which workers wait for tasks {found.waiting:.1%} and are between, before or behind them {found.between:.1%}; "
+        f"\n{shape}, {devices} device(s) x {workers} worker(s){by}, {dtype}: step {result.seconds:.3f} s, of "
+        f"which workers wait for tasks {result.waiting:.1%} "
+        f"and are between, before or after them {result.between:.1%}; "
         f"the fastest of each task {busy / threads:.3f} s a worker"
     )
     print(f"limits: {peak / 1e9:.0f} GFLOP/s and {copied / 1e9:.0f} GB/s on {threads} threads")
@@ -196,7 +198,7 @@ def show_profile(shape: str, mesh: str, axis: str, dtype: str, steps: int) -> No
             f"{title}: matmuls, of their limit", 100 * ideal * threads / matmuls, "%", limit=100, note=note
         )
     )
-    show(Figure(f"{title}: a step", found.seconds, "s", less_is_better=True, limit=ideal))
+    show(Figure(f"{title}: a step", result.seconds, "s", less_is_better=True, limit=ideal))
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ Step = Callable[[int], dict[str, float]]
 
 
 def tilewise_step(dtype: str, axis: str, microbatches: int, num_processes: int) -> Step:
-    """A function that does one step of ours and says how long it took and its devices were busy."""
+    """A function that does one step of ours and returns its time and the devices' busy time."""
     import tilewise as tw
     from tilewise import models
     from tilewise.models import llama
@@ -118,12 +118,12 @@ def figures_of(tasks: Sequence[TaskSpan], seconds: float) -> dict[str, float]:
 
 
 def peak_resident() -> float:
-    """Bytes of memory that this process has had at most."""
+    """Peak resident memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second that a thread copies from memory while as many others as there are devices do so too."""
+    """Bytes per second that a thread copies from memory while one thread per other device does so too."""
     pairs = [(np.ones(COPIED_BYTES, np.uint8), np.zeros(COPIED_BYTES, np.uint8)) for _ in range(DEVICES)]
     rates = []
     with ThreadPoolExecutor(DEVICES) as pool:
@@ -185,7 +185,7 @@ def torch_step(precision: str, axis: str, head: str, rank: int) -> Step:
 
 
 def shard_states(model: Any, precision: str) -> None:
-    """FSDP2: a unit per layer, one for embedding, norm and head; fp32 at home, gathered in what is computed with."""
+    """FSDP2: a unit per layer, one for embedding, norm and head; stored in fp32, gathered in the compute type."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -243,7 +243,7 @@ def clip(groups: list[list[Any]]) -> None:
 
 
 def serve_torch(mode: str, rank: int, port: int) -> None:
-    """Be one of the two processes; the first starts the other, and tells it how many steps to do."""
+    """Be one of the two processes; the first starts the other, and sends it the number of steps."""
     import torch
     import torch.distributed as dist
 
@@ -270,7 +270,7 @@ def serve_torch(mode: str, rank: int, port: int) -> None:
 
 
 def serve_tilewise(mode: str) -> None:
-    """Do as many steps as each line of standard input says."""
+    """Each line of standard input is a number of steps."""
     _, dtype, axis, microbatches, *processes = mode.split(":")
     step, number = tilewise_step(dtype, axis, int(microbatches), DEVICES if processes else 1), 0
     for line in sys.stdin:
@@ -295,7 +295,7 @@ class Side(Contestant):
         self.rows: list[dict[str, float]] = []
 
     def play(self, num_steps: int) -> bool:
-        """A turn: a step that wakes threads and caches up, then those that count."""
+        """A turn: a step that warms up threads and caches, then those that count."""
         if not (self.take_turn(1, is_counted=False) and self.take_turn(num_steps, is_counted=True)):
             return False
         self.rows += self.answer["rows"]
@@ -323,8 +323,9 @@ def compete(
     ends_at: float,
     launches: Mapping[str, Launch] | None = None,
 ) -> list[Side]:
-    """Start and warm up modes, here or as `launches` says, let them take turns, end them; those that could not are left
-    out."""
+    """Start and warm up modes, here or with `launches`, let them take turns, end them; those that
+    fail are left out.
+    """
     sides = []
     for mode, preload in entries:
         side, started = Side(mode, preload, (launches or {}).get(mode, list)), time.monotonic()
@@ -348,7 +349,7 @@ def compete(
 
 
 def least_seconds(dtype: str) -> float:
-    """What a step's matmuls alone would take if they never left the registers, by a measurement made now."""
+    """Time of a step's matmuls alone if they never left the registers, measured now."""
     hidden, layers = MODEL["hidden_size"], MODEL["num_hidden_layers"]
     weights = layers * (4 * hidden * hidden + 3 * hidden * MODEL["intermediate_size"])
     weights += MODEL["vocab_size"] * hidden
@@ -402,7 +403,7 @@ def is_spread(side: Side) -> bool:
 
 
 def show_processes(sides: list[Side], comparison: str) -> None:
-    """Two processes of ours next to one, and next to PyTorch's best."""
+    """Two processes of ours compared with one, and with PyTorch's best."""
     own = {is_spread(side): side for side in sides if side.mode.startswith("tilewise")}
     if True not in own:
         return
@@ -425,7 +426,7 @@ def show_processes(sides: list[Side], comparison: str) -> None:
 
 
 def show_share(side: Side, what: str) -> None:
-    """The bound of a step next to its time, and what the rest is."""
+    """The bound of a step compared with its time, and the parts of the rest."""
     must, goal = SHARE_SHARDED if ":fsdp" in side.mode else SHARE_OF_BOUND
     for row in side.rows:
         row["share"] = max(row["kernels_s"], row["moving_s"]) / row["seconds"]
@@ -442,7 +443,7 @@ def show_share(side: Side, what: str) -> None:
 
 
 def compare_all(options: argparse.Namespace) -> None:
-    """All comparisons, then accumulation, as far as there is time."""
+    """All comparisons, then accumulation, as far as time permits."""
     ends_at = time.monotonic() + options.minutes * 60
     has_torch = find_spec("torch") is not None and find_spec("transformers") is not None
     if not has_torch:

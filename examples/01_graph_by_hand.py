@@ -1,8 +1,8 @@
 """A graph by hand: describe, plan, look at the plan, run.
 
-A two-layer network over a batch of vectors, spread over two devices that share the batch. Nothing is computed while
-the graph is described: `explain` says beforehand what will lie where and what will move, `why` says it of one tensor.
-The result is compared with NumPy, and the exit code says whether they agree.
+A two-layer network over a batch of vectors, spread over two devices that share the batch. Nothing
+is computed while the graph is described: `explain` lists in advance the memory and transfers, `why`
+explains one tensor. The result is compared with NumPy, and the exit code says whether they agree.
 """
 
 import sys
@@ -15,7 +15,7 @@ BATCH, INNER, OUTER = 64, 32, 96
 
 
 def describe() -> tw.ComputeGraph:
-    """y = silu(x A^T) B^T, with the names that arrays go by later; weights are `[out, in]`."""
+    """y = silu(x A^T) B^T, with the names of the arrays to pass; weights are `[out, in]`."""
     graph = tw.ComputeGraph("two layers")
     x = graph.input([BATCH, INNER], "f32", name="x", labels=[tw.BATCH, None])
     a = graph.parameter([OUTER, INNER], name="a")

@@ -24,7 +24,7 @@ CONFIG = llama.LlamaConfig(
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
-    """Sequences that count up from a random start, and what comes next."""
+    """Sequences that count up from a random start, and the next tokens."""
     starts = np.random.default_rng(step).integers(0, CONFIG.vocab_size, (BATCH, 1))
     ids = (starts + np.arange(CONTEXT + 1)) % CONFIG.vocab_size
     return {"tokens": ids[:, :-1].astype(np.int32), "labels": ids[:, 1:].astype(np.int32)}

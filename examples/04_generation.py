@@ -1,7 +1,7 @@
-"""Generation: write with a model directory, several prompts at once, over one device and over two.
+"""Generation with a model directory: several prompts at once, over one device and over two.
 
-Give a Hugging Face directory of a Llama model as the argument; without one, a small model with random weights
-is made, whose text is noise but equal noise.
+Pass a Hugging Face directory of a Llama model as the argument; without one, a small model with
+random weights is made, whose texts are equal noise.
 """
 
 import sys
@@ -29,7 +29,7 @@ def make_model(directory: Path) -> Path:
 
 
 def write(model_dir: Path, tp: int) -> list[str]:
-    """What the model writes after each prompt."""
+    """The generated text after each prompt."""
     params = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.95, seed=7)
     with LLM(model_dir, tensor_parallel_size=tp, dtype="f32") as llm:
         outputs = llm.generate(PROMPTS, params)
@@ -37,7 +37,7 @@ def write(model_dir: Path, tp: int) -> list[str]:
 
 
 def main() -> None:
-    """Write with one device and with two; the texts are the same."""
+    """Generate with one device and with two; the texts are the same."""
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = Path(sys.argv[1]) if len(sys.argv) > 1 else make_model(Path(scratch) / "model")
         one, two = write(model_dir, tp=1), write(model_dir, tp=2)

@@ -1,8 +1,9 @@
-"""Submitting tasks: a tiled matrix product in which the data says who waits for whom.
+"""Submitting tasks: a tiled matrix product whose order follows from its data.
 
-Each task multiplies a tile of A with a tile of B. The first one of a tile of C overwrites it (Output), the others
-add to it (InOut): these wait for each other, and different tiles of C run in parallel. Inputs are only read, so no
-task waits for them. The result is compared with NumPy, and the exit code says whether they agree.
+Each task multiplies a tile of A with a tile of B. The first one of a tile of C overwrites it
+(Output), the others add to it (InOut): these wait for each other, and different tiles of C run in
+parallel. Inputs are only read, so no task waits for them. The result is compared with NumPy, and
+the exit code says whether they agree.
 """
 
 import sys
@@ -35,7 +36,7 @@ def matmul(rt: Runtime, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
 
 
 def main() -> int:
-    """Multiply, compare, say what the runtime did."""
+    """Multiply, compare, print the runtime's counters."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((SIZE, SIZE), dtype=np.float32) for _ in range(2))
     c = np.empty((SIZE, SIZE), np.float32)

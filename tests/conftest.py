@@ -1,4 +1,6 @@
-"""Shared by all tests: one seed, no colours, no temporary files outside pytest's own, and an end for what hangs."""
+"""Shared by all tests: fixed seeds, plain output, files only in pytest's folders, and a limit for
+tests that hang.
+"""
 
 import faulthandler
 import gc
@@ -31,7 +33,7 @@ sys.path.insert(
 
 @pytest.fixture
 def same_ops():
-    """Ops that a test registers are gone after it."""
+    """Remove the ops that a test registers."""
     from tilewise.ir import op as op_table
 
     before = dict(op_table._OPS)
@@ -50,8 +52,9 @@ def _plain_terminal(monkeypatch):
 
 @pytest.fixture
 def no_collection():
-    """For tests that interrupt themselves once: hypothesis hears of every collection of cycles, and an interrupt that
-    comes while it listens is printed and lost."""
+    """Disables the garbage collector in tests that interrupt themselves: hypothesis hooks into it,
+    and an interrupt inside its hook is printed and lost.
+    """
     gc.disable()
     yield
     gc.enable()
@@ -59,26 +62,29 @@ def no_collection():
 
 @pytest.fixture
 def thread_count():
-    """Counts this process's threads: `thread_count()` now, `thread_count(n)` when n at most are left, or after five
-    seconds.
+    """Counts this process's threads: `thread_count()` now; `thread_count(n)` once at most n are
+    left, or after five seconds.
 
-    The system takes a thread off its list a moment after it was joined; one of an earlier test may end meanwhile.
+    The system removes a joined thread from its list a moment later, and a thread of an earlier test
+    may still be ending.
     """
 
     def count(expected=None):
         for _ in range(500):
-            found = len(os.listdir("/proc/self/task"))
-            if expected is None or found <= expected:
+            num_threads = len(os.listdir("/proc/self/task"))
+            if expected is None or num_threads <= expected:
                 break
             time.sleep(0.01)
-        return found
+        return num_threads
 
     return count
 
 
 @pytest.fixture
 def two_hosts(tmp_path_factory):
-    """Two "hosts" (`support/hosts.py`): own networks, names and shared memory, and links that tests can break."""
+    """Two "hosts" (`support/hosts.py`) with their own networks, names and shared memory, and links
+    that tests can break.
+    """
     from support.hosts import Hosts, missing  # needed here alone
 
     reason = missing()
@@ -100,7 +106,7 @@ _RUNNER = re.compile(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """In the process that starts the others: where each of them leaves its stacks."""
+    """Runs in the controlling process: gives each worker a file for its stacks."""
     folder = node.config.stash.get(_STACKS, None) or tempfile.TemporaryDirectory(prefix="stacks-")
     node.config.stash[_STACKS] = folder
     node.workerinput["stacks"] = str(Path(folder.name, f"{node.gateway.id}-{len(os.listdir(folder.name))}"))
@@ -108,7 +114,7 @@ def pytest_configure_node(node):
 
 
 def pytest_sessionstart(session):
-    """After pytest's own faulthandler, which writes where xdist does not look."""
+    """Runs after pytest's own faulthandler, which writes to a place that xdist does not show."""
     if "stacks" in getattr(session.config, "workerinput", {}):
         session.config.stash[_STACKS] = open(session.config.workerinput["stacks"], "w")  # noqa: SIM115
         faulthandler.enable(session.config.stash[_STACKS])
@@ -116,7 +122,7 @@ def pytest_sessionstart(session):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Those of `make soak` take as long as they want."""
+    """Tests of `make soak` have no time limit."""
     if item.get_closest_marker("soak") is None and "stacks" in getattr(item.config, "workerinput", {}):
         limit = _LIMIT_S if item.get_closest_marker("slow") is None else _SLOW_LIMIT_S
         faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[_STACKS])
@@ -127,7 +133,7 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """What processes that did not end well have left."""
+    """Show the stacks of processes that hung or crashed."""
     folder = config.stash.get(_STACKS, None)
     left = [] if folder is None else [path.read_text() for path in sorted(Path(folder.name).iterdir())]
     for stacks in filter(None, left):
@@ -137,7 +143,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_configure(config):
-    """PyTorch and our own workers share two cores with xdist; its thread pools stay small."""
+    """PyTorch and our workers share two cores with xdist, so its thread pools stay small."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     signal.signal(
         signal.SIGINT, signal.default_int_handler

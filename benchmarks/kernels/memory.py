@@ -64,7 +64,7 @@ def array(dt: str, rows: int = ROWS, width: int = WIDTH) -> Array:
 
 def kernels(dt: str) -> dict[str, tuple[Call, float]]:
     """Every kernel: calls of it, and the bytes that one moves."""
-    found: dict[str, tuple[Call, float]] = {}
+    calls_by_name: dict[str, tuple[Call, float]] = {}
 
     def add(
         base: str, tiles: list[Any], ints: list[int] | None = None, floats: list[float] | None = None
@@ -72,7 +72,7 @@ def kernels(dt: str) -> dict[str, tuple[Call, float]]:
         name = f"{base}_{dt}"
         sizes = {"m": ROWS, "d": WIDTH, "item": 2 if dt == "bf16" else 4, "states": 2, "steps": 0}
         calls = partial(run, name, tiles, ints or [], floats or [])
-        found[base] = (lambda n: calls(repeat=n)), kernel_spec(name).bytes(sizes)
+        calls_by_name[base] = (lambda n: calls(repeat=n)), kernel_spec(name).bytes(sizes)
 
     x, y, z, w, v = (array(dt) for _ in range(5))
     gain, stats = np.ones((1, WIDTH), NUMPY[dt]), np.ones((ROWS, 2), np.float32)
@@ -89,7 +89,7 @@ def kernels(dt: str) -> dict[str, tuple[Call, float]]:
     tiles = [copy, *(array("f32") for _ in range(4)), hyper, clip]
     ints = [0, len(ADAMW.states), len(program.steps) // 4, *program.steps, *program.left]
     add("update", tiles, ints, list(program.constants))
-    return found
+    return calls_by_name
 
 
 def peers(dt: str) -> dict[str, Call]:
@@ -131,7 +131,7 @@ def main() -> None:
                 rates[name].append(moved / best_seconds(call, options.seconds) / 1e9)
                 if name in others:
                     rates[f"torch {name}"].append(moved / best_seconds(others[name], options.seconds) / 1e9)
-        medians = {name: statistics.median(found) for name, found in rates.items()}
+        medians = {name: statistics.median(samples) for name, samples in rates.items()}
         print(f"{dt}: triad {medians['triad']:.1f} GB/s")
         for name in own:
             scale = 100 / medians["triad"]

@@ -85,11 +85,11 @@ def theirs(shape: tuple[int, int], how: str) -> Call:
 def measure(name: str, dt: str, rounds: int, seconds: float) -> None:
     """One line."""
     shape = SHAPES[name]
-    known = record_update(ADAMW.update, ADAMW.states, ADAMW.per_step)
+    recorded = record_update(ADAMW.update, ADAMW.states, ADAMW.per_step)
     unread = (list(UPDATE_STEPS).index("negate"), 0, 0, 0)  # nothing reads it, but no known shape has it
     calls = {
-        "loop": ours(shape, dt, known),
-        "blocks": ours(shape, dt, replace(known, steps=(*known.steps, *unread))),
+        "loop": ours(shape, dt, recorded),
+        "blocks": ours(shape, dt, replace(recorded, steps=(*recorded.steps, *unread))),
         "limit": copying(shape),
         "fused": theirs(shape, "fused"),
         "foreach": theirs(shape, "foreach"),

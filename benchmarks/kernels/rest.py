@@ -45,7 +45,7 @@ def values(rows: int, cols: int, dt: str) -> Array:
 
 
 def named_rows() -> NDArray[np.int32]:
-    """The rows of a table that the tokens name."""
+    """The rows of a table that the tokens select."""
     return np.random.default_rng(1).integers(0, TABLE, ROWS, dtype=np.int32)
 
 

@@ -35,7 +35,7 @@ SEQ, HEADS, KV_HEADS, DIM = 4096, 4, 1, 64
 
 @dataclass(frozen=True)
 class Case:
-    """What happens to scores; 0 is nothing."""
+    """Changes of the scores; 0 is none."""
 
     name: str
     window: int = 0

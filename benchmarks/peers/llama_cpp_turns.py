@@ -29,7 +29,7 @@ NUM_SPECIAL, NUM_BYTES = 3, 256
 
 
 def write_tokens(writer: gguf.GGUFWriter, vocab_size: int) -> None:
-    """A vocabulary that says nothing."""
+    """A vocabulary of meaningless tokens."""
     named = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(NUM_BYTES))]
     rest = vocab_size - len(named)
     writer.add_tokenizer_model("llama")
@@ -88,7 +88,7 @@ def write_model(path: Path, shape: dict[str, Any], dtype: str) -> None:
 
 
 def seconds_of(model: llama_cpp.Llama, ids: list[int]) -> float:
-    """Of one call with these tokens behind those before."""
+    """Of one call with these tokens after the earlier ones."""
     started = time.perf_counter()
     model.eval(ids)
     return time.perf_counter() - started

@@ -44,7 +44,7 @@ def link_rate() -> float:
 
 
 def compare(hosts: Hosts, options: argparse.Namespace, ends_at: float, rate: float) -> None:
-    """All comparisons, as far as there is time."""
+    """All comparisons, as far as time permits."""
     for number, comparison in enumerate(options.only):
         left = ends_at - time.monotonic()
         if left < 0 and number:

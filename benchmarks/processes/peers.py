@@ -19,17 +19,17 @@ PROCESSES = 2
 
 
 def timed(call: Callable[[int], None], agree: Callable[[bool], bool], seconds: float, batch: int) -> float:
-    """Seconds of a call, as the median of batches; rank 0 says when there are enough of them."""
+    """Seconds of a call, as the median of batches; rank 0 decides when there are enough of them."""
     call(0)
-    found: list[float] = []
+    medians: list[float] = []
     number, until = 0, time.monotonic() + seconds
-    while agree(time.monotonic() < until or len(found) < 3):
+    while agree(time.monotonic() < until or len(medians) < 3):
         started = time.perf_counter()
         for _ in range(batch):
             call(number)
             number += 1
-        found.append((time.perf_counter() - started) / batch)
-    return statistics.median(found)
+        medians.append((time.perf_counter() - started) / batch)
+    return statistics.median(medians)
 
 
 def gloo(options: argparse.Namespace, batch: int) -> float:
@@ -48,10 +48,10 @@ def gloo(options: argparse.Namespace, batch: int) -> float:
         dist.broadcast(said, 0)
         return bool(said)
 
-    found = timed(lambda i: dist.all_reduce(buffers[i % len(buffers)]), agree, options.seconds, batch)
+    seconds = timed(lambda i: dist.all_reduce(buffers[i % len(buffers)]), agree, options.seconds, batch)
     dist.barrier()
     dist.destroy_process_group()
-    return found
+    return seconds
 
 
 def mpi(options: argparse.Namespace, batch: int) -> float:
@@ -67,14 +67,14 @@ def mpi(options: argparse.Namespace, batch: int) -> float:
     def in_place(i: int) -> None:
         world.Allreduce(MPI.IN_PLACE, [buffers[i % len(buffers)], MPI.FLOAT])
 
-    def beside(i: int) -> None:
+    def out_of_place(i: int) -> None:
         own, other = buffers[2 * i % len(buffers)], buffers[(2 * i + 1) % len(buffers)]
         world.Allreduce([own, MPI.FLOAT], [other, MPI.FLOAT])
 
     def agree(own: bool) -> bool:
         return bool(world.bcast(own, 0))
 
-    return min(timed(call, agree, options.seconds / 2, batch) for call in (in_place, beside))
+    return min(timed(call, agree, options.seconds / 2, batch) for call in (in_place, out_of_place))
 
 
 def main() -> None:

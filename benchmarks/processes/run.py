@@ -109,7 +109,8 @@ def signals(options: argparse.Namespace, ends_at: float) -> None:
 
 
 def products(num_bytes: int, is_reduced: bool) -> tuple[tw.ComputeGraph, int]:
-    """A graph of products over two devices, and how many: with an all-reduce behind each, or each device its rows.
+    """A graph of products over two devices, and their number: with an all-reduce after each, or on
+    each device's own rows.
 
     Both have the same local products: of rows with one column of the inner dim.
     """
@@ -145,7 +146,7 @@ def empty() -> tw.ComputeGraph:
 
 
 class Forward:
-    """A graph that is ready to run, and what its runs have taken."""
+    """A graph that is ready to run, and the times of its runs."""
 
     def __init__(self, graph: tw.ComputeGraph, opened: ExitStack) -> None:
         self.model = opened.enter_context(graph.instantiate(graph.plan(workers_per_device=1)))
@@ -183,23 +184,23 @@ def own_all_reduce(place: str, num_bytes: int, until: float) -> tuple[float, flo
 
 
 def peer_all_reduce(options: argparse.Namespace, num_bytes: int, seconds: float) -> dict[str, float]:
-    """Microseconds of gloo's and of MPI's, as far as they are there."""
-    found, peers = {}, str(HERE / "peers.py")
+    """Microseconds of gloo's and of MPI's, as far as they are installed."""
+    results, peers = {}, str(HERE / "peers.py")
     asked = [str(num_bytes), "--buffers", "2" if num_bytes == SMALL else "16", "--seconds", str(seconds)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if find_spec("torch") is not None:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, peers, "gloo", *asked, "--meet", str(Path(folder, "meet"))]
-            found["gloo"] = answer_of([[*command, "--rank", str(rank)] for rank in range(2)], environment)
+            results["gloo"] = answer_of([[*command, "--rank", str(rank)] for rank in range(2)], environment)
     if options.mpi_python is not None:
         launcher = options.mpi_python.parent / "mpiexec"
         command = [str(launcher), "-n", "2", str(options.mpi_python), peers, "mpi", *asked]
-        found["MPICH"] = answer_of([command], environment)
-    return {name: us for name, us in found.items() if us is not None}
+        results["MPICH"] = answer_of([command], environment)
+    return {name: us for name, us in results.items() if us is not None}
 
 
 def answer_of(commands: list[list[str]], environment: dict[str, str]) -> float | None:
-    """What the first of these processes says; None, and a line, where it fails."""
+    """The output of the first of these processes; None, and a line, if it fails."""
     running = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands
     ]
@@ -211,7 +212,7 @@ def answer_of(commands: list[list[str]], environment: dict[str, str]) -> float |
 
 
 def all_reduce(options: argparse.Namespace, ends_at: float) -> None:
-    """Both sizes, in both ways, next to peers and the bound."""
+    """Both sizes, in both ways, with peers and the bound."""
     for name, module in (("gloo", find_spec("torch")), ("MPICH", options.mpi_python)):
         if module is None:
             print(
@@ -276,7 +277,7 @@ def start(options: argparse.Namespace, ends_at: float) -> None:
 
 
 def serve(mode: str) -> None:
-    """Train on so many devices in so many processes; as many steps as each line of standard input says."""
+    """Train on so many devices in so many processes; each line of standard input is a number of steps."""
     devices, processes = map(int, mode.split(":"))
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, llama.LlamaConfig(**FOUR), devices, CONTEXT, dtype="f32")
@@ -297,7 +298,7 @@ def serve(mode: str) -> None:
 
 
 def four(options: argparse.Namespace, ends_at: float) -> None:
-    """Four devices next to two, a sequence for each, on the same cores."""
+    """Four devices compared with two, a sequence for each, on the same cores."""
     for place, modes in (("one process", ("2:1", "4:1")), ("a process each", ("2:2", "4:4"))):
         sides = [Contestant(mode, 1, None, __file__) for mode in modes]
         able = [side.take_turn(1, is_counted=False) for side in sides]

@@ -244,7 +244,7 @@ void submissions() {
   std::vector<pto_handle> names;
   for (uint64_t& cell : cells) names.push_back(register_buffer(*engine, &cell, 8));
   const auto drain = [&] { require(wait_all(*engine, PTO_FOREVER, true) == PTO_OK, "all tasks ended well"); };
-  // What a submission is told is written before it is timed.
+  // Parameters are written before the submission is timed.
   std::vector<pto_param> params;
   for (int i = 0; i < 3000; ++i) params.push_back({i % 3 < 2 ? PTO_INPUT : PTO_INOUT, 0, names[i], 0, nullptr});
   measure(

@@ -1,7 +1,8 @@
-"""What naming a box of a buffer costs next to submitting the task that uses it.
+"""Cost of naming a box of a buffer, compared with submitting the task that uses it.
 
-Claim: `buffer[i, j]` takes at most 1.5 us and less than a submission; a tile of `buffer.tiles(...)` at most 0.1 us. All
-figures are of one thread, in Python, with the loop's own time taken off; the median of the rounds.
+Claim: `buffer[i, j]` takes at most 1.5 us and less than a submission; a tile of `buffer.tiles(...)`
+at most 0.1 us. All figures are of one thread, in Python, without the loop's own time; the median of
+the rounds.
 
 Run: python benchmarks/runtime/regions.py [--rounds 9]
 """

@@ -71,13 +71,13 @@ def build(folder: Path) -> None:
 
 
 def round_trip_ns(folder: Path) -> float:
-    """The cache line's round trip between processors 0 and 1, now."""
+    """The round trip of a cache line between processors 0 and 1, at this moment."""
     done = subprocess.run([folder / "ping_pong", "0", "1"], capture_output=True, text=True, check=True)
     return float(done.stdout.split()[0])
 
 
 def table(command: list[str]) -> dict[str, list[float]]:
-    """What a program prints: name|...|figures."""
+    """The output of a program: name|...|figures."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{command[0]} failed: {done.stderr.strip()}")
@@ -121,13 +121,13 @@ def python_submit_ns(folder: Path) -> list[float]:
 
 def quietest(passes: list[dict[str, list[float]]], name: str) -> tuple[float, float, float]:
     """Median and p99 of a figure in the pass with the least median, and the greatest median of all."""
-    found = [each[name] for each in passes]
-    median, p99, _ = min(found)
-    return median, p99, max(found)[0]
+    figures = [each[name] for each in passes]
+    median, p99, _ = min(figures)
+    return median, p99, max(figures)[0]
 
 
 def figures(folder: Path, repetitions: int, passes: int) -> tuple[list[Figure], list[str]]:
-    """All rows, and sentences about what was measured next to them."""
+    """All rows, and sentences about the conditions."""
     processors = [str(p) for p in sorted(os.sched_getaffinity(0))[:2]]
     ones, twos, threes, trips = [], [], [], []
     for number in range(passes):

@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
     require(mib <= first_mib + 4, "resident memory stays where it was");
   }
   pto_event_post(runtime, gate, 1);
-  require(pto_wait_all(runtime, PTO_FOREVER) == PTO_TASK_FAILED, "the failures are told");
+  require(pto_wait_all(runtime, PTO_FOREVER) == PTO_TASK_FAILED, "the failures are reported");
   pto_stats stats;
   pto_get_stats(runtime, &stats);
   require(stats.num_completed == submitted && stats.num_failed == failures,

@@ -1,7 +1,8 @@
-"""What tracing costs: the same tasks with it and without, in pairs.
+"""The cost of tracing: the same tasks with it and without, in pairs.
 
-Claim: at most 3% while it is on, at the granularity the planner makes (tasks from about 10 us); nothing while it is off
-(one load per task, below what pairs of runs can tell apart: the second column of "off" shows the noise).
+Claim: at most 3% while it is on, at the granularity of planned tasks (from about 10 us); nothing
+while it is off (one load per task, below the noise of pairs of runs: the second column of "off"
+shows the noise).
 
 Run: python benchmarks/runtime/tracing.py [--pairs 15]
 """

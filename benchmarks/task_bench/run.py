@@ -59,7 +59,7 @@ TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Driver:
-    """A program that runs Task Bench's options, and what it is told besides."""
+    """A program that runs Task Bench's options, and its own further options."""
 
     name: str
     path: Path
@@ -68,7 +68,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run printed; `error` is empty when it ended well."""
+    """The output of one run; `error` is empty on success."""
 
     flops_per_s: float = 0.0
     task_us: float = 0.0  # elapsed time times threads, divided by tasks
@@ -85,7 +85,7 @@ class Result:
 
 
 def compile_files(command: list[str]) -> None:
-    """Run a compiler; on failure end with what it said."""
+    """Run a compiler; on failure exit with its output."""
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{run.stderr}")
@@ -114,7 +114,9 @@ def build_openmp(core: Path, folder: Path, objects: list[str]) -> Driver:
 
 
 def build_ours(core: Path, folder: Path, objects: list[str]) -> list[Driver]:
-    """Our driver, submitting and replaying, linked against the installed package; none, with a sentence, without it."""
+    """Our driver, submitting and replaying, linked against the installed package; without the
+    package None, with a message.
+    """
     try:
         import tilewise
 
@@ -144,8 +146,8 @@ def build_static(core: Path, folder: Path, objects: list[str]) -> Driver:
 
 def find_number(text: str, label: str) -> float:
     """The number after a label at the beginning of a line of the core's report."""
-    found = re.search(rf"^{re.escape(label)} ([0-9.e+-]+)", text, re.MULTILINE)
-    return float(found[1]) if found else math.nan
+    match = re.search(rf"^{re.escape(label)} ([0-9.e+-]+)", text, re.MULTILINE)
+    return float(match[1]) if match else math.nan
 
 
 def run_driver(driver: Driver, threads: int, options: list[str]) -> Result:
@@ -225,7 +227,7 @@ def sweep(
 
 
 def median_of(results: list[Result]) -> Result:
-    """The result of the middle round, by efficiency."""
+    """The result of the median round, by efficiency."""
     return sorted(results, key=lambda result: result.efficiency)[(len(results) - 1) // 2]
 
 

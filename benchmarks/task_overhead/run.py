@@ -44,7 +44,7 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class System:
-    """One program: how it is built, or why it cannot be."""
+    """One program: how it is built, or why it cannot be built."""
 
     name: str
     command: list[str] = field(default_factory=list)  # of the compiler, without -o
@@ -69,7 +69,7 @@ def first_line(command: list[str]) -> str:
 
 
 def is_compiled(compiler: str, flags: list[str], source: str) -> bool:
-    """Whether a few lines compile and link: the only question that every installation answers alike."""
+    """Whether a few lines compile and link: the same check for every installation."""
     language = "c" if compiler in ("gcc", "clang") else "c++"
     command = [compiler, "-x", language, "-", *flags, "-o", os.devnull]
     try:
@@ -112,8 +112,8 @@ def taskflow_system(folder: str | None) -> System:
         reason = f"no taskflow/taskflow.hpp in {folder}" if folder else "--taskflow was not given"
         return System(name, absent=reason)
     text = (Path(folder) / "taskflow" / "taskflow.hpp").read_text()
-    found = re.search(r"#define TF_VERSION (\d+)", text)
-    number = int(found[1]) if found else 0
+    match = re.search(r"#define TF_VERSION (\d+)", text)
+    number = int(match[1]) if match else 0
     version = f"{number // 100000}.{number // 100 % 1000}.{number % 100}"
     command = ["g++", "-O2", "-std=c++20", "-isystem", folder, str(HERE / "taskflow.cpp"), "-pthread"]
     return System(name, command, version)
@@ -143,7 +143,7 @@ def find_systems(taskflow: str | None) -> list[System]:
 
 
 def build(systems: list[System], folder: Path) -> list[System]:
-    """Compile all that can be; returns those, and says why the others are missing."""
+    """Compile everything possible; return it, with the reasons for missing systems."""
     built = []
     for system in systems:
         if not system.absent:
@@ -175,7 +175,7 @@ def pinned(processors: list[int]) -> list[str]:
 
 
 def run_program(folder: Path, name: str, threads: int, repetitions: int, pattern: str) -> Samples:
-    """One process: its samples by key. A failed check ends everything if it is ours; a peer is passed over."""
+    """One process: its samples by key. A failed check ends everything if it is ours; a failed peer is skipped."""
     command = [*pinned(choose_processors()[:threads]), str(folder / name)]
     command += [str(threads), str(repetitions), pattern]
     environment = {**os.environ, "STARPU_HOME": str(folder), "STARPU_SILENT": "1"}
@@ -201,9 +201,9 @@ def run_program(folder: Path, name: str, threads: int, repetitions: int, pattern
 
 
 def is_slow(samples: Samples, repetitions: int, case: tuple[str, str, int]) -> bool:
-    """Whether this pattern, system and number of threads has been given up as slow or stopped."""
-    known = [values for key, values in samples.items() if (key[0], key[2], key[3]) == case]
-    return not known or any(len(values) < repetitions for values in known)
+    """Whether this pattern, system and number of threads was given up as slow or stopped."""
+    measured = [values for key, values in samples.items() if (key[0], key[2], key[3]) == case]
+    return not measured or any(len(values) < repetitions for values in measured)
 
 
 def measure(

@@ -1,6 +1,6 @@
-"""The reader of bodies of requests, as the HTTP process reads them, up to what the engine is asked.
+"""The reader of HTTP request bodies, up to the engine's input.
 
-As in readers.py, whose table it is part of.
+Part of the table in readers.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tilewise.server.requests.params import sampling_params
 
 
 def read_body(folder: Path, data: bytes) -> None:
-    """A body is settings and a conversation or prompts, or is refused with a status of a client's mistake."""
+    """A body becomes settings and a conversation or prompts, or is rejected with a client-error status."""
     try:
-        given = parse_body(data)
-        if "input" in given:
-            body = chat_body(ResponseBody.model_validate(given))
+        parsed = parse_body(data)
+        if "input" in parsed:
+            body = chat_body(ResponseBody.model_validate(parsed))
         else:
-            body = (ChatBody if "messages" in given else CompletionBody).model_validate(given)
+            body = (ChatBody if "messages" in parsed else CompletionBody).model_validate(parsed)
         params = sampling_params(body, {})
         assert params.n <= 128
         if isinstance(body, ChatBody):
@@ -39,7 +39,7 @@ def read_body(folder: Path, data: bytes) -> None:
 
 
 def valid_bodies() -> list[bytes]:
-    """Valid ones."""
+    """Valid bodies."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     talk = [

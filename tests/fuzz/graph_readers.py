@@ -1,4 +1,7 @@
-"""Files of graphs, as `readers` has others: what is accepted comes back from a file, is planned, and runs."""
+"""The reader of graph files: an accepted graph can be written, read again, planned and run.
+
+Part of the table in readers.py.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ MOST_BYTES = 1 << 24  # of a run
 
 
 def mutate_graph(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """As `mutate_json`; mostly the digest is made right, so that all else is reached."""
+    """Like `mutate_json`; usually with a correct digest, so that later checks are reached."""
     changed = (mutate if rng.random() < 0.1 else mutate_json)(rng, data, others)
     if rng.random() < 0.9:
         with suppress(Exception):
@@ -30,7 +33,7 @@ def mutate_graph(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def read_graph_file(folder: Path, data: bytes) -> None:
-    """A graph: what is accepted is the same after being written again, can be drawn and planned; what fits runs."""
+    """An accepted graph is equal after a round trip and can be drawn and planned; it also runs if it is small."""
     file = folder / "graph.json"
     file.write_bytes(data)
     graph = tw.ComputeGraph.load(file)
@@ -47,8 +50,8 @@ def read_graph_file(folder: Path, data: bytes) -> None:
         inputs = [
             t for t in plan.graph.of_kind("input") if not t.spec.name.startswith(("loss.", "optimizer."))
         ]
-        given = {t.spec.name: np.zeros([upper_bound(s) for s in t.shape], np.int32) for t in inputs}
-        model.step(given, 0.1) if "step" in plan.programs else model.forward(**given)
+        arrays = {t.spec.name: np.zeros([upper_bound(s) for s in t.shape], np.int32) for t in inputs}
+        model.step(arrays, 0.1) if "step" in plan.programs else model.forward(**arrays)
 
 
 @tw.layer
@@ -58,7 +61,7 @@ def _block(graph: tw.ComputeGraph, x: tw.TensorNode, *, factor: float) -> tw.Ten
 
 
 def graphs() -> list[bytes]:
-    """Layers with a loss; a cache, a symbol and hints."""
+    """Graphs with layers and a loss; with a cache, a symbolic size and hints."""
     trains = tw.ComputeGraph("trains")
     x = trains.input([4, 4], name="x", labels=[tw.BATCH, None], layout=("dp",))
     for i in range(2):

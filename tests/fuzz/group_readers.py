@@ -1,6 +1,6 @@
-"""The reader of what processes of a group say to each other, whole messages with what is in them.
+"""The reader of messages between processes of a group.
 
-As in readers.py, whose table it is part of.
+Part of the table in readers.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilewise.processes.children import HEAD, pack
 
 
 def read_messages(folder: Path, data: bytes) -> None:
-    """A stream is messages to its end, facts that are compared and errors that can be raised, or is refused."""
+    """A stream has messages, facts to compare and errors to raise until its end, or is rejected."""
     left, right = socket.socketpair()
     channel = Channel(left, "process 1")
     try:
@@ -43,7 +43,7 @@ def read_messages(folder: Path, data: bytes) -> None:
 
 
 class Frames:
-    """What a connection brings, frame by frame, then its end."""
+    """A connection's frames, one after another, then its end."""
 
     cause = ""
 
@@ -51,7 +51,7 @@ class Frames:
         self.left = data
 
     def receive_frame(self, source: int, limit_s: float) -> bytes | None:
-        """The next one, as long as its first bytes say."""
+        """The next frame, with the length that its first bytes give."""
         if not self.left:
             self.cause = "the end"
             return None
@@ -61,7 +61,9 @@ class Frames:
 
 
 def read_frames(folder: Path, data: bytes) -> None:
-    """The same through MPI's connection, where paths stand for descriptors: none but those of processes are opened."""
+    """The same through MPI's connection, where paths replace descriptors; only paths of the group's
+    processes may be opened.
+    """
     channel = MpiChannel(Frames(data), 1, "process 1")  # type: ignore[arg-type]
     while True:
         try:
@@ -76,7 +78,7 @@ def read_frames(folder: Path, data: bytes) -> None:
 
 
 def valid_frames() -> list[bytes]:
-    """A program that is copied, memory that is not, questions."""
+    """A program that is copied, memory that is not, and questions."""
     own = os.open("/dev/null", os.O_RDWR)  # stays open with the tests
     paths = [5, "", f"/proc/{os.getpid()}/fd/{own}"]
     questions = [{"id": 1, "what": "open", "executor": 1, "given": [{"num_devices": 2}], "paths": paths}]
@@ -85,7 +87,7 @@ def valid_frames() -> list[bytes]:
 
 
 def valid_messages() -> list[bytes]:
-    """What a worker says: who it is, answers, errors, signs of life."""
+    """Messages of a worker: its facts, answers, errors, signs of life."""
     hello = pack({**own_facts(), "pid": 7})
     answers = [
         {"id": 1, "answer": None},

@@ -1,9 +1,9 @@
-"""Valid files made wrong, from a seed: the mutations that a random byte would seldom find.
+"""Mutations of valid files, from a seed, that random bytes would seldom find.
 
-`mutate` works on the words of a text (numbers, strings, names, brackets) and on bytes; `mutate_json` mostly on the
-values of a JSON file, so that what comes out is JSON; `mutate_safetensors` does so with the header and gives it a
-length that fits; `mutate_plan` with the rows of a plan, and makes the digest right as well. Pure functions of their
-arguments: a seed gives the same input on every machine. Knows no reader.
+`mutate` changes words of a text (numbers, strings, names, brackets) and bytes. `mutate_json`
+usually changes values of a JSON file, so that the result is JSON. `mutate_safetensors` does so with
+the header and corrects its length. `mutate_plan` changes rows of a plan and usually corrects the
+digest. Pure functions: a seed gives the same input on every machine.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _ODD_VALUES: list[Any] = [
 
 
 def mutate(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """`data` with one to four changes, most of them of whole words; `others` are files to take words from."""
+    """`data` with one to four changes, mostly of whole words; `others` are files to take words from."""
     for _ in range(rng.choice((1, 1, 1, 2, 2, 4))):
         data = rng.choice(_CHANGES)(rng, data, others)
     return data[:_MOST_BYTES]
 
 
 def mutate_json(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """JSON with one to three of its values, keys or members changed; now and then as `mutate`, which breaks it."""
+    """JSON with one to three changed values, keys or members; sometimes like `mutate`, which breaks the syntax."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
@@ -58,7 +58,7 @@ def mutate_json(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def mutate_safetensors(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """As `mutate_json`; mostly the header alone, and the length before it says how long it became."""
+    """Like `mutate_json`, usually of the header only, with a correct length in front."""
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     if end > len(data) or rng.random() < 0.2:
         return mutate(rng, data, others)
@@ -69,7 +69,7 @@ def mutate_safetensors(rng: random.Random, data: bytes, others: list[bytes]) -> 
 
 
 def mutate_plan(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """As `mutate_safetensors`, of what follows the first line; mostly the line's digest is made right."""
+    """Like `mutate_safetensors`, for the part after the first line; usually with a correct digest."""
     line, _, body = data.partition(b"\n")
     if rng.random() < 0.1:
         return mutate(rng, data, others)
@@ -81,7 +81,7 @@ def mutate_plan(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def _change_inside(rng: random.Random, content: Any) -> Any:
-    """One change somewhere in parsed JSON, which is changed in place; returns it, or what stands instead of it."""
+    """Change parsed JSON in place at a random position; returns it, or its replacement."""
     holders = list(_holders(content))
     if not holders or rng.random() < 0.02:
         return json.loads(json.dumps(rng.choice(_ODD_VALUES)))
@@ -89,7 +89,7 @@ def _change_inside(rng: random.Random, content: Any) -> Any:
     keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
     key, kind = rng.choice(keys), rng.randrange(10)
     other = rng.choice(holders)
-    known = rng.choice(list(other.values()) if isinstance(other, dict) else other)
+    value = rng.choice(list(other.values()) if isinstance(other, dict) else other)
     if kind == 0:
         del holder[key]
     elif kind == 1 and isinstance(holder, dict):
@@ -99,14 +99,14 @@ def _change_inside(rng: random.Random, content: Any) -> Any:
     elif kind <= 3 and type(holder[key]) in (int, float):
         holder[key] += rng.choice((-1, 1, 2, 64, -holder[key]))
     elif kind <= 5:
-        holder[key] = json.loads(json.dumps(known))  # a copy: nothing stands inside itself
+        holder[key] = json.loads(json.dumps(value))  # a copy: nothing stands inside itself
     else:
         holder[key] = json.loads(json.dumps(rng.choice(_ODD_VALUES)))
     return content
 
 
 def _holders(content: Any) -> Iterator[Any]:
-    """Every object and list in parsed JSON that is not empty."""
+    """Every non-empty object and list in parsed JSON."""
     if isinstance(content, (dict, list)) and content:
         yield content
         for value in content.values() if isinstance(content, dict) else content:
@@ -118,7 +118,7 @@ def _words_of(data: bytes) -> list[bytes]:
 
 
 def _other_word(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """An odd word in the place of another, or next to it."""
+    """Replace a word by an unusual one, or insert it."""
     words = _words_of(data)
     at = rng.randrange(len(words))
     words[at : at + rng.randrange(2)] = [rng.choice(_ODD_WORDS)]
@@ -126,14 +126,14 @@ def _other_word(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def _known_word(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """A word of the same or another file in the place of another one."""
+    """Replace a word by one from this or another file."""
     words = _words_of(data)
     words[rng.randrange(len(words))] = rng.choice(_words_of(rng.choice([data, *others])))
     return b"".join(words)
 
 
 def _words_moved(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """A run of words left out, said twice, or moved."""
+    """Remove, repeat or move a run of words."""
     words = _words_of(data)
     begin, length = rng.randrange(len(words)), rng.choice((1, 1, 2, 5, 20, 100))
     run = words[begin : begin + length]
@@ -147,7 +147,7 @@ def _words_moved(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def _nested(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """A word in many brackets."""
+    """Put a word into many brackets."""
     words, depth = _words_of(data), rng.choice((1, 3, 150, 1000, 3000))
     at = rng.randrange(len(words))
     opening, closing = rng.choice(((b"[", b"]"), (b'{"k":', b"}"), (b"(", b")")))
@@ -156,7 +156,7 @@ def _nested(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def _bytes_changed(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """Some bytes replaced by random ones, or one bit turned."""
+    """Replace some bytes by random ones, or flip a bit."""
     changed = bytearray(data or b"\0")
     at = rng.randrange(len(changed))
     if rng.random() < 0.5:
@@ -167,7 +167,7 @@ def _bytes_changed(rng: random.Random, data: bytes, others: list[bytes]) -> byte
 
 
 def _cut(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """The beginning alone, the end alone, or two files as one."""
+    """Only the beginning, only the end, or two files joined."""
     at = rng.randrange(len(data) + 1)
     other = rng.choice([data, *others])
     return rng.choice((data[:at], data[at:], data[:at] + other[rng.randrange(len(other) + 1) :]))

@@ -1,9 +1,9 @@
-"""Every reader of bytes that may have been written by any program, as a function of a folder and the bytes.
+"""Every reader of files from outside, as a function of a folder and bytes.
 
-A reader gets a valid file of its kind made wrong, puts it where the product would find it, reads it as the product
-does, and uses what came out. It may succeed, or raise one of our own errors in one line; whatever else it raises is a
-finding. Where a result can be judged (by another library, by writing it and reading it again) it is. The valid files
-are made here, by code from fixed seeds.
+A reader gets a mutated valid file, puts it where the product expects it, reads it as the product
+does, and uses the result. It may succeed or raise one of our own errors in one line; any other
+exception is a finding. The result is checked if possible, by another library or by a round trip.
+Valid files are made here from fixed seeds.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ SETTINGS = {"model": {"hidden_size": 32}, "train": {"seed": 0}}
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader and what to throw at it.
+    """A reader and its inputs.
 
     Attributes:
-        read: takes a folder of its own, empty but for what it left there, and the bytes.
+        read: gets its own folder, with the files that it left there, and the bytes.
         seeds: valid files.
-        mutation: makes one of them wrong.
-        num_in_ci: inputs that `make test-slow` tries: for all readers 20 seconds together.
+        mutation: changes one of them.
+        num_in_ci: number of inputs of `make test-slow`; all readers together take 20 seconds.
     """
 
     read: Callable[[Path, bytes], None]
@@ -90,13 +90,13 @@ class Reader:
 
 
 def read_safetensors(folder: Path, data: bytes) -> None:
-    """Weights: what is accepted, the safetensors library reads as the same arrays."""
+    """Weights: the safetensors library reads an accepted file as the same arrays."""
     file = folder / "model.safetensors"
     file.write_bytes(data)
     weights = {name: np.array(tensor) for name, tensor in open_weights(file).items()}
-    found = {name: (dtype_name(t.dtype), list(t.shape), t.tobytes()) for name, t in weights.items()}
+    arrays = {name: (dtype_name(t.dtype), list(t.shape), t.tobytes()) for name, t in weights.items()}
     expected = {name: (t["dtype"], t["shape"], bytes(t["data"])) for name, t in safetensors.deserialize(data)}
-    assert found == expected
+    assert arrays == expected
 
 
 def _safetensors() -> list[bytes]:
@@ -133,7 +133,7 @@ def _weights_index() -> list[bytes]:
 
 
 def read_model_config(folder: Path, data: bytes) -> None:
-    """config.json: what is accepted, is the same after being written and read again."""
+    """config.json: an accepted configuration is equal after a round trip."""
     (folder / "config.json").write_bytes(data)
     config = models.open(folder)
     assert models.num_parameters(config) > 0
@@ -193,11 +193,11 @@ def _model_config() -> list[bytes]:
             "rope_scaling": {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
         },
     ]
-    return [_json(given) for given in (plain.to_dict(), llama3, new, *others)]
+    return [_json(config) for config in (plain.to_dict(), llama3, new, *others)]
 
 
 def read_sentence_files(folder: Path, data: bytes) -> None:
-    """What stands next to a model for sentences: each of its three files, where the others are valid."""
+    """The three files of a sentence-transformers directory, each mutated next to valid others."""
     (folder / "1_Pooling").mkdir(exist_ok=True)
     places = ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json")
     for place, valid in zip(places, _sentence_files(), strict=True):
@@ -226,8 +226,9 @@ def _sentence_files() -> list[bytes]:
 
 
 def read_checkpoint_metadata(folder: Path, data: bytes) -> None:
-    """checkpoint.json next to the files of two devices that it fits; its own checksum is made
-    right, so that the rest is reached."""
+    """checkpoint.json next to the matching files of two devices; its digest is corrected, so that
+    later checks are reached.
+    """
     checkpoint = _fresh_checkpoint(folder)
     with suppress(ValueError):  # also of a text that UTF-8 cannot hold
         data = Manifest.model_validate_json(data).signed().content().encode()
@@ -240,7 +241,9 @@ def _checkpoint_metadata() -> list[bytes]:
 
 
 def read_device_file(folder: Path, data: bytes) -> None:
-    """The second device's file; where it is whole, checkpoint.json is made to fit it, so that the rest is reached."""
+    """The second device's file; if it is valid, checkpoint.json is adapted to it, so that later
+    checks are reached.
+    """
     checkpoint = _fresh_checkpoint(folder)
     file = checkpoint / device_file(1)
     file.write_bytes(data)
@@ -261,7 +264,7 @@ def read_device_file(folder: Path, data: bytes) -> None:
 
 
 def _state(step: int) -> dict[str, PartedTensor]:
-    """What two devices have: a matrix in rows, a state that the second has whole, a count that the first has."""
+    """The state of two devices: a matrix in rows, a whole state on the second, a step count on the first."""
     w = np.arange(6, dtype=np.float32).reshape(2, 3)
     rows = (TensorPart(Box((0, 0), (1, 3)), w[:1], 0), TensorPart(Box((1, 0), (1, 3)), w[1:], 1))
     whole = {"optimizer.exp_avg.w": (1, np.ones((2, 3), bfloat16)), "optimizer.step": (0, np.array([step]))}
@@ -281,7 +284,7 @@ def _device_file() -> list[bytes]:
 
 
 def _fresh_checkpoint(folder: Path) -> Path:
-    """A whole checkpoint of step 2 and one of step 3, which is to be made wrong."""
+    """A valid checkpoint of step 2 and one of step 3 for mutation."""
     for step in (2, 3):
         if not (folder / f"step-0000000{step}").exists():
             save_checkpoint(folder, TrainingState(step, _state(step), mesh={"dp": 2}), SETTINGS)
@@ -295,12 +298,12 @@ def _manifest_of(tensors: dict[str, PartedTensor]) -> bytes:
 
 
 def _resume(folder: Path) -> None:
-    """What a resumed run does; a damaged newest checkpoint is named, and the one before it is used."""
+    """Resume a run; a damaged newest checkpoint is named, and the previous one is used."""
     reported: list[str] = []
     try:
         path, state = load_latest(folder, SETTINGS, reported.append)
     except CheckpointError as error:
-        assert "must be those the checkpoint was made with" in str(error), error  # another configuration
+        assert "must equal those of the checkpoint" in str(error), error  # another configuration
         return
     assert (path.name, state.step) in (("step-00000002", 2), ("step-00000003", 3))
     assert len(reported) == (state.step == 2) and all("\n" not in text for text in reported)
@@ -308,7 +311,7 @@ def _resume(folder: Path) -> None:
 
 
 def read_train_config(folder: Path, data: bytes) -> None:
-    """The TOML file of a training run: what is accepted, is the same after being checked again."""
+    """The TOML file of a training run: an accepted configuration is equal when checked again."""
     file = folder / "train.toml"
     file.write_bytes(data)
     config = load_config(file)
@@ -324,7 +327,7 @@ def _train_config() -> list[bytes]:
 
 
 def read_dependency_graph(folder: Path, data: bytes) -> None:
-    """A recorded graph: what is accepted is the same after being written, and can be drawn."""
+    """A recorded dependency graph: an accepted one is equal after a round trip and can be drawn."""
     file = folder / "graph.json"
     file.write_bytes(data)
     graph = read_graph(file)
@@ -356,13 +359,13 @@ def _dependency_graph() -> list[bytes]:
 
 
 def read_metrics_file(folder: Path, data: bytes) -> None:
-    """metrics.jsonl: what a resumed run keeps of it, it keeps the next time too."""
+    """metrics.jsonl: a second resumed run keeps the same lines as the first."""
     file = folder / "metrics.jsonl"
     file.write_bytes(data)
-    found = read_metrics(file)
+    lines = read_metrics(file)
     MetricsFile(file, 3).close()
-    kept = [line for line in found if line["step"] < 3]
-    assert read_metrics(file) == kept
+    early = [line for line in lines if line["step"] < 3]
+    assert read_metrics(file) == early
 
 
 def _metrics() -> list[bytes]:
@@ -375,7 +378,7 @@ def _metrics() -> list[bytes]:
 
 
 def read_texts(folder: Path, data: bytes) -> None:
-    """A file of text, alone and in a folder: pieces and whole files hold the text, whatever it is."""
+    """A text file, alone and in a folder: pieces and whole file contain the same text."""
     texts = folder / "texts"
     texts.mkdir(exist_ok=True)
     (texts / "a.txt").write_bytes(data)
@@ -383,13 +386,14 @@ def read_texts(folder: Path, data: bytes) -> None:
     (texts / "c.txt").write_bytes(b"other text\n")
     for path in (texts, texts / "a.txt"):
         corpus = load_corpus(path, 0.0)
-        found = "".join(file.text for file in corpus.train if file.name.startswith("a.txt"))
-        assert found in ("", data.decode("utf-8", "replace"))
+        text = "".join(file.text for file in corpus.train if file.name.startswith("a.txt"))
+        assert text in ("", data.decode("utf-8", "replace"))
 
 
 def read_plan(folder: Path, data: bytes) -> None:
-    """A plan: what is accepted is the same after being written again, can be explained, and native code takes it; what
-    planning makes of its graph too, runs."""
+    """A plan: an accepted one is equal after a round trip, can be explained, and is accepted by
+    native code; a new plan of its graph runs.
+    """
     file = folder / "step.plan"
     file.write_bytes(data)
     plan = tw.Plan.load(file)
@@ -402,8 +406,8 @@ def read_plan(folder: Path, data: bytes) -> None:
     with tw.GraphInstance(plan, memory_limit_bytes=1 << 26) as model:
         require_origin(plan)
         inputs = {t.spec.name: np.ones(t.shape, np.float32) for t in plan.graph.of_kind("input")}
-        given = {name: value for name, value in inputs.items() if not is_hyper(name)}
-        model.step(given, 0.1) if "step" in plan.programs else model.forward(**given)
+        arrays = {name: value for name, value in inputs.items() if not is_hyper(name)}
+        model.step(arrays, 0.1) if "step" in plan.programs else model.forward(**arrays)
 
 
 def _plans() -> list[bytes]:
@@ -467,7 +471,7 @@ READERS = {
 
 
 def _read_planted(folder: Path, data: bytes) -> None:
-    """A fault that a search finds: four bytes, one after the other."""
+    """A planted bug that a search can find: four bytes in a row."""
     if b"9" in data and b"99" in data and b"999" in data and b"9999" in data:
         raise KeyError("planted")
 
@@ -476,7 +480,7 @@ PLANTED = Reader(_read_planted, lambda: [b'{"a": 1}'], 0, mutate_json)
 
 
 def attempt(reader: Reader, folder: Path, data: bytes) -> bool:
-    """Read; whether it was accepted. What is refused is refused in one line."""
+    """Read once; returns whether the input was accepted. An error must be one line."""
     try:
         reader.read(folder, data)
     except TilewiseError as error:
@@ -486,7 +490,7 @@ def attempt(reader: Reader, folder: Path, data: bytes) -> bool:
 
 
 def inputs(reader: Reader, count: int) -> Iterator[bytes]:
-    """The valid files, then `count` of them made wrong, the same ones each time."""
+    """The valid files, then `count` mutated ones, always the same."""
     seeds, rng = reader.seeds(), random.Random(0)
     yield from seeds
     for _ in range(count):

@@ -1,9 +1,10 @@
-"""Foreign bytes in every reader: it succeeds, or raises one of our own errors in one line, in bounded time and memory.
+"""Mutated files in every reader: it succeeds or raises one of our own errors in one line, in
+bounded time and memory.
 
-Three lengths. Every day: the valid files, and some made wrong. `make test-slow`: about 20 seconds of them for each
-reader of a model's files, of checkpoints and of processes' messages, a second for the others, the same ones each time.
-`make soak`: ten minutes a reader under atheris, which looks for inputs that reach lines that none has reached. An input
-that fails is shown; it becomes a case of the reader's own tests when that is mended.
+Three lengths. `make test`: valid files and a few mutated ones. `make test-slow`: about 20 seconds
+for each reader of model files, checkpoints and messages, one second for the others, always the same
+inputs. `make soak`: ten minutes per reader with atheris, which searches for inputs that reach new
+lines. A failing input is printed; it becomes a case of the reader's own tests.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ needs_atheris = pytest.mark.skipif(
 
 
 class Hangs(BaseException):
-    """An input that takes too long; no reader catches it by mistake."""
+    """An input takes too long; derived from BaseException so that no reader catches it."""
 
 
 @contextmanager
 def limited(seconds: float):
-    """A block that takes longer ends with `Hangs`."""
+    """Raises `Hangs` if the block takes longer."""
 
     def stop(number, frame):
         raise Hangs(f"it took more than {seconds:g} s")
@@ -55,7 +56,7 @@ def limited(seconds: float):
 
 
 def throw(reader: Reader, folder: Path, count: int, seconds: float = LONGEST_S) -> int:
-    """The valid files and `count` made wrong, one after the other; returns how many were accepted."""
+    """Read the valid files and `count` mutated ones; returns how many were accepted."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     num_accepted = 0
     for number, data in enumerate(inputs(reader, count)):
@@ -73,7 +74,7 @@ def throw(reader: Reader, folder: Path, count: int, seconds: float = LONGEST_S) 
 
 @pytest.mark.parametrize("name", READERS)
 def test_valid_files_are_accepted(name, tmp_path):
-    """What the inputs are made from is valid, but for what its reader says: an empty text is invalid."""
+    """The seeds are valid, except those that their reader lists as invalid, such as an empty text."""
     reader = READERS[name]
     refused = [data for data in reader.seeds() if not attempt(reader, tmp_path, data)]
     assert refused == ([b""] if name == "texts" else [])
@@ -81,14 +82,14 @@ def test_valid_files_are_accepted(name, tmp_path):
 
 @pytest.mark.parametrize("name", READERS)
 def test_wrong_files_are_refused_in_our_own_words(name, tmp_path):
-    """A few of every reader, every day."""
+    """A few mutated inputs for every reader."""
     throw(READERS[name], tmp_path, NUM_EVERY_DAY)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_many_wrong_files_are_refused_in_our_own_words(name, tmp_path):
-    """Some inputs are still valid, so that also what follows the checks is reached."""
+    """Many mutated inputs; some must be accepted, so that code after the checks is reached."""
     reader = READERS[name]
     assert throw(reader, tmp_path, reader.num_in_ci) > len(reader.seeds())
 
@@ -104,7 +105,7 @@ def test_many_wrong_files_are_refused_in_our_own_words(name, tmp_path):
     ids=["foreign error", "hang", "exit", "two lines"],
 )
 def test_a_planted_fault_is_found(fault, what, tmp_path):
-    """The twin: a reader that fails over one byte in its inputs does not pass."""
+    """The twin: a reader with a planted bug fails."""
 
     def read(folder, data):
         if b"9999" in data:
@@ -116,7 +117,7 @@ def test_a_planted_fault_is_found(fault, what, tmp_path):
 
 
 def _run_atheris(name: str, folder: Path, *options: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    """A process of its own: a reader that takes down the process is a finding too."""
+    """Run a reader in its own process, because a crash is a finding, too."""
     program = Path(__file__).parent / "with_atheris.py"
     return subprocess.run(
         [sys.executable, str(program), name, str(folder), "-print_final_stats=1", *options],
@@ -133,10 +134,10 @@ def _run_atheris(name: str, folder: Path, *options: str, timeout: float) -> subp
 @pytest.mark.soak
 @pytest.mark.parametrize("name", READERS)
 def test_ten_minutes_of_atheris(name, tmp_path):
-    """No input that atheris finds in ten minutes raises a foreign error, hangs, takes 3 GiB or ends the process."""
+    """Ten minutes of atheris find no foreign exception, hang, use of 3 GiB, or crash."""
     done = _run_atheris(name, tmp_path, f"-max_total_time={SOAK_S}", timeout=SOAK_S + 300)
-    found = {path.name: path.read_bytes()[:2000] for path in tmp_path.iterdir() if path.is_file()}
-    assert done.returncode == 0 and not found, f"{found}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    crashes = {path.name: path.read_bytes()[:2000] for path in tmp_path.iterdir() if path.is_file()}
+    assert done.returncode == 0 and not crashes, f"{crashes}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
     assert executed and int(executed[1]) > 1000, done.stderr[-2000:]
 
@@ -144,7 +145,7 @@ def test_ten_minutes_of_atheris(name, tmp_path):
 @needs_atheris
 @pytest.mark.soak
 def test_atheris_finds_a_planted_fault(tmp_path):
-    """The twin: the reader that fails over one word is found within a minute, and its input is kept."""
+    """The twin: atheris finds a planted bug within a minute and stores the input."""
     done = _run_atheris("planted", tmp_path, "-max_total_time=60", timeout=120)
-    (found,) = tmp_path.glob("crash-*")
-    assert done.returncode != 0 and "KeyError" in done.stdout + done.stderr and b"9999" in found.read_bytes()
+    (crash,) = tmp_path.glob("crash-*")
+    assert done.returncode != 0 and "KeyError" in done.stdout + done.stderr and b"9999" in crash.read_bytes()

@@ -1,6 +1,6 @@
-"""Readers of what stands next to a model's weights for writing: settings, tokenizers, chat templates.
+"""Readers of a model directory's files for text: generation settings, tokenizers, chat templates.
 
-As in readers.py, whose table they are part of.
+Part of the table in readers.py.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def _json(content: object) -> bytes:
 
 
 def read_generation_config(folder: Path, data: bytes) -> None:
-    """generation_config.json: what is accepted is how a text can be written, with and without draws, or is refused."""
+    """generation_config.json: accepted settings can be combined with and without sampling, or are rejected."""
     (folder / "generation_config.json").write_bytes(data)
-    found = load_generation_config(folder, VOCABULARY)
-    for given in ({}, {"temperature": 0.0, "max_tokens": 1 << 40}, {"temperature": 1.0}):
-        sampling, taken = combine_settings(found, given, 3)
+    settings = load_generation_config(folder, VOCABULARY)
+    for options in ({}, {"temperature": 0.0, "max_tokens": 1 << 40}, {"temperature": 1.0}):
+        sampling, taken = combine_settings(settings, options, 3)
         assert all(getattr(sampling, name) is not None for name in taken)
 
 
 def valid_generation_config() -> list[bytes]:
     """Valid files."""
-    known = {
+    fields = {
         "bos_token_id": 1,
         "eos_token_id": [2, 3],
         "max_length": 64,
@@ -56,11 +56,11 @@ def valid_generation_config() -> list[bytes]:
         "num_beams": 1,
         "use_cache": True,
     }
-    return [_json(known), _json({**known, **all_}), _json({"eos_token_id": 2, "min_length": 5}), _json({})]
+    return [_json(fields), _json({**fields, **all_}), _json({"eos_token_id": 2, "min_length": 5}), _json({})]
 
 
 def read_tokenizer(folder: Path, data: bytes) -> None:
-    """tokenizer.json: what is accepted encodes a prompt or refuses it, and every id of it has a text."""
+    """tokenizer.json: an accepted tokenizer encodes a prompt or rejects it, and has a text for every id."""
     (folder / "tokenizer.json").write_bytes(data)
     tokenizer = load_tokenizer(folder, 1 << 20)
     ids = encode_prompt(tokenizer, "def f(x):\n    return 'Grüße' + \"日本\"\U0001f600")
@@ -109,8 +109,13 @@ def valid_tokenizer() -> list[bytes]:
     }
     plain = {**content, "added_tokens": [], "decoder": None, "post_processor": None}
     sequence = [{"SpecialToken": {"id": "[UNK]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    known = {"[UNK]": {"id": "[UNK]", "ids": [2], "tokens": ["[UNK]"]}}
-    template = {"type": "TemplateProcessing", "single": sequence, "pair": sequence, "special_tokens": known}
+    special_tokens = {"[UNK]": {"id": "[UNK]", "ids": [2], "tokens": ["[UNK]"]}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": sequence,
+        "pair": sequence,
+        "special_tokens": special_tokens,
+    }
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "_"}
     split = {"type": "Split", "pattern": {"Regex": r"\w+|\s"}, "behavior": "Isolated", "invert": False}
     metaspace = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
@@ -136,7 +141,7 @@ def valid_tokenizer() -> list[bytes]:
 
 
 def read_tokenizer_config(folder: Path, data: bytes) -> None:
-    """tokenizer_config.json next to vocab.json and merges.txt: what is accepted encodes a text."""
+    """tokenizer_config.json next to vocab.json and merges.txt: an accepted one encodes a text."""
     trained = json.loads(valid_tokenizer()[0])["model"]
     if not (folder / "vocab.json").exists():
         (folder / "vocab.json").write_bytes(_json(trained["vocab"]))
@@ -149,7 +154,7 @@ def read_tokenizer_config(folder: Path, data: bytes) -> None:
 
 
 def _merging(folder: Path, vocab: bytes, merges: bytes) -> None:
-    """A tokenizer of vocab.json and merges.txt encodes a text and has texts for its ids, or is refused."""
+    """A tokenizer of vocab.json and merges.txt encodes a text and has texts for its ids, or is rejected."""
     (folder / "vocab.json").write_bytes(vocab)
     (folder / "merges.txt").write_bytes(merges)
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
@@ -210,17 +215,19 @@ def valid_tokenizer_config() -> list[bytes]:
 
 
 def read_chat_template(folder: Path, data: bytes) -> None:
-    """chat_template.jinja: a text or words about what is wrong, in this process, without what stops a child."""
+    """chat_template.jinja gives a text or an error message, in this process, without the limits of
+    the child process.
+    """
     (folder / "chat_template.jinja").write_bytes(data)
     template = load_tokenizer_config(folder).chat_templates["default"]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"}]
     tools = [{"type": "function", "function": {"name": "f"}}]
     variables = {"messages": messages, "tools": tools, "bos_token": "<s>", "add_generation_prompt": True}
-    found = template_child.problem_of(template, variables)
-    json.dumps(found, allow_nan=False)
-    assert found.keys() in ({"text"}, {"problem"})
-    if "problem" in found:
-        raise ConfigError(" ".join(found["problem"].split()))
+    problem = template_child.problem_of(template, variables)
+    json.dumps(problem, allow_nan=False)
+    assert problem.keys() in ({"text"}, {"problem"})
+    if "problem" in problem:
+        raise ConfigError(" ".join(problem["problem"].split()))
 
 
 def valid_chat_template() -> list[bytes]:

@@ -1,4 +1,6 @@
-"""Readers of PyTorch's own files, and valid ones: state dicts of torch.save, metadata of distributed checkpoints."""
+"""Readers of PyTorch's file formats, and valid files: state dicts of torch.save, metadata of
+distributed checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from tilewise.checkpoint import open_distributed, open_state_dict
 
 
 def read_torch_archive(folder: Path, data: bytes) -> None:
-    """A file of torch.save, archive and all."""
+    """A whole file of torch.save."""
     (folder / "model.pt").write_bytes(data)
     for tensor in open_state_dict(folder / "model.pt").values():
         assert tensor.read().shape == tensor.shape
 
 
 def read_torch_pickle(folder: Path, data: bytes) -> None:
-    """The pickle in a file of torch.save, next to storages that it fits."""
+    """The pickle of a torch.save file, next to matching storages."""
     with zipfile.ZipFile(folder / "model.pt", "w") as archive:
         archive.writestr("model/data.pkl", data)
         for number, size in enumerate(_STORAGE_BYTES):
@@ -60,7 +62,7 @@ def torch_pickles() -> list[bytes]:
 
 
 def read_distributed_metadata(folder: Path, data: bytes) -> None:
-    """`.metadata` of a distributed checkpoint, next to the files that it fits."""
+    """`.metadata` of a distributed checkpoint, next to matching files."""
     if not (folder / "__0_0.distcp").exists():
         for name, content in _distributed().items():
             (folder / name).write_bytes(content)

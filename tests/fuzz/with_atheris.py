@@ -1,9 +1,9 @@
-"""One reader under atheris: `python with_atheris.py READER FOLDER [libFuzzer's options]`; status 0 says that nothing
-was found.
+"""Run one reader under atheris: `python with_atheris.py READER FOLDER [libFuzzer options]`; exit
+status 0 if nothing was found.
 
-Coverage of our own modules and of Python's TOML parser guides what is tried; half of the inputs come from the mutations
-of next door, which know words and values, half from libFuzzer's own. The seeds are written to FOLDER/corpus, what is
-found to FOLDER. Run by `make soak`; started by hand it takes the same arguments.
+Coverage of our modules and of Python's TOML parser guides the search. Half of the inputs come from
+mutate.py, half from libFuzzer's own mutations. Seeds are written to FOLDER/corpus, findings to
+FOLDER. `make soak` runs it; it can be run by hand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ with atheris.instrument_imports(include=["tilewise", "tomllib"]):
 
 
 def main() -> None:
-    """Fuzz until libFuzzer's options say to end."""
+    """Fuzz until libFuzzer's options end it."""
     name, folder = sys.argv[1], Path(sys.argv[2])
     reader = PLANTED if name == "planted" else READERS[name]
     seeds, corpus, scratch = reader.seeds(), folder / "corpus", Path(tempfile.mkdtemp(dir=folder))

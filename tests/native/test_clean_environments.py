@@ -1,5 +1,6 @@
-"""Every Python that this machine has, from 3.10 on: the package is built, installed and used in an environment of its
-own, with nothing but what it asks for."""
+"""Every Python of this machine from 3.10 on: the package is built, installed and used in a new
+environment with only its dependencies.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ pytestmark = pytest.mark.soak
 
 
 def interpreter(minor: int) -> str | None:
-    """A Python 3.`minor` that runs: on PATH, or kept by a version manager of which PATH has a shim."""
+    """A working Python 3.`minor`, on PATH or through a version manager's shim."""
     name = f"python3.{minor}"
     candidates = [name]
     shim = shutil.which(name)
     if shim:
-        kept = sorted(Path(shim).parents[1].glob(f"versions/3.{minor}.*/bin/{name}"))
-        candidates += [str(path) for path in kept]
+        interpreters = sorted(Path(shim).parents[1].glob(f"versions/3.{minor}.*/bin/{name}"))
+        candidates += [str(path) for path in interpreters]
     for candidate in candidates:
         try:
             done = subprocess.run(
@@ -33,8 +34,8 @@ def interpreter(minor: int) -> str | None:
             )
         except (OSError, subprocess.SubprocessError):
             continue
-        found, path = json.loads(done.stdout)
-        if found == minor:
+        version, path = json.loads(done.stdout)
+        if version == minor:
             return str(path)
     return None
 
@@ -52,7 +53,7 @@ def call(*command: str, cwd: Path, minutes: int = 15) -> None:
 
 @pytest.mark.parametrize("minor", MINORS)
 def test_package_builds_and_runs(minor, tmp_path):
-    """pip builds and installs the tree; the tests without heavy peers and the examples pass there."""
+    """pip builds and installs the tree; tests without heavy dependencies, and the examples, pass."""
     python = interpreter(minor)
     if python is None:
         pytest.skip(f"needs Python 3.{minor} (python3.{minor} on PATH, or installed by a version manager)")

@@ -1,4 +1,4 @@
-"""The examples run, and stay short enough to read at once."""
+"""The examples run, and stay short."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("[0-9]*.py"))
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(path):
-    """An example ends well and says nothing on standard error."""
+    """An example succeeds and writes nothing to standard error."""
     done = subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,4 +1,6 @@
-"""`make docs`: the site is built strictly, has every exported name, its pictures and its headers; broken links fail."""
+"""`make docs`: the site is built strictly, with every exported name, pictures and headers; broken
+links are errors.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,15 @@ def site(tmp_path_factory):
 
 
 def headings(page: Path) -> set[str]:
-    """The names that a page of the reference has a heading for."""
+    """The names with a heading on a page of the reference."""
     return set(re.findall(r"<h2[^>]*>\s*(?:<span[^>]*>)?([\w.]+)", page.read_text(encoding="utf-8")))
 
 
 def test_reference_has_every_exported_name(site):
-    """A heading for each name in `__all__` of every package on the site; what examples import is among them."""
+    """A heading for each name in `__all__` of every package on the site, including those that examples import."""
     pages = {page.stem: headings(page) for page in (site / "reference").glob("tilewise*.html")}
-    for package, found in pages.items():
-        assert set(importlib.import_module(package).__all__) <= found, package
+    for package, names in pages.items():
+        assert set(importlib.import_module(package).__all__) <= names, package
     imported = [
         line.split() for path in (ROOT / "examples").glob("*.py") for line in path.read_text().splitlines()
     ]
@@ -54,15 +56,15 @@ def test_reference_has_every_exported_name(site):
 
 
 def test_every_operation_is_listed(site):
-    """Each method of a graph that adds an operation by its heading, and each registered operation in the table."""
+    """Each method of a graph that adds an operation has a heading, and each registered operation a table row."""
     page = site / "reference" / "operations.html"
     text = page.read_text(encoding="utf-8")
     assert {"input", "parameter", "matmul", "scaled_dot_product_attention", "loss"} <= headings(page)
     assert all(f"<code>{name}</code>" in text for name in registered_ops())
 
 
-def test_headers_and_pictures_are_there(site):
-    """C and C++ as installed; a curve, a report and a graph that this build drew."""
+def test_headers_and_pictures_exist(site):
+    """C and C++ headers as installed; a curve, a report and a graph drawn by this build."""
     assert "pto_runtime_open" in (site / "reference" / "c.html").read_text(encoding="utf-8")
     assert "TaskHandle" in (site / "reference" / "cpp.html").read_text(encoding="utf-8")
     page = (site / "pictures.html").read_text(encoding="utf-8")
@@ -72,8 +74,8 @@ def test_headers_and_pictures_are_there(site):
     assert all((site / name).stat().st_size > 1000 for name in named)
 
 
-def test_pages_fetch_nothing(site):
-    """No style, script, font or picture comes from elsewhere."""
+def test_pages_load_nothing_external(site):
+    """No style, script, font or picture of another site."""
     fetched = re.compile(r'<(?:link|script|img|iframe)[^>]+(?:src|href)="?(?:https?:)?//')
     assert not [
         page.name for page in site.rglob("*.html") if fetched.search(page.read_text(encoding="utf-8"))
@@ -81,7 +83,7 @@ def test_pages_fetch_nothing(site):
 
 
 def test_a_broken_link_fails(tmp_path):
-    """A link to a page that is not there ends the build: the check can fail."""
+    """The twin: a link to a missing page fails the build."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     page = tmp_path / "docs" / "glossary.md"
     page.write_text(page.read_text(encoding="utf-8") + "\n[more](no_such_page.md)\n", encoding="utf-8")

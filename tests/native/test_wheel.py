@@ -1,5 +1,4 @@
-"""The wheel that `make wheel` leaves in dist: the machines that its name promises, and a job in an environment that has
-only the wheel and its dependencies."""
+"""The wheel of `make wheel`: its platform tags, and its use in an environment with only its dependencies."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def wheel() -> Path:
 
 
 def test_the_name_says_manylinux_and_the_stable_abi(wheel):
-    """The platform tag is auditwheel's; from Python 3.12 on one wheel serves all later versions."""
+    """The platform tag is auditwheel's; from Python 3.12 on, one wheel serves all later versions."""
     tags = parse_wheel_filename(wheel.name)[3]
     assert any(re.match(r"manylinux_2_\d+_", tag.platform) for tag in tags)
     assert not any(tag.platform.startswith("linux_") for tag in tags)
@@ -54,8 +53,10 @@ def test_the_name_says_manylinux_and_the_stable_abi(wheel):
     assert {(tag.interpreter, tag.abi) for tag in tags} == {expected}
 
 
-def test_a_clean_environment_without_a_compiler_trains_and_writes(wheel, tmp_path):
-    """pip installs the wheel, all kernel levels of this machine are there, a model is trained and writes a text."""
+def test_the_wheel_works_without_a_compiler(wheel, tmp_path):
+    """pip installs the wheel, all kernel levels of this machine are present, a model is trained and
+    generates text.
+    """
     (tmp_path / "texts").mkdir()
     for i in range(4):
         (tmp_path / "texts" / f"module_{i}.py").write_text(TEXT)

@@ -1,4 +1,4 @@
-"""What policy tests read: the repository's files and their syntax trees."""
+"""The files of the repository and their syntax trees, for policy tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NATIVE = ROOT / "native"
 
 
 def python_files(*folders: str) -> list[Path]:
-    """All Python files below some folders of the repository."""
+    """All Python files below some folders."""
     return sorted(
         path
         for folder in folders
@@ -32,7 +32,7 @@ def native_files() -> list[Path]:
 
 @cache
 def tracked_files() -> list[Path]:
-    """All files that git knows or would be asked to know; skips the test where there is no repository."""
+    """All tracked files and untracked ones that git does not ignore; skips the test without a repository."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -48,12 +48,12 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def relative(path: Path) -> str:
-    """The path as a person would write it."""
+    """The path relative to the repository."""
     return path.relative_to(ROOT).as_posix()
 
 
 def imports_of(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Every import in a file, wherever it stands: line, module, names (empty for `import module`)."""
+    """Every import in a file: line, module, names (empty for `import module`)."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom):
             yield (
@@ -67,7 +67,7 @@ def imports_of(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
 
 
 def exported(path: Path) -> list[str] | None:
-    """The names in a file's `__all__`; None when it has none."""
+    """The names in a file's `__all__`; None without one."""
     for node in tree_of(path).body:
         targets = (
             node.targets

@@ -1,4 +1,4 @@
-"""The form of pages: widths of lines, the length of the decisions, and constructions that readers stumble over."""
+"""The form of pages: line widths, the length of docs/decisions.md, and forbidden constructions."""
 
 import re
 from textwrap import dedent
@@ -19,7 +19,7 @@ RIDDLES = [
 
 
 def pages():
-    """Pages of the site that people write."""
+    """The hand-written pages of the site."""
     return [
         *sorted((ROOT / "docs").glob("*.md")),
         *(ROOT / f"{n}.md" for n in ("README", "CONTRIBUTING", "CHANGELOG")),
@@ -27,7 +27,7 @@ def pages():
 
 
 def mistakes(text):
-    """What a page does wrong, with the number of the line."""
+    """The faults of a page, with line numbers."""
     problems, language = [], None
     prose = []  # text outside code, one entry for each line, so that sentences may go over lines
     for number, line in enumerate(text.splitlines(), 1):
@@ -50,8 +50,8 @@ def mistakes(text):
     return sorted(problems)
 
 
-def test_pages_keep_their_form():
-    """No page has wide lines or one of the constructions."""
+def test_pages_have_valid_form():
+    """No wide lines and no forbidden constructions."""
     problems = [
         f"{relative(page)}:{n}: {what}" for page in pages() for n, what in mistakes(page.read_text("utf-8"))
     ]
@@ -59,12 +59,12 @@ def test_pages_keep_their_form():
 
 
 def test_decisions_stay_short():
-    """The page of decisions has at most as many words as a reader takes in at one sitting."""
+    """docs/decisions.md has a maximum number of words."""
     assert len((ROOT / "docs" / "decisions.md").read_text("utf-8").split()) <= DECISIONS
 
 
 def test_planted_faults_are_found():
-    """Each rule finds its fault, at its line; a table, a unit file and code may hold what prose may not."""
+    """The twin: each rule finds its fault at its line; tables, unit files and code are exempt."""
     bad = dedent(f"""\
         # Page
         {"word " * 21}

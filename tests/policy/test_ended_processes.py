@@ -1,5 +1,6 @@
-"""A test that hangs, and one that crashes, ends its process alone and says where it was; one that compares large bytes
-does not hang (`tests/conftest.py`)."""
+"""A test that hangs or crashes ends only its own process, with its location; comparisons of large
+byte strings do not hang (`tests/conftest.py`).
+"""
 
 import os
 import subprocess
@@ -26,8 +27,8 @@ def run_tests(folder, *options, **environment):
 
 
 @pytest.mark.slow
-def test_what_hangs_or_crashes_says_where(tmp_path):
-    """The others pass, and the summary ends with the stacks of both, down to the line."""
+def test_hanging_and_crashing_tests_are_located(tmp_path):
+    """The others pass, and the summary ends with the stacks of both."""
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text().replace("_LIMIT_S = 240", "_LIMIT_S = 2"))
     (tmp_path / "test_ends.py").write_text(TESTS)
     ended = run_tests(tmp_path, "-n", "2")
@@ -40,8 +41,8 @@ def test_what_hangs_or_crashes_says_where(tmp_path):
 
 
 @pytest.mark.parametrize("variable", ["CI", "BUILD_NUMBER"])
-def test_bytes_are_not_compared_as_texts(tmp_path, variable):
-    """Under continuous integration too: pytest's own full diff of two tensors' bytes would take minutes."""
+def test_large_bytes_are_not_diffed(tmp_path, variable):
+    """Also in continuous integration: pytest's full diff of two tensors' bytes would take minutes."""
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     (tmp_path / "test_bytes.py").write_text(
         "import numpy as np\ndef test_bytes():\n    draw = np.random.default_rng(0).bytes\n"

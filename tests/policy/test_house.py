@@ -1,5 +1,4 @@
-"""The house: docstrings, leftovers, folders on the map, environment variables on their page, a quick
-import."""
+"""Docstrings, leftovers, documented folders and environment variables, a light import."""
 
 import ast
 import re
@@ -22,23 +21,25 @@ def _code_files():
     return python_files(*folders) + others
 
 
-def test_tests_lie_in_folders_of_what_they_test():
-    """Below tests/pure and tests/native stand packages of src/tilewise and folders of native, nothing else."""
-    known = {path.name for root in (PACKAGE, NATIVE) for path in root.iterdir() if path.is_dir()}
+def test_test_folders_mirror_sources():
+    """tests/pure and tests/native have only folders of src/tilewise and native."""
+    sources = {path.name for root in (PACKAGE, NATIVE) for path in root.iterdir() if path.is_dir()}
     folders = [
         path for kind in ("pure", "native") for path in (ROOT / "tests" / kind).iterdir() if path.is_dir()
     ]
-    assert not [relative(path) for path in folders if path.name not in known | {"benchmarks", "__pycache__"}]
+    assert not [
+        relative(path) for path in folders if path.name not in sources | {"benchmarks", "__pycache__"}
+    ]
 
 
-def test_every_python_file_opens_with_what_it_owns():
+def test_every_python_file_has_a_docstring():
     """Every Python file has a docstring."""
     assert not [
         relative(path) for path in python_files("src", "tests") if ast.get_docstring(tree_of(path)) is None
     ]
 
 
-def test_every_native_file_opens_with_what_it_owns():
+def test_every_native_file_begins_with_a_comment():
     """Every C++ file opens with a comment."""
     assert not [
         relative(path)
@@ -56,7 +57,7 @@ def test_lambdas_over_columns_are_inlined():
     assert not [relative(path) for path in kernels if CALLED.search(path.read_text(encoding="utf-8"))]
 
 
-def test_every_test_names_its_behaviour():
+def test_every_test_has_a_docstring():
     """Every test has a docstring."""
     bad = [
         f"{relative(path)}:{node.lineno}: {node.name}"
@@ -67,15 +68,15 @@ def test_every_test_names_its_behaviour():
     assert not bad, "tests without docstring:\n" + "\n".join(bad)
 
 
-def test_nothing_is_left_for_later():
-    """No reminders in the code: what is not done is an issue."""
+def test_no_reminders():
+    """The code has no reminders; open work is tracked as issues."""
     pattern = re.compile(r"\b(" + "|".join(LEFTOVERS) + r")\b")
     bad = [relative(path) for path in _code_files() if pattern.search(path.read_text(encoding="utf-8"))]
     assert not bad
 
 
 def test_actors_are_named():
-    """Comments, pages and messages name the worker, the submitter, the caller; C++ and Python, tests included."""
+    """Comments, pages and messages name the worker, the submitter, the caller, also in tests."""
     pattern = re.compile(r"\b(" + "|".join(RIDDLES) + r")\b", re.IGNORECASE)
     bad = [
         f"{relative(path)}:{number}: {line.strip()}"
@@ -87,8 +88,9 @@ def test_actors_are_named():
 
 
 def test_background_threads_are_stopped_at_exit():
-    """No daemon thread but `BackgroundThread`, except in processes that end without taking the interpreter down, and
-    timers that run Python alone."""
+    """Only `BackgroundThread` makes daemon threads, except processes that end without finalizing
+    the interpreter, and timers that run only Python.
+    """
     may = {
         "processes/threads.py",
         "processes/workers.py",
@@ -98,16 +100,16 @@ def test_background_threads_are_stopped_at_exit():
         "graph/parallel/progress.py",
     }
     pattern = re.compile(r"\bdaemon\s*=\s*True")
-    found = {
+    starters = {
         path.relative_to(PACKAGE).as_posix()
         for path in python_files("src")
         if pattern.search(path.read_text(encoding="utf-8"))
     }
-    assert found == may
+    assert starters == may
 
 
 def _folders():
-    """Folders that hold sources, as docs/layout.md writes them."""
+    """Folders with sources, in the notation of docs/layout.md."""
     roots = [PACKAGE, NATIVE, *(ROOT / name for name in ("tests", "benchmarks", "examples", "docs"))]
     for root in roots:
         yield root
@@ -118,14 +120,14 @@ def _folders():
         )
 
 
-def test_every_folder_is_on_the_map():
+def test_every_folder_is_in_the_layout():
     """docs/layout.md mentions every folder of sources."""
     text = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8")
     missing = [f"{relative(path)}/" for path in _folders() if f"`{relative(path)}/`" not in text]
     assert not missing, "not in docs/layout.md: " + ", ".join(missing)
 
 
-def test_every_folder_on_the_map_exists():
+def test_every_folder_of_the_layout_exists():
     """docs/layout.md mentions no folder that is not there."""
     text = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8")
     named = re.findall(r"`((?:src|native|tests|benchmarks|examples|docs|\.ci)/[\w/.]*)`", text)
@@ -133,8 +135,8 @@ def test_every_folder_on_the_map_exists():
     assert not missing
 
 
-def test_environment_variables_are_on_their_page():
-    """Variables that code reads and variables on docs/environment.md are the same."""
+def test_environment_variables_are_documented():
+    """The variables of the code and of docs/environment.md are the same."""
     from tilewise.core import VARIABLES
 
     used = set(VARIABLES)
@@ -157,7 +159,7 @@ def test_environment_is_read_in_one_place():
 
 
 def test_import_is_light():
-    """`import tilewise` loads none of the heavy packages, and nothing of what users run."""
+    """`import tilewise` loads no heavy package, and no part that runs models."""
     script = f"import sys, tilewise; print(sorted(set('{HEAVY}'.split()) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Who may import whom. The tables are the architecture; imports inside functions count too."""
+"""Allowed imports between packages; imports inside functions count."""
 
 import ast
 import re
@@ -77,13 +77,13 @@ ROOMS_ALLOWED = {
 
 
 def _package(path):
-    """The package a file belongs to; `tilewise` for the files at the root."""
+    """The package of a file; `tilewise` for the files at the root."""
     parts = path.relative_to(PACKAGE).parts
     return parts[0] if len(parts) > 1 else "tilewise"
 
 
 def _imported_packages(path):
-    """Line and package of every import of Tilewise's own; `tilewise` stands for the package's public face."""
+    """Line and package of every import of Tilewise's own packages; `tilewise` is the public package."""
     for line, module, names in imports_of(path):
         if module == "tilewise":
             for name in names or ("",):
@@ -92,8 +92,8 @@ def _imported_packages(path):
             yield line, module.split(".")[1]
 
 
-def test_packages_import_only_what_stands_before_them():
-    """The import table of the architecture holds, also for imports inside functions."""
+def test_packages_import_only_allowed_ones():
+    """The import table holds, also for imports inside functions."""
     bad = []
     for path in python_files("src"):
         me = _package(path)
@@ -104,8 +104,8 @@ def test_packages_import_only_what_stands_before_them():
     assert not bad, "forbidden imports:\n" + "\n".join(bad)
 
 
-def test_the_table_has_no_circle():
-    """Packages can be read one after the other; only the public face, which has no code of its own, is left out."""
+def test_the_import_table_has_no_cycle():
+    """Except for the public package, which has no code."""
     before = {
         name: set(allowed.split()) - {"tilewise"} for name, allowed in ALLOWED.items() if name != "tilewise"
     }
@@ -113,7 +113,7 @@ def test_the_table_has_no_circle():
 
 
 def _type_only_lines(path):
-    """Lines below `if TYPE_CHECKING:`, whose imports do not run."""
+    """Lines below `if TYPE_CHECKING:`, whose imports are not executed."""
     return {
         node.lineno
         for block in ast.walk(tree_of(path))
@@ -122,8 +122,8 @@ def _type_only_lines(path):
     }
 
 
-def test_no_modules_import_each_other_in_a_circle():
-    """Also by imports inside functions. Imports for types alone do not count."""
+def test_modules_have_no_import_cycle():
+    """Also by imports inside functions; imports for types do not count."""
     name_of = {
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
         for path in python_files("src")
@@ -140,8 +140,8 @@ def test_no_modules_import_each_other_in_a_circle():
     TopologicalSorter(before).prepare()  # raises CycleError, which names the circle
 
 
-def test_imports_are_written_in_full():
-    """No relative imports: a module's name is the same wherever it is read."""
+def test_no_relative_imports():
+    """A module has the same name everywhere."""
     bad = [
         f"{relative(p)}:{line}"
         for p in python_files("src")
@@ -152,12 +152,12 @@ def test_imports_are_written_in_full():
 
 
 def test_every_package_is_in_the_table():
-    """A new package gets its line in the import table."""
+    """A new package needs a line in the import table."""
     unknown = [path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name not in ALLOWED]
     assert not [name for name in unknown if name != "__pycache__"]
 
 
-def test_native_folders_include_only_what_stands_before_them():
+def test_native_folders_include_only_allowed_ones():
     """base <- {protocols, memory} <- {kernels, comm, tasks} <- programs <- bind; only tests include checker."""
     bad = []
     for path in native_files():
@@ -174,7 +174,7 @@ def _room(parts):
     return parts[1] if len(parts) > 2 else parts[0]
 
 
-def test_rooms_of_the_task_runtime_include_only_what_stands_before_them():
+def test_parts_of_the_task_runtime_include_only_allowed_ones():
     """regions <- store <- {order, sched} <- observe <- engine <- run <- wait <- submit <- replay <- {embed, api}."""
     bad = []
     for path in native_files():
@@ -191,14 +191,14 @@ def test_rooms_of_the_task_runtime_include_only_what_stands_before_them():
     assert not bad, "forbidden includes:\n" + "\n".join(bad)
 
 
-def test_every_room_of_the_task_runtime_is_in_the_table():
-    """A new room gets its line."""
+def test_every_part_of_the_task_runtime_is_in_the_table():
+    """A new folder needs a line."""
     rooms = {path.name for path in (NATIVE / "tasks").iterdir() if path.is_dir()}
     assert rooms - {"tests"} == set(ROOMS_ALLOWED) - {"tasks"}
 
 
-def test_only_bindings_know_python():
-    """nanobind and Python's headers appear in native/bind only."""
+def test_only_bindings_use_python():
+    """Only native/bind includes nanobind and Python headers."""
     bad = [
         relative(path)
         for path in native_files()

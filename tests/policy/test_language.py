@@ -1,4 +1,4 @@
-"""The project's own old words and riddling openings do not come back, in code, comments, docstrings or pages."""
+"""Retired words and forbidden sentence openings do not return in code, comments, docstrings or pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALLOWED = {
 
 
 def problems(name: str, text: str) -> list[str]:
-    """Where a file has a word that is not used any more, or a sentence with such an opening."""
+    """Lines of a file with a retired word or a forbidden opening."""
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
         for word, better in WORDS.items():
@@ -46,7 +46,7 @@ def problems(name: str, text: str) -> list[str]:
 
 
 def tracked() -> list[str]:
-    """Every file of text that people write."""
+    """Every hand-written text file."""
     paths = [
         "src",
         "native",
@@ -65,7 +65,7 @@ def tracked() -> list[str]:
     return [name for name in out.stdout.splitlines() if name.endswith(ends) and name not in ALLOWED]
 
 
-def test_old_words_do_not_come_back():
+def test_retired_words_do_not_return():
     """In no file of the project."""
     lines = [line for name in tracked() for line in problems(name, (ROOT / name).read_text(encoding="utf-8"))]
     assert not lines, "\n".join(lines)
@@ -80,6 +80,6 @@ def test_old_words_do_not_come_back():
         "the walker stops",
     ],
 )
-def test_an_old_word_is_noticed(line):
-    """The planted fault: a comment, an opening, a keyword."""
+def test_a_retired_word_is_detected(line):
+    """The twin: a comment, an opening, a keyword."""
     assert problems("x.py", line)

@@ -1,4 +1,4 @@
-"""Public names: each module says what it offers, and offers what it says."""
+"""Public names: each module has `__all__`, and it is correct."""
 
 import ast
 
@@ -22,14 +22,14 @@ def _defined(path):
 
 
 def _has_lazy_names(path):
-    """Whether a module makes names on demand (`__getattr__`)."""
+    """Whether a module has `__getattr__`."""
     return any(
         isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree_of(path).body
     )
 
 
 def test_every_module_has_all():
-    """Every module and package says what is public."""
+    """Every module and package has `__all__`."""
     bad = [
         relative(path)
         for path in python_files("src")
@@ -39,7 +39,7 @@ def test_every_module_has_all():
 
 
 def test_exported_names_exist_and_are_public():
-    """`__all__` names things that are there."""
+    """`__all__` names existing public names."""
     bad = []
     for path in python_files("src"):
         names = exported(path) or []
@@ -55,8 +55,8 @@ def test_exported_names_exist_and_are_public():
     assert not bad, "exported but not there:\n" + "\n".join(bad)
 
 
-def test_packages_export_all_they_gather():
-    """What a package's `__init__` imports from its modules is in its `__all__`."""
+def test_packages_export_their_imports():
+    """Names that a package's `__init__` imports from its modules are in its `__all__`."""
     bad = []
     for path in python_files("src"):
         if path.name == "__init__.py":
@@ -67,8 +67,8 @@ def test_packages_export_all_they_gather():
     assert not bad, "gathered but not exported:\n" + "\n".join(bad)
 
 
-def test_packages_use_each_others_public_names():
-    """What one package imports from another is in that module's `__all__`."""
+def test_packages_use_only_public_names_of_others():
+    """Names imported from another package are in that module's `__all__`."""
     bad = []
     for path in python_files("src"):
         mine = path.relative_to(PACKAGE).parts[0]

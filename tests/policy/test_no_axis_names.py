@@ -1,4 +1,4 @@
-"""Axes and labels have the names that users give them: no stage behind the strategy knows one."""
+"""Users choose the names of axes and labels: no stage after the strategy depends on one."""
 
 import ast
 from functools import cache
@@ -18,7 +18,7 @@ def _named_by_kernels():
 
 
 def _literals(path):
-    """String literals of a file that stand for values: no docstrings, pieces of f-strings, integers of kernels."""
+    """String literals of a file that are values: no docstrings, parts of f-strings, or integers of kernels."""
     skipped = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -35,21 +35,21 @@ def _literals(path):
 
 
 def _names_given():
-    """Names of labels, wherever one is declared, and of axes: what strategies map and take."""
-    found = set(COMING)
+    """Names of declared labels, and of axes that strategies map."""
+    names = set(COMING)
     for path in python_files("src"):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "DimLabel":
-                found.update(a.value for a in node.args[:1] if isinstance(a, ast.Constant))
+                names.update(a.value for a in node.args[:1] if isinstance(a, ast.Constant))
     for node in ast.walk(tree_of(PACKAGE / "strategy" / "strategy.py")):
         if isinstance(node, ast.Dict):
             parts = [*node.keys, *node.values]
-            found.update(p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str))
-    return {name for name in found if " " not in name}
+            names.update(p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str))
+    return {name for name in names if " " not in name}
 
 
 def _offences(paths, names):
-    """Literals of some files that are one of the names, or spell a mapping of one (`dp=2`)."""
+    """Literals that are one of the names, or keyword arguments with one (`dp=2`)."""
     return [
         f"{relative(path)}:{line}: {value!r}"
         for path in paths
@@ -59,12 +59,12 @@ def _offences(paths, names):
 
 
 def test_names_are_found():
-    """The search knows the names that strategies and models give."""
+    """The search finds the names of strategies and models."""
     assert {"dp", "tp", "batch", "heads", "kv_heads", "mlp", "vocab"} <= _names_given()
 
 
-def test_no_stage_knows_the_name_of_an_axis_or_a_label():
-    """Ops, plans and sessions read layouts and roles; a mesh of axes `a` and `b` is as good as any."""
+def test_no_stage_uses_a_name_of_an_axis_or_a_label():
+    """Ops, plans and sessions use only layouts and roles; axes `a` and `b` work like any others."""
     rooms = [PACKAGE / room for room in ROOMS]
     paths = [p for p in python_files("src") if any(p == room or room in p.parents for room in rooms)]
     assert len(paths) > 60
@@ -72,8 +72,10 @@ def test_no_stage_knows_the_name_of_an_axis_or_a_label():
     assert not bad, "literals that name an axis or a label:\n" + "\n".join(bad)
 
 
-def test_a_name_would_be_seen(tmp_path, monkeypatch):
-    """A comparison with an axis, a key and a default are found; docstrings, messages and other words are not."""
+def test_a_name_is_detected(tmp_path, monkeypatch):
+    """The twin: a comparison with an axis, a key and a default are found; docstrings, messages and
+    other words are not.
+    """
     source = '"""Shards `dp`."""\nAXIS = "tp"\nif AXIS == "dp":\n    f("data", {"batch": f"{AXIS}, batch"})\n'
     path = tmp_path / "x.py"
     path.write_text(source)

@@ -1,4 +1,4 @@
-"""What the package says about itself, and what it carries: licence, supported Pythons, addresses."""
+"""The package's metadata and content: licence, supported Pythons, addresses."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # the text as apache.org has it
 
 
-def test_licence_is_the_apache_licence_whole():
+def test_licence_is_the_apache_licence():
     """LICENSE is the published text, to the byte."""
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
 
@@ -35,8 +35,8 @@ def test_installed_package_carries_the_licence():
 
 
 @pytest.mark.slow
-def test_source_distribution_carries_the_licence_and_builds_alone(tmp_path):
-    """The sdist holds LICENSE, README, sources and headers, and nothing that git does not know."""
+def test_source_distribution_is_complete(tmp_path):
+    """The sdist has LICENSE, README, sources and headers, and only tracked files; it builds."""
     build = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", build], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
@@ -44,13 +44,13 @@ def test_source_distribution_carries_the_licence_and_builds_alone(tmp_path):
     with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"LICENSE", "README.md", "pyproject.toml", "native/CMakeLists.txt", "PKG-INFO"} <= names
-    known = {relative(path) for path in tracked_files()}
-    assert names - {"PKG-INFO"} <= known
-    assert {name for name in known if name.startswith(("src/", "native/"))} <= names
+    tracked = {relative(path) for path in tracked_files()}
+    assert names - {"PKG-INFO"} <= tracked
+    assert {name for name in tracked if name.startswith(("src/", "native/"))} <= names
 
 
 def test_supported_pythons_agree():
-    """Classifiers, requires-python and the oldest Python that ruff assumes name the same versions."""
+    """Classifiers, requires-python and ruff's target version agree."""
     named = [re.search(r"Python :: 3\.(\d+)$", line) for line in PROJECT["classifiers"]]
     minors = [int(match[1]) for match in named if match]
     assert minors == list(range(minors[0], minors[-1] + 1))
@@ -60,7 +60,7 @@ def test_supported_pythons_agree():
     assert f'target-version = "py3{minors[0]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
-def test_addresses_stand_in_one_place():
+def test_addresses_are_in_one_place():
     """All URLs are the project's, and only pyproject.toml has them."""
     home = PROJECT["urls"]["Homepage"]
     assert all(url.startswith(home) for url in PROJECT["urls"].values())
@@ -73,11 +73,11 @@ def test_addresses_stand_in_one_place():
     assert not bad
 
 
-def test_no_machine_is_named():
-    """No tracked file names this folder, a home folder or a folder of one machine."""
+def test_no_machine_path():
+    """No tracked file has this folder, a home folder or a folder of one machine."""
     homes = rb"/(?:home|Users)/\w|/ro{2}t/|(?<![\w.])/(?:work|mnt|opt)/\w"
     pattern = re.compile(homes + b"|" + re.escape(str(ROOT).encode()))
     bad = {
-        relative(path): found[0] for path in tracked_files() if (found := pattern.search(path.read_bytes()))
+        relative(path): match[0] for path in tracked_files() if (match := pattern.search(path.read_bytes()))
     }
     assert not bad

@@ -1,4 +1,4 @@
-"""Pages for people: reachable, with links that lead somewhere and Python that parses."""
+"""Pages: reachable, with valid links and Python that parses."""
 
 import ast
 import re
@@ -18,8 +18,8 @@ def _targets(page):
     return {(page.parent / target).resolve() for target in LINK.findall(page.read_text(encoding="utf-8"))}
 
 
-def test_every_link_leads_somewhere():
-    """Relative links of every page name files that are there."""
+def test_every_link_is_valid():
+    """Relative links of every page name existing files."""
     bad = [
         f"{relative(page)}: {target}" for page in _pages() for target in _targets(page) if not target.exists()
     ]
@@ -27,14 +27,14 @@ def test_every_link_leads_somewhere():
 
 
 def _lost_paths(text):
-    """Files and folders in backticks that are not there, written from the root or from inside a room."""
+    """Files and folders in backticks that do not exist, relative to the root or to the page."""
     rooms = [ROOT, *(ROOT / r for r in ("src/tilewise", "native", "native/tasks", "native/include"))]
-    found = PATH.findall(text)
-    return [p for p in found if "." in p or p.endswith("/") if not any((room / p).exists() for room in rooms)]
+    paths = PATH.findall(text)
+    return [p for p in paths if "." in p or p.endswith("/") if not any((room / p).exists() for room in rooms)]
 
 
 def test_every_path_on_a_page_exists():
-    """What pages name, a reader finds; the changelog speaks of versions, and a user's own files are not ours."""
+    """Except in the changelog and for a user's own files."""
     theirs = {"build/", "dist/", "pydoc_data/topics.py"}
     pages = [page for page in _pages() if page.name != "CHANGELOG.md"]
     texts = {relative(page): page.read_text("utf-8") for page in pages}
@@ -44,19 +44,19 @@ def test_every_path_on_a_page_exists():
     assert _lost_paths("`plan/collectives.py`, `plan/rings.py`, `plan/`, `a/b`") == ["plan/collectives.py"]
 
 
-def test_every_page_is_linked_from_the_readme_or_from_a_page_that_is():
-    """A reader who begins with README.md finds every page of docs/ by following links."""
-    found, open_pages = set(), {ROOT / "README.md"}
+def test_every_page_is_reachable_from_the_readme():
+    """By following links."""
+    visited, open_pages = set(), {ROOT / "README.md"}
     while open_pages:
         page = open_pages.pop()
-        found.add(page)
-        open_pages |= {target for target in _targets(page) if target.suffix == ".md"} - found
+        visited.add(page)
+        open_pages |= {target for target in _targets(page) if target.suffix == ".md"} - visited
     pages = {path for path in _pages() if path.parent in (ROOT, ROOT / "docs")}
-    assert not [relative(page) for page in pages - found]
+    assert not [relative(page) for page in pages - visited]
 
 
-def test_every_page_is_on_the_site():
-    """The documentation's menu has every page of docs/."""
+def test_every_page_is_in_the_menu():
+    """The site's menu has every page of docs/."""
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert not [
         path.name for path in _pages() if path.parent.name == "docs" and f": {path.name}\n" not in menu
@@ -64,7 +64,7 @@ def test_every_page_is_on_the_site():
 
 
 def test_python_in_pages_and_docstrings_parses():
-    """Every block marked as Python, in pages and in docstrings, is Python."""
+    """Every block marked as Python in pages and docstrings."""
     fence = re.compile(r"^[ ]*```python\n(.*?)^[ ]*```", re.MULTILINE | re.DOTALL)
     blocks = [
         (relative(page), block) for page in _pages() for block in fence.findall(page.read_text("utf-8"))
@@ -80,8 +80,8 @@ def test_python_in_pages_and_docstrings_parses():
         compile(textwrap.dedent(block), name, "exec")
 
 
-def test_files_that_text_names_exist():
-    """Pages, comments and docstrings point at files of this repository that are there."""
+def test_files_named_in_text_exist():
+    """Files of this repository in pages, comments and docstrings."""
     named = re.compile(
         r"(?<![\w./-])((?:src|native|tests|docs|examples|benchmarks|\.ci)/[\w/.-]*\w\.(?:md|py|h|hpp|cc|cpp|toml))\b"
     )
@@ -95,16 +95,16 @@ def test_files_that_text_names_exist():
     assert not bad
 
 
-def test_rules_that_text_names_exist():
-    """A numbered rule of docs/numerics.md that code or pages point at is one of its rules."""
+def test_rules_named_in_text_exist():
+    """Numbered rules of docs/numerics.md in code and pages."""
     page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
     rules = set(re.findall(r"^(\d+)\. ", page, re.MULTILINE))
     pointer = re.compile(r"numerics(?:\.md)?`?\)?,? (?:\([^)]*\))?,? ?rule (\d+)")
-    found = [
+    names = [
         (relative(path), number)
         for path in tracked_files()
         if path.suffix in {".md", ".py", ".h", ".cc", ".txt"}
         for number in pointer.findall(path.read_text(encoding="utf-8"))
     ]
-    assert len(found) > 3
-    assert not [(name, number) for name, number in found if number not in rules]
+    assert len(names) > 3
+    assert not [(name, number) for name, number in names if number not in rules]

@@ -1,4 +1,4 @@
-"""What SECURITY.md promises about the code: files are data, and the network is not used."""
+"""The promises of SECURITY.md: files are data, and the network is not used."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ MAY = {
     "src/tilewise/server/lifecycle.py": {"socket", "ssl"},
     "src/tilewise/server/link/engine_process.py": {"socket"},
     "src/tilewise/server/guard.py": {"socket"},  # the name of this machine
-    # asks the server that `tilewise bench serve` is told of; urllib to read its address
+    # requests to the server of `tilewise bench serve`; urllib to read its address
     "src/tilewise/server/load/target.py": {"ssl", "urllib"},
 }
 EVALUATES = {"eval", "exec", "compile", "__import__"}
@@ -42,9 +42,10 @@ def _called(path):
             yield node.lineno, name, is_own
 
 
-def test_nothing_unpickles_connects_or_starts_programs():
-    """No module that executes what it reads, opens connections or starts programs is imported, wherever it stands, but
-    where this page says so."""
+def test_no_unpickling_connections_or_programs():
+    """No module that executes its input, opens connections or starts programs is imported, except
+    where this file lists it.
+    """
     refused = UNPICKLES | NETWORK | PROGRAMS
     bad = [
         f"{relative(path)}:{line}: {module}"
@@ -71,7 +72,7 @@ def test_nothing_is_evaluated():
     assert not bad
 
 
-def test_native_code_knows_no_network():
-    """No native source includes the headers of sockets."""
+def test_native_code_uses_no_network():
+    """No native source includes socket headers."""
     pattern = re.compile(r"#\s*include\s+<(sys/socket|netinet/\w+|arpa/inet|netdb)\.h>")
     assert not [relative(path) for path in native_files() if pattern.search(path.read_text(encoding="utf-8"))]

@@ -1,4 +1,4 @@
-"""`make check` runs clang-tidy on what changed: a source is checked again when anything that it includes changes."""
+"""`make check` runs clang-tidy on changed sources: a source is checked again when any of its headers changes."""
 
 import importlib.util
 
@@ -9,7 +9,7 @@ from policy.source import NATIVE, ROOT
 
 @pytest.fixture
 def tidy():
-    """The script as a module of its own."""
+    """The script as a module."""
     spec = importlib.util.spec_from_file_location("tidy", ROOT / ".ci" / "tidy.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -17,15 +17,15 @@ def tidy():
 
 
 def test_inputs_are_followed_through_headers(tidy):
-    """A kernel's inputs have the headers of its headers, up to the form of all kernels."""
+    """The inputs of a kernel's source include the headers of its headers."""
     inputs = tidy.inputs_of(NATIVE / "kernels" / "matmul.cc")
     assert {NATIVE / "kernels" / name for name in ("matmul.cc", "product.h", "simd.h", "kernel.h")} <= set(
         inputs
     )
 
 
-def test_a_change_in_a_header_is_a_change_of_its_sources(tidy, tmp_path, monkeypatch):
-    """A header that is included by a header, the command and clang-tidy's version all count."""
+def test_a_changed_header_changes_its_sources(tidy, tmp_path, monkeypatch):
+    """A header that is included by a header, the command and clang-tidy's version count."""
     monkeypatch.setattr(tidy, "NATIVE", tmp_path)
     (tmp_path / "a.cc").write_text('#include "b.h"\n')
     (tmp_path / "b.h").write_text('#include "c.h"\n')

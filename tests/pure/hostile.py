@@ -1,7 +1,8 @@
-"""Values that an argument should hardly ever be, by name, and which of them a call takes after all.
+"""Hostile argument values by name, and which of them a call accepts.
 
-Used by the tests that try every argument of every public call: what is refused must be refused with the project's own
-error, and what is taken stands in a table of the test, so that a check that is lost shows as a value that is taken.
+Used by the tests that try every argument of every public call: a rejected value must raise the
+project's own error, and an accepted one is listed in the test's table, so that a missing check
+shows as a newly accepted value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tilewise.graph import GraphBuilder
 
 
 class Odd:
-    """An object whose text cannot be made and that compares with nothing."""
+    """An object whose text cannot be made and that equals nothing."""
 
     def __repr__(self):
         raise RuntimeError("no text")
@@ -43,18 +44,19 @@ INVALID = (TilewiseError, TypeError, AttributeError, ValueError, LookupError, Ov
 """What an invalid argument raises: an error of the project, or the one of Python or NumPy at a wrong type."""
 
 
-def accepted(call: Callable[..., object], given: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Which hostile values a call takes in the place of each argument; arguments that take none are left out.
+def accepted(call: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Which hostile values a call accepts for each argument; arguments that accept none are left
+    out.
 
     Raises:
         Exception: any error of the call that is not one of the project's.
     """
-    call(**given)  # the call is right but for what is replaced
-    taken = {argument: set() for argument in given}
-    for argument in given:
+    call(**arguments)  # the call is right but for what is replaced
+    taken = {argument: set() for argument in arguments}
+    for argument in arguments:
         for name, value in HOSTILE.items():
             try:
-                call(**{**given, argument: value})
+                call(**{**arguments, argument: value})
             except INVALID as error:
                 assert not isinstance(error, TilewiseError) or "\n" not in str(error), (argument, name)
             else:

@@ -1,4 +1,4 @@
-"""Few cases that hold every pair of values of some choices: what tests over many settings share."""
+"""Few cases that cover every pair of values of some settings: shared by tests over many settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Case = tuple[object, ...]
 def pairwise_cases(
     choices: Mapping[str, Sequence[object]], is_allowed: Callable[[Case], bool], drawn: int = 1200
 ) -> list[Case]:
-    """Of so many drawn cases that are allowed those that bring most new pairs, until none is missing."""
+    """Of so many random allowed cases those that add most new pairs, until none is missing."""
     dice = random.Random(0)
     cases = {tuple(dice.choice(values) for values in choices.values()): None for _ in range(drawn)}
     pairs_of = {case: set(combinations(enumerate(case), 2)) for case in cases if is_allowed(case)}

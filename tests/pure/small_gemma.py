@@ -1,4 +1,4 @@
-"""A small Gemma 3, whose layers are of two kinds: what tests over several templates share."""
+"""A small Gemma 3, whose layers are of two kinds: shared by tests over several templates."""
 
 from __future__ import annotations
 

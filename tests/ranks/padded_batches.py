@@ -1,4 +1,4 @@
-"""Batches of sequences of different lengths, padded to any width, and what steps make of them."""
+"""Batches of sequences of different lengths, padded to any width, and results of steps on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCAB, PAD = 96, 3
 
 
 def small_model() -> llama.LlamaConfig:
-    """One small layer: what sums over rows stands in it once."""
+    """One small layer: each kind of sum over rows occurs once."""
     return config(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -54,14 +54,14 @@ def steps(
     with graph.instantiate(plan) as running:
         running.initialize(0, 0.1)
         results = [running.step(batch, 1e-2) for batch in batches]
-        found = {f"{n}.grad": running.get_tensor(f"{n}.grad") for n in running.parameter_names()}
-        found |= running.state_dict()
-    found["losses"] = np.array([(r.loss, r.grad_norm) for r in results], np.float32)
-    return found
+        gradients = {f"{n}.grad": running.get_tensor(f"{n}.grad") for n in running.parameter_names()}
+        gradients |= running.state_dict()
+    gradients["losses"] = np.array([(r.loss, r.grad_norm) for r in results], np.float32)
+    return gradients
 
 
 def differing(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[str]:
-    """Names of what differs in a bit, the sign of a zero among them."""
+    """Names of what differs in a bit, signs of zero included."""
     assert a.keys() == b.keys()
     return [name for name in a if a[name].tobytes() != b[name].tobytes()]
 

@@ -35,20 +35,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def small(family: str) -> ModelConfig:
     """Eight query heads, two KV heads where the family groups them, a vocabulary of 199."""
     sizes = {} if family == "gpt2" else SIZES
-    given = {"model_type": family, **sizes, **FAMILIES[family]}
-    return models.config_from_dict({k: v for k, v in given.items() if v is not None})
+    fields = {"model_type": family, **sizes, **FAMILIES[family]}
+    return models.config_from_dict({k: v for k, v in fields.items() if v is not None})
 
 
 def batches(config: ModelConfig, steps: int, batch: int, seq: int) -> list[dict[str, np.ndarray]]:
-    """Random tokens; some labels are not counted. Encoders' texts have lengths of their own."""
+    """Random tokens; some labels are not counted. Encoders' texts have their own lengths."""
     generator = np.random.default_rng(7)
-    found = []
+    result = []
     for _ in range(steps):
         ids = generator.integers(0, config.vocab_size, (batch, seq + 1)).astype(np.int32)
         labels = np.where(generator.random((batch, seq)) < 0.1, -100, ids[:, 1:]).astype(np.int32)
-        given = {"tokens": ids[:, :-1], "labels": labels}
+        inputs = {"tokens": ids[:, :-1], "labels": labels}
         if models.is_encoder(config):
-            given["lengths"] = generator.integers(1, seq, batch, endpoint=True).astype(np.int32)
-            given["token_types"] = generator.integers(0, 2, (batch, seq)).astype(np.int32)
-        found.append(given)
-    return found
+            inputs["lengths"] = generator.integers(1, seq, batch, endpoint=True).astype(np.int32)
+            inputs["token_types"] = generator.integers(0, 2, (batch, seq)).astype(np.int32)
+        result.append(inputs)
+    return result

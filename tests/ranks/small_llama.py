@@ -1,4 +1,6 @@
-"""Small seeded Llamas and steps, and faults to plant in their plans: shared by the tests that compare strategies."""
+"""Small seeded Llamas and steps, and faults to plant in their plans: shared by the tests that
+compare strategies.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +69,9 @@ def change_first(
     program: str = "step",
     kernel: str | None = None,
 ) -> Callable[[Plan], Plan]:
-    """A fault: `change` applied to the first instruction on one device (-1: the last) whose label contains `label`, of
-    one kernel if it is named."""
+    """A fault: `change` applied to the first instruction on one device (-1: the last) whose label
+    contains `label`, of one kernel if it is named.
+    """
 
     def apply(plan: Plan) -> Plan:
         at = device % plan.mesh.num_devices
@@ -79,9 +82,9 @@ def change_first(
             for i, instruction in enumerate(of.templates[t].instructions)
             if label in instruction.label and kernel in (None, instruction.kernel)
         )
-        found = next(places, None)
-        assert found is not None, f"no instruction is labelled {label!r}"
-        number, place = found
+        place_of_first = next(places, None)
+        assert place_of_first is not None, f"no instruction is labelled {label!r}"
+        number, place = place_of_first
         listed = list(of.templates[number].instructions)
         listed[place] = change(listed[place])
         template = replace(of.templates[number], instructions=tuple(listed))
@@ -113,7 +116,7 @@ def change_every(label: str, change: Callable[[Instruction], Instruction]) -> Ca
 
 
 def drop_partial(instruction: Instruction) -> Instruction:
-    """One partial value is counted twice, in another's place."""
+    """One partial value is counted twice, in place of another."""
     operands = list(instruction.operands)
     partial_values = [i for i, o in enumerate(operands) if o.group >= 0]
     operands[partial_values[0]] = operands[partial_values[1]]
@@ -136,7 +139,7 @@ def merge_splits(instruction: Instruction) -> Instruction:
 
 
 def halve_batch_splits(instruction: Instruction) -> Instruction:
-    """A batch split is cut in two: the tree over tokens gets another shape."""
+    """A batch split is halved: the tree over tokens gets another shape."""
     return replace(instruction, ints=(instruction.ints[0] // 2, *instruction.ints[1:]))
 
 

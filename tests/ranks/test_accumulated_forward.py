@@ -1,4 +1,4 @@
-"""The forward pass of all microbatches alone, as evaluation runs it: loss and rows are those of a batch taken whole."""
+"""The forward pass of all microbatches alone, as in evaluation: loss and rows equal those of a whole batch."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def batch(seed):
 
 
 def losses(graph, plan):
-    """Loss and rows of a forward pass behind another and behind a step, and the loss of a step."""
+    """Loss and rows of a forward pass after another and after a step, and the loss of a step."""
     with graph.instantiate(plan) as model:
         model.initialize(seed=3)
-        found = []
+        results = []
         for number in range(4):
             model.forward(**batch(0))
-            found += [model.get_tensor("loss").tobytes(), model.get_tensor("loss_rows").tobytes()]
+            results += [model.get_tensor("loss").tobytes(), model.get_tensor("loss_rows").tobytes()]
             model.step(batch(number), lr=0.0)
-        return found, model.step(batch(0), lr=0.0).loss
+        return results, model.step(batch(0), lr=0.0).loss
 
 
 def require_order(plan):
@@ -77,15 +77,17 @@ def whole():
     ids=str,
 )
 def test_microbatches_have_the_loss_of_the_whole_batch(name, options, whole):
-    """To the bit, on every mesh, and what a step computes does not change; all uses of memory are ordered."""
+    """To the bit, on every mesh, and steps compute the same as before; all uses of memory are ordered."""
     graph, plan = planned(STRATEGIES[name], **options)
     require_order(plan)
-    found, loss = losses(graph, plan)
-    assert (found, loss) == whole
+    results, loss = losses(graph, plan)
+    assert (results, loss) == whole
 
 
-def test_an_order_of_the_step_alone_is_not_enough(monkeypatch):
-    """The twin: without the forward pass's own order, templates that follow each other there share bytes unordered."""
+def test_order_of_the_step_alone_is_not_enough(monkeypatch):
+    """The twin: without the forward pass's own order, templates that follow each other there share
+    bytes unordered.
+    """
     meet, seen = entries.find_conflicts, []
 
     def of_the_step(uses):

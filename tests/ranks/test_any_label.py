@@ -1,4 +1,4 @@
-"""Whatever a dim is called and whichever axis shards it: a plan is refused, or equal to one device to the bit."""
+"""With any names of dims and any axis that shards them: a plan is rejected, or equals one device to the bit."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Y = RNG.integers(0, CLASSES, (BATCH, SEQ)).astype(np.int32)
 
 
 def label_of(name):
-    """The role of the batch goes with one of the names."""
+    """One of the names labels the batch."""
     return tw.DimLabel(name, is_summed_by_batch_splits=name == "batch")
 
 
 def build(labels):
-    """Norm, product, silu, product, loss; `labels` names what batch, rows, width, inner and classes count."""
+    """Norm, product, silu, product, loss; `labels` names batch, rows, width, inner and classes."""
     kinds = {dim: label_of(name) if name else None for dim, name in labels.items()}
     graph = tw.ComputeGraph("net")
     outer = [kinds["batch"], kinds["rows"]]
@@ -56,17 +56,17 @@ def train(graph, strategy):
 
 
 def spread(axis, size, label):
-    """A strategy of a user's own: one label on one axis, by whatever name."""
+    """A strategy of a user: one label on one axis, with any name."""
     return tw.DistributionStrategy(ParallelismMode.HYBRID, {axis: size}, {label: axis})
 
 
 def is_equal_or_refused(labels, axis, size, label):
-    """None: refused before anything ran; else whether the steps are equal to one device's."""
+    """None: rejected before a run; otherwise whether the steps equal one device's."""
     try:
-        found = train(build(labels), spread(axis, size, label))
+        state = train(build(labels), spread(axis, size, label))
     except (LayoutError, PlanError):
         return None
-    return found == train(build(labels), tw.DistributionStrategy.single())
+    return state == train(build(labels), tw.DistributionStrategy.single())
 
 
 DIMS = ("batch", "rows", "width", "inner", "classes")
@@ -82,7 +82,7 @@ def labellings(draw):
 
 
 def test_any_label_on_any_axis():
-    """Five dims with any labels, one of them sharded on any axis: never another result; many are not refused."""
+    """Five dims with any labels, one of them sharded on any axis: never another result; many are accepted."""
     outcomes = Counter()
 
     @settings(max_examples=100, suppress_health_check=list(HealthCheck))
@@ -94,9 +94,9 @@ def test_any_label_on_any_axis():
         except ValueError:  # two dims that must differ have one label, or 'batch' stands where it cannot
             outcomes["not built"] += 1
             return
-        found = is_equal_or_refused(labels, axis, size, label)
-        outcomes[found] += 1
-        assert found in (None, True)
+        outcome = is_equal_or_refused(labels, axis, size, label)
+        outcomes[outcome] += 1
+        assert outcome in (None, True)
 
     hold()
     assert outcomes[True] >= 10 and outcomes[None] >= 5, outcomes
@@ -115,8 +115,8 @@ NONE = dict.fromkeys(DIMS)
         ({"inner": "mlp", "classes": "words"}, "tp", "mlp"),  # a gradient cut across the k splits of its norm
     ],
 )
-def test_what_can_be_shared_is_shared_under_any_name(labels, axis, label):
-    """Batch, contracted and vocabulary dims run on an axis of any name and are equal to one device."""
+def test_shareable_dims_work_under_any_name(labels, axis, label):
+    """Batch, contracted and vocabulary dims run on an axis of any name and equal one device."""
     assert is_equal_or_refused({**NONE, **labels}, axis, 2, label) is True
 
 
@@ -127,22 +127,22 @@ def test_what_can_be_shared_is_shared_under_any_name(labels, axis, label):
         ({"batch": "rows"}, "rows", "which one label must count; got only rows"),
     ],
 )
-def test_sums_that_no_reduction_covers_are_not_shared(labels, label, words):
-    """Sharded rows under a gradient are gathered, or refused."""
+def test_uncovered_sums_are_not_shared(labels, label, words):
+    """Sharded rows under a gradient are gathered, or rejected."""
     with pytest.raises((LayoutError, PlanError), match=words):
         train(build({**NONE, **labels}), spread("tp", 2, label))
 
 
-def test_the_comparison_can_fail(monkeypatch):
-    """Without the rules, rows on an axis plan and train on partial gradients, and the comparison says so."""
-    monkeypatch.setattr("tilewise.strategy.agree._may_share", lambda *given: True)
+def test_comparison_can_fail(monkeypatch):
+    """The twin: without the rules, rows on an axis train on partial gradients, and the comparison fails."""
+    monkeypatch.setattr("tilewise.strategy.agree._may_share", lambda *args: True)
     monkeypatch.setattr("tilewise.plan.settings.validate_pending_reductions", lambda graph, layout: None)
-    monkeypatch.setattr("tilewise.plan.emission._check_part", lambda *given: None)
+    monkeypatch.setattr("tilewise.plan.emission._check_part", lambda *args: None)
     assert is_equal_or_refused({**NONE, "batch": "batch", "rows": "rows"}, "tp", 2, "rows") is False
 
 
-def test_operands_count_the_batch_alike():
-    """Accumulation cuts what counts the batch; an operand that does not say so is refused."""
+def test_operands_must_count_the_batch_alike():
+    """Accumulation cuts operands that count the batch; one without the label is rejected."""
     graph = tw.ComputeGraph("mixed")
     x = graph.input([4, 8], name="x", labels=[tw.BATCH, None])
     other = graph.input([4, 8], name="other")
@@ -151,7 +151,7 @@ def test_operands_count_the_batch_alike():
         graph.plan(accumulation=2)
 
 
-def test_an_axis_without_work_is_refused():
+def test_axis_without_work_is_rejected():
     """Devices that would all compute the same are named before anything is allocated."""
     graph = tw.ComputeGraph("whole")
     graph.output(graph.silu(graph.input([4, 8], name="x")), "y")

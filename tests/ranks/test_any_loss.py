@@ -1,4 +1,4 @@
-"""A loss is any number that a graph computes: sums over the batch, scaled, added, multiplied, against PyTorch."""
+"""Losses of any graph (sums over the batch, scaled, added, multiplied), compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MESHES = [({}, 1), ({}, 2), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"tp": 2}, 1)]
 batch = tw.BATCH
 
 
-def test_a_graph_has_one_loss():
-    """A second is refused, and the first stays what is trained."""
+def test_graph_has_one_loss():
+    """A second is rejected, and the first stays."""
     g = tw.ComputeGraph("n")
     y = linear(g, g.input([BATCH, WIDTH], name="x", labels=[batch, None]), "w", CLASSES)
     first = g.loss(g.mean(y))
@@ -31,8 +31,8 @@ def test_a_graph_has_one_loss():
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=str)
-def test_a_graph_that_computes_nothing(axes):
-    """Refused in words, also where an input is an output."""
+def test_graph_without_ops_is_rejected(axes):
+    """Also where an input is an output."""
     g = tw.ComputeGraph("n")
     g.output(g.input([BATCH, WIDTH], name="x", labels=[batch, None]), "y")
     with pytest.raises(PlanError, match=r"a graph must contain an op; got none in 'n'"):
@@ -132,8 +132,8 @@ def test_loss_and_gradients_against_pytorch(name, axes, accumulation):
         y = silu(x @ p["up"].T) @ p["down"].T
         loss = LOSSES[name][1](p, y, t, torch.tensor(data["labels"]).long())
         loss.backward()
-        found = model.step(data, 0.0).loss
-        assert abs(found - loss.item()) <= 1e-5 * max(1.0, abs(loss.item()))
+        our_loss = model.step(data, 0.0).loss
+        assert abs(our_loss - loss.item()) <= 1e-5 * max(1.0, abs(loss.item()))
         for n, split in p.items():
             expected = split.grad.numpy()
             assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
@@ -143,21 +143,23 @@ def test_loss_and_gradients_against_pytorch(name, axes, accumulation):
 @pytest.mark.parametrize("axes,accumulation", MESHES[1:], ids=str)
 @pytest.mark.parametrize("name", ["mean_squared_error", "mixed", "in_layers"])
 def test_equal_to_one_device(name, axes, accumulation, dtype):
-    """Three steps over meshes and microbatches have the bits of one device."""
+    """Three steps over meshes and microbatches equal one device to the bit."""
     report = verify_strategy(build(name, dtype), DeviceMesh(axes), batches(3), accumulation=accumulation)
     assert report.equal, report.text
 
 
 @pytest.mark.parametrize("name", ["mean_squared_error", "in_layers"])
-def test_another_tree_is_noticed(name):
-    """Batch splits of the sum that are cut otherwise on one device are found, in a layer too."""
+def test_other_tree_is_detected(name):
+    """The twin: other batch splits of the sum on one device are detected, in a layer too."""
 
     fault = change_first("", halve_batch_splits, -1, kernel="row_sum_split_f32")
     assert not verify_strategy(build(name), DeviceMesh({"dp": 2}), batches(2), change=fault).equal
 
 
-def test_a_loss_that_multiplies_totals():
-    """One microbatch: equal on two devices. Several: its gradient needs a total before the last, so it is refused."""
+def test_loss_that_multiplies_totals():
+    """One microbatch: equal on two devices. Several: its gradient needs a total before the last, so
+    it is rejected.
+    """
     report = verify_strategy(build("product"), DeviceMesh({"dp": 2}), batches(2))
     assert report.equal, report.text
     with pytest.raises(
@@ -166,7 +168,7 @@ def test_a_loss_that_multiplies_totals():
         build("product").plan({}, accumulation=2)
 
 
-def test_the_slope_along_the_gradient():
+def test_slope_along_the_gradient():
     """Finite differences of a mixed loss agree with its gradient."""
     graph, (data,) = build("mixed"), batches(1)
     with graph.instantiate() as model:
@@ -186,7 +188,7 @@ def test_the_slope_along_the_gradient():
 
 
 def test_sums_of_one_number_per_row():
-    """`sum` takes numbers per row: those of a cross-entropy add up to its loss, to the bit."""
+    """`sum` of a cross-entropy's rows equals its loss, to the bit."""
     g = tw.ComputeGraph("rows")
     logits = g.input([BATCH, SEQ, CLASSES], name="logits", labels=[batch, None, None])
     labels = g.input([BATCH, SEQ], "i32", name="labels", labels=[batch, None], storage="scalars")
@@ -202,8 +204,8 @@ def test_sums_of_one_number_per_row():
         assert model.get_tensor("mean").tobytes() == model.get_tensor("sum").tobytes()
 
 
-def test_what_is_no_loss():
-    """An input and several numbers are refused; so are sums of weights. A dim that devices share is gathered."""
+def test_invalid_losses_are_rejected():
+    """An input and several numbers are rejected; so are sums of weights. A dim that devices share is gathered."""
     g = tw.ComputeGraph("none")
     x = g.input([4, 6], name="x", labels=[batch, tw.DimLabel("mlp")])
     one = g.input([1], name="one", storage="vector")
@@ -220,8 +222,8 @@ def test_what_is_no_loss():
         g.plan({"tp": 2}, strict=True)
 
 
-def test_a_sum_over_rows_that_do_not_count_the_batch():
-    """In a graph with a batch, a sum over something else would be added once per microbatch: refused."""
+def test_sum_over_rows_outside_the_batch_is_rejected():
+    """In a graph with a batch, a sum over another dim would be added once per microbatch."""
     g = tw.ComputeGraph("other")
     g.output(g.scale(g.input([4, 6], name="x", labels=[batch, None]), 2.0), "y")
     g.output(g.sum(g.input([3, 6], name="other")), "total")

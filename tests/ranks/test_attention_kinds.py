@@ -1,5 +1,6 @@
-"""Windows, capped scores and lengths of sequences over meshes, microbatches and workers: one device's bits, and each
-comparison with a fault that shows."""
+"""Windows, capped scores and lengths of sequences over meshes, microbatches and workers: equal to
+one device to the bit, each with a planted fault.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def block(graph, x, lengths, *, kind, dtype, dim):
     h = rms_norm(graph, x, "norm", eps=1e-5)
     q = linear(graph, h, "q", HEADS * dim, out_label=heads)
     k, v = (linear(graph, h, n, KV_HEADS * dim, out_label=kv_heads) for n in ("k", "v"))
-    given = {} if KINDS[kind].get("causal", True) else {"lengths": lengths}
-    y = graph.scaled_dot_product_attention(q, k, v, head_dim=dim, **KINDS[kind], **given)
+    options = {} if KINDS[kind].get("causal", True) else {"lengths": lengths}
+    y = graph.scaled_dot_product_attention(q, k, v, head_dim=dim, **KINDS[kind], **options)
     return graph.add(x, linear(graph, y, "o", WIDTH, in_label=heads))
 
 
@@ -92,8 +93,8 @@ def test_training_equals_one_device(dtype, kind, axes, accumulation):
         ("attention_backward", "encoder", 4, "norm"),
     ],
 )
-def test_another_window_or_mask_would_show(kernel, kind, place, part):
-    """Fault: on the mesh, one way sees a position more, or is causal."""
+def test_other_window_or_mask_is_detected(kernel, kind, place, part):
+    """Fault: on the mesh, one direction sees a position more, or is causal."""
 
     def one_more(ints):
         return [*ints[:place], ints[place] + 1, *ints[place + 1 :]]
@@ -110,7 +111,7 @@ def test_another_window_or_mask_would_show(kernel, kind, place, part):
 @pytest.mark.parametrize("batch_splits", [1, 2, 8])
 @pytest.mark.parametrize("kind", ["both", "capped encoder"])
 def test_tasks_of_several_sequences(kind, batch_splits):
-    """Tiles of one, two and four sequences: each task finds the lengths of its own, over devices too."""
+    """Tiles of one, two and four sequences: each task uses the lengths of its own, over devices too."""
     batch = batch_of((60, 1, 50, 64, 7, 9, 63, 33), 64)
     rows = []
     for number, axes in ((8, {}), (batch_splits, {}), (batch_splits, {"dp": min(batch_splits, 2)})):
@@ -126,8 +127,8 @@ def test_tasks_of_several_sequences(kind, batch_splits):
     assert report.equal, report.text
 
 
-def test_another_devices_lengths_would_show():
-    """Fault: lengths that changed places between the sequences of two devices."""
+def test_lengths_of_another_device_are_detected():
+    """Fault: lengths exchanged between the sequences of two devices."""
     graph = training_graph("encoder", 80)
     good = batch_of((80, 9, 64, 65), 80)
     expected = steps(graph, graph.plan({}), [good])
@@ -139,7 +140,7 @@ def test_another_devices_lengths_would_show():
 @every_dtype
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_share_heads_where_sequences_are_few(kind, dtype):
-    """Two tasks of half of the heads each, over all sequences; a length that one of them mistakes would show."""
+    """Two tasks of half of the heads each, over all sequences; a wrong length in one of them is detected."""
     graph, batch = training_graph(kind, 80, dtype, dim=64), batch_of((80, 9, 64, 65), 80)
     expected = steps(graph, graph.plan({}, workers_per_device=1, batch_splits=2), [batch])
     for axes in ({}, {"dp": 2}):
@@ -159,7 +160,7 @@ def test_workers_share_heads_where_sequences_are_few(kind, dtype):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_change_no_bit(workers):
-    """However many workers a device has."""
+    """For any number of workers per device."""
     graph, batches = (
         training_graph("capped encoder", 80),
         [batch_of((80, 9, 64, 65), 80, s) for s in range(2)],
@@ -175,8 +176,9 @@ def test_workers_change_no_bit(workers):
     "width,axes,accumulation", [(75, {}, 1), (128, {"dp": 2}, 1), (140, {"dp": 2, "tp": 2}, 2)], ids=str
 )
 def test_padding_changes_no_bit(dtype, kind, width, axes, accumulation):
-    """Sequences of a symbolic length: three steps equal to the bit those of the exact length, whatever stands in the
-    padding."""
+    """Sequences of a symbolic length: three steps equal those of the exact length to the bit,
+    whatever the padding contains.
+    """
     lengths = (74, 3, 64, 65)
     graph = training_graph(kind, tw.Dim("seq", 1, 150), dtype)
     expected = steps(
@@ -188,7 +190,7 @@ def test_padding_changes_no_bit(dtype, kind, width, axes, accumulation):
     )
 
 
-def test_lengths_that_count_padding_would_show():
+def test_lengths_that_count_padding_are_detected():
     """Fault: a length that reaches into the padding."""
     graph = training_graph("encoder", tw.Dim("seq", 1, 90))
     good = batch_of((40, 3, 9, 50), 60)
@@ -207,7 +209,7 @@ def test_lengths_that_count_padding_would_show():
     st.sampled_from(["f32", "bf16"]),
 )
 def test_any_kind_over_any_mesh(kind, lengths, extra, axes, accumulation, dtype):
-    """A padded step over a mesh against one device and the exact length."""
+    """A padded step over a mesh compared with one device and the exact length."""
     graph, longest = training_graph(kind, tw.Dim("seq", 1, 220), dtype, layers=1), max(lengths)
     try:
         plan = graph.plan(axes, accumulation=accumulation)
@@ -221,7 +223,7 @@ def test_any_kind_over_any_mesh(kind, lengths, extra, axes, accumulation, dtype)
 
 
 def attended(g, q, k, v, kind, pages=()):
-    """Attention of three inputs, over pages where they are given."""
+    """Attention of three inputs, over pages if given."""
     heads, kv_heads = tw.DimLabel("heads", DIM), tw.DimLabel("kv_heads", DIM, HEADS // KV_HEADS)
     parts = [
         g.input([*shape, width * DIM], name=name, labels=[*[None] * len(shape), label])
@@ -248,14 +250,16 @@ def attended(g, q, k, v, kind, pages=()):
 
 @pytest.mark.parametrize("kind", ["window", "softcap", "both"])
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_pages_give_the_bits_of_whole_sequences(kind, tp):
-    """A prompt in k splits, then token by token, over devices; a window of another length would show."""
+def test_pages_equal_whole_sequences(kind, tp):
+    """A prompt in chunks, then token by token, over devices; a window of another length is detected."""
     gen, length = np.random.default_rng(1), 150
-    given = {n: gen.standard_normal((length, w * DIM), np.float32) for n, w in (("q", 8), ("k", 2), ("v", 2))}
+    arrays = {
+        n: gen.standard_normal((length, w * DIM), np.float32) for n, w in (("q", 8), ("k", 2), ("v", 2))
+    }
     g = tw.ComputeGraph("whole")
     g.output(attended(g, *[[1, length]] * 3, kind), "y")
     with g.instantiate(g.plan({})) as model:
-        model.forward(**{n: x[None] for n, x in given.items()})
+        model.forward(**{n: x[None] for n, x in arrays.items()})
         whole = model.get_tensor("y")[0]
     g, tokens = tw.ComputeGraph("pages"), tw.Dim("tokens", 1, 100)
     pages = {
@@ -265,7 +269,7 @@ def test_pages_give_the_bits_of_whole_sequences(kind, tp):
     g.output(attended(g, [tokens], [tokens], [tokens], kind, pages), "y")
     blocks = np.array([[2, 0, 3]], np.int32)
     with g.instantiate(g.plan({"tp": tp})) as model:
-        found = []
+        outputs = []
         for begin, end in pairwise([0, 1, 70, 145, *range(146, length + 1)]):
             positions = np.arange(begin, end, dtype=np.int32)
             index = {
@@ -274,17 +278,17 @@ def test_pages_give_the_bits_of_whole_sequences(kind, tp):
                 "slots": blocks[0, positions // 64] * 64 + positions % 64,
                 "blocks": blocks,
             }
-            model.forward(**{n: x[begin:end] for n, x in given.items()}, **index)
-            found.append(model.get_tensor("y"))
-    assert np.concatenate(found).tobytes() == whole.tobytes()
+            model.forward(**{n: x[begin:end] for n, x in arrays.items()}, **index)
+            outputs.append(model.get_tensor("y"))
+    assert np.concatenate(outputs).tobytes() == whole.tobytes()
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong,words", [(0, r"\[1, 20\]; got 0 at \[2\]"), (21, "got 21"), (-3, "got -3")])
-def test_lengths_are_checked_at_the_border(wrong, words):
-    """Before anything is written: of every run's own length, and the next step is as if it had not been tried."""
+def test_lengths_are_checked_before_a_run(wrong, words):
+    """Before anything is written: each run has its own length, and the next step is unaffected."""
     graph = training_graph("encoder", tw.Dim("seq", 1, 64))
     good = batch_of((20, 3, 4, 5), 20)
     bad = {**good, "lengths": good["lengths"].copy()}
@@ -298,19 +302,19 @@ def test_lengths_are_checked_at_the_border(wrong, words):
         assert model.step(good, 1e-3).loss == first.loss
 
 
-def attend(lengths=None, *, seq=8, **given):
+def attend(lengths=None, *, seq=8, **options):
     """A graph with one attention."""
     g = tw.ComputeGraph("attend")
     x = g.input([4, seq, 8], name="x", labels=[tw.BATCH, None, None])
     if lengths is not None:
-        given["lengths"] = lengths(g)
-    g.output(g.scaled_dot_product_attention(x, x, x, head_dim=4, **given), "y")
+        options["lengths"] = lengths(g)
+    g.output(g.scaled_dot_product_attention(x, x, x, head_dim=4, **options), "y")
     return g
 
 
-def of_form(shape, dtype="i32", **given):
+def of_form(shape, dtype="i32", **options):
     """A function that declares lengths."""
-    return lambda g: g.input(shape, dtype, name="lengths", **{"storage": "scalars", **given})
+    return lambda g: g.input(shape, dtype, name="lengths", **{"storage": "scalars", **options})
 
 
 @pytest.mark.parametrize(
@@ -329,14 +333,14 @@ def of_form(shape, dtype="i32", **given):
         (lambda: attend(causal=False, seq=tw.Dim("seq", 1, 8)), "must be causal or have lengths"),
     ],
 )
-def test_what_attention_refuses(make, words):
-    """Each at the call that describes it."""
+def test_invalid_attention_is_rejected(make, words):
+    """Each by the call that describes it."""
     with pytest.raises(ShapeError, match=words):
         make()
 
 
-def test_ops_by_name_are_held_to_the_same():
-    """Attributes given to `op` are checked as well."""
+def test_ops_by_name_are_checked_alike():
+    """Attributes passed to `op` are checked as well."""
     g = tw.ComputeGraph("attend")
     x = g.input([4, 8, 8], name="x")
     plain = {"head_dim": 4, "causal": True, "scale": 1.0, "window": 0, "softcap": 0.0}
@@ -349,7 +353,7 @@ def test_ops_by_name_are_held_to_the_same():
     g.output(g.op("attention", [x, x, x, None], **plain)[0], "y")
 
 
-def test_lengths_count_the_batch_where_microbatches_cut_it():
+def test_lengths_must_count_the_batch_with_microbatches():
     """Without the label they would be those of the wrong sequences."""
     graph = attend(of_form([4]), causal=False)
     with pytest.raises(LayoutError, match="labelled alike"):
@@ -361,8 +365,8 @@ def test_lengths_count_the_batch_where_microbatches_cut_it():
 
 
 @pytest.mark.parametrize("in_layer", [False, True])
-def test_a_row_per_sequence_next_to_rows_of_sequences_is_refused(in_layer):
-    """Integers of the batch that make rows of their own would be summed by cuts that are those of sequences."""
+def test_rows_per_sequence_next_to_rows_of_sequences_are_rejected(in_layer):
+    """Integers of the batch that make rows of their own would be summed by the cuts of sequences."""
 
     @tw.layer
     def rows_of(graph, ids):
@@ -380,15 +384,15 @@ def test_a_row_per_sequence_next_to_rows_of_sequences_is_refused(in_layer):
         g.plan({"dp": 2}, accumulation=2)
 
 
-def test_lengths_without_the_label_are_no_devices():
-    """Devices share sequences only with their lengths: a label that is missing is refused when planning."""
+def test_lengths_without_the_label_are_not_shared():
+    """Devices share sequences only with their lengths: a missing label is rejected in planning."""
     graph = attend(of_form([4]), causal=False)
     with pytest.raises(PlanError, match="'slice:lengths'; give both sides one layout"):
         graph.plan({"dp": 2})
 
 
 def test_constant_lengths():
-    """Lengths that never change may be a constant; one beyond the sequence is refused when planning."""
+    """Lengths that never change may be a constant; one beyond the sequence is rejected in planning."""
     for values, fits in (((8, 1, 5, 3), True), ((8, 1, 9, 3), False)):
         graph = attend(
             lambda g, values=values: g.constant(

@@ -1,4 +1,4 @@
-"""What the plan says is what happens: transfers and bytes, counted at execution, equal theory and plan exactly."""
+"""Transfers and bytes, counted at execution, equal theory and plan exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewise.plan.collectives import gather_label, reduce_label
 
 
 def run_step(axes, dtype="bf16", **changes):
-    """Plan, instance results of one step: (plan, transfers counted)."""
+    """Plan and results of one step: (plan, counted transfers)."""
     model = config(**changes)
     graph = training_graph(model, dtype)
     plan = graph.plan(axes)
@@ -33,8 +33,10 @@ def test_counted_transfers_equal_the_plan(axes):
 @pytest.mark.parametrize("vocab", [512, 128])
 @pytest.mark.parametrize("n", [2, 4])
 def test_data_parallel_traffic(n, vocab):
-    """2 Ψ (n - 1) / n elements per device, Ψ parameters (and one loss value). The tied table counts once per use,
-    unless the ids and rows that are added to it are fewer bytes, as with the larger one: then (n - 1) / n of these."""
+    """2 Ψ (n - 1) / n elements per device, Ψ parameters (and one loss value). The tied table counts
+    once per use, unless the ids and rows that are added to it are fewer bytes, as with the larger
+    one: then (n - 1) / n of these.
+    """
     model = config(vocab_size=vocab)
     assert model.tie_word_embeddings
     plan, counted, _ = run_step({"dp": n}, vocab_size=vocab)
@@ -54,7 +56,9 @@ def test_data_parallel_traffic(n, vocab):
 
 @pytest.mark.parametrize("t", [2, 4])
 def test_tensor_parallel_traffic(t):
-    """Two all-reduces of b·s·h per layer forward and two backward: 8 bsh (t - 1) / t elements per device and layer."""
+    """Two all-reduces of b·s·h per layer forward and two backward: 8 bsh (t - 1) / t elements per
+    device and layer.
+    """
     plan, counted, _ = run_step({"tp": t})
     model = config()
     one = BATCH * SEQ * model.hidden_size * (t - 1)  # over all devices, one half of an all-reduce
@@ -80,7 +84,9 @@ def norm_entries(plan, tile=512):
 
 @pytest.mark.parametrize("t", [2, 4])
 def test_traffic_of_the_gradient_norm(t):
-    """The table of squares crosses once: 2 (t - 1) / t of its entries per device; devices of the batch send none."""
+    """The table of squares crosses once: 2 (t - 1) / t of its entries per device; devices of the
+    batch send none.
+    """
     plan, counted, _ = run_step({"tp": t})
     assert sum(sum(v) for k, v in counted.items() if "global_norm" in k) == 2 * (t - 1) * norm_entries(plan)
     _, counted, _ = run_step({"dp": t})
@@ -97,7 +103,7 @@ def test_planned_bytes_are_allocated_bytes(axes, dtype):
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}], ids=str)
-def test_what_is_explained_is_what_runs(axes):
+def test_explained_tasks_equal_executed_ones(axes):
     """Tasks per device and program, as the native programs count them."""
     graph = training_graph(config(), "f32")
     plan = graph.plan(axes)
@@ -106,8 +112,8 @@ def test_what_is_explained_is_what_runs(axes):
         for name in plan.programs:
             said = text.split(f"  {name}: ")[1].split("calls of templates")[1]
             for device in range(plan.mesh.num_devices):
-                found = re.search(rf"device [\d, ]*\b{device}\b[\d, ]*: ([\d,]+) tasks", said)
-                assert int(found[1].replace(",", "")) == running._program.num_tasks(device, [], name)
+                match = re.search(rf"device [\d, ]*\b{device}\b[\d, ]*: ([\d,]+) tasks", said)
+                assert int(match[1].replace(",", "")) == running._program.num_tasks(device, [], name)
 
 
 def test_bytes_per_parameter():
@@ -117,8 +123,8 @@ def test_bytes_per_parameter():
         s.shape[0] * (s.shape[1] if len(s.shape) == 2 else 1)
         for s in (t.spec for t in plan.graph.of_kind("parameter"))
     )
-    kept = sum(usage[0][k] for k in ("parameters", "gradients", "optimizer"))
-    assert 18 * parameters <= kept <= 18 * parameters + 4096  # the loss, norms and alignment
+    num_bytes = sum(usage[0][k] for k in ("parameters", "gradients", "optimizer"))
+    assert 18 * parameters <= num_bytes <= 18 * parameters + 4096  # the loss, norms and alignment
 
 
 def test_weights_are_laid_out_once_and_broadcast():

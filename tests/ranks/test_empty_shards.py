@@ -1,5 +1,6 @@
-"""Weights with fewer panels than devices: who has none of a weight keeps, updates and sends nothing of it, and all is
-equal to one device, moved and kept as planned."""
+"""Weights with fewer panels than devices: devices without a panel store, update and send nothing of
+it, and results, traffic and memory are as planned.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +54,12 @@ NOT_SMALL = [  # what everyday tests must have: reduce, recompute, offload, type
 
 @pytest.fixture(autouse=True)
 def small_transfers(monkeypatch):
-    """Tensors as small as here go to files too."""
+    """Offload tensors as small as here to files too."""
     monkeypatch.setattr("tilewise.strategy.offload._LEAST_BYTES", 256)
 
 
 def few_panels(tied: bool = False, **changes: object) -> llama.LlamaConfig:
-    """Weights of one panel of 32 rows (what projects back), two (keys, values), three (the MLP) and four."""
+    """Weights of one panel of 32 rows (projection back), two (keys, values), three (the MLP) and four."""
     sizes = {"hidden_size": 32, "intermediate_size": 96, "vocab_size": 128, "head_dim": 16}
     return config(**{**sizes, "tie_word_embeddings": tied, **changes})
 
@@ -77,23 +78,23 @@ def pairwise() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", NOT_SMALL, ids=named)
-def test_shards_without_a_panel_are_equal(case):
-    """Training over more devices than panels has the bits of one device."""
+def test_shards_without_a_panel_equal_one_device(case):
+    """Training over more devices than panels equals one device to the bit."""
     equal, text = compare(case, model=few_panels)
     assert equal, text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", pairwise(), ids=named)
-def test_all_pairs_are_equal(case):
+def test_all_pairs_equal_one_device(case):
     """Every pair of mesh, microbatches, reduction, units, workers, type, ties, recomputation and files."""
     equal, text = compare(case, model=few_panels)
     assert equal, text
 
 
 @pytest.mark.soak
-def test_the_whole_product_is_equal():
-    """Every combination but of prefetching, workers and files, which take turns."""
+def test_whole_product_equals_one_device():
+    """Every combination except of prefetching, workers and files, which alternate."""
     turns = {name: FEW[name] for name in ("prefetch", "workers", "offload")}
     others = [[None] if name in turns else values for name, values in FEW.items()]
     for number, combination in enumerate(product(*others)):
@@ -109,7 +110,7 @@ def test_the_whole_product_is_equal():
     [DistributionStrategy.shard_optimizer_states(4), DistributionStrategy.shard_gradients(4)],
     ids=["zero 1", "zero 2"],
 )
-def test_states_and_gradients_alone_are_equal(strategy):
+def test_states_and_gradients_alone_equal_one_device(strategy):
     """ZeRO 1 and 2 cut the same storage shards."""
     model = few_panels()
     report = verify_strategy(
@@ -124,7 +125,7 @@ def test_states_and_gradients_alone_are_equal(strategy):
 
 
 @pytest.mark.parametrize("rows", [16, 80])
-def test_rows_that_fill_no_panel_are_padded_where_they_lie(rows):
+def test_padding_of_a_panel_belongs_to_its_device(rows):
     """A panel that is not full belongs to one device, with its padding."""
     model = few_panels(intermediate_size=rows, num_hidden_layers=1)
     report = verify_strategy(
@@ -140,24 +141,24 @@ def test_rows_that_fill_no_panel_are_padded_where_they_lie(rows):
 
 
 def panels_of(plan: tw.Plan, tensor: int) -> list[int]:
-    """Of a weight or what goes with it, on every device."""
+    """Of a weight and its states, on every device."""
     spec, layout = plan.graph.spec(tensor), plan.layout.compute[tensor]
     ranges = [plan.shapes.on(d).range(spec, layout, 0) for d in range(plan.mesh.num_devices)]
     return [-(-(end - begin) // PANEL) for begin, end in ranges]
 
 
 @pytest.mark.parametrize("axes", [{"fsdp": 8}, {"dp": 2, "fsdp": 4}], ids=str)
-def test_who_has_no_panel_has_no_task(axes):
-    """Of a weight without a storage shard on a device: no row, no task that offers, adds or updates
-    there, no byte touched of what the largest storage shard takes; what a step does and moves is
-    what the plan says."""
+def test_device_without_a_panel_has_no_task(axes):
+    """For a weight without a storage shard on a device: no row, no task that posts, adds or updates
+    there, no byte of the largest storage shard touched; execution and traffic equal the plan.
+    """
     strategy = DistributionStrategy.hybrid(**axes)
     graph, plan = planned(strategy, dtype="bf16")
     devices, degree = plan.mesh.num_devices, axes["fsdp"]
     cut = [t for t in plan.graph.tensors if t.kind != "result" and "fsdp" in plan.layout.compute[t.id][0]]
-    kept = [t for t in cut if t.spec.name.endswith("layers.0.self_attn.o_proj.weight")]
-    assert len(kept) == 4  # the weight, its master, two moments
-    for tensor in kept:
+    tensors = [t for t in cut if t.spec.name.endswith("layers.0.self_attn.o_proj.weight")]
+    assert len(tensors) == 4  # the weight, its master, two moments
+    for tensor in tensors:
         rows = [plan.entry(device, tensor.id).extent.constant for device in range(devices)]
         assert rows == [PANEL * n for n in panels_of(plan, tensor.id)]
         assert [bool(n) for n in rows[:degree]] == [False] * (degree - 1) + [True]
@@ -167,7 +168,7 @@ def test_who_has_no_panel_has_no_task(axes):
         run.reset_transfers()
         run.step(batches(few_panels(), 1, 8, SEQ)[0], 1e-3)
         tasks, moved = run.timeline().tasks, run.transfers()
-        for tensor in kept:
+        for tensor in tensors:
             size = PANEL * tensor.spec.shape[1] * tensor.spec.dtype.itemsize
             for device in range(devices):
                 memory = np.asarray(run._executor.buffer(device, plan.entry(device, tensor.id).offset, size))
@@ -189,9 +190,10 @@ def test_who_has_no_panel_has_no_task(axes):
 
 
 @pytest.mark.parametrize("degree", [2, 4, 8])
-def test_what_is_kept_is_the_largest_shard(degree):
-    """In bf16 with AdamW 2 bytes an element of the weight and 12 of states, of the panels of the device that has most;
-    planned bytes are those allocated."""
+def test_memory_is_that_of_the_largest_shard(degree):
+    """In bf16 with AdamW 2 bytes an element of the weight and 12 of states, of the panels of the
+    device that has most; planned bytes are those allocated.
+    """
     graph, plan = planned(DistributionStrategy.fsdp(degree), dtype="bf16")
     with graph.instantiate(plan) as run:
         assert run.memory_usage() == plan.estimate_memory_usage()
@@ -210,8 +212,8 @@ def test_what_is_kept_is_the_largest_shard(degree):
     )
 
 
-def test_explanations_say_who_has_nothing():
-    """How many weights have fewer panels than storage shards, and of one what the first device has."""
+def test_explanations_name_empty_shards():
+    """How many weights have fewer panels than storage shards, and for one weight what the first device has."""
     _, plan = planned(DistributionStrategy.fsdp(4))
     words = plan.explain()
     assert (
@@ -232,27 +234,28 @@ def test_explanations_say_who_has_nothing():
 # ---- files -----------------------------------------------------------------------------------------------
 
 
-def test_a_plan_with_empty_shards_is_a_file(tmp_path):
-    """Saved, loaded and made again it is the same, and runs to the same bits; its picture is drawn."""
+def test_plan_with_empty_shards_round_trips(tmp_path):
+    """Saved, loaded and remade it is the same, and runs to the same bits; its picture is drawn."""
     _, plan = planned(DistributionStrategy.fsdp(4), accumulation=2)
     plan.save(tmp_path / "step.plan")
     loaded = tw.Plan.load(tmp_path / "step.plan")
     assert loaded.digest() == plan.digest() and loaded.explain() == plan.explain()
     require_origin(loaded)
     results = []
-    for given in (plan, loaded):
-        with tw.GraphInstance(given) as run:
+    for either in (plan, loaded):
+        with tw.GraphInstance(either) as run:
             run.initialize(seed=0)
             run.trace(True)
             results.append([run.step(b, 1e-3).grad_norm for b in batches(few_panels(), 2, 8, SEQ)])
-            given.save_picture(tmp_path / "step.html", run.timeline())
+            either.save_picture(tmp_path / "step.html", run.timeline())
     assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("offload", ["none", "optimizer"])
-def test_a_checkpoint_goes_on_over_other_shards(offload, tmp_path):
-    """From one device to eight storage shards, on to three and six with `tp`, back to one: the bits
-    of a run that never stopped; a device writes no part of what it has nothing of."""
+def test_checkpoint_continues_over_other_shards(offload, tmp_path):
+    """From one device to eight storage shards, to three and six with `tp`, back to one: equal to an
+    uninterrupted run to the bit; a device writes no part of an empty shard.
+    """
     strategies = [
         DistributionStrategy.single(),
         DistributionStrategy.fsdp(8),
@@ -260,7 +263,7 @@ def test_a_checkpoint_goes_on_over_other_shards(offload, tmp_path):
         DistributionStrategy.hybrid(fsdp=4, tp=2),
         DistributionStrategy.single(),
     ]
-    steps, state, found = batches(few_panels(), len(strategies), 8, SEQ), None, []
+    steps, state, norms = batches(few_panels(), len(strategies), 8, SEQ), None, []
     for number, strategy in enumerate(strategies):
         graph, plan = planned(strategy, dtype="bf16", offload=offload if number else "none", checkpoints=True)
         with graph.instantiate(plan) as run:
@@ -268,7 +271,7 @@ def test_a_checkpoint_goes_on_over_other_shards(offload, tmp_path):
                 run.initialize(seed=0)
             else:
                 run.load_state_dict(state.tensors)
-            found.append(run.step(steps[number], 1e-3).grad_norm)
+            norms.append(run.step(steps[number], 1e-3).grad_norm)
             parts, mesh = run.copy_state(), dict(zip(plan.mesh.names, plan.mesh.sizes))
         for tensor, shards in plan.stored_parts.items():
             assert all(prod(shard.sizes) for shard in shards), plan.graph.spec(tensor).name
@@ -278,7 +281,7 @@ def test_a_checkpoint_goes_on_over_other_shards(offload, tmp_path):
     graph, plan = planned(DistributionStrategy.single(), dtype="bf16")
     with graph.instantiate(plan) as run:
         run.initialize(seed=0)
-        assert [run.step(b, 1e-3).grad_norm for b in steps] == found
+        assert [run.step(b, 1e-3).grad_norm for b in steps] == norms
         for name, value in run.state_dict().items():
             assert np.array_equal(np.asarray(state.tensors[name]), value), name
 
@@ -294,7 +297,7 @@ def test_a_checkpoint_goes_on_over_other_shards(offload, tmp_path):
         ("linear_dw:self_attn.k_proj.weight/reduce_scatter", drop_partial, 2),
     ],
 )
-def test_a_fault_on_the_one_who_has_a_panel_is_seen(label, fault, microbatches):
+def test_fault_on_the_only_holder_is_detected(label, fault, microbatches):
     """With parts of the wrong devices on the only storage shard the comparison fails."""
     case = ((1, 3, 1), microbatches, "microbatch", True, 1, 1, "f32", False, "none", "none")
     assert compare(case, model=few_panels)[0]
@@ -302,7 +305,7 @@ def test_a_fault_on_the_one_who_has_a_panel_is_seen(label, fault, microbatches):
 
 
 def copies_of(plan: tw.Plan, label: str, change) -> tw.Plan:  # type: ignore[no-untyped-def]
-    """A plan in which instructions of one label are changed, on all devices."""
+    """A plan with changed instructions of one label, on all devices."""
     classes = [
         replace(
             of,
@@ -328,16 +331,16 @@ def of_the_first(instruction):
 
 
 @pytest.mark.parametrize(("change", "words"), [(without_rows, "shards"), (of_the_first, "acknowledged")])
-def test_a_shard_taken_for_an_empty_one_is_refused(change, words):
-    """What plans are held to knows which storage shards have rows."""
+def test_shard_taken_for_empty_is_rejected(change, words):
+    """Validation of plans knows which storage shards have rows."""
     _, plan = planned(DistributionStrategy.fsdp(3), batch=6)
     validate_plan(plan)
     with pytest.raises(InternalError, match=words):
         validate_plan(copies_of(plan, "all_gather_parameters:self_attn.o_proj.weight/all_gather", change))
 
 
-def test_shards_gathered_in_each_others_place_are_seen():
-    """Two devices of three have a panel of the keys; with one's in the other's place the comparison fails."""
+def test_exchanged_shards_are_detected():
+    """Two devices of three have a panel of the keys; with them exchanged the comparison fails."""
 
     def exchange(instruction):
         operands = tuple(o._replace(member=3 - o.member) if o.member else o for o in instruction.operands)
@@ -348,8 +351,8 @@ def test_shards_gathered_in_each_others_place_are_seen():
     assert not compare(case, lambda plan: copies_of(plan, label, exchange), model=few_panels)[0]
 
 
-def test_a_graph_without_weights_is_refused():
-    """Vectors are not cut, so there must be something else."""
+def test_graph_without_weights_is_rejected():
+    """Vectors are not cut, so another tensor is needed."""
     graph = tw.ComputeGraph("vectors")
     x = graph.input([4, 64], "f32", name="x", labels=[tw.BATCH, None])
     graph.loss(graph.mean(rms_norm(graph, x, "norm", eps=1e-6)))

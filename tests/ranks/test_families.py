@@ -1,4 +1,4 @@
-"""Every family over every strategy equals one device to the bit, in training and in writing."""
+"""Every family over every strategy equals one device to the bit, in training and in decoding."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def training_graph(family: str, dtype: str) -> tw.ComputeGraph:
 
 def assert_equal(family: str, dtype: str, axes: dict[str, int], accumulation: int, steps: int) -> None:
     """Loss, every gradient and, after the steps, every parameter and moment."""
-    given = batches(small(family), steps, BATCH, SEQ)
+    steps_data = batches(small(family), steps, BATCH, SEQ)
     graph = training_graph(family, dtype)
-    report = verify_strategy(graph, DeviceMesh(axes), given, accumulation=accumulation)
+    report = verify_strategy(graph, DeviceMesh(axes), steps_data, accumulation=accumulation)
     assert report.equal, report.text
 
 
 @every_family
 def test_training_equals_one_device(family):
-    """Over data and tensor parallelism at once."""
+    """Over data and tensor parallelism together."""
     assert_equal(family, "bf16", {"dp": 2, "tp": 2}, 2, 2)
 
 
@@ -49,17 +49,17 @@ def test_training_equals_one_device_over_all_strategies(family, axes, dtype):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "gemma2"])
-def test_a_planted_fault_is_found(family):
-    """A dropped partial of a norm's gain or of a projection is found in every kind of layer."""
+def test_planted_fault_is_detected(family):
+    """A dropped partial of a norm's gain or of a projection is detected in every kind of layer."""
     place = {"qwen3": "head_sum/reduce_scatter", "gpt2": "mlp.down_proj.weight/reduce_scatter"}
     change = change_first(place.get(family, "self_attn.o_proj.weight/reduce_scatter"), drop_partial, -1)
-    given = batches(small(family), 1, BATCH, SEQ)
-    report = verify_strategy(training_graph(family, "f32"), DeviceMesh({"tp": 2}), given, change=change)
+    steps_data = batches(small(family), 1, BATCH, SEQ)
+    report = verify_strategy(training_graph(family, "f32"), DeviceMesh({"tp": 2}), steps_data, change=change)
     assert not report.equal
 
 
 def logits(family: str, dtype: str, tp: int, parts: list[int]) -> np.ndarray:
-    """Of a text's last token, which is read in parts: a model of random weights."""
+    """Of a text's last token, which is read in chunks: a model of random weights."""
     config, count = small(family), sum(parts)
     graph = tw.ComputeGraph(family)
     models.build_decoding_graph(graph, config, max(parts), 1, 1, dtype, context=count)
@@ -83,10 +83,10 @@ def logits(family: str, dtype: str, tp: int, parts: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("family", WRITERS)
 def test_logits_do_not_depend_on_devices_or_k_splits(family):
-    """One, two and four devices; read whole, in k splits, and token by token."""
+    """One, two and four devices; read whole, in chunks, and token by token."""
     for dtype in ("f32", "bf16"):
         whole = logits(family, dtype, 1, [20])
         for tp, parts in ((2, [20]), (4, [20]), (1, [7, 7, 6]), (2, [17, 1, 1, 1])):
-            found = logits(family, dtype, tp, parts)
-            assert np.array_equal(whole.view(np.uint8), found.view(np.uint8)), (dtype, tp, parts)
+            logits_in_parts = logits(family, dtype, tp, parts)
+            assert np.array_equal(whole.view(np.uint8), logits_in_parts.view(np.uint8)), (dtype, tp, parts)
     assert not np.array_equal(whole, logits(family, "bf16", 1, [19]))

@@ -1,4 +1,6 @@
-"""A task that throws, a worker that stops, memory over the limit, Ctrl-C: one clear error, no hang, nothing left."""
+"""A task that throws, a worker that stops, memory over the limit, Ctrl-C: one clear error, no hang,
+nothing left.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ def running(axes, **options):
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 4}], ids=str)
-def test_a_task_that_throws(axes):
-    """The error names op, tile, worker and device; the next step from the same weights has the same bits as ever."""
+def test_task_that_throws(axes):
+    """The error names op, tile, worker and device; the next step from the same weights has the same
+    bits as without it.
+    """
     batch = batches(MODEL, 1)[0]
     with running(axes) as model:
         model.inject("throw", len(DeviceMesh(axes).sizes) and 1, "attention_backward", 1)
@@ -48,8 +52,8 @@ def test_a_task_that_throws(axes):
         assert model.step(batch, 1e-3) == again
 
 
-def test_a_worker_that_stops():
-    """Peers wait only until the deadline; the error names who is late and for what."""
+def test_worker_that_stops():
+    """Peers wait only until the deadline; the error names the late device and signal."""
     with running({"dp": 2}, deadline_s=1.0) as model:
         model.inject("stall", 1, "attention_backward", 0)
         start = time.monotonic()
@@ -59,7 +63,7 @@ def test_a_worker_that_stops():
 
 
 def test_memory_over_the_limit():
-    """Refused before anything is allocated, with both sizes and their difference."""
+    """Rejected before anything is allocated, with both sizes and their difference."""
     graph = training_graph(MODEL, "bf16")
     plan = graph.plan({"dp": 2})
     need = 2 * plan.device_bytes
@@ -88,7 +92,7 @@ def test_ctrl_c():
         assert np.isfinite(model.step(batch, 1e-3).loss)
 
 
-def test_nothing_is_left_behind(thread_count):
+def test_no_threads_or_memory_are_left(thread_count):
     """Closing a model ends its threads and returns its memory, after an error too."""
     before = threading.active_count(), thread_count()
     for _ in range(3):
@@ -111,13 +115,13 @@ def test_nothing_is_left_behind(thread_count):
     ],
     ids=str,
 )
-def test_impossible_strategies_are_refused_before_work(axes, options, error, words):
-    """Planning fails with the rule, the values and a way out."""
+def test_impossible_strategies_are_rejected_before_work(axes, options, error, words):
+    """Planning fails with the rule, the values and advice."""
     with pytest.raises(error, match=words):
         training_graph(MODEL, "bf16").plan(axes, **options)
 
 
-def test_wrong_inputs_are_refused():
+def test_wrong_inputs_are_rejected():
     """Names and shapes of inputs are checked before a step starts."""
     with running({}) as model:
         batch = dict(batches(MODEL, 1)[0])

@@ -1,4 +1,6 @@
-"""A table's ids and rows, gathered where devices share a batch: when, to which bits, and that faults in it are seen."""
+"""Gathering a table's ids and rows where devices share a batch: conditions, equality to the bit,
+and planted faults.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ MESHES = [
 
 
 def batch_of(axes) -> int:
-    """Sequences, and batch splits, that devices share as they must."""
+    """Sequences, and batch splits, that devices can share."""
     return 12 if axes.get("dp", 1) * axes.get("fsdp", 1) % 3 == 0 else 8
 
 
@@ -42,13 +44,13 @@ def model_of(**changes: object):
 
 
 def repeated(axes, steps: int = 2):
-    """Tokens of few different ids, so that a row gets some of every device."""
-    given = batches(model_of(), steps, batch_of(axes), SEQ)
-    return [{**data, "tokens": data["tokens"] % 5 * 89} for data in given]
+    """Tokens of few different ids, so that a row gets tokens of every device."""
+    data_of_steps = batches(model_of(), steps, batch_of(axes), SEQ)
+    return [{**data, "tokens": data["tokens"] % 5 * 89} for data in data_of_steps]
 
 
 def compare(axes, change=lambda plan: plan, **changes: object):
-    """Whether some steps equal one device, and what was found."""
+    """Whether some steps equal one device, and the message."""
     batch = batch_of(axes)
     graph = training_graph(model_of(**changes), "f32", batch, SEQ)
     return verify_strategy(graph, DeviceMesh(axes), repeated(axes), batch_splits=batch, change=change)
@@ -62,15 +64,17 @@ def planned(axes, *, accumulation=1, **changes: object) -> tw.Plan:
 
 
 def gathers(plan: tw.Plan) -> list[str]:
-    """What is gathered."""
+    """The gathered tables."""
     return [op.label for op in plan.graph.ops if op.op == "all_gather"]
 
 
 @pytest.mark.parametrize(
     ("axes", "tied"), [*((axes, True) for axes in MESHES), ({"dp": 3}, False), (MESHES[-1], False)], ids=str
 )
-def test_rows_cross_instead_of_the_table(axes, tied):
-    """Ids and rows are gathered, nothing of the table's own gradient crosses, and bits are those of one device."""
+def test_rows_are_gathered_instead_of_the_table(axes, tied):
+    """Ids and rows are gathered, no part of the table's own gradient crosses, and results equal one
+    device to the bit.
+    """
     plan = planned(axes, tie_word_embeddings=tied)
     assert gathers(plan) == ["all_gather:tokens", "all_gather:embedding_dw:embed_tokens.weight"]
     assert not any(label.startswith("embedding_dw") for label in plan.traffic())
@@ -116,13 +120,15 @@ def test_several_tables(axes):
     ],
     ids=str,
 )
-def test_the_table_crosses_where_that_is_less(axes, changes):
+def test_table_crosses_where_that_is_less(axes, changes):
     """With as many tokens as rows on a device, with several microbatches, and where no device shares the batch."""
     assert gathers(planned(axes, **changes)) == []
 
 
-def test_a_part_of_a_tied_table_takes_no_memory(monkeypatch):
-    """With data parallelism a device added up a part of the table next to the head's gradient; rows need none."""
+def test_part_of_a_tied_table_takes_no_memory(monkeypatch):
+    """With data parallelism a device used to sum a part of the table next to the head's gradient;
+    rows need none.
+    """
     few = planned({"dp": 2}, vocab_size=64 * VOCAB).estimate_memory_usage()[0]["temporaries"]
     monkeypatch.setattr(
         "tilewise.session.compute_graph.gather_table_rows", lambda graph, layout, _: (graph, layout)
@@ -148,8 +154,8 @@ def table_graph(shape, length=None) -> tw.ComputeGraph:
     return graph
 
 
-def test_lengths_that_steps_bring_are_left_to_sums():
-    """A plan gathers where it knows how many tokens there are."""
+def test_symbolic_lengths_are_not_gathered():
+    """A plan gathers only with a fixed number of tokens."""
     graph = table_graph((8, SEQ), tw.Dim("length", 1, 16))
     graph.optimize(tw.optim.AdamW())
     assert gathers(graph.plan({"dp": 2}, batch_splits=8)) == []
@@ -158,25 +164,25 @@ def test_lengths_that_steps_bring_are_left_to_sums():
 
 @pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"rules": {"batch": "dp", "vocab": "dp"}},
         {"rules": {"batch": "dp"}, "layouts": {"table": ("dp", None)}},
     ],
     ids=str,
 )
-def test_an_axis_shares_the_batch_or_the_vocabulary(given, is_trained):
-    """A device that has some tokens and some rows cannot tell others which of these they name."""
+def test_axis_shares_the_batch_or_the_vocabulary(options, is_trained):
+    """A device that has some tokens and some rows cannot know which rows others use."""
     graph = table_graph((8, SEQ))
     if is_trained:
         graph.optimize(tw.optim.AdamW())
-    graph.set_distribution(DistributionStrategy(tw.ParallelismMode.HYBRID, {"dp": 2}, **given))
+    graph.set_distribution(DistributionStrategy(tw.ParallelismMode.HYBRID, {"dp": 2}, **options))
     with pytest.raises(LayoutError, match=r"axis 'dp', which cuts the result of .*embedding.*'selected'"):
         graph.plan({"dp": 2}, batch_splits=8)
 
 
 def other_member(instruction):
-    """What is copied from a peer are another one's rows."""
+    """Peers' rows are copied from another device."""
     dst, src = instruction.operands
     return replace(instruction, operands=(dst, src._replace(member=0)))
 
@@ -188,15 +194,15 @@ def other_place(instruction):
 
 
 def of_others(fault):
-    """A fault in what is copied from members that are not the first."""
+    """A fault in copies from members other than the first."""
     return lambda i: fault(i) if i.operands[1].member != 0 else i
 
 
 @pytest.mark.parametrize("fault", [other_member, other_place])
 @pytest.mark.parametrize("what", ["all_gather:tokens", "all_gather:embedding_dw:embed_tokens.weight"])
 @pytest.mark.parametrize("axes", [{"dp": 2}, {"fsdp": 3}], ids=str)
-def test_a_fault_in_what_is_gathered_is_seen(axes, what, fault):
-    """With another device's rows, or rows in another's place: by validation, and in what runs."""
+def test_fault_in_gathered_rows_is_detected(axes, what, fault):
+    """With another device's rows, or rows at another index: by validation, and in a run."""
 
     change = change_every(f"{what}/all_gather", of_others(fault))
     plan = planned(axes)
@@ -207,8 +213,8 @@ def test_a_fault_in_what_is_gathered_is_seen(axes, what, fault):
 
 
 @pytest.mark.parametrize("what", ["all_gather:tokens", "all_gather:embedding_dw:embed_tokens.weight"])
-def test_rows_that_no_one_copies_are_seen(what):
-    """The rows of all members are all there."""
+def test_uncopied_rows_are_detected(what):
+    """The rows of all members are required."""
 
     def fewer(instruction):
         return replace(instruction, extent=Number(instruction.extent.constant - 8))
@@ -218,8 +224,8 @@ def test_rows_that_no_one_copies_are_seen(what):
         validate_plan(change_every(f"{what}/all_gather", of_others(fewer))(plan))
 
 
-def test_rows_of_another_shard_are_noticed():
-    """A device that adds tokens to its storage shard as if it began elsewhere is found."""
+def test_rows_of_another_shard_are_detected():
+    """A device that adds tokens to its storage shard at a wrong offset is detected."""
 
     def begin_elsewhere(instruction):
         split_rows, carries, _, padded = instruction.ints
@@ -230,8 +236,8 @@ def test_rows_of_another_shard_are_noticed():
 
 
 @pytest.mark.parametrize("shape", [(8, SEQ), (96,), (8, 2, 3)], ids=str)
-def test_a_row_has_the_sum_of_all_its_tokens(shape):
-    """The gradient of a row that every device names is what NumPy adds up."""
+def test_row_has_the_sum_of_all_its_tokens(shape):
+    """The gradient of a row that every device uses equals NumPy's sum."""
     graph = table_graph(shape)
     graph.optimize(tw.optim.AdamW())
     rng = np.random.default_rng(3)
@@ -243,7 +249,7 @@ def test_a_row_has_the_sum_of_all_its_tokens(shape):
         run.initialize(seed=0, scale=0.5)
         weights = {n: run.get_tensor(n).astype(np.float64) for n in ("table", "head")}
         run.step(data, 0.0)
-        found = run.get_tensor("table.grad")
+        gradient = run.get_tensor("table.grad")
     x = weights["table"][data["ids"].ravel()]
     logits = x @ weights["head"].T
     p = np.exp(logits - logits.max(1, keepdims=True))
@@ -251,5 +257,5 @@ def test_a_row_has_the_sum_of_all_its_tokens(shape):
     p[np.arange(len(p)), data["labels"].ravel()] -= 1
     expected = np.zeros_like(weights["table"])
     np.add.at(expected, data["ids"].ravel(), p @ weights["head"] / len(p))
-    assert np.abs(found - expected).max() < 1e-6
-    assert (found[1:100] == 0).all() and np.abs(found[100]).max() > 0
+    assert np.abs(gradient - expected).max() < 1e-6
+    assert (gradient[1:100] == 0).all() and np.abs(gradient[100]).max() > 0

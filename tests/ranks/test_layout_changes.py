@@ -52,7 +52,7 @@ KINDS = st.sampled_from(["linear", "linear", "norm", "gate", "embedding", "atten
 
 @st.composite
 def recipes(draw):
-    """What a small trained graph is made of: kinds, operands, labels and hints of its ops."""
+    """Recipes of a small trained graph: kinds, operands, labels and hints of its ops."""
     number = st.integers(0, 5)
     ops = st.tuples(KINDS, number, number, st.booleans(), LABELS, HINTS)
     return draw(LABELS), draw(LABELS), draw(st.lists(ops, min_size=1, max_size=4)), draw(st.booleans())
@@ -116,35 +116,35 @@ MESHES = st.sampled_from([{"a": 1, "b": 2}, {"a": 2, "b": 2}, {"a": 1, "b": 4}, 
 
 
 def hold_layouts(examples):
-    """What came out of so many random graphs."""
+    """Counts of outcomes over many random graphs."""
     outcomes, kinds = Counter(), Counter()
 
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck), deadline=None)
     @given(recipes(), MESHES, st.sampled_from([1, 1, 2]))
     def hold(recipe, axes, microbatches):
         try:
-            found = run(build(recipe), axes, microbatches)
+            outputs = run(build(recipe), axes, microbatches)
         except (LayoutError, PlanError) as error:
             outcomes[str(error)[:400]] += 1
             return
         outcomes["equal"] += 1
         kinds.update(op[0] for op in recipe[2])
-        assert found == run(build(recipe), {})
+        assert outputs == run(build(recipe), {})
 
     hold()
     return outcomes, kinds
 
 
-def test_any_layouts_are_equal_or_refused():
-    """Random graphs with labels that meet and labels that do not, and hints: equal to one device, or refused."""
+def test_any_layouts_equal_one_device_or_are_rejected():
+    """Random graphs with labels that match and labels that do not, and hints: equal to one device, or rejected."""
     outcomes, kinds = hold_layouts(50)
     assert outcomes["equal"] >= 15, outcomes
     assert len(kinds) >= 8, kinds
 
 
 @pytest.mark.slow
-def test_any_layouts_of_all_ops_are_equal_or_refused():
-    """More of them, every kind of op among those that ran."""
+def test_any_layouts_of_all_ops_equal_one_device_or_are_rejected():
+    """More of them; every kind of op runs at least once."""
     outcomes, kinds = hold_layouts(400)
     assert outcomes["equal"] >= 150, outcomes
     assert {"linear", "norm", "gate", "embedding", "attention", *SIMPLE} <= {*kinds}, kinds
@@ -170,7 +170,7 @@ def test_terms_with_and_without_a_label():
 
 
 def in_shards(is_asked):
-    """A graph in which the first op's sum is asked for in shards, or not."""
+    """A graph in which the first op's sum is hinted to arrive in shards, or not."""
     g = tw.ComputeGraph("net")
     x = g.input([BATCH, SEQ, WIDTH], name="x", labels=[tw.BATCH, None, A])
     g.input([BATCH, SEQ, WIDTH], name="z", labels=[tw.BATCH, None, None])
@@ -189,8 +189,8 @@ def reductions(plan):
     return [sum(moved.get(f"linear:first/{half}", [0])) for half in ("reduce_scatter", "all_gather")]
 
 
-def test_a_sum_in_shards_moves_half():
-    """A reduce-scatter reads three quarters of a tile on each of four devices; nothing is gathered behind it."""
+def test_sum_in_shards_moves_half():
+    """A reduce-scatter reads three quarters of a tile on each of four devices; nothing is gathered after it."""
     rows = BATCH * SEQ * WIDTH
     assert reductions(in_shards(False).plan(batch_splits=4)) == [3 * rows, 3 * rows]
     assert reductions(in_shards(True).plan(batch_splits=4)) == [3 * rows, 0]
@@ -198,15 +198,15 @@ def test_a_sum_in_shards_moves_half():
     assert "(mean) and microbatch" in said[2] and [line.strip() for line in said if "scatter" in line] == [
         f"reduce_scatter:linear:first f32[4, 3, 32] to (micro, -, b): reads {3 * rows // 4 // 2} elements"
     ]
-    found = run(in_shards(True), {"a": 1, "b": 4})
-    assert found == run(in_shards(True), {})
+    outputs = run(in_shards(True), {"a": 1, "b": 4})
+    assert outputs == run(in_shards(True), {})
     fault = change_first("linear:first/reduce_scatter", drop_partial)
-    assert found != run(in_shards(True), {"a": 1, "b": 4}, change=fault)
+    assert outputs != run(in_shards(True), {"a": 1, "b": 4}, change=fault)
 
 
 @pytest.mark.parametrize("kernel", ["tree_add", "copy_pairs"])
-def test_other_columns_than_the_groups_are_found(kernel):
-    """A reduction in shards, or a slice, of columns that leave some out is refused when planning."""
+def test_wrong_columns_are_detected(kernel):
+    """A reduction in shards, or a slice, that omits columns is rejected in planning."""
 
     def shift(instruction):
         moved = [
@@ -244,7 +244,7 @@ def test_other_columns_than_the_groups_are_found(kernel):
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
 def test_axes_of_a_dim_in_any_order(order):
-    """Major first is the layout's order, not the mesh's; the batch and a contraction over both axes, each way."""
+    """The layout's order is major first, not the mesh's; the batch and a contraction over both axes, each way."""
     recipe = (B, None, [("linear", 0, 0, False, B, None), ("linear", 1, 0, False, None, None)], False)
     alone = run(build(recipe), {})
     for name in (tw.BATCH.name, B.name):
@@ -254,23 +254,24 @@ def test_axes_of_a_dim_in_any_order(order):
             assert run(build(recipe), {"a": 2, "b": 2}, change=fault) != alone
 
 
-def test_one_tensor_may_be_read_in_two_layouts():
-    """A gradient that is both contracted whole and added in shards: its pending reduction follows each reading."""
+def test_tensor_may_be_read_in_two_layouts():
+    """A gradient that is both contracted whole and added in shards: each reading has its pending reduction."""
     recipe = (None, None, [("linear", 0, 0, False, A, None), ("linear", 2, 0, True, None, None)], False)
     assert run(build(recipe), {"a": 1, "b": 2}) == run(build(recipe), {})
 
 
-@pytest.mark.parametrize("beside", ["bias", "residual"])
-def test_what_is_added_to_a_sum_that_arrives_in_shards_is_cut_as_it_is(beside):
-    """A hint on the last dim behind a shared product with a bias or a residual: the bits of one device. To cut what is
-    added is a reshard that the hint asks for."""
+@pytest.mark.parametrize("term", ["bias", "residual"])
+def test_terms_added_to_a_sharded_sum_are_cut_alike(term):
+    """A hint on the last dim after a shared product with a bias or a residual: equal to one device
+    to the bit. Cutting the added term is a reshard that the hint implies.
+    """
 
     def build(*, is_trained):
         label = tw.DimLabel("x", 2)
         graph = tw.ComputeGraph("g")
         x = graph.input([8, 16], name="x", labels=[tw.BATCH, label])
         t = linear(graph, x, "w", 12, in_label=label)
-        if beside == "bias":
+        if term == "bias":
             y = graph.add_bias(t, graph.parameter([12], name="b"))
         else:
             y = graph.add(t, graph.input([8, 12], name="z", labels=[tw.BATCH, None]))
@@ -283,7 +284,7 @@ def test_what_is_added_to_a_sum_that_arrives_in_shards_is_cut_as_it_is(beside):
 
     rng = np.random.default_rng(0)
     data = {"x": rng.standard_normal((8, 16)).astype(np.float32)}
-    if beside == "residual":
+    if term == "residual":
         data["z"] = rng.standard_normal((8, 12)).astype(np.float32)
     strategy = tw.DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, {"x": "a"})
     report = verify_strategy(build(is_trained=True), {"a": 2}, [data] * 2, strategy=strategy)
@@ -294,8 +295,8 @@ def test_what_is_added_to_a_sum_that_arrives_in_shards_is_cut_as_it_is(beside):
     assert any(label.startswith("slice:") for label in labels)
 
 
-def test_a_sum_arrives_in_shards_of_its_last_dim_alone():
-    """A hint on another dim is refused in words, before anything is lowered."""
+def test_sum_arrives_only_in_shards_of_its_last_dim():
+    """A hint on another dim is rejected with a reason, before anything is lowered."""
     label = tw.DimLabel("v", 4)
     graph = tw.ComputeGraph("g")
     x = graph.input([4, 6, 32], name="x", labels=[tw.BATCH, None, None])
@@ -324,8 +325,8 @@ READERS = {
     ],
     ids=str,
 )
-def test_a_hint_that_would_gather_a_weight_is_refused_by_name(reader, hint):
-    """In words about the hint, the weight and who reads it: no weight is cut or brought together on its way."""
+def test_hint_that_would_gather_a_weight_is_rejected_by_name(reader, hint):
+    """The error names the hint, the weight and its reader: no weight is cut or gathered on its way."""
     graph = tw.ComputeGraph("g")
     x = graph.input([4, 16], name="x", labels=[tw.BATCH, None])
     t = graph.input([4], "i32", name="t", labels=[tw.BATCH], storage="scalars")
@@ -339,8 +340,8 @@ def test_a_hint_that_would_gather_a_weight_is_refused_by_name(reader, hint):
         graph.plan()
 
 
-def test_a_hint_on_a_bias_is_all_that_strict_asks_for():
-    """Its gradient is gathered for the norm of all gradients, and no hint can be given there."""
+def test_strict_needs_only_the_hint_on_a_bias():
+    """Its gradient is gathered for the norm of all gradients, where no hint is possible."""
     label = tw.DimLabel("mlp")
 
     def build():
@@ -364,8 +365,8 @@ def test_a_hint_on_a_bias_is_all_that_strict_asks_for():
 
 @pytest.mark.parametrize("op", ["add", "multiply", "matmul"])
 @pytest.mark.parametrize("atom", [1, None])
-def test_what_is_shared_alike_is_cut_alike(op, atom):
-    """Two labels that cut ten elements at other places are refused, with both in words."""
+def test_shared_dims_must_be_cut_alike(op, atom):
+    """Two labels that cut ten elements at different positions are rejected, with both named."""
     first, other = tw.DimLabel("x", 4), None if atom is None else tw.DimLabel("y", atom)
     graph = tw.ComputeGraph("g")
     x = graph.input([8, 10], name="x", labels=[tw.BATCH, first])

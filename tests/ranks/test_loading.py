@@ -1,4 +1,4 @@
-"""Weights from files: each device reads its own slices and nothing else, and holds what arrays would have given it."""
+"""Weights from files: each device reads only its own slices, and its memory equals loading from arrays."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def _training(axes):
 def _memory(model):
     """All bytes of all parameters and masters on every device, by name and device."""
     tensors = model._tensors
-    found = {}
+    bytes_of = {}
     for name in tensors.lasting_names():
         spec = model.plan.graph.spec(tensors.ids[name])
         for device in range(model.plan.mesh.num_devices):
             sizes, _ = tensors.store._local(model.plan.shapes.on(device), spec, tensors.ids[name], 0)
             part = tensors.store._bytes(device, tensors.ids[name], 0, sizes, spec)
-            found[name, device] = part.tobytes()
-    return found
+            bytes_of[name, device] = part.tobytes()
+    return bytes_of
 
 
 def _share(model, itemsize):
-    """Bytes in files of what each device holds, replicated tensors included."""
+    """Bytes in files of each device's parts, replicated tensors included."""
     names, shapes = model.parameter_names(), model.plan.shapes
     ids = model._tensors.ids
     return [
@@ -83,14 +83,16 @@ def _share(model, itemsize):
 
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_each_device_reads_its_share_once(tmp_path, axes):
-    """At most what it holds; over all devices, every byte of the files exactly once. Memory is that of arrays."""
+    """At most its own parts; over all devices, every byte of the files exactly once. Memory equals
+    that of arrays.
+    """
     weights = _weights(ml_dtypes.bfloat16)
     write_weights(tmp_path, weights.items(), max_shard_bytes=50_000)
     with _decoding("bf16", axes) as model, _decoding("bf16", axes) as other:
         report = model.load_parameters(tmp_path)
         assert other.load_parameters(weights).bytes_read == (0,) * model.plan.mesh.num_devices
         assert sum(report.bytes_read) == sum(w.nbytes for w in weights.values())
-        assert all(read <= held for read, held in zip(report.bytes_read, _share(model, 2)))
+        assert all(read <= share for read, share in zip(report.bytes_read, _share(model, 2)))
         assert _memory(model) == _memory(other)
         for name, weight in weights.items():  # of a master in training
             np.testing.assert_array_equal(
@@ -98,8 +100,8 @@ def test_each_device_reads_its_share_once(tmp_path, axes):
             )
 
 
-def test_a_part_that_two_devices_read_is_counted_twice(tmp_path, monkeypatch):
-    """A planted fault, the twin of the counts above: every device reads the norms that all of them hold."""
+def test_part_read_by_two_devices_is_counted_twice(tmp_path, monkeypatch):
+    """The twin of the counts above: every device reads the replicated norms."""
     weights = _weights(ml_dtypes.bfloat16)
     write_weights(tmp_path, weights.items())
     with _decoding("bf16", {"tp": 2}) as model:
@@ -110,7 +112,7 @@ def test_a_part_that_two_devices_read_is_counted_twice(tmp_path, monkeypatch):
 
 
 def test_tensor_parallel_devices_read_alike(tmp_path):
-    """Two devices read half each, but for the replicated norms, which the first reads."""
+    """Two devices read half each, except the replicated norms, which the first reads."""
     weights = _weights(np.float32)
     write_weights(tmp_path, weights.items())
     with _decoding("f32", {"tp": 2}) as model:
@@ -124,7 +126,7 @@ def test_tensor_parallel_devices_read_alike(tmp_path):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64], ids=str)
 @pytest.mark.parametrize("target", ["f32", "bf16"])
 def test_every_element_type_on_disk(tmp_path, dtype, target):
-    """Rounded to nearest even, as NumPy does; masters of a trained model come from the same reading."""
+    """Rounded to nearest even, as in NumPy; masters of a trained model come from the same reading."""
     weights = _weights(dtype)
     write_weights(tmp_path, weights.items())
     graph = training_graph(MODEL, target)
@@ -137,7 +139,7 @@ def test_every_element_type_on_disk(tmp_path, dtype, target):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, np.bool_], ids=str)
-def test_numbers_that_are_not_floating_are_refused_by_name(tmp_path, dtype):
+def test_non_floating_weights_are_rejected_by_name(tmp_path, dtype):
     """Quantized weights: nothing is changed."""
     weights = _weights(np.float32)
     write_weights(tmp_path, {**weights, NORM: weights[NORM].astype(dtype)}.items())
@@ -150,8 +152,10 @@ def test_numbers_that_are_not_floating_are_refused_by_name(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("spoil", [np.nan, np.inf, 3.4e38])
-def test_a_model_with_half_its_weights_refuses_to_run(tmp_path, spoil):
-    """A number that is not finite in bf16 is named with its file; until other weights are loaded, nothing works."""
+def test_partly_loaded_model_cannot_run(tmp_path, spoil):
+    """A number that is not finite in bf16 is named with its file; until other weights are loaded,
+    every call fails.
+    """
     weights = _weights(np.float32)
     write_weights(tmp_path / "..", weights.items())
     weights[NORM][7] = spoil
@@ -181,7 +185,7 @@ def test_a_model_with_half_its_weights_refuses_to_run(tmp_path, spoil):
 
 @pytest.mark.parametrize("before,after", [({"tp": 2}, {"dp": 2}), ({}, {"dp": 2, "tp": 2})], ids=str)
 def test_a_training_state_is_read_in_place(tmp_path, before, after):
-    """Masters and optimizer states from a file onto another mesh: the memory that arrays give."""
+    """Masters and optimizer states from a file onto another mesh: memory equals that of arrays."""
     path = tmp_path / "state.safetensors"
     with _training(before) as model:
         model.initialize(3)
@@ -194,8 +198,8 @@ def test_a_training_state_is_read_in_place(tmp_path, before, after):
         model.load_state_dict(open_weights(path))
         other.load_state_dict(state)
         assert _memory(model) == _memory(other) and model.step_count == 7
-        found = model.state_dict()
-        assert all(found[name].tobytes() == tensor.tobytes() for name, tensor in state.items())
+        state_read = model.state_dict()
+        assert all(state_read[name].tobytes() == tensor.tobytes() for name, tensor in state.items())
         state["norm.weight"][3] = np.nan
         save_tensors(path, state)
         with pytest.raises(CheckpointError, match=r"finite.*norm\.weight"):
@@ -211,8 +215,9 @@ def test_a_training_state_is_read_in_place(tmp_path, before, after):
     ids=str,
 )
 def test_parts_are_read_by_the_devices_that_hold_their_rows(tmp_path, monkeypatch, before, after):
-    """From the files of one mesh onto another, in small pieces: every byte once over all devices, each at most what it
-    holds, and the memory that arrays give."""
+    """From the files of one mesh onto another, in small pieces: every byte once over all devices,
+    each at most its own parts, and memory equals that of arrays.
+    """
     monkeypatch.setattr(loading, "_PIECE_BYTES", 1000)
     with _training(before) as model:
         model.initialize(3)
@@ -225,15 +230,15 @@ def test_parts_are_read_by_the_devices_that_hold_their_rows(tmp_path, monkeypatc
         monkeypatch.setattr(OpenFile, "read_into", lambda f, b, at: counts.append(len(b)) or read(f, b, at))
         report = model.load_parameters(parameters)
         assert sum(report.bytes_read) == sum(tensor.nbytes for tensor in parameters.values())
-        assert all(n <= held for n, held in zip(report.bytes_read, _share(model, 4), strict=True))
+        assert all(n <= share for n, share in zip(report.bytes_read, _share(model, 4), strict=True))
         assert sum(counts) == sum(t.nbytes for t in parameters.values() if isinstance(t, PartedTensor))
         model.load_state_dict(opened)
         other.load_state_dict(whole)
         assert _memory(model) == _memory(other)
 
 
-def test_a_part_that_is_not_finite_is_named(tmp_path):
-    """Found while it is read into place, with its file; so is a file that shrinks."""
+def test_part_that_is_not_finite_is_named(tmp_path):
+    """Detected while it is read into place, with its file; so is a file that shrinks."""
     with _training({"fsdp": 2}) as model:
         model.initialize(3)
         state = model.copy_state()
@@ -255,8 +260,8 @@ def test_a_part_that_is_not_finite_is_named(tmp_path):
             model.load_state_dict(opened.tensors)
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path):
-    """Opened whole, then cut: no signal, no run with what was there before."""
+def test_file_that_shrinks_while_it_is_read_is_named(tmp_path):
+    """Truncated after opening: no signal, and no run with the previous contents of memory."""
     write_weights(tmp_path, _weights(np.float32).items())
     with _decoding() as model:
         files = open_weights(tmp_path)
@@ -269,8 +274,8 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path):
         model.get_tensor(NORM)
 
 
-def test_wrong_names_and_shapes_are_found_before_a_byte_is_read(tmp_path, monkeypatch):
-    """Missing, too many, of another shape: each named, nothing read."""
+def test_wrong_names_and_shapes_are_errors_before_a_byte_is_read(tmp_path, monkeypatch):
+    """Missing, unexpected, of another shape: each named, nothing read."""
     monkeypatch.setattr(loading, "read_weights", lambda *_: pytest.fail("read"))
     weights = _weights(np.float32)
     changes = {
@@ -290,7 +295,7 @@ def test_wrong_names_and_shapes_are_found_before_a_byte_is_read(tmp_path, monkey
 
 
 def test_progress_counts_bytes_to_the_end(tmp_path, monkeypatch):
-    """Reported after each piece, growing, the last with all bytes; pieces of any size leave the same memory."""
+    """Reported after each piece, increasing, the last with all bytes; pieces of any size leave the same memory."""
     weights = _weights(np.float32)
     write_weights(tmp_path, weights.items())
     seen = []
@@ -306,8 +311,8 @@ def test_progress_counts_bytes_to_the_end(tmp_path, monkeypatch):
     )
 
 
-def test_what_is_read_of_large_files_leaves_the_page_cache(tmp_path, monkeypatch):
-    """Each tensor's bytes, once, when the last device has read its part; not where memory is free."""
+def test_pages_of_large_files_are_dropped_after_reading(tmp_path, monkeypatch):
+    """Each tensor's pages, once, when the last device has read its part; not where memory is free."""
     weights = _weights(np.float32)
     write_weights(tmp_path, weights.items())
     dropped = []
@@ -321,7 +326,7 @@ def test_what_is_read_of_large_files_leaves_the_page_cache(tmp_path, monkeypatch
     assert {advice for *_, advice in dropped} == {os.POSIX_FADV_DONTNEED} and len(dropped) == len(weights)
 
 
-def test_parts_leave_the_page_cache_too(tmp_path, monkeypatch):
+def test_pages_of_parts_are_dropped_too(tmp_path, monkeypatch):
     """Each part of each tensor once, when the last device has read its rows of it."""
     with _training({"fsdp": 2}) as model:
         model.initialize(3)
@@ -360,7 +365,7 @@ def _fused_table(is_transposed):
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("axes", [{}, {"tp": 2}, {"tp": 4}, {"dp": 2}], ids=str)
 def test_fused_and_transposed_tensors_are_read_by_slices_too(tmp_path, axes, is_transposed):
-    """Written by the table and read by it; every byte once, and the memory that arrays give."""
+    """Written by the table and read by it; every byte once, and memory equals that of arrays."""
     weights, table = _weights(np.float32), _fused_table(is_transposed)
     write_weights(tmp_path, store_parameters(table, weights), max_shard_bytes=60_000)
     files = open_weights(tmp_path)
@@ -370,7 +375,7 @@ def test_fused_and_transposed_tensors_are_read_by_slices_too(tmp_path, axes, is_
         other.load_parameters(weights)
         assert _memory(model) == _memory(other)
         assert sum(report.bytes_read) == sum(w.nbytes for w in weights.values())
-        assert all(read <= held for read, held in zip(report.bytes_read, _share(model, 4)))
+        assert all(read <= share for read, share in zip(report.bytes_read, _share(model, 4)))
         swapped = [
             StoredTensor(e.name, e.parameters[::-1], e.is_transposed) if e.name.endswith("gate_up") else e
             for e in table
@@ -379,8 +384,8 @@ def test_fused_and_transposed_tensors_are_read_by_slices_too(tmp_path, axes, is_
         assert _memory(model) != _memory(other)
 
 
-def test_a_distributed_model_is_saved_tensor_by_tensor(tmp_path, monkeypatch):
-    """From devices into several files and back; one tensor is fetched at a time, and none before it is written."""
+def test_distributed_model_is_saved_tensor_by_tensor(tmp_path, monkeypatch):
+    """From devices into several files and back; each tensor is fetched only after the previous one is written."""
     weights, table = _weights(ml_dtypes.bfloat16), _fused_table(False)
     with _decoding("bf16", {"tp": 2}) as model:
         model.load_parameters(weights)
@@ -401,8 +406,8 @@ def test_a_distributed_model_is_saved_tensor_by_tensor(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype,words", [("bf16", "run as bf16: rounded"), ("f32", "run as f32: exact")])
-def test_half_precision_is_said_aloud(tmp_path, caplog, dtype, words):
-    """Once for a model, and of no other type."""
+def test_half_precision_is_a_warning(tmp_path, caplog, dtype, words):
+    """Once for a model, and for no other type."""
     for stored, expected in ((np.float16, 1), (np.float32, 0)):
         caplog.clear()
         write_weights(tmp_path, models.stored_tensors(MODEL, _weights(stored)))

@@ -29,7 +29,7 @@ LONGEST, BOUND = max(LENGTHS), 300  # five atoms of 64 positions, of which the b
 
 @pytest.fixture(scope="module")
 def exact():
-    """Ten steps of the batch at its own length, in a plan for that length alone; by dtype and batch splits."""
+    """Ten steps of the batch at its own length, in a plan for only that length; by dtype and batch splits."""
     losses = {}
 
     def run(dtype, batch_splits):
@@ -59,7 +59,9 @@ def exact():
     ids=str,
 )
 def test_padding_changes_no_bit_of_ten_steps(exact, dtype, width, batch_splits, axes, accumulation):
-    """Losses, norms, gradients, parameters and optimizer states, to the bit those of the exact length's plan."""
+    """Losses, norms, gradients, parameters and optimizer states equal those of the exact length's
+    plan, to the bit.
+    """
     graph = graph_for(tw.Dim("seq", 1, BOUND), dtype)
     plan = graph.plan(axes, batch_splits=batch_splits, accumulation=accumulation)
     padded_steps = steps(graph, plan, [padded(LENGTHS, width, s) for s in range(10)])
@@ -67,7 +69,7 @@ def test_padding_changes_no_bit_of_ten_steps(exact, dtype, width, batch_splits, 
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_sums_that_owners_keep_between_microbatches(dtype):
+def test_partial_sums_between_microbatches(dtype):
     """Two devices share each of three microbatches: the same bits as one device and the exact length."""
     lengths = tuple(range(2, 86, 7))
     longest = max(lengths)
@@ -81,8 +83,8 @@ def test_sums_that_owners_keep_between_microbatches(dtype):
     assert differing(expected, steps(graph, plan, [padded(lengths, longest + s, s) for s in range(3)])) == []
 
 
-def test_what_stands_in_padding_plays_no_role(exact):
-    """Another token there changes nothing; a label that is counted there changes everything."""
+def test_contents_of_padding_have_no_effect(exact):
+    """Another token there changes nothing; a counted label there changes everything."""
     graph = graph_for(tw.Dim("seq", 1, BOUND))
     plan = graph.plan({})
     other = [padded(LENGTHS, 240, s, pad=77) for s in range(10)]
@@ -94,8 +96,8 @@ def test_what_stands_in_padding_plays_no_role(exact):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_a_graph_of_one_length_gives_the_same(dtype):
-    """Up to 128 positions every cut of a sequence is one sum, so the bound plays no role."""
+def test_graph_of_one_length_gives_the_same(dtype):
+    """Up to 128 positions every cut of a sequence is one sum, so the bound has no effect."""
     lengths = (40, 9, 88, 61)
     batches = [padded(lengths, 88, s) for s in range(3)]
     fixed, any_length = graph_for(88, dtype), graph_for(tw.Dim("seq", 1, 128), dtype)
@@ -106,26 +108,26 @@ def test_a_graph_of_one_length_gives_the_same(dtype):
     assert differing(expected, steps(any_length, plan, wider)) == []
 
 
-def test_cuts_that_follow_the_length_would_show(exact):
+def test_cuts_that_follow_the_length_are_detected(exact):
     """Fault: sequence splits counted over the batch's longest instead of the bound."""
     graph = graph_for(tw.Dim("seq", 1, BOUND))
     plan = change_ints(graph.plan({}), "split_tree", lambda ints: [ints[0], LONGEST, *ints[2:]])
-    found = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
-    assert "losses" in differing(exact("f32", 4), found)
+    results = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
+    assert "losses" in differing(exact("f32", 4), results)
 
 
 @pytest.mark.skipif(isa_in_use() not in ("avx512_bf16", "amx_bf16"), reason="takes one token at a time")
-def test_steps_of_two_tokens_that_cross_sequences_would_show(exact):
+def test_pairs_of_tokens_across_sequences_are_detected(exact):
     """Fault: products that pair a sequence's odd last token with the next one's first where nothing is padded."""
     graph = graph_for(tw.Dim("seq", 1, BOUND), "bf16")
     plan = change_ints(graph.plan({}, batch_splits=1), "matmul_dw", lambda ints: [*ints[:3], 0])
-    found = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
-    assert any(name.endswith(".grad") for name in differing(exact("bf16", 1), found))
+    results = steps(graph, plan, [padded(LENGTHS, LONGEST, s) for s in range(10)])
+    assert any(name.endswith(".grad") for name in differing(exact("bf16", 1), results))
 
 
 @pytest.fixture(scope="module")
 def running():
-    """A model in two microbatches' worth of batch splits that runs forward and backward only."""
+    """A model in batch splits for two microbatches that runs forward and backward only."""
     graph = graph_for(tw.Dim("seq", 1, 140))
     with graph.instantiate(graph.plan({})) as model:
         model.initialize(0, 0.1)
@@ -150,8 +152,8 @@ def test_any_lengths_with_any_padding(running, lengths, extra, seed):
     """Runs of all widths follow each other in one instance; rows of padding have losses of +0."""
     longest = max(lengths)
     expected, rows = gradients(running, padded(lengths, longest, seed))
-    found, wider = gradients(running, padded(lengths, longest + extra, seed))
-    assert differing(expected, found) == []
+    results, wider = gradients(running, padded(lengths, longest + extra, seed))
+    assert differing(expected, results) == []
     assert wider.shape == (4, longest + extra)
     np.testing.assert_array_equal(wider[:, :longest].view(np.int32), rows.view(np.int32))
     for row, length in enumerate(lengths):
@@ -169,7 +171,9 @@ def test_any_lengths_with_any_padding(running, lengths, extra, seed):
     st.sampled_from(["f32", "bf16"]),
 )
 def test_random_lengths_on_random_meshes(lengths, extra, axes, accumulation, k_splits, dtype):
-    """Two steps over a mesh, padded, against one device and the exact length, for several numbers of k splits."""
+    """Two steps over a mesh, padded, compared with one device and the exact length, for several
+    numbers of k splits.
+    """
     graph = tw.ComputeGraph("llama", k_splits=k_splits)
     models.build_training_graph(graph, small_model(), 8, tw.Dim("seq", 1, 400), dtype)
     graph.optimize(tw.optim.AdamW())
@@ -181,13 +185,14 @@ def test_random_lengths_on_random_meshes(lengths, extra, axes, accumulation, k_s
     expected = steps(
         graph, graph.plan({}, sizes={"seq": longest}), [padded(lengths, longest, s) for s in range(2)]
     )
-    found = steps(graph, plan, [padded(lengths, longest + extra, s) for s in range(2)])
-    assert differing(expected, found) == []
+    results = steps(graph, plan, [padded(lengths, longest + extra, s) for s in range(2)])
+    assert differing(expected, results) == []
 
 
-def test_verify_takes_batches_of_different_lengths():
+def test_verify_accepts_batches_of_different_lengths():
     """The comparison of a strategy with one device, each step of another length; a dropped row of a
-    batch split shows."""
+    batch split is detected.
+    """
     graph = graph_for(tw.Dim("seq", 1, 90))
     batches = [padded((n, 3, 2 * n, n + 1), 2 * n, n) for n in (7, 45, 2)]
     assert verify_strategy(graph, DeviceMesh({"dp": 2, "tp": 2}), batches).equal
@@ -219,7 +224,9 @@ def by_hand(seq):
 
 
 def test_any_graph_may_have_a_symbolic_length():
-    """Gathered columns, norms, sums and outputs over devices, lengths in any order; as graphs of those lengths."""
+    """Gathered columns, norms, sums and outputs over devices, lengths in any order; equal to graphs
+    of those lengths.
+    """
     graph, generator = by_hand(tw.Dim("seq", 1, 70)), np.random.default_rng(0)
     batches = [
         {
@@ -240,7 +247,7 @@ def test_any_graph_may_have_a_symbolic_length():
 
 
 def test_work_and_traffic_follow_the_length():
-    """What devices read from each other is what the plan says for the length; half the length is half the reading."""
+    """Devices' reads equal the plan for the length; half the length is half the reading."""
     graph = graph_for(tw.Dim("seq", 1, 64))
     plan = graph.plan({"tp": 2})
     seen = {}
@@ -259,7 +266,9 @@ def test_work_and_traffic_follow_the_length():
 
 
 def test_memory_is_reserved_for_the_bound_or_for_a_given_length():
-    """The estimate is what is allocated; a plan for a shorter length needs less, a graph of a fixed length as much."""
+    """The estimate equals the allocation; a plan for a shorter length needs less, a graph of a
+    fixed length as much.
+    """
     graph = graph_for(tw.Dim("seq", 1, 256))
     totals = []
     for sizes in (None, {"seq": 64}):
@@ -278,7 +287,7 @@ def test_memory_is_reserved_for_the_bound_or_for_a_given_length():
 
 @pytest.mark.parametrize("sizes", [None, {"seq": 70}], ids=str)
 def test_saved_plans_keep_their_lengths(tmp_path, sizes):
-    """A plan for any length, or for one of them, comes back from its file; one with another bound is refused."""
+    """A plan for any length, or for one of them, is read back from its file; one with another bound is rejected."""
     graph = graph_for(tw.Dim("seq", 1, 90))
     plan = graph.plan({"dp": 2}, sizes=sizes)
     plan.save(tmp_path / "plan")
@@ -296,21 +305,21 @@ def test_saved_plans_keep_their_lengths(tmp_path, sizes):
 
 
 def test_generation_may_be_planned_for_one_size():
-    """The same option on a graph of another kind: fewer tokens at a time need less memory, and the text is the same."""
+    """The same option for generation: fewer tokens at a time need less memory, and the text is the same."""
     graph = tw.ComputeGraph()
     models.build_decoding_graph(
         graph, small_model(), max_tokens=64, max_sequences=2, num_blocks=2, dtype="f32"
     )
     batch = {n: np.arange(3, dtype=np.int32) for n in ("tokens", "positions", "slots")}
     batch |= {"sequence": np.zeros(3, np.int32), "block_table": np.zeros((1, 2), np.int32)}
-    found = []
+    outputs = []
     for plan in (graph.plan({}), graph.plan({"tp": 2}, sizes={"tokens": 3, "sequences": 1, "rows": 1})):
         with graph.instantiate(plan) as model:
             model.initialize(0, 0.1)
             model.forward(**batch, rows=np.array([2], np.int32))
-            found.append((model.get_tensor("logits"), plan.regions["activations"]))
-    assert found[0][0].tobytes() == found[1][0].tobytes()
-    assert found[1][1] < found[0][1] / 8
+            outputs.append((model.get_tensor("logits"), plan.regions["activations"]))
+    assert outputs[0][0].tobytes() == outputs[1][0].tobytes()
+    assert outputs[1][1] < outputs[0][1] / 8
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------
@@ -333,8 +342,8 @@ def test_generation_may_be_planned_for_one_size():
     ],
     ids=["too long", "empty", "two lengths", "other batch", "ragged"],
 )
-def test_a_batch_that_does_not_fit_changes_nothing(batch, words):
-    """Refused before anything is written: the step afterwards is as if it had not been tried."""
+def test_rejected_batch_changes_nothing(batch, words):
+    """It is rejected before anything is written: the next step is unaffected."""
     graph = graph_for(tw.Dim("seq", 1, 64))
     good = padded((20, 3, 4, 5), 20)
     with graph.instantiate(graph.plan({})) as model:
@@ -347,16 +356,16 @@ def test_a_batch_that_does_not_fit_changes_nothing(batch, words):
         assert model.step(good, 1e-3).loss == first.loss
 
 
-def test_padding_that_would_be_seen_is_refused():
-    """Attention without a causal mask lets tokens see what stands behind them."""
+def test_visible_padding_is_rejected():
+    """Without a causal mask, attention would read the tokens after a sequence's end."""
     g = tw.ComputeGraph()
     x = g.input([4, tw.Dim("seq", 1, 8), 8], name="x", labels=[tw.BATCH, None, None])
     with pytest.raises(ShapeError, match="a symbolic seq must be causal"):
         g.scaled_dot_product_attention(x, x, x, head_dim=4, causal=False)
 
 
-def test_devices_share_known_sizes():
-    """A symbolic size is no device's share: its value is not known when shares are cut."""
+def test_only_known_sizes_are_shared():
+    """A symbolic size cannot be divided over devices: its value is unknown when shares are cut."""
     rows = tw.DimLabel("rows")
     g = tw.ComputeGraph()
     x = g.input([4, tw.Dim("seq", 1, 8), 8], name="x", labels=[None, rows, None])
@@ -375,7 +384,7 @@ def test_devices_share_known_sizes():
     ],
     ids=str,
 )
-def test_what_a_batch_may_leave_open(shape, words):
+def test_valid_symbolic_batches(shape, words):
     """One length per sequence, of one row or more."""
     g = tw.ComputeGraph()
     x = g.input([*shape, 2], name="x", labels=[tw.BATCH] + [None] * len(shape))
@@ -395,7 +404,7 @@ def test_what_a_batch_may_leave_open(shape, words):
     ids=str,
 )
 def test_sizes_of_a_plan_are_checked(sizes, words):
-    """A name that is no symbol's, or a value out of its bounds."""
+    """An unknown symbol, or a value out of its bounds."""
     graph = graph_for(tw.Dim("seq", 1, 64))
     with pytest.raises(PlanError, match=words):
         graph.plan({}, sizes=sizes)
@@ -403,8 +412,8 @@ def test_sizes_of_a_plan_are_checked(sizes, words):
         graph.plan({}).traffic("step", sizes)
 
 
-def test_positions_beyond_the_table_are_refused():
-    """When planning: a bound that the rotary table does not reach."""
+def test_positions_beyond_the_table_are_rejected():
+    """In planning: a bound that the rotary table does not reach."""
     g = tw.ComputeGraph()
     tokens = g.input(
         [2, tw.Dim("seq", 1, 9)], "i32", name="tokens", labels=[tw.BATCH, None], storage="scalars"

@@ -40,12 +40,14 @@ def devices(case: Case) -> int:
 
 
 def is_small(case: Case) -> bool:
-    """Whether the machine that tests is asked for not too many threads."""
+    """Whether a case is limited to few threads on small machines."""
     return devices(case) <= MAX_DEVICES and devices(case) * case[3] <= 2 * MAX_DEVICES  # type: ignore[operator]
 
 
 def training(case: Case) -> tuple[llama.LlamaConfig, tw.ComputeGraph, dict[str, int], int]:
-    """Model, graph, mesh and batch splits of a case: as many batch splits as devices times microbatches, or twice."""
+    """Model, graph, mesh and batch splits of a case: as many batch splits as devices times
+    microbatches, or twice.
+    """
     (k_splits, tp), dp, microbatches, _, dtype, tied, kv_heads, length = case
     model = config(
         tie_word_embeddings=tied,
@@ -72,7 +74,7 @@ def pairwise() -> list[Case]:
 
 @cache
 def _layouts(k_splits_and_tp: tuple[int, int], kv_heads: int, tied: bool) -> str | None:
-    """What the rules say against a width of tensor parallelism."""
+    """Which rules exclude a width of tensor parallelism."""
     case = (k_splits_and_tp, 1, 1, 1, "f32", tied, kv_heads, 8)
     _, graph, mesh, batch_splits = training(case)
     try:
@@ -83,13 +85,12 @@ def _layouts(k_splits_and_tp: tuple[int, int], kv_heads: int, tied: bool) -> str
 
 
 def refusal(case: Case) -> str | None:
-    """What the rules say against a case: data parallelism always fits these batch splits, and
-    tensor parallelism some."""
+    """Which rules exclude a case: data parallelism always fits these batch splits, and tensor parallelism some."""
     return _layouts(case[0], case[6], case[5])  # type: ignore[arg-type]
 
 
 def compare(case: Case, **options: object) -> tuple[bool, str]:
-    """Whether ten steps equal one device, and what was found."""
+    """Whether ten steps equal one device, and the message."""
     model, graph, mesh, batch_splits = training(case)
     length, microbatches, workers = case[7], case[2], case[3]
 
@@ -109,19 +110,19 @@ def compare(case: Case, **options: object) -> tuple[bool, str]:
 
 
 def named(case: Case) -> str:
-    """Of a case, for the report."""
+    """A case's name in reports."""
     (k_splits, tp), dp, microbatches, workers, dtype, tied, kv_heads, length = case
     words = f"C{k_splits}-tp{tp}-dp{dp}-m{microbatches}-w{workers}-{dtype}-kv{kv_heads}-s{length}"
     return f"{words}-tied" if tied else words
 
 
 def everyday() -> list[Case]:
-    """Of the pairwise cases, those that bring most."""
+    """Of the pairwise cases, those with most new pairs."""
     return pairwise()[:8]
 
 
 @pytest.mark.parametrize("case", everyday(), ids=named)
-def test_pairs_that_bring_most_are_equal(case):
+def test_best_cases_equal_one_device(case):
     """Eight cases hold about half of all pairs."""
     equal, text = compare(case)
     assert equal, text
@@ -129,14 +130,14 @@ def test_pairs_that_bring_most_are_equal(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", pairwise()[8:], ids=named)
-def test_all_pairs_are_equal(case):
+def test_all_pairs_equal_one_device(case):
     """With the everyday ones, every pair of values."""
     equal, text = compare(case)
     assert equal, text
 
 
 @pytest.mark.soak
-def test_the_whole_product_is_equal():
+def test_whole_product_equals_one_device():
     """Every combination on at most twelve devices that the rules allow."""
     compared = 0
     for case in product(*CHOICES.values()):
@@ -152,7 +153,7 @@ def test_the_whole_product_is_equal():
     "label",
     ["linear_dw:mlp.up_proj.weight", "rms_norm_backward:norm.weight", "linear_dw:embed_tokens.weight"],
 )
-def test_a_fault_in_any_pair_is_seen(label):
+def test_fault_in_any_pair_is_detected(label):
     """With a part of the wrong device, the same comparison fails."""
     case = ((8, 2), 3, 1, 1, "f32", True, 8, 8)
     assert compare(case)[0]

@@ -53,24 +53,24 @@ def test_random_models(sizes, group, axes, accumulation, data, dtype):
 
 
 @pytest.mark.parametrize("heads,kv_heads,tp", [(6, 1, 2), (12, 2, 4), (6, 1, 4), (10, 2, 4)])
-def test_groups_that_do_not_halve_are_refused(heads, kv_heads, tp, monkeypatch):
-    """A KV head's query heads spread in powers of two only; where they would not, results really differ."""
+def test_groups_that_cannot_be_halved_are_rejected(heads, kv_heads, tp, monkeypatch):
+    """A KV head's query heads spread only in powers of two; otherwise results really differ."""
     graph = training_graph(config(num_attention_heads=heads, num_key_value_heads=kv_heads), "f32", 8, 8)
     with pytest.raises(LayoutError, match="hold whole"):
         graph.plan({"tp": tp})
     if heads % tp == 0:  # else the shares of a KV head would not even be equal
-        monkeypatch.setattr(tilewise.core.dims, "_keeps_groups", lambda *given: True)
+        monkeypatch.setattr(tilewise.core.dims, "_keeps_groups", lambda *args: True)
         monkeypatch.setattr(
             "tilewise.strategy.pending_reductions.allowed_widths", lambda count: range(1, count + 1)
         )
-        monkeypatch.setattr("tilewise.plan.settings.validate_pending_reductions", lambda *given: None)
-        monkeypatch.setattr("tilewise.plan.validate.validate_reductions", lambda *given: None)
+        monkeypatch.setattr("tilewise.plan.settings.validate_pending_reductions", lambda *args: None)
+        monkeypatch.setattr("tilewise.plan.validate.validate_reductions", lambda *args: None)
         model = config(num_attention_heads=heads, num_key_value_heads=kv_heads)
         report = verify_strategy(graph, DeviceMesh({"tp": tp}), batches(model, 1, 8, 8))
         assert not report.equal
 
 
-def test_groups_that_halve_are_equal():
+def test_groups_that_can_be_halved_equal_one_device():
     """Four query heads on one KV head, over two and four devices."""
     model = config(num_attention_heads=4, num_key_value_heads=1)
     graph = training_graph(model, "f32", 8, 8)

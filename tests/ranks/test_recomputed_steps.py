@@ -1,4 +1,4 @@
-"""Whatever layers do not save but compute again: bits, transfers and bytes are what they must be."""
+"""Steps that recompute: equal to saving to the bit, with the transfers and bytes of the plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def patterns_of(family: str, recompute: object) -> object:
 
 
 def assert_equal(case: Case, steps: int) -> None:
-    """Loss, every gradient and, after the steps, every parameter and moment are those of one device that saves all."""
+    """Loss, every gradient and, after the steps, every parameter and moment equal those of one
+    device that saves all.
+    """
     recompute, family, axes, accumulation, dtype = case
     model = small(family)  # type: ignore[arg-type]
     rows = 12 if accumulation == 3 else 8
@@ -60,14 +62,14 @@ def assert_equal(case: Case, steps: int) -> None:
 
 
 @pytest.mark.parametrize("case", EVERYDAY, ids=str)
-def test_bits_are_those_of_saving(case):
+def test_recomputing_equals_saving(case):
     """Families, strategies, microbatches and types, in pairs."""
     assert_equal(case, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", PAIRWISE[6:], ids=str)
-def test_bits_are_those_of_saving_in_all_pairs(case):
+def test_recomputing_equals_saving_in_all_pairs(case):
     """The rest of them, for more steps."""
     assert_equal(case, 4)
 
@@ -88,8 +90,8 @@ def test_other_families(family, recompute):
     ],
     ids=["tp", "one"],
 )
-def test_planted_faults_are_found(axes, label, fault):
-    """A partial value that is dropped, or sums of another order, when a layer runs again only: gradients differ."""
+def test_planted_faults_are_detected(axes, label, fault):
+    """A partial value that is dropped, or sums of another order, only when a layer runs again: gradients differ."""
     model = config()
     report = verify_strategy(
         training_graph(model, "f32"),
@@ -106,8 +108,8 @@ def test_tied_and_untied_with_padded_lengths():
     for tied in (True, False):
         model = config(tie_word_embeddings=tied)
         graph = training_graph(model, "bf16", 8, tw.Dim("seq", 1, 40))
-        given = [batches(model, 1, 8, length)[0] for length in (40, 7, 23)]
-        report = verify_strategy(graph, {"dp": 2}, given, accumulation=2, recompute="full")
+        data = [batches(model, 1, 8, length)[0] for length in (40, 7, 23)]
+        report = verify_strategy(graph, {"dp": 2}, data, accumulation=2, recompute="full")
         assert report.equal, report.text
 
 
@@ -119,19 +121,19 @@ def scored(graph, x):
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=str)
-def test_a_sum_inside_a_layer_is_added_up_once(axes):
-    """Its total is saved, not added up again; the gradient that follows is that of saving."""
+def test_sum_inside_a_layer_is_added_up_once(axes):
+    """Its total is saved, not added up again; the gradient equals that of saving."""
     graph = tw.ComputeGraph("g")
     x = graph.input([4, 8], name="x", labels=[tw.BATCH, None])
     graph.loss(scored(graph, linear(graph, x, "first", 8), path="end"))
     graph.optimize(tw.optim.SGD())
-    given = [{"x": np.random.default_rng(3).standard_normal((4, 8)).astype(np.float32)}] * 2
-    report = verify_strategy(graph, axes, given, recompute="full")
+    data = [{"x": np.random.default_rng(3).standard_normal((4, 8)).astype(np.float32)}] * 2
+    report = verify_strategy(graph, axes, data, recompute="full")
     assert report.equal, report.text
 
 
 def run_step(axes, recompute):
-    """Plan, transfers and bytes of a step that was run."""
+    """Plan, transfers and bytes of one step."""
     model = config(num_hidden_layers=4)
     graph = training_graph(model, "bf16")
     plan = graph.plan(axes, recompute=recompute)
@@ -143,16 +145,17 @@ def run_step(axes, recompute):
 
 
 @pytest.mark.parametrize("recompute", ["full", "selective", NAMES], ids=str)
-def test_transfers_and_bytes_are_those_of_the_plan(recompute):
+def test_transfers_and_bytes_equal_the_plan(recompute):
     """Counted at execution: transfers to the element, allocated bytes to the byte."""
     plan, counted, usage = run_step({"dp": 2, "tp": 2}, recompute)
     assert {k: v for k, v in counted.items() if any(v)} == plan.traffic("step")
     assert usage == plan.estimate_memory_usage()
 
 
-def test_transfers_of_what_runs_again():
-    """With tensor parallelism, `full` has one all-reduce of b·s·h more in every layer, that behind attention: the last
-    product is not computed again. `selective` has none."""
+def test_transfers_of_recomputed_ops():
+    """With tensor parallelism, `full` has one all-reduce of b·s·h more in every layer, the one
+    after attention: the last product is not recomputed. `selective` has none.
+    """
     saved, again = ({k: sum(v) for k, v in run_step({"tp": 2}, mode)[1].items()} for mode in ("none", "full"))
     more = {k: v for k, v in again.items() if k.startswith("recomputed ")}
     assert {k: v for k, v in again.items() if k not in more} == saved
@@ -161,8 +164,8 @@ def test_transfers_of_what_runs_again():
     assert run_step({"tp": 2}, "selective")[1] == run_step({"tp": 2}, "none")[1]
 
 
-def test_a_plan_that_recomputes_is_a_file_and_has_its_digest(tmp_path):
-    """Saved, loaded, planned again from itself; another choice is another digest, an equal one the same."""
+def test_plan_that_recomputes_round_trips(tmp_path):
+    """Saved, loaded, replanned from itself; another choice is another digest, an equal one the same."""
     graph = training_graph(config(), "f32")
     plans = {mode: graph.plan({"dp": 2}, recompute=mode) for mode in ("none", "selective", "full")}
     assert len({plan.digest() for plan in plans.values()}) == 3
@@ -173,8 +176,8 @@ def test_a_plan_that_recomputes_is_a_file_and_has_its_digest(tmp_path):
     tw.session.require_origin(loaded)
 
 
-def test_words_of_a_plan_are_checked():
-    """Before anything is planned; without a loss there is nothing to compute again."""
+def test_choices_are_checked():
+    """Before planning; without a loss there is nothing to recompute."""
     graph = training_graph(config(), "f32")
     with pytest.raises(tw.TilewiseError, match=r"\[graph.recompute\] .*got 'all'"):
         graph.plan(recompute="all")
@@ -197,21 +200,21 @@ names = st.lists(
 
 
 def gradients_after(recompute, axes):
-    """Of two steps, and the state behind them."""
+    """Of two steps, and the state after them."""
     model = config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, head_dim=4, vocab_size=128)
     graph = training_graph(model, "f32", 4, 12)
     with graph.instantiate(graph.plan(axes, recompute=recompute, workers_per_device=1)) as running:
         running.initialize(0, 0.1)
-        found = []
+        values = []
         for batch in batches(model, 2, 4, 12):
             running.step(batch, 1e-3)
-            found += [running.get_tensor(f"{n}.grad").tobytes() for n in running.parameter_names()]
-        return found + [value.tobytes() for value in running.state_dict().values()]
+            values += [running.get_tensor(f"{n}.grad").tobytes() for n in running.parameter_names()]
+        return values + [value.tobytes() for value in running.state_dict().values()]
 
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(names, st.sampled_from([{}, {"tp": 2}]))
-def test_any_names_have_the_same_bits(recompute, axes):
+def test_any_names_equal_saving(recompute, axes):
     """Whatever ops of whatever layers run again."""
     assert gradients_after(recompute, axes) == gradients_after("none", {})

@@ -81,7 +81,7 @@ def batches(count: int) -> list[Mapping[str, np.ndarray]]:
 
 
 def compare(name, dtype, axes, accumulation=1, count=4, **options):
-    """The report of some steps over a mesh next to one device."""
+    """The report of some steps over a mesh compared with one device."""
     return verify_strategy(
         build(name, dtype), DeviceMesh(axes), batches(count), accumulation=accumulation, **options
     )
@@ -97,13 +97,15 @@ SLOW = [({}, 4), ({"dp": 2}, 1), ({"dp": 4}, 2), ({"tp": 2}, 1), ({"tp": 8}, 1),
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_equal_to_one_device(name, dtype, axes, accumulation):
-    """Loss, every gradient and, after some steps, every parameter and moment; also with more devices than KV heads."""
+    """Loss, every gradient and, after some steps, every parameter and moment; also with more
+    devices than KV heads.
+    """
     report = compare(name, dtype, axes, accumulation)
     assert report.equal, report.text
 
 
 def merge_splits_of_heads(instruction):
-    """All heads that a device has are added in order, instead of along the tree."""
+    """All heads of a device are added in order, instead of along the tree."""
     k_splits, *ranges = instruction.ints
     return replace(instruction, ints=(k_splits, 0, max(ranges), *[0] * (2 * k_splits - 2)))
 
@@ -122,7 +124,7 @@ FAULTS = [
 @pytest.mark.parametrize(
     "name,axes,accumulation,label,fault", FAULTS, ids=lambda value: getattr(value, "__name__", str(value))
 )
-def test_planted_faults_are_found(name, axes, accumulation, label, fault):
+def test_planted_faults_are_detected(name, axes, accumulation, label, fault):
     """A moved border and a dropped partial."""
     assert not compare(name, "f32", axes, accumulation, change=change_first(label, fault, -1)).equal
 
@@ -131,7 +133,9 @@ def test_planted_faults_are_found(name, axes, accumulation, label, fault):
     "heads,group,k_splits,tp", [(8, 1, 12, 3), (3, 1, 8, 2), (2, 4, 8, 8), (6, 2, 8, 2)], ids=str
 )
 def test_shares_of_heads(heads, group, k_splits, tp):
-    """Shares of unequal size, heads that do not fill the k splits, and a head that several devices have: one gain."""
+    """Shares of unequal size, heads that do not fill the k splits, and a head that several devices
+    have: one gain.
+    """
     label = tw.DimLabel("heads", HEAD_DIM, group)
     g = tw.ComputeGraph("shares", k_splits=k_splits)
     x = g.input([4, 6, WIDTH], name="x", labels=[tw.BATCH, None, None])
@@ -152,7 +156,7 @@ def test_shares_of_heads(heads, group, k_splits, tp):
     assert states[0]["gain.grad"].any() and differing(*states) == []
 
 
-def test_heads_that_a_label_cuts_are_refused():
+def test_heads_cut_by_a_label_are_rejected():
     """A head that devices would share cannot be normalised; nor can a dim that holds no whole heads."""
     g = tw.ComputeGraph("cut")
     x = g.input([4, 12], name="x", labels=[tw.BATCH, tw.DimLabel("heads", 2)])
@@ -162,8 +166,8 @@ def test_heads_that_a_label_cuts_are_refused():
         assert not g.has("gain")
 
 
-def test_a_bias_without_a_label():
-    """It lies whole on every device, which takes its part where the columns are shared; so does its gradient."""
+def test_bias_without_a_label():
+    """It is whole on every device, which uses its part where the columns are shared; so is its gradient."""
     g = tw.ComputeGraph("unlabelled")
     x = g.input([4, 6, WIDTH], name="x", labels=[tw.BATCH, None, None])
     h = g.add_bias(linear(g, x, "up", INNER, out_label=MLP), g.parameter([INNER], name="bias", init="zeros"))
@@ -175,8 +179,8 @@ def test_a_bias_without_a_label():
     assert report.equal, report.text
 
 
-def test_first_values():
-    """Biases begin at zero and gains at one unless something else is asked for, random values at their spread."""
+def test_initial_values():
+    """By default biases are zero and gains one; random values have their spread."""
     g = tw.ComputeGraph("first")
     x = g.input([4, WIDTH], name="x")
     y = linear(g, rms_norm(g, x, "norm", eps=1e-5), "w.weight", 400, bias=True)
@@ -189,8 +193,8 @@ def test_first_values():
     assert 0.9 < first["drawn"].std() < 1.1 and 0.45 < first["w.weight"].std() < 0.55
 
 
-def test_a_bias_needs_the_name_of_its_weight():
-    """What ends otherwise is refused, and nothing is declared."""
+def test_bias_has_the_name_of_its_weight():
+    """Another ending is rejected, and nothing is declared."""
     g = tw.ComputeGraph("names")
     x = g.input([4, WIDTH], name="x")
     with pytest.raises(ShapeError, match=r"\[nn.linear\].*without '.weight' at its end"):
@@ -201,7 +205,9 @@ def test_a_bias_needs_the_name_of_its_weight():
 @pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_padding_changes_no_bit(name, dtype):
-    """Sequences padded on two devices with two microbatches, against the longest one's length on one device."""
+    """Sequences padded on two devices with two microbatches, compared with the longest one's length
+    on one device.
+    """
     lengths = (70, 9, 66, 31)
     graph = build(name, dtype, tw.Dim("seq", 1, 130), len(lengths))
     expected = steps(graph, graph.plan({}, sizes={"seq": 70}), [padded(lengths, 70, s) for s in range(2)])

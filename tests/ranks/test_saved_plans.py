@@ -1,5 +1,6 @@
-"""Saved plans: each runs to the same bits in another process, which has never seen its graph; and what a file's checks
-cannot know, whether a program is that of its graph and layout, planning again does."""
+"""Saved plans: each runs to the same bits in another process, which has never had its graph; and
+replanning detects a program that is not that of its graph and layout, which a file's checks cannot.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tilewise.session import require_origin
 
 
 def in_process(task: str, folder: Path, hash_seed: int) -> dict[str, list[str]]:
-    """What `saved_plans` prints in a process with that order of sets."""
+    """The output of `saved_plans` in a process with that hash seed."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parents[1] / "support" / "saved_plans.py"), task, str(folder)],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
@@ -35,35 +36,35 @@ def in_process(task: str, folder: Path, hash_seed: int) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The folder of plans that a first process saved, and what it ran."""
+    """The folder of plans that a first process saved, and its results."""
     folder = tmp_path_factory.mktemp("plans")
     return folder, in_process("make", folder, 1)
 
 
 def test_another_process_plans_and_runs_the_same(made):
-    """Training and decoding, on one device and several: digests of plans, and every bit of what runs leave."""
-    folder, found = made
+    """Training and decoding, on one device and several: digests of plans, and every bit of the results."""
+    folder, results = made
     assert sorted(p.name for p in folder.iterdir()) == sorted(f"{name}.plan" for name in NAMES)
-    assert in_process("load", folder, 2) == found
+    assert in_process("load", folder, 2) == results
 
 
-def test_another_order_of_one_sum_is_seen(made):
+def test_other_order_of_one_sum_is_detected(made):
     """The twin: a loaded plan with one sum in another order runs to other bits."""
-    folder, found = made
+    folder, results = made
     changed = in_process("fault", folder, 3)
-    assert all(changed[name][0] == found[name][0] for name in NAMES)
-    assert all(changed[name][1] != found[name][1] for name in NAMES), changed
+    assert all(changed[name][0] == results[name][0] for name in NAMES)
+    assert all(changed[name][1] != results[name][1] for name in NAMES), changed
 
 
 def reloaded(plan, path):
-    """A plan by way of a file."""
+    """A plan saved to a file and loaded."""
     plan.save(path)
     return tw.Plan.load(path)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_plan_that_was_made_has_its_origin(name, tmp_path):
-    """Training and decoding, on one device and several: made again from the file alone, they are the same."""
+def test_plan_can_be_remade_from_its_file(name, tmp_path):
+    """Training and decoding, on one device and several: replanned from only the file, they are the same."""
     require_origin(reloaded(make(name), tmp_path / "a.plan"))
 
 
@@ -87,8 +88,8 @@ CHANGES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_program_of_another_graph_is_refused(what, tmp_path):
-    """Whether or not the checks of a file find a change, this does."""
+def test_program_of_another_graph_is_rejected(what, tmp_path):
+    """Whether or not the checks of a file detect a change, this does."""
     changed = CHANGES[what](make("training_dp2tp2"))
     changed.save(tmp_path / "a.plan")
     with pytest.raises(PlanError):
@@ -99,8 +100,8 @@ def test_a_program_of_another_graph_is_refused(what, tmp_path):
         require_origin(changed)
 
 
-def test_what_cannot_be_planned_is_refused():
-    """A layout that no strategy gives, a graph with half of its ops, no plan at all."""
+def test_impossible_plans_are_rejected():
+    """A layout that no strategy gives, a graph with half of its ops, not a plan."""
     plan = make("training_dp2tp2")
     other = replace(plan.layout, compute=plan.layout.compute[::-1], storage=plan.layout.storage[::-1])
     for wrong in (

@@ -1,4 +1,6 @@
-"""Sums over long sequences: a tree over sequence splits inside every batch split, equal however the batch is cut."""
+"""Sums over long sequences: a tree over sequence splits inside every batch split, equal however the
+batch is cut.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def in_order(values):
 
 def sum_by_hand(x, batch_splits):
     """Atoms of 64 positions in k splits, a batch split's sequences in order inside each, then k
-    splits, then batch splits."""
+    splits, then batch splits.
+    """
     atoms = -(-SEQ // 64)
     sums = []
     for split in np.split(x, batch_splits):
@@ -47,8 +50,8 @@ def sum_by_hand(x, batch_splits):
 
 
 @pytest.mark.parametrize("batch_splits", [1, 2, 4])
-def test_a_sum_is_the_written_out_tree(batch_splits):
-    """To the bit against NumPy in fp32; one run over all tokens of a batch split has other bits."""
+def test_sum_equals_an_explicit_tree(batch_splits):
+    """To the bit, in NumPy in fp32; one run over all tokens of a batch split has other bits."""
     g = tw.ComputeGraph("sum", k_splits=K_SPLITS)
     x = g.input([BATCH, SEQ, 1], name="x", labels=[tw.BATCH, None, None])
     g.output(g.sum(x), "total")
@@ -64,7 +67,7 @@ def test_a_sum_is_the_written_out_tree(batch_splits):
     "axes,accumulation", [({}, 2), ({}, 4), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"tp": 2}, 1)], ids=str
 )
 def test_training_on_long_sequences_equals_one_device(axes, accumulation):
-    """Loss, gradients of norms and all parameters, whatever shares or cuts the batch."""
+    """Loss, gradients of norms and all parameters, for any division of the batch."""
     model = config(max_position_embeddings=SEQ, vocab_size=128)
     graph = training_graph(model, "f32", BATCH, SEQ)
     report = verify_strategy(
@@ -73,7 +76,7 @@ def test_training_on_long_sequences_equals_one_device(axes, accumulation):
     assert report.equal, report.text
 
 
-def test_another_cut_of_the_sequence_shows():
+def test_other_cut_of_the_sequence_is_detected():
     """A loss whose batch splits are one k split on one device differs from the other devices' loss."""
     model = config(max_position_embeddings=SEQ, vocab_size=128)
     first, second = (

@@ -1,4 +1,6 @@
-"""Weights, gradients and optimizer states cut over devices: equal to one device, moved and kept as planned."""
+"""Weights, gradients and optimizer states cut over devices: equal to one device, with traffic and
+memory as planned.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ CHOICES = {
 
 @pytest.fixture(autouse=True)
 def small_transfers(monkeypatch):
-    """Tensors as small as here go to files too."""
+    """Offload tensors as small as here to files too."""
     monkeypatch.setattr("tilewise.strategy.offload._LEAST_BYTES", 256)
 
 
@@ -72,7 +74,7 @@ def model_of(tied: bool = False, **changes: object) -> llama.LlamaConfig:
 
 
 def graph_of(model: llama.LlamaConfig, batch: int, dtype: str = "f32") -> tw.ComputeGraph:
-    """A training graph with AdamW, decay and clipping, of sequences as short as here."""
+    """A training graph with AdamW, decay and clipping, of short sequences."""
     return training_graph(model, dtype, batch, SEQ)
 
 
@@ -82,13 +84,13 @@ def mesh_of(case: Case) -> DeviceMesh:
 
 
 def is_small(case: Case) -> bool:
-    """Whether the machine that tests is asked for not too many threads."""
+    """Whether a case is limited to few threads on small machines."""
     devices = mesh_of(case).num_devices
     return devices * case[5] <= MAX_DEVICES and devices * case[1] <= 3 * MAX_DEVICES  # type: ignore[operator]
 
 
 def compare(case: Case, change=lambda plan: plan, model=model_of) -> tuple[bool, str]:  # type: ignore[no-untyped-def]
-    """Whether some steps equal one device, and what was found."""
+    """Whether some steps equal one device, and the message."""
     _, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute, offload = case
     mesh = mesh_of(case)
     shared = mesh.size("dp", "fsdp") * microbatches  # type: ignore[operator]
@@ -122,14 +124,14 @@ def pairwise() -> list[Case]:
 
 
 def named(case: Case) -> str:
-    """Of a case, for the report."""
+    """A case's name in reports."""
     mesh, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute, offload = case
     words = f"{'x'.join(map(str, mesh))}-m{microbatches}-{reduce}-p{prefetch}-w{workers}-{dtype}"  # type: ignore[call-overload]
     return f"{words}-{recompute}-{offload}" + ("-reshard" if reshard else "") + ("-tied" if tied else "")
 
 
 @pytest.mark.parametrize("case", pairwise()[:6], ids=named)
-def test_pairs_that_bring_most_are_equal(case):
+def test_best_cases_equal_one_device(case):
     """Six cases hold about half of all pairs."""
     equal, text = compare(case)
     assert equal, text
@@ -137,15 +139,15 @@ def test_pairs_that_bring_most_are_equal(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", pairwise()[6:], ids=named)
-def test_all_pairs_are_equal(case):
+def test_all_pairs_equal_one_device(case):
     """With the everyday ones, every pair of values."""
     equal, text = compare(case)
     assert equal, text
 
 
 @pytest.mark.soak
-def test_the_whole_product_is_equal():
-    """Every combination of all but what is offloaded, which takes turns."""
+def test_whole_product_equals_one_device():
+    """Every combination of all settings except offloading, which alternates."""
     compared = 0
     *others, offloads = CHOICES.values()
     for number, combination in enumerate(product(*others)):
@@ -159,7 +161,7 @@ def test_the_whole_product_is_equal():
 
 
 def shift(instruction):
-    """What is copied from a storage shard is another tile of it."""
+    """Another tile of a storage shard is copied."""
     operands = list(instruction.operands)
     source = next(i for i, o in enumerate(operands) if o.group >= 0)
     operands[source] = operands[source]._replace(member=0)
@@ -175,15 +177,15 @@ def shift(instruction):
         ("linear_dw:lm_head.weight/reduce_scatter", drop_partial, 2),
     ],
 )
-def test_a_fault_in_a_reduced_shard_is_seen(label, fault, microbatches):
+def test_fault_in_a_reduced_shard_is_detected(label, fault, microbatches):
     """With parts of the wrong devices the comparison fails."""
     case = ((1, 3, 1), microbatches, "microbatch", True, 1, 1, "f32", False, "none", "none")
     assert compare(case)[0]
     assert not compare(case, change_first(label, fault))[0]
 
 
-def test_a_fault_in_what_is_gathered_is_seen():
-    """With one device's storage shard in another's place the comparison fails."""
+def test_fault_in_a_gathered_shard_is_detected():
+    """With one device's storage shard in place of another's the comparison fails."""
     case = ((1, 2, 1), 1, "microbatch", True, 1, 1, "f32", False, "none", "none")
     assert not compare(case, change_every("all_gather_parameters:lm_head.weight/all_gather", shift))[0]
 
@@ -194,7 +196,9 @@ def test_a_fault_in_what_is_gathered_is_seen():
 def moved(
     strategy: DistributionStrategy, microbatches: int = 1, **changes: object
 ) -> tuple[Counter, tw.Plan]:
-    """Elements that a step moved to each device and weight, by (weight, pass, device), as executed; and the plan."""
+    """Elements that a step moved to each device and weight, by (weight, pass, device), as executed;
+    and the plan.
+    """
     model = model_of(**changes)  # type: ignore[arg-type]
     batch = 12 if strategy.mesh().num_devices == 3 else 8
     graph = graph_of(model, batch)
@@ -206,13 +210,13 @@ def moved(
         run.step(batches(model, 1, batch, SEQ)[0], 1e-3)
         counted = run.transfers()
     assert counted == plan.traffic()
-    found: Counter = Counter()
+    counts: Counter = Counter()
     for label, per_device in counted.items():
         kind, _, half = label.partition("/")
         name = re.sub(r"^(all_gather_parameters|linear_dw|embedding_dw):", "", kind)
         for device, elements in enumerate(per_device):
-            found[name, "gather" if half == "all_gather" else "reduce", device] += elements
-    return found, plan
+            counts[name, "gather" if half == "all_gather" else "reduce", device] += elements
+    return counts, plan
 
 
 @pytest.mark.parametrize("vocab", [448, 96])
@@ -220,11 +224,12 @@ def moved(
     ("degree", "reshard", "microbatches"),
     [(2, True, 1), (2, False, 1), (3, True, 1), (2, True, 2), (4, True, 2), (8, True, 1)],
 )
-def test_transfers_are_those_of_theory(degree, reshard, microbatches, vocab):
+def test_transfers_equal_theory(degree, reshard, microbatches, vocab):
     """Per microbatch and device, a layer's weights are gathered twice (once without resharding) and
-    their gradients come in the storage shards once: three transfers of what is not its own; of
-    embedding and head two. Where the step is one microbatch of fewer tokens than the embedding has
-    rows, these and their ids cross instead of its gradient."""
+    their gradients are reduced into the storage shards once: three transfers of other devices'
+    parts; of embedding and head two. Where the step is one microbatch of fewer tokens than the
+    embedding has rows, these and their ids cross instead of its gradient.
+    """
     strategy = DistributionStrategy.fsdp(degree, reshard_after_forward=reshard)
     counted, plan = moved(strategy, microbatches, num_key_value_heads=8, vocab_size=vocab)
     tokens = (12 if degree == 3 else 8) * SEQ
@@ -254,7 +259,8 @@ def test_transfers_are_those_of_theory(degree, reshard, microbatches, vocab):
 
 def test_hybrid_sharding_moves_less_than_replicas_alone():
     """Groups reduce to storage shards and complete these among themselves: a device reads (n - 1)
-    shares of a storage shard's share, and the other shares of its storage shard."""
+    shares of a storage shard's share, and the other shares of its storage shard.
+    """
     counted, plan = moved(DistributionStrategy.fsdp(4, 2))
     weight = next(t for t in plan.graph.of_kind("parameter") if t.spec.name == "lm_head.weight")
     size = prod(weight.shape)
@@ -264,7 +270,7 @@ def test_hybrid_sharding_moves_less_than_replicas_alone():
         assert gathered == size // 2 + size // 4
 
 
-def test_what_is_kept_is_a_share_of_each():
+def test_memory_is_a_share_of_each():
     """Parameters, gradients and states of weights that are cut take 1/n; planned bytes are those allocated."""
     model = model_of(num_key_value_heads=8, vocab_size=512)
     graph = graph_of(model, 4, "bf16")
@@ -293,8 +299,9 @@ def test_what_is_kept_is_a_share_of_each():
 
 @pytest.mark.parametrize(("reduce", "parts"), [("microbatch", 2), ("step", 1)])
 def test_sums_of_microbatches_take_a_level_of_carries_for_every_doubling(reduce, parts):
-    """In fp32: of a share where parts come in the storage shards in every microbatch, of all where
-    they come in the storage shards once."""
+    """In fp32: of a share where gradients are reduced into storage shards in every microbatch, of
+    whole gradients where once.
+    """
     graph = graph_of(model_of(num_hidden_layers=1, vocab_size=64), 16)
     graph.set_distribution(DistributionStrategy.fsdp(2, reduce=reduce))
     sizes = []
@@ -311,7 +318,9 @@ def test_sums_of_microbatches_take_a_level_of_carries_for_every_doubling(reduce,
 
 
 def test_resharding_saves_memory_and_prefetching_costs_it():
-    """Without resharding all layers' weights are gathered at one time; each layer ahead takes the memory of one."""
+    """Without resharding all layers' weights are gathered at one time; each prefetched layer takes
+    the memory of one.
+    """
     model = model_of(num_hidden_layers=6, vocab_size=64)
     graph = graph_of(model, 4)
 
@@ -326,7 +335,7 @@ def test_resharding_saves_memory_and_prefetching_costs_it():
 
 
 def test_equal_layers_are_gathered_by_one_template():
-    """However deep the model is."""
+    """For any depth of the model."""
     templates = []
     for depth in (2, 5):
         graph = graph_of(model_of(num_hidden_layers=depth), 4)
@@ -346,7 +355,7 @@ def test_equal_layers_are_gathered_by_one_template():
     ids=str,
 )
 def test_units_are_gathered_together(options, calls):
-    """As a user says, or by size; the same bits."""
+    """As configured, or by size; the same bits."""
     model = model_of(num_hidden_layers=5)
     graph = graph_of(model, 4)
     strategy = DistributionStrategy.fsdp(2, **options)
@@ -363,8 +372,8 @@ def test_units_are_gathered_together(options, calls):
     assert report.equal, report.text
 
 
-def test_explanations_say_what_lives_where():
-    """How many weights are cut, what a pass gathers, what gathered weights take."""
+def test_explanations_give_sizes_of_cut_and_gathered_weights():
+    """How many weights are cut, what a pass gathers, how much gathered weights take."""
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
     plan = graph.plan(batch_splits=4)
@@ -378,7 +387,7 @@ def test_explanations_say_what_lives_where():
 
 
 @pytest.mark.parametrize(("degree", "vocab"), [(2, 512), (2, 199), (3, 448)])
-def test_explained_reads_are_exact_or_said_to_be_about(degree, vocab):
+def test_explained_reads_are_exact_or_marked_as_about(degree, vocab):
     """Where storage shards differ in size, no one number is every device's."""
     batch = 12 if degree == 3 else 4
     graph = graph_of(model_of(vocab_size=vocab, num_key_value_heads=8), batch)
@@ -401,8 +410,8 @@ def test_explained_reads_are_exact_or_said_to_be_about(degree, vocab):
         (DistributionStrategy.ddp(2), 3, "none"),  # whose sums are completed per microbatch, too
     ],
 )
-def test_plans_of_sharded_state_are_files(strategy, microbatches, recompute, tmp_path):
-    """Saved and loaded, they have the same digest and are what planning makes."""
+def test_plans_of_sharded_state_round_trip(strategy, microbatches, recompute, tmp_path):
+    """Saved and loaded, they have the same digest and equal a new plan."""
     batch = 4 * microbatches
     graph = graph_of(model_of(num_hidden_layers=1), batch)
     graph.set_distribution(strategy)
@@ -417,7 +426,7 @@ def test_plans_of_sharded_state_are_files(strategy, microbatches, recompute, tmp
 
 
 @pytest.mark.parametrize("axes", [("fsdp", "fsdp"), ("fsdp", "other"), ("micro",)], ids=str)
-def test_shards_on_other_axes_than_the_mesh_has_are_refused(axes, tmp_path):
+def test_shards_on_axes_outside_the_mesh_are_rejected(axes, tmp_path):
     """In a file, whose settings agree with its layout."""
     graph = graph_of(model_of(num_hidden_layers=1), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
@@ -428,16 +437,16 @@ def test_shards_on_other_axes_than_the_mesh_has_are_refused(axes, tmp_path):
         tw.Plan.load(tmp_path / "step.plan")
 
 
-def test_a_plan_file_runs_to_the_same_bits(tmp_path):
-    """In another instance, from the file alone."""
+def test_plan_file_runs_to_the_same_bits(tmp_path):
+    """In another instance, from only the file."""
     model = model_of()
     graph = graph_of(model, 8)
     graph.set_distribution(DistributionStrategy.hybrid(dp=2, fsdp=2))
     plan = graph.plan(batch_splits=8, workers_per_device=1)
     plan.save(tmp_path / "step.plan")
     results = []
-    for given in (plan, tw.Plan.load(tmp_path / "step.plan")):
-        with tw.GraphInstance(given) as run:
+    for either in (plan, tw.Plan.load(tmp_path / "step.plan")):
+        with tw.GraphInstance(either) as run:
             run.initialize(seed=0)
             results.append([run.step(b, 1e-3).grad_norm for b in batches(model, 2, 8, SEQ)])
     assert results[0] == results[1]
@@ -479,18 +488,18 @@ def test_a_plan_file_runs_to_the_same_bits(tmp_path):
         ),
     ],
 )
-def test_impossible_sharding_is_refused(make, words):
-    """When it is declared, in words."""
+def test_impossible_sharding_is_rejected(make, words):
+    """When it is declared, with a reason."""
     with pytest.raises((LayoutError, PlanError), match=words):
         make()
 
 
-def test_axes_may_come_as_a_list():
-    """They are kept as a tuple, so that equal settings are equal and hashed alike."""
+def test_axes_may_be_a_list():
+    """They are stored as a tuple, so that equal settings are equal and hashable."""
     assert {StateSharding(["fsdp"])} == {StateSharding(("fsdp",))}  # type: ignore[arg-type]
 
 
-def test_a_hint_that_cuts_a_weight_twice_is_refused():
+def test_hint_that_cuts_a_weight_twice_is_rejected():
     """An axis that cuts storage shards cannot cut the same weight where it is used."""
     graph = graph_of(model_of(), 4)
     layouts = {"embed_tokens.weight": ("fsdp", None)}
@@ -501,8 +510,8 @@ def test_a_hint_that_cuts_a_weight_twice_is_refused():
         graph.plan(batch_splits=4)
 
 
-def test_a_unit_of_no_layer_is_refused():
-    """A pattern that fits no layer's weights is a slip."""
+def test_unit_of_no_layer_is_rejected():
+    """A pattern that matches no layer's weights is a typo."""
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2, units=["blocks.*"]))
     with pytest.raises(LayoutError, match=r"got 'blocks\.\*', which matches no layer"):
@@ -510,7 +519,7 @@ def test_a_unit_of_no_layer_is_refused():
 
 
 def test_custom_axes_cut_state():
-    """No name counts: a mesh with axes called `a` and `b` trains to the bit like one device."""
+    """Names have no meaning: a mesh with axes called `a` and `b` trains like one device, to the bit."""
     model = model_of()
     strategy = DistributionStrategy(
         tw.ParallelismMode.FSDP, {"a": 2, "b": 2}, {"batch": ("a", "b")}, sharding=StateSharding(("a", "b"))
@@ -526,7 +535,7 @@ def test_custom_axes_cut_state():
 
 
 def test_weights_written_and_read_are_whole():
-    """A user sees tensors, never shares of them."""
+    """A user gets tensors, never shares of them."""
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
     value = np.arange(448 * 64, dtype=np.float32).reshape(448, 64)
@@ -538,7 +547,7 @@ def test_weights_written_and_read_are_whole():
 
 @tw.layer
 def perceptron(graph, x, *, bias):
-    """Two products, and what they are of added: a residual, or a bias before it."""
+    """Two products, and their sum: a residual, or a bias before it."""
     inner = tw.DimLabel("mlp")
     hidden = graph.silu(linear(graph, x, "up", 128, out_label=inner))
     return graph.add(x, linear(graph, hidden, "down.weight", 64, in_label=inner, bias=bias))
@@ -546,8 +555,8 @@ def perceptron(graph, x, *, bias):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("axes", [{"dp": 2, "tp": 2}, {"fsdp": 2, "tp": 2}], ids=str)
-def test_one_row_a_device_and_microbatch(axes, bias):
-    """A residual of a single row is no bias for all rows."""
+def test_one_row_per_device_and_microbatch(axes, bias):
+    """A residual of a single row is not a bias for all rows."""
 
     def graph() -> tw.ComputeGraph:
         made = tw.ComputeGraph("rows")
@@ -561,8 +570,8 @@ def test_one_row_a_device_and_microbatch(axes, bias):
     assert report.equal, report.text
 
 
-def test_a_mesh_without_the_axes_of_shards_is_refused():
-    """A strategy that cuts state is not dropped in silence."""
+def test_mesh_without_the_axes_of_shards_is_rejected():
+    """A strategy that cuts state is not silently dropped."""
     graph = graph_of(model_of(), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
     with pytest.raises(PlanError, match=r"axes that shard the strategy's state \(fsdp\)"):
@@ -572,7 +581,7 @@ def test_a_mesh_without_the_axes_of_shards_is_refused():
 
 @pytest.mark.parametrize("axes", [{"fsdp": 17}, {"dp": 3, "fsdp": 6}], ids=str)
 def test_more_than_sixteen_devices(axes):
-    """State over so many devices that a proof of their order takes classes where it can: the bits of one device."""
+    """With so many devices that the proof of order uses classes where it can: equal to one device to the bit."""
     model, batch = config(num_hidden_layers=1, vocab_size=1200), 17 if "dp" not in axes else 18
     report = verify_strategy(
         graph_of(model, batch), DeviceMesh(axes), batches(model, 1, batch, SEQ), batch_splits=batch
@@ -581,8 +590,10 @@ def test_more_than_sixteen_devices(axes):
 
 
 @pytest.mark.parametrize("vocabulary", [257, 320])
-def test_shares_of_unequal_size_are_cut_over_as_many_shards(vocabulary):
-    """Of 320 rows in pieces of 64 one of three devices has two panels, which go to two of its three storage shards."""
+def test_unequal_shares_are_cut_over_as_many_shards(vocabulary):
+    """Of 320 rows in pieces of 64 one of three devices has two panels, which go to two of its three
+    storage shards.
+    """
     model = config(
         num_hidden_layers=1,
         vocab_size=vocabulary,

@@ -124,22 +124,22 @@ def test_gradients_against_finite_differences():
 )
 @pytest.mark.parametrize("axes,accumulation", MESHES, ids=str)
 def test_equal_to_one_device(axes, accumulation, dtype, vocab_size):
-    """Three steps over meshes and microbatches have the bits of one device."""
-    given = batches(3, vocab_size)
-    report = verify_strategy(build(dtype, vocab_size), DeviceMesh(axes), given, accumulation=accumulation)
+    """Three steps over meshes and microbatches equal one device to the bit."""
+    data = batches(3, vocab_size)
+    report = verify_strategy(build(dtype, vocab_size), DeviceMesh(axes), data, accumulation=accumulation)
     assert report.equal, report.text
 
 
 @pytest.mark.parametrize("label", ["linear_dw:table", "embedding_dw:table", "linear_dw:w"])
-def test_another_tree_is_noticed(label):
-    """A use whose batch splits are cut otherwise on one device is found."""
+def test_other_tree_is_detected(label):
+    """A use whose batch splits are cut otherwise on one device is detected."""
     change = change_first(label, halve_batch_splits, kernel="matmul_dw_f32")
     assert not verify_strategy(build(), DeviceMesh({"dp": 2}), batches(2), change=change).equal
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB, SMALL_VOCAB])
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}, {"fsdp": 2}, {"dp": 2, "fsdp": 2}], ids=str)
-def test_a_table_s_rows_are_added_where_its_other_gradients_lie(axes, vocab_size):
+def test_rows_of_a_table_are_added_to_its_other_gradient(axes, vocab_size):
     """In one microbatch no op adds the totals of embeddings, and they have no memory of their own."""
     graph = build(vocab_size=vocab_size)
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(axes)))
@@ -152,24 +152,24 @@ def test_a_table_s_rows_are_added_where_its_other_gradients_lie(axes, vocab_size
     assert not any(b.key[0] == "tensor" and b.key[1] == added[0].outputs[0] for b in plan.buffers)
 
 
-def test_a_table_gradient_that_is_not_added_to_the_others_is_noticed():
+def test_missing_addition_of_a_table_gradient_is_detected():
     """On one device rows are added by the op that scatters them."""
     alone = change_first("embedding_dw:table", lambda i: replace(i, ints=(i.ints[0], 0, *i.ints[2:])))
     assert not verify_strategy(build(), DeviceMesh({}), batches(2), change=alone).equal
 
 
 def without_residual(instruction):
-    """A reduction that forgets what it adds behind the tree's root."""
+    """A reduction that omits the addition after the tree's root."""
     out, residual, *parts = instruction.operands
     return replace(instruction, operands=(out, residual._replace(null=True), *parts))
 
 
 @pytest.mark.parametrize("axes", [{"dp": 2}, {"fsdp": 2}, {"dp": 2, "fsdp": 2}], ids=str)
-def test_a_sum_that_is_not_added_to_the_other_gradients_is_noticed(axes):
-    """On several devices the reduction adds: validation finds one that does not, and so does the comparison."""
+def test_missing_addition_of_a_reduced_sum_is_detected(axes):
+    """On several devices the reduction adds: validation detects one that does not, and so does the comparison."""
     forget = change_first("embedding_dw:table/reduce_scatter", without_residual)
-    graph, given = build(vocab_size=SMALL_VOCAB), batches(2, SMALL_VOCAB)
-    assert not verify_strategy(graph, DeviceMesh(axes), given, change=forget).equal
+    graph, data = build(vocab_size=SMALL_VOCAB), batches(2, SMALL_VOCAB)
+    assert not verify_strategy(graph, DeviceMesh(axes), data, change=forget).equal
     graph = build(vocab_size=SMALL_VOCAB)
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(axes)))
     plan = graph.plan(axes)
@@ -178,8 +178,8 @@ def test_a_sum_that_is_not_added_to_the_other_gradients_is_noticed(axes):
         validate_plan(forget(plan))
 
 
-def test_no_part_of_a_batch_is_added_to_a_whole_gradient():
-    """Microbatches have sums of their own first."""
+def test_microbatches_have_their_own_sums():
+    """No part of a batch is added to a whole gradient."""
     graph = fuse_into_table_gradients(build().complete())
     plan_graph(graph, {})
     with pytest.raises(PlanError, match="no part of the batch may depend on a total"):
@@ -187,7 +187,7 @@ def test_no_part_of_a_batch_is_added_to_a_whole_gradient():
 
 
 def test_totals_are_added_head_first():
-    """The sums stand behind all totals, in reverse order of use, and write over the first."""
+    """The additions come after all totals, in reverse order of use, and overwrite the first."""
     graph = build().complete()
     totals = [op for op in graph.ops if op.op in ("linear_dw", "embedding_dw")]
     assert [op.op for op in totals] == ["linear_dw"] * 3 + ["embedding_dw"] * 2
@@ -206,7 +206,7 @@ def test_totals_are_added_head_first():
 
 
 def test_sums_of_totals_run_once():
-    """With four microbatches, four additions of totals run once each; the carries of every use are its own."""
+    """With four microbatches, four additions of totals run once each; every use has its own carries."""
     plan = build().plan({}, accumulation=4)
     program = plan.class_of(0)
     runs = [
@@ -223,7 +223,7 @@ def test_sums_of_totals_run_once():
         if i.kernel == "add_f32" and i.label == "add"
     ]
     late = 4 + 2 * 2  # of the table, and of weight and gamma in two layers
-    beside = 2  # embeddings add what they scatter themselves then
-    assert len(runs) == 4 * (len(whole) + beside - late) + late
+    scattered = 2  # embeddings add what they scatter themselves then
+    assert len(runs) == 4 * (len(whole) + scattered - late) + late
     carries = [b for b in plan.buffers if b.key[0] == "carry"]
     assert len({b.key[1:3] for b in carries}) == 5 + 2 * 4 + 1  # uses of the table; of layers; the loss

@@ -1,4 +1,4 @@
-"""What devices write of a training state, and of a model: each its own parts, and none gathers another's."""
+"""Saving a training state and a model from devices: each writes its own parts, and none gathers another's."""
 
 from __future__ import annotations
 
@@ -41,27 +41,28 @@ def plan_of(strategy, dtype, model=MODEL):
 
 
 def wrong_parts(plan, shards):
-    """What is wrong with who writes what: names of tensors that are not written once by devices that hold them."""
-    found = []
+    """What is wrong with the writers: names of tensors that are not written once by devices that hold them."""
+    wrong = []
     for tensor, parts in shards.items():
         spec, layout = plan.graph.spec(tensor), plan.layout.compute[tensor]
         boxes = [Box(part.begin, part.sizes) for part in parts]
-        held = [
+        held_ranges = [
             [plan.shapes.on(part.device).range(spec, layout, dim) for dim in range(len(spec.shape))]
             for part in parts
         ]
-        is_held = all([*zip(box.begin, box.end)] == ranges for box, ranges in zip(boxes, held))
+        is_held = all([*zip(box.begin, box.end)] == ranges for box, ranges in zip(boxes, held_ranges))
         is_counted = all(part.num_bytes == prod(part.sizes) * 4 for part in parts)  # all kept is fp32
         if misfit(spec.shape, boxes) is not None or not is_held or not is_counted:
-            found.append(spec.name)
-    return found
+            wrong.append(spec.name)
+    return wrong
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_part_is_written_once_by_a_device_that_holds_it(strategy, dtype):
-    """Masters or fp32 weights, and both moments; devices write about as much as each other, but for a panel of what is
-    cut as stored; all together once."""
+    """Masters or fp32 weights, and both moments; devices write about equally much, within a panel;
+    all together once.
+    """
     _, plan = plan_of(strategy, dtype)
     names = {plan.graph.spec(tensor).name for tensor in plan.stored_parts}
     parameters = [t.spec.name for t in plan.graph.of_kind("parameter")]
@@ -79,8 +80,8 @@ def test_every_part_is_written_once_by_a_device_that_holds_it(strategy, dtype):
     assert cut or max(each) < 1.15 * sum(each) / len(each)
 
 
-def test_a_part_of_another_device_shows():
-    """The twin: one part given to a device that does not hold it, one part twice, one left out."""
+def test_wrong_writers_are_detected():
+    """The twin: one part by a device that does not hold it, one part twice, one omitted."""
     _, plan = plan_of("fsdp", "f32")
     tensor = next(t for t, parts in plan.stored_parts.items() if len(parts) == 4)
     one, other, *rest = plan.stored_parts[tensor]
@@ -106,8 +107,9 @@ def arenas(model):
 @pytest.mark.parametrize("strategy", ["one device", "zero 1", "all"])
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
 def test_copies_are_of_stored_parts(strategy, dtype):
-    """Each device's bytes are those of the plan, no larger than a storage shard, and no memory of
-    the devices is in them."""
+    """Each device's bytes are those of the plan, no larger than a storage shard, and outside the
+    devices' memory.
+    """
     graph, plan = plan_of(strategy, dtype)
     with graph.instantiate(plan) as model:
         model.initialize(3)
@@ -126,8 +128,8 @@ def test_copies_are_of_stored_parts(strategy, dtype):
 
 
 def written(strategies, dtype, root):
-    """What each strategy writes after two steps, opened; and the first one's states after two and three."""
-    data, found, states = batches(MODEL, 3), {}, []
+    """The state of each strategy after two steps, opened; and the first one's states after two and three."""
+    data, files, states = batches(MODEL, 3), {}, []
     for name in strategies:
         graph, plan = plan_of(name, dtype)
         with graph.instantiate(plan) as model:
@@ -135,18 +137,18 @@ def written(strategies, dtype, root):
             for batch in data[:2]:
                 model.step(batch, 1e-3)
             state = TrainingState(2, model.copy_state(), mesh=dict(zip(plan.mesh.names, plan.mesh.sizes)))
-            found[name] = open_checkpoint(save_checkpoint(root / name, state, {})).tensors
+            files[name] = open_checkpoint(save_checkpoint(root / name, state, {})).tensors
             if name == strategies[0]:
                 states.append(model.state_dict())
                 model.step(data[2], 1e-3)
                 states.append(model.state_dict())
-    return found, states
+    return files, states
 
 
 def require_same(model, expected, *named):
-    found = model.state_dict()
+    state_of = model.state_dict()
     for name, tensor in expected.items():
-        is_same = found[name].tobytes() == tensor.tobytes()
+        is_same = state_of[name].tobytes() == tensor.tobytes()
         assert is_same, (name, *named)
 
 
@@ -161,14 +163,14 @@ SOME = ["zero 1", "all"]
     ],
     ids=["some", "all, bf16", "all, f32"],
 )
-def test_every_strategy_goes_on_from_every_other(tmp_path, strategies, dtype):
-    """Parameters and states after loading, and after a step more, are those of the first one, to the bit."""
-    found, (stopped, went_on) = written(strategies, dtype, tmp_path)
+def test_every_strategy_resumes_from_every_other(tmp_path, strategies, dtype):
+    """Parameters and states after loading, and after one more step, equal those of the first one, to the bit."""
+    files, (stopped, went_on) = written(strategies, dtype, tmp_path)
     batch = batches(MODEL, 3)[2]
     for after in strategies:
         graph, plan = plan_of(after, dtype)
         with graph.instantiate(plan) as model:
-            for before, tensors in found.items():
+            for before, tensors in files.items():
                 model.load_state_dict(tensors)
                 require_same(model, stopped, before, after)
                 model.step(batch, 1e-3)
@@ -178,7 +180,7 @@ def test_every_strategy_goes_on_from_every_other(tmp_path, strategies, dtype):
 
 
 def peak_bytes(work):
-    """The most memory that Python and NumPy have had for a piece of work, and what it returns."""
+    """The peak memory of Python and NumPy for a piece of work, and its result."""
     tracemalloc.start()
     try:
         result = work()
@@ -188,9 +190,10 @@ def peak_bytes(work):
 
 
 def test_saving_gathers_on_no_device(tmp_path):
-    """Of a model in storage shards over eight devices one tensor at a time is brought together,
-    next to the devices: what is saved takes no more than that, and no byte of any arena has changed.
-    The twin holds all tensors and takes more."""
+    """Of a model in storage shards over eight devices one tensor at a time is assembled, outside
+    the devices: saving takes no more memory than that, and no byte of any arena changes. The twin
+    holds all tensors and takes more.
+    """
     graph, plan = plan_of(
         "all", "f32", config(num_hidden_layers=5, hidden_size=192, tie_word_embeddings=False)
     )

@@ -1,4 +1,4 @@
-"""Every strategy equals one device to the bit, and the comparison notices planted faults."""
+"""Every strategy equals one device to the bit, and the comparison detects planted faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_two_kv_heads(dtype, tp):
 
 @every_dtype
 def test_two_kv_heads_with_a_fault(dtype):
-    """A dropped partial of dK among replicas is found."""
+    """A dropped partial of dK among replicas is detected."""
     model = config(num_key_value_heads=2)
     change = change_first("attention_backward/reduce_scatter", drop_partial)
     report = verify_strategy(
@@ -100,7 +100,7 @@ def test_odd_sizes(sizes):
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_odd_sizes_with_a_fault(dtype):
-    """A dropped partial of a shard that fills no panel is found."""
+    """A dropped partial of a shard that fills no panel is detected."""
     model = config(vocab_size=330, intermediate_size=100)
     change = change_first("mlp.down_proj.weight/reduce_scatter", drop_partial)
     report = verify_strategy(
@@ -129,13 +129,13 @@ def first_of(a, b):
 @every_dtype
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_workers_do_not_matter(dtype, axes, workers):
-    """One, two or three workers per device: the same bits."""
+def test_workers_change_no_bit(dtype, axes, workers):
+    """One, two or three workers per device."""
     assert first_of(states_with_workers(dtype, axes, 1), states_with_workers(dtype, axes, workers)) is None
 
 
-def test_a_fault_with_other_workers_is_seen():
-    """The comparison above notices one moved border."""
+def test_fault_with_other_workers_is_detected():
+    """The twin: one moved border."""
     change = change_first("linear_dw:self_attn.q_proj", halve_batch_splits, device=-1)
     assert first_of(states_with_workers("f32", {}, 1), states_with_workers("f32", {}, 2, change)) is not None
 
@@ -155,7 +155,7 @@ FAULTS = [
 @pytest.mark.parametrize(
     "axes,accumulation,label,fault", FAULTS, ids=lambda v: getattr(v, "__name__", str(v))
 )
-def test_planted_faults_are_found(dtype, axes, accumulation, label, fault):
+def test_planted_faults_are_detected(dtype, axes, accumulation, label, fault):
     """Dropped or swapped partial values and moved borders make the comparison fail."""
     model = config()
     report = verify_strategy(
@@ -170,7 +170,7 @@ def test_planted_faults_are_found(dtype, axes, accumulation, label, fault):
 
 
 def gather_own(instruction):
-    """A device keeps its own part where it should fetch the peer's."""
+    """A device uses its own part where it should fetch the peer's."""
     mine, theirs, *rest = instruction.operands
     return replace(instruction, operands=(mine, theirs._replace(group=-1, member=0), *rest))
 
@@ -184,7 +184,7 @@ REPLICA_FAULTS = [
 
 
 @pytest.mark.parametrize("axes,label,fault", REPLICA_FAULTS, ids=lambda v: getattr(v, "__name__", str(v)))
-def test_replicas_that_differ_are_found(axes, label, fault):
+def test_different_replicas_are_detected(axes, label, fault):
     """A fault on the last device alone, from which no whole tensor is read."""
     model = config()
     report = verify_strategy(
@@ -197,8 +197,8 @@ def test_replicas_that_differ_are_found(axes, label, fault):
 
 
 @pytest.mark.parametrize("axes", [{"dp": 2}, {"dp": 2, "tp": 2}], ids=str)
-def test_a_forgotten_broadcast_is_found(axes):
-    """Loading lays a part out once; a device that does not get its copy is noticed."""
+def test_missing_broadcast_is_detected(axes):
+    """Loading lays a part out once; a device without its copy is detected."""
     model = config()
 
     forget = change_first("broadcast", skip, -1, "broadcast")

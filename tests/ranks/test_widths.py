@@ -1,4 +1,4 @@
-"""Numbers of devices and microbatches that are no powers of two: equal to one device where C and G allow them."""
+"""Numbers of devices and microbatches that are not powers of two: equal to one device where C and G allow them."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def swap_last(instruction):
 
 
 @pytest.mark.parametrize("fault", [drop_partial, swap_last])
-def test_a_fault_among_three_is_seen(fault):
-    """The comparison notices a dropped and a swapped partial of three."""
+def test_fault_among_three_is_detected(fault):
+    """A dropped and a swapped partial of three."""
     model, graph = training(8, 12)
     change = change_first("linear_dw:mlp.up_proj.weight/reduce_scatter", fault)
     report = verify_strategy(graph, {"dp": 3}, batches(model, 3, 12, SEQ), batch_splits=12, change=change)
@@ -85,7 +85,7 @@ def test_a_fault_among_three_is_seen(fault):
 
 
 def lose_carry(instruction):
-    """The stack of the microbatches before is left aside."""
+    """The stack of the earlier microbatches is ignored."""
     operands = list(instruction.operands)
     operands[1] = operands[1]._replace(null=True)
     ints = (0, *instruction.ints[1:])
@@ -93,15 +93,15 @@ def lose_carry(instruction):
 
 
 def other_group(instruction):
-    """A device's own part in the place of its peer's."""
+    """A device's own part in place of its peer's."""
     operands = list(instruction.operands)
     operands[3] = operands[2]
     return replace(instruction, operands=tuple(operands))
 
 
 @pytest.mark.parametrize("fault", [lose_carry, other_group])
-def test_a_fault_among_shared_microbatches_is_seen(fault):
-    """The comparison notices a lost carry and a part of the wrong device."""
+def test_fault_among_shared_microbatches_is_detected(fault):
+    """A lost carry and a part of the wrong device."""
     _, graph = training(8, 12)
     plan = graph.plan({"dp": 2}, batch_splits=12, accumulation=3)
     label = "linear_dw:mlp.up_proj.weight/reduce_scatter"
@@ -115,22 +115,23 @@ def test_a_fault_among_shared_microbatches_is_seen(fault):
     assert late
     number, i = late[0]
 
-    def change(given):
-        classes = list(given.program.classes)
+    def change(faulty):
+        classes = list(faulty.program.classes)
         templates = list(classes[0].templates)
         instructions = list(templates[number].instructions)
         instructions[i] = fault(instructions[i])
         templates[number] = replace(templates[number], instructions=tuple(instructions))
         classes[0] = replace(classes[0], templates=tuple(templates))
-        return replace(given, program=replace(given.program, classes=tuple(classes)))
+        return replace(faulty, program=replace(faulty.program, classes=tuple(classes)))
 
     steps = batches(config(), 3, 12, SEQ)
     report = verify_strategy(graph, {"dp": 2}, steps, batch_splits=12, accumulation=3, change=change)
     assert not report.equal
 
 
-def test_shared_microbatches_move_what_theory_says():
-    """Two devices, three microbatches: each reads half of every gradient in each microbatch, and half once at the end.
+def test_shared_microbatches_move_as_much_as_in_theory():
+    """Two devices, three microbatches: each reads half of every gradient in each microbatch, and
+    half once at the end.
 
     Parts are rounded to whole rows, and odd ones are counted exactly.
     """
@@ -161,7 +162,7 @@ def test_shared_microbatches_move_what_theory_says():
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused_beforehand(mesh, k_splits, batch, words):
+def test_invalid_widths_are_rejected_early(mesh, k_splits, batch, words):
     """Nothing is allocated; the message names the C or G that would fit."""
     _, graph = training(k_splits, batch)
     with pytest.raises(LayoutError, match=words):

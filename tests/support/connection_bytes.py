@@ -1,4 +1,4 @@
-"""What the plan says that a run's tasks read from devices of other hosts, in bytes."""
+"""Bytes that a run's tasks read from devices of other hosts, from the plan."""
 
 from dataclasses import replace
 
@@ -40,5 +40,5 @@ def _elements(program, device, call, instruction):
     alone = replace(of, templates=(template,))
     classes = (*program.classes[:number], alone, *program.classes[number + 1 :])
     only = replace(program, classes=classes)
-    found = TrafficCounter(only, [device], ()).count([replace(call, template=0)])
-    return sum(int(elements[0]) for elements in found.values())
+    counts = TrafficCounter(only, [device], ()).count([replace(call, template=0)])
+    return sum(int(elements[0]) for elements in counts.values())

@@ -143,7 +143,7 @@ class _BufferState:
         )
 
     def conflicting(self, region: int, kind: str) -> list[int]:
-        """Tasks that an access must come after."""
+        """Earlier tasks that must precede an access."""
         return [
             task
             for other in self._table.overlapping(region, self._of_region)
@@ -153,7 +153,9 @@ class _BufferState:
         ]
 
     def add(self, region: int, kind: str, task: int) -> None:
-        """A write hides all earlier accesses that it covers: what conflicts with them conflicts with it."""
+        """Record an access; a write hides all earlier accesses that it covers, since whatever
+        conflicts with them conflicts with it.
+        """
         if kind == "write":
             for other in self._table.inside(region):
                 self._of_region.pop(other, None)
@@ -161,7 +163,7 @@ class _BufferState:
 
 
 def _required(graph: DependencyGraph, accesses: _Accesses) -> list[list[int]]:
-    """For each task those that must come before it; pairs that follow from others may be left out."""
+    """For each task those that must come before it; pairs implied by others may be omitted."""
     index = {task.id: place for place, task in enumerate(graph.tasks)}
     states: dict[tuple[int, int], _BufferState] = {}
     required = []
@@ -225,19 +227,19 @@ def _missing(
 
 def _reached(before: list[list[int]], order: list[int], block: range) -> list[int]:
     """For each node the tasks of the block that end before it, as bits."""
-    found = [0] * len(before)
+    reached = [0] * len(before)
     for node in order:
         bits = 0
         for other in before[node]:
-            bits |= found[other]
+            bits |= reached[other]
         if node % 2 and node // 2 in block:
             bits |= 1 << (node // 2 - block.start)
-        found[node] = bits
-    return found
+        reached[node] = bits
+    return reached
 
 
 def _is_over(earlier: GraphTask, later: GraphTask) -> bool:
-    """Whether one had ended when the other was submitted, where both times are known."""
+    """Whether one had ended when the other was submitted, where both times are recorded."""
     return 0 < earlier.end_ns <= later.submit_ns
 
 

@@ -44,12 +44,12 @@ mount -t tmpfs -o "size=$1" none "$0" && echo mounted && exec sleep infinity
 
 
 def find_mpiexec():
-    """Next to this Python, else on the path; None if mpiexec is not installed."""
+    """Next to this Python, otherwise on the path; None if mpiexec is not installed."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
 def missing():
-    """Why there can be no hosts here; empty where there can."""
+    """Why hosts cannot be made here; empty where they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     absent = [name for name in ("ip", "tc", "unshare") if shutil.which(name) is None]
@@ -66,7 +66,7 @@ def missing():
 
 
 def remains(pid):
-    """Namespaces that a process has made and that are still there."""
+    """Namespaces of a process that still exist."""
     return [name for name in _namespaces() if int(_NAME.fullmatch(name)[1]) == pid]
 
 
@@ -87,7 +87,7 @@ def _pids(name):
 
 
 def _end_all(name):
-    """Kill what runs in a namespace; how many there were."""
+    """Kill the processes of a namespace; return their number."""
     pids = _pids(name)
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -96,7 +96,7 @@ def _end_all(name):
 
 
 def _remove(names):
-    """End what runs there, then the namespaces; their links go with them."""
+    """End its processes, then remove the namespaces with their links."""
     until = time.monotonic() + _END_S
     for name in names:
         while _end_all(name) and time.monotonic() < until:
@@ -164,13 +164,13 @@ class Hosts:
         return [str(self.launcher), host, shlex.join(map(str, command))]
 
     def over_mpi(self, command, ppn=1, num_processes=None, options=()):
-        """The words that run a command over all hosts, from the first; one process for every place unless told."""
+        """The words that run a command over all hosts, from the first; one process per place by default."""
         reported = ("-hosts", ",".join(self.names), "-ppn", ppn, "-n", num_processes or ppn * len(self.names))
         by = ("-launcher", "ssh", "-launcher-exec", self.launcher)
         return self.inside(self.names[0], [find_mpiexec(), *reported, *by, *options, *command])
 
     def start(self, words, **options):
-        """A process from words of `inside` or `over_mpi`, which ends with the hosts at the latest."""
+        """Start a process from words of `inside` or `over_mpi`; it ends with the hosts at the latest."""
         pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
         reported = {"stdin": subprocess.DEVNULL, "text": True} | pipes | options
         self._started.append(subprocess.Popen(words, **reported))
@@ -198,7 +198,7 @@ class Hosts:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def pids(self, host):
-        """What runs in a host, as this machine numbers it."""
+        """The processes of a host, in this machine's numbers."""
         return [pid for pid in _pids(host) if pid not in self._disks]
 
     def give_disk(self, host, folder, size):
@@ -225,7 +225,7 @@ class Hosts:
         return Path(f"/proc/{holder.pid}/root{folder}"), resize
 
     def shape(self, rate):
-        """Let every host send so fast at most, in words of tc (`1gbit`); as fast as it can with None."""
+        """Limit every host's sending rate, in words of tc (`1gbit`); None removes the limit."""
         for name in self.names:
             if rate is None:
                 words = ["del", "dev", "eth0", "root"]
@@ -234,11 +234,11 @@ class Hosts:
             subprocess.run(["tc", "-n", name, "qdisc", *words], check=True, capture_output=True)
 
     def cut(self, host):
-        """Pull a host's cable: nothing arrives, and no one is told."""
+        """Disconnect a host: nothing arrives, and no error is reported."""
         _ip("-n", self._switch, "link", "set", f"to-{host[-1]}", "down")
 
     def drop_routes(self, host):
-        """Remove all ways out of a host: what it sends fails at once."""
+        """Remove all routes of a host: sending fails at once."""
         for kind in ("-4", "-6"):
             _ip(kind, "-n", host, "route", "flush", "table", "main")
 

@@ -84,8 +84,8 @@ class RegionTable:
         first, last = self._near(low, high)
         if self._is_contiguous[number]:
             is_whole = self.regions[number] is None
-            found = np.flatnonzero(self._bounds[first:last, 1] <= high) + first
-            return [*found.tolist(), *([number] if is_whole else [])]
+            numbers = np.flatnonzero(self._bounds[first:last, 1] <= high) + first
+            return [*numbers.tolist(), *([number] if is_whole else [])]
         boxes = self._boxes.get(self._system[number])
         if boxes is None:
             return [number]
@@ -95,7 +95,7 @@ class RegionTable:
         return [int(n) for n in boxes.ids[rows][within]]
 
     def _near(self, low: int, high: int) -> tuple[int, int]:
-        """Numbers of the boxes that begin from `low` on and before `high`."""
+        """Indices of the boxes that begin from `low` on and before `high`."""
         first, last = np.searchsorted(self._bounds[: self._num_boxes, 0], [low, high])
         return int(first), int(last)
 

@@ -28,19 +28,19 @@ def trains(dtype, axes, accumulation=1):
 
 
 def finds(label, fault, axes):
-    """A fault that is planted in the plan is found."""
+    """A fault planted in the plan is detected."""
     import small_llama
     import test_strategies_equal
 
-    test_strategies_equal.test_planted_faults_are_found("f32", axes, 1, label, getattr(small_llama, fault))
+    test_strategies_equal.test_planted_faults_are_detected("f32", axes, 1, label, getattr(small_llama, fault))
 
 
 def finds_on_the_last(label, fault, axes):
-    """A fault on a device of the last process alone is found."""
+    """A fault on a device of the last process alone is detected."""
     import test_strategies_equal
 
     change = getattr(test_strategies_equal, fault)
-    test_strategies_equal.test_replicas_that_differ_are_found(axes, label, change)
+    test_strategies_equal.test_different_replicas_are_detected(axes, label, change)
 
 
 def sharded(mesh, microbatches=1, fault="", **changes):
@@ -51,16 +51,16 @@ def sharded(mesh, microbatches=1, fault="", **changes):
     import tilewise.strategy.offload as offload
 
     offload._LEAST_BYTES = 256  # as in the tests that own the cases
-    given = {"reduce": "microbatch", "reshard": True, "prefetch": 1, "workers": 1, "dtype": "f32"}
-    given |= {"tied": False, "recompute": "none", "offload": "none"} | changes
-    case = (mesh, microbatches, *(given[name] for name in SHARDED))
+    defaults = {"reduce": "microbatch", "reshard": True, "prefetch": 1, "workers": 1, "dtype": "f32"}
+    defaults |= {"tied": False, "recompute": "none", "offload": "none"} | changes
+    case = (mesh, microbatches, *(defaults[name] for name in SHARDED))
     change = (lambda plan: plan) if not fault else small_llama.change_first(*given_fault(fault))
     equal, text = test_sharded_state.compare(case, change)
     assert equal == (not fault), text
 
 
 def given_fault(name):
-    """A fault in what comes in the storage shards, as `change_first` takes it."""
+    """A fault in parts of storage shards, with arguments of `change_first`."""
     import small_llama
 
     return "linear_dw:mlp.up_proj.weight/reduce_scatter", getattr(small_llama, name)
@@ -77,8 +77,9 @@ def writes(family, tp):
 
 
 def texts(tp, dtype, fault=""):
-    """Tokens, texts and the bits of log probabilities that the engine beneath `tilewise generate` gives equal those of
-    one device; with a fault they must not."""
+    """Tokens, texts and the bits of log probabilities from the engine of `tilewise generate` equal
+    those of one device; with a fault they must not.
+    """
     import small_llama
 
     from native.serve.serving_models import save_model
@@ -88,8 +89,8 @@ def texts(tp, dtype, fault=""):
         "o_proj.weight/reduce_scatter", getattr(small_llama, fault or "skip"), -1, "forward"
     )
 
-    def plan_with_fault(graph, *given, **named):
-        made = plan(graph, *given, **named)
+    def plan_with_fault(graph, *args, **named):
+        made = plan(graph, *args, **named)
         return change(made) if made.mesh.num_devices > 1 else made
 
     with TemporaryDirectory() as folder:
@@ -101,7 +102,7 @@ def texts(tp, dtype, fault=""):
 
 
 def written(directory, tp, dtype):
-    """What a model writes: after a prompt of two chunks the likeliest, after a short one two texts that are drawn."""
+    """A model's output: greedy after a prompt of two chunks, two sampled texts after a short one."""
     from tilewise.serve import LLM, SamplingParams
 
     prompts = [[number % 250 + 1 for number in range(150)], "def f(x):"]
@@ -110,9 +111,9 @@ def written(directory, tp, dtype):
         SamplingParams(max_tokens=12, temperature=0.9, seed=3, n=2, logprobs=2, ignore_eos=True),
     ]
     with LLM(directory, tensor_parallel_size=tp, dtype=dtype, max_num_seqs=4) as llm:
-        found = llm.generate(prompts, ways, use_tqdm=False)
+        outputs = llm.generate(prompts, ways, use_tqdm=False)
     rows = []
-    for output in found:
+    for output in outputs:
         rows += [(row.text, row.token_ids, bits_of(row.logprobs)) for row in output.outputs]
         rows.append(bits_of(output.prompt_logprobs))
     assert sum(len(row[1]) for row in rows if len(row) == 3) == 36
@@ -120,7 +121,7 @@ def written(directory, tp, dtype):
 
 
 def bits_of(logprobs):
-    """Of each token: of every candidate its id, rank and the bits of its log probability."""
+    """Of each token: every candidate's id, rank and the bits of its log probability."""
     return [
         None if of is None else [(token, of[token].rank, of[token].logprob.hex()) for token in of]
         for of in logprobs or []
@@ -128,7 +129,7 @@ def bits_of(logprobs):
 
 
 def counts(axes):
-    """Transfers of all processes are the plan's, and its bytes are allocated."""
+    """Transfers of all processes equal the plan's, and its bytes are allocated."""
     import test_counts
 
     test_counts.test_counted_transfers_equal_the_plan(axes)
@@ -152,7 +153,7 @@ def hosts_of(plan):
 
 
 def fetches(axes, dtype, **changes):
-    """Bytes that tasks have fetched from other hosts are those that the plan has them read there."""
+    """Bytes that tasks have fetched from other hosts equal the plan's reads there."""
     import small_llama
 
     model = small_llama.config(**changes)
@@ -162,7 +163,7 @@ def fetches(axes, dtype, **changes):
 
 
 def fetches_shards(dtype, **changes):
-    """The same of state that is cut over two devices."""
+    """The same for state that is cut over two devices."""
     import small_llama
     import test_sharded_state
 
@@ -174,16 +175,16 @@ def fetches_shards(dtype, **changes):
 
 
 def require_bytes(graph, plan, batch):
-    """What was fetched is what the plan says; nothing where all are on one host."""
+    """Fetched bytes equal the plan's; none where all processes are on one host."""
     from support.connection_bytes import planned_bytes
 
     hosts = hosts_of(plan)
-    found, planned = fetched(graph, plan, batch), planned_bytes(plan, hosts)
-    assert found == planned and (found > 0) == (len(set(hosts)) > 1), (found, planned)
+    num_bytes, planned = fetched(graph, plan, batch), planned_bytes(plan, hosts)
+    assert num_bytes == planned and (num_bytes > 0) == (len(set(hosts)) > 1), (num_bytes, planned)
 
 
 def misses_bytes():
-    """A part that is not fetched is missed in what was fetched."""
+    """A part that is not fetched is missing in the count of bytes."""
     import small_llama
     import test_strategies_equal
 
@@ -194,28 +195,28 @@ def misses_bytes():
     plan = graph.plan({"dp": 2})
     label = "mlp.up_proj.weight/all_gather"
     changed = small_llama.change_first(label, test_strategies_equal.gather_own, -1)(plan)
-    found = fetched(graph, changed, small_llama.batches(model, 1)[0])
+    num_bytes = fetched(graph, changed, small_llama.batches(model, 1)[0])
     planned = planned_bytes(plan, hosts_of(plan))
-    assert found < planned or planned == 0, (found, planned)
+    assert num_bytes < planned or planned == 0, (num_bytes, planned)
 
 
 def resumes(axes, saved):
-    """A state that was saved on one mesh goes on over another, as on one device."""
+    """A state that was saved on one mesh continues over another, as on one device."""
     import small_llama
 
     model = small_llama.config()
-    given = small_llama.batches(model, 4)
+    data = small_llama.batches(model, 4)
     states = []
     for first, then in (({}, {}), (saved, axes)):
         graph = small_llama.training_graph(model, "bf16")
         with graph.instantiate(graph.plan(first)) as running:
             running.initialize(0)
-            for batch in given[:2]:
+            for batch in data[:2]:
                 running.step(batch, 1e-3)
             state = running.state_dict()
         with graph.instantiate(graph.plan(then)) as running:
             running.load_state_dict(state)
-            for batch in given[2:]:
+            for batch in data[2:]:
                 running.step(batch, 1e-3)
             states.append(running.state_dict())
     assert states[0].keys() == states[1].keys()
@@ -272,7 +273,7 @@ COMPARISONS = {
 
 
 def run(name):
-    """One of them: whether it held, and what it said."""
+    """One of them: whether it held, and its message."""
     try:
         COMPARISONS[name]()
     except Exception as error:
@@ -281,7 +282,7 @@ def run(name):
 
 
 def main():
-    """All that are named, in this order."""
+    """All the named ones, in this order."""
     with tw.ProcessGroup() as group:
         tests = Path(__file__).parents[1]
         sys.path[:0] = [str(tests), str(tests / "ranks")]

@@ -1,7 +1,8 @@
-"""Plans in processes of their own: `python saved_plans.py make|load|fault FOLDER` prints what they come to, as JSON.
+"""Plans in separate processes: `python saved_plans.py make|load|fault FOLDER` prints their results,
+as JSON.
 
-`make` plans, saves and runs; `load` plans for the digest alone, and runs what lies in the folder; `fault` does so with
-one instruction changed.
+`make` plans, saves and runs; `load` plans for the digest alone, and runs the plans of the folder;
+`fault` does so with one instruction changed.
 """
 
 from __future__ import annotations
@@ -39,25 +40,25 @@ def make(name: str) -> Plan:
 
 
 def run(name: str, plan: Plan) -> str:
-    """Digest of all that a run computes: losses and states of three steps, or logits of a prompt and of new tokens."""
-    found = hashlib.sha256()
+    """Digest of all results of a run: losses and states of three steps, or logits of a prompt and of new tokens."""
+    digest = hashlib.sha256()
     with GraphInstance(plan) as model:
         model.initialize(seed=3)
         if name.startswith("training"):
             for batch in batches(MODEL, 3):
                 result = model.step(batch, 1e-2)
-                found.update(np.array([result.loss, result.grad_norm]).tobytes())
+                digest.update(np.array([result.loss, result.grad_norm]).tobytes())
             for value in model.state_dict().values():
-                found.update(value.tobytes())
-            return found.hexdigest()
+                digest.update(value.tobytes())
+            return digest.hexdigest()
         tokens = list(range(5, 12))
         for first, last in ((0, 5), (5, 6), (6, 7)):
             span = np.arange(first, last, dtype=np.int32)
-            given = {"tokens": np.array(tokens[first:last], np.int32), "positions": span, "slots": span}
-            given |= {"sequence": np.zeros_like(span), "rows": np.array([last - first - 1], np.int32)}
-            model.forward(block_table=np.array([[0, 1]], np.int32), **given)
-            found.update(model.get_tensor("logits").tobytes())
-    return found.hexdigest()
+            inputs = {"tokens": np.array(tokens[first:last], np.int32), "positions": span, "slots": span}
+            inputs |= {"sequence": np.zeros_like(span), "rows": np.array([last - first - 1], np.int32)}
+            model.forward(block_table=np.array([[0, 1]], np.int32), **inputs)
+            digest.update(model.get_tensor("logits").tobytes())
+    return digest.hexdigest()
 
 
 def merge_terms(instruction: Instruction) -> Instruction:
@@ -70,7 +71,7 @@ def merge_terms(instruction: Instruction) -> Instruction:
 def main() -> None:
     """Do what the first argument says."""
     task, folder = sys.argv[1], Path(sys.argv[2])
-    found = {}
+    results = {}
     for name in NAMES:
         path = folder / f"{name}.plan"
         plan = make(name)
@@ -83,8 +84,8 @@ def main() -> None:
         if task == "fault":
             program = "step" if name.startswith("training") else "forward"
             plan = change_first("down", merge_terms, program=program)(plan)
-        found[name] = [digest, run(name, plan)]
-    print(json.dumps(found))
+        results[name] = [digest, run(name, plan)]
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ def happens_before(devices: Sequence[Tables]) -> Before:
 
 
 def _by_handles(accesses: Table, base: int, edges: list[set[int]]) -> None:
-    """Reads wait for the last write; writes for it and the reads since; what comes after all leaves no trace."""
+    """Reads wait for the last write; writes for it and the reads since; an access after all of
+    these adds nothing.
+    """
     writer: dict[int, int] = {}
     readers: dict[int, set[int]] = {}
     by_task: dict[int, list[tuple[int, int]]] = {}
@@ -173,9 +175,9 @@ def pieces(
 ) -> Iterator[tuple[int, int, list[tuple[int, bool, bool]]]]:
     """Pieces of an arena with who uses them: first byte, end, and per use the task, whether it reads, whether it
     writes. Of pieces with the same users, one stands for all."""
-    found = [t["views"][t["views"][:, 2] == arena] for t in devices]
-    views = np.concatenate(found)
-    tasks = np.concatenate([v[:, 0] + base for v, base in zip(found, first)])
+    views_of = [t["views"][t["views"][:, 2] == arena] for t in devices]
+    views = np.concatenate(views_of)
+    tasks = np.concatenate([v[:, 0] + base for v, base in zip(views_of, first)])
     if not len(views):
         return
     shapes, which = np.unique(views[:, _BEGIN : _STRIDE + 1], axis=0, return_inverse=True)
@@ -188,13 +190,13 @@ def pieces(
     sums = np.zeros(len(cuts), np.int64)
     np.add.at(sums, np.searchsorted(cuts, begins), marks[owners])
     np.add.at(sums, np.searchsorted(cuts, ends), -marks[owners])
-    known, at = np.unique(np.cumsum(sums), return_index=True)
+    starts, at = np.unique(np.cumsum(sums), return_index=True)
     by_shape: list[list[int]] = [[] for _ in shapes]
     for use, shape in enumerate(which.tolist()):
         by_shape[shape].append(use)
     role = views[:, _ROLE]
     widths = _widths(shapes)
-    for mark, i in zip(known.tolist(), at.tolist()):
+    for mark, i in zip(starts.tolist(), at.tolist()):
         if mark == 0:
             continue
         offset = cuts[i] - shapes[:, 0]

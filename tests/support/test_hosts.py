@@ -1,4 +1,4 @@
-"""Two "hosts" on this machine: they are two, reach each other, links break and mend, and nothing of them is left."""
+"""Two "hosts" on this machine: separate, connected, with links that break and mend, and fully removed."""
 
 import os
 import signal
@@ -54,13 +54,13 @@ def python(script, *arguments):
 
 
 def reach(hosts):
-    """How a connection from the first host to the second ends, where nothing listens."""
+    """The result of a connection from the first host to the second, where nothing listens."""
     words = hosts.inside(hosts.names[0], python(REACH, hosts.names[1]))
     return hosts.start(words).communicate(timeout=10)[0].strip()
 
 
 def test_two_processes_are_on_two_hosts(two_hosts):
-    """Names and shared memory are their own; one reaches the other by its name."""
+    """Names and shared memory are separate; one reaches the other by its name."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm"):
         done = two_hosts.run(python(ECHO, two_hosts.names[0], 1000))
     assert done.returncode == 0, done.stderr
@@ -69,8 +69,8 @@ def test_two_processes_are_on_two_hosts(two_hosts):
     assert os.uname().nodename not in two_hosts.names
 
 
-def test_words_arrive_as_they_are(two_hosts):
-    """Blanks, quotes and dollars too, on both hosts; the exit code comes back."""
+def test_words_are_passed_unchanged(two_hosts):
+    """Spaces, quotes and dollars too, on both hosts; the exit code is returned."""
     odd = ["a  b", "$HOME", "'q\" *", "", ";exit 3"]
     done = two_hosts.run(["/usr/bin/printf", "<%s>", *odd], ppn=2)
     assert done.stdout == "".join(f"<{word}>" for word in odd) * 4
@@ -79,7 +79,7 @@ def test_words_arrive_as_they_are(two_hosts):
 
 @pytest.mark.slow
 def test_links_break_and_mend(two_hosts):
-    """A connection is refused at once, waits in vain without a cable, fails at once without routes."""
+    """A connection is refused at once, times out without a cable, fails at once without routes."""
     refused = "ConnectionRefusedError 111"
     assert reach(two_hosts) == refused
     two_hosts.cut(two_hosts.names[1])
@@ -93,8 +93,8 @@ def test_links_break_and_mend(two_hosts):
 
 
 @pytest.mark.slow
-def test_what_runs_too_long_is_ended(two_hosts):
-    """What it started in the background too; the hosts can be used again."""
+def test_command_over_its_time_is_ended(two_hosts):
+    """Its background processes too; the hosts can be used again."""
     with pytest.raises(TimeoutError, match="it said: begun"):
         two_hosts.run(["/bin/sh", "-c", "echo begun; setsid sleep 100 & sleep 100"], timeout_s=0.4)
     for name in two_hosts.names:
@@ -104,8 +104,8 @@ def test_what_runs_too_long_is_ended(two_hosts):
 
 
 @pytest.mark.usefixtures("two_hosts")  # skips where there can be none
-def test_nothing_is_left(tmp_path):
-    """After a failure with processes running: no namespace, no link, no process."""
+def test_nothing_is_left_after_a_failure(tmp_path):
+    """With processes running: no namespace, no link, no process."""
     links, before = os.listdir("/sys/class/net"), remains(os.getpid())
     with pytest.raises(ZeroDivisionError), Hosts(tmp_path) as hosts:
         process = hosts.start(hosts.inside(hosts.names[1], ["/bin/sh", "-c", "setsid sleep 100 & sleep 100"]))
@@ -120,8 +120,8 @@ def test_nothing_is_left(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_hosts")
-def test_what_a_killed_run_left_is_removed(tmp_path):
-    """By the next that makes hosts; what belongs to a living run stays."""
+def test_remains_of_a_killed_run_are_removed(tmp_path):
+    """By the next run that makes hosts; those of a running one stay."""
     script = (
         "import sys, time; from support.hosts import Hosts\n"
         "hosts = Hosts(sys.argv[1]); print(flush=True); time.sleep(100)"
@@ -139,8 +139,8 @@ def test_what_a_killed_run_left_is_removed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rate_holds(two_hosts):
-    """Two megabytes at sixteen megabits a second take most of a second, and far less without a rate."""
+def test_rate_limit_holds(two_hosts):
+    """Two megabytes at sixteen megabits a second take most of a second, and far less without a limit."""
     seconds = []
     for rate in ("16mbit", None):
         two_hosts.shape("16mbit")
@@ -151,8 +151,8 @@ def test_a_rate_holds(two_hosts):
 
 
 @pytest.mark.slow
-def test_a_disk_is_one_hosts_own(two_hosts, tmp_path):
-    """All that is started there finds it, by a relative path too; it takes what it has room for, then more."""
+def test_disk_belongs_to_one_host(two_hosts, tmp_path):
+    """All processes started there find it, by a relative path too; its size can be changed."""
     (tmp_path / "disk").mkdir()
     disk, resize = two_hosts.give_disk(two_hosts.names[1], tmp_path / "disk", "64k")
 

@@ -69,20 +69,20 @@ def read_archive(file: OpenFile, begin: int, size: int, max_bytes: int) -> Mappi
         CheckpointError: the file has become shorter.
     """
     directory, count, where = _directory(file, begin, size, max_bytes)
-    found: dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     entries = list(_entries(directory, count))
     has_checksums = any(entry.crc for entry in entries)
     for entry in entries:
-        if entry.name in found:
-            raise Unreadable(f"its part {shown(entry.name)} stands twice")
+        if entry.name in parts:
+            raise Unreadable(f"its entry {shown(entry.name)} appears twice")
         if entry.header + _LOCAL.size > where:
-            raise Unreadable(f"its part {shown(entry.name)} lies outside of it")
+            raise Unreadable(f"its entry {shown(entry.name)} lies outside of the archive")
         local = _LOCAL.unpack(_read(file, begin + entry.header, _LOCAL.size))
         first = entry.header + _LOCAL.size + local[9] + local[10]
         if local[0] != b"PK\x03\x04" or first + entry.size > where:
-            raise Unreadable(f"its part {shown(entry.name)} lies outside of it")
-        found[entry.name] = Part(begin + first, entry.size, entry.crc if has_checksums else None)
-    return found
+            raise Unreadable(f"its entry {shown(entry.name)} lies outside of the archive")
+        parts[entry.name] = Part(begin + first, entry.size, entry.crc if has_checksums else None)
+    return parts
 
 
 def read_part(file: OpenFile, part: Part, max_bytes: int) -> bytes:
@@ -93,10 +93,10 @@ def read_part(file: OpenFile, part: Part, max_bytes: int) -> bytes:
         CheckpointError: the file has become shorter.
     """
     if part.size > max_bytes:
-        raise Unreadable(f"a part of it has {part.size} bytes, more than {max_bytes}")
+        raise Unreadable(f"one of its entries has {part.size} bytes, more than {max_bytes}")
     content = _read(file, part.begin, part.size)
     if part.crc is not None and zlib.crc32(content) != part.crc:
-        raise Unreadable("a part of it does not have its checksum: it is damaged")
+        raise Unreadable("one of its entries has a wrong checksum: the file is damaged")
     return content
 
 
@@ -109,37 +109,37 @@ def _read(file: OpenFile, begin: int, size: int) -> bytes:
 def _directory(file: OpenFile, begin: int, size: int, max_bytes: int) -> tuple[bytes, int, int]:
     """The directory, its number of entries, and its first byte in the archive."""
     if size < _END.size:
-        raise Unreadable("it is no whole archive of torch.save")
-    # torch.save leaves no comment, so the end stands at the end
+        raise Unreadable("it is not a complete torch.save archive")
+    # torch.save writes no archive comment, so the end record is the last thing in the file
     end = _END.unpack(_read(file, begin + size - _END.size, _END.size))
     if end[0] != b"PK\x05\x06" or end[7]:
-        raise Unreadable("it is no whole archive of torch.save")
+        raise Unreadable("it is not a complete torch.save archive")
     count, length, where = end[4], end[5], end[6]
     last = size - _END.size
     if count == _FULL_16 or length == _FULL_32 or where == _FULL_32:
         locator = _LOCATOR.unpack(_tail(file, begin, last, _LOCATOR.size))
         last -= _LOCATOR.size
         if locator[0] != b"PK\x06\x07" or locator[2] + _END_64.size > last:
-            raise Unreadable("it is no whole archive of torch.save")
+            raise Unreadable("it is not a complete torch.save archive")
         large = _END_64.unpack(_read(file, begin + locator[2], _END_64.size))
         if large[0] != b"PK\x06\x06":
-            raise Unreadable("it is no whole archive of torch.save")
+            raise Unreadable("it is not a complete torch.save archive")
         count, length, where, last = large[7], large[8], large[9], locator[2]
     if length > max_bytes or where + length > last:
-        raise Unreadable("the directory of its archive lies outside of it, or is too large")
+        raise Unreadable("the directory of its archive lies outside of the archive, or is too large")
     return _read(file, begin + where, length), count, where
 
 
 def _tail(file: OpenFile, begin: int, last: int, size: int) -> bytes:
     if last < size:
-        raise Unreadable("it is no whole archive of torch.save")
+        raise Unreadable("it is not a complete torch.save archive")
     return _read(file, begin + last - size, size)
 
 
 def _entries(directory: bytes, count: int) -> Iterator[_Entry]:
-    at = found = 0
+    at = num_read = 0
     while at < len(directory):
-        if at + _ENTRY.size > len(directory) or found == count:
+        if at + _ENTRY.size > len(directory) or num_read == count:
             break
         fields = _ENTRY.unpack_from(directory, at)
         flags, method, packed, size = fields[3], fields[4], fields[8], fields[9]
@@ -151,14 +151,14 @@ def _entries(directory: bytes, count: int) -> Iterator[_Entry]:
         if fields[0] != b"PK\x01\x02" or at > len(directory) or name_bytes > _MAX_NAME_BYTES:
             break
         if method or flags & _ENCRYPTED:
-            raise Unreadable(f"its part {shown(name)} is compressed or encrypted")
+            raise Unreadable(f"its entry {shown(name)} is compressed or encrypted")
         size, packed, header = _large(extra, [size, packed, header])
         if size != packed:
-            raise Unreadable(f"its part {shown(name)} has two sizes")
-        found += 1
+            raise Unreadable(f"the two sizes of its entry {shown(name)} differ")
+        num_read += 1
         yield _Entry(name.decode("utf-8", "replace"), header, size, fields[7])
-    if at != len(directory) or found != count:
-        raise Unreadable("the directory of its archive is cut off")
+    if at != len(directory) or num_read != count:
+        raise Unreadable("the directory of its archive is truncated")
 
 
 def _large(extra: bytes, numbers: list[int]) -> list[int]:
@@ -172,7 +172,7 @@ def _large(extra: bytes, numbers: list[int]) -> list[int]:
             continue
         for place in [i for i, number in enumerate(numbers) if number == _FULL_32]:
             if len(values) < 8:
-                raise Unreadable("the directory of its archive is cut off")
+                raise Unreadable("the directory of its archive is truncated")
             numbers[place], values = int.from_bytes(values[:8], "little"), values[8:]
         break
     return numbers

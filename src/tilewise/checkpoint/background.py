@@ -24,7 +24,7 @@ __all__ = ["CheckpointWriter"]
 _validate = Validator("checkpoint", CheckpointError)
 
 
-class _Given(BaseException):
+class _Abandoned(BaseException):
     """Ends the writing of an abandoned checkpoint."""
 
 
@@ -70,7 +70,7 @@ class CheckpointWriter:
         )
         try:
             self._thread.start()
-        except RuntimeError:  # no more threads: this one does it, and `wait` raises what goes wrong
+        except RuntimeError:  # the system provides no thread: write in this one; `wait` raises its error
             self._write(*work)
         return path
 
@@ -117,12 +117,12 @@ class CheckpointWriter:
     ) -> None:
         try:
             save_checkpoint(directory, state, config, keep_last, self._progress)
-        except _Given:
+        except _Abandoned:
             pass
-        except BaseException as error:  # whatever it is, the caller's thread raises it
-            self._error = error.with_traceback(None)  # the frames hold the state
+        except BaseException as error:  # `check` raises it in the caller's thread
+            self._error = error.with_traceback(None)  # the frames would keep the state in memory
 
     def _progress(self, done: int, total: int) -> None:
         self._done = done, total
         if self._is_given_up:
-            raise _Given
+            raise _Abandoned

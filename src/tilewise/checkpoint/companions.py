@@ -57,7 +57,7 @@ def read_companions(directory: Path, patterns: Sequence[str]) -> dict[str, bytes
     Raises:
         CheckpointError: one cannot be read.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for pattern in patterns:
         if "*" in pattern:
             paths = sorted(directory.glob(pattern))[:_MAX_FILES]
@@ -66,10 +66,10 @@ def read_companions(directory: Path, patterns: Sequence[str]) -> dict[str, bytes
             names = [pattern] if os.path.lexists(directory / pattern) else []
         for name in names:
             try:
-                found[name] = read_whole(directory / name, _MAX_BYTES)
+                contents[name] = read_whole(directory / name, _MAX_BYTES)
             except Unreadable as error:
                 raise CheckpointError(
                     f"[checkpoint.read_companions] files of a model must be readable; got {str(directory / name)!r}: "
                     f"{error}; repair it, or move it away"
                 ) from None
-    return found
+    return contents

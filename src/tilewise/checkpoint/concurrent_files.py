@@ -38,14 +38,16 @@ def run_concurrently(work: Sequence[Callable[[], object]]) -> None:
         for thread in threads:
             try:
                 thread.start()
-            except RuntimeError:  # the system gives no more: those that are there do it, or this one
+            except (
+                RuntimeError
+            ):  # the system provides no more threads: the started ones do the work, or this one
                 break
             started.append(thread)
         if not started:
             crew.work()
         for thread in started:
             thread.wait()
-    finally:  # an interrupt of the caller's: what is not begun is not
+    finally:  # after an interrupt, no further work starts
         crew.stop()
     if crew.error is not None:
         raise crew.error
@@ -55,25 +57,25 @@ class _Crew:
     """State that the threads share: the remaining work, and the first exception."""
 
     def __init__(self, work: Sequence[Callable[[], object]]) -> None:
-        self._left: Iterator[Callable[[], object]] = iter(work)
+        self._remaining: Iterator[Callable[[], object]] = iter(work)
         self._lock = threading.Lock()
         self.error: BaseException | None = None
 
     def _next(self) -> Callable[[], object] | None:
         with self._lock:
-            return next(self._left, None)
+            return next(self._remaining, None)
 
     def stop(self) -> None:
         """Drop the work that has not started."""
         with self._lock:
-            self._left = iter(())
+            self._remaining = iter(())
 
     def work(self) -> None:
         """The function of one thread."""
         try:
             while (piece := self._next()) is not None:
                 piece()
-        except BaseException as error:  # whatever it is, the caller's thread raises it
+        except BaseException as error:  # the caller's thread raises it
             with self._lock:
                 if self.error is None:
                     self.error = error

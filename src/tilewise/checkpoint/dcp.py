@@ -29,7 +29,7 @@ __all__ = ["is_distributed", "open_distributed"]
 _METADATA = ".metadata"
 _MODULE = "torch.distributed.checkpoint.metadata"
 _MAX_CHUNKS = 1 << 14  # of a tensor
-_MAX_CHUNK_WORDS = 1 << 16  # bytes of what is said of one; there may be many that say much
+_MAX_CHUNK_WORDS = 1 << 16  # bytes of a chunk's description; bounds the memory of many large ones
 _validate = Validator("checkpoint", CheckpointError)
 
 
@@ -68,36 +68,38 @@ class _Directory:
     """The content of `.metadata`, and the files next to it."""
 
     def __init__(self, root: Path, metadata: Any) -> None:
-        said = _state(metadata, "Metadata")
-        described, stored = said.get("state_dict_metadata"), said.get("storage_data")
+        fields = _state(metadata, "Metadata")
+        described, stored = fields.get("state_dict_metadata"), fields.get("storage_data")
         if not isinstance(described, dict) or not isinstance(stored, dict):
-            raise Unreadable("its metadata describe no tensors")
+            raise Unreadable("its metadata do not describe tensors")
         self._root, self._described = root, described
         self._places = dict(_places(stored))
         self._files: dict[str, OpenFile] = {}
 
     def tensors(self, part: str | None) -> dict[str, FileTensor | PartedTensor]:
         prefix = "" if part is None else f"{part}."
-        found: dict[str, FileTensor | PartedTensor] = {}
+        tensors: dict[str, FileTensor | PartedTensor] = {}
         for name, described in self._described.items():
             if not isinstance(name, str):
-                raise Unreadable(f"its tensors have names; got {worded(name)}")
+                raise Unreadable(f"names of tensors must be text; got {worded(name)}")
             if name.startswith(prefix):
-                found[name.removeprefix(prefix)] = self._tensor(name, described)
-        if part is not None and not found:
-            raise Unreadable(f"no tensor's name begins with {shown(prefix)}")
-        return found
+                tensors[name.removeprefix(prefix)] = self._tensor(name, described)
+        if part is not None and not tensors:
+            raise Unreadable(f"it has no tensor whose name begins with {shown(prefix)}")
+        return tensors
 
     def _tensor(self, name: str, described: Any) -> FileTensor | PartedTensor:
         if isinstance(described, Record) and described.name == Name(_MODULE, "BytesStorageMetadata"):
-            raise Unreadable(f"it holds {shown(name)}, which is no tensor; name the part that is the model")
-        said = _state(described, "TensorStorageMetadata")
-        properties = said.get("properties")
+            raise Unreadable(
+                f"it holds {shown(name)}, which is not a tensor; name the part that is the model"
+            )
+        fields = _state(described, "TensorStorageMetadata")
+        properties = fields.get("properties")
         if not isinstance(properties, Record) or properties.name != Name(_MODULE, "TensorProperties"):
-            raise Unreadable(f"{shown(name)} has no element type")
+            raise Unreadable(f"{shown(name)} has no dtype")
         state = properties.state
         dtype = dtype_of(state[0] if isinstance(state, tuple) and state else None)
-        shape, chunks = sizes_of(said.get("size")), list(_chunks(name, said.get("chunks")))
+        shape, chunks = sizes_of(fields.get("size")), list(_chunks(name, fields.get("chunks")))
         wrong = misfit(shape, chunks)
         if wrong is not None:
             raise Unreadable(f"the chunks of {shown(name)} do not cover it once: {wrong.words}")
@@ -109,10 +111,10 @@ class _Directory:
     def _chunk(self, name: str, chunk: Box, dtype: np.dtype[Any]) -> FileTensor:
         place = self._places.get((name, chunk.begin))
         if place is None:
-            raise Unreadable(f"it does not say where the chunk of {shown(name)} at {chunk.begin} lies")
-        said = _state(place, "_StorageInfo", "torch.distributed.checkpoint.filesystem")
-        file, begin, length = said.get("relative_path"), said.get("offset"), said.get("length")
-        if said.get("transform_descriptors"):
+            raise Unreadable(f"its metadata have no place for the chunk of {shown(name)} at {chunk.begin}")
+        fields = _state(place, "_StorageInfo", "torch.distributed.checkpoint.filesystem")
+        file, begin, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
+        if fields.get("transform_descriptors"):
             raise Unreadable(f"{shown(name)} is compressed or encrypted")
         opened = self._open(file)
         end = opened.stream.seek(0, 2)
@@ -123,17 +125,17 @@ class _Directory:
         ):
             raise Unreadable(f"the chunk of {shown(name)} at {chunk.begin} lies outside of its file")
         storages = Storages(opened, begin, length, _MAX_CHUNK_WORDS)
-        found = storages.tensor(name, storages.content)
-        if (found.shape, found.dtype) != (chunk.sizes, dtype):
+        tensor = storages.tensor(name, storages.content)
+        if (tensor.shape, tensor.dtype) != (chunk.sizes, dtype):
             raise Unreadable(
-                f"the chunk of {shown(name)} at {chunk.begin} is {found.dtype} {list(found.shape)} in its file"
+                f"the chunk of {shown(name)} at {chunk.begin} is {tensor.dtype} {list(tensor.shape)} in its file"
             )
-        return found
+        return tensor
 
     def _open(self, name: Any) -> OpenFile:
         """A file next to the metadata."""
         if not isinstance(name, str) or name != os.path.basename(name) or name in ("", ".", ".."):
-            raise Unreadable(f"{worded(name)} is not the plain name of a file in it")
+            raise Unreadable(f"{worded(name)} is not the name of a file in this directory")
         if name not in self._files:
             path = self._root / name
             try:
@@ -157,17 +159,17 @@ def _state(record: Any, name: str, module: str = _MODULE) -> dict[str, Any]:
 def _places(stored: Mapping[Any, Any]) -> Iterator[tuple[tuple[str, tuple[int, ...]], Any]]:
     """The places of chunks, by tensor and offsets."""
     for key, place in stored.items():
-        said = _state(key, "MetadataIndex")
-        name, offset = said.get("fqn"), said.get("offset")
+        fields = _state(key, "MetadataIndex")
+        name, offset = fields.get("fqn"), fields.get("offset")
         if not isinstance(name, str):
-            raise Unreadable("its metadata have a chunk of no tensor")
+            raise Unreadable("its metadata have a chunk without a tensor's name")
         if offset is not None:
             yield (name, sizes_of(offset)), place
 
 
 def _chunks(name: str, values: Any) -> Iterator[Box]:
     if not isinstance(values, list) or not 0 < len(values) <= _MAX_CHUNKS:
-        raise Unreadable(f"{shown(name)} lies in no chunk, or in more than {_MAX_CHUNKS}")
+        raise Unreadable(f"{shown(name)} must have 1 to {_MAX_CHUNKS} chunks")
     for value in values:
-        said = _state(value, "ChunkStorageMetadata")
-        yield Box(sizes_of(said.get("offsets")), sizes_of(said.get("sizes")))
+        fields = _state(value, "ChunkStorageMetadata")
+        yield Box(sizes_of(fields.get("offsets")), sizes_of(fields.get("sizes")))

@@ -61,11 +61,11 @@ class DeviceFile:
 
 def _by_device(tensors: Mapping[str, PartedTensor], num_devices: int) -> list[dict[str, TensorPart]]:
     """The parts of each device, by the tensors' names."""
-    found: list[dict[str, TensorPart]] = [{} for _ in range(num_devices)]
+    by_device: list[dict[str, TensorPart]] = [{} for _ in range(num_devices)]
     for name, tensor in tensors.items():
         for part in tensor.parts:
-            found[part.device][name] = part
-    return found
+            by_device[part.device][name] = part
+    return by_device
 
 
 def describe(
@@ -143,11 +143,11 @@ def open_device_files(directory: Path, manifest: Manifest) -> tuple[DeviceFile, 
             manifest; names them.
         Forbidden: a file may not be read, so it cannot be checked; names it.
     """
-    wanted = manifest.parts_by_device()
-    found: list[DeviceFile] = []
+    all_records = manifest.parts_by_device()
+    files: list[DeviceFile] = []
     wrong: list[str] = []
     for device in range(manifest.devices):
-        name, records = device_file(device), wanted.get(device, {})
+        name, records = device_file(device), all_records.get(device, {})
         try:
             file = WeightsFile(directory / name)
         except CheckpointError as error:
@@ -157,12 +157,12 @@ def open_device_files(directory: Path, manifest: Manifest) -> tuple[DeviceFile, 
             continue
         odd = _first_odd(file, records, manifest)
         if odd is not None:
-            wrong.append(f"{name} holds other parts than the manifest says: {odd}")
+            wrong.append(f"{name} differs from the manifest: {odd}")
             continue
-        found.append(DeviceFile(name, {tensor: file[tensor] for tensor in records}, records))
+        files.append(DeviceFile(name, {tensor: file[tensor] for tensor in records}, records))
     if wrong:
         raise Unreadable(_joined(wrong))
-    return tuple(found)
+    return tuple(files)
 
 
 def _first_odd(file: WeightsFile, records: Mapping[str, PartRecord], manifest: Manifest) -> str | None:
@@ -170,13 +170,13 @@ def _first_odd(file: WeightsFile, records: Mapping[str, PartRecord], manifest: M
     for name in {**records, **file.entries}:
         entry = file.entries.get(name)
         if entry is None:
-            return f"tensor {shown(name)} is not there"
+            return f"tensor {shown(name)} is missing"
         if name not in records:
-            return f"tensor {shown(name)} is there besides"
-        said = manifest.tensors[name].dtype, records[name].shape
+            return f"tensor {shown(name)} is not in the manifest"
+        expected = manifest.tensors[name].dtype, records[name].shape
         got = dtype_name(entry.dtype), list(entry.shape)
-        if got != said:
-            return f"tensor {shown(name)} is {got[0]} {got[1]} instead of {said[0]} {said[1]}"
+        if got != expected:
+            return f"tensor {shown(name)} is {got[0]} {got[1]} instead of {expected[0]} {expected[1]}"
     return None
 
 
@@ -187,14 +187,14 @@ def assemble(files: Sequence[DeviceFile], manifest: Manifest) -> dict[str, FileT
         files: of all devices, in order.
         manifest: of the same checkpoint; its parts must cover their tensors.
     """
-    found: dict[str, FileTensor | PartedTensor] = {}
+    tensors: dict[str, FileTensor | PartedTensor] = {}
     for name, tensor in manifest.tensors.items():
         parts = tuple(
             TensorPart(record.box, files[record.device].parts[name], record.device) for record in tensor.parts
         )
         first = files[tensor.parts[0].device].parts[name]
-        found[name] = first if len(parts) == 1 else PartedTensor(tuple(tensor.shape), first.dtype, parts)
-    return found
+        tensors[name] = first if len(parts) == 1 else PartedTensor(tuple(tensor.shape), first.dtype, parts)
+    return tensors
 
 
 def damages(files: Sequence[DeviceFile], count: Count) -> str | None:
@@ -211,12 +211,12 @@ def damages(files: Sequence[DeviceFile], count: Count) -> str | None:
         for name, part in file.parts.items():
             place = f"tensor {shown(name)} in {file.name}"
             try:
-                found = _checksum(part)
+                checksum = _checksum(part)
             except CheckpointError as error:
                 wrong[file.name] = f"{place}: {error}"
                 return
-            if found != file.records[name].sha256:
-                wrong[file.name] = f"{place} does not have its checksum"
+            if checksum != file.records[name].sha256:
+                wrong[file.name] = f"{place} has a wrong checksum"
                 return
             count(part.nbytes)
 
@@ -226,12 +226,12 @@ def damages(files: Sequence[DeviceFile], count: Count) -> str | None:
 
 def _checksum(part: FileTensor) -> str:
     """The checksum of a tensor that is contiguous in its file."""
-    found, buffer = hashlib.sha256(), memoryview(bytearray(min(part.nbytes, _CHUNK_BYTES)))
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(min(part.nbytes, _CHUNK_BYTES)))
     for first in range(0, part.nbytes, _CHUNK_BYTES):
         chunk = buffer[: min(_CHUNK_BYTES, part.nbytes - first)]
         part.file.read_into(chunk, part.begin + first)
-        found.update(chunk)
-    return found.hexdigest()
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _joined(texts: Sequence[str]) -> str:

@@ -56,8 +56,8 @@ def check_replaceable(path: Path, *, is_directory: bool) -> None:
     if os.path.lexists(path) and not fits:
         wanted = "a directory" if is_directory else "a file"
         raise ConfigError(
-            f"[checkpoint.check_replaceable] output must be free to write {wanted} called {path.name!r}; got something "
-            f"else of that name in {str(path.parent)!r}; move it away, or choose another directory"
+            f"[checkpoint.check_replaceable] {wanted} called {path.name!r} must be free to write; got something "
+            f"else in {str(path.parent)!r}; move it away, or choose another directory"
         )
 
 
@@ -71,8 +71,8 @@ def _nearest_existing(path: Path) -> Path:
         try:
             candidate.stat()
         except FileNotFoundError:
-            if candidate.is_symlink():  # what no directory can be made over
-                raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", str(candidate)) from None
+            if candidate.is_symlink():  # `mkdir` cannot replace it
+                raise FileNotFoundError(errno.ENOENT, "the link is dangling", str(candidate)) from None
             continue
         return candidate
     return Path()
@@ -103,13 +103,13 @@ def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
 def _put_in_place(temporary: Path, path: Path) -> None:
     """Rename a finished directory; if this fails, the existing one gets its name back."""
     aside = path.with_name(f"{HIDDEN}{path.name}-old-{os.getpid()}")
-    stood_there = path.exists()
-    if stood_there:
+    existed = path.exists()
+    if existed:
         os.rename(path, aside)
     try:
         os.rename(temporary, path)
     except OSError:
-        if stood_there:
+        if existed:
             os.rename(aside, path)
         raise
     sync_directory(path.parent)

@@ -49,7 +49,7 @@ def refuse_gguf(path: Path) -> None:
     )
     raise ConfigError(
         f"[checkpoint.gguf] GGUF files are not loaded, only Hugging Face directories with safetensors; got "
-        f"{str(file)!r}; give the safetensors that it was made from, or dequantize it with transformers (pip install "
+        f"{str(file)!r}; give the safetensors files it was made from, or dequantize it with transformers (pip install "
         f'torch transformers gguf): python -c "{program}"'
     )
 

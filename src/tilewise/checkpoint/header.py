@@ -112,10 +112,10 @@ def header_end(data: bytes, size: int) -> int:
         Unreadable: the file is shorter than its header.
     """
     if size < _LENGTH_BYTES or len(data) < _LENGTH_BYTES:
-        raise Unreadable(f"it has {size} bytes, less than the length of a header takes")
+        raise Unreadable(f"it has {size} bytes, too few for the length of a header")
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES or _LENGTH_BYTES + length > size:
-        raise Unreadable(f"its header should take {length} bytes, the file has {size}")
+        raise Unreadable(f"its header should have {length} bytes, but the file has {size}")
     return _LENGTH_BYTES + length
 
 
@@ -147,7 +147,7 @@ def _entry(name: str, stored: _StoredTensor, start: int) -> TensorEntry:
     dtype = np.dtype(_DTYPES[stored.dtype])
     begin, end = stored.data_offsets
     if math.prod(max(1, size) for size in stored.shape) * dtype.itemsize >= MAX_SIZE:
-        raise Unreadable(f"tensor {shown(name)} has an impossible shape {shown(stored.shape)}")
+        raise Unreadable(f"tensor {shown(name)} has an invalid shape {shown(stored.shape)}")
     if end - begin != math.prod(stored.shape) * dtype.itemsize:
         raise Unreadable(
             f"tensor {shown(name)} of shape {shown(stored.shape)} does not fit its {end - begin} bytes"
@@ -160,9 +160,9 @@ def _check_covering(entries: dict[str, TensorEntry], start: int, file_bytes: int
     position = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin < position:
-            raise Unreadable(f"tensor {shown(name)} overlaps the one before it")
+            raise Unreadable(f"tensor {shown(name)} overlaps the previous one")
         if entry.begin > position:
-            raise Unreadable(f"there are {entry.begin - position} bytes of no tensor before {shown(name)}")
+            raise Unreadable(f"{entry.begin - position} bytes before {shown(name)} belong to no tensor")
         position = entry.end
     if position != file_bytes:
-        raise Unreadable(f"its tensors end at byte {position}, the file has {file_bytes}")
+        raise Unreadable(f"its tensors end at byte {position}, but the file has {file_bytes}")

@@ -23,7 +23,7 @@ __all__ = ["find_model"]
 
 _validate = Validator("checkpoint")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,254}")  # part of a path in the cache
+_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,254}")  # it becomes a part of a path in the cache
 _MAX_REASON = 300
 _SMALL = (
     "config.json",
@@ -49,7 +49,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
             safetensors files; or it is a GGUF file.
     """
     path = _validate.path("find_model", "a model", name)
-    text = os.fsdecode(name)  # as it was given: ./owner/name is a path
+    text = os.fsdecode(name)  # unchanged: ./owner/name is a path, not a repository
     if revision is not None and (not isinstance(revision, str) or not _REVISION.fullmatch(revision)):
         _validate.invalid(
             "find_model", "a revision is a branch, tag or commit", shown(revision), "correct it"
@@ -71,7 +71,7 @@ def _download(repository: str, revision: str | None) -> Path:
     if not (directory / "config.json").exists():
         raise ConfigError(
             f"[checkpoint.find_model] a repository of a model must have config.json; got {repository!r} without it; "
-            "check its name (repositories of GGUF files alone are not loaded: give the original model's)"
+            "check its name (repositories that have only GGUF files are not loaded: give the original model's)"
         )
     weights = sorted(files_of_index(directory)) if (directory / INDEX).exists() else [SINGLE]
     directory = _snapshot(repository, directory.name, weights)
@@ -79,7 +79,7 @@ def _download(repository: str, revision: str | None) -> Path:
     if missing is not None:
         raise ConfigError(
             f"[checkpoint.find_model] a repository must hold its weights as safetensors; got {repository!r} without "
-            f"{missing!r}; pickled weights are not read, since they may run any code: choose another revision or "
+            f"{missing!r}; pickled weights are not read because they can run any code: choose another revision or "
             "repository, or convert them"
         )
     return directory
@@ -91,11 +91,11 @@ def _snapshot(repository: str, revision: str | None, files: list[str]) -> Path:
 
     try:
         with refusals_of("huggingface_hub"):
-            found = snapshot_download(repository, revision=revision, allow_patterns=files)
+            directory = snapshot_download(repository, revision=revision, allow_patterns=files)
     except Unreadable as error:
         raise ConfigError(
             "[checkpoint.find_model] a model is a directory or a repository on the Hugging Face hub; got "
-            f"{repository!r}, which is no directory; {cut(str(error), _MAX_REASON)}; check the name, the network and "
+            f"{repository!r}, not a directory; {cut(str(error), _MAX_REASON)}; check the name, the network and "
             "HF_HUB_OFFLINE, or give a directory"
         ) from None
-    return Path(str(found))
+    return Path(str(directory))

@@ -43,7 +43,7 @@ def lock_directory(directory: Path) -> Iterator[None]:
         with suppress(OSError):
             (directory / _NAME).unlink()
         os.close(descriptor)
-        with suppress(OSError):  # not empty: the run left something, as it should
+        with suppress(OSError):  # not empty: the run wrote something
             for path in made:
                 path.rmdir()
 
@@ -64,7 +64,7 @@ def _acquire(path: Path) -> int:
             ) from None
         except OSError as error:
             get_logger("checkpoint").warning(
-                "%s cannot be locked (%s); two runs at once would spoil each other",
+                "%s cannot be locked (%s); two runs at a time would overwrite each other's files",
                 path.parent,
                 error.strerror,
             )
@@ -72,13 +72,13 @@ def _acquire(path: Path) -> int:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
             return descriptor
-        os.close(descriptor)  # the run before has removed this file meanwhile
+        os.close(descriptor)  # the previous run has removed this file meanwhile
 
 
 def _open(path: Path) -> int:
     """The open file at `path`; its directory is created if needed."""
     for _ in range(_ATTEMPTS):
-        # a run that ends may remove the directory meanwhile, also between `mkdir` finding it and looking what it is
+        # A run that ends may remove the directory meanwhile, even between the two system calls of `mkdir`.
         with suppress(FileNotFoundError, FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True)
             return os.open(path, _OPEN, 0o666)

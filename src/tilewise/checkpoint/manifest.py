@@ -134,8 +134,8 @@ class ModelRecord(BaseModel):
     @classmethod
     def _can_be_stored(cls, dtypes: dict[str, str]) -> dict[str, str]:
         for dtype in dtypes.values():
-            found = dtype_of_name(dtype)
-            if found is None or not is_float(found):
+            np_dtype = dtype_of_name(dtype)
+            if np_dtype is None or not is_float(np_dtype):
                 raise ValueError(
                     f"weights must have a floating-point type of safetensors; got {shown(dtype)}"
                 )
@@ -232,11 +232,11 @@ class Manifest(BaseModel):
 
     def parts_by_device(self) -> dict[int, dict[str, PartRecord]]:
         """The content of each device's file, by the tensors' names."""
-        found: dict[int, dict[str, PartRecord]] = defaultdict(dict)
+        by_device: dict[int, dict[str, PartRecord]] = defaultdict(dict)
         for name, tensor in self.tensors.items():
             for part in tensor.parts:
-                found[part.device][name] = part
-        return found
+                by_device[part.device][name] = part
+        return by_device
 
     def require_whole(self) -> None:
         """Check that each tensor's parts cover its shape.
@@ -245,7 +245,7 @@ class Manifest(BaseModel):
             Unreadable: a tensor has missing parts, or parts that overlap, lie outside, or belong to
                 no device; names the files.
         """
-        known: dict[object, Misfit | None] = {}
+        misfits: dict[object, Misfit | None] = {}
         for name, tensor in self.tensors.items():
             devices = [part.device for part in tensor.parts]
             if max(devices) >= self.devices or len({*devices}) < len(devices):
@@ -254,10 +254,10 @@ class Manifest(BaseModel):
                     f"{shown(devices)}"
                 )
             boxes = tuple(part.box for part in tensor.parts)
-            key = tuple(tensor.shape), boxes  # many tensors are cut alike
-            if key not in known:
-                known[key] = misfit(tensor.shape, boxes)
-            wrong = known[key]
+            key = tuple(tensor.shape), boxes  # many tensors have the same shape and boxes
+            if key not in misfits:
+                misfits[key] = misfit(tensor.shape, boxes)
+            wrong = misfits[key]
             if wrong is not None:
                 files = [device_file(devices[i]) for i in wrong.boxes] or [
                     device_file(d) for d in devices[:3]
@@ -284,6 +284,6 @@ def parse_manifest(content: bytes) -> Manifest:
         raise Unreadable(f"it is larger than {format_bytes(_MAX_BYTES)}")
     manifest = parse_json(content, Manifest)
     if manifest.signed().digest != manifest.digest:
-        raise Unreadable("it does not have its own checksum")
+        raise Unreadable("its digest is wrong: it was changed or is damaged")
     manifest.require_whole()
     return manifest

@@ -35,7 +35,7 @@ def make_parts(
         CheckpointError: the argument is not a mapping of names to tensors; a name, dtype or shape
             cannot be stored in safetensors; or parts do not cover their tensor.
     """
-    found: dict[str, PartedTensor] = {}
+    parted: dict[str, PartedTensor] = {}
     for name, array in _validate.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
         _check_name(name)
         tensor = array
@@ -45,19 +45,19 @@ def make_parts(
         if not _is_of_parts(tensor) or not is_storable(tensor.dtype) or not _is_small(tensor):
             _validate.invalid(
                 "save_checkpoint",
-                f"tensors are arrays of numbers that safetensors can hold, of {MAX_DIMS} dims at most",
+                f"tensors are arrays of numbers that safetensors can hold, of at most {MAX_DIMS} dims",
                 f"{_in_words(array)} for {shown(name)}",
                 "convert it",
             )
         _validate.without_mask("save_checkpoint", shown(name), *(part.values for part in tensor.parts))
         _check_parts(name, tensor, num_devices)
-        found[name] = tensor
-    return found
+        parted[name] = tensor
+    return parted
 
 
-def _in_words(given: Any) -> str:
-    is_array = isinstance(given, (np.ndarray, FileTensor))
-    return f"{given.dtype} {list(given.shape)}" if is_array else shown(given)
+def _in_words(value: Any) -> str:
+    is_array = isinstance(value, (np.ndarray, FileTensor))
+    return f"{value.dtype} {list(value.shape)}" if is_array else shown(value)
 
 
 def _check_name(name: str) -> None:
@@ -68,7 +68,7 @@ def _check_name(name: str) -> None:
     if not is_name:
         _validate.invalid(
             "save_checkpoint",
-            f"a tensor's name must be text in UTF-8 other than {METADATA!r}, which files keep for themselves",
+            f"a tensor's name must be text in UTF-8 other than {METADATA!r}, which safetensors reserves",
             shown(name),
             "choose another name",
         )
@@ -105,11 +105,11 @@ def _is_integer(value: object) -> bool:
 def _check_parts(name: str, tensor: PartedTensor, num_devices: int) -> None:
     devices = [part.device for part in tensor.parts]
     wrong = misfit(tensor.shape, [part.box for part in tensor.parts])
-    is_said = all(
+    has_values = all(
         (part.values.shape, part.values.dtype) == (part.box.sizes, tensor.dtype) for part in tensor.parts
     )
     is_placed = len({*devices}) == len(devices) and {*devices} <= {*range(num_devices)}
-    if wrong is not None or not is_said or not is_placed:
+    if wrong is not None or not has_values or not is_placed:
         _validate.invalid(
             "save_checkpoint",
             f"parts of a tensor are of different devices among {num_devices}, and hold each element once",

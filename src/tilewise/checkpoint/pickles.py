@@ -103,11 +103,11 @@ def parse_pickle(content: bytes) -> Any:
     try:
         return _Machine(content).run()
     except (IndexError, struct.error):
-        raise Unreadable("its pickle is cut off or empty") from None
+        raise Unreadable("its pickle is truncated or empty") from None
     except (TypeError, AttributeError, ValueError) as error:
         if isinstance(error, Unreadable):
             raise
-        raise Unreadable("its pickle does not fit together") from None
+        raise Unreadable("its pickle is malformed") from None
 
 
 class _Machine:
@@ -127,7 +127,7 @@ class _Machine:
             act = _ACTS.get(code)
             if act is None:
                 raise Unreadable(
-                    f"its pickle has the instruction {code:#04x}, which no file of tensors needs"
+                    f"its pickle has the instruction {code:#04x}, which files of tensors do not need"
                 )
             act(self)
         raise Unreadable(f"its pickle has more than {_MAX_INSTRUCTIONS} instructions")
@@ -135,22 +135,22 @@ class _Machine:
     def pop(self) -> Any:
         value = self.stack.pop()
         if isinstance(value, _Mark):
-            raise Unreadable("its pickle does not fit together")
+            raise Unreadable("its pickle is malformed")
         return value
 
     def top(self) -> Any:
         value = self.stack[-1]
         if isinstance(value, _Mark):
-            raise Unreadable("its pickle does not fit together")
+            raise Unreadable("its pickle is malformed")
         return value
 
     def items(self) -> list[Any]:
         """Remove and return the items above the last mark."""
         for place in range(len(self.stack) - 1, -1, -1):
             if self.stack[place] is _MARK:
-                found = self.stack[place + 1 :]
+                items = self.stack[place + 1 :]
                 del self.stack[place:]
-                return found
+                return items
         raise IndexError
 
     def take(self, count: int) -> bytes:
@@ -174,7 +174,7 @@ class _Machine:
     def integer(self, layout: str) -> None:
         size = self.number(layout)
         if size > _MAX_INT_BYTES:
-            raise Unreadable("its pickle has an integer that no file of tensors needs")
+            raise Unreadable(f"its pickle has an integer of more than {_MAX_INT_BYTES} bytes")
         self.stack.append(int.from_bytes(self.take(size), "little", signed=True))
 
     def remember(self, place: int) -> None:
@@ -182,55 +182,55 @@ class _Machine:
 
     def recall(self, place: int) -> None:
         if place not in self.memo:
-            raise Unreadable("its pickle refers to what it has not said")
+            raise Unreadable("its pickle refers to a value that it has not stored")
         self.stack.append(self.memo[place])
 
     def tuple_of(self, count: int) -> None:
-        found = [self.pop() for _ in range(count)]
-        self.stack.append(tuple(reversed(found)))
+        items = [self.pop() for _ in range(count)]
+        self.stack.append(tuple(reversed(items)))
 
     def name(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
-            raise Unreadable("its pickle has a name that is no text")
+            raise Unreadable("its pickle has a name that is not text")
         if name not in _NAMES.get(module, ()):
             raise Unreadable(
-                f"it names {shown(f'{module}.{name}')}, which is no part of a tensor; nothing of it was run"
+                f"it names {shown(f'{module}.{name}')}, which is not part of a tensor; nothing was executed"
             )
         self.stack.append(Name(module, name))
 
     def call(self) -> None:
-        arguments, what = self.pop(), self.pop()
-        if not isinstance(what, Name) or not isinstance(arguments, tuple):
-            raise Unreadable("its pickle calls what is no name")
-        is_dictionary = what == Name("collections", "OrderedDict") and not arguments
-        self.stack.append({} if is_dictionary else Record(what, arguments))
+        arguments, callee = self.pop(), self.pop()
+        if not isinstance(callee, Name) or not isinstance(arguments, tuple):
+            raise Unreadable("its pickle calls something that is not a name")
+        is_dictionary = callee == Name("collections", "OrderedDict") and not arguments
+        self.stack.append({} if is_dictionary else Record(callee, arguments))
 
     def build(self) -> None:
-        state, what = self.pop(), self.top()
-        if isinstance(what, Record):
-            what.state = state
-        elif not isinstance(what, dict):  # attributes of an ordered dictionary say nothing of its tensors
-            raise Unreadable("its pickle gives a state to what has none")
+        state, target = self.pop(), self.top()
+        if isinstance(target, Record):
+            target.state = state
+        elif not isinstance(target, dict):  # an ordered dictionary's attributes do not matter to its tensors
+            raise Unreadable("its pickle sets the state of a value that has none")
 
     def refer(self) -> None:
-        found = self.pop()
-        self.stack.append(Record(None, found if isinstance(found, tuple) else (found,)))
+        reference = self.pop()
+        self.stack.append(Record(None, reference if isinstance(reference, tuple) else (reference,)))
 
     def append(self, values: list[Any]) -> None:
-        found = self.top()
-        if not isinstance(found, list):
-            raise Unreadable("its pickle appends to what is no list")
-        found.extend(values)
+        target = self.top()
+        if not isinstance(target, list):
+            raise Unreadable("its pickle appends to a value that is not a list")
+        target.extend(values)
 
     def set(self, values: list[Any]) -> None:
-        found = self.top()
-        if not isinstance(found, dict):
-            raise Unreadable("its pickle sets items of what is no dictionary")
+        target = self.top()
+        if not isinstance(target, dict):
+            raise Unreadable("its pickle sets items of a value that is not a dictionary")
         for key, value in _pairs(values):
             is_number = isinstance(key, int) and -(1 << 63) <= key < 1 << 63  # larger ones can share one hash
             if not (is_number or isinstance(key, (str, Record))):  # the hash of a nested tuple would recurse
                 raise Unreadable("its pickle has a key that is neither text nor number")
-            found[key] = value
+            target[key] = value
 
     def push_mark(self) -> None:
         self.stack.append(_MARK)
@@ -257,7 +257,7 @@ def _named(machine: _Machine) -> None:
 
 _ACTS: Mapping[int, Callable[[_Machine], object]] = {
     0x80: lambda m: m.take(1),  # PROTO
-    0x95: lambda m: m.take(8),  # FRAME: where it ends changes nothing
+    0x95: lambda m: m.take(8),  # FRAME: its length is not needed
     ord("("): _Machine.push_mark,
     ord("0"): _Machine.pop_any,
     ord("1"): _Machine.items,  # POP_MARK

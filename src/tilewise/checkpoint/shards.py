@@ -55,7 +55,7 @@ def write_weights(
     if len(shards) == 1:
         replace_file(directory / SINGLE, lambda path: save_tensors(path, dict(shards[0]), {"format": "pt"}))
         with writing(directory / INDEX):
-            (directory / INDEX).unlink(missing_ok=True)  # of an older model in several files
+            (directory / INDEX).unlink(missing_ok=True)  # left by an older model in several files
         return
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     hidden = [directory / f"{HIDDEN}part-{name}" for name in names]
@@ -76,7 +76,7 @@ def write_weights(
     }
     replace_text(directory / INDEX, json.dumps(index, indent=2, sort_keys=True))
     with writing(directory / SINGLE):
-        (directory / SINGLE).unlink(missing_ok=True)  # of an older model in one file
+        (directory / SINGLE).unlink(missing_ok=True)  # left by an older model in one file
         sync_directory(directory)
 
 
@@ -103,7 +103,7 @@ def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         _validate.invalid(
             "write_weights", "tensors are pairs of name and array", shown(tensors), "pass a list"
         )
-    found: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     for pair in tensors:
         if not isinstance(pair, tuple) or len(pair) != 2:
             _validate.invalid(
@@ -112,7 +112,7 @@ def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         name, tensor = pair
         _validate.text("write_weights", "a tensor's name", name)
         is_tensor = isinstance(tensor, (np.ndarray, FileTensor, LazyTensor))
-        if name in found or name == METADATA or not is_tensor or not is_storable(tensor.dtype):
+        if name in by_name or name == METADATA or not is_tensor or not is_storable(tensor.dtype):
             _validate.invalid(
                 "write_weights",
                 "every name comes once, with an array of numbers that safetensors can hold",
@@ -120,8 +120,8 @@ def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
                 "correct it",
             )
         _validate.without_mask("write_weights", shown(name), tensor)
-        found[name] = tensor
-    return list(found.items())
+        by_name[name] = tensor
+    return list(by_name.items())
 
 
 def save_tensors(
@@ -134,7 +134,9 @@ def save_tensors(
         CheckpointError: a lazy tensor differs from its description, or the names are longer than a
             header allows.
     """
-    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # so that all are aligned
+    order = sorted(
+        tensors, key=lambda name: -tensors[name].dtype.itemsize
+    )  # largest elements first, so that all tensors are aligned
     header: dict[str, object] = {} if metadata is None else {METADATA: dict(metadata)}
     end = 0
     for name in order:

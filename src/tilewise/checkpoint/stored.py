@@ -79,15 +79,15 @@ class StoredWeights(Mapping[str, Stored]):
         self._parameters: dict[str, Stored] = {}
         used: dict[str, str] = {}
         for entry in table:
-            found = _spelling(files, entry.name, prefix)
-            if found is None:
+            file_name = _spelling(files, entry.name, prefix)
+            if file_name is None:
                 raise _error(
                     "hold every parameter",
-                    f"none called {entry.name!r}{_place(*files.values())}",
+                    f"no {entry.name!r}{_place(*files.values())}",
                     "check that they are complete",
                 )
-            used[entry.name] = found
-            self._add(entry, files[found])
+            used[entry.name] = file_name
+            self._add(entry, files[file_name])
         rest = set(files) - set(used.values())
         for copy, original in (copies or {}).items():
             extra = _spelling(files, copy, prefix)
@@ -97,7 +97,7 @@ class StoredWeights(Mapping[str, Stored]):
         unknown = sorted(name for name in rest if is_ignored is None or not is_ignored.fullmatch(name))
         if unknown:
             raise _error(
-                "hold no more than the configuration describes",
+                "hold only tensors that the configuration describes",
                 f"{shown(unknown[0])} and {len(unknown) - 1} more tensors that are not the model's"
                 f"{_place(files[unknown[0]])}",
                 "check num_hidden_layers and the other sizes",
@@ -118,14 +118,16 @@ class StoredWeights(Mapping[str, Stored]):
             raise _error(
                 f"hold {entry.name!r} as floating-point numbers",
                 f"{tensor.dtype}{_place(tensor)}",
-                "quantized weights are not supported, give the original ones",
+                "quantized weights are not supported: give the original ones",
             )
-        turned = tensor.transpose() if entry.is_transposed else tensor
+        oriented = tensor.transpose() if entry.is_transposed else tensor
         first = 0
         for name, count in entry.parameters:
-            assert name not in self._parameters, name  # a table's own fault
+            assert name not in self._parameters, name  # a mistake in the table
             self._parameters[name] = (
-                turned.rows(first, count) if isinstance(turned, FileTensor) else turned[first : first + count]
+                oriented.rows(first, count)
+                if isinstance(oriented, FileTensor)
+                else oriented[first : first + count]
             )
             first += count
 

@@ -87,7 +87,7 @@ class OpenFile:
         """The error about a file that was complete when it was opened."""
         return CheckpointError(
             f"[checkpoint.read] a file of weights must stay as it is while it is read; got {str(self.path)!r}: "
-            f"{reason}; load it again when it is whole"
+            f"{reason}; load it again when it is complete"
         )
 
 
@@ -104,7 +104,7 @@ class Checksum:
 
     def __init__(self, file: OpenFile, begin: int, size: int, crc: int) -> None:
         self._file, self._range, self._crc = file, (begin, size), crc
-        self._is_right = False
+        self._is_verified = False
         self._lock = threading.Lock()
 
     def verify(self, name: str) -> None:
@@ -117,21 +117,21 @@ class Checksum:
             CheckpointError: the checksum differs, or the range no longer exists.
         """
         with self._lock:
-            if self._is_right:
+            if self._is_verified:
                 return
-            (begin, size), found = self._range, 0
+            (begin, size), crc = self._range, 0
             buffer = memoryview(bytearray(min(size, _CHUNK_BYTES)))
             for first in range(0, size, _CHUNK_BYTES):
                 chunk = buffer[: min(_CHUNK_BYTES, size - first)]
                 self._file.read_into(chunk, begin + first)
-                found = zlib.crc32(chunk, found)
-            if found != self._crc:
+                crc = zlib.crc32(chunk, crc)
+            if crc != self._crc:
                 raise CheckpointError(
-                    f"[checkpoint.read] a tensor's bytes must have the CRC-32 that stands in its file; got {found:#x} "
+                    f"[checkpoint.read] a tensor's bytes must have the CRC-32 that its file lists; got {crc:#x} "
                     f"instead of {self._crc:#x} for {shown(name)} in {str(self._file.path)!r}; it is damaged: download "
                     "or save it again"
                 )
-            self._is_right = True
+            self._is_verified = True
 
 
 @dataclass(frozen=True)
@@ -323,12 +323,12 @@ class PartedTensor:
         Raises:
             CheckpointError: a file has changed since it was opened, or is damaged.
         """
-        met = [(part, part.box.meet(box)) for part in self.parts]
-        found = [(part, common) for part, common in met if common is not None]
-        if len(found) == 1 and found[0][1] == box:
-            return found[0][0].read(box)
+        intersections = [(part, part.box.meet(box)) for part in self.parts]
+        overlapping = [(part, common) for part, common in intersections if common is not None]
+        if len(overlapping) == 1 and overlapping[0][1] == box:
+            return overlapping[0][0].read(box)
         values = np.empty(box.sizes, self.dtype)
-        for part, common in found:
+        for part, common in overlapping:
             values[common.inside(box).slices] = part.read(common)
         return values
 
@@ -338,7 +338,7 @@ class PartedTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("a tensor in parts cannot be an array without being brought together")
+            raise ValueError("a tensor in parts cannot be an array without being copied")
         return self.read().astype(self.dtype if dtype is None else dtype, copy=False)
 
 
@@ -380,7 +380,7 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
     array = tensor.fetch() if isinstance(tensor, LazyTensor) else tensor
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise CheckpointError(
-            f"[checkpoint.read] a tensor must be what was said of it, {tensor.dtype} {list(tensor.shape)}; got "
+            f"[checkpoint.read] a tensor must match its description, {tensor.dtype} {list(tensor.shape)}; got "
             f"{array.dtype} {list(array.shape)}; fetch the same tensor"
         )
     _validate.without_mask("read", "a tensor", array)
@@ -398,25 +398,25 @@ def cast_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> di
         The tensors. Converting one to an array raises CheckpointError if a finite value is beyond
         its new dtype.
     """
-    found = dict(tensors)
+    cast = dict(tensors)
     for name, tensor in tensors.items():
         dtype = dtype_of_name(dtypes.get(name, ""))
         if dtype is not None and dtype != tensor.dtype:
-            found[name] = LazyTensor(tuple(tensor.shape), dtype, partial(_cast, name, tensor, dtype))
-    return found
+            cast[name] = LazyTensor(tuple(tensor.shape), dtype, partial(_cast, name, tensor, dtype))
+    return cast
 
 
 def _cast(name: str, tensor: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
     array = read_array(tensor)
     with np.errstate(over="ignore"):
-        found = array.astype(dtype)
-    beyond = np.isfinite(array) & ~np.isfinite(found)
+        cast = array.astype(dtype)
+    beyond = np.isfinite(array) & ~np.isfinite(cast)
     if beyond.any():
         raise CheckpointError(
-            f"[checkpoint.cast] a weight must lie within the type that it is written in, {dtype}; got "
-            f"{array[beyond][0]} in {shown(name)}; write another type: output.dtype = 'bf16' or 'fp32'"
+            f"[checkpoint.cast] a weight must be finite in the dtype that it is written in, {dtype}; got "
+            f"{array[beyond][0]} in {shown(name)}; choose another dtype: output.dtype = 'bf16' or 'fp32'"
         )
-    return found
+    return cast
 
 
 class WeightsFile(Mapping[str, FileTensor]):
@@ -435,7 +435,7 @@ class WeightsFile(Mapping[str, FileTensor]):
             self.entries: Mapping[str, TensorEntry] = _read_header(self._file.stream)
         except Unreadable as error:
             raise CheckpointError(
-                f"[checkpoint.open_weights] weights must be a whole safetensors file; got {str(path)!r}: {error}; "
+                f"[checkpoint.open_weights] weights must be a complete safetensors file; got {str(path)!r}: {error}; "
                 "check the path, download or write it again"
             ) from error
 
@@ -474,5 +474,5 @@ def _read_header(stream: BinaryIO) -> dict[str, TensorEntry]:
     except Unreadable:
         for start, what in _FOREIGN.items():
             if content.startswith(start):
-                raise Unreadable(f"it is {what}; safetensors files alone are read, so convert it") from None
+                raise Unreadable(f"it is {what}; only safetensors files are read, so convert it") from None
         raise

@@ -44,7 +44,7 @@ _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# By class or, where no file names one, by the model's type: how texts are cut before merges apply.
+# How texts are divided before merges apply, by tokenizer class or, if no file names one, by the model's type.
 _KINDS = {
     "GPT2Tokenizer": "gpt2",
     "GPT2TokenizerFast": "gpt2",
@@ -138,7 +138,7 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     try:
         tokenizer = _from_json(place, vocab_size) if names[0] == _FILES[0] else _from_merges(place, config)
         with refusals_of("tokenizers"):
-            tokenizer.encode("")  # a template of tokens that are not there shows here
+            tokenizer.encode("")  # raises if its template uses tokens that do not exist
     except Unreadable as error:
         raise CheckpointError(
             f"[checkpoint.load_tokenizer] {names[0]} must be readable; got {str(place / names[0])!r}: {error}; "
@@ -149,7 +149,7 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
         warn_once(
             "checkpoint",
             f"[checkpoint.load_tokenizer] the tokenizer's vocabulary reaches id {largest}, beyond config.json's "
-            f"vocab_size {vocab_size}; texts that use such tokens are refused; check that the files of "
+            f"vocab_size {vocab_size}; texts that use such tokens are rejected; check that the files of "
             f"{str(directory)!r} belong together",
         )
     return tokenizer
@@ -190,19 +190,19 @@ def _parse_tokenizer(content: bytes, vocab_size: int) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    found = parse_json(content, _TokenizerFile)
-    if found.model is not None and found.model.continuing_subword_prefix:
+    file = parse_json(content, _TokenizerFile)
+    if file.model is not None and file.model.continuing_subword_prefix:
         _check_merges(content)
     with refusals_of("tokenizers"):
         tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        ids = [tokenizer.token_to_id(token.content) for token in found.added_tokens or ()]
-    for token, id_ in zip(found.added_tokens or (), ids):
+        ids = [tokenizer.token_to_id(token.content) for token in file.added_tokens or ()]
+    for token, id_ in zip(file.added_tokens or (), ids):
         if id_ != token.id and (id_ is None or min(id_, token.id) < vocab_size):
             raise Unreadable(
-                f"added token {shown(token.content)} has id {token.id} in the file, where the tokenizers library gives "
-                f"it {'none' if id_ is None else id_}"
+                f"added token {shown(token.content)} has id {token.id} in the file, but the tokenizers library assigns "
+                f"{'no id' if id_ is None else f'it {id_}'}"
             )
     return tokenizer
 
@@ -220,13 +220,13 @@ def _check_merges(content: bytes) -> None:
     for merge in model.merges:
         right = merge[1] if isinstance(merge, tuple) else merge.partition(" ")[2]
         if not right.startswith(prefix):
-            raise Unreadable(f"merge {shown(merge)} does not go on with the prefix {shown(prefix)}")
+            raise Unreadable(f"merge {shown(merge)} does not continue with the prefix {shown(prefix)}")
 
 
 def _missing(place: Path) -> CheckpointError:
     """The error about a directory without a supported tokenizer."""
     has_pieces = os.path.lexists(place / "tokenizer.model")
-    got = f"{str(place)!r}" + (" with tokenizer.model (SentencePiece) alone" if has_pieces else "")
+    got = f"{str(place)!r}" + (" with tokenizer.model (SentencePiece) only" if has_pieces else "")
     convert = "convert it: transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes tokenizer.json"
     return CheckpointError(
         "[checkpoint.load_tokenizer] a model directory must hold tokenizer.json, or vocab.json and merges.txt; got "
@@ -262,14 +262,16 @@ def _from_merges(place: Path, config: TokenizerConfig) -> Tokenizer:
             **{id_: AddedToken(text, special=True, normalized=False) for text, id_ in more.items()},
             **added,
         }
-    known = {token.content for token in added.values()}
-    roles = dict.fromkeys(text for text in config.special_tokens.values() if text not in known)
+    added_texts = {token.content for token in added.values()}
+    roles = dict.fromkeys(text for text in config.special_tokens.values() if text not in added_texts)
     with refusals_of("tokenizers"):
         for id_, token in sorted(added.items()):
             tokenizer.add_tokens([token])
-            found = tokenizer.token_to_id(token.content)
-            if found != id_:
-                raise Unreadable(f"added token {shown(token.content)} has id {id_} where {found} comes next")
+            assigned = tokenizer.token_to_id(token.content)
+            if assigned != id_:
+                raise Unreadable(
+                    f"added token {shown(token.content)} has id {id_} in the file, but the next free id is {assigned}"
+                )
         for text in roles:
             tokenizer.add_tokens([AddedToken(text, special=True, normalized=False)])
         _put_ends(tokenizer, config)
@@ -362,7 +364,9 @@ def _put_ends(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
     for text in dict.fromkeys(t for t in (bos, eos) if t is not None):
         id_ = tokenizer.token_to_id(text)
         if id_ is None:
-            raise Unreadable(f"tokenizer_config.json names {shown(text)}, which is no token of it")
+            raise Unreadable(
+                f"tokenizer_config.json names {shown(text)}, which is not a token of the vocabulary"
+            )
         tokens.append((text, id_))
     single = [*([bos] if bos is not None else []), "$A", *([eos] if eos is not None else [])]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=tokens)

@@ -110,9 +110,9 @@ def load_tokenizer_config(directory: str | Path) -> TokenizerConfig:
     place = _validate.path("load_tokenizer_config", "a model directory", directory)
     path = place / "tokenizer_config.json"
     try:
-        found = read_json(path, _File, _MAX_CONFIG_BYTES) if os.path.lexists(path) else _File()
-        added = {_id(key): token for key, token in found.added_tokens_decoder.items()}
-        templates = _named(found.chat_template)
+        settings = read_json(path, _File, _MAX_CONFIG_BYTES) if os.path.lexists(path) else _File()
+        added = {_id(key): token for key, token in settings.added_tokens_decoder.items()}
+        templates = _named(settings.chat_template)
     except Unreadable as error:
         raise _unreadable(path, error) from None
     for name, file in _template_files(place).items():
@@ -120,13 +120,13 @@ def load_tokenizer_config(directory: str | Path) -> TokenizerConfig:
             templates[name] = decode_text(read_whole(file, _MAX_TEMPLATE_BYTES))
         except Unreadable as error:
             raise _unreadable(file, error) from None
-    roles = {name: getattr(found, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    roles = {name: getattr(settings, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     return TokenizerConfig(
         {k: v.content if isinstance(v, AddedTokenFile) else v for k, v in roles.items() if v is not None},
-        found.add_bos_token,
-        found.add_eos_token,
-        bool(found.add_prefix_space),
-        found.tokenizer_class,
+        settings.add_bos_token,
+        settings.add_eos_token,
+        bool(settings.add_prefix_space),
+        settings.tokenizer_class,
         added,
         templates,
     )
@@ -145,17 +145,21 @@ def _id(key: str) -> int:
     return int(key)
 
 
-def _named(given: str | list[_Template] | None) -> dict[str, str]:
+def _named(chat_template: str | list[_Template] | None) -> dict[str, str]:
     """Templates by name."""
-    entries = [("default", given)] if isinstance(given, str) else [(t.name, t.template) for t in given or ()]
-    found: dict[str, str] = {}
+    entries = (
+        [("default", chat_template)]
+        if isinstance(chat_template, str)
+        else [(t.name, t.template) for t in chat_template or ()]
+    )
+    templates: dict[str, str] = {}
     for name, template in entries:
-        if name in found:
+        if name in templates:
             raise Unreadable(f"chat_template must name each template once; got {shown(name)} twice")
         if len(template) > _MAX_TEMPLATE_BYTES:
             raise Unreadable(f"chat_template must have at most {_MAX_TEMPLATE_BYTES} characters")
-        found[name] = template
-    return found
+        templates[name] = template
+    return templates
 
 
 def _template_files(place: Path) -> dict[str, Path]:

@@ -105,7 +105,7 @@ def open_state_dict(path: str | Path, part: str | None = None) -> Mapping[str, F
         return {name: storages.tensor(name, value) for name, value in content.items()}
     except Unreadable as error:
         raise CheckpointError(
-            f"[checkpoint.open_state_dict] weights must be a state dict that torch.save wrote, and nothing else; got "
+            f"[checkpoint.open_state_dict] weights must be a state dict written by torch.save; got "
             f"{str(path)!r}: {error}; save the state dict alone, or as safetensors"
         ) from None
 
@@ -130,16 +130,16 @@ def open_torch_directory(directory: str | Path) -> Mapping[str, FileTensor]:
             f"[checkpoint.open_torch_directory] a directory must hold {_WHOLE} or all of its parts; got "
             f"{shown(names)} in {str(root)!r}; download it again"
         )
-    found: dict[str, FileTensor] = {}
+    tensors: dict[str, FileTensor] = {}
     for name in names:
         for tensor, value in open_state_dict(root / name).items():
-            if tensor in found:
+            if tensor in tensors:
                 raise CheckpointError(
-                    f"[checkpoint.open_torch_directory] a tensor must stand in one file; got {shown(tensor)} in "
-                    f"{name!r} and before in {str(root)!r}; download it again"
+                    f"[checkpoint.open_torch_directory] a tensor must be in one file only; got {shown(tensor)} in "
+                    f"{name!r} and in an earlier file in {str(root)!r}; download it again"
                 )
-            found[tensor] = value
-    return found
+            tensors[tensor] = value
+    return tensors
 
 
 def _shard(number: int, count: int) -> str:
@@ -167,12 +167,12 @@ def choose_part(content: Any, part: str | None) -> Mapping[str, Any]:
             raise Unreadable(f"it has no part {shown(part)}, only {parts or 'nothing'}")
         content = content[part]
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise Unreadable("it is no dictionary of tensors by name")
+        raise Unreadable("it is not a dictionary of tensors by name")
     odd = next((name for name, value in content.items() if not _is_tensor(value)), None)
     if odd is not None:
         dicts = [key for key, value in content.items() if _is_state_dict(value)]
         advice = f"name the part that is the state dict: --part {bare(dicts[0]) if dicts else 'KEY'}"
-        raise Unreadable(f"it holds {shown(odd)}, which is no tensor; {advice}")
+        raise Unreadable(f"it holds {shown(odd)}, which is not a tensor; {advice}")
     return content
 
 
@@ -206,7 +206,7 @@ class Storages:
         self._parts = read_archive(file, begin, size, max_bytes)
         pickles = [name for name in self._parts if name == "data.pkl" or name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise Unreadable("it is no archive of torch.save, which has one data.pkl")
+            raise Unreadable("it is not a torch.save archive: it must have one data.pkl")
         self._root = pickles[0].removesuffix("data.pkl")
         order = self._parts.get(f"{self._root}byteorder")
         if order is not None and read_part(file, order, 16) != b"little":
@@ -226,11 +226,11 @@ class Storages:
         if isinstance(value, Record) and value.name == _PARAMETER and len(value.arguments) == 3:
             value = value.arguments[0]
         if not isinstance(value, Record) or value.name != _TENSOR or len(value.arguments) not in (6, 7):
-            raise Unreadable(f"{shown(name)} is no plain tensor")
+            raise Unreadable(f"{shown(name)} is not a plain tensor")
         storage, offset, shape, strides = value.arguments[:4]
         shape, strides = sizes_of(shape), sizes_of(strides)
         if len(shape) != len(strides) or not _is_count(offset):
-            raise Unreadable(f"{shown(name)} is no plain tensor")
+            raise Unreadable(f"{shown(name)} is not a plain tensor")
         dtype, part = self._storage(name, storage)
         is_transposed = _is_transposed(shape, strides)
         rows, steps = (shape[::-1], strides[::-1]) if is_transposed else (shape, strides)
@@ -259,8 +259,8 @@ class Storages:
         if not isinstance(record, Record) or record.name is not None or len(record.arguments) != 5:
             raise Unreadable(f"{shown(name)} has no storage")
         kind, stored, key, _, count = record.arguments
-        known = isinstance(stored, Name) and stored.module == "torch" and stored.name in _STORED
-        if kind != "storage" or not known or not isinstance(key, str) or not _is_count(count):
+        is_known = isinstance(stored, Name) and stored.module == "torch" and stored.name in _STORED
+        if kind != "storage" or not is_known or not isinstance(key, str) or not _is_count(count):
             raise Unreadable(f"{shown(name)} has a storage of an unknown kind")
         part = self._parts.get(f"{self._root}data/{key}")
         dtype = np.dtype(_DTYPES[_STORED[stored.name]])
@@ -276,9 +276,9 @@ def dtype_of(name: Any) -> np.dtype[Any]:
         Unreadable: it is unknown.
     """
     if not isinstance(name, Name) or name.module != "torch" or name.name not in _DTYPES:
-        raise Unreadable("it has an element type that is not supported")
-    found: np.dtype[Any] = np.dtype(_DTYPES[name.name])
-    return found
+        raise Unreadable("a dtype in it is not supported")
+    dtype: np.dtype[Any] = np.dtype(_DTYPES[name.name])
+    return dtype
 
 
 def _is_count(value: Any) -> bool:
@@ -295,7 +295,7 @@ def sizes_of(value: Any) -> tuple[int, ...]:
         value = value.arguments[0] if value.arguments else ()
     is_plain = isinstance(value, tuple) and len(value) <= _MAX_DIMS and all(map(_is_count, value))
     if not is_plain or prod(max(n, 1) for n in value) > _MAX_ELEMENTS:
-        raise Unreadable("it has a tensor with sizes that are invalid")
+        raise Unreadable("the sizes of a tensor in it are invalid")
     return tuple(value)
 
 
@@ -305,13 +305,13 @@ def _are_plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """
     if 0 in shape:
         return True
-    wanted = 1
+    contiguous = 1
     for dim in range(len(shape) - 1, -1, -1):
         is_row = dim == 0 and len(shape) == 2
-        fits = strides[dim] >= wanted if is_row else strides[dim] == wanted
+        fits = strides[dim] >= contiguous if is_row else strides[dim] == contiguous
         if shape[dim] > 1 and not fits:
             return False
-        wanted *= shape[dim]
+        contiguous *= shape[dim]
     return True
 
 

@@ -63,6 +63,7 @@ __all__ = [
     "checkpoint_paths",
     "config_changes",
     "describe_changes",
+    "flat_settings",
     "has_checkpoints",
     "latest_checkpoint",
     "load_checkpoint",
@@ -74,7 +75,7 @@ __all__ = [
 Progress = Callable[[int, int], object]
 
 _TOKENIZER = "tokenizer.json"
-_MODEL = "model"  # the folder of the finished model's files
+_MODEL = "model"  # folder of the finished model's files
 _MAX_FILE_BYTES = 512 << 20
 STEP_NAME = re.compile(r"step-([0-9]{8,18})")
 _STEP_TENSOR = "optimizer.step"
@@ -91,7 +92,7 @@ class DamagedCheckpoint(CheckpointError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
-            f"[checkpoint.load_checkpoint] a checkpoint must be whole; got {str(path)!r}: {reason}; "
+            f"[checkpoint.load_checkpoint] a checkpoint must be complete and unchanged; got {str(path)!r}: {reason}; "
             "resume from an older one"
         )
         self.reason = reason
@@ -107,8 +108,8 @@ class OtherConfiguration(CheckpointError):
 
     def __init__(self, path: Path, changes: Sequence[ConfigChange]) -> None:
         super().__init__(
-            "[checkpoint.load_checkpoint] model, data and optimizer must be those the checkpoint was made with; "
-            f"got {describe_changes(changes)} in {path}; restore the configuration or start anew"
+            "[checkpoint.load_checkpoint] model, data and optimizer must equal those of the checkpoint; "
+            f"got {describe_changes(changes)} in {path}; restore the configuration or train in a new directory"
         )
         self.path, self.changes = path, tuple(changes)
 
@@ -202,9 +203,9 @@ class OpenCheckpoint:
             CheckpointError: `on_progress` is not a function.
         """
         _validate.function("verify", "on_progress", on_progress)
-        found = damages(self.files, _Work(self.nbytes, on_progress).add)
-        if found is not None:
-            raise DamagedCheckpoint(self.path, found)
+        damage = damages(self.files, _Work(self.nbytes, on_progress).add)
+        if damage is not None:
+            raise DamagedCheckpoint(self.path, damage)
         if self.tokenizer is not None:
             self._read_file(_TOKENIZER, self.tokenizer)
         self.read_model()
@@ -229,7 +230,7 @@ class OpenCheckpoint:
         except Unreadable as error:
             raise _error_of(self.path, error, f"{name}: ") from None
         if hashlib.sha256(content).hexdigest() != checksum:
-            raise DamagedCheckpoint(self.path, f"{name} does not have its checksum")
+            raise DamagedCheckpoint(self.path, f"{name} has a wrong checksum")
         return content
 
 
@@ -292,8 +293,8 @@ def save_checkpoint(
     problem = _wrong_step(meta, path, tensors)
     if problem is not None:
         raise CheckpointError(
-            f"[checkpoint.save_checkpoint] a state must be of the step it is saved as; got {problem}; "
-            "save it as its own step"
+            f"[checkpoint.save_checkpoint] a state's step count must equal the step it is saved as; got {problem}; "
+            "save it as the step that it counts"
         )
 
     def write(temporary: Path) -> None:
@@ -321,9 +322,7 @@ def _record_of(model: FinishedModel) -> ModelRecord:
     try:
         return ModelRecord(files=checksums, dtypes=dict(model.dtypes))
     except ValidationError as error:
-        _validate.invalid(
-            call, "a finished model must be one that can be read again", first_problem(error), advice
-        )
+        _validate.invalid(call, "a finished model must be readable again", first_problem(error), advice)
 
 
 def _require_readable(meta: Manifest) -> None:
@@ -335,7 +334,7 @@ def _require_readable(meta: Manifest) -> None:
     except Unreadable as error:
         _validate.invalid(
             "save_checkpoint",
-            "names, shapes and configuration must be such that they can be read again",
+            "names, shapes and configuration must be readable again",
             str(error),
             "correct them; older checkpoints are kept",
         )
@@ -368,7 +367,7 @@ def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
     for old in reversed(_steps(root)[: _steps(root).index(newest)]):
         try:
             is_kept = num_kept > 0 and _is_listed(old)
-        except ResourceError:  # whether it is whole cannot be seen now, so it stays
+        except ResourceError:  # it may be complete, so it stays
             continue
         if is_kept:
             num_kept -= 1
@@ -494,11 +493,11 @@ def load_latest(
             damaged.append(f"{path.name} is damaged ({error.reason})")
             continue
         for text in damaged:
-            report(f"checkpoint {text}; going on from {path.name} instead")
+            report(f"checkpoint {text}; resuming from {path.name} instead")
         return path, state
     raise CheckpointError(
-        f"[checkpoint.load_latest] going on needs a whole checkpoint; got {', '.join(damaged) or 'none'} in "
-        f"{str(directory)!r}; start anew in another directory"
+        f"[checkpoint.load_latest] resuming needs a complete checkpoint; got {', '.join(damaged) or 'none'} in "
+        f"{str(directory)!r}; train in another directory"
     )
 
 
@@ -508,7 +507,7 @@ def _error_of(path: Path, error: Unreadable, where: str = "") -> DamagedCheckpoi
     """
     if isinstance(error, Forbidden):
         return ResourceError(
-            "[checkpoint.open] a checkpoint must be readable before it is judged; got "
+            "[checkpoint.open] a checkpoint must be readable to be checked; got "
             f"{str(path)!r}: {where}{error}; check its permissions"
         )
     return DamagedCheckpoint(path, f"{where}{error}")
@@ -516,13 +515,15 @@ def _error_of(path: Path, error: Unreadable, where: str = "") -> DamagedCheckpoi
 
 def _wrong_step(meta: Manifest, path: Path, tensors: Mapping[str, FileTensor | PartedTensor]) -> str | None:
     """How directory, metadata and state disagree about the step; None if they agree."""
-    held = tensors.get(_STEP_TENSOR)
-    if held is not None and held.shape != (1,):  # said of a file, which could say that it is all of memory
-        return f"{path.name}, whose state counts steps in a tensor of {shown(list(held.shape))}"
-    counted = [meta.step] if held is None else np.asarray(held).reshape(-1).tolist()
+    step_tensor = tensors.get(_STEP_TENSOR)
+    if step_tensor is not None and step_tensor.shape != (
+        1,
+    ):  # a damaged file may claim any size, so it is not read
+        return f"{path.name}, whose state counts steps in a tensor of {shown(list(step_tensor.shape))}"
+    counted = [meta.step] if step_tensor is None else np.asarray(step_tensor).reshape(-1).tolist()
     if path.name == f"step-{meta.step:08d}" and counted == [meta.step]:
         return None
-    return f"{path.name}, whose metadata say step {shown(meta.step)} and whose state counts {shown(counted)}"
+    return f"{path.name}, whose manifest has step {shown(meta.step)} and whose state counts {shown(counted)}"
 
 
 def _is_listed(path: Path) -> bool:
@@ -557,8 +558,8 @@ def config_changes(
     Raises:
         OtherConfiguration: a setting differs that is not in `may_change`.
     """
-    before = {RENAMED_SETTINGS.get(key, key): value for key, value in _flat(opened.config)}
-    after = dict(_flat(config))
+    before = {RENAMED_SETTINGS.get(key, key): value for key, value in flat_settings(opened.config)}
+    after = dict(flat_settings(config))
     changes = [
         ConfigChange(step=opened.step, key=key, old=before.get(key), new=after.get(key))
         for key in {**after, **before}
@@ -569,11 +570,11 @@ def config_changes(
     return changes
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings under dotted names; nested mappings are flattened."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat_settings(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -593,5 +594,5 @@ def _steps(root: Path) -> list[Path]:
             f"[checkpoint.checkpoint_paths] a directory must be listed to find its checkpoints; got {str(root)!r}: "
             f"{error.strerror}; check its permissions and the limit of open files (ulimit -n)"
         ) from None
-    found = [(int(match[1]), root / name) for name in names if (match := STEP_NAME.fullmatch(name))]
-    return [path for _, path in sorted(found)]
+    numbered = [(int(match[1]), root / name) for name in names if (match := STEP_NAME.fullmatch(name))]
+    return [path for _, path in sorted(numbered)]

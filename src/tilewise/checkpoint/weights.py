@@ -86,17 +86,17 @@ def _open_indexed(directory: Path) -> Mapping[str, FileTensor]:
     weight_map = _read_index(directory)
     names = sorted(set(weight_map.values()))
     if SINGLE not in names and os.path.lexists(directory / SINGLE):
-        raise _index_error(directory, f"{SINGLE} stands there too and is none of its files")
+        raise _index_error(directory, f"{SINGLE} exists too but is not one of its files")
     opened = {name: WeightsFile(directory / name) for name in names}
     for tensor, name in weight_map.items():
         if tensor not in opened[name]:
             raise _index_error(
-                directory, f"it says that {shown(name)} holds {shown(tensor)}, which is not so"
+                directory, f"it lists {shown(tensor)} in {shown(name)}, which does not have it"
             )
     for name in names:
         for tensor in opened[name]:
             if weight_map.get(tensor) != name:
-                raise _index_error(directory, f"it does not say that {shown(name)} holds {shown(tensor)}")
+                raise _index_error(directory, f"it does not list {shown(tensor)}, which {shown(name)} has")
     return {tensor: opened[name][tensor] for tensor, name in weight_map.items()}
 
 
@@ -108,7 +108,7 @@ def _read_index(directory: Path) -> Mapping[str, str]:
         raise _index_error(directory, str(error)) from None
     for name in sorted(set(weight_map.values())):
         if name != os.path.basename(name) or name in ("", ".", ".."):
-            raise _index_error(directory, f"{shown(name)} is not the plain name of a file next to it")
+            raise _index_error(directory, f"{shown(name)} is not the name of a file next to it")
     return weight_map
 
 

@@ -31,7 +31,7 @@ def build_mpi(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where the built file goes; TILEWISE_MPI=FILE chooses it. Default: next to the package's own, where "
+            help="Path of the built file; TILEWISE_MPI=FILE selects it. Default: next to the package's library, where "
             "Tilewise finds it.",
             show_default=False,
         ),
@@ -52,14 +52,14 @@ def build_mpi(
     target = site_table() if out is None else out.absolute()
     if not os.access(target.parent, os.W_OK):
         raise ConfigError(
-            f"[cli.build-mpi] the folder of the built file must be there and writable; got {str(target.parent)!r}; "
+            f"[cli.build-mpi] the folder of the built file must exist and be writable; got {str(target.parent)!r}; "
             "choose another with --out FILE, and name it in TILEWISE_MPI"
         )
-    found = shutil.which(mpicc)
-    compiler = None if found is None else str(Path(found).absolute())
+    location = shutil.which(mpicc)
+    compiler = None if location is None else str(Path(location).absolute())
     if compiler is None:
         raise ConfigError(
-            f"[cli.build-mpi] the MPI's compiler must be a program; got {mpicc!r}, which is not one; install the MPI "
+            f"[cli.build-mpi] the MPI's compiler must be a program; got {mpicc!r}, which is not; install the MPI "
             "with its headers, load its module, or name its compiler with --mpicc PATH"
         )
     with TemporaryDirectory() as folder:
@@ -77,8 +77,8 @@ def _compile(compiler: str, built: Path) -> None:
     done = _run([compiler, *_FLAGS, str(source), "-o", str(built)], built.parent, _COMPILE_S)
     if done.returncode != 0 or not built.is_file():
         raise ConfigError(
-            f"[cli.build-mpi] {compiler} must compile {source}; got {_ending(done)}; mend "
-            "what it names, or choose another MPI with --mpicc PATH"
+            f"[cli.build-mpi] {compiler} must compile {source}; got {_ending(done)}; fix "
+            "the reported errors, or choose another MPI with --mpicc PATH"
         )
 
 
@@ -87,7 +87,7 @@ def _load(compiler: str, built: Path) -> str:
     done = _run([sys.executable, "-m", "tilewise.comm.mpi_table", str(built)], built.parent, _LOAD_S)
     if done.returncode != 0 or not done.stdout.strip():
         raise ConfigError(
-            f"[cli.build-mpi] what {compiler} builds must load; got {_ending(done)}; put "
+            f"[cli.build-mpi] the library built by {compiler} must load; got {_ending(done)}; put "
             "the MPI's libraries on the loader's path (LD_LIBRARY_PATH, or load its module)"
         )
     return done.stdout.strip()
@@ -107,7 +107,7 @@ def _run(command: list[str], folder: Path, limit_s: float) -> subprocess.Complet
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
-            f"[cli.build-mpi] a program must run, within {limit_s} s; got {error}; name a working compiler with "
+            f"[cli.build-mpi] a program must finish within {limit_s} s; got {error}; name a working compiler with "
             "--mpicc PATH"
         ) from None
 
@@ -115,7 +115,7 @@ def _run(command: list[str], folder: Path, limit_s: float) -> subprocess.Complet
 def _ending(done: subprocess.CompletedProcess[str]) -> str:
     """Exit status and last lines."""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    return f"exit status {done.returncode}: {' | '.join(lines[-_LAST_LINES:]) or 'nothing said'}"
+    return f"exit status {done.returncode}: {' | '.join(lines[-_LAST_LINES:]) or 'no output'}"
 
 
 def _copy(built: Path, path: Path) -> None:

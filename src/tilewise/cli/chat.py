@@ -34,21 +34,20 @@ def chat(
         typer.Argument(help="First message; more are read from standard input.", show_default=False),
     ] = None,
     base_url: Annotated[
-        str, typer.Option("--base-url", "--url", metavar="URL", help="Where the server is.")
+        str, typer.Option("--base-url", "--url", metavar="URL", help="Address of the server.")
     ] = ("http://127.0.0.1:8000"),
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model's name there; default: its first.")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the model on the server; default: its first one."),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file whose first line is a key of the server.")
+        Path | None, typer.Option(metavar="FILE", help="A file whose first line is an API key of the server.")
     ] = None,
     system_prompt: Annotated[
         str | None,
         typer.Option("--system-prompt", "--system", help="The system message."),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", "-q", help="Answer one message and end; no others are read.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", "-q", help="Answer one message and exit.")] = False,
     *,
     sampling: Annotated[
         Values, Options(SamplingSettings, only=_SETTINGS, panel="Answers", decided_by="server")
@@ -56,8 +55,8 @@ def chat(
 ) -> None:
     """Converse with a running server.
 
-    A line is a message; /reset starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer. Settings that
-    are not given are the server's defaults. `tilewise generate --chat MODEL` needs no server.
+    A line is a message; /reset starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer. Settings
+    without an option have the server's defaults. `tilewise generate --chat MODEL` needs no server.
 
     Example: `tilewise chat --url http://127.0.0.1:8000 --system "Be brief."`
     """
@@ -65,21 +64,23 @@ def chat(
     from tilewise.server.load import Target, require_answer
 
     if quick and message is None:
-        raise typer.BadParameter("--quick answers MESSAGE; give one")
+        raise typer.BadParameter("--quick needs MESSAGE")
     key = read_keys(api_key_file)[:1]
     target = Target(base_url.rstrip("/"), {"authorization": f"Bearer {key[0]}"} if key else {})
     name = asyncio.run(require_answer(target, model))
     settings = {"model": name, **sampling}
     beginning = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     if sys.stdin.isatty() and not quick:
-        _say(f"{name}: a line is a message; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer")
+        _say(
+            f"{name}: one message per line; /reset starts again, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+        )
     talk, has_failed = list(beginning), False
     for line in (message,) if quick else lines(message):
         if line == "/exit":
             break
         if line == "/reset":
             talk = list(beginning)
-            _say("the conversation begins anew")
+            _say("new conversation")
         elif line and line.strip():
             has_failed = not _answer(target, settings, talk, line)
     if has_failed:
@@ -91,31 +92,31 @@ def _say(text: str) -> None:
     write_to(sys.stderr, f"{text}\n")
 
 
-def _text(given: object) -> str:
+def _text(value: object) -> str:
     """A field of an answer; empty if it is not text."""
-    return given if isinstance(given, str) else ""
+    return value if isinstance(value, str) else ""
 
 
 def _answer(target: Target, settings: dict[str, Any], talk: list[dict[str, Any]], line: str) -> bool:
     """Answer a message and add both to the conversation; False if that failed."""
     from tilewise.server.load import BadAnswer
 
-    asked = [*talk, {"role": "user", "content": line}]
+    messages = [*talk, {"role": "user", "content": line}]
     try:
-        answer = asyncio.run(_write(target, {**settings, "messages": asked}))
+        answer = asyncio.run(_write(target, {**settings, "messages": messages}))
     except (OSError, BadAnswer) as error:
         return _fail(str(error))
     except (TypeError, ValueError, AttributeError) as error:
-        return _fail(f"an event of another form: {error!r}")
-    talk[:] = [*asked, {"role": "assistant", "content": answer}]
+        return _fail(f"an event has an unexpected form: {error!r}")
+    talk[:] = [*messages, {"role": "assistant", "content": answer}]
     return True
 
 
 def _fail(reason: str) -> bool:
-    """Print why there is no answer."""
+    """Print the reason for a missing answer."""
     sys.stdout.write("\n")
     sys.stdout.flush()
-    _say(f"no answer: {reason} (/reset begins anew)")
+    _say(f"no answer: {reason} (/reset starts a new conversation)")
     return False
 
 
@@ -124,9 +125,9 @@ async def _write(target: Target, body: dict[str, Any]) -> str:
     from tilewise.cli.converse import stoppable
 
     answer, times, num_tokens, has_thoughts = "", [time.perf_counter()], 0, False
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    request = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with stoppable() as stopped:
-        async with aclosing(target.events("/v1/chat/completions", asked)) as events:  # type: ignore[type-var]
+        async with aclosing(target.events("/v1/chat/completions", request)) as events:  # type: ignore[type-var]
             async for event in events:
                 num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
                 for choice in event.get("choices") or ():

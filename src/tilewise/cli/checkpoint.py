@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checkpoints"]
 
-checkpoints = App(name="checkpoint", help="Look at training checkpoints, check them, and convert weights.")
+checkpoints = App(name="checkpoint", help="Inspect and verify training checkpoints, and convert weights.")
 
 _MAX_VALUE = 2000  # characters of a setting
 _PATH = typer.Argument(
@@ -55,7 +55,7 @@ def inspect(path: Annotated[Path, _PATH]) -> None:
         except (DamagedCheckpoint, ResourceError) as error:
             num_damaged += _count_damaged(place, error)
         else:
-            print(f"{place}: whole, as far as metadata, names and sizes say")
+            print(f"{place}: valid metadata, names and sizes (verify reads every byte)")
     for line in () if newest is None else _describe(newest):
         print(line)
     if num_damaged:
@@ -74,6 +74,7 @@ def _count_damaged(place: Path, error: DamagedCheckpoint | ResourceError) -> int
 
 def _describe(opened: OpenCheckpoint) -> Iterator[str]:
     from tilewise.checkpoint import describe_changes
+    from tilewise.checkpoint.training import flat_settings
 
     kinds: Counter[str] = Counter()
     for tensor in opened.tensors.values():
@@ -93,16 +94,8 @@ def _describe(opened: OpenCheckpoint) -> Iterator[str]:
     for change in opened.changes:
         yield f"changed after step {change.step}: {describe_changes([change])}"
     yield "configuration:"
-    for key, value in _flat(opened.config):
+    for key, value in flat_settings(opened.config):
         yield f"  {bare(key)} = {bare(value, _MAX_VALUE)}"
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 @checkpoints.command()
@@ -127,7 +120,7 @@ def verify(path: Annotated[Path, _PATH]) -> None:
         except (DamagedCheckpoint, ResourceError) as error:
             num_damaged += _count_damaged(place, error)
         else:
-            print(f"{place}: whole, {len(opened.tensors)} tensors, {format_bytes(opened.nbytes)}")
+            print(f"{place}: complete, {len(opened.tensors)} tensors, {format_bytes(opened.nbytes)}")
     if num_damaged:
         raise typer.Exit(1)
 
@@ -146,7 +139,7 @@ def convert(
     target: Annotated[
         Path,
         typer.Argument(
-            help="What is written: a Hugging Face directory, or one file if its name ends in .safetensors.",
+            help="The target: a Hugging Face directory, or one file if its name ends in .safetensors.",
             show_default=False,
         ),
     ],
@@ -160,9 +153,7 @@ def convert(
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option(
-            help="Where a file holds more than weights: the key of the state dict.", show_default=False
-        ),
+        typer.Option(help="If a file has more than weights: the key of the state dict.", show_default=False),
     ] = None,
     *,
     engine: Annotated[Values, Options(EngineSettings, only=("ignore_config_fields",))],

@@ -32,7 +32,7 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
     """Answer messages until the input ends.
 
     Args:
-        request: of the command line.
+        request: the command line.
         first: a message to answer before reading others.
         system: the system message.
 
@@ -59,12 +59,12 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
         if request.engine.generation_config
         else {}
     )
-    _, taken = combine_settings(file, request.given, num_tokens)
+    _, from_file = combine_settings(file, request.overrides, num_tokens)
     with make_engine(request, limit, 1) as engine:
-        say_settings(request, taken)
+        say_settings(request, from_file)
         if sys.stdin.isatty():
             request.say(
-                "a line is a message; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+                "one message per line; /reset starts again, /exit or Ctrl-D ends, Ctrl-C stops an answer"
             )
         talk = list(beginning)
         for line in lines(first):
@@ -72,7 +72,7 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
                 return
             if line == "/reset":
                 talk = list(beginning)
-                request.say("the conversation begins anew")
+                request.say("new conversation")
             elif line.strip():
                 _answer(request, engine, template, file, talk, line)
 
@@ -81,12 +81,12 @@ def lines(first: str | None) -> Iterator[str]:
     """Messages, line by line.
 
     Args:
-        first: the first message, if it was given on the command line.
+        first: the first message, from the command line.
     """
     if first is not None:
         yield first
     if sys.stdin.isatty() and sys.stdout.isatty():
-        import readline  # noqa: F401  # the line can be edited
+        import readline  # noqa: F401  # enables line editing
 
         while True:
             try:
@@ -94,7 +94,7 @@ def lines(first: str | None) -> Iterator[str]:
             except EOFError:
                 print()
                 return
-            except KeyboardInterrupt:  # a line that is not wanted, or an answer that was just over
+            except KeyboardInterrupt:  # drop the line, or stop an answer that has just ended
                 print()
     for line in iter(sys.stdin.readline, ""):
         yield line.rstrip("\r\n")
@@ -109,14 +109,14 @@ def _answer(
     line: str,
 ) -> None:
     """Answer a message; add both to the conversation."""
-    asked = [*talk, {"role": "user", "content": line}]
+    messages = [*talk, {"role": "user", "content": line}]
     try:
-        text = template.render(asked)
+        text = template.render(messages)
         ids = encode_prompt(engine.model.tokenizer, text, add_special_tokens=False)
         check_token_ids(engine.model.tokenizer, ids, engine.model.config.vocab_size, "the conversation")
         sampling = _sampling(request, file, len(ids), engine.model.limits.max_context)
     except ConfigError as error:
-        request.say(f"{' '.join(str(error).split())} (/reset begins anew)")
+        request.say(f"{' '.join(str(error).split())} (/reset starts a new conversation)")
         return
     answer = ""
     with stoppable() as stopped:
@@ -128,7 +128,7 @@ def _answer(
                 break
     sys.stdout.write("\n")
     sys.stdout.flush()
-    talk[:] = [*asked, {"role": "assistant", "content": answer}]
+    talk[:] = [*messages, {"role": "assistant", "content": answer}]
 
 
 def _sampling(request: Request, file: Mapping[str, Any], num_tokens: int, limit: int) -> Sampling:
@@ -138,13 +138,13 @@ def _sampling(request: Request, file: Mapping[str, Any], num_tokens: int, limit:
         ConfigError: no context is left, or less than requested.
     """
     check_prompt(num_tokens, limit)
-    sampling, taken = combine_settings(file, request.given, num_tokens)
+    sampling, from_file = combine_settings(file, request.overrides, num_tokens)
     room = limit - num_tokens
-    most = sampling.max_tokens if "max_tokens" in {*request.given, *taken} else room
-    if max(request.given.get("max_tokens", 0), sampling.min_tokens) > room:
+    most = sampling.max_tokens if "max_tokens" in {*request.overrides, *from_file} else room
+    if max(request.overrides.get("max_tokens", 0), sampling.min_tokens) > room:
         raise ConfigError(
             f"[cli.generate] the conversation and --max-tokens must fit the context of {limit} tokens; got "
-            f"{num_tokens} tokens so far; ask for less"
+            f"{num_tokens} tokens so far; lower --max-tokens or start a new conversation"
         )
     return replace(sampling, max_tokens=min(most, room))
 

@@ -32,7 +32,7 @@ _MOST_TOKENS = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class _Source:
-    """What is converted.
+    """The source of a conversion.
 
     Attributes:
         tensors: by the names of a model's files, perhaps with prefixes of PyTorch's wrappers.
@@ -56,13 +56,13 @@ def find_checkpoints(path: Path) -> list[Path]:
     """
     from tilewise.checkpoint import checkpoint_paths
 
-    is_named_so = path.name.startswith("step-")  # others' directories above need not be listed
+    is_named_so = path.name.startswith("step-")  # do not list unrelated parent directories
     if os.path.lexists(path / "checkpoint.json") or (is_named_so and path in checkpoint_paths(path.parent)):
         return [path]
     found = checkpoint_paths(path) or checkpoint_paths(path / "checkpoints")
     if not found:
         raise CheckpointError(
-            f"[cli.checkpoint] there must be a training checkpoint, step-N; got none in {str(path)!r}; give a "
+            f"[cli.checkpoint] there must be a training checkpoint step-N; got none in {str(path)!r}; give a "
             "checkpoint, or a run's output directory"
         )
     return found
@@ -92,29 +92,29 @@ def convert_checkpoint(
         ConfigError: the target exists or lies among the checkpoints of its source, there is no
             config.json for a directory, or an option does not apply to this source or target.
         CheckpointError: the source is damaged, or differs from its configuration.
-        ResourceError: the target cannot be written; nothing of it is left then.
+        ResourceError: the target cannot be written; no part of it remains.
     """
     from tilewise.checkpoint import check_writable
     from tilewise.train.progress import track_work
 
     if os.path.lexists(target):
         raise ConfigError(
-            f"[cli.convert] the target must not be there yet; got {str(target)!r}; choose another name, or move it away"
+            f"[cli.convert] the target must not exist; got {str(target)!r}; choose another name, or move it away"
         )
     check_writable(target.parent)
     is_file = target.name.endswith(_SAFETENSORS)
     if model_dir is not None and (is_file or not model_dir.is_dir()):
         raise ConfigError(
-            "[cli.convert] --model is a model directory, whose files a target that is a directory gets; got "
-            f"{str(model_dir)!r} for {str(target)!r}; {'leave it out' if is_file else 'name one that is there'}"
+            "[cli.convert] --model must be a model directory, and the target must be a directory; got "
+            f"{str(model_dir)!r} for {str(target)!r}; {'remove --model' if is_file else 'name an existing directory'}"
         )
     with track_work(console, "checking") as progress:
-        found = _open(source, target, part, progress.show)
+        opened = _open(source, target, part, progress.show)
     with track_work(console, "writing") as progress:
         if is_file:
-            _write_file(target, found, progress.show)
+            _write_file(target, opened, progress.show)
         else:
-            _write_directory(target, found, model_dir, console, progress.show, ignore)
+            _write_directory(target, opened, model_dir, console, progress.show, ignore)
 
 
 def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
@@ -142,8 +142,8 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
         newest = find_checkpoints(source)[-1]
     except CheckpointError:
         raise CheckpointError(
-            "[cli.convert] a source that is a directory must be a training checkpoint, a run's output, a distributed "
-            f"checkpoint of PyTorch, or hold pytorch_model.bin; got {str(source)!r}, which is not one; where its "
+            "[cli.convert] a source directory must be a training checkpoint, a run's output, a distributed "
+            f"checkpoint of PyTorch, or have pytorch_model.bin; got {str(source)!r}, which is not; if its "
             "weights are safetensors, name their file"
         ) from None
     _refuse_place_of_checkpoints(newest, target)
@@ -152,7 +152,7 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
 
 def _refuse_place_of_checkpoints(checkpoint: Path, target: Path) -> None:
     """Reject a target among a run's checkpoints, because the run would treat it as a checkpoint and
-    remove it. Next to a checkpoint that was copied elsewhere, every name that no checkpoint has is
+    remove it. Next to a checkpoint that was copied elsewhere, every name that is not a checkpoint's is
     allowed.
     """
     from tilewise.checkpoint.training import STEP_NAME
@@ -163,7 +163,7 @@ def _refuse_place_of_checkpoints(checkpoint: Path, target: Path) -> None:
     first = place.relative_to(folder).parts[0]
     if folder.name == "checkpoints" or STEP_NAME.fullmatch(first):
         raise ConfigError(
-            "[cli.convert] the target must not lie among the checkpoints that it is made from; got "
+            "[cli.convert] the target must not lie among the source's checkpoints; got "
             f"{str(target)!r} in {str(folder)!r}; choose another directory"
         )
 
@@ -172,7 +172,7 @@ def _refuse_part(source: Path, part: str | None) -> None:
     if part is not None:
         raise ConfigError(
             "[cli.convert] --part names a state dict in a file of torch.save or in a distributed checkpoint; got "
-            f"{part!r} for {str(source)!r}, which has weights alone; leave it out"
+            f"{part!r} for {str(source)!r}, which has only weights; remove --part"
         )
 
 
@@ -191,7 +191,7 @@ def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
     missing = [name for name in names if name not in opened.tensors]
     if missing:
         raise CheckpointError(
-            f"[cli.convert] a checkpoint must hold its model's parameters; got none called {missing[0]!r} in "
+            f"[cli.convert] a checkpoint must have its model's parameters; got no {missing[0]!r} in "
             f"{str(path)!r}; convert one that `tilewise train` wrote"
         )
     parameters: Mapping[str, Tensor] = {name: opened.tensors[name] for name in names}
@@ -235,9 +235,7 @@ def _write_directory(
             "give a directory of the same model, or a target that ends in .safetensors"
         )
     if not any(name in files for name in ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")):
-        console.print(
-            "no tokenizer is written: the source has none, and neither has --model", highlight=False
-        )
+        console.print("no tokenizer is written: neither the source nor --model has one", highlight=False)
     save_model_directory(target, files, _counted(tensors.items(), show))
 
 
@@ -276,12 +274,12 @@ def _with_files_of(files: Mapping[str, bytes], model_dir: Path | None) -> Mappin
     if model_dir is None:
         return files
     more = read_companions(model_dir, (GENERATION, *TEMPLATES, *MODULES))
-    found = {**more, **files}
+    merged = {**more, **files}
     if GENERATION in more and GENERATION in files:
-        load_generation_config(model_dir, _MOST_TOKENS)  # refuses what is not JSON, or no such settings
+        load_generation_config(model_dir, _MOST_TOKENS)  # rejects invalid files
         settings = {**json.loads(more[GENERATION]), **json.loads(files[GENERATION])}
-        found[GENERATION] = (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
-    return found
+        merged[GENERATION] = (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
+    return merged
 
 
 def _tokens(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,8 +306,8 @@ def _counted(
     """The same tensors; each reports progress when it is fetched."""
     from tilewise.checkpoint import LazyTensor
 
-    given = list(tensors)
-    total, done = sum(tensor.nbytes for _, tensor in given), 0
+    tensor_list = list(tensors)
+    total, done = sum(tensor.nbytes for _, tensor in tensor_list), 0
 
     def fetch_of(tensor: Tensor) -> Callable[[], Any]:
         def fetch() -> Any:
@@ -320,5 +318,5 @@ def _counted(
 
         return fetch
 
-    for name, tensor in given:
+    for name, tensor in tensor_list:
         yield name, LazyTensor(tuple(tensor.shape), tensor.dtype, fetch_of(tensor))

@@ -55,11 +55,9 @@ _LEFT_BEHIND = {
     "timeline.json": False,
 }
 _TP = 2
-_FIRST_GUESS = 1000  # steps, until the first have been done
+_FIRST_GUESS = 1000  # steps to plan for, until the first are measured
 _MINUTES = 3.0
-ENOUGH_STEPS = (
-    750  # on Python's sources they beat gzip with room; without --minutes a slow machine does them too
-)
+ENOUGH_STEPS = 750  # enough to beat gzip on Python's sources; without --minutes, also done on a slow machine
 _CHECKPOINT_EVERY = 400
 _SAMPLE_PROMPT = 'def read_lines(path):\n    """'
 _PROMPTS = (
@@ -92,9 +90,9 @@ def run_demo(
         ConfigError, LayoutError, PlanError: before any work.
     """
     if minutes is not None and math.isnan(minutes):
-        raise ConfigError(f"[cli.demo] --minutes must be a number; got {minutes}; choose for example 3")
+        raise ConfigError(f"[cli.demo] --minutes must be a number; got {minutes}; choose 3, for example")
     config = _configure(dp, out, data, _FIRST_GUESS if steps is None else steps)
-    with before_work():  # what cannot be fails here, before the data is read
+    with before_work():  # an impossible configuration fails here, before the data is read
         make_plan(config)
         _check_tensor_parallel(config)
     check_writable(out)
@@ -111,11 +109,11 @@ def _check_own(out: Path) -> None:
     """Reject an output directory with checkpoints or a model that no demo wrote. A demo writes
     `untrained` before both.
     """
-    found = [name for name in ("checkpoints", "model") if (out / name).exists()]
-    if found and not (out / "untrained").exists():
+    existing = [name for name in ("checkpoints", "model") if (out / name).exists()]
+    if existing and not (out / "untrained").exists():
         raise ConfigError(
-            f"[cli.demo] --out must be a directory of the demo's own; got {str(out / found[0])!r}, which another "
-            "program left there; choose another directory"
+            f"[cli.demo] --out must be a directory without other programs' files; got "
+            f"{str(out / existing[0])!r}, which another program wrote; choose another directory"
         )
 
 
@@ -136,7 +134,7 @@ def _budget(minutes: float | None, console: Console) -> TimeBudget:
     if minutes is not None:
         return TimeBudget(60 * minutes)
     console.print(
-        f"training: about {_MINUTES:g} minutes, or as long as {ENOUGH_STEPS:,} steps take here",
+        f"training: about {_MINUTES:g} minutes, or {ENOUGH_STEPS:,} steps if they take longer",
         highlight=False,
     )
     return TimeBudget(60 * _MINUTES, ENOUGH_STEPS)
@@ -213,7 +211,7 @@ def _train(
 def _judge(config: TrainConfig, data: TrainingData, console: Console) -> None:
     files = data.corpus.held_out
     if not files:
-        console.print("no files are held out, so there is nothing to judge by")
+        console.print("no files are held out, so there is no evaluation")
         return
     bits = evaluate_model(config, data, Path(config.output.directory) / "model", console)
     show_compression(bits, compress_files(files), len(files), sum(file.num_bytes for file in files), console)
@@ -229,8 +227,7 @@ def _trace_step(trainer: Trainer, number: int, path: Path, console: Console) -> 
     trainer.instance.trace(False)
     write_perfetto(path, trace)
     console.print(
-        f"timeline of one step: all devices busy at once for {trace.overlap:.0%} of it; "
-        f"{path} opens in Perfetto",
+        f"timeline of one step: all devices busy for {trace.overlap:.0%} of it; {path} opens in Perfetto",
         highlight=False,
     )
 
@@ -242,17 +239,17 @@ def _write(config: TrainConfig, untrained: Path, stages: _Stages, console: Conso
         before = stream(engine, _SAMPLE_PROMPT, _SAMPLING, None)
     with stages.measure(f"loading with tp={_TP}"):
         engine = _open(model_dir, _TP)
-    with engine, stages.measure(f"writing with tp={_TP}"):
+    with engine, stages.measure(f"generating with tp={_TP}"):
         written = [_write_snippet(engine, prompt, console) for prompt in _PROMPTS]
         memory = engine.memory_usage()
     show_side_by_side(_SAMPLE_PROMPT, before.text, written[0].text, console)
-    show_memory(f"writing with tp={_TP}", memory, console)
+    show_memory(f"generating with tp={_TP}", memory, console)
     console.print(
         f"first token after {sum(w.first_s for w in written) / len(written) * 1e3:.0f} ms, then "
         f"{sum(len(w.tokens) - 1 for w in written) / max(1e-9, sum(w.rest_s for w in written)):.0f} tokens/s",
         highlight=False,
     )
-    with _open(model_dir, 1) as engine, stages.measure("writing with one device"):
+    with _open(model_dir, 1) as engine, stages.measure("generating with one device"):
         again = [stream(engine, prompt, _SAMPLING, None) for prompt in _PROMPTS]
     _say_whether_equal(written, again, console)
 
@@ -272,6 +269,6 @@ def _write_snippet(engine: Engine, prompt: str, console: Console) -> Writing:
 def _say_whether_equal(several: list[Writing], one: list[Writing], console: Console) -> None:
     count = sum(len(writing.tokens) for writing in several)
     if [writing.tokens for writing in several] == [writing.tokens for writing in one]:
-        console.print(f"one device writes the same {count} tokens: yes", highlight=False)
+        console.print(f"one device generates the same {count} tokens: yes", highlight=False)
     else:
-        console.print("one device writes the same tokens: NO, please report this", style="bold red")
+        console.print("one device generates the same tokens: NO, please report this", style="bold red")

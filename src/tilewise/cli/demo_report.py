@@ -55,7 +55,7 @@ def show_stages(seconds: Mapping[str, float], console: Console) -> None:
     """Show the time of each stage."""
     from rich.table import Table
 
-    table = Table("stage", "seconds", title="what each step took")
+    table = Table("stage", "seconds", title="time of each stage")
     for name, value in seconds.items():
         table.add_row(name, f"{value:.1f}")
     table.add_row("all", f"{sum(seconds.values()):.1f}")

@@ -18,9 +18,10 @@ __all__ = ["doctor"]
 
 def doctor(
     is_measured: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Measure cores and memory: a second, and 256 MiB.")
+        bool,
+        typer.Option("--measure/--no-measure", help="Measure cores and memory; takes a second and 256 MiB."),
     ] = True,
-    is_json: Annotated[bool, typer.Option("--json", help="One object of JSON instead of lines.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
     """Report what slows programs down on this machine, and what to change.
 
@@ -79,6 +80,6 @@ def _speeds() -> dict[str, float]:
         speeds["memory"] = measure_bandwidth()
     except MemoryError:
         make_console(stderr=True).print(
-            "memory: not measured, since there is no room for it", highlight=False
+            "memory: not measured, because there is not enough free memory", highlight=False
         )
     return speeds

@@ -80,15 +80,15 @@ def encode_texts(
             ignore_config_fields=ignore,
         )
     with encoder:
-        given = list(texts) if texts else _lines()
-        if not given:
+        text_list = list(texts) if texts else _lines()
+        if not text_list:
             raise ConfigError(
-                "[cli.encode] there must be texts; got none; pass some, or lines on standard input"
+                "[cli.encode] there must be texts; got none; pass texts, or lines on standard input"
             )
         with track_work(console, "texts") as progress:
-            vectors = encoder.encode(given, progress.show)
+            vectors = encoder.encode(text_list, progress.show)
     if out is None:
-        for text, vector in zip(given, vectors):
+        for text, vector in zip(text_list, vectors):
             print(json.dumps({"text": text, "embedding": [float(x) for x in vector]}, ensure_ascii=False))
         return
     with writing(out):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tilewise.plan.costs import DeviceCosts
     from tilewise.train import TrainConfig
 
-__all__ = ["Given", "describe_training"]
+__all__ = ["DeviceProperties", "describe_training"]
 
 _PARTS = {  # categories of `Plan.estimate_memory_usage`, in words
     "weights": ("parameters", "gathered"),
@@ -38,7 +38,7 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
 @dataclass(frozen=True)
-class Given:
+class DeviceProperties:
     """Properties of a device from the command line; None: measured on this machine.
 
     Attributes:
@@ -92,12 +92,12 @@ class _StepTime:
         return self.compute + self.memory + self.communication
 
 
-def describe_training(source: Path, given: Given, console: Console) -> Iterator[str]:
+def describe_training(source: Path, device: DeviceProperties, console: Console) -> Iterator[str]:
     """Describe a training configuration, line by line.
 
     Args:
         source: the configuration's file.
-        given: memory and peaks of each device. Without its memory, the sum of all devices is
+        device: memory and peaks of each device. Without its memory, the sum of all devices is
             compared with this machine's memory. Measured peaks are divided among the devices.
         console: shows what is being tried, if it is a terminal.
 
@@ -116,8 +116,8 @@ def describe_training(source: Path, given: Given, console: Console) -> Iterator[
         f"parameters: {models.num_parameters(model):,} ({model.model_type}), trained in {config.train.dtype} on "
         f"{axes}"
     )
-    yield from _memory(config, plan, given.device_memory, console)
-    yield from _work(config, plan, _peaks(config, plan, given))
+    yield from _memory(config, plan, device.device_memory, console)
+    yield from _work(config, plan, _peaks(config, plan, device))
 
 
 def _memory(config: TrainConfig, plan: Plan, device_memory: int | None, console: Console) -> Iterator[str]:
@@ -147,23 +147,27 @@ def _savings(config: TrainConfig, limit: int, *, is_per_device: bool, console: C
     from tilewise.train import find_savings, need_of_all, need_per_device
 
     with console.status("planning with other settings") as status:
-        found = find_savings(
+        savings = find_savings(
             config,
             need_per_device if is_per_device else need_of_all,
             limit,
             more_devices=is_per_device,
             report=lambda text: status.update(f"planning with {text}"),
         )
-    fits = any(saving.fits for saving in found)
-    yield "what makes it fit, for `tilewise train`:" if fits else "what needs less memory, but does not fit:"
-    for saving in sorted(found, key=lambda saving: not saving.fits):
+    fits = any(saving.fits for saving in savings)
+    yield (
+        "settings that make it fit, for `tilewise train`:"
+        if fits
+        else "settings that need less memory, but do not fit:"
+    )
+    for saving in sorted(savings, key=lambda saving: not saving.fits):
         settings = " ".join(f"--set {shlex.quote(setting)}" for setting in saving.settings)
         yield f"  {format_bytes(saving.need_bytes):>11} {'fits        ' if saving.fits else 'does not fit'}  {settings}"
     if not fits:
-        yield "  take a smaller model, batch or context, or more devices"
+        yield "  use a smaller model, batch or context, or more devices"
 
 
-def _peaks(config: TrainConfig, plan: Plan, given: Given) -> _Peaks | None:
+def _peaks(config: TrainConfig, plan: Plan, device: DeviceProperties) -> _Peaks | None:
     """The given peaks, or otherwise each device's share of this machine's; None if they cannot be
     measured.
     """
@@ -171,14 +175,14 @@ def _peaks(config: TrainConfig, plan: Plan, given: Given) -> _Peaks | None:
 
     devices, workers = plan.mesh.num_devices, plan.settings.workers_per_device
     share = min(workers / num_cores(), 1 / devices)
-    flops = given.flops or share * measure_flops(config.train.dtype)
-    other = given.flops or share * measure_flops("f32")
+    flops = device.flops or share * measure_flops(config.train.dtype)
+    other = device.flops or share * measure_flops("f32")
     try:
-        bandwidth = given.bandwidth or measure_bandwidth() / devices
+        bandwidth = device.bandwidth or measure_bandwidth() / devices
     except MemoryError:
         return None
-    own = [given.flops, given.bandwidth]
-    origin = "given" if all(own) else "one given, one measured here" if any(own) else "measured here"
+    given_peaks = [device.flops, device.bandwidth]
+    origin = "given" if all(given_peaks) else "partly measured here" if any(given_peaks) else "measured here"
     return _Peaks(flops, other, bandwidth, origin)
 
 
@@ -194,7 +198,7 @@ def _work(config: TrainConfig, plan: Plan, peaks: _Peaks | None) -> Iterator[str
     if read or written:
         yield f"  files: {format_bytes(read)} read, {format_bytes(written)} written; their time is not estimated"
     if peaks is None:
-        yield "time per step: not estimated, since measuring memory takes more than there is; give --bandwidth-gbps"
+        yield "time per step: not estimated, because memory is too small to measure its speed; give --bandwidth-gbps"
         return
     time = _step_time(cost, peaks)
     tokens = config.train.batch * config.data.context
@@ -216,10 +220,10 @@ def _step_time(cost: DeviceCosts, peaks: _Peaks) -> _StepTime:
     Reads from other devices are added at the speed of memory.
     """
     compute = memory = 0.0
-    for kernel, own in cost.kernels.items():
+    for kernel, kernel_cost in cost.kernels.items():
         is_matrix = kernel.rpartition("_")[0] in _MATRIX_KERNELS
-        computing = own.flops / (peaks.flops if is_matrix else peaks.other_flops)
-        moving = max(0, own.num_bytes - own.peer_bytes) / peaks.bandwidth
+        computing = kernel_cost.flops / (peaks.flops if is_matrix else peaks.other_flops)
+        moving = max(0, kernel_cost.num_bytes - kernel_cost.peer_bytes) / peaks.bandwidth
         if computing >= moving:
             compute += computing
         else:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate_files"]
 
-_LONGEST = 1024  # tokens of a window, where the model would take more
+_LONGEST = 1024  # tokens of a window, if the model supports more
 
 
 def evaluate_files(
@@ -59,13 +59,13 @@ def evaluate_files(
         config = models.open(model_dir, ignore=ignore)
         if models.is_encoder(config):
             raise ConfigError(
-                f"[cli.evaluate] evaluation needs a model that writes; got a {config.architecture}; give another"
+                f"[cli.evaluate] evaluation needs a model that generates text; got {config.architecture}; give another"
             )
         limit = models.max_context(config)
         width = min(_LONGEST, models.default_context(config)) if context is None else context
         if not 1 <= width <= limit:
             raise ConfigError(
-                f"[cli.evaluate] --context must lie in the model's, 1 to {limit}; got {width}; correct it"
+                f"[cli.evaluate] --context must lie in [1, {limit}], the model's context; got {width}; correct it"
             )
         tokenizer = load_tokenizer(model_dir, config.vocab_size)
         start = (
@@ -94,12 +94,12 @@ def evaluate_files(
     seconds = time.perf_counter() - started
     if not math.isfinite(score.nats):
         raise NotFinite(
-            f"[cli.evaluate] losses must be finite; got {score.nats} over all tokens; the weights are spoilt, or too "
-            "large for the element type: evaluate in f32"
+            f"[cli.evaluate] losses must be finite; got {score.nats} over all tokens; the weights are damaged, or too "
+            "large for the dtype: evaluate in f32"
         )
     console.print(
         f"{len(corpus.train)} files, {format_bytes(score.num_bytes)}, {score.num_tokens:,} tokens in {seconds:.1f} s; "
-        f"windows of {width} tokens, each token predicted from at least {width // 2} where a file has them",
+        f"windows of {width} tokens, each token predicted from at least {width // 2} if a file has them",
         highlight=False,
         markup=False,
     )

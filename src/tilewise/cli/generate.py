@@ -33,14 +33,12 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(help="Continue the text of this file, every byte of it.")
-    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Continue the exact text of this file.")] = None,
     chat: Annotated[
         bool,
         typer.Option(
             "--chat",
-            help="Converse, with the model's chat template: a line is a message, `/reset` begins anew, `/exit` or "
+            help="Converse, with the model's chat template: one message per line, `/reset` starts again, `/exit` or "
             "Ctrl-D ends, Ctrl-C stops an answer.",
         ),
     ] = False,
@@ -60,7 +58,7 @@ def generate(
 
     Text goes to standard output while it is generated, everything else to standard error. Settings
     without an option here come from the model's generation_config.json. The text does not depend on
-    `--tp`. With `--n`, each text has a line `--- 1 of N ---` above it. A prompt that leaves no room
+    `--tp`. With `--n`, a line `--- 1 of N ---` precedes each text. A prompt that leaves no room
     in the context for `--max-tokens` is an error. Without that option a text ends at the end of the
     context at the latest; a conversation ends after 4096 tokens unless `--max-model-len` is given.
 
@@ -78,14 +76,12 @@ def generate(
     if prompt is None and prompt_file is None and not chat:
         raise typer.BadParameter("Missing argument 'PROMPT' (or --prompt-file, or --chat)")
     if system is not None and not chat:
-        raise typer.BadParameter("--system is for --chat")
+        raise typer.BadParameter("--system needs --chat")
     if chat and (prompt == "-" or sampling.setdefault("n", 1) > 1):
-        raise typer.BadParameter("--chat takes messages from standard input, and answers each once")
+        raise typer.BadParameter("--chat reads messages from standard input and gives one answer to each")
     structure = find_structure(json_schema, regex, choice, grammar)
     if structure is not None and chat:
-        raise typer.BadParameter(
-            "--chat writes freely: leave --json-schema, --regex, --choice and --grammar out"
-        )
+        raise typer.BadParameter("--chat does not support --json-schema, --regex, --choice and --grammar")
     request = Request(
         find_model(model, revision),
         sampling,

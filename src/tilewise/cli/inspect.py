@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewise.cli.estimate import Given
+from tilewise.cli.estimate import DeviceProperties
 from tilewise.core import CheckpointError
 from tilewise.core.limits import available_memory
 from tilewise.core.sizes import format_bytes
@@ -26,20 +26,17 @@ _DTYPES = {"bf16": 2, "f32": 4}
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf")
 
 
-def describe_model(source: Path, given: Given, ignore: Sequence[str] = ()) -> Iterator[str]:
-    """Lines about a model. Of weights the headers are read, and a copied tied head; a directory without weights, or a
-    config.json, is described by its configuration alone.
+def describe_model(source: Path, device: DeviceProperties, ignore: Sequence[str] = ()) -> Iterator[str]:
+    """Describe a model, line by line. Only the headers of weights are read, and a copied tied head. Without weights,
+    the description comes from config.json.
 
     Args:
         source: a model's directory, or its config.json.
-        given: peaks and memory that stand for this machine's.
-
-    Args:
-        model_dir: the directory.
-        ignore: fields of config.json that are left aside.
+        device: memory and peaks to use instead of this machine's.
+        ignore: fields of config.json to ignore.
 
     Raises:
-        ConfigError, CheckpointError: it is not a model that we can run; names file and field.
+        ConfigError, CheckpointError: the model is not supported; names file and field.
     """
     from tilewise import models
 
@@ -63,8 +60,8 @@ def describe_model(source: Path, given: Given, ignore: Sequence[str] = ()) -> It
     weights = {name: count * size for name, size in _DTYPES.items()}
     yield f"weights in memory: {', '.join(f'{name} {format_bytes(num)}' for name, num in weights.items())}"
     if not models.is_encoder(config):
-        yield from _cache(config, weights, given)
-    yield from _speed(config, shapes, given)
+        yield from _cache(config, weights, device)
+    yield from _speed(config, shapes, device)
 
 
 def _has_weights(directory: Path) -> bool:
@@ -72,12 +69,12 @@ def _has_weights(directory: Path) -> bool:
 
 
 def _open_weights(model_dir: Path, config: ModelConfig) -> tuple[StoredWeights, bool]:
-    """The weights, and whether the head is among them; models that only make vectors do not need it."""
+    """The weights, and whether they include the head, which embeddings do not need."""
     from tilewise import models
 
     try:
         return models.open_weights(model_dir, config), True
-    except CheckpointError:  # anything else that is wrong is found without the head, too
+    except CheckpointError:  # other errors are found without the head, too
         return models.open_weights(model_dir, config, with_head=False), False
 
 
@@ -100,7 +97,7 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
     )
 
 
-def _cache(config: ModelConfig, weights: Mapping[str, int], peaks: Given) -> Iterator[str]:
+def _cache(config: ModelConfig, weights: Mapping[str, int], peaks: DeviceProperties) -> Iterator[str]:
     from tilewise import models
 
     per_token = models.kv_elements_per_token(config)
@@ -121,7 +118,9 @@ def _cache(config: ModelConfig, weights: Mapping[str, int], peaks: Given) -> Ite
             )
 
 
-def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], given: Given) -> Iterator[str]:
+def _speed(
+    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], device: DeviceProperties
+) -> Iterator[str]:
     """Upper bounds of speed, from measured or given peaks of memory and cores."""
     from tilewise import models
     from tilewise.machine import PROBE_BYTES, measure_bandwidth, measure_flops
@@ -130,17 +129,18 @@ def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], given: Gi
     table = prod(shapes["embed_tokens.weight"])
     read = sum(prod(s) for s in shapes.values())
     if not tied:
-        read -= table  # of an embedding one row is read per token
+        read -= table  # only one row of an embedding is read per token
     try:
-        bandwidth = given.bandwidth or measure_bandwidth()
+        bandwidth = device.bandwidth or measure_bandwidth()
     except MemoryError:
-        yield f"speed: not measured, since that takes {format_bytes(PROBE_BYTES)} of memory; give --bandwidth-gbps"
+        yield f"speed: not measured, because that needs {format_bytes(PROBE_BYTES)} of memory; give --bandwidth-gbps"
         return
-    yield f"{'the device' if given.bandwidth else 'this machine'} reads {bandwidth / 1e9:.1f} GB/s from memory"
+    yield f"{'the device' if device.bandwidth else 'this machine'} reads {bandwidth / 1e9:.1f} GB/s from memory"
     for name, size in _DTYPES.items():
-        flops = given.flops or measure_flops(name)
-        line = f"{name}: cores reach {flops / 1e9:.0f} GFLOP/s, so it reads at most {flops / (2 * read):,.0f} tokens/s"
+        flops = device.flops or measure_flops(name)
+        rate = f"{flops / (2 * read):,.0f} tokens/s"
+        line = f"{name}: cores reach {flops / 1e9:.0f} GFLOP/s, so prefill is at most {rate}"
         if not models.is_encoder(config):
             each = format_bytes(read * size)
-            line += f"; it writes at most {bandwidth / (read * size):,.1f}, since each token reads {each}"
+            line += f"; decoding at most {bandwidth / (read * size):,.1f}, because each token reads {each}"
         yield line

@@ -41,10 +41,10 @@ __all__ = ["app", "main"]
 
 app = App(
     name="tilewise",
-    help="Train transformers and write with them, on one device or several, with the same results to the bit."
+    help="Train transformers and generate text with them, on one device or several, with bit-identical results."
     "\n\n"
     "Start with `tilewise demo`: it trains a small model on this machine's own Python sources in about three "
-    "minutes, then writes Python with it.",
+    "minutes, then generates Python with it.",
 )
 
 app.add_typer(bench)
@@ -54,8 +54,8 @@ _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.
 
 _SMALL_ENGINE = ("tensor_parallel_size", "dtype", "ignore_config_fields")
 _MAX_LINE = 2000
-_LEAST_DEVICE_MEMORY = 1_000_000  # bytes; fewer are a size without its unit
-_INTERRUPTED = 130  # the exit code of what Ctrl-C ended
+_LEAST_DEVICE_MEMORY = 1_000_000  # bytes; less is probably a size without its unit
+_INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 def _show_version(is_asked: bool) -> None:
@@ -82,19 +82,19 @@ def demo(
         typer.Option(
             min=0.05,
             max=1e5,
-            help="How long to train, about.",
-            show_default="3, or as long as 750 steps take",
+            help="Approximate training time.",
+            show_default="3, or the time of 750 steps if longer",
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, max=10**9, help="Train so many steps instead of measuring first.")
+        int | None, typer.Option(min=1, max=10**9, help="Number of steps, instead of measuring first.")
     ] = None,
     dp: Annotated[int, typer.Option(min=1, max=8, help="Devices that share the batch: 1, 2, 4 or 8.")] = 2,
-    out: Annotated[Path, typer.Option(help="Where model, loss curve, timeline and metrics go.")] = Path(
+    out: Annotated[Path, typer.Option(help="Directory for model, loss curve, timeline and metrics.")] = Path(
         "demo"
     ),
     data: Annotated[
-        str, typer.Option(help="A text file or directory; `stdlib`: this Python's own sources.")
+        str, typer.Option(help="A text file or directory; `stdlib`: the sources of this Python.")
     ] = "stdlib",
 ) -> None:
     """Train a small Llama on this machine's Python sources, then generate Python code with it.
@@ -115,13 +115,13 @@ def demo(
 def train(
     config: Annotated[Path, _CONFIG],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, to the bit.")
+        bool, typer.Option("--resume", help="Resume from the newest checkpoint, with bit-identical results.")
     ] = False,
     auto_resume: Annotated[
         bool,
         typer.Option(
             "--auto-resume",
-            help="The same if there is one, else start: one command line for every start of a job.",
+            help="Resume if there is a checkpoint, otherwise start: one command line for every start of a job.",
         ),
     ] = False,
     settings: Annotated[
@@ -152,13 +152,13 @@ def train(
     from tilewise.train import load_config, plan_run, run_training, setting_names
 
     console = make_console(stderr=True)
-    given = settings or []
+    overrides = settings or []
     with before_work():
         run = plan_run(
-            load_config(config, given),
+            load_config(config, overrides),
             resume or (None if auto_resume else False),
             ProgressTracker(console),
-            setting_names(given),
+            setting_names(overrides),
         )
     result = run_training(run, console, explain)
     if result.interrupted:
@@ -194,7 +194,7 @@ def verify(
     from tilewise.train import compare_strategy, load_config
 
     console = make_console(stderr=True)
-    with before_work():  # memory runs out when the two runs are planned and allocated, or not at all
+    with before_work():  # if memory runs out, it does when the two runs are planned and allocated
         report = compare_strategy(
             load_config(config),
             DeviceMesh.parse(mesh),
@@ -212,7 +212,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A Hugging Face directory (config.json alone will do), owner/name on the hub, or a training "
+            help="A Hugging Face directory (config.json is enough), owner/name on the hub, or a training "
             "configuration (.toml); with --graph also a graph that ComputeGraph.save wrote (.json).",
             show_default=False,
         ),
@@ -221,7 +221,7 @@ def inspect(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw the graph into this file instead, a page (.html) or Mermaid text (.mmd): of a model that of "
+            help="Draw the graph into this file instead, a page (.html) or Mermaid text (.mmd): of a model the one of "
             "decoding, of an encoder that of encoding, of a training configuration that of a training step.",
             show_default=False,
         ),
@@ -231,7 +231,7 @@ def inspect(
         typer.Option(
             metavar="FILE",
             help="Draw the plan of a training configuration (.toml) into this page (.html) instead: memory over a "
-            "step, the calls, what each reads from other devices.",
+            "step, the calls, and the data that each reads from other devices.",
             show_default=False,
         ),
     ] = None,
@@ -249,7 +249,7 @@ def inspect(
             metavar="N",
             min=1e-6,
             max=1e9,
-            help="What each device computes, in 10^12 operations per second. Default: measured here.",
+            help="Speed of each device, in 10^12 operations per second. Default: measured here.",
             show_default=False,
         ),
     ] = None,
@@ -259,7 +259,7 @@ def inspect(
             metavar="N",
             min=1e-6,
             max=1e9,
-            help="What each device's memory moves, in 10^9 bytes per second. Default: measured here.",
+            help="Memory bandwidth of each device, in 10^9 bytes per second. Default: measured here.",
             show_default=False,
         ),
     ] = None,
@@ -285,7 +285,7 @@ def inspect(
     64G`
     """
     from tilewise.checkpoint import find_model
-    from tilewise.cli.estimate import Given, describe_training
+    from tilewise.cli.estimate import DeviceProperties, describe_training
     from tilewise.cli.inspect import describe_model
     from tilewise.cli.picture import draw_graph, plan_of_training
     from tilewise.files.writing import replace_text
@@ -295,7 +295,7 @@ def inspect(
     source = Path(model) if is_file and revision is None else find_model(model, revision)
     if graph is not None:
         with before_work():
-            # all of it, before anything is written
+            # render everything before anything is written
             text = draw_graph(source, graph, ignored)
         replace_text(graph, text)
         _print_path(graph)
@@ -310,12 +310,12 @@ def inspect(
     if memory is not None and memory < _LEAST_DEVICE_MEMORY:
         text = f"{device_memory!r} is less than 1M: add a unit, such as {device_memory}G"
         raise typer.BadParameter(text, param_hint="--device-memory")
-    peaks = Given(memory, peak_tflops, bandwidth_gbps)
+    device = DeviceProperties(memory, peak_tflops, bandwidth_gbps)
     with before_work():
         if source.suffix.lower() == ".toml":
-            lines = list(describe_training(source, peaks, make_console(stderr=True)))
-        else:  # all of it, or what is wrong
-            lines = list(describe_model(source, peaks, ignored))
+            lines = list(describe_training(source, device, make_console(stderr=True)))
+        else:  # print all lines, or only an error
+            lines = list(describe_model(source, device, ignored))
     print("\n".join(lines))
 
 
@@ -325,12 +325,12 @@ def evaluate(
     data: Annotated[
         str,
         typer.Argument(
-            help="A text file or directory; `stdlib`: this Python's own sources.", show_default=False
+            help="A text file or directory; `stdlib`: the sources of this Python.", show_default=False
         ),
     ],
     context: Annotated[
         int | None,
-        typer.Option(help="Tokens that a window sees at most. Default: the model's context, 1024 at most."),
+        typer.Option(help="Maximum tokens of a window. Default: the model's context, at most 1024."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Windows at a time.")] = 8,
     revision: Annotated[str | None, REVISION] = None,
@@ -375,19 +375,20 @@ def encode(
     pooling: Annotated[
         str,
         typer.Option(
-            help="Of a text's tokens: mean, cls (the first), or auto: as the model's files say, else mean."
+            help="Pooling of a text's tokens: mean, cls (the first), or auto: that of the model's files, else mean."
         ),
     ] = "auto",
     normalize: Annotated[
         bool | None,
         typer.Option(
-            "--normalize/--no-normalize", help="Scale vectors to length one. Default: as the files say."
+            "--normalize/--no-normalize",
+            help="Scale vectors to length one. Default: as in the model's files.",
         ),
     ] = None,
     truncate: Annotated[
         bool,
         typer.Option(
-            "--truncate", help="Cut texts that are longer than the context, instead of refusing them."
+            "--truncate", help="Truncate texts that are longer than the context, instead of rejecting them."
         ),
     ] = False,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Texts at a time.")] = 16,
@@ -431,13 +432,13 @@ def _run(arguments: list[str]) -> int:
         _make_streams_safe()
         configure_logging()
         code = _run_command(arguments)
-        if code == _INTERRUPTED:  # typer has made an exit code of Ctrl-C
+        if code == _INTERRUPTED:  # typer converts Ctrl-C to an exit code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _say("interrupted", _INTERRUPTED)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output is gone; nothing more can be said
+        sys.stderr.close()  # the reader of the output is gone, so nothing more can be printed
         return 1
     except PeerLost as error:
         return _say(str(error), LOST)
@@ -498,11 +499,11 @@ def _make_streams_safe() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
-            os.set_inheritable(nowhere, True)  # programs started here have it where theirs is closed
+            os.set_inheritable(nowhere, True)  # child programs inherit it
             setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
         if isinstance(stream, TextIOWrapper) and stream.errors in {"strict", "surrogateescape"} - {errors}:
-            with suppress(UnsupportedOperation):  # a caller in Python has read of it already
+            with suppress(UnsupportedOperation):  # a caller in Python has already read from it
                 stream.reconfigure(errors=errors)
 
 

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 Values = dict[str, Any]
-"""Settings that a command line gives, by name."""
+"""Settings of a command line, by name."""
 MODEL = typer.Argument(
     metavar="MODEL",
     help="A Hugging Face directory (config.json, weights, tokenizer.json), or owner/name on the hub.",
@@ -91,10 +91,10 @@ class Options:
         ]
 
     def take(self, values: Values) -> Values:
-        """Remove this group's values from those of a command line, and return the given ones.
+        """Remove this group's values from those of a command line, and return those that are set.
 
         Args:
-            values: by name; None and empty lists count as not given.
+            values: by name; None and empty lists count as not set.
         """
         chosen: Values = {}
         for one in self.settings():
@@ -131,11 +131,7 @@ class Options:
             text += f" Range: {one.range_text}."
         default = one.written_default
         if self.decided_by == "model" and one.in_file:
-            default = (
-                f"as generation_config.json says, else {default}"
-                if default
-                else "as generation_config.json says"
-            )
+            default = f"generation_config.json's, else {default}" if default else "generation_config.json's"
         return f"{text} Default: {default}." if default and self.decided_by != "server" else text
 
 
@@ -153,15 +149,15 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
         marks = getattr(hints[name], "__metadata__", ())
         group = next((mark for mark in marks if isinstance(mark, Options)), None)
         if group is None:
-            kind = inspect.Parameter.KEYWORD_ONLY  # so that options may stand before arguments
+            kind = inspect.Parameter.KEYWORD_ONLY  # so that options may precede arguments
             parameters.append(parameter.replace(annotation=hints[name], kind=kind))
         else:
             groups[name] = group
             parameters += group.parameters()
 
     def command(**values: Any) -> None:
-        taken = {name: group.take(values) for name, group in groups.items()}
-        function(**values, **taken)
+        settings = {name: group.take(values) for name, group in groups.items()}
+        function(**values, **settings)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -192,14 +188,14 @@ def size(text: str | None, option: str) -> int | None:
     """A number that may end in a unit: 2G, 32K, 1.5G; lower-case units count in thousands.
 
     Args:
-        text: of the option; None: it was not given.
+        text: of the option; None: it is not set.
         option: that a usage error names.
     """
     if text is None:
         return None
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no size such as 4096, 32K or 2G", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not a size such as 4096, 32K or 2G", param_hint=option)
     return (
         int(float(f"{match[1]}.{match[2] or 0}") * _UNITS[match[3]])
         if match[2]
@@ -222,7 +218,7 @@ def read_text(path: Path, option: str, max_bytes: int) -> str:
         return decode_text(read_whole(path, max_bytes))
     except Unreadable as error:
         raise ConfigError(
-            f"[cli.serve] {option} must be a file of text; got {str(path)!r}: {error}; correct it"
+            f"[cli.serve] {option} must be a text file; got {str(path)!r}: {error}; correct it"
         ) from None
 
 

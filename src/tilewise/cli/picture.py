@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_graph", "plan_of_training"]
 
 _FORMS = (".html", ".mmd")
-_MOST_CONTEXT = 4096  # of what is drawn: tables of positions are made, and a picture shows their shape alone
+_MOST_CONTEXT = 4096  # of the drawn graph: a picture shows only the shape of position tables
 _TOKENS = 256  # of a call, as in generation
 _TEXTS = 16  # of a call, as in encoding
 
@@ -45,8 +45,8 @@ def draw_graph(source: Path, file: Path, ignore: Sequence[str] = ()) -> str:
     """
     if file.suffix.lower() not in _FORMS:
         raise ConfigError(
-            f"[cli.inspect] a graph is drawn into a file that ends in {' or '.join(_FORMS)}; got {str(file)!r}; "
-            "choose a form"
+            f"[cli.inspect] the file of a graph must end in {' or '.join(_FORMS)}; got {str(file)!r}; "
+            "choose a format"
         )
     drawing = _drawing(source, ignore)
     if file.suffix.lower() == ".mmd":
@@ -68,13 +68,13 @@ def plan_of_training(source: Path, file: Path) -> Plan:
         ConfigError: the suffix is unknown, or the source is invalid; names file and field.
         LayoutError, PlanError: the strategy is not possible for this model.
     """
-    for path, ending, what in (
-        (file, ".html", "a plan is drawn into"),
-        (source, ".toml", "a plan is that of"),
+    for path, ending, rule in (
+        (file, ".html", "the page of a plan must be"),
+        (source, ".toml", "the source of a plan must be"),
     ):
         if path.suffix.lower() != ending:
             raise ConfigError(
-                f"[cli.inspect] {what} a file that ends in {ending}; got {str(path)!r}; "
+                f"[cli.inspect] {rule} a file that ends in {ending}; got {str(path)!r}; "
                 "pass a training configuration and a page"
             )
     from tilewise.train import load_config, make_plan
@@ -88,7 +88,7 @@ def _drawing(source: Path, ignore: Sequence[str]) -> _Drawing:
     if source.suffix.lower() == ".json" and source.name != "config.json":
         from tilewise.session import ComputeGraph
 
-        return _Drawing(ComputeGraph.load(source), "As it was saved.")
+        return _Drawing(ComputeGraph.load(source), "The saved graph.")
     return _of_model(source.parent if source.name == "config.json" else source, ignore)
 
 
@@ -98,7 +98,7 @@ def _of_training(source: Path) -> _Drawing:
     config = load_config(source)
     is_padded = config.data.is_padded
     words = f"up to {config.data.context}" if is_padded else f"{config.data.context}"
-    note = f"A training step as it is described, before gradients: {config.train.batch} sequences of {words} tokens."
+    note = f"A training step before gradients are added: {config.train.batch} sequences of {words} tokens."
     return _Drawing(make_graph(config, is_padded=is_padded), note)
 
 
@@ -117,5 +117,5 @@ def _of_model(directory: Path, ignore: Sequence[str]) -> _Drawing:
     models.build_decoding_graph(
         graph, config, _TOKENS, 1, -(-context // models.BLOCK_SIZE), dtype, context=context
     )
-    note = f"Reading and writing text, up to {_TOKENS} tokens a call, with room for {context} positions, in {dtype}."
+    note = f"Prefill and decoding, up to {_TOKENS} tokens per call, with room for {context} positions, in {dtype}."
     return _Drawing(graph, note)

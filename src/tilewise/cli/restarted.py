@@ -41,13 +41,13 @@ def main(descriptor: int) -> None:
 
         BackgroundThread(_hear, (channel, is_over), stop=stop).start()
         run(message["arguments"])
-    except KeyboardInterrupt:  # before the command line hears of it
+    except KeyboardInterrupt:  # before the command line handles it
         print("tilewise: interrupted", file=sys.stderr)
         sys.exit(130)
 
 
 def _hear(channel: Channel, is_over: threading.Event) -> None:
-    """Send this process the signals that the parent reports, and SIGINT when the parent has ended."""
+    """Send this process the signals that the parent forwards, and SIGINT when the parent has ended."""
     with suppress(PeerLost):
         while True:
             message, _ = channel.receive()

@@ -37,12 +37,12 @@ def run_batch(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="Lines of JSON, a request each; OpenAI's format.", show_default=False
+            metavar="FILE", help="One request per line, JSON in OpenAI's batch format.", show_default=False
         ),
     ],
     out: Annotated[
         Path,
-        typer.Option("--output-file", "-o", help="Where the answers go, a line each.", show_default=False),
+        typer.Option("--output-file", "-o", help="File for the answers, one per line.", show_default=False),
     ],
     revision: Annotated[str | None, REVISION] = None,
     *,
@@ -63,7 +63,9 @@ def run_batch(
     from tilewise.server.requests.model_files import ModelFiles
 
     try:
-        lines = decode_text(read_whole(file, _MOST_BYTES)).split("\n")  # JSON's texts may hold other ends
+        lines = decode_text(read_whole(file, _MOST_BYTES)).split(
+            "\n"
+        )  # JSON strings may contain other line separators
     except Unreadable as error:
         raise ConfigError(
             f"[cli.run_batch] FILE must be lines of JSON; got {str(file)!r}: {error}; correct it"

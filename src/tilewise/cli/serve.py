@@ -1,4 +1,4 @@
-"""`tilewise serve`: a model over HTTP. Options are named as `vllm serve` names them."""
+"""`tilewise serve`: a model over HTTP. Options have the names of `vllm serve`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def serve(
     server: Annotated[Values, Options(ServerSettings)],
     api_key_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", rich_help_panel="Network", help="A file of keys, one a line."),
+        typer.Option(metavar="FILE", rich_help_panel="Network", help="A file of API keys, one per line."),
     ] = None,
     *,
     engine: Annotated[Values, Options(EngineSettings, but=("generation_config",))],
@@ -31,14 +31,14 @@ def serve(
         typer.Option(
             metavar="[auto|vllm]",
             rich_help_panel="Engine",
-            help="auto: generation_config.json gives what a request does not; vllm: it is not read.",
+            help="auto: generation_config.json has the defaults of requests; vllm: it is not read.",
         ),
     ] = "auto",
     revision: Annotated[str | None, REVISION] = None,
 ) -> None:
     """Serve a model over HTTP, for clients of OpenAI's API.
 
-    Listens on this machine alone unless `--host` says otherwise. The paths are `/v1/chat/completions`,
+    Accepts only this machine unless `--host` is set. The paths are `/v1/chat/completions`,
     `/v1/completions`, `/v1/responses`, `/v1/embeddings`, `/v1/models`, `/tokenize`, `/detokenize`, `/health`,
     `/metrics`, `/version` and `/openapi.json`; `/` and `/status` are pages for a browser.
 
@@ -46,7 +46,7 @@ def serve(
     """
     from tilewise.server.link.spawn import spawn_engine
 
-    spawned = spawn_engine()  # it loads its modules while those below are loaded
+    spawned = spawn_engine()  # it imports its modules while those below are imported
     from tilewise.checkpoint import find_model
     from tilewise.server import serve as run
 
@@ -81,8 +81,8 @@ def _audience(settings: ServerSettings) -> str:
     if settings.uds is not None:
         return ""
     if settings.host in ("127.0.0.1", "::1", "localhost"):
-        return ", open to this machine alone"
-    return ", open to the network" + ("" if settings.api_keys else ", which needs no key: see --api-key")
+        return ", open to this machine only"
+    return ", open to the network" + ("" if settings.api_keys else ", without an API key: see --api-key")
 
 
 def read_keys(path: Path | None) -> list[str]:

@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 __all__ = ["CHOICE", "GRAMMAR", "JSON_SCHEMA", "REGEX", "check_structure", "find_structure"]
 
-_STRUCTURE = "What the text follows"
+_STRUCTURE = "Structure of the text"
 _MOST_BYTES = 1 << 20
 JSON_SCHEMA = typer.Option(
     "--json-schema",
     metavar="FILE|TEXT",
     rich_help_panel=_STRUCTURE,
-    help="JSON of this schema: a file, or the schema itself where it begins with `{`. `{}` is any JSON.",
+    help="JSON of this schema: a file, or the schema itself if it begins with `{`. `{}` is any JSON.",
     show_default=False,
 )
 REGEX = typer.Option(
     rich_help_panel=_STRUCTURE,
-    help="What this regular expression matches as a whole (Rust's syntax).",
+    help="Text that this regular expression matches as a whole (Rust's syntax).",
     show_default=False,
 )
 CHOICE = typer.Option(
-    rich_help_panel=_STRUCTURE, help="One of these; given once for each text.", show_default=False
+    rich_help_panel=_STRUCTURE, help="One of these texts; repeat the option for each.", show_default=False
 )
 GRAMMAR = typer.Option(
     metavar="FILE",
     rich_help_panel=_STRUCTURE,
-    help="The grammar of this file, in Lark's syntax: its rule `start`.",
+    help="Text of the grammar in this file, in Lark's syntax: its rule `start`.",
     show_default=False,
 )
 
@@ -51,44 +51,47 @@ GRAMMAR = typer.Option(
 def find_structure(
     json_schema: str | None, regex: str | None, choice: Sequence[str] | None, grammar: Path | None
 ) -> StructuredOutputsParams | None:
-    """The structure that a command line gives, if any.
+    """The structure of a command line, if any.
 
     Args:
         json_schema: a schema, or the name of its file.
         regex: a regular expression.
-        choice: texts; None or empty if the option is not given.
+        choice: texts; None or empty if the option is not set.
         grammar: a file.
 
     Raises:
         ConfigError: a file cannot be read, or its content is invalid.
-        BadParameter: several options are given.
+        BadParameter: several options are set.
     """
     from tilewise.serve import StructuredOutputsParams
 
-    found: dict[str, Any] = {"regex": regex, "choice": choice or None}
-    given = [name for name, value in found.items() if value is not None]
-    given += [
+    values: dict[str, Any] = {"regex": regex, "choice": choice or None}
+    names = [name for name, value in values.items() if value is not None]
+    names += [
         name for name, value in (("json-schema", json_schema), ("grammar", grammar)) if value is not None
     ]
-    if not given:
+    if not names:
         return None
-    if len(given) > 1:
-        raise typer.BadParameter(f"a text follows one of these: {', '.join(f'--{name}' for name in given)}")
+    if len(names) > 1:
+        raise typer.BadParameter(f"only one of these is possible: {', '.join(f'--{name}' for name in names)}")
     if json_schema is not None:
         is_text = json_schema.lstrip().startswith("{")
-        found["json"] = json_schema if is_text else _read("--json-schema", Path(json_schema))
+        values["json"] = json_schema if is_text else _read("--json-schema", Path(json_schema))
     if grammar is not None:
-        found["grammar"] = _read("--grammar", grammar)
-    return StructuredOutputsParams(**found)
+        values["grammar"] = _read("--grammar", grammar)
+    return StructuredOutputsParams(**values)
 
 
 def check_structure(
-    wanted: StructuredOutputsParams | None, tokenizer: Tokenizer, file: Mapping[str, Any], model: ModelConfig
+    structure: StructuredOutputsParams | None,
+    tokenizer: Tokenizer,
+    file: Mapping[str, Any],
+    model: ModelConfig,
 ) -> None:
     """Compile a structure for a model, to report errors early.
 
     Args:
-        wanted: what a text follows; None for nothing.
+        structure: of a text; None for any text.
         tokenizer: tokenizer of the model.
         file: content of generation_config.json.
         model: configuration of the model.
@@ -99,8 +102,8 @@ def check_structure(
     from tilewise.serve.model import end_ids
     from tilewise.serve.structured import Grammars
 
-    if wanted is not None:
-        Grammars(tokenizer, end_ids(dict(file), model)).prepare(wanted)
+    if structure is not None:
+        Grammars(tokenizer, end_ids(dict(file), model)).prepare(structure)
 
 
 def _read(option: str, path: Path) -> str:
@@ -108,5 +111,5 @@ def _read(option: str, path: Path) -> str:
         return decode_text(read_whole(path, _MOST_BYTES))
     except Unreadable as error:
         raise ConfigError(
-            f"[cli.generate] {option} must name a file of UTF-8 text; got {str(path)!r}: {error}; correct it"
+            f"[cli.generate] {option} must name a UTF-8 text file; got {str(path)!r}: {error}; correct it"
         ) from None

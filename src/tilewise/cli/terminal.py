@@ -11,10 +11,10 @@ from typing import TextIO
 __all__ = ["escaped", "write_to"]
 
 _CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")}
-_TURNS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # they show text in another order than it has
+_REORDERING = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # characters that reorder text
 _WRITTEN = {
     **{code: f"\\x{code:02x}" for code in _CONTROLS},
-    **{code: f"\\u{code:04x}" for code in _TURNS},
+    **{code: f"\\u{code:04x}" for code in _REORDERING},
 }
 
 

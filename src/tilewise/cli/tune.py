@@ -20,10 +20,10 @@ def tune(
         Path, typer.Argument(help="A TOML file; examples/train.toml shows every key.", show_default=False)
     ],
     steps: Annotated[
-        int, typer.Option(min=1, max=1000, help="Steps that are timed under each setting, behind one.")
+        int, typer.Option(min=1, max=1000, help="Measured steps per candidate, after one warm-up step.")
     ] = 3,
     minutes: Annotated[
-        float, typer.Option(min=0, max=1e4, help="After so long no other setting is begun.")
+        float, typer.Option(min=0, max=1e4, help="Time after which no further candidate is started.")
     ] = 10.0,
 ) -> None:
     """Find the settings that make a training run fastest on this machine without changing a bit of
@@ -48,13 +48,13 @@ def tune(
 
     with before_work():
         loaded = load_config(config)
-    found = tune_run(loaded, steps, minutes * 60, report)
-    if found.num_left:
-        report(f"the time was up before {found.num_left} other settings; --minutes gives more")
-    if found.gain is None:
-        report("the configuration as it is does not run here; the fastest that does:")
-    elif found.best.config == loaded:
-        report("the configuration is as fast as any of these as it is:")
+    result = tune_run(loaded, steps, minutes * 60, report)
+    if result.num_untried:
+        report(f"time ran out before {result.num_untried} other candidates; raise --minutes")
+    if result.gain is None:
+        report("the configuration does not run here; the fastest candidate that does:")
+    elif result.best.config == loaded:
+        report("the configuration is already as fast as any candidate:")
     else:
-        report(f"{found.gain:.3f} times as fast as the configuration as it is:")
-    print(as_toml(found.best.config))
+        report(f"{result.gain:.3f} times as fast as the configuration:")
+    print(as_toml(result.best.config))

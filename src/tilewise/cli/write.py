@@ -68,14 +68,14 @@ class Request:
 
     Attributes:
         model_dir: directory of the model.
-        given: fields of `Sampling` that the command line has, by name.
-        engine: settings of the engine, without sizes that the prompt decides.
+        overrides: fields of `Sampling` that the command line sets, by name.
+        engine: settings of the engine, without sizes that depend on the prompt.
         console: for messages that are not generated text.
         structure: that each text follows.
     """
 
     model_dir: Path
-    given: Mapping[str, Any]
+    overrides: Mapping[str, Any]
     engine: EngineSettings
     console: Console
     structure: StructuredOutputsParams | None = None
@@ -83,7 +83,9 @@ class Request:
     def __post_init__(self) -> None:
         from tilewise.generate import combine_settings
 
-        combine_settings({}, {**self.given, "n": 1}, 1)  # refuses values out of range before any file is read
+        combine_settings(
+            {}, {**self.overrides, "n": 1}, 1
+        )  # rejects values out of range before any file is read
 
     def say(self, text: str) -> None:
         """Print a line on the console."""
@@ -113,14 +115,14 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def stream(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None) -> Writing:
-    """Continue one prompt once; deltas go to `file` (None: nowhere) as they come."""
+    """Continue one prompt once; deltas are written to `file` (None: nowhere) as they arrive."""
     return _stream_all(engine, prompt, sampling, file)[0]
 
 
 def _stream_all(
     engine: Engine, prompt: str, sampling: Sampling | SamplingParams, file: TextIO | None
 ) -> list[Writing]:
-    """Continue a prompt; shows its texts one after the other, each while it is generated."""
+    """Continue a prompt; show its texts one after another, each while it is generated."""
     writings = [Writing() for _ in range(sampling.n)]
     shown = _InOrder(sampling.n, file)
     started = time.perf_counter()
@@ -138,7 +140,7 @@ def _stream_all(
 
 
 class _InOrder:
-    """Shows texts that are generated together one after the other, each below a heading if there are several."""
+    """Shows texts that are generated together one after another, each below a heading if there are several."""
 
     def __init__(self, count: int, file: TextIO | None) -> None:
         self._file = file
@@ -181,7 +183,7 @@ def write_text(request: Request, prompt: str) -> None:
     started = time.perf_counter()
     model = models.open(request.model_dir, ignore=request.engine.ignore_config_fields)
     limit = context_limit(model, request)
-    # for an empty prompt the engine adds one token
+    # the engine adds one token to an empty prompt
     tokenizer = load_tokenizer(request.model_dir, model.vocab_size)
     ids = encode_prompt(tokenizer, prompt)
     check_token_ids(tokenizer, ids, model.vocab_size, "the prompt")
@@ -189,27 +191,27 @@ def write_text(request: Request, prompt: str) -> None:
     check_prompt(num_tokens, limit)
     room = limit - num_tokens
     for name in ("max_tokens", "min_tokens"):
-        asked = request.given.get(name)
-        if asked is not None and asked > room:
+        value = request.overrides.get(name)
+        if value is not None and value > room:
             raise ConfigError(
                 f"[cli.generate] prompt and --{name.replace('_', '-')} must fit the model's context of {limit} "
-                f"tokens; got {num_tokens} and {asked}; ask for at most {room}"
+                f"tokens; got {num_tokens} and {value}; choose at most {room}"
             )
     file = (
         load_generation_config(request.model_dir, model.vocab_size)
         if request.engine.generation_config
         else {}
     )
-    sampling, taken = combine_settings(file, request.given, num_tokens)
+    sampling, from_file = combine_settings(file, request.overrides, num_tokens)
     sampling = replace(
         sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room)
     )
     params = SamplingParams.of(sampling, structured_outputs=request.structure)
     check_structure(request.structure, tokenizer, file, model)
-    # the cache has room for this text only
+    # size the cache for this request only
     engine = make_engine(request, num_tokens + sampling.max_tokens, sampling.n)
     with engine:
-        say_settings(request, taken)
+        say_settings(request, from_file)
         loaded_s = time.perf_counter() - started
         writings = _stream_all(engine, prompt, params, sys.stdout)
         sys.stdout.write("\n")
@@ -225,12 +227,12 @@ def context_limit(model: ModelConfig, request: Request) -> int:
     """
     from tilewise import models
 
-    longest, wanted = models.max_context(model), request.engine.max_model_len
-    if wanted is not None and wanted > longest:
+    longest, limit = models.max_context(model), request.engine.max_model_len
+    if limit is not None and limit > longest:
         raise ConfigError(
-            f"[cli.generate] --max-model-len must be at most the model's {longest}; got {wanted}; ask for less"
+            f"[cli.generate] --max-model-len must be at most the model's {longest}; got {limit}; lower it"
         )
-    return wanted or models.default_context(model)
+    return limit or models.default_context(model)
 
 
 def make_engine(request: Request, max_context: int, num_texts: int) -> Engine:
@@ -241,16 +243,16 @@ def make_engine(request: Request, max_context: int, num_texts: int) -> Engine:
         sizes = {"max_num_seqs": num_texts, "max_context": max_context}
         engine = Engine(request.model_dir, on_progress=on_progress, **{**vars(request.engine), **sizes})
     if request.engine.load_format == "dummy":
-        request.say("the weights are random (--load-format dummy): what is written means nothing")
+        request.say("the weights are random (--load-format dummy): the text is meaningless")
     if "float16" in engine.model.stored_dtypes:
         request.say(f"the weights are stored as float16 and run as {engine.model.dtype}")
     return engine
 
 
-def say_settings(request: Request, taken: Mapping[str, Any]) -> None:
+def say_settings(request: Request, from_file: Mapping[str, Any]) -> None:
     """Print the settings that come from generation_config.json."""
-    if taken:
-        settings = ", ".join(f"{name}={value!r}" for name, value in taken.items())
+    if from_file:
+        settings = ", ".join(f"{name}={value!r}" for name, value in from_file.items())
         request.say(f"from generation_config.json: {settings}")
 
 

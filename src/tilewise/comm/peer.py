@@ -95,7 +95,7 @@ class SpawnedPeer(Peer):
     """
 
     def __init__(self, number: int, worker: str) -> None:
-        self._spawned = Spawned(worker, apart=True, is_heard=False)
+        self._spawned = Spawned(worker, apart=True, shares_stdout=False)
         channel = Channel(self._spawned.link, "")
         super().__init__(number, channel)
         self.pid = self._spawned.process.pid

@@ -20,7 +20,7 @@ from tilewise.core import ConfigError, Validator, shown
 
 __all__ = ["IGNORED", "Batches", "PaddedBatches"]
 
-IGNORED = -100  # the label of what is not counted
+IGNORED = -100  # label of positions that the loss ignores
 _MOST = (1 << 63) - 1
 _MOST_ID = (1 << 31) - 1
 _validate = Validator("data")

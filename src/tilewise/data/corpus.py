@@ -67,7 +67,7 @@ class Corpus:
 def is_held_out(name: str, percent: float = 5.0) -> bool:
     """Whether the file with this relative path is held out: `percent` of all names, by SHA-256."""
     percent = _validate.number("corpus", "the held-out share in percent", percent, 0.0, 100.0)
-    # the system's own bytes where a name is not UTF-8
+    # a name that is not UTF-8 counts as its bytes
     value = int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big")
     return value < percent / 100.0 * 2.0**64
 
@@ -126,7 +126,7 @@ def _require_plain_text(path: Path) -> None:
     """
     if _is_structured(path.name):
         raise ConfigError(
-            f"[data.corpus] data must be plain text, for every character is learned; got the structured file "
+            f"[data.corpus] data must be plain text, because every character is learned; got the structured file "
             f"{str(path)!r}; write its text fields into .txt files, as docs/training.md shows"
         )
     if path.suffix.lower() in _COMPRESSED:
@@ -165,7 +165,7 @@ def _load(root: Path, files: Iterable[Path], percent: float) -> Corpus:
     held_out = tuple(file for file in texts if is_held_out(file.name, percent))
     train = tuple(file for file in texts if not is_held_out(file.name, percent))
     if not train and percent < 100:
-        train, held_out = held_out[:1], held_out[1:]  # few texts, all of which the hash has chosen
+        train, held_out = held_out[:1], held_out[1:]  # the hash held out all of a few texts
     _warn_of_json_lines(texts)
     left_out = f"{len(skipped)} files left out: {_summary(skipped)}" if skipped else ""
     if not train:
@@ -214,7 +214,7 @@ def _size(path: Path) -> int:
     try:
         return os.stat(path).st_size
     except OSError:
-        return 0  # reading it says why
+        return 0  # reading reports the reason
 
 
 def _check_memory(num_bytes: int, root: Path) -> None:

@@ -48,8 +48,8 @@ class MaskedBatches:
 
     def at(self, step: int) -> dict[str, NDArray[np.int32]]:
         """Tokens, token_types and labels `[batch, longest]` and lengths `[batch]` of a step."""
-        found = self.batches.at(step)
-        tokens, is_text = found["tokens"], found["labels"] != IGNORED
+        batch = self.batches.at(step)
+        tokens, is_text = batch["tokens"], batch["labels"] != IGNORED
         key = np.array([self.batches.seed, 1 << 32 | step], np.uint64)
         generator = np.random.Generator(np.random.Philox(key=key))
         chance, fate = generator.random(tokens.shape), generator.random(tokens.shape)

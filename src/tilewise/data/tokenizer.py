@@ -24,7 +24,7 @@ __all__ = ["END_OF_TEXT", "MASK", "encode_files", "special_id", "train_tokenizer
 END_OF_TEXT = "<|endoftext|>"
 MASK = "[MASK]"
 _BATCH = 64
-# of any model; the library makes room for all of them at once, and ends the process where there is none
+# ids of any model; the library allocates the maximum at once and aborts the process if there is no memory
 _MOST_IDS = 1 << 20
 _validate = Validator("data")
 
@@ -86,12 +86,12 @@ def special_id(tokenizer: Tokenizer, *tokens: str) -> int:
     Raises:
         ConfigError: it has none of them.
     """
-    found = next((i for i in map(tokenizer.token_to_id, tokens) if i is not None), None)
-    if found is None:
+    id_ = next((i for i in map(tokenizer.token_to_id, tokens) if i is not None), None)
+    if id_ is None:
         raise ConfigError(
             f"[data.tokenizer] the tokenizer must know {' or '.join(tokens)}; got none; use another model's"
         )
-    return int(found)
+    return int(id_)
 
 
 def encode_files(

@@ -77,13 +77,11 @@ def open_regular(path: str | Path) -> BinaryIO:
         # O_NONBLOCK: opening a pipe returns at once instead of waiting for a writer
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise Unreadable(
-            "it is a link that leads nowhere" if os.path.islink(path) else "no such file"
-        ) from None
+        raise Unreadable("the link is dangling" if os.path.islink(path) else "no such file") from None
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise ResourceError(
-                f"[files.reading] a file must be opened to be read; got {error.strerror!r} for {str(path)!r}; raise "
+                f"[files.reading] a file must be openable; got {error.strerror!r} for {str(path)!r}; raise "
                 "the limit of open files (ulimit -n)"
             ) from None
         refusal = Forbidden if isinstance(error, PermissionError) else Unreadable
@@ -107,8 +105,8 @@ def read_whole(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
             content = file.read(max_bytes + 1)
         except OSError as error:
             raise Unreadable(_reason(error)) from None
-    if content is None:  # a file of the system's that has nothing to say now
-        raise Unreadable("it cannot be read to its end at once")
+    if content is None:  # a file of /proc or /sys that would block
+        raise Unreadable("it cannot be read without blocking")
     if len(content) > max_bytes:
         raise Unreadable(f"it is larger than {format_bytes(max_bytes)}")
     return content
@@ -150,9 +148,9 @@ def parse_json(content: bytes, model: type[Model]) -> Model:
     Raises:
         Unreadable: as `validate_json`, or a key appears twice, or a number is not finite.
     """
-    found = validate_json(content, model)
+    parsed = validate_json(content, model)
     plain_json(content)
-    return found
+    return parsed
 
 
 def plain_json(content: bytes) -> Any:
@@ -201,18 +199,18 @@ def read_json(path: str | Path, model: type[Model], max_bytes: int = MAX_JSON_BY
 def first_problem(error: ValidationError) -> str:
     """A model's first validation error in one line: its place, what is wrong, the value."""
     loc, (first, *others) = first_fault(error)
-    place = ".".join(bare(str(part)) for part in loc)  # keys are foreign text: one line
+    place = ".".join(bare(str(part)) for part in loc)  # keys come from outside; keep them on one line
     kind, message = first["type"], first["msg"]
     if kind == "json_invalid":
         return f"it is not JSON: {message.removeprefix('Invalid JSON: ')}"
     if kind == "extra_forbidden":
         return f"{place} must be a known key; got an unknown one"
     if kind == "missing":
-        return f"{place} must be there; got nothing"
+        return f"{place} is required; got nothing"
     message = joined_rules([first, *others]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    given = "" if kind == "value_error" else f"; got {shown(first['input'])}"
-    return f"{place}: {message}{given}" if place else f"{message}{given}"
+    got = "" if kind == "value_error" else f"; got {shown(first['input'])}"
+    return f"{place}: {message}{got}" if place else f"{message}{got}"
 
 
 def first_fault(error: ValidationError) -> tuple[tuple[int | str, ...], list[ErrorDetails]]:
@@ -262,20 +260,20 @@ def _reason(error: Exception) -> str:
 
 
 def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise Unreadable(f"key {shown(key)} stands twice")
-        found[key] = value
-    return found
+        if key in keys:
+            raise Unreadable(f"key {shown(key)} appears twice")
+        keys[key] = value
+    return keys
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise Unreadable(f"{text} is no number in JSON")
+    raise Unreadable(f"{text} is not a number in JSON")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise Unreadable(f"{bare(text, 40)} is beyond what a double holds")
+        raise Unreadable(f"{bare(text, 40)} is beyond the range of a double")
     return value

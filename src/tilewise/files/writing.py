@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 HIDDEN = ".tilewise-tmp-"
-"""How the name of what is not finished begins."""
+"""The prefix of names of unfinished files."""
 
 
 def sync_file(path: Path) -> None:
@@ -56,8 +56,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ResourceError(
-            f"[files.writing] output must be writable to the end; got {str(path)!r}{on_host()}: "
-            f"{error.strerror or error}; make room or check permissions; what stood there before is kept"
+            f"[files.writing] output must be written completely; got {str(path)!r}{on_host()}: "
+            f"{error.strerror or error}; free space or check permissions; existing content is kept"
         ) from error
 
 
@@ -70,7 +70,7 @@ def name_in_utf8(directory: Path) -> Iterator[str]:
         ResourceError: it cannot be opened.
     """
     name = str(directory)
-    if name.isprintable():  # bytes that are no UTF-8 are not
+    if name.isprintable():  # a name that is not UTF-8 is not printable
         yield name
         return
     with writing(directory):
@@ -90,7 +90,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """
     if not path.name or (os.path.lexists(path) and not path.is_file()):
         raise ResourceError(
-            f"[files.writing] output must be writable as a file; got {str(path)!r}, which is something else; "
+            f"[files.writing] output must be writable as a file; got {str(path)!r}, which is not a regular file; "
             "choose another name"
         )
     temporary = path.with_name(f"{HIDDEN}{path.name}-{os.getpid()}")

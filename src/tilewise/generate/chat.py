@@ -18,7 +18,7 @@ from tilewise.generate.template_process import TemplateProcesses
 
 __all__ = ["ChatTemplate"]
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names that templates and programs have for it
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the field in templates and clients
 _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 _validate = Validator("generate")
 Messages = Sequence[Mapping[str, Any]]
@@ -29,10 +29,10 @@ class ChatTemplate:
 
     Args:
         directory: with chat_template.jinja, or a tokenizer_config.json that holds a template or several by name.
-        template: text of one that is used instead of those.
+        template: text of a template to use instead.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no template.
         CheckpointError: the files cannot be read.
     """
 
@@ -69,21 +69,21 @@ class ChatTemplate:
         Args:
             messages: dictionaries with `role` and mostly `content`, oldest first.
             tools: JSON schemas of functions that the model may call.
-            documents: what the model may cite, with `title` and `text`.
-            add_generation_prompt: end with what introduces the model's answer.
+            documents: texts that the model may cite, with `title` and `text`.
+            add_generation_prompt: end with the tokens that introduce the model's answer.
             continue_final_message: end within the last message, which the model continues.
             name: of a template; None: `tool_use` where there are tools and such a template, else `default`.
-            variables: whatever else a template understands.
+            variables: further variables of the template.
 
         Raises:
-            ConfigError: an argument is not plain JSON, there is no such template, or it fails, refuses the
+            ConfigError: an argument is not plain JSON, there is no such template, or it fails, rejects the
                 conversation, does not end or takes too much memory; or it does not show the message to continue.
         """
         shown_messages = [_with_reasoning(m) for m in _dictionaries("messages", messages)]
         final = ""
         if continue_final_message:
             final = _mark_end(shown_messages, add_generation_prompt)
-        given = {
+        arguments = {
             "messages": shown_messages,
             "tools": None if tools is None else _dictionaries("tools", tools),
             "documents": None if documents is None else _dictionaries("documents", documents),
@@ -91,11 +91,13 @@ class ChatTemplate:
         }
         more = _validate.json("chat", "variables", {} if variables is None else variables)
         chosen = self._choose(name, bool(tools))
-        result = self._processes.render(self._templates[chosen], {**given, **self._special_tokens, **more})
+        result = self._processes.render(
+            self._templates[chosen], {**arguments, **self._special_tokens, **more}
+        )
         if "problem" in result:
             problem = cut(" ".join(str(result["problem"]).split()), 400)
             raise ConfigError(
-                f"[generate.chat] the chat template must make a text of the conversation; got {chosen!r} of "
+                f"[generate.chat] the chat template must render the conversation; got {chosen!r} of "
                 f"{self._place!r}: {problem}; change the conversation, or the template"
             )
         text = str(result["text"])
@@ -129,7 +131,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
     """Append a marker to the last message's text, as transformers does; returns the text without it."""
     if add_generation_prompt:
-        rule = "continue_final_message leaves no room for add_generation_prompt"
+        rule = "continue_final_message excludes add_generation_prompt"
         _validate.invalid("chat", rule, "both", "leave one of them out")
     content = messages[-1].get("content") if messages else None
     if not isinstance(content, str):
@@ -145,5 +147,5 @@ def _cut_at_mark(text: str, final: str) -> str:
     if place < 0 or final.strip() not in text:
         rule = "continue_final_message needs a last message that the template shows"
         _validate.invalid("chat", rule, shown(final, 40), "leave the option out")
-    # where the blank of the mark is gone, the template removes blanks around messages
+    # A missing space after the marker means that the template strips messages.
     return text[:place] if text.startswith(_END_MARK, place) else text[:place].rstrip()

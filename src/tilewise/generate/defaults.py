@@ -43,7 +43,7 @@ def served_settings(file: Mapping[str, Any]) -> dict[str, Any]:
     A setting of the file that changes the text and is not applied is one warning in the log.
 
     Args:
-        file: what `load_generation_config` returned.
+        file: result of `load_generation_config`.
 
     Returns:
         Settings under the names of `SamplingParams`.
@@ -58,13 +58,13 @@ def served_settings(file: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def combine_settings(
-    file: Mapping[str, Any], given: Mapping[str, Any], num_prompt: int
+    file: Mapping[str, Any], overrides: Mapping[str, Any], num_prompt: int
 ) -> tuple[Sampling, dict[str, Any]]:
     """Combine settings.
 
     Args:
         file: result of `load_generation_config`.
-        given: the caller's settings, fields of `Sampling` by name; they override the file's.
+        overrides: the caller's settings, fields of `Sampling` by name; they override the file's.
         num_prompt: number of tokens of the prompt, which the file's `max_length` and `min_length` include.
 
     Returns:
@@ -75,26 +75,26 @@ def combine_settings(
     """
     num_prompt = _validate.integer("combine_settings", "num_prompt", num_prompt, 0, _MOST)
     declared = settings_of(Sampling)
-    for name in given:
+    for name in overrides:
         _validate.choice("combine_settings", "a setting", name, [*declared])
     values = {name: file[name] for name in declared if declared[name].in_file == "always" and name in file}
-    if given.get("temperature", 1.0 if file.get("do_sample") else 0.0):
+    if overrides.get("temperature", 1.0 if file.get("do_sample") else 0.0):
         values |= _sampling_values(file, has_do_sample=bool(file.get("do_sample")))
     if "stop_strings" in file:
         stops = file["stop_strings"]
         values |= {"stop": (stops,) if isinstance(stops, str) else tuple(stops)}
-    values |= _lengths(file, num_prompt, "max_tokens" in given)
-    taken = {
-        name: value for name, value in values.items() if name not in given and value != declared[name].default
+    values |= _lengths(file, num_prompt, "max_tokens" in overrides)
+    from_file = {
+        name: value
+        for name, value in values.items()
+        if name not in overrides and value != declared[name].default
     }
-    settings = {**taken, **given}
+    settings = {**from_file, **overrides}
     min_tokens = settings.get("min_tokens")
-    is_open = "max_tokens" not in {*values, *given}
+    is_open = "max_tokens" not in {*values, *overrides}
     if is_open and type(min_tokens) is int and min_tokens > declared["max_tokens"].default:
-        settings["max_tokens"] = (
-            min_tokens  # min_tokens alone is given, and is larger than the default of max_tokens
-        )
-    return Sampling(**settings), taken
+        settings["max_tokens"] = min_tokens  # the default of max_tokens would be below min_tokens
+    return Sampling(**settings), from_file
 
 
 def _sampling_values(file: Mapping[str, Any], *, has_do_sample: bool) -> dict[str, Any]:
@@ -108,17 +108,17 @@ def _sampling_values(file: Mapping[str, Any], *, has_do_sample: bool) -> dict[st
     return values
 
 
-def _lengths(file: Mapping[str, Any], num_prompt: int, is_given: bool) -> dict[str, Any]:
+def _lengths(file: Mapping[str, Any], num_prompt: int, has_max_tokens: bool) -> dict[str, Any]:
     """The file's limits on the number of new tokens."""
     values: dict[str, Any] = {}
     if "max_new_tokens" in file:
         values["max_tokens"] = file["max_new_tokens"]
-    elif "max_length" in file and not is_given:
+    elif "max_length" in file and not has_max_tokens:
         room = file["max_length"] - num_prompt
         if room < 1:
             raise ConfigError(
                 f"[generate.combine_settings] a prompt must be shorter than generation_config.json's max_length "
-                f"{file['max_length']}; got {num_prompt} tokens; shorten it, or say how many tokens to write"
+                f"{file['max_length']}; got {num_prompt} tokens; shorten it, or set max_tokens"
             )
         values["max_tokens"] = room
     min_tokens = file.get("min_new_tokens", max(0, file.get("min_length", 0) - num_prompt))

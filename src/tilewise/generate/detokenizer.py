@@ -23,7 +23,7 @@ __all__ = ["Detokenizer", "StopFinder", "TextOffsets"]
 _validate = Validator("generate")
 _LARGEST_ID = (1 << 32) - 1
 _BROKEN = "\ufffd"
-_PATIENCE = 8  # tokens without a whole end, after which only the last character can still be mended
+_PATIENCE = 8  # after this many tokens without a complete character, only the last character is held back
 _LONGEST = 64  # tokens decoded together at most
 
 
@@ -36,7 +36,7 @@ class Detokenizer:
         skip_special_tokens: leave special tokens out of the text.
 
     Attributes:
-        num_held: number of characters that are held back, each U+FFFD unless later tokens complete it.
+        num_pending: number of characters that are held back, each U+FFFD unless later tokens complete it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], *, skip_special_tokens: bool = True) -> None:
@@ -46,10 +46,10 @@ class Detokenizer:
         self._ids = [
             _validate.integer("detokenizer", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in ids
         ]
-        self._start = 0  # of what is decoded together
-        self._given = len(self._ids)  # tokens whose text is out
-        self._ahead = 0  # characters of later tokens that are out
-        self.num_held = 0
+        self._start = 0  # first token of those decoded together
+        self._num_returned = len(self._ids)  # tokens whose text was returned
+        self._num_ahead = 0  # characters of later tokens that were returned
+        self.num_pending = 0
 
     def add(self, token: int) -> str:
         """Add a token; returns the new complete characters, often none."""
@@ -58,10 +58,10 @@ class Detokenizer:
             return self._take(self._decode(len(self._ids))) + _BROKEN
         self._ids.append(token)
         now = self._decode(len(self._ids))
-        waiting = len(self._ids) - self._given
-        if not now.endswith(_BROKEN) or waiting >= _LONGEST:
+        num_waiting = len(self._ids) - self._num_returned
+        if not now.endswith(_BROKEN) or num_waiting >= _LONGEST:
             return self._take(now)
-        return self._take(now, num_last=len(now) - len(now.rstrip(_BROKEN)) if waiting < _PATIENCE else 1)
+        return self._take(now, num_last=len(now) - len(now.rstrip(_BROKEN)) if num_waiting < _PATIENCE else 1)
 
     def finish(self) -> str:
         """The text that was held back, after the last token; an incomplete character becomes U+FFFD."""
@@ -70,13 +70,13 @@ class Detokenizer:
     def _take(self, text: str, num_last: int = 0) -> str:
         """The new part of a decoded text, without its last `num_last` characters, which are held back. When no
         character is held back, the next tokens are decoded without those before."""
-        num_out = len(self._decode(self._given)) + self._ahead
+        num_out = len(self._decode(self._num_returned)) + self._num_ahead
         new = text[num_out : len(text) - num_last]
         if num_last:
-            self._ahead += len(new)
+            self._num_ahead += len(new)
         else:
-            self._start, self._given, self._ahead = self._given, len(self._ids), 0
-        self.num_held = max(0, len(text) - num_out - len(new)) if num_last else 0
+            self._start, self._num_returned, self._num_ahead = self._num_returned, len(self._ids), 0
+        self.num_pending = max(0, len(text) - num_out - len(new)) if num_last else 0
         return new
 
     def _decode(self, end: int) -> str:
@@ -111,16 +111,16 @@ class TextOffsets:
     @property
     def end(self) -> int:
         """The number of characters so far, those that are held back included."""
-        return self._num_out + self._detokenizer.num_held
+        return self._num_out + self._detokenizer.num_pending
 
     def add(self, token: int) -> tuple[str, int]:
-        """Take one more token; returns the text that became whole, and the index at which the token begins."""
-        own, num_held = self._token_bytes[token], self._detokenizer.num_held
-        continues = num_held > 0 and _is_continuation(own[:1]) and _is_cut(self._last)
+        """Take one more token; returns the text that became complete, and the index at which the token begins."""
+        own, num_pending = self._token_bytes[token], self._detokenizer.num_pending
+        continues = num_pending > 0 and _is_continuation(own[:1]) and _is_cut(self._last)
         offset = self._last_index if continues else self.end
         text = self._detokenizer.add(token)
         self._num_out += len(text)
-        if text or self._detokenizer.num_held != num_held:  # the token is part of the text
+        if text or self._detokenizer.num_pending != num_pending:  # the token is part of the text
             begun = [place for place in range(len(own)) if not _is_continuation(own[place : place + 1])]
             self._last_index = offset + max(0, len(begun) - (not continues))
             self._last = own[begun[-1] :] if begun else self._last + own
@@ -149,14 +149,14 @@ class StopFinder:
         is_included: whether the stop string is part of the text.
 
     Attributes:
-        found: the stop string that ended the text; None before.
+        stop_string: the one that ended the text; None before.
     """
 
     def __init__(self, strings: Sequence[str], is_included: bool) -> None:
         self._strings = tuple(strings)
         self._is_included = is_included
         self._held_back = ""
-        self.found: str | None = None
+        self.stop_string: str | None = None
 
     def add(self, text: str) -> tuple[str, bool]:
         """Add text; returns the text that can be shown, and whether a stop string has ended it."""
@@ -165,7 +165,7 @@ class StopFinder:
             (at + len(string), at, string) for string in self._strings if (at := text.find(string)) >= 0
         ]
         if matches:
-            end, start, self.found = min(matches)
+            end, start, self.stop_string = min(matches)
             self._held_back = ""
             return text[: end if self._is_included else start], True
         keep = max((_overlap(text, string) for string in self._strings), default=0)

@@ -20,22 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["check_prompt", "encode_prompt", "word_ids"]
 
 _MOST = 1 << 31
-_SHORT = (
-    1 << 12
-)  # characters; a longer prompt is encoded without holding up Python's other threads, as batches are
+_SHORT = 1 << 12  # characters; a longer prompt is encoded as a batch, which releases the interpreter's lock
 _validate = Validator("generate")
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of a prompt, perhaps none.
+    """Token ids of a prompt; may be empty.
 
     Args:
         tokenizer: of the model.
         prompt: text.
-        add_special_tokens: with what the tokenizer puts before and after a text.
+        add_special_tokens: add the tokens that the tokenizer puts before and after a text.
 
     Raises:
-        ConfigError: the prompt is no UTF-8 text, or the tokenizer has no tokens for it.
+        ConfigError: the prompt is not UTF-8 text, or the tokenizer has no tokens for it.
     """
     try:
         prompt.encode("utf-8")
@@ -48,8 +46,8 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, add_special_tokens: bool
         with refusals_of("tokenizers"):
             if len(prompt) <= _SHORT:
                 return list(tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids)
-            (found,) = tokenizer.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)
-            return list(found.ids)
+            (encoding,) = tokenizer.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)
+            return list(encoding.ids)
     except Unreadable as error:
         raise ConfigError(
             f"[generate.prompt] a prompt must have tokens in tokenizer.json; got {shown(prompt, 40)}: {error}; "
@@ -58,7 +56,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, add_special_tokens: bool
 
 
 def check_prompt(num_tokens: int, max_context: int) -> None:
-    """Refuse a prompt that leaves no room for a token.
+    """Reject a prompt that leaves no room for a token.
 
     Raises:
         ConfigError: it is too long.
@@ -77,12 +75,12 @@ def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[tuple[int, ...]
     Raises:
         ConfigError: as `encode_prompt`, and for a word that has no tokens.
     """
-    found: dict[tuple[int, ...], None] = {}
+    sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word, f" {word}"):
             ids = tuple(encode_prompt(tokenizer, text, add_special_tokens=False))
             if not ids:
                 rule = "bad_words must have tokens in the tokenizer"
                 _validate.invalid("prompt", rule, shown(word), "choose other words")
-            found[ids] = None
-    return list(found)
+            sequences[ids] = None
+    return list(sequences)

@@ -3,7 +3,7 @@
 Names and meaning are those of transformers; presence and frequency penalties, stop strings and `ignore_eos` are vLLM's.
 A sampled token depends only on the logits, the seed, the position and the index of the text (Philox keyed by them), not
 on the batch, the request's place in it or the devices: see native/kernels/sampling. Of equal logits the lower id wins.
-Refuses logits that are not finite, and settings that leave no token to choose.
+Rejects logits that are not finite, and settings that leave no token to choose.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Batch:
         return _no_token(logits_V, len(self._samplers[place].history))
 
     def _logits_processors(self, size: int) -> list[LogitsProcessors | None]:
-        """What changes each row; settings that name a token beyond the vocabulary are left out and recorded."""
+        """The changes of each row's logits. Settings with a token beyond the vocabulary are recorded as invalid."""
         processors: list[LogitsProcessors | None] = []
         for place, (one, mask) in enumerate(zip(self._samplers, self._masks or [None] * len(self._samplers))):
             rules = one.rules
@@ -192,6 +192,6 @@ def _no_token(logits: Array, position: int) -> TilewiseError:
             f"{position}; the model overflows, or its weights are damaged: try f32"
         )
     return ConfigError(
-        "[generate.sampling] a token must be left to choose; got all forbidden by no_repeat_ngram_size, bad words, "
-        f"allowed_token_ids, min_tokens or a grammar at position {position}; loosen them"
+        "[generate.sampling] at least one token must be allowed; got all forbidden by no_repeat_ngram_size, bad words, "
+        f"allowed_token_ids, min_tokens or a grammar at position {position}; relax these settings"
     )

@@ -29,14 +29,14 @@ class _TooLong(Exception):
 
 def render(template: str, variables: dict[str, Any]) -> str:
     """A template's text, as transformers renders it."""
-    found: list[str] = []
+    blocks: list[str] = []
     size = 0
     for block in _environment().from_string(template).generate(**variables):
         size += len(block)
         if size > MOST_OUTPUT:
             raise _TooLong
-        found.append(block)
-    return "".join(found)
+        blocks.append(block)
+    return "".join(blocks)
 
 
 def problem_of(template: str, variables: dict[str, Any]) -> dict[str, str]:
@@ -52,47 +52,47 @@ def problem_of(template: str, variables: dict[str, Any]) -> dict[str, str]:
     except MemoryError:
         return {"problem": "it takes too much memory"}
     except RecursionError:
-        return {"problem": "it calls itself without end"}
+        return {"problem": "it recurses too deeply"}
     except SecurityError as error:
-        return {"problem": f"it does what templates may not: {error}"}
+        return {"problem": f"it is not allowed in templates: {error}"}
     except TemplateSyntaxError as error:
         return {"problem": f"line {error.lineno}: {error.message}"}
     except TemplateError as error:
-        return {"problem": f"it says: {error.message}"}
-    except Exception as error:  # whatever the template makes Python do
+        return {"problem": f"it raises: {error.message}"}
+    except Exception as error:
         return {"problem": f"{type(error).__name__}: {error}"}
 
 
 def _environment() -> Any:
-    """What templates may use: as in transformers, whose authors' templates these are."""
+    """The environment of templates, as in transformers."""
     import jinja2
     import jinja2.ext
     import jinja2.nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks what the model said; it changes nothing of the text."""
+        """`{% generation %}` marks the model's messages; it does not change the text."""
 
         tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            call = self.call_method("_say", [])
+            call = self.call_method("_body", [])
             return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-        def _say(self, caller: Any) -> Any:
+        def _body(self, caller: Any) -> Any:
             return caller()
 
     class Namespace(jinja2.utils.Namespace):
-        """Without names that lead into Python."""
+        """Rejects names of Python's internals."""
 
         def __init__(*args: Any, **kwargs: Any) -> None:
             self, args = args[0], args[1:]
-            given = dict(*args, **kwargs)
-            for name in given:
+            values = dict(*args, **kwargs)
+            for name in values:
                 _check_name(name)
-            jinja2.utils.Namespace.__init__(self, given)
+            jinja2.utils.Namespace.__init__(self, values)
 
         def __setitem__(self, name: str, value: Any) -> None:
             _check_name(name)
@@ -110,7 +110,7 @@ def _environment() -> Any:
 
 
 class _Dict:
-    """`dict(...)` of templates; the class itself would lead into Python."""
+    """`dict(...)` of templates; the class itself would give access to Python's internals."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -123,7 +123,7 @@ def _check_name(name: object) -> None:
     from jinja2.exceptions import SecurityError
 
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace has no name like {name!r}")
+        raise SecurityError(f"names of a namespace must not begin with '_'; got {name!r}")
 
 
 def _raise(message: object) -> None:
@@ -149,57 +149,57 @@ def _now(form: str) -> str:
 
 
 def _limit(memory_bytes: int, cpu_s: int) -> None:
-    """No more memory and time than given, no files, no processes."""
-    for what, most in (
+    """Limit memory and CPU time; forbid files and processes."""
+    for kind, limit in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, 0),
     ):
-        hard = resource.getrlimit(what)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+        hard = resource.getrlimit(kind)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
 
 
 def main() -> None:
-    """Templates, until standard input ends."""
+    """Render templates until standard input ends."""
     sys.path += sys.argv[1:]
-    _environment()  # imports what it needs, before files are limited
+    _environment()  # imports its modules before files are limited
     while head := _read(HEAD.size):
         payload = _read(HEAD.unpack(head)[0])
         child = os.fork()
         if child == 0:
             _answer(payload)
-        if os.waitpid(child, 0)[1] != 0:  # part of an answer may be written; no other can follow it
+        if os.waitpid(child, 0)[1] != 0:  # the answer may be written in part, so no other can follow
             os._exit(1)
 
 
 def _answer(payload: bytes) -> None:
-    """Render, and end: with zero only where the whole answer was written."""
+    """Render and exit; the status is zero only if the whole answer was written."""
     try:
-        os.close(0)  # what comes next is for the next one
-        given = json.loads(payload)
-        _limit(given["limits"]["memory_bytes"], given["limits"]["cpu_s"])
-        result = {"name": given["name"], **problem_of(given["template"], given["variables"])}
+        os.close(0)  # the next message is for the next fork
+        request = json.loads(payload)
+        _limit(request["limits"]["memory_bytes"], request["limits"]["cpu_s"])
+        result = {"name": request["name"], **problem_of(request["template"], request["variables"])}
         body = json.dumps(result).encode()
-        left = memoryview(HEAD.pack(len(body)) + body)
-        while left:
-            left = left[os.write(1, left) :]
+        unsent = memoryview(HEAD.pack(len(body)) + body)
+        while unsent:
+            unsent = unsent[os.write(1, unsent) :]
         os._exit(0)
     finally:
         os._exit(1)
 
 
 def _read(size: int) -> bytes:
-    """So many bytes of standard input, and none more; empty at its end."""
-    found = b""
-    while len(found) < size:
-        piece = os.read(0, size - len(found))
+    """Exactly this many bytes of standard input; empty at its end."""
+    content = b""
+    while len(content) < size:
+        piece = os.read(0, size - len(content))
         if not piece:
             return b""
-        found += piece
-    return found
+        content += piece
+    return content
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class TemplateProcesses(DisposableProcesses):
                 process.end()
         if answer is None:
             return {"problem": "it ends the process that renders it, or takes too much memory"}
-        return result or {"problem": "it makes the process that renders it say something else"}
+        return result or {"problem": "it makes the process that renders it write something else"}
 
     def _new_process(self) -> DisposableProcess:
         import jinja2

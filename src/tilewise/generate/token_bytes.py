@@ -32,14 +32,14 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._found: dict[int, bytes] = {}
+        self._contents: dict[int, bytes] = {}
 
     def __getitem__(self, token: int) -> bytes:
         """Bytes of a token; those of U+FFFD for an id that the tokenizer does not know."""
-        found = self._found.get(token)
-        if found is None:
-            found = self._found[token] = self._compute(token)
-        return found
+        content = self._contents.get(token)
+        if content is None:
+            content = self._contents[token] = self._compute(token)
+        return content
 
     def text(self, token: int) -> str:
         """Text of a token; U+FFFD for bytes that are only a part of a character."""
@@ -59,7 +59,7 @@ class TokenBytes:
                 once, twice = (self._tokenizer.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
         except Unreadable:
             return name.encode()
-        # the second of two is not the first of its text, so that its space is kept
+        # The second of two tokens is not the first of its text, so its space is kept.
         return (twice[len(once) :] if twice.startswith(once) else once).encode()
 
     @cached_property
@@ -67,12 +67,12 @@ class TokenBytes:
         """Types of the tokenizer's decoders, nested ones included."""
         decoder = self._tokenizer.decoder
         pending: list[dict[str, Any]] = [] if decoder is None else [json.loads(decoder.__getstate__())]
-        found = set()
+        kinds = set()
         while pending:
             one = pending.pop()
-            found.add(one["type"])
+            kinds.add(one["type"])
             pending += one.get("decoders", ())
-        return found
+        return kinds
 
 
 def _byte_level_alphabet() -> dict[str, int]:

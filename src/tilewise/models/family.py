@@ -1,4 +1,4 @@
-"""`Family`: a family of models as code outside of `models` sees it: configuration, names in files,
+"""`Family`: the interface of a family of models for code outside of `models`: configuration, names in files,
 graphs.
 """
 
@@ -23,15 +23,15 @@ __all__ = ["Family", "decoder_family"]
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's folder offers. Each function takes a configuration of the family.
+    """The functions of a family's folder. Each takes a configuration of the family.
 
     Attributes:
         config: its configurations.
         layout: how files hold a model's parameters; `with_head` says whether a head is needed: a decoder's, or the one
             that encoders are trained by.
         shapes: every parameter's name in the training graph and its shape, in the order of the forward pass.
-        max_context: the longest sequence that a model is meant for.
-        default_context: the context limit where none is asked for.
+        max_context: the longest sequence that a model supports.
+        default_context: the default context limit.
         training: (config, batch, seq, dtype) describes one training step.
         kv_elements: of the KV cache, per token; 0 for models that do not write.
         decoding: (config, max_tokens, max_sequences, num_blocks, dtype, context, num_positions, max_rows,
@@ -75,33 +75,38 @@ def decoder_family(
         embedding: name in files, of which a tied head may be a copy.
     """
 
-    def layout(given: Any, *, with_head: bool) -> FileLayout:
-        table, copies = tuple(stored(given.decoder)), {HEAD: embedding} if given.decoder.tied_head else {}
-        found = FileLayout(table, prefix, copies=copies)
-        found = found if derived is None else replace(found, derived=derived)
+    def layout(configuration: Any, *, with_head: bool) -> FileLayout:
+        table, copies = (
+            tuple(stored(configuration.decoder)),
+            {HEAD: embedding} if configuration.decoder.tied_head else {},
+        )
+        file_layout = FileLayout(table, prefix, copies=copies)
+        file_layout = file_layout if derived is None else replace(file_layout, derived=derived)
         if with_head:
-            return found
+            return file_layout
         table = tuple(tensor for tensor in table if tensor.name != HEAD)
-        return replace(found, table=table, copies={}, derived=f"{found.derived}|{re.escape(HEAD)}")
+        return replace(
+            file_layout, table=table, copies={}, derived=f"{file_layout.derived}|{re.escape(HEAD)}"
+        )
 
     @wraps(model.training_parts)
-    def training(given: Any, *sizes: Any, **named: Any) -> ModelParts:
-        return model.training_parts(given.decoder, *sizes, **named)
+    def training(configuration: Any, *sizes: Any, **named: Any) -> ModelParts:
+        return model.training_parts(configuration.decoder, *sizes, **named)
 
     @wraps(model.decoding_parts)
-    def decoding(given: Any, *sizes: Any, **named: Any) -> ModelParts:
-        return model.decoding_parts(given.decoder, *sizes, **named)
+    def decoding(configuration: Any, *sizes: Any, **named: Any) -> ModelParts:
+        return model.decoding_parts(configuration.decoder, *sizes, **named)
 
-    def shapes(given: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-        return parameter_shapes(given.decoder)
+    def shapes(configuration: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+        return parameter_shapes(configuration.decoder)
 
-    def kv_elements(given: Any) -> int:
-        return int(2 * given.decoder.kv_size * len(given.decoder.layers))
+    def kv_elements(configuration: Any) -> int:
+        return int(2 * configuration.decoder.kv_size * len(configuration.decoder.layers))
 
-    def max_context(given: Any) -> int:
-        return int(given.decoder.max_positions)
+    def max_context(configuration: Any) -> int:
+        return int(configuration.decoder.max_positions)
 
-    def default_context(given: Any) -> int:
-        return int(given.decoder.default_context)
+    def default_context(configuration: Any) -> int:
+        return int(configuration.decoder.default_context)
 
     return Family(config, layout, shapes, max_context, default_context, kv_elements, training, decoding)

@@ -1,8 +1,8 @@
 """Lists the fields of config.json that have no effect on what a model computes, and those with one
 supported value.
 
-Families add fields in `ModelConfig.only` and `ModelConfig.without_effect`. `decides_nothing`
-decides about fields that are in no table; docs/models.md states its rule for users.
+Families add fields in `ModelConfig.only` and `ModelConfig.without_effect`. `has_no_effect`
+decides about fields that are not in these tables; docs/models.md states its rule for users.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = [
     "MAX_POSITIONS",
     "ONLY",
     "WITHOUT_EFFECT",
-    "decides_nothing",
+    "has_no_effect",
     "ignore_advice",
 ]
 
@@ -45,8 +45,8 @@ finetuning_task task_specific_params problem_type id2label label2id num_labels _
 tie_encoder_decoder
 """
 WITHOUT_EFFECT = frozenset(_UNUSED.split())
-"""Fields whose value decides nothing in any family: notes of tools, how attention is implemented, caches, dropout and
-initialisation of training, lengths that other programs use, generation (generation_config.json decides it), labels of
+"""Fields without effect in any family: notes of tools, how attention is implemented, caches, dropout and
+initialisation of training, lengths that other programs use, generation (generation_config.json has it), labels of
 tasks."""
 
 ONLY: Mapping[str, tuple[object, ...]] = {
@@ -60,7 +60,7 @@ ONLY: Mapping[str, tuple[object, ...]] = {
     "quantization_config": (),
     "use_bidirectional_attention": (False,),
 }
-"""Fields of every family of which other values make another model. null is always accepted."""
+"""Fields of every family with their supported values; others describe another model. null is always accepted."""
 
 ADVICE = {"quantization_config": "give the unquantized weights"}
 
@@ -69,7 +69,7 @@ _LABELS = (
     "timestamp author license language title description comment note notes model checkpoint id"
 )
 _LABEL_WORDS = frozenset(_LABELS.split())
-# A field about one of these may choose what is computed, whatever its value looks like.
+# A field whose name has one of these words may affect the computation, whatever its value looks like.
 _COMPUTED = """
 act activation func function norm attn attention causal mask window bias rope rotary position positions positional
 mlp ffn ff glu layer layers block cell mixer head heads kv quant quantization scale scaling router expert experts
@@ -80,7 +80,7 @@ _VERSION = re.compile(r"v?[0-9]+\.[0-9]+\.[0-9]+[\w.+-]*|v[0-9]+(\.[0-9]+)*")
 _MAX_LABEL = 4096
 
 
-def decides_nothing(name: str, value: object) -> bool:
+def has_no_effect(name: str, value: object) -> bool:
     """Whether an unknown field can be ignored, by its name and value alone.
 
     null and false disable something that the family does not have. A string that is a name, a path
@@ -105,6 +105,6 @@ def decides_nothing(name: str, value: object) -> bool:
 def ignore_advice(name: str) -> str:
     """The advice about an unknown field, for every caller that reads configurations."""
     return (
-        f"if it decides nothing of what the model computes, ignore it by name: --ignore-config-field {name}, "
+        f"if it does not affect the computation, ignore it by name: --ignore-config-field {name}, "
         f"ignore_config_fields=[{name!r}] in Python, or model.ignore_config_fields of a training configuration"
     )

@@ -20,8 +20,8 @@ from tilewise.checkpoint import FileTensor, StoredTensor, StoredWeights
 __all__ = ["FileLayout", "without_wrappers"]
 
 T = TypeVar("T")
-# What torch.compile, FSDP and activation checkpointing put into names. DataParallel, DistributedDataParallel and
-# AveragedModel put `module`.
+# Parts of names that torch.compile, FSDP and activation checkpointing add. DataParallel, DistributedDataParallel and
+# AveragedModel add `module`.
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 _NUM_AVERAGED = "n_averaged"  # a counter in state dicts of AveragedModel
 
@@ -45,8 +45,8 @@ def _parts(name: str, wrappers: Collection[str]) -> list[str]:
 
 def _renamed(files: Mapping[str, T], names: Mapping[str, list[str]]) -> Mapping[str, T]:
     """Tensors under new names; unchanged if two would have the same name."""
-    found = {".".join(parts): files[name] for name, parts in names.items()}
-    return found if len(found) == len(names) else files
+    renamed = {".".join(parts): files[name] for name, parts in names.items()}
+    return renamed if len(renamed) == len(names) else files
 
 
 @dataclass(frozen=True)

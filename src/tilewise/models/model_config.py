@@ -20,7 +20,7 @@ from tilewise.core.errors import ConfigError
 from tilewise.core.log import warn_once
 from tilewise.core.validation import Validator, bare, nearest, shown
 from tilewise.files.reading import Unreadable, first_problem, plain_json, read_whole
-from tilewise.models.fields import ADVICE, MAX_POSITIONS, ONLY, WITHOUT_EFFECT, decides_nothing, ignore_advice
+from tilewise.models.fields import ADVICE, MAX_POSITIONS, ONLY, WITHOUT_EFFECT, has_no_effect, ignore_advice
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -69,7 +69,7 @@ def config_content(model_dir: str | Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: the file is missing or is not a JSON object; names it. If the path is another
-            kind of file, the message says what to give instead, or how to convert it.
+            kind of file, the message names the directory to use, or how to convert it.
     """
     directory = _validate.path("open", "a model directory", model_dir)
     path = directory / "config.json"
@@ -79,7 +79,7 @@ def config_content(model_dir: str | Path) -> dict[str, Any]:
     try:
         data = plain_json(read_whole(path))
         if not isinstance(data, dict):
-            raise Unreadable(f"it holds no object but {shown(data)}")
+            raise Unreadable(f"it must hold an object; got {shown(data)}")
         return data
     except Unreadable as error:
         raise ConfigError(
@@ -120,7 +120,7 @@ class ModelConfig:
         dtype: dtype of the stored weights, as in config.json; None if missing.
 
     Raises:
-        ConfigError: a value is impossible, or values do not fit together; names the field.
+        ConfigError: a value is invalid, or values contradict each other; names the field.
     """
 
     vocab_size: int
@@ -135,9 +135,9 @@ class ModelConfig:
     pad_token_id: int | None = None
     dtype: str | None = None
 
-    # Of a family: its `model_type` in files; the class that files name as `architectures`, and other classes whose
-    # files hold the same parameters (`also`); fields that its files spell in another way; fields with the values that
-    # are computed (`only`), and fields without effect, each added to those of the base classes.
+    # Set by a family: its `model_type` in files; the class that files name as `architectures`, and other classes whose
+    # files have the same parameters (`also`); other names of fields in its files; fields with the values that
+    # are supported (`only`), and fields without effect, each added to those of the base classes.
     model_type: ClassVar[str] = ""
     architecture: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
@@ -166,7 +166,7 @@ class ModelConfig:
             "eos_token_ids",
             "must be a tuple of ids",
             ends,
-            "write one",
+            "correct it",
         )
         object.__setattr__(self, "eos_token_ids", tuple(ends))
         for name, tokens in (("bos_token_id", (self.bos_token_id,)), ("eos_token_id", self.eos_token_ids)):
@@ -188,7 +188,7 @@ class ModelConfig:
         return cls.spellings.get(field, field)
 
     @classmethod
-    def one_answer(cls, older: str, theirs: Any, name: str, ours: Any) -> Any:
+    def agreed_value(cls, older: str, theirs: Any, name: str, ours: Any) -> Any:
         """The common value of two keys with the same meaning; None if both are missing.
 
         Args:
@@ -202,9 +202,7 @@ class ModelConfig:
         """
         agree = theirs is None or ours is None or theirs == ours
         got = f"{shown(theirs)} and {shown(ours)}"
-        _validate.require(
-            cls.model_type, agree, older, f"must say what {name} says", got, "remove one of them"
-        )
+        _validate.require(cls.model_type, agree, older, f"must equal {name}", got, "remove one of them")
         return ours if ours is not None else theirs
 
     @classmethod
@@ -234,7 +232,7 @@ class ModelConfig:
     ) -> _Config:
         """The configuration that a parsed config.json describes.
 
-        Unknown fields that have no effect, by name and value (`fields.decides_nothing`), are
+        Unknown fields that have no effect, by name and value (`fields.has_no_effect`), are
         ignored with one warning for all of them. End tokens at or beyond `vocab_size` are left out,
         with one warning.
 
@@ -256,9 +254,9 @@ class ModelConfig:
         ignore = _validate.sequence("open", "ignore", ignore, "names of fields", in_any_order=True)
         family = cls.model_type
         kind, names = values.pop("model_type", None), values.pop("architectures", None)
-        known = (cls.architecture, *cls.also)
-        fits = kind in (None, cls.model_type) and names in (None, [], *([name] for name in known))
-        rule = f"must be {' or '.join(known)}"
+        architectures = (cls.architecture, *cls.also)
+        fits = kind in (None, cls.model_type) and names in (None, [], *([name] for name in architectures))
+        rule = f"must be {' or '.join(architectures)}"
         _validate.require(
             family,
             fits,
@@ -288,16 +286,16 @@ class ModelConfig:
             if near := nearest(key, spelled):
                 advice = f"did you mean {near}? If not, {advice}"
             if key in cls.spellings:
-                advice = f"this family's files spell it {cls.spelled(key)}"
-            is_left_aside = not only_known and decides_nothing(key, value)
-            _validate.require(family, is_left_aside, bare(key), rule, "an unknown one", advice)
+                advice = f"this family's files name it {cls.spelled(key)}"
+            is_ignored = not only_known and has_no_effect(key, value)
+            _validate.require(family, is_ignored, bare(key), rule, "an unknown one", advice)
         if unknown:
-            _say_left_aside(cls.model_type, where, unknown)
+            _warn_of_ignored(cls.model_type, where, unknown)
         try:
             checked = _types(cls).model_validate({spelled[key]: value for key, value in values.items()})
         except ValidationError as error:
             raise ConfigError(
-                f"[models.{cls.model_type}] fields must be as in a {cls.model_type}'s config.json; "
+                f"[models.{cls.model_type}] fields must be those of a {cls.model_type} config.json; "
                 f"got {first_problem(error)}; correct it"
             ) from None
         return cls(**{name: getattr(checked, name) for name in checked.model_fields_set})
@@ -316,30 +314,30 @@ class ModelConfig:
     def _check_ignored(cls, ignore: Collection[str], computed: Collection[str]) -> None:
         for name in ignore:
             _validate.text("open", "a field to ignore", name)
-            rule, advice = "must not be ignored, because the model is computed by it", "do not name it"
+            rule, advice = "must not be ignored, because it affects the computation", "do not name it"
             _validate.require(cls.model_type, name not in computed, name, rule, f"ignore={[*ignore]}", advice)
 
     @classmethod
     def _without_unknown_nested(
-        cls, given: dict[str, Any], ignore: Collection[str]
+        cls, data: dict[str, Any], ignore: Collection[str]
     ) -> tuple[dict[str, Any], dict[str, object]]:
         """Fields without ignored or unknown entries of nested ones (`rope_scaling`); and the
         unknown entries, under dotted names.
         """
-        return given, {}
+        return data, {}
 
     @classmethod
-    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _adapted(cls, data: dict[str, Any]) -> dict[str, Any]:
         """The content of a file under this class's names, with alternative notations converted.
 
         A missing key has the field's default. null is a value if the field may be None, and
         otherwise counts as missing.
         """
-        ends = given.pop("eos_token_id", None)
+        ends = data.pop("eos_token_id", None)
         if ends is not None:
-            given["eos_token_ids"] = tuple(ends) if isinstance(ends, list) else (ends,)
-        given["dtype"] = cls.one_answer(
-            "torch_dtype", given.pop("torch_dtype", None), "dtype", given.get("dtype")
+            data["eos_token_ids"] = tuple(ends) if isinstance(ends, list) else (ends,)
+        data["dtype"] = cls.agreed_value(
+            "torch_dtype", data.pop("torch_dtype", None), "dtype", data.get("dtype")
         )
         hints = get_type_hints(cls)
         kinds = {cls.spelled(name): getattr(hint, "__args__", ()) for name, hint in hints.items()}
@@ -347,7 +345,7 @@ class ModelConfig:
         takes_list = {key for key, of in kinds.items() if any(get_origin(kind) is tuple for kind in of)}
         return {
             key: tuple(value) if isinstance(value, list) and key in takes_list else value
-            for key, value in given.items()
+            for key, value in data.items()
             if value is not None or key in takes_none or key not in kinds
         }
 
@@ -385,11 +383,11 @@ class ModelConfig:
         return float((2 / (5 * self.hidden_size)) ** 0.5)
 
 
-def _say_left_aside(family: str, where: str, left_aside: Mapping[str, object]) -> None:
+def _warn_of_ignored(family: str, where: str, ignored: Mapping[str, object]) -> None:
     """Log one line about the ignored unknown fields of a file."""
-    named = [f"{bare(name)} = {shown(value, 40)}" for name, value in left_aside.items()]
+    named = [f"{bare(name)} = {shown(value, 40)}" for name, value in ignored.items()]
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-    text = f"unknown fields that decide nothing are ignored: {', '.join(named[:_MOST_NAMED])}{more}"
+    text = f"unknown fields without effect are ignored: {', '.join(named[:_MOST_NAMED])}{more}"
     warn_once("models", f"[models.{family}] {text} ({where})")
 
 

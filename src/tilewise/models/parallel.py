@@ -28,9 +28,9 @@ class ParallelModelBuilder:
     the same digest, for any number of threads.
 
     Args:
-        config: the model, or parts of one's own (`ModelParts`).
-        purpose: `training`, `decoding` or `encoding`; of parts of one's own nothing is asked.
-        sizes: what that function takes behind the configuration, by name: `batch=8, seq=128`.
+        config: the model, or its parts (`ModelParts`).
+        purpose: `training`, `decoding` or `encoding`; not used for `ModelParts`.
+        sizes: the arguments of that function after the configuration, by name: `batch=8, seq=128`.
         threads: that describe layers.
         progress: receives the phases.
 
@@ -55,11 +55,11 @@ class ParallelModelBuilder:
         progress: Progress | None = None,
         **sizes: Any,
     ) -> None:
-        own = isinstance(config, ModelParts)
+        is_divided = isinstance(config, ModelParts)
         self.parts = config if isinstance(config, ModelParts) else model_parts(config, purpose, **sizes)
-        if own and sizes:
+        if is_divided and sizes:
             _validate.invalid(
-                "ParallelModelBuilder", "parts have their sizes", ", ".join(sizes), "leave them out"
+                "ParallelModelBuilder", "ModelParts already have sizes", ", ".join(sizes), "remove them"
             )
         self.builder = ParallelGraphBuilder(threads, progress=progress)
 
@@ -80,7 +80,10 @@ class ParallelModelBuilder:
         """
         if self.parts.caches is None:
             _validate.invalid(
-                "create_kv_caches", "KV caches are those of decoding", "a model without", "leave the call out"
+                "create_kv_caches",
+                "the model must have KV caches (purpose decoding)",
+                "one without",
+                "remove the call",
             )
         return self.builder.specify(self._describe_caches, range(self.parts.num_layers), kind="kv_cache")
 
@@ -89,17 +92,17 @@ class ParallelModelBuilder:
         return self.builder.specify(self._describe_layer, range(self.parts.num_layers))
 
     def assemble(self, graph: GraphBuilder, *groups: Future[Specs] | Specs) -> None:
-        """Write inputs and embedding, what was described, and the head into an empty graph; all of it or nothing.
+        """Write inputs and embedding, the described layers, and the head into an empty graph; all of it or nothing.
 
         Raises:
             ShapeError: as `ParallelGraphBuilder.assemble`; or the groups are not all layers, each once.
         """
         _validate.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
-        found = [g.result() if isinstance(g, Future) else g for g in groups]
+        specs = [g.result() if isinstance(g, Future) else g for g in groups]
         with collector_paused(), graph.all_or_nothing():
             with self.builder.progress.phase("assembly"):
                 named = self.parts.before(graph)
-            results = self.builder.assemble(graph, *found, named=named)
+            results = self.builder.assemble(graph, *specs, named=named)
             if len(results) != self.parts.num_layers:
                 _validate.invalid(
                     "assemble",

@@ -113,7 +113,7 @@ def file_layout(config: ModelConfig, *, with_head: bool = True) -> FileLayout:
 
     Args:
         config: the model.
-        with_head: False omits what vectors do not need: a decoder's head, or the head that an
+        with_head: False omits the head, which embeddings do not need: a decoder's, or the one that an
             encoder is trained with. Files may have it or not.
     """
     return FAMILIES[config.model_type].layout(config, with_head=with_head)
@@ -134,15 +134,15 @@ def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool 
     """
     files, layout = open_files(model_dir), file_layout(config, with_head=with_head)
     if HEAD in layout.names and HEAD not in layout.unwrapped(files):
-        file_layout(config, with_head=False).weights(files)  # names what else is missing
+        file_layout(config, with_head=False).weights(files)  # reports other missing tensors first
         raise CheckpointError(
-            f"[models.open_weights] a model that writes text must have a head; got no {HEAD!r} in {str(model_dir)!r}; "
-            "make vectors with it (--runner pooling, runner='pooling'), or set tie_word_embeddings in config.json if "
+            f"[models.open_weights] a model that generates must have a head; got no {HEAD!r} in {str(model_dir)!r}; "
+            "compute embeddings (--runner pooling, runner='pooling'), or set tie_word_embeddings in config.json if "
             "the embedding is its head"
         )
-    found = layout.weights(files)
-    found.require_shapes(dict(parameter_shapes(config)))
-    return found
+    weights = layout.weights(files)
+    weights.require_shapes(dict(parameter_shapes(config)))
+    return weights
 
 
 def stored_tensors(
@@ -205,8 +205,8 @@ def maker_of(config: ModelConfig, purpose: str) -> Callable[..., ModelParts]:
     make: Callable[..., ModelParts] | None = getattr(family, purpose)
     if make is None:
         wrong = {
-            "decoding": "generation needs a model that writes; got a {}, which only encodes; use tilewise encode",
-            "encoding": "encoding needs an encoder; got a {}, which writes text; use tilewise generate",
+            "decoding": "this needs a model that generates text; got a {}, which only encodes; use tilewise encode",
+            "encoding": "encoding needs an encoder; got a {}, which generates text; use tilewise generate",
         }
         raise ConfigError(f"[models.{family.name}] {wrong[purpose].format(config.architecture)}")
     return make
@@ -232,7 +232,7 @@ def model_parts(config: ModelConfig, purpose: str, *sizes: Any, **named: Any) ->
     except TypeError as error:
         raise ConfigError(
             f"[models.model_parts] sizes must be those of build_{purpose}_graph; got {shown(sizes)} and "
-            f"{shown(named)}: {error}; pass what it takes behind the configuration"
+            f"{shown(named)}: {error}; pass its arguments after the configuration"
         ) from None
     return make(config, *sizes, **named)
 

@@ -15,7 +15,10 @@ __all__ = ["main"]
 
 def main() -> None:
     """The number of a socket, the parent's search path and a module's name are the arguments."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the parent, whose end ends this process
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # the parent handles them; this process ends with the parent
         signal.signal(number, signal.SIG_IGN)
     # in the parent's order: another Tilewise may be installed next to it
     sys.path[:] = json.loads(sys.argv[2])

@@ -60,14 +60,14 @@ class Spawned:
     Args:
         module: whose `main` it calls, with the number of its socket.
         apart: in a session of its own, which Ctrl-C in a terminal does not reach.
-        is_heard: whether its standard output is this process's; else it is closed.
+        shares_stdout: whether it writes to this process's standard output; otherwise its output is dropped.
 
     Attributes:
         process: the child.
         link: the socket to it; it ends when this closes.
     """
 
-    def __init__(self, module: str, *, apart: bool = False, is_heard: bool = True) -> None:
+    def __init__(self, module: str, *, apart: bool = False, shares_stdout: bool = True) -> None:
         self.link, theirs = socket.socketpair()
         places = [place for place in sys.path if isinstance(place, str)]
         command = [sys.executable, "-I", child.__file__, str(theirs.fileno()), json.dumps(places), module]
@@ -75,7 +75,7 @@ class Spawned:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=None if is_heard else subprocess.DEVNULL,
+                stdout=None if shares_stdout else subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=apart,
             )

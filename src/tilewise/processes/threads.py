@@ -58,7 +58,7 @@ class BackgroundThread(threading.Thread):
         except RuntimeError:
             atexit.unregister(self.stop)
             raise
-        except BaseException:  # Ctrl-C, after which the thread may have begun
+        except BaseException:  # after Ctrl-C the thread may have started
             self.stop()
             raise
 

@@ -52,7 +52,7 @@ class _Worker(SpawnProcess):
                 sys.modules["__main__"] = main
 
     def run(self) -> None:
-        gc.disable()  # as the parent does while it plans; traversing what is made took longer than making it
+        gc.disable()  # as in the parent while it plans: collections took longer than the work
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
         threading.Thread(target=_exit_with_parent, daemon=True).start()
         super().run()
@@ -108,8 +108,8 @@ class WorkerPool:
             calls: the arguments of each call.
 
         Returns:
-            The results in the order of the calls, each as soon as it is there. It raises what the first call that fails
-            has raised, and ResourceError if a worker has died.
+            The results in the order of the calls, each as soon as it is available. The iterator
+            raises the error of the first call that fails, and ResourceError if a worker has died.
 
         Raises:
             ResourceError: the pool is closed.
@@ -120,18 +120,18 @@ class WorkerPool:
             ...     list(pool.map(factorial, [(3,), (4,)]))
             [6, 24]
         """
-        every = [*calls]
+        arguments = [*calls]
         with self._lock:
             if self._is_closed:
                 raise ResourceError(
-                    "[processes.WorkerPool] a pool must be open; got a closed one; make another"
+                    "[processes.WorkerPool] a pool must be open; got a closed one; create a new one"
                 )
             if self.count == 1 or isinstance(multiprocessing.current_process(), _Worker):
-                return starmap(function, every)
+                return starmap(function, arguments)
             executor = self._executor = self._executor or ProcessPoolExecutor(self.count, _Context())
-        size = max(1, len(every) // (self.count * _CHUNKS_PER_WORKER))
+        size = max(1, len(arguments) // (self.count * _CHUNKS_PER_WORKER))
         with self._death_reported(executor, function):
-            results = executor.map(partial(_apply, function), every, chunksize=size)
+            results = executor.map(partial(_apply, function), arguments, chunksize=size)
         return self._in_order(results, executor, function)
 
     def close(self) -> None:

@@ -53,7 +53,9 @@ class BlockPool:
         self._ref_counts = [0] * self.num_blocks
         self._keys: list[bytes | None] = [None] * self.num_blocks
         self._by_key: dict[bytes, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_blocks))  # next to go first
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(
+            range(self.num_blocks)
+        )  # next to be taken first
 
     @property
     def num_free(self) -> int:
@@ -93,15 +95,15 @@ class BlockPool:
         """
         if count > len(self._free):
             raise InternalError(
-                f"[serve.blocks] only free blocks can be taken; got {count} wanted of {len(self._free)}; report it"
+                f"[serve.blocks] only free blocks can be taken; got {count} of {len(self._free)} free; report it"
             )
-        taken = []
+        blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
             self._forget(block)
             self._ref_counts[block] = 1
-            taken.append(block)
-        return taken
+            blocks.append(block)
+        return blocks
 
     def register(self, block: int, key: bytes) -> None:
         """Make a complete block findable by its key. If another block has the key, that one stays."""
@@ -120,7 +122,7 @@ class BlockPool:
         for block in reversed(blocks):
             if self._ref_counts[block] == 0:
                 raise InternalError(
-                    f"[serve.blocks] only a held block can be given back; got block {block}, which is free; report it"
+                    f"[serve.blocks] only a referenced block can be released; got free block {block}; report it"
                 )
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:

@@ -85,7 +85,7 @@ class _PreparedStep:
     """The step after the current one, prepared while the devices compute. It runs if no token ends a text.
 
     Args:
-        parts: what that step computes.
+        parts: the parts of that step.
         states: generation state of each part.
     """
 
@@ -106,7 +106,7 @@ class EngineCore:
     """Continuous batching. Not thread-safe.
 
     Between two model calls only the work that the second call needs is done: tokens are sampled, and finished texts
-    are removed. Detokenizing, log probabilities and reports wait until the devices compute again. Where no text ends
+    are removed. Detokenizing, log probabilities and reports wait until the devices compute again. If no text ends
     and no request arrives, the next call was already prepared while the last one was computed.
 
     Args:
@@ -187,7 +187,7 @@ class EngineCore:
         """Schedule, call the model once and sample tokens.
 
         Events of the step before are reported while the model computes. Those of this step are reported by the next
-        one, or here where no request is left.
+        one, or here if no request is left.
 
         Args:
             report: called with events, on this thread.
@@ -234,7 +234,7 @@ class EngineCore:
                 state.begun_s = now
 
     def _prepare_next(self, parts: list[Scheduled]) -> _PreparedStep | None:
-        """Prepare the step after these parts; None where it depends on more than their tokens."""
+        """Prepare the step after these parts; None if it depends on more than their tokens."""
         if any(part.sequence.status is Status.FINISHED for part in parts):
             return None
         states = [self._states[part.sequence] for part in parts]
@@ -256,7 +256,7 @@ class EngineCore:
         return True
 
     def _record_last_step(self) -> None:
-        """Update the states with the last step's tokens, where the next step was started before that."""
+        """Update the states with the last step's tokens, if the next step was started before that."""
         if self._last_step is None:
             return
         (parts, states, tokens, logits), self._last_step = self._last_step, None
@@ -327,7 +327,7 @@ class EngineCore:
         for place, (one, token) in enumerate(zip(pending, tokens)):
             state, row, drafts = one
             sequence = state.sequence
-            if sequence.status is Status.FINISHED:  # another text of its request has failed
+            if sequence.status is Status.FINISHED:  # another text of the request has failed
                 continue
             try:
                 if token < 0:
@@ -379,5 +379,5 @@ class EngineCore:
         self.scheduler.finish(sequence, reason)
         del self._states[sequence]
         group = self._sequences[sequence.request.request_id]
-        if not any(other.is_live for other in reversed(group)):  # the last are mostly the last to end
+        if not any(other.is_live for other in reversed(group)):  # the last texts usually end last
             del self._sequences[sequence.request.request_id]

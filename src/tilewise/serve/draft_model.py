@@ -2,7 +2,7 @@
 
 Its KV cache has as many blocks as the target's, and a sequence uses the same block numbers in both. So only the number
 of positions that each sequence has in the draft model's cache is managed here. Draft tokens are sampled with the random
-number that the target model will use: where the two distributions agree, so do the tokens.
+number that the target model will use, so that equal distributions give equal tokens.
 
 Shapes: V vocabulary.
 """
@@ -39,14 +39,14 @@ class DraftModel:
         count: largest number of draft tokens of a sequence.
 
     Raises:
-        ConfigError, CheckpointError: the directory is not a model we can run, or has another vocabulary.
+        ConfigError, CheckpointError: the directory is not a supported model, or has another vocabulary.
         ResourceError: not enough memory.
     """
 
     def __init__(self, model_dir: str, target: ServedModel, count: int) -> None:
         config = models.open(model_dir, ignore=target.settings.ignore_config_fields)
         if config.vocab_size != target.config.vocab_size:
-            rule = f"a draft model needs the model's vocabulary of {target.config.vocab_size}"
+            rule = f"a draft model must have the model's vocab_size {target.config.vocab_size}"
             _validate.invalid(
                 "speculative_config", rule, str(config.vocab_size), "choose one of the same family"
             )
@@ -79,24 +79,26 @@ class DraftModel:
         Args:
             sequences: sequences that have blocks.
         """
-        drafters = [s.drafter for s in sequences if isinstance(s.drafter, ModelDrafter) and s.left == 1]
+        drafters = [
+            s.drafter for s in sequences if isinstance(s.drafter, ModelDrafter) and s.num_uncached == 1
+        ]
         drafters = [one for one in drafters if len(one.sequence) < self._longest]
         try:
             ready = self._read([one for one in drafters if one.length != len(one.sequence)])
             for _ in range(1, self._count):
                 ready = self._step([(one, self._part(one)) for one in ready if self._has_room(one)])
         except TilewiseError as error:  # speculative decoding is optional
-            get_logger("serve").warning("the draft model failed, and its texts are read again: %s", error)
+            get_logger("serve").warning("the draft model failed; its cache is rebuilt: %s", error)
             for one in drafters:
                 one.done, one.guesses = 0, []
 
     def _read(self, drafters: list[ModelDrafter]) -> list[ModelDrafter]:
-        """Read new tokens, as many as one call takes; makes the first draft token of sequences that are read."""
+        """Read new tokens, as many as fit one call; make the first draft token of fully read sequences."""
         room = self._limits.max_num_batched_tokens
         parts: list[tuple[ModelDrafter, Scheduled]] = []
         for one in drafters:
             start, length = one.resume(), len(one.sequence)
-            capacity = len(one.blocks) * BLOCK_SIZE  # the last token's block may not be there yet
+            capacity = len(one.blocks) * BLOCK_SIZE  # the last token's block may not be allocated yet
             end = max(start, min(length, start + room, capacity))
             room -= end - start
             one.guesses, one.length = [], length if end == length else 0

@@ -73,9 +73,11 @@ class Engine:
         made = EngineSettings(**settings)
         self._replicas: list[Replica] = []
         try:
-            for left in range(made.data_parallel_size, 0, -1):
+            for num_left in range(made.data_parallel_size, 0, -1):
                 available = available_memory() - sum(r.model.cache_bytes for r in self._replicas)
-                self._replicas.append(Replica(ServedModel(model_dir, made, on_progress, available // left)))
+                self._replicas.append(
+                    Replica(ServedModel(model_dir, made, on_progress, available // num_left))
+                )
         except BaseException:
             for replica in self._replicas:
                 replica.close()
@@ -87,7 +89,7 @@ class Engine:
         self._name = f"request-{secrets.token_hex(8)}"  # unlikely to be a name that a caller chooses
         self._process = os.getpid()
         self._is_closed = False
-        self._submit_lock = threading.Lock()  # held while submitting, so that no command follows `Close`
+        self._submit_lock = threading.Lock()  # locked while submitting, so that no command follows `Close`
 
     def __enter__(self) -> Engine:
         return self
@@ -97,7 +99,7 @@ class Engine:
 
     def close(self) -> None:
         """After the current step, end all requests with an error, stop the devices and free their memory."""
-        if os.getpid() != self._process:  # a forked child has none of the threads
+        if os.getpid() != self._process:  # a forked child does not have the threads
             for replica in self._replicas:
                 replica.free()
             return
@@ -301,7 +303,7 @@ class Engine:
             raise _wrong_process()
         with self._submit_lock:
             if self._is_closed:
-                raise PlanError("[serve.engine] the engine must be open; got a closed one; make another")
+                raise PlanError("[serve.engine] the engine must be open; got a closed one; create another")
             for queue, command in zip(self._queues, commands):
                 if command is not None:
                     queue.put(command)
@@ -351,11 +353,11 @@ class Engine:
 
         def notify(event: Delta | BaseException) -> None:
             try:
-                taken = event if isinstance(event, BaseException) else take(event)
-            except Exception as error:  # else the caller would wait forever
-                taken = error
-            if taken is not None:
-                queue.put(taken)
+                result = event if isinstance(event, BaseException) else take(event)
+            except Exception as error:  # otherwise the caller would wait forever
+                result = error
+            if result is not None:
+                queue.put(result)
 
         self.submit(requests, notify)
         try:
@@ -383,8 +385,8 @@ class Engine:
         """Check a prompt and its settings, and make a request."""
         runner = "pooling" if settings is _FOR_VECTORS else "generate"
         if self.model.settings.runner != runner:
-            rule, got = f"this call needs an engine made with runner={runner!r}", self.model.settings.runner
-            _validate.invalid("engine", rule, repr(got), "make another for it")
+            rule, got = f"this call needs an engine with runner={runner!r}", self.model.settings.runner
+            _validate.invalid("engine", rule, repr(got), "create another engine for it")
         name = f"{self._name}-{next(self._numbers)}" if request_id is None else request_id
         _validate.text("engine", "request_id", name)
         _validate.integer("engine", "priority", priority, -PRIORITIES, PRIORITIES)
@@ -393,7 +395,7 @@ class Engine:
         if settings.max_tokens != 1:
             check_prompt(len(ids), limit)
         elif len(ids) > limit:
-            # no step reads a single new token, so that it needs no room in the context
+            # pooling generates no token, so the prompt may fill the context
             rule = f"a prompt must fit the context of {limit} tokens"
             _validate.invalid("engine", rule, str(len(ids)), "shorten it")
         grammar = None
@@ -404,7 +406,7 @@ class Engine:
         else:
             sampling, options = settings, OutputOptions()
         words = (*sampling.bad_words_ids, *(word_ids(self.model.tokenizer, sampling.bad_words)))
-        # a word with a token that the model does not have is never generated
+        # the model cannot generate a word with a token that it does not have
         bad = tuple(word for word in words if max(word) < self.model.config.vocab_size)
         self._check_ids(sampling)
         if not self.model.settings.enable_prefix_caching:  # only the texts of this request share blocks
@@ -433,7 +435,7 @@ class Engine:
         if isinstance(prompt, str):
             ids = encode_prompt(self.model.tokenizer, prompt)
         else:
-            sequence = _validate.sequence("engine", "a prompt", prompt, "ids, or a text")
+            sequence = _validate.sequence("engine", "a prompt", prompt, "ids or text")
             ids = [_validate.integer("engine", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in sequence]
         check_token_ids(self.model.tokenizer, ids, self.model.config.vocab_size, "a prompt")
         beginning = self.model.config.bos_token_id
@@ -471,7 +473,7 @@ def prompt_form(prompt: Prompt) -> tuple[str | Sequence[int], str]:
     salt = prompt.get("cache_salt", "")
     _validate.instance("engine", "cache_salt", salt, str, "pass text")
     if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-        rule = "a prompt has either prompt or prompt_token_ids"
+        rule = "a prompt must have either prompt or prompt_token_ids"
         _validate.invalid("engine", rule, shown(dict(prompt)), "give one of them")
     if "prompt" in prompt:
         return _validate.instance("engine", "prompt", prompt["prompt"], str, "pass text"), salt
@@ -485,18 +487,21 @@ def _one_per_prompt(name: str, value: Any, is_one: bool, count: int) -> Sequence
     values = _validate.sequence("engine", name, value, "values, one per prompt")
     if len(values) != count:
         _validate.invalid(
-            "engine", f"{name} is one for all or one per prompt", f"{len(values)} for {count}", "correct it"
+            "engine",
+            f"{name} must be one for all prompts or one per prompt",
+            f"{len(values)} for {count}",
+            "correct it",
         )
     return values
 
 
 def _abort(queues: Iterable[SimpleQueue[Command]], request_ids: Sequence[str]) -> None:
-    """End requests, on whichever copy of the model they run."""
+    """End requests, on all copies of the model."""
     for queue in queues:
         queue.put(Abort(request_ids))
 
 
 def _wrong_process() -> PlanError:
     return PlanError(
-        "[serve.engine] an engine belongs to the process that made it; got a call in a forked one; make one there"
+        "[serve.engine] an engine belongs to the process that made it; got a call in a forked process; create one there"
     )

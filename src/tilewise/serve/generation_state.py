@@ -95,7 +95,7 @@ class GenerationState:
         return None if self._grammar is None else self._grammar.allowed()
 
     def take(self, token: int) -> str | None:
-        """Append a sampled token; returns the reason if it ends the text, stop strings aside.
+        """Append a sampled token; returns the reason if it ends the text (stop strings are checked in `delta`).
 
         Raises:
             ConfigError: the grammar exceeds its limits.
@@ -117,7 +117,7 @@ class GenerationState:
             token: the sampled token.
             reason: why it ends the text, as `take` returned.
             num_new: number of new tokens, this one included.
-            logits_V: logits it was sampled from, where log probabilities are reported.
+            logits_V: logits that it was sampled from, if log probabilities are reported.
 
         Raises:
             ConfigError: the tokenizer cannot decode the token.
@@ -142,7 +142,7 @@ class GenerationState:
         if num_new >= request.sampling.min_tokens:
             text, is_stopped = self._stops.add(text)
             if is_stopped:
-                reason, stop = "stop", self._stops.found
+                reason, stop = "stop", self._stops.stop_string
             text += "" if reason is None else self._stops.finish()
         is_first, self._is_first = self._is_first, False
         return Delta(
@@ -168,8 +168,8 @@ class GenerationState:
         vector = np.array(hidden_D, np.float32)
         if not np.isfinite(vector).all():
             raise NotFinite(
-                "[serve.encode] vectors must be finite; got NaN or infinity; the weights are damaged, or too "
-                "large for the element type: encode in f32"
+                "[serve.encode] embeddings must be finite; got NaN or infinity; the weights are damaged, or too "
+                "large for the dtype: encode in f32"
             )
         request = self.sequence.request
         return Delta(

@@ -56,7 +56,7 @@ def compile_grammar(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str
         return matcher, ""
     error = str(matcher.get_error()).strip()[:_MAX_ERROR]
     if not error or error.startswith("NoExtension"):  # llguidance's error for an empty language
-        error = "one that no text follows"
+        error = "one that matches no text"
     return matcher, error
 
 
@@ -73,7 +73,7 @@ def _compile_on_trial(tokenizer: LLTokenizer, source: str) -> str:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    return errors[0] if errors else "more than llguidance can hold"
+    return errors[0] if errors else "one that is nested too deeply"
 
 
 def _read() -> Any:

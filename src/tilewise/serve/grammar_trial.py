@@ -1,6 +1,6 @@
 """Child processes that compile grammars on trial, as the parent sees them.
 
-A child is reused while it answers. A child that misses its deadline or dies is killed, and its grammar is refused.
+A child is reused while it answers. A child that misses its deadline or dies is killed, and its grammar is rejected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GrammarTrials(DisposableProcesses):
             if process.is_late:
                 return f"one that takes more than {_DEADLINE_S:g} s to compile"
             process.end()
-            return "one that refers too deep, or takes too much memory"
+            return "one that is nested too deeply, or takes too much memory"
 
     def _new_process(self) -> DisposableProcess:
         import llguidance
@@ -62,4 +62,4 @@ def _parsed(answer: bytes) -> str | None:
 
 
 _START = "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
-"""Imports llguidance from the directory where this process found it, after the standard library."""
+"""Imports llguidance from the directory of this process's copy, after the standard library."""

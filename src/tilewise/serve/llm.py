@@ -62,7 +62,7 @@ class LLM:
             ConfigError: the model is an encoder, which has no engine.
         """
         if self._engine is None:
-            rule, advice = "this call needs a model that writes", "an encoder has encode"
+            rule, advice = "this call needs a model that generates text", "use encode"
             _validate.invalid("llm", rule, "an encoder", advice)
         return self._engine
 
@@ -84,7 +84,7 @@ class LLM:
         return self.engine.model.tokenizer if self._encoder is None else self._encoder.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Settings of sampling from generation_config.json; defaults where the file has none."""
+        """Settings of sampling from generation_config.json; defaults without the file."""
         return SamplingParams(**served_settings(self.engine.model.generation_config))
 
     def generate(
@@ -99,7 +99,7 @@ class LLM:
 
         Args:
             prompts: one or several: texts, token ids, or dictionaries with `prompt` or `prompt_token_ids`.
-            sampling_params: settings for all prompts, or one for each; None: as generation_config.json says.
+            sampling_params: settings for all prompts, or one for each; None: those of generation_config.json.
             use_tqdm: show progress on standard error if it is a terminal and the call takes a while.
             priority: lower runs first; for all prompts, or one for each.
 
@@ -131,7 +131,7 @@ class LLM:
     ) -> list[PoolingRequestOutput]:
         """Compute vectors of prompts, with a model made with `runner="pooling"`.
 
-        A decoder returns the final hidden state of the last token, an encoder pools all tokens as its directory says.
+        A decoder returns the final hidden state of the last token, an encoder pools all tokens.
 
         Args:
             prompts: one or several: texts, token ids, or dictionaries with `prompt` or `prompt_token_ids`.
@@ -177,14 +177,14 @@ class LLM:
 
         Args:
             messages: dictionaries with `role` and usually `content`, oldest first; or a list of such lists.
-            sampling_params: settings for all conversations, or one for each; None: as generation_config.json says.
+            sampling_params: settings for all conversations, or one for each; None: those of generation_config.json.
             use_tqdm: show progress on standard error if it is a terminal and the call takes a while.
             add_generation_prompt: end with the tokens that introduce the model's answer.
             tools: JSON schemas of functions that the model may call.
             chat_template_kwargs: further variables of the template.
 
         Raises:
-            ConfigError: the model has no chat template, or the template refuses a conversation; and as `generate`.
+            ConfigError: the model has no chat template, or the template rejects a conversation; and as `generate`.
         """
         message_list = _validate.sequence("llm", "messages", messages, "messages")
         conversations: Sequence[Any] = (
@@ -218,7 +218,7 @@ class LLM:
             chat_template_kwargs: further variables of the template.
 
         Raises:
-            ConfigError: the model has no chat template, or the template refuses the conversation.
+            ConfigError: the model has no chat template, or the template rejects the conversation.
         """
         if self._template is None:
             self._template = ChatTemplate(self._model_dir)
@@ -233,7 +233,7 @@ class LLM:
 
 
 def _progress(use_tqdm: bool) -> Progress:
-    """What shows the progress of a call."""
+    """The progress display of a call."""
     return ProgressTracker() if _validate.truth("llm", "use_tqdm", use_tqdm) else Progress()
 
 

@@ -22,7 +22,7 @@ class Logprob:
         logprob: natural logarithm of its probability.
         rank: 1 for the most likely token; among equally likely tokens the lower id comes first.
         decoded_token: its text with the leading space, U+FFFD for bytes that are only a part of a character; None
-            where outputs have no text.
+            if outputs have no text.
     """
 
     logprob: float

@@ -68,14 +68,13 @@ def start_thread(loop: Loop, commands: SimpleQueue[Command]) -> BackgroundThread
         thread.start()
     except RuntimeError as error:
         raise ResourceError(
-            f"[serve.engine] an engine needs a thread of its own; got none: {error}; raise the limit of processes "
-            "(ulimit -u)"
+            f"[serve.engine] an engine needs a thread; got {error}; raise the limit of processes (ulimit -u)"
         ) from None
     return thread
 
 
 class Loop:
-    """What the engine's thread runs.
+    """The function of the engine's thread.
 
     Args:
         core: the engine core, which only this thread uses.
@@ -88,18 +87,18 @@ class Loop:
         self._sinks: dict[str, Sink] = {}
 
     def run(self) -> None:
-        """Run until a command stops the thread; requests that are left then end with an error."""
+        """Run until a command stops the thread; remaining requests end with an error."""
         while True:
             try:
                 if not self._execute_commands():
                     break
                 if self._core.has_work:
                     self._core.step(self._deliver)
-            except Exception as error:  # a defect of the engine must not hang its callers
+            except Exception as error:  # an error in the engine must not hang its callers
                 self._deliver(self._core.fail_all(_as_defect(error)))
         self._deliver(
             self._core.fail_all(
-                PlanError("[serve.engine] the engine must be open; got a closed one; make another")
+                PlanError("[serve.engine] the engine must be open; got a closed one; create another")
             )
         )
 
@@ -125,12 +124,12 @@ class Loop:
         for request in command.requests:
             name = request.request_id
             if self._core.has_request(name):
-                message = f"[serve.engine] a request_id names one request at a time; got {name!r} again; choose another"
-                _call_sink(command.sink, name, ConfigError(message))
+                rule = "[serve.engine] a request_id must be unique among live requests"
+                _call_sink(command.sink, name, ConfigError(f"{rule}; got {name!r} twice; choose another"))
                 continue
             try:
                 self._core.add(request)
-            except Exception as error:  # the other requests are added all the same
+            except Exception as error:  # the other requests are still added
                 _call_sink(command.sink, name, _as_defect(error))
             else:
                 self._sinks[name] = command.sink
@@ -146,13 +145,13 @@ class Loop:
 def _call_sink(sink: Sink, request_id: str, event: Delta | BaseException) -> None:
     try:
         sink(event)
-    except Exception as error:  # raised by a caller's function; the other callers are notified all the same
+    except Exception as error:  # raised by a caller's function; the other callers are still notified
         get_logger("serve").warning("notifying the caller of request %r failed: %r", request_id, error)
 
 
 def _as_defect(error: Exception) -> TilewiseError:
     if isinstance(error, TilewiseError):
         return error
-    defect = InternalError(f"[serve.engine] a request may only fail by its kernels; got {error!r}; report it")
+    defect = InternalError(f"[serve.engine] a request may fail only in its kernels; got {error!r}; report it")
     defect.__cause__ = error
     return defect

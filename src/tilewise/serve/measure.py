@@ -42,13 +42,13 @@ class Times:
 
     Attributes:
         num_prompt: number of tokens of its prompt.
-        asked: when the request was submitted.
+        submitted: when the request was submitted.
         texts: when each token was reported, for each of its texts.
         ended: when its last text ended.
     """
 
     num_prompt: int
-    asked: float
+    submitted: float
     texts: list[list[float]] = field(default_factory=list)
     ended: float = 0.0
 
@@ -102,7 +102,7 @@ def read_prompts(text: str, count: int) -> list[tuple[str, int | None]]:
             )
             prompt = talk[0].get("value") if talk and isinstance(talk[0], dict) else None
             if prompt is None:
-                continue  # ShareGPT files contain empty conversations
+                continue  # ShareGPT files have empty conversations
         else:
             prompt = fields.get("prompt")
         prompt = _validate.instance("bench", f"prompt {number}", prompt, str, "pass text")
@@ -111,7 +111,7 @@ def read_prompts(text: str, count: int) -> list[tuple[str, int | None]]:
             _validate.integer("bench", f"output_len of prompt {number}", num_new, 1, 1 << 20)
         requests.append((prompt, num_new))
     if not requests:
-        _validate.invalid("bench", "a data set must contain a prompt", shown(text, 40), "pass another")
+        _validate.invalid("bench", "a data set must have a prompt", shown(text, 40), "pass another one")
     return requests
 
 
@@ -134,9 +134,9 @@ def measure(
         TaskFailed, NotFinite: a request's step failed.
     """
     requests = engine.requests(prompts, params)
-    asked = time.perf_counter()
-    times = [Times(len(r.ids), asked, [[] for _ in range(r.sampling.n)]) for r in requests]
-    left = [request.sampling.n for request in requests]
+    submitted_s = time.perf_counter()
+    times = [Times(len(r.ids), submitted_s, [[] for _ in range(r.sampling.n)]) for r in requests]
+    num_open = [request.sampling.n for request in requests]
     errors: list[BaseException] = []
     changed = threading.Semaphore(0)
 
@@ -144,12 +144,12 @@ def measure(
         now = time.perf_counter()
         if isinstance(event, BaseException):
             errors.append(event)
-            left[number] = 0
+            num_open[number] = 0
         else:
             if event.token is not None:
                 times[number].texts[event.choice].append(now)
-            left[number] -= event.finish_reason is not None
-        if left[number] == 0:
+            num_open[number] -= event.finish_reason is not None
+        if num_open[number] == 0:
             times[number].ended = now
             changed.release()
 
@@ -169,12 +169,12 @@ def latency_figures(rounds: Sequence[Sequence[Times]]) -> dict[str, Any]:
     Args:
         rounds: times of the requests of each round.
     """
-    whole = [max(one.ended for one in batch) - batch[0].asked for batch in rounds]
+    latencies = [max(one.ended for one in batch) - batch[0].submitted for batch in rounds]
     flat = [one for batch in rounds for one in batch]
     return {
-        "avg_latency": float(np.mean(whole)),
-        "latencies": whole,
-        "percentiles": _percentiles(whole),
+        "avg_latency": float(np.mean(latencies)),
+        "latencies": latencies,
+        "percentiles": _percentiles(latencies),
         **_token_figures(flat),
     }
 
@@ -185,7 +185,7 @@ def throughput_figures(times: Sequence[Times]) -> dict[str, Any]:
     Args:
         times: times of all requests.
     """
-    elapsed = max(one.ended for one in times) - min(one.asked for one in times)
+    elapsed = max(one.ended for one in times) - min(one.submitted for one in times)
     num_prompt, num_new = (
         sum(one.num_prompt for one in times),
         sum(len(text) for one in times for text in one.texts),
@@ -205,7 +205,7 @@ def throughput_figures(times: Sequence[Times]) -> dict[str, Any]:
 
 def _token_figures(times: Sequence[Times]) -> dict[str, Any]:
     """Milliseconds to the first token, and between tokens."""
-    first = [1e3 * (text[0] - one.asked) for one in times for text in one.texts if text]
+    first = [1e3 * (text[0] - one.submitted) for one in times for text in one.texts if text]
     between = [1e3 * gap for one in times for text in one.texts for gap in np.diff(text).tolist()]
     return {
         name: {"mean": float(np.mean(values)), "percentiles": _percentiles(values)}

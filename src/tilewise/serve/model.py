@@ -1,7 +1,7 @@
 """A loaded model: decoding graph with weights, KV cache and workers, tokenizer and generation_config.json.
 
-Owns the graph instance. Sizes decide memory and speed. Only the dtype and `max_model_len`, which chooses RoPE's
-frequencies in some models, decide what is written.
+Owns the graph instance. Sizes affect memory and speed. Only the dtype and `max_model_len`, which determines RoPE's
+frequencies in some models, affect the text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["ENCODER_SETTINGS", "ServedModel", "encoder_settings", "end_ids"]
 
 _FEWEST_ROWS = 16
 _USUAL_CACHE_BYTES = 1 << 30
-_SHORTEST_CONTEXT = 2048  # a cache that is too small for this is an error
+_SHORTEST_CONTEXT = 2048  # a cache that cannot hold this is an error
 _SHARE_TO_FILL = 0.9  # share of the available memory, if that decides the size of the cache
 _OF_ENCODERS = {
     "tensor_parallel_size": "tp",
@@ -86,7 +86,7 @@ class ServedModel:
         on_progress: Callable[[int, int], object] | None = None,
         memory_bytes: int | None = None,
     ) -> None:
-        from tilewise.session import GraphInstance  # which loads the native module
+        from tilewise.session import GraphInstance  # imports the native module
 
         _validate.function("engine", "on_progress", on_progress)
         self.settings = settings
@@ -175,13 +175,13 @@ class ServedModel:
                 f"{format_bytes(needed)}, {format_bytes(_cache_bytes(plan))} of them for the cache, with "
                 f"{format_bytes(memory_bytes)} available; lower "
                 "--max-model-len (max_model_len), --kv-cache-memory (kv_cache_memory_bytes) or --max-num-seqs "
-                "(max_num_seqs), or take a smaller model"
+                "(max_num_seqs), or use a smaller model"
             )
         context = min(limits.max_context, num_blocks * BLOCK_SIZE)
         if context < limits.max_context:
             get_logger("serve").warning(
-                "a text may have %d positions, since the KV cache of the model's %d would need %s with %s available "
-                "for all; --max-model-len and --kv-cache-memory choose other sizes",
+                "a text may have %d positions, because the KV cache of the model's %d would need %s with %s available "
+                "for all; set --max-model-len and --kv-cache-memory to change this",
                 context,
                 limits.max_context,
                 format_bytes(num_blocks_for(limits.max_context) * int(per_block)),

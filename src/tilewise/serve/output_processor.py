@@ -35,19 +35,19 @@ class OutputProcessor:
 
     def add(self, delta: Delta) -> RequestOutput | None:
         """Add a delta; returns the output to yield, if there is one."""
-        whole, choice = self._whole, self._whole.outputs[delta.choice]
+        output, choice = self._whole, self._whole.outputs[delta.choice]
         choice.extend(delta)
         self._num_open -= choice.finished()
-        whole.finished = self._num_open == 0
+        output.finished = self._num_open == 0
         if delta.prompt_logprobs is not None:
-            whole.prompt_logprobs = delta.prompt_logprobs
+            output.prompt_logprobs = delta.prompt_logprobs
         if delta.choice == 0 and len(choice.token_ids) == 1:
-            whole.num_cached_tokens = delta.num_cached_tokens
+            output.num_cached_tokens = delta.num_cached_tokens
         if self._kind is RequestOutputKind.DELTA:
             new = CompletionOutput(delta.choice)
             new.extend(delta)
-            return replace(whole, outputs=[new], prompt_logprobs=delta.prompt_logprobs)
-        if self._kind is RequestOutputKind.FINAL_ONLY and not whole.finished:
+            return replace(output, outputs=[new], prompt_logprobs=delta.prompt_logprobs)
+        if self._kind is RequestOutputKind.FINAL_ONLY and not output.finished:
             return None
         return self._snapshot()
 

@@ -1,4 +1,4 @@
-"""What the engine reports: deltas, and the outputs that callers get, with vLLM's names."""
+"""The engine's reports: deltas, and the outputs that callers get, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class RequestOutputKind(Enum):
-    """What each output of a stream holds."""
+    """The content of each output of a stream."""
 
     CUMULATIVE = 0
     """The whole text so far."""
@@ -36,7 +36,7 @@ class RequestOutputKind(Enum):
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step added to one text.
+    """The text and token that one step added to one text.
 
     Attributes:
         sequence: index of the prompt in the call.
@@ -66,7 +66,9 @@ class Delta:
     num_cached_tokens: int = 0
     vector: NDArray[np.float32] | None = None
     text_offset: int = 0
-    begun_s: float | None = field(default=None, compare=False)  # equal texts of two runs differ in time
+    begun_s: float | None = field(
+        default=None, compare=False
+    )  # not compared: equal texts of two runs differ in time
 
 
 @dataclass
@@ -135,7 +137,7 @@ class PoolingOutput:
     """Vector of a prompt.
 
     Attributes:
-        data: `[D]`, fp32: of a decoder the final hidden state of the last token; of an encoder as it pools.
+        data: `[D]`, fp32: of a decoder the final hidden state of the last token; of an encoder the pooled tokens.
     """
 
     data: NDArray[np.float32]

@@ -19,35 +19,35 @@ __all__ = ["USUAL_FREE_TOKENS", "PrefillBudget"]
 USUAL_FREE_TOKENS = 8
 """The budget before steps are measured: a lower bound on processors that multiply in bf16 or read memory slowly."""
 _COMPUTE_BOUND_TOKENS = 64
-_WINDOW = 9  # steps of a kind, of which the median counts
+_WINDOW = 9  # steps of a kind whose median is used
 
 
 class PrefillBudget:
     """Records times of steps. Not thread-safe.
 
     Attributes:
-        free_tokens: prompt tokens that a step may read while texts are written.
+        free_tokens: prompt tokens that a step may read while texts are generated.
     """
 
     def __init__(self) -> None:
-        self._writing: deque[float] = deque(maxlen=_WINDOW)  # seconds of steps with few tokens
-        self._token: deque[float] = deque(maxlen=_WINDOW)  # seconds of a token among many
+        self._decode_s: deque[float] = deque(maxlen=_WINDOW)  # seconds of steps with few tokens
+        self._token_s: deque[float] = deque(maxlen=_WINDOW)  # seconds of a token among many
         self.free_tokens = USUAL_FREE_TOKENS
 
-    def note(self, num_tokens: int, is_writing: bool, seconds: float) -> None:
+    def note(self, num_tokens: int, is_decode: bool, seconds: float) -> None:
         """Record a step.
 
         Args:
             num_tokens: tokens of the step.
-            is_writing: whether each token belongs to another text that is written.
+            is_decode: whether each token belongs to another text in decode.
             seconds: time of the step.
         """
         if num_tokens >= _COMPUTE_BOUND_TOKENS:
-            self._token.append(seconds / num_tokens)
-        elif is_writing and num_tokens <= max(self.free_tokens, USUAL_FREE_TOKENS):
-            self._writing.append(seconds)
+            self._token_s.append(seconds / num_tokens)
+        elif is_decode and num_tokens <= max(self.free_tokens, USUAL_FREE_TOKENS):
+            self._decode_s.append(seconds)
         else:
             return
-        if self._writing and self._token:
-            token = max(statistics.median(self._token), 1e-9)
-            self.free_tokens = max(1, int(statistics.median(self._writing) / token))
+        if self._decode_s and self._token_s:
+            token = max(statistics.median(self._token_s), 1e-9)
+            self.free_tokens = max(1, int(statistics.median(self._decode_s) / token))

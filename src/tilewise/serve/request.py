@@ -50,5 +50,5 @@ class Request:
     @property
     def all_end_ids(self) -> frozenset[int]:
         """Tokens that end a text: the model's end tokens and `stop_token_ids`."""
-        own = frozenset() if self.sampling.ignore_eos else self.end_ids
-        return own | frozenset(self.sampling.stop_token_ids)
+        model_ends = frozenset() if self.sampling.ignore_eos else self.end_ids
+        return model_ends | frozenset(self.sampling.stop_token_ids)

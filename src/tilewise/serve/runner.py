@@ -136,7 +136,7 @@ class Runner:
             tokens: tokens of the parts, if these were prepared.
 
         Raises:
-            TaskFailed: a kernel failed; what the call wrote to its own positions of the cache is undefined.
+            TaskFailed: a kernel failed; the content of its positions of the cache is undefined.
         """
         if tokens is None:
             inputs = call_inputs(parts, self._max_blocks)
@@ -144,10 +144,10 @@ class Runner:
             prepared, inputs = self._prepared
             assert prepared is parts
             inputs["tokens"][:] = tokens
-        ahead = int(inputs["slots"].max()) // BLOCK_SIZE + 1 + self._blocks_of_a_call
+        num_blocks = int(inputs["slots"].max()) // BLOCK_SIZE + 1 + self._blocks_of_a_call
 
         def during() -> None:
-            self._allocate(ahead)
+            self._allocate(num_blocks)
             if meanwhile is not None:
                 meanwhile()
 

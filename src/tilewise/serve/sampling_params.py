@@ -34,7 +34,7 @@ class SamplingParams(OutputOptions, SamplingSettings):
 
     output_kind: RequestOutputKind = setting(
         RequestOutputKind.CUMULATIVE,
-        "What each output of a stream holds: the text so far, what is new, or only the last output.",
+        "The content of each output of a stream: the text so far, the new part, or only the final output.",
         on_command_line=False,
         default_text="CUMULATIVE",
     )
@@ -56,17 +56,17 @@ class SamplingParams(OutputOptions, SamplingSettings):
             rule = "logit_bias must be a dictionary from ids to numbers"
             _validate.invalid("sampling_params", rule, shown(self.logit_bias), "pass a dict")
         if self.allowed_token_ids is not None and len(self._sequence("allowed_token_ids")) == 0:
-            rule = "allowed_token_ids must leave a token to choose"
-            _validate.invalid("sampling_params", rule, "none", "pass None for all")
+            rule = "allowed_token_ids must not be empty"
+            _validate.invalid("sampling_params", rule, "no ids", "pass None to allow all")
         if not self.detokenize and self.stop:
-            rule, advice = "stop strings need text", "pass detokenize=True"
+            rule, advice = "stop strings need detokenize=True", "set it, or remove stop"
             _validate.invalid("sampling_params", rule, "detokenize=False", advice)
         if self.structured_outputs is not None:
             advice = "pass StructuredOutputsParams(...)"
             kind = StructuredOutputsParams
             _validate.instance("sampling_params", "structured_outputs", self.structured_outputs, kind, advice)
             if self.ignore_eos:
-                rule, advice = "structured_outputs end where their grammar ends", "leave ignore_eos out"
+                rule, advice = "structured_outputs end with their grammar", "remove ignore_eos"
                 _validate.invalid("sampling_params", rule, "ignore_eos=True", advice)
         self.sampling(1)
 
@@ -74,11 +74,11 @@ class SamplingParams(OutputOptions, SamplingSettings):
     def of(
         cls, sampling: Sampling, *, structured_outputs: StructuredOutputsParams | None = None
     ) -> SamplingParams:
-        """The same settings, as a command line and a model's files decided them.
+        """The same settings, resolved from a command line and a model's files.
 
         Args:
             sampling: these settings.
-            structured_outputs: what the text follows besides.
+            structured_outputs: the grammar that the text follows.
 
         Raises:
             ConfigError: the two contradict each other.
@@ -89,7 +89,7 @@ class SamplingParams(OutputOptions, SamplingSettings):
         return cls(**values, structured_outputs=structured_outputs)
 
     def sampling(self, room: int) -> Sampling:
-        """The settings with every value decided; a seed is chosen here where none is given.
+        """The settings with every value decided; a missing seed is chosen here.
 
         Args:
             room: positions that the context has left, for `max_tokens` None.

@@ -69,7 +69,7 @@ class Limits:
         for name in ("max_num_batched_tokens", "max_rows"):
             if getattr(self, name) < self.max_num_seqs:
                 got = f"{getattr(self, name)} and {self.max_num_seqs}"
-                rule = f"{name} must not be below max_num_seqs: each writes a token a step"
+                rule = f"{name} must not be below max_num_seqs: each sequence generates a token per step"
                 _validate.invalid("limits", rule, got, "correct one of them")
         if self.num_blocks < num_blocks_for(self.max_context):
             got = f"{self.num_blocks} blocks of {BLOCK_SIZE} positions for {self.max_context}"
@@ -132,8 +132,8 @@ class Scheduler:
         limits: sizes of a step and of the cache.
 
     Attributes:
-        free_tokens: prompt tokens that a step may read while texts are written, as `PrefillBudget` measures it. Where
-            more texts than that are written, as many prompt tokens as texts.
+        free_tokens: prompt tokens that a step may read while texts are generated, from `PrefillBudget`. If
+            more texts than that are generated, as many prompt tokens as texts.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -222,9 +222,9 @@ class Scheduler:
         return list(step.parts.values())
 
     def preview(self, parts: PySequence[Scheduled]) -> list[Scheduled] | None:
-        """What `schedule` will return next if each part of the current step adds one token and nothing else happens.
+        """The result of the next `schedule` if each part of the current step adds one token and nothing else happens.
 
-        None where that is not known yet. Blocks that the next step needs are taken at once.
+        None if that is not known yet. Blocks that the next step needs are taken at once.
 
         Args:
             parts: parts of the current step.

@@ -78,8 +78,8 @@ class Sequence:
         return len(self.history)
 
     @property
-    def left(self) -> int:
-        """Tokens that are not in the cache."""
+    def num_uncached(self) -> int:
+        """Number of tokens that are not in the cache."""
         return len(self.history) - self.done
 
     @property

@@ -83,7 +83,7 @@ class ModelDrafter:
         return self.guesses[:most] if self.length == len(self.sequence) else []
 
     def resume(self) -> int:
-        """Number of valid positions in the draft model's cache; less than before where blocks were released or a
+        """Number of valid positions in the draft model's cache; less than before if blocks were released or a
         draft token was rejected."""
         blocks = self.sequence.blocks
         same = 0

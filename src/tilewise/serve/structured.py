@@ -34,22 +34,20 @@ _RULES = {
     "json": "json must be a JSON schema that llguidance supports",
     "json_object": "whitespace_pattern must be a regular expression in Rust's syntax",
     "regex": "regex must be a regular expression in Rust's syntax that a text can match",
-    "choice": "choice must be texts that the tokenizer can write",
+    "choice": "choice must be texts that the tokenizer can encode",
     "grammar": "grammar must be in Lark's syntax, with a rule `start`",
 }
 _POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _MAX_CHARACTERS = 1 << 20
 _MAX_COMPILED = 64
 _MAX_REASON, _MAX_EXPRESSION = 500, 200  # characters
-_MAX_WITHOUT_TRIAL = (
-    2048  # characters; shorter grammars cannot nest references deep enough for a stack overflow
-)
+_MAX_WITHOUT_TRIAL = 2048  # characters; shorter grammars cannot nest deep enough for a stack overflow
 _validate = Validator("serve")
 
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """What a text must follow, with vLLM's names. Exactly one of the first five must be given.
+    """The grammar that a text must follow, with vLLM's names. Exactly one of the first five must be set.
 
     A text ends with the reason `stop` when its grammar is complete. A text that `max_tokens` cuts is only a prefix of
     one that follows the grammar.
@@ -64,7 +62,7 @@ class StructuredOutputsParams:
         whitespace_pattern: a regular expression of the whitespace between parts of JSON.
 
     Raises:
-        ConfigError: none or several of them are given, or the one that is given is invalid.
+        ConfigError: not exactly one of them is set, or it is invalid.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -80,7 +78,7 @@ class StructuredOutputsParams:
             _validate.truth("structured_outputs", name, getattr(self, name))
         kinds = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if len(kinds) != 1:
-            got, rule = ", ".join(kinds) or "none", f"one of {', '.join(_KINDS)} must be given"
+            got, rule = ", ".join(kinds) or "none", f"exactly one of {', '.join(_KINDS)} must be set"
             _validate.invalid("structured_outputs", rule, got, "correct it")
         for name in ("regex", "grammar", "whitespace_pattern"):
             if getattr(self, name) is not None:
@@ -90,23 +88,23 @@ class StructuredOutputsParams:
             for index, text in enumerate(texts):
                 _check_text(f"choice.{index}", text)
             if not texts:
-                _validate.invalid("structured_outputs", "choice must name a text", "none", "add one")
+                _validate.invalid("structured_outputs", "choice must not be empty", "no texts", "add one")
             object.__setattr__(self, "choice", texts)
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         if (self.disable_any_whitespace or self.whitespace_pattern is not None) and not self._is_json:
-            rule = "rules of blanks go with json or json_object"
-            _validate.invalid("structured_outputs", rule, kinds[0], "leave them out")
+            rule = "disable_any_whitespace and whitespace_pattern need json or json_object"
+            _validate.invalid("structured_outputs", rule, kinds[0], "remove them")
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
-            rule = "disable_any_whitespace leaves nothing to whitespace_pattern"
-            _validate.invalid("structured_outputs", rule, "both", "leave one out")
+            rule = "disable_any_whitespace excludes whitespace_pattern"
+            _validate.invalid("structured_outputs", rule, "both", "remove one")
         try:
             size = len(self.source)
-        except ValueError as error:  # a number that Python's JSON can hold, and llguidance's cannot
-            rule = "a grammar must be one that llguidance reads"
+        except ValueError as error:  # a number beyond the range of llguidance's JSON
+            rule = "a grammar must be readable by llguidance"
             _validate.invalid("structured_outputs", rule, str(error), "correct it")
         if size > _MAX_CHARACTERS:
-            got, rule = f"{size:,}", f"a grammar has at most {_MAX_CHARACTERS:,} characters"
+            got, rule = f"{size:,}", f"a grammar must have at most {_MAX_CHARACTERS:,} characters"
             _validate.invalid("structured_outputs", rule, got, "shorten it")
 
     @classmethod
@@ -114,7 +112,7 @@ class StructuredOutputsParams:
         """Make the object from a dictionary, as a request in JSON has it.
 
         Args:
-            values: values by name; None counts as not given.
+            values: values by name; None counts as not set.
 
         Raises:
             ConfigError: as the constructor, or an unknown name.
@@ -126,7 +124,7 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> str:
-        """Which one is given: `json`, `json_object`, `regex`, `choice` or `grammar`."""
+        """The field that is set: `json`, `json_object`, `regex`, `choice` or `grammar`."""
         return next(name for name in _KINDS if getattr(self, name) not in (None, False))
 
     @property
@@ -153,7 +151,7 @@ def _check_text(name: str, value: Any) -> None:
     """Check for text that is not empty and can be encoded as UTF-8."""
     _validate.instance("structured_outputs", name, value, str, "pass text")
     if not value or any("\ud800" <= character <= "\udfff" for character in value):
-        rule, advice = f"{name} must be UTF-8 text that is not empty", "correct it"
+        rule, advice = f"{name} must be non-empty UTF-8 text", "correct it"
         _validate.invalid("structured_outputs", rule, shown(value), advice)
 
 
@@ -222,8 +220,8 @@ class Grammar:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise ConfigError(
-                "[serve.structured_outputs] a grammar must be simple enough to follow; got "
-                f"{_reason(self._matcher.get_error(), shows_position=False)}; make it simpler"
+                "[serve.structured_outputs] a grammar must not exceed the limits of work; got "
+                f"{_reason(self._matcher.get_error(), shows_position=False)}; simplify it"
             )
 
 
@@ -243,38 +241,38 @@ class Grammars:
         self._compiled: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
         self._lock = threading.Lock()
 
-    def prepare(self, wanted: StructuredOutputsParams) -> Grammar:
+    def prepare(self, params: StructuredOutputsParams) -> Grammar:
         """A grammar in its initial state; copy it for each text.
 
         Args:
-            wanted: what texts follow.
+            params: the grammar in one of its forms.
 
         Raises:
             ConfigError: it is invalid or too large, or no text can follow it; or the model has no end token.
         """
         with self._lock:
-            if wanted in self._compiled:
-                self._compiled.move_to_end(wanted)
-                return self._compiled[wanted]
+            if params in self._compiled:
+                self._compiled.move_to_end(params)
+                return self._compiled[params]
             tokenizer = self._guidance_tokenizer()
-        source = wanted.source
+        source = params.source
         error = self._trials.problem(source) if len(source) > _MAX_WITHOUT_TRIAL else ""
         if not error:
             matcher, error = compile_grammar(tokenizer, source)
         if error:
-            got = _reason(error, shows_position=wanted.kind == "grammar")
-            _validate.invalid("structured_outputs", _RULES[wanted.kind], got, "correct or simplify it")
+            got = _reason(error, shows_position=params.kind == "grammar")
+            _validate.invalid("structured_outputs", _RULES[params.kind], got, "correct or simplify it")
         with self._lock:
-            self._compiled[wanted] = Grammar(matcher)
+            self._compiled[params] = Grammar(matcher)
             while len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
-            return self._compiled[wanted]
+            return self._compiled[params]
 
     def _guidance_tokenizer(self) -> LLTokenizer:
         """llguidance's tokenizer, made when it is first needed."""
         if not self._end_ids:
             rule = "structured_outputs need an end token in config.json or generation_config.json"
-            _validate.invalid("structured_outputs", rule, "none", "add eos_token_id")
+            _validate.invalid("structured_outputs", rule, "no end token", "add eos_token_id")
         if self._tokenizer is None:
             text = self._source_tokenizer.to_str()
             self._trials = GrammarTrials(text, self._end_ids)

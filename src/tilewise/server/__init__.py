@@ -23,7 +23,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from the module it lives in: the engine's process needs none of HTTP."""
+    """Import a public name from its module when it is used: the engine's process does not need HTTP."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

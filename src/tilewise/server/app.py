@@ -66,7 +66,7 @@ _POSTS = (
 
 
 class _Pages:
-    """What is answered to a GET.
+    """The answers to GET requests.
 
     Args:
         service: the server's state.
@@ -78,18 +78,18 @@ class _Pages:
 
     async def health(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
         self._service.check_ready()
-        return _told({"status": "ok"})
+        return _json({"status": "ok"})
 
     async def version(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
-        return _told({"version": version("tilewise")})
+        return _json({"version": version("tilewise")})
 
     async def models(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
         self._service.check_ready()
-        return _told({"object": "list", "data": [self._model(name) for name in self._service.names]})
+        return _json({"object": "list", "data": [self._model(name) for name in self._service.names]})
 
-    async def model(self, given: Mapping[str, str]) -> tuple[int, str, bytes]:
+    async def model(self, parameters: Mapping[str, str]) -> tuple[int, str, bytes]:
         self._service.check_ready()
-        return _told(self._model(self._service.check_model(given["model"])))
+        return _json(self._model(self._service.check_model(parameters["model"])))
 
     async def metrics(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
         service = self._service
@@ -100,7 +100,7 @@ class _Pages:
         self._service.check_ready()
         stats = await self._service.client.stats()
         rates = self._service.metrics.rates.last(time.monotonic())
-        return _told({"steps": [] if stats is None else stats.steps, "rates": rates})
+        return _json({"steps": [] if stats is None else stats.steps, "rates": rates})
 
     async def openapi(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
         return 200, _JSON, self._description
@@ -117,7 +117,7 @@ class _Pages:
         }
 
 
-def _told(value: Any) -> tuple[int, str, bytes]:
+def _json(value: Any) -> tuple[int, str, bytes]:
     return 200, _JSON, json.dumps(value).encode()
 
 
@@ -153,7 +153,7 @@ def make_app(service: Service) -> ASGIApp:
                 CORSMiddleware,
                 allow_origins=list(service.settings.allowed_origins),
                 allow_methods=["GET", "POST"],
-                allow_headers=["*"],  # clients of OpenAI's API send headers of their own
+                allow_headers=["*"],  # clients of OpenAI's API send further headers
                 expose_headers=["x-request-id", "retry-after"],
             ),
         )
@@ -161,10 +161,10 @@ def make_app(service: Service) -> ASGIApp:
 
 
 class _Named:
-    """An endpoint that says which path it is of, for figures and the log.
+    """An endpoint that records its path, for metrics and the log.
 
     Args:
-        path: of it.
+        path: of the endpoint.
         app: the endpoint.
     """
 
@@ -177,7 +177,7 @@ class _Named:
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
-    """A path or method that there is not."""
+    """The answer for an unknown path or method."""
     assert isinstance(error, HTTPException)
     api_error = ApiError(error.status_code, f"[server] {error.detail}; see /openapi.json")
     headers = dict(error.headers or {})

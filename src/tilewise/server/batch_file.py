@@ -42,7 +42,7 @@ class _Line:
     requests: Sequence[Request]
     take: Callable[[Delta], object]
     whole: Callable[[], dict[str, Any]]
-    num_left: int
+    num_unfinished: int
 
 
 def answer_lines(
@@ -71,15 +71,15 @@ def answer_lines(
             index, event = queue.get()
             one = prepared[index]
             assert isinstance(one, _Line)
-            if index in answers:  # another prompt of the line has failed
+            if index in answers:  # another prompt of the line failed
                 continue
             if isinstance(event, BaseException):
                 error = of_exception(event)
                 answers[index] = _answer(one.line, error.status, error.body)
                 continue
             one.take(event)
-            one.num_left -= event.finish_reason is not None
-            if not one.num_left:
+            one.num_unfinished -= event.finish_reason is not None
+            if not one.num_unfinished:
                 answers[index] = _answer(one.line, 200, one.whole())
     yield from (answers[index] for index in range(len(prepared)))
 
@@ -116,7 +116,7 @@ def _prepare_chat(
     body = _checked(ChatBody, fields)
     conversation, params, output_format = plan(files, body)
     if conversation.template is not None:
-        _validate.invalid("batch", "a line has no chat_template of its own", "one", "leave it out")
+        _validate.invalid("batch", "chat_template is not supported in a batch file", "one", "remove it")
     rendered = files.renderer.render(conversation)
     ids = _fit(engine, files, rendered.ids, body, params.max_tokens, "messages")
     run = open_run(files.token_bytes, body.model or "", rendered, ids, params, output_format)
@@ -150,7 +150,7 @@ def _checked(model: Any, fields: Mapping[str, Any]) -> Any:
     for name in body.unknown:
         _validate.choice("batch", "a field of body", name, sorted(model.model_fields))
     if getattr(body, "stream", None):
-        _validate.invalid("batch", "a line is answered whole", "stream", "leave it out")
+        _validate.invalid("batch", "stream is not supported in a batch file", "stream", "remove it")
     return body
 
 

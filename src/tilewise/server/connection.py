@@ -19,7 +19,7 @@ from tilewise.server.settings import ServerSettings
 
 __all__ = ["connection_class"]
 
-_LEAST_READ = 16 << 10  # bytes that a client must read until its deadline, unless fewer are left
+_LEAST_READ = 16 << 10  # bytes that a client must read by its deadline, unless fewer remain
 
 
 def connection_class(server: ServerSettings) -> type[H11Protocol]:
@@ -89,7 +89,7 @@ class _Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer input that is not HTTP."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            text = "[server] a request must be HTTP/1.1; got something else; correct it"
+            text = "[server] a request must be HTTP/1.1; got other bytes; correct it"
             content = json.dumps(error_body(text, 400)).encode()
             rows = [(b"content-type", b"application/json"), (b"connection", b"close")]
             rows.append((b"content-length", str(len(content)).encode()))
@@ -111,17 +111,17 @@ class _Connection(H11Protocol):
             self._headers_due = None
 
     def _await_reader(self) -> None:
-        """Start the reader's deadline if data is left in the write buffer."""
-        left = self.transport.get_write_buffer_size()
-        if left and self._reader_due is None:
+        """Start the reader's deadline if the write buffer has data."""
+        num_unread = self.transport.get_write_buffer_size()
+        if num_unread and self._reader_due is None:
             seconds = self.settings.send_timeout_s
-            self._reader_due = self.loop.call_later(seconds, self._look_at_reader, left)
+            self._reader_due = self.loop.call_later(seconds, self._look_at_reader, num_unread)
 
     def _look_at_reader(self, before: int) -> None:
         """Disconnect the client at its deadline, or renew it after progress."""
         self._reader_due = None
-        left = self.transport.get_write_buffer_size()
-        if left and before - left < _LEAST_READ:
+        num_unread = self.transport.get_write_buffer_size()
+        if num_unread and before - num_unread < _LEAST_READ:
             self.transport.abort()
         else:
             self._await_reader()

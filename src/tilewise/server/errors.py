@@ -104,17 +104,17 @@ def of_exception(error: BaseException, fields: Collection[str] = ()) -> ApiError
         return error
     if isinstance(error, TilewiseError):
         return ApiError(500, str(error))
-    return ApiError(500, "[server] a request must not fail so; the log says more; report it")
+    return ApiError(500, "[server] a request failed unexpectedly; see the server's log; report it")
 
 
 def _field_of(message: str, names: Collection[str]) -> str | None:
-    """The field that an error is about, or its entry as in `stop.1`: one of `names`, with which its rule begins."""
+    """The field that an error is about, or its entry as in `stop.1`: the one of `names` that begins its rule."""
     match = _RULE.match(message)
     if match is None:
         return None
-    call, *words = match.groups()
-    fields = [word for word in words if word is not None and word.split(".")[0] in names]
-    if call == "structured_outputs" or "response_format" in words:
+    call, *names_in_rule = match.groups()
+    fields = [word for word in names_in_rule if word is not None and word.split(".")[0] in names]
+    if call == "structured_outputs" or "response_format" in names_in_rule:
         fields += [name for name in _STRUCTURES if name in names]
     return fields[0] if fields else None
 
@@ -125,9 +125,9 @@ def engine_error(name: str, message: str) -> ApiError:
         return ApiError(400, message)
     if name == "PlanError":
         return ApiError(503, message)
-    known = ("TaskFailed", "NotFinite", "ResourceError", "InternalError")
+    with_message = ("TaskFailed", "NotFinite", "ResourceError", "InternalError")
     return ApiError(
-        500, message if name in known else "[server] the engine must not fail so; its log says more"
+        500, message if name in with_message else "[server] the engine failed unexpectedly; see its log"
     )
 
 

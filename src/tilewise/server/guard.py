@@ -55,8 +55,8 @@ class Guard:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
         settings = service.settings
-        own = ("localhost", socket.gethostname(), settings.host, *settings.allowed_hosts)
-        self._names = tuple(name.lower() for name in own)
+        names = ("localhost", socket.gethostname(), settings.host, *settings.allowed_hosts)
+        self._names = tuple(name.lower() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -97,17 +97,17 @@ class Guard:
         """
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
-        # a balancer may use HTTP/1.0, with no Host or an empty one; a browser always sends a name
+        # load balancers may use HTTP/1.0 without a Host or with an empty one; browsers always send a name
         is_balancer = not any(hosts) and scope["path"] == "/health"
         if not is_balancer and not is_known_host(host, self._names):
-            text = (
-                "[server] Host must be an address or a name of this server; got another; see --allowed-hosts"
-            )
+            text = "[server] Host must be an address or a name of this server; got another name; see --allowed-hosts"
             raise ApiError(403, text, headers={"connection": "close"})
         kind, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         salt = self._service.settings.find_key(key.strip() if kind.lower() == "bearer" else None)
         if salt is None and scope["path"] not in OPEN_PATHS:
-            text = "[server] a request must bring a key of this server; got none of them; see --api-key"
+            text = (
+                "[server] a request must have an API key of this server; got none or another; see --api-key"
+            )
             challenge = {"www-authenticate": "Bearer", "connection": "close"}
             raise ApiError(401, text, code="invalid_api_key", headers=challenge)
         return salt or ""

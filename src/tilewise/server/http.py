@@ -1,6 +1,6 @@
 """From ASGI messages to bodies and back: reads JSON, sends JSON or a stream of events, turns errors into bodies.
 
-Refuses bodies that are too large, too slow, nested too deep or not JSON, before any field is read. When the client
+Rejects bodies that are too large, too slow, nested too deep or not JSON, before any field is read. When the client
 disconnects, the work for it is cancelled, and with it its requests in the engine.
 """
 
@@ -36,7 +36,7 @@ _REPLACED = dict.fromkeys(
     ),
     "structured_outputs",
 ) | {"functions": "tools", "function_call": "tool_choice"}
-"""Fields of older versions and of other servers that constrain the answer, and what to use here. Ignoring one would
+"""Fields of older versions and of other servers that constrain the answer, and the field to use. Ignoring one would
 answer without the constraint."""
 _MOST_FIELDS, _MOST_VALUES, _MOST_LISTS = 1 << 10, 1 << 20, 1 << 18
 
@@ -78,9 +78,9 @@ class Endpoint:
             work = self._whole(send, body.model_fields_set, self._answer(self._service, body, caller))
         await _until_disconnect(receive, work)
 
-    def _parse(self, given: Any) -> Any:
+    def _parse(self, content: Any) -> Any:
         try:
-            body = self._model.model_validate(given)
+            body = self._model.model_validate(content)
         except ValidationError as error:
             raise validation_error(error) from None
         for name in body.unknown:
@@ -89,7 +89,7 @@ class Endpoint:
                 raise ApiError(400, text, name)
             if name not in self._warned and len(self._warned) < _MOST_WARNED:  # warn once per field
                 self._warned.add(name)
-                get_logger("server").warning("a field that is not known was passed over: %s", shown(name, 40))
+                get_logger("server").warning("an unknown field was ignored: %s", shown(name, 40))
         return body
 
     async def _whole(self, send: Send, fields: Collection[str], answer: Awaitable[dict[str, Any]]) -> None:
@@ -168,7 +168,7 @@ async def send_json(send: Send, status: int, content: Any, headers: Mapping[str,
 
 
 async def send_error(send: Send, error: BaseException, fields: Collection[str] = ()) -> None:
-    """Send an error as a body; log it, too, if it is a defect.
+    """Send an error as a body; also log it if it is a defect.
 
     JSON has a space after colons, as OpenAI's servers write it, because some clients search the text for
     `"code": "context_length_exceeded"`.
@@ -227,7 +227,7 @@ async def read_json(service: Service, scope: Scope, receive: Receive) -> Any:
     }
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind != b"application/json":
-        text = "[server] a body must be application/json; got another content type; name that one"
+        text = "[server] a body must be application/json; got another content type; set Content-Type"
         raise ApiError(415, text, headers=_CLOSE)
     most = service.settings.max_request_bytes
     size = headers.get(b"content-length", b"0")
@@ -243,17 +243,14 @@ def parse_body(content: bytes) -> dict[str, Any]:
     Raises:
         ApiError: 400, the body is not an object, or is nested too deep.
     """
-    if (
-        content.count(b"[") + content.count(b"{") > _MOST_LISTS
-    ):  # each takes about a hundred times its bytes in memory
-        text = (
-            f"[server.request] a body has at most {_MOST_LISTS:,} lists and objects; got more; ask for less"
-        )
+    # each takes about a hundred times its bytes in memory
+    if content.count(b"[") + content.count(b"{") > _MOST_LISTS:
+        text = f"[server.request] a body must have at most {_MOST_LISTS:,} lists and objects; got more; shorten it"
         raise ApiError(400, text)
     try:
         body = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        text = f"[server.request] a body must be JSON; got something else: {cut(str(error), 200)}; correct it"
+        text = f"[server.request] a body must be JSON; got an error: {cut(str(error), 200)}; correct it"
         raise ApiError(400, text) from None
     if not isinstance(body, dict):
         raise ApiError(400, "[server.request] a body must be an object; got another value; correct it")
@@ -265,7 +262,7 @@ _CLOSE = {"connection": "close"}  # the rest of the body is not read
 
 
 def _too_large(most: int) -> ApiError:
-    text = f"[server] a body has at most {most:,} bytes; got more; ask for less"
+    text = f"[server] a body must have at most {most:,} bytes; got more; shorten it"
     return ApiError(413, text, headers=_CLOSE)
 
 
@@ -275,10 +272,10 @@ async def _read(receive: Receive, most: int, until: float) -> bytes:
         try:
             message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
         except asyncio.TimeoutError:
-            text = "[server] a body must come in time; got part of it; send it faster"
+            text = "[server] a body must arrive before the deadline; got part of it; send it faster"
             raise ApiError(408, text, headers=_CLOSE) from None
         if message["type"] == "http.disconnect":
-            raise ApiError(400, "[server] a body must be whole; got part of it; send it again")
+            raise ApiError(400, "[server] a body must be complete; got part of it; send it again")
         content += message.get("body", b"")
         if len(content) > most:
             raise _too_large(most)
@@ -287,11 +284,11 @@ async def _read(receive: Receive, most: int, until: float) -> bytes:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _check_size(body: dict[str, Any]) -> None:
-    """Refuse bodies that are nested too deep, or have so many values that checking them would delay other clients.
+    """Reject bodies that are nested too deep, or have so many values that checking them would delay other clients.
 
     Raises:
         ApiError: 400.
@@ -301,7 +298,7 @@ def _check_size(body: dict[str, Any]) -> None:
     for _ in range(MOST_DEPTH):
         count += sum(map(len, layer))
         if count > _MOST_VALUES or len(body) > _MOST_FIELDS:
-            text = f"a body has at most {_MOST_FIELDS:,} fields and {_MOST_VALUES:,} values; got more; ask for less"
+            text = f"a body must have at most {_MOST_FIELDS:,} fields and {_MOST_VALUES:,} values; got more; shorten it"
             raise ApiError(400, f"[server.request] {text}")
         layer = [
             inner
@@ -311,5 +308,5 @@ def _check_size(body: dict[str, Any]) -> None:
         ]
         if not layer:
             return
-    text = f"[server.request] a body nests at most {MOST_DEPTH} deep; got more; flatten it"
+    text = f"[server.request] a body must be nested at most {MOST_DEPTH} levels deep; got more; flatten it"
     raise ApiError(400, text)

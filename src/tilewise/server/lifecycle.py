@@ -32,8 +32,8 @@ from tilewise.server.settings import BACKLOG, ServerSettings
 
 __all__ = ["Lifecycle"]
 
-_NOTIFY_S = 0.5  # for clients to receive the error when the engine has died
-_WARN_S = 60.0  # between two lines about files that are missing
+_NOTIFY_S = 0.5  # time for clients to receive the error when the engine has died
+_WARN_S = 60.0  # between two log lines about the limit of open files
 
 
 class _Server(uvicorn.Server):
@@ -150,7 +150,9 @@ class Lifecycle:
             loop.default_exception_handler(context)
         elif time.monotonic() - self._warned > _WARN_S:
             self._warned = time.monotonic()
-            get_logger("server").error("clients wait: this process may not open more files; see ulimit -n")
+            get_logger("server").error(
+                "clients must wait because this process may not open more files; raise ulimit -n"
+            )
 
     async def _warm(self) -> None:
         """Start the template process while the model is loaded."""
@@ -168,7 +170,7 @@ class Lifecycle:
         asyncio.get_running_loop().call_later(self._settings.shutdown_timeout_s, self._end_all)
 
     def _end_all(self) -> None:
-        text = "[server] an answer must end before the server does; it did not; ask another one"
+        text = "[server] an answer must end before the server shuts down; it did not; send the request again"
         self._client.fail_all(ApiError(503, text))
 
     async def _await_ready(self, on_ready: Callable[[], object]) -> None:
@@ -189,8 +191,8 @@ class Lifecycle:
             kind = getattr(core, name, None)
             if isinstance(kind, type) and issubclass(kind, TilewiseError):
                 return kind(text)
-            return InternalError(f"[server.serve] loading must not fail so; got {name}: {text}; report it")
+            return InternalError(f"[server.serve] loading failed unexpectedly; got {name}: {text}; report it")
         return InternalError(
-            "[server.serve] the engine's process must live as long as the server; got its end; see its messages above, "
-            "and whether memory has run out"
+            "[server.serve] the engine's process must not end before the server; it did; see its messages above, "
+            "and check whether memory ran out"
         )

@@ -61,10 +61,10 @@ _TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
 
 class Histogram:
-    """How often values lay below which bounds.
+    """Counts of values by upper bound.
 
     Args:
-        bounds: in rising order.
+        bounds: in ascending order.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -73,21 +73,21 @@ class Histogram:
         self._sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """A value came."""
+        """Add a value, `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def lines(self, name: str, labels: str) -> list[str]:
-        """As Prometheus reads it."""
-        found, total = [], 0
+        """The lines of Prometheus's text format."""
+        buckets, total = [], 0
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts):
             total += count
-            found.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
-        return [*found, f"{name}_sum{{{labels}}} {self._sum:.9g}", f"{name}_count{{{labels}}} {total}"]
+            buckets.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
+        return [*buckets, f"{name}_sum{{{labels}}} {self._sum:.9g}", f"{name}_count{{{labels}}} {total}"]
 
 
 class Rates:
-    """How many tokens were written in each of the last seconds, so that a page that is opened later can show them.
+    """The number of tokens generated in each of the last seconds, for the status page.
 
     Args:
         begun: when counting begins, of `time.monotonic`.
@@ -95,29 +95,29 @@ class Rates:
 
     def __init__(self, begun: float) -> None:
         self._begun = int(begun)
-        self._counts: dict[int, int] = {}  # by second; seconds without tokens are left out
+        self._counts: dict[int, int] = {}  # by second; seconds without tokens have no entry
 
     def add(self, now: float) -> None:
-        """A token was written."""
+        """Count a token."""
         second = int(now)
         self._counts[second] = self._counts.get(second, 0) + 1
         if len(self._counts) > _MOST_RATES + 1:
             del self._counts[next(iter(self._counts))]  # the oldest
 
     def last(self, now: float) -> list[int]:
-        """Tokens of each whole second since counting began, two minutes of them at most, oldest first."""
+        """Tokens of each full second since counting began, at most the last two minutes, oldest first."""
         begin = max(self._begun, int(now) - _MOST_RATES)
         return [self._counts.get(second, 0) for second in range(begin, int(now))]
 
 
 @dataclass
 class TextTimes:
-    """Of one text.
+    """Times of one text.
 
     Attributes:
-        scheduled: when it waited no longer.
-        first: when its first token came.
-        newest: when its newest token came.
+        scheduled: when it left the queue.
+        first: when its first token arrived.
+        newest: when its newest token arrived.
     """
 
     scheduled: float
@@ -127,11 +127,11 @@ class TextTimes:
 
 @dataclass
 class RequestTimes:
-    """Of one request.
+    """Times of one request.
 
     Attributes:
-        begun: when it had been read.
-        texts: of its texts, by prompt and choice.
+        begun: when it was read.
+        texts: times of its texts, by prompt and choice.
     """
 
     begun: float
@@ -139,13 +139,13 @@ class RequestTimes:
 
 
 class Metrics:
-    """Counts what happens. One thread.
+    """The metrics of a server. Not thread-safe.
 
     Args:
         model_name: the label of all figures.
 
     Attributes:
-        rates: tokens written in each of the last seconds.
+        rates: tokens generated in each of the last seconds.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -169,7 +169,7 @@ class Metrics:
         }
 
     def read_prompt(self, num_tokens: int, num_cached: int) -> None:
-        """A prompt has been read, some of it found in the cache."""
+        """Record a prompt that was read, and the number of its tokens from the prefix cache."""
         self._totals["prompt_tokens"] += num_tokens
         self._totals["prefix_cache_queries"] += num_tokens
         self._totals["prefix_cache_hits"] += num_cached
@@ -178,13 +178,13 @@ class Metrics:
     def wrote_token(
         self, times: RequestTimes, place: tuple[int, int], now: float, scheduled: float | None = None
     ) -> None:
-        """A token of a text came.
+        """Record a token of a text.
 
         Args:
             times: of its request.
             place: of the text, prompt and choice.
             now: the time.
-            scheduled: when the text waited no longer, which its first token says.
+            scheduled: when the text left the queue, reported with its first token.
         """
         self._totals["generation_tokens"] += 1
         self.rates.add(now)
@@ -199,12 +199,12 @@ class Metrics:
     def finish_text(
         self, num_tokens: int, reason: str, times: RequestTimes | None = None, place: tuple[int, int] = (0, 0)
     ) -> None:
-        """A text has ended.
+        """Record the end of a text.
 
         Args:
-            num_tokens: that were written.
+            num_tokens: number of generated tokens.
             reason: of its end.
-            times: of its request, where it has written.
+            times: of its request, if it has generated tokens.
             place: of the text, prompt and choice.
         """
         self._finished[reason] = self._finished.get(reason, 0) + 1
@@ -220,40 +220,42 @@ class Metrics:
                 self._histograms[f"request_{name}_time_seconds"].add(max(0.0, seconds))
 
     def finish_request(self, seconds: float) -> None:
-        """All texts of a request have ended."""
+        """Record the end of a request."""
         self._histograms["e2e_request_latency_seconds"].add(seconds)
 
     def answer(self, path: str, status: int) -> None:
-        """An answer was begun.
+        """Record the beginning of an answer.
 
         Args:
-            path: of a route, so that there are few.
-            status: of HTTP.
+            path: the route's pattern, so that the number of different paths is small.
+            status: HTTP status.
         """
         self._responses[path, status] = self._responses.get((path, status), 0) + 1
 
     def text(self, stats: EngineStats | None) -> str:
-        """The page.
+        """The content of `/metrics`.
 
         Args:
-            stats: of the engine, where there is one.
+            stats: of the engine, if there is one.
         """
         lines: list[str] = []
         if stats is not None:
             usage = 1 - stats.num_free_blocks / max(1, stats.num_blocks)
-            self._plain(lines, "num_requests_running", "gauge", "Texts that are written.", stats.num_running)
+            self._plain(
+                lines, "num_requests_running", "gauge", "Texts that are generated.", stats.num_running
+            )
             self._plain(lines, "num_requests_waiting", "gauge", "Texts that wait.", stats.num_waiting)
-            self._plain(lines, "kv_cache_usage_perc", "gauge", "Part of the cache that texts hold.", usage)
+            self._plain(lines, "kv_cache_usage_perc", "gauge", "Share of the KV cache that texts use.", usage)
             self._plain(
                 lines,
                 "num_preemptions_total",
                 "counter",
-                "Texts that gave up their blocks.",
+                "Texts that lost their blocks to older ones.",
                 stats.num_preemptions,
             )
         for name, value in self._totals.items():
             self._plain(lines, f"{name}_total", "counter", _HELP[name], value)
-        _head(lines, "vllm:request_success_total", "counter", "Texts that have ended, by reason.")
+        _head(lines, "vllm:request_success_total", "counter", "Finished texts, by reason.")
         for reason, count in self._finished.items():
             lines.append(f'vllm:request_success_total{{{self._labels},finished_reason="{reason}"}} {count}')
         _head(lines, "tilewise:http_responses_total", "counter", "Answers by path and status.")
@@ -273,9 +275,9 @@ class Metrics:
 
 _HELP = {
     "prompt_tokens": "Tokens of prompts.",
-    "generation_tokens": "Tokens that were written.",
-    "prefix_cache_queries": "Tokens that were looked for in the cache.",
-    "prefix_cache_hits": "Tokens that were found in the cache.",
+    "generation_tokens": "Generated tokens.",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
     "time_to_first_token_seconds": "From a request to the first token of a text.",
     "inter_token_latency_seconds": "Between two tokens of a text.",
     "e2e_request_latency_seconds": "From a request to the end of its last text.",

@@ -13,17 +13,17 @@ from tilewise.server.requests.bodies import BodyModel
 __all__ = ["description"]
 
 _ERRORS = {
-    "400": "The request is wrong.",
-    "401": "The key is.",
-    "403": "The host is.",
-    "404": "There is no such model.",
-    "405": "The path has no such method.",
-    "408": "The body did not come in time.",
+    "400": "The request is invalid.",
+    "401": "The API key is missing or wrong.",
+    "403": "The Host header is not a name of this server.",
+    "404": "The model does not exist.",
+    "405": "The path does not have this method.",
+    "408": "The body did not arrive in time.",
     "413": "The body is too large.",
-    "415": "The body is no JSON.",
-    "429": "Too much waits; come back later.",
+    "415": "The body is not JSON.",
+    "429": "Too many texts are waiting; try again later.",
     "500": "The engine has failed.",
-    "503": "The model is being loaded, or the server is ending.",
+    "503": "The model is being loaded, or the server is shutting down.",
     "504": "The answer takes too long.",
 }
 _ERROR = {
@@ -47,17 +47,17 @@ _GETS = {
     "/version": ("The version of Tilewise", "application/json"),
     "/metrics": ("Figures for Prometheus", "text/plain"),
     "/status.json": (
-        "Times of the last steps, tokens written in each of the last seconds",
+        "Times of the last steps, tokens generated in each of the last seconds",
         "application/json",
     ),
     "/openapi.json": ("This description", "application/json"),
     "/v1/models": ("The model's names", "application/json"),
-    "/v1/models/{model}": ("One of them", "application/json"),
+    "/v1/models/{model}": ("A model by its name", "application/json"),
 }
 
 
 def description(bodies: Mapping[str, type[BodyModel]]) -> dict[str, Any]:
-    """The whole of it.
+    """The whole description.
 
     Args:
         bodies: the model of each path's body.

@@ -76,7 +76,7 @@ def _listening(settings: ServerSettings) -> Iterator[tuple[socket.socket, str]]:
         path = Path(settings.uds)
         listener = socket.socket(socket.AF_UNIX)
         try:
-            if path.is_socket():  # left by a server that was killed
+            if path.is_socket():  # left behind by a killed server
                 _check_unused(path)
                 path.unlink()
             listener.bind(str(path))
@@ -121,12 +121,12 @@ def _check_unused(path: Path) -> None:
             probe.connect(str(path))
         except OSError:
             return
-    raise ResourceError("another server listens there")
+    raise ResourceError("another server listens on it")
 
 
 def _unbound(address: str, error: Exception) -> TilewiseError:
     return ResourceError(
-        f"[server.serve] the address must be free and this machine's; got {address}: {error}; choose another"
+        f"[server.serve] the address must be free and belong to this machine; got {address}: {error}; choose another"
     )
 
 

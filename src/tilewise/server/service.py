@@ -1,6 +1,6 @@
 """State that all endpoints share: the model's files, the link to the engine, limits, metrics.
 
-Owns admission (a request that would wait too long is refused with 429), conversion of text to token ids, and the stream
+Owns admission (a request that would wait too long gets status 429), conversion of text to token ids, and the stream
 of deltas with its metrics. Runs on the event loop; templates and tokenizers run on other threads.
 """
 
@@ -82,7 +82,7 @@ class Service:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check_ready(self) -> None:
-        """Refuse requests before the model is loaded, and while the server shuts down.
+        """Reject requests before the model is loaded, and while the server shuts down.
 
         Raises:
             ApiError: 503.
@@ -90,9 +90,9 @@ class Service:
         if self.client.cause is not None:
             raise self.client.cause
         if self.is_draining:
-            raise ApiError(503, "[server] the server must not be ending; got a request; ask another one")
+            raise ApiError(503, "[server] the server is shutting down; got a new request; send it later")
         if not self.client.ready.is_set():
-            text = "[server] the model must be loaded; got a request before that; try again soon"
+            text = "[server] the model is still being loaded; got a request; try again soon"
             raise ApiError(503, text, headers={"Retry-After": _RETRY_S})
 
     def check_model(self, name: str | None) -> str:
@@ -109,17 +109,17 @@ class Service:
         raise ApiError(404, text, "model", "model_not_found")
 
     def check_writes(self, writes: bool = True) -> None:
-        """Refuse requests for text to a pooling model, and for vectors to a generating one.
+        """Reject requests for text to a pooling model, and for embeddings to a generating one.
 
         Raises:
             ApiError: 400.
         """
         if writes and self.files.makes_vectors:
             raise ApiError(
-                400, "[server] this model makes vectors; got a request for text; see /v1/embeddings"
+                400, "[server] this model computes embeddings; got a request for text; see /v1/embeddings"
             )
         if not writes and not self.files.makes_vectors:
-            text = "[server] this model writes; got a request for vectors; serve it with --runner pooling"
+            text = "[server] this model generates text; got a request for embeddings; serve it with --runner pooling"
             raise ApiError(400, text)
 
     @contextmanager
@@ -131,9 +131,7 @@ class Service:
         """
         room = int(self.client.facts["max_num_seqs"]) + self.settings.max_num_waiting
         if self._num_admitted and self._num_admitted + num_texts > room:
-            text = (
-                f"[server] at most {room} texts are asked for at a time; got {num_texts} more; try again soon"
-            )
+            text = f"[server] at most {room} texts can be requested at a time; got {num_texts} more; try again soon"
             raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": _RETRY_S})
         self._num_admitted += num_texts
         try:
@@ -163,7 +161,7 @@ class Service:
         most = self.files.longest_token * self.max_context
         if len(text) > most and truncate is None:
             raise context_error(self.max_context, f"you requested {len(text):,} characters", what)
-        text = text[-2 * most :]  # longer than any tokens that are kept
+        text = text[-2 * most :]  # longer than any tokens that remain
         adds = True if add_special_tokens is None else add_special_tokens
         return await self.run_in_thread(
             lambda: encode_prompt(self.files.tokenizer, text, add_special_tokens=adds),
@@ -178,22 +176,22 @@ class Service:
         """
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
-    async def render(self, wanted: Conversation) -> Rendered:
+    async def render(self, conversation: Conversation) -> Rendered:
         """The prompt of a conversation.
 
         Raises:
-            ConfigError: there is no template, or it refuses the conversation.
-            ApiError: 400, the request has a template of its own, which is not allowed.
+            ConfigError: there is no template, or it rejects the conversation.
+            ApiError: 400, the request has a chat template, which is not allowed.
         """
-        if wanted.template is not None and not self.settings.trust_request_chat_template:
-            text = "[server] a request brings no chat_template of its own; got one; leave it out"
+        if conversation.template is not None and not self.settings.trust_request_chat_template:
+            text = "[server] chat_template needs --trust-request-chat-template; got a server without it; remove it"
             raise ApiError(400, text, "chat_template")
-        return await self.run_in_thread(self.files.renderer.render, wanted)
+        return await self.run_in_thread(self.files.renderer.render, conversation)
 
     def fit(
         self, ids: list[int], truncate: int | None, what: str, max_tokens: int | None = None
     ) -> list[int]:
-        """Check that a prompt fits the context, and truncate its beginning if the request says so.
+        """Check that a prompt fits the context, and truncate its beginning on request.
 
         Args:
             ids: token ids of the prompt.
@@ -207,7 +205,7 @@ class Service:
         return self.files.fit(ids, truncate, self.max_context, max_tokens, what)
 
     def check_params(self, params: SamplingParams, logprobs: str = "logprobs") -> SamplingParams:
-        """Refuse requests for too many log probabilities.
+        """Reject requests for too many log probabilities.
 
         Args:
             params: settings of the texts.
@@ -220,7 +218,7 @@ class Service:
         for name, value in values.items():
             if value is not None and not 0 <= value <= self.settings.max_logprobs:
                 raise ConfigError(
-                    f"[server.request] {name} must lie in [0, {self.settings.max_logprobs}]; got {value}; ask for less"
+                    f"[server.request] {name} must lie in [0, {self.settings.max_logprobs}]; got {value}; lower it"
                 )
         return params
 
@@ -235,7 +233,7 @@ class Service:
         """Submit prompts to the engine; yields lists of the deltas that have arrived.
 
         Raises:
-            ApiError: too many log probabilities, or the engine refuses the request, fails, or takes too long.
+            ApiError: too many log probabilities, or the engine rejects the request, fails, or takes too long.
         """
         if params is not None:
             self._check_figures([len(ids) for ids in prompts], params)
@@ -244,15 +242,15 @@ class Service:
         times = RequestTimes(time.monotonic())
         num_each = 1 if params is None else params.n
         texts = [(place, choice) for place in range(len(prompts)) for choice in range(num_each)]
-        left: dict[tuple[int, int], int | None] = dict.fromkeys(texts)
+        num_tokens: dict[tuple[int, int], int | None] = dict.fromkeys(texts)
         with self.client.ask(prompts, params, salt, priority or 0) as stream:
             most = self.settings.request_timeout_s
-            text = f"[server] an answer must come within {most:g} s; it did not; ask for less"
+            text = f"[server] an answer must be complete within {most:g} s; it was not; request less"
             late = loop.call_later(most, stream.add, ApiError(504, text))
             reason = "abort"
             try:
                 while deltas := await stream.next():
-                    self._count(deltas, prompts, times, left)
+                    self._count(deltas, prompts, times, num_tokens)
                     yield deltas
                 reason = "done"
                 self.metrics.finish_request(time.monotonic() - times.begun)
@@ -261,11 +259,11 @@ class Service:
                 raise
             finally:
                 late.cancel()
-                for count in left.values():
+                for count in num_tokens.values():
                     self.metrics.finish_text(count or 0, reason)
 
     def _check_figures(self, lengths: Sequence[int], params: SamplingParams) -> None:
-        """Refuse requests whose log probabilities would take too much memory or time from others."""
+        """Reject requests whose log probabilities would take too much memory or time."""
         read = written = 0
         if params.prompt_logprobs is not None:
             read = sum(lengths) * (params.prompt_logprobs + 1)
@@ -274,12 +272,10 @@ class Service:
             most = [room if params.max_tokens is None else min(room, params.max_tokens) for room in rooms]
             written = sum(most) * params.n * (params.logprobs + 1)
         if read > _MOST_READ or written > _MOST_WRITTEN:
-            text = (
-                "[server.request] a request has at most {:,} log probabilities of prompts and {:,} of texts"
-            )
+            text = "[server.request] a request can have at most {:,} log probabilities of prompts and {:,} of texts"
             limit = text.format(_MOST_READ, _MOST_WRITTEN)
             raise ApiError(
-                400, f"{limit}; got {read:,} and {written:,}; ask for fewer, or set max_tokens", "logprobs"
+                400, f"{limit}; got {read:,} and {written:,}; request fewer, or set max_tokens", "logprobs"
             )
 
     def _count(
@@ -287,18 +283,18 @@ class Service:
         deltas: Sequence[Delta],
         prompts: Sequence[Sequence[int]],
         times: RequestTimes,
-        left: dict[tuple[int, int], int | None],
+        num_tokens: dict[tuple[int, int], int | None],
     ) -> None:
         """Record metrics of deltas; `left` has the number of tokens of each unfinished text, None before its first."""
         now = time.monotonic()
         for delta in deltas:
             text = (delta.sequence, delta.choice)
-            count = left[text]
+            count = num_tokens[text]
             if count is None and delta.choice == 0:
                 self.metrics.read_prompt(len(prompts[delta.sequence]), delta.num_cached_tokens)
-            left[text] = count = (count or 0) + (delta.token is not None)
+            num_tokens[text] = count = (count or 0) + (delta.token is not None)
             if delta.token is not None:
                 self.metrics.wrote_token(times, text, now, delta.begun_s)
             if delta.finish_reason is not None:
-                del left[text]
+                del num_tokens[text]
                 self.metrics.finish_text(count, delta.finish_reason, times, text)

@@ -25,7 +25,7 @@ _MAX_SECONDS = 1e9
 _NETWORK, _TEXT, _LIMITS = "Network", "Conversations", "Limits"
 _KEY = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _HOST = re.compile(r"[\w.-]+", re.ASCII)
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-@\[-~]+")  # as browsers write it: no capitals, no path
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-@\[-~]+")  # as browsers send it: no capitals, no path
 _validate = Validator("server")
 
 
@@ -38,7 +38,7 @@ def _timeout(default: float, help: str, option: str, low: float = 0.05) -> float
 @documented
 @dataclass(frozen=True)
 class ServerSettings:
-    """How a server is run.
+    """The settings of a server.
 
     Args:
 
@@ -48,10 +48,10 @@ class ServerSettings:
 
     host: str = setting(
         "127.0.0.1",
-        "Address to listen on; 127.0.0.1 is this machine alone, 0.0.0.0 all networks.",
+        "Address to listen on; 127.0.0.1 accepts only this machine, 0.0.0.0 all networks.",
         panel=_NETWORK,
     )
-    port: int = setting(8000, "Port to listen on; 0 is one that is free.", low=0, high=65535, panel=_NETWORK)
+    port: int = setting(8000, "Port to listen on; 0 chooses a free one.", low=0, high=65535, panel=_NETWORK)
     uds: str | None = setting(
         None, "Path of a Unix socket to listen on instead.", panel=_NETWORK, metavar="PATH"
     )
@@ -62,7 +62,7 @@ class ServerSettings:
         options=("--api-key",),
         panel=_NETWORK,
         metavar="KEY",
-        default_text="no key is asked for",
+        default_text="no key is required",
     )
     allowed_hosts: Sequence[str] = setting(
         (),
@@ -78,12 +78,10 @@ class ServerSettings:
         default_text="no site",
     )
     ssl_keyfile: str | None = setting(None, "Private key of the certificate.", panel=_NETWORK, metavar="FILE")
-    ssl_certfile: str | None = setting(
-        None, "Certificate: the server speaks TLS.", panel=_NETWORK, metavar="FILE"
-    )
+    ssl_certfile: str | None = setting(None, "Certificate; enables TLS.", panel=_NETWORK, metavar="FILE")
     served_model_names: Sequence[str] = setting(
         (),
-        "Names that clients may call the model by; answers have the first.",
+        "Names of the model for clients; answers have the first.",
         options=("--served-model-name",),
         panel=_TEXT,
         metavar="NAME",
@@ -91,61 +89,67 @@ class ServerSettings:
     )
     chat_template: str | None = setting(
         None,
-        "Chat template that is used instead of the model's own.",
+        "Chat template to use instead of the model's.",
         panel=_TEXT,
         metavar="FILE",
         reader="file",
         default_text="the model's",
     )
-    trust_request_chat_template: bool = setting(
-        False, "Requests may have a chat template of their own.", panel=_TEXT
-    )
+    trust_request_chat_template: bool = setting(False, "Allow chat templates in requests.", panel=_TEXT)
     tool_call_parser: str | None = setting(
         None,
-        "Format in which the model writes calls of tools.",
+        "Format of the model's tool calls.",
         choices=(*FORMATS, "none"),
         panel=_TEXT,
         default_text="that of the model's family",
     )
     reasoning_parser: str | None = setting(
         None,
-        "Format in which the model writes its reasoning.",
+        "Format of the model's reasoning.",
         choices=(*REASONING_PARSERS, "none"),
         panel=_TEXT,
         default_text="that of the chat template",
     )
-    stream_interval: int = setting(1, "Tokens of each chunk of a stream.", low=1, high=_MAX, panel=_TEXT)
+    stream_interval: int = setting(
+        1, "Number of tokens per chunk of a stream.", low=1, high=_MAX, panel=_TEXT
+    )
     max_logprobs: int = setting(
         20,
-        "Largest number of most likely tokens that a request may have reported at each position.",
+        "Maximum number of most likely tokens whose log probabilities a request may get at each position.",
         low=0,
         high=_MAX,
         panel=_LIMITS,
     )
     max_num_waiting: int = setting(
         256,
-        "Texts that may wait while others are written; requests beyond that are refused for now (429).",
+        "Maximum number of texts that wait while others are generated; further requests get status 429.",
         low=0,
         high=_MAX,
         panel=_LIMITS,
     )
     max_request_bytes: int = setting(
-        8 << 20, "Size of a body.", low=1, high=_MAX, panel=_LIMITS, reader="size", default_text="8M"
+        8 << 20, "Maximum size of a body.", low=1, high=_MAX, panel=_LIMITS, reader="size", default_text="8M"
     )
-    max_connections: int = setting(1024, "Clients at a time.", low=1, high=_MAX, panel=_LIMITS)
-    header_timeout_s: float = _timeout(10.0, "Seconds for all headers of a request.", "--header-timeout")
-    body_timeout_s: float = _timeout(30.0, "Seconds for all of its body.", "--body-timeout")
-    send_timeout_s: float = _timeout(60.0, "Seconds for a client that has stopped reading.", "--send-timeout")
-    request_timeout_s: float = _timeout(3600.0, "Seconds for an answer.", "--request-timeout")
+    max_connections: int = setting(
+        1024, "Maximum number of clients at a time.", low=1, high=_MAX, panel=_LIMITS
+    )
+    header_timeout_s: float = _timeout(
+        10.0, "Maximum seconds until all headers of a request have arrived.", "--header-timeout"
+    )
+    body_timeout_s: float = _timeout(30.0, "Maximum seconds until its body has arrived.", "--body-timeout")
+    send_timeout_s: float = _timeout(
+        60.0, "Maximum seconds that a client may stop reading.", "--send-timeout"
+    )
+    request_timeout_s: float = _timeout(3600.0, "Maximum seconds for an answer.", "--request-timeout")
     shutdown_timeout_s: float = _timeout(
         30.0,
-        "Seconds for answers that are not finished when SIGTERM or Ctrl-C arrives.",
+        "Maximum seconds for unfinished answers after SIGTERM or Ctrl-C.",
         "--shutdown-timeout",
         0.0,
     )
     log_requests: bool = setting(
         True,
-        "Log a line per request, without its content (shown with TILEWISE_LOG=info). The option switches this off.",
+        "Log a line per request, without its content (shown with TILEWISE_LOG=info). The option disables it.",
         options=("--disable-log-requests",),
         is_switched_off=True,
     )
@@ -157,32 +161,32 @@ class ServerSettings:
             for value in _validate.sequence("settings", name, getattr(self, name), "texts"):
                 _validate.text("settings", f"each of {name}", value)
         for name, form, rule in (
-            ("api_keys", _KEY, "each of api_keys must be printable ASCII, as headers are"),
+            ("api_keys", _KEY, "each of api_keys must be printable ASCII, like headers"),
             ("allowed_hosts", _HOST, "each of allowed_hosts must be a name without a port"),
-            ("allowed_origins", _ORIGIN, "each of allowed_origins must be * or such as https://site.example"),
+            ("allowed_origins", _ORIGIN, "each of allowed_origins must be * or like https://site.example"),
         ):
             for value in getattr(self, name):
                 if not form.fullmatch(value):
                     got = "another one" if name == "api_keys" else shown(value)
-                    _validate.invalid("settings", rule, got, "correct it; it would let no client in")
+                    _validate.invalid("settings", rule, got, "correct it: no client could match it")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            rule, advice = "ssl_keyfile needs ssl_certfile", "name the certificate as well"
-            _validate.invalid("settings", rule, "it alone", advice)
+            rule, advice = "ssl_keyfile needs ssl_certfile", "set ssl_certfile"
+            _validate.invalid("settings", rule, "no ssl_certfile", advice)
 
     def find_key(self, offered: str | None) -> str | None:
-        """The salt of the key that a client gave; None where it gave none of them.
+        """The salt of a client's key; None if it is not a key of this server.
 
-        Every key is compared, each in a time that says nothing of it.
+        All keys are compared, in constant time.
 
         Args:
-            offered: what stands behind `Bearer`.
+            offered: the key after `Bearer`; None without one.
         """
         if not self.api_keys:
             return ""
-        digest_of_given = hashlib.sha256((offered or "").encode("utf-8", "surrogateescape")).digest()
-        found = None
+        offered_digest = hashlib.sha256((offered or "").encode("utf-8", "surrogateescape")).digest()
+        salt = None
         for key in self.api_keys:
             digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-            if hmac.compare_digest(digest_of_given, digest):
-                found = hashlib.sha256(b"cache salt" + digest).hexdigest()
-        return found
+            if hmac.compare_digest(offered_digest, digest):
+                salt = hashlib.sha256(b"cache salt" + digest).hexdigest()
+        return salt

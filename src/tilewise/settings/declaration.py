@@ -38,12 +38,12 @@ class Setting:
         panel: title above the option in `--help`.
         metavar: what `--help` shows in the place of the value.
         reader: how an option's text is read: as a plain value, a size such as 2G, JSON, or the text of a file.
-        default_text: how the default is written, where the value does not say it.
+        default_text: description of the default, if it is not a plain value.
         in_body: whether requests of `/v1/completions` and `/v1/chat/completions` have a field of this name.
         in_response_body: the same for `/v1/responses`.
-        in_file: whether generation_config.json may have it: `always` applies; `sampling` applies where tokens are
+        in_file: whether generation_config.json may have it: `always` applies; `sampling` applies if tokens are
             sampled; `combined` has another name there, or depends on others (`generate.combine_settings`).
-        is_server_default: whether `LLM` and the server take it from that file where a request does not say it.
+        is_server_default: whether `LLM` and the server take it from that file if a request does not set it.
         name: of the field.
         kind: type of the field without `None`.
         is_optional: whether the value may be None.
@@ -90,13 +90,13 @@ class Setting:
 
     @property
     def shown_bounds(self) -> tuple[float | None, float | None]:
-        """The bounds that a person could meet; None for those that only keep native integers from overflowing."""
+        """The bounds to show; None for those that only keep native integers from overflowing."""
         low = None if self.low is None or self.low < -_LARGEST_BOUND else self.low
         return low, None if self.high is None or self.high > _LARGEST_BOUND else self.high
 
     @property
     def range_text(self) -> str:
-        """The range in words; empty where there is no bound that a person could meet."""
+        """The range in words; empty if no bound is shown."""
         if self.choices:
             return ", ".join(self.choices)
         low, high = (None if bound is None else f"{bound:g}" for bound in self.shown_bounds)
@@ -108,7 +108,7 @@ class Setting:
 
     @property
     def written_default(self) -> str:
-        """The default in words; empty where nothing needs to be said."""
+        """The default in words; empty if it need not be shown."""
         if self.default_text or self.default is None or self.default is False or self.default == ():
             return self.default_text
         if self.default is True:
@@ -182,7 +182,7 @@ def check_settings(values: object, group: type, validator: Validator, call: str)
         values: an object of a dataclass. Whole numbers of other types than `int` become `int`.
         group: the class whose declarations count.
         validator: makes the error.
-        call: that the error names.
+        call: the function that the error names.
 
     Raises:
         ConfigError: a value has the wrong type or lies outside its range.
@@ -204,7 +204,7 @@ def check_settings(values: object, group: type, validator: Validator, call: str)
             low = -float("inf") if one.low is None else one.low
             validator.number(call, name, value, low, float("inf") if one.high is None else one.high)
             if one.is_low_excluded and value == one.low:
-                advice = f"pass {one.default} to switch it off"
+                advice = f"pass {one.default} to disable it"
                 validator.invalid(call, f"{name} must be above {one.low:g}", str(value), advice)
 
 

@@ -22,18 +22,18 @@ _validate = Validator("serve")
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """How guesses are made, with vLLM's names and defaults.
+    """Settings of speculative decoding, with vLLM's names and defaults.
 
     Args:
-        num_speculative_tokens: guesses for a call and text, at most.
-        method: `ngram`: what followed the last few tokens where they stood before, in prompt or text; `draft_model`:
-            what a smaller model says. By default the second where `model` is given, else the first.
+        num_speculative_tokens: maximum number of guesses per call and text.
+        method: `ngram` guesses what followed an earlier occurrence of the last few tokens; `draft_model` guesses the
+            tokens of a smaller model. Default: `draft_model` if `model` is set, else `ngram`.
         model: a Hugging Face directory of the smaller model, of the same vocabulary.
-        prompt_lookup_max: so many last tokens are looked for first; None: 5, or as many as `prompt_lookup_min`.
-        prompt_lookup_min: so many at least; None: as many as `prompt_lookup_max`.
+        prompt_lookup_max: largest number of last tokens to look up; None: `prompt_lookup_min`, or 5 without it.
+        prompt_lookup_min: smallest number of last tokens to look up; None: as `prompt_lookup_max`.
 
     Raises:
-        ConfigError: a setting has no such value.
+        ConfigError: a value is invalid.
     """
 
     num_speculative_tokens: int
@@ -51,7 +51,9 @@ class SpeculativeConfig:
         _validate.choice(place, "method", self.method, _METHODS)
         if (self.method == "draft_model") != (self.model is not None):
             got = f"{self.method} {'without' if self.model is None else 'with'} a model"
-            _validate.invalid(place, "method draft_model goes with model", got, "correct one")
+            _validate.invalid(
+                place, "method draft_model needs model, and ngram excludes it", got, "correct one"
+            )
         _validate.integer(place, "num_speculative_tokens", self.num_speculative_tokens, 1, _MAX_GUESSES)
         longest, shortest = self.prompt_lookup_max, self.prompt_lookup_min
         for name, value in (("prompt_lookup_max", longest), ("prompt_lookup_min", shortest)):
@@ -81,7 +83,7 @@ class SpeculativeConfig:
         for name in values:
             _validate.choice("speculative_config", "a setting", name, [one.name for one in fields(cls)])
         if "num_speculative_tokens" not in values:
-            rule, advice = "num_speculative_tokens must be given", "add it, 5 for example"
+            rule, advice = "num_speculative_tokens is required", "add it, 5 for example"
             _validate.invalid("speculative_config", rule, "none", advice)
         return cls(**values)
 
@@ -91,8 +93,8 @@ class SpeculativeConfig:
 class EngineSettings:
     """How a model is loaded and how much it computes and stores at a time.
 
-    Only `dtype` and, where RoPE is scaled as `dynamic` or `longrope`, `max_model_len` decide what is written. All other
-    settings decide memory and speed.
+    Only `dtype` and, if RoPE is scaled as `dynamic` or `longrope`, `max_model_len` affect the text. All other
+    settings affect memory and speed.
 
     Args:
 
@@ -118,25 +120,25 @@ class EngineSettings:
     )
     dtype: str = setting(
         "auto",
-        "Type of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: as config.json says, "
-        "bf16 where that is another type.",
+        "Dtype of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: that of config.json, or "
+        "bf16 if it is another.",
         choices=("auto", *MODEL_DTYPES),
         panel=_PANEL,
         metavar="TYPE",
     )
     max_model_len: int | None = setting(
         None,
-        "Context: largest number of tokens of prompt and text together. Where RoPE is scaled as `dynamic` or "
-        "`longrope` it also chooses the frequencies, so that the text depends on it.",
+        "Context: maximum number of tokens of prompt and text together. If RoPE is scaled as `dynamic` or "
+        "`longrope`, it also determines the frequencies, so the text depends on it.",
         low=1,
         high=1 << 62,
         panel=_PANEL,
         reader="size",
-        default_text="as config.json says",
+        default_text="that of config.json",
     )
     max_context: int | None = setting(
         None,
-        "Positions of a text that the KV cache has room for, at most max_model_len.",
+        "Maximum number of positions of a text in the KV cache, at most max_model_len.",
         low=1,
         high=1 << 62,
         on_command_line=False,
@@ -144,7 +146,7 @@ class EngineSettings:
     )
     max_num_seqs: int = setting(
         64,
-        "Largest number of texts that are written at a time; others wait. For an encoder: texts of a call.",
+        "Maximum number of texts generated at a time; others wait. For an encoder: texts per call.",
         low=1,
         high=_MAX_SIZE,
         panel=_PANEL,
@@ -152,16 +154,16 @@ class EngineSettings:
     )
     max_num_batched_tokens: int = setting(
         256,
-        "Tokens of one call of the model: prompts are read in chunks of at most this size. Raised to "
-        "max_num_seqs where that is larger.",
+        "Maximum number of tokens of one model call; longer prompts are read in chunks. Raised to max_num_seqs "
+        "if that is larger.",
         low=1,
         high=_MAX_SIZE,
         panel=_PANEL,
     )
     enable_prompt_pacing: bool = setting(
         True,
-        "While texts are written in the same call, read only as much of prompts as hardly delays them. False reads as "
-        "much as fits, which finishes a fixed list of prompts soonest (`LLM` does so).",
+        "While texts are generated in the same call, read only as many prompt tokens as hardly delay them. False "
+        "reads as many as fit, which finishes a fixed list of prompts soonest (the default of `LLM`).",
         on_command_line=False,
     )
     kv_cache_memory_bytes: int | None = setting(
@@ -173,53 +175,53 @@ class EngineSettings:
         options=("--kv-cache-memory", "--kv-cache-memory-bytes"),
         panel=_PANEL,
         reader="size",
-        default_text="as much as max_num_seqs texts of full length need; at most 1G unless one text needs more",
+        default_text="enough for max_num_seqs texts of full length; at most 1G unless one text needs more",
     )
     workers_per_device: int | None = setting(
         None,
-        "Threads of each device.",
+        "Number of threads per device.",
         low=1,
         high=_MAX_SIZE,
         panel=_PANEL,
-        default_text="as many as the processor has room for",
+        default_text="the cores divided among the devices",
     )
     enable_prefix_caching: bool = setting(
         True,
-        "Keep blocks of prompts and texts in the cache, so that requests that begin alike share them.",
+        "Keep blocks of prompts and texts in the cache, so that requests with the same beginning share them.",
         options=("--enable-prefix-caching/--no-enable-prefix-caching",),
         panel=_PANEL,
     )
     generation_config: bool = setting(
         True,
-        "Take what is not given from the model's generation_config.json.",
+        "Use the model's generation_config.json for settings that are not set.",
         options=("--generation-config/--no-generation-config",),
         panel=_PANEL,
     )
     runner: str = setting(
         "generate",
-        "generate: the model writes; pooling: it turns prompts into vectors, as encoders always do.",
+        "generate: the model generates text; pooling: it computes embeddings of prompts, as encoders always do.",
         choices=("generate", "pooling"),
         panel=_PANEL,
     )
     load_format: str = setting(
         "auto",
-        "auto: the model's weights; dummy: random weights, from config.json and the tokenizer alone.",
+        "auto: the model's weights; dummy: random weights, only config.json and the tokenizer are read.",
         choices=("auto", "dummy"),
         panel=_PANEL,
         metavar="FORMAT",
     )
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = setting(
         None,
-        "How next tokens are guessed, as `SpeculativeConfig` or its fields, for example "
-        '{"num_speculative_tokens": 4, "prompt_lookup_max": 3}. No text depends on it.',
+        "Speculative decoding, as `SpeculativeConfig` or its fields, for example "
+        '{"num_speculative_tokens": 4, "prompt_lookup_max": 3}. It does not change the text.',
         panel=_PANEL,
         metavar="JSON",
         reader="json",
-        default_text="tokens are not guessed",
+        default_text="off",
     )
     ignore_config_fields: Sequence[str] = setting(
         (),
-        "Fields of config.json to ignore, where they are refused although they do not change what the model computes.",
+        "Unsupported fields of config.json to ignore because they do not affect the computation.",
         options=("--ignore-config-field",),
         panel=_PANEL,
         metavar="NAME",
@@ -233,7 +235,7 @@ class EngineSettings:
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
-        """How next tokens are guessed."""
+        """The settings of speculative decoding."""
         config = self.speculative_config
         assert config is None or isinstance(config, SpeculativeConfig)  # converted by __post_init__
         return config

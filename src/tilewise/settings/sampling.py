@@ -23,7 +23,7 @@ _MAX_CHOICES = 1 << 20
 _MAX_LOGPROBS = 1 << 20
 _MAX_ID = (1 << 32) - 1
 _MAX_BIAS = 1e6
-_SMALLEST_SHARE = sys.float_info.min  # top_p of the most likely token alone
+_SMALLEST_SHARE = sys.float_info.min  # the top_p that leaves only the most likely token
 _LENGTH, _SAMPLING, _PENALTIES = "Length", "Sampling", "Penalties and forbidden text"
 _validate = Validator("generate")
 
@@ -67,7 +67,7 @@ class SamplingSettings:
     repetition_penalty: float = setting(
         1.0,
         "Above 1, makes tokens of the prompt and the text less likely: their logits are divided by it, or multiplied "
-        "where they are negative (transformers).",
+        "if they are negative (transformers).",
         low=0.0,
         high=float("inf"),
         is_low_excluded=True,
@@ -142,7 +142,7 @@ class SamplingSettings:
     )
     seed: int | None = setting(
         None,
-        "Seed of the random numbers, a 64-bit integer: equal seeds write equal text; -1 is a random seed.",
+        "Seed of the random numbers, a 64-bit integer: equal seeds give equal text; -1 is a random seed.",
         low=-(2**63),
         high=2**63 - 1,
         panel=_SAMPLING,
@@ -166,13 +166,13 @@ class SamplingSettings:
     )
     bad_words: Sequence[str] | None = setting(
         None,
-        "Texts that are not written, as their tokens with and without a space before them.",
+        "Texts that are not generated, as their tokens with and without a space before them.",
         panel=_PENALTIES,
         metavar="TEXT",
         in_body=True,
     )
     bad_words_ids: Sequence[Sequence[int]] | None = setting(
-        None, "Sequences of token ids that are not written.", on_command_line=False, in_file="always"
+        None, "Sequences of token ids that are not generated.", on_command_line=False, in_file="always"
     )
     include_stop_str_in_output: bool = setting(
         False,
@@ -190,7 +190,7 @@ class SamplingSettings:
     )
     max_tokens: int | None = setting(
         16,
-        "Largest number of new tokens; None or -1: as many as the context has room for.",
+        "Maximum number of new tokens; None or -1: as many as fit the context.",
         low=-1,
         high=_MAX,
         panel=_LENGTH,
@@ -207,7 +207,7 @@ class SamplingSettings:
     )
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = setting(
         None,
-        "Numbers that are added to the logits of tokens, by token id, after the penalties.",
+        "Numbers to add to the logits of tokens, by token id, after the penalties.",
         on_command_line=False,
         in_body=True,
     )
@@ -223,7 +223,7 @@ class SamplingSettings:
 @documented
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is reported about a text besides its tokens.
+    """The reports about a text in addition to its tokens.
 
     Args:
     """
@@ -258,7 +258,7 @@ class Sampling(SamplingSettings):
         ConfigError: a value outside its range, or two that contradict each other.
     """
 
-    max_tokens: int = narrowed(128, help="Largest number of new tokens.", low=1)
+    max_tokens: int = narrowed(128, help="Maximum number of new tokens.", low=1)
     temperature: float = narrowed(0.0)
     top_k: int = narrowed(0, low=0)
     seed: int = narrowed(0, default_text="")
@@ -285,9 +285,7 @@ class Sampling(SamplingSettings):
             )
         if self.n > 1 and self.temperature == 0:
             got, advice = f"{self.n} with temperature 0", "choose a temperature above 0"
-            _validate.invalid(
-                "sampling", "n must be 1 where every text would be the same, the likeliest", got, advice
-            )
+            _validate.invalid("sampling", "n must be 1 if all texts would be equal", got, advice)
 
     @property
     def sampler_settings(self) -> tuple[float, int, float, float, float]:
@@ -308,11 +306,11 @@ class Sampling(SamplingSettings):
 
 
 def _texts(name: str, values: Any) -> tuple[str, ...]:
-    """Texts that are not empty."""
+    """Texts, none of them empty."""
     texts = tuple(_validate.sequence("sampling", name, values, "texts"))
     for index, text in enumerate(texts):
         if not isinstance(text, str) or not text:
-            rule = f"{name}.{index} must be text that is not empty"
+            rule = f"{name}.{index} must not be empty"
             _validate.invalid("sampling", rule, shown(text), "correct it")
     return texts
 
@@ -324,14 +322,14 @@ def _ids(name: str, values: Any) -> tuple[int, ...]:
 
 
 def _biases(values: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs of a token id and what is added to its logit, from pairs or a dictionary."""
+    """Pairs of a token id and the number added to its logit, from pairs or a dictionary."""
     pairs = _validate.sequence(
         "sampling", "logit_bias", values.items() if isinstance(values, Mapping) else values, "pairs"
     )
     biases: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
-            rule = "logit_bias must hold pairs of an id and a number"
+            rule = "logit_bias must have pairs of an id and a number"
             _validate.invalid("sampling", rule, shown(pair), "pass a dictionary")
         id_ = _validate.integer("sampling", "an id of logit_bias", pair[0], 0, _MAX_ID)
         biases[id_] = _validate.number("sampling", "a value of logit_bias", pair[1], -_MAX_BIAS, _MAX_BIAS)
@@ -343,7 +341,7 @@ def _id_sequences(values: Any) -> tuple[tuple[int, ...], ...]:
     for ids in _validate.sequence("sampling", "bad_words_ids", values, "sequences of ids"):
         word = tuple(_validate.sequence("sampling", "a sequence of bad_words_ids", ids, "ids"))
         if not word:
-            rule = "sequences of bad_words_ids must hold an id"
+            rule = "sequences of bad_words_ids must not be empty"
             _validate.invalid("sampling", rule, shown(values), "remove the empty one")
         words.append(
             tuple(_validate.integer("sampling", "an id of bad_words_ids", id_, 0, _MAX_ID) for id_ in word)

@@ -21,8 +21,8 @@ __all__ = [
 ]
 
 _STRATEGIES = {"dp": "ddp", "fsdp": "fsdp", "tp": "tensor_parallel"}
-_COSTS = {"none": 0, "selective": 1, "full": 10}  # in time, next to doubling the microbatches
-_DEARER_THAN_FULL = 11  # patterns of a user: nothing is known of them
+_COSTS = {"none": 0, "selective": 1, "full": 10}  # cost in time, relative to doubling the microbatches
+_DEARER_THAN_FULL = 11  # for patterns of a user, whose cost is unknown
 _MOST_TILE_ROWS = 4096
 
 
@@ -31,27 +31,31 @@ def other_meshes(config: TrainConfig) -> Iterator[TrainConfig]:
     workers times devices if the configuration sets workers. The configuration's own mesh comes
     first, and is the only one with several axes.
     """
-    own = config.distribution
+    distribution = config.distribution
     yield config
-    num_devices = prod(own.mesh.values())
-    cores = num_cores() if own.workers_per_device is None else own.workers_per_device * num_devices
+    num_devices = prod(distribution.mesh.values())
+    cores = (
+        num_cores()
+        if distribution.workers_per_device is None
+        else distribution.workers_per_device * num_devices
+    )
     if num_devices > 1:
         yield _over(config, {}, cores)
     width = 2
     while width <= cores:
         for axis in _STRATEGIES:
-            if own.mesh != {axis: width}:
+            if distribution.mesh != {axis: width}:
                 yield _over(config, {axis: width}, cores // width)
         width *= 2
 
 
 def _over(config: TrainConfig, mesh: dict[str, int], workers: int) -> TrainConfig:
-    own = config.distribution
-    settings = own.model_dump() if "fsdp" in mesh and "fsdp" in own.mesh else {}
+    distribution = config.distribution
+    settings = distribution.model_dump() if "fsdp" in mesh and "fsdp" in distribution.mesh else {}
     settings |= {
         "strategy": _STRATEGIES[next(iter(mesh))] if mesh else "single",
         "mesh": mesh,
-        "workers_per_device": None if own.workers_per_device is None else workers,
+        "workers_per_device": None if distribution.workers_per_device is None else workers,
     }
     return config.model_copy(update={"distribution": DistributionSection(**settings)})
 
@@ -98,10 +102,10 @@ def _with_train(config: TrainConfig, **settings: object) -> TrainConfig:
 
 def describe_settings(config: TrainConfig) -> str:
     """The settings that this module may change, in a few words."""
-    own, train = config.distribution, config.train
-    mesh = ", ".join(f"{axis}={size}" for axis, size in own.mesh.items()) or "one device"
+    distribution, train = config.distribution, config.train
+    mesh = ", ".join(f"{axis}={size}" for axis, size in distribution.mesh.items()) or "one device"
     recompute = train.recompute if isinstance(train.recompute, str) else " ".join(train.recompute)
-    count = own.workers_per_device
+    count = distribution.workers_per_device
     workers = "" if count is None else f", {count} worker{'s' if count > 1 else ''} per device"
     return (
         f"{mesh}{workers}, accumulation {train.accumulation}, recompute {recompute}, "
@@ -111,9 +115,9 @@ def describe_settings(config: TrainConfig) -> str:
 
 def as_toml(config: TrainConfig) -> str:
     """The same settings as keys of a configuration file."""
-    own, train = config.distribution, config.train
+    distribution, train = config.distribution, config.train
     recompute = train.recompute if isinstance(train.recompute, str) else list(train.recompute)
-    mesh = ", ".join(f"{axis} = {size}" for axis, size in own.mesh.items())
+    mesh = ", ".join(f"{axis} = {size}" for axis, size in distribution.mesh.items())
     lines = [
         "[train]",
         f"accumulation = {train.accumulation}",
@@ -121,9 +125,9 @@ def as_toml(config: TrainConfig) -> str:
         f"rows_per_tile = {train.rows_per_tile}",
         "",
         "[distribution]",
-        f"strategy = {json.dumps(own.strategy)}",
+        f"strategy = {json.dumps(distribution.strategy)}",
         f"mesh = {{ {mesh} }}" if mesh else "mesh = {}",
     ]
-    if own.workers_per_device is not None:
-        lines.append(f"workers_per_device = {own.workers_per_device}")
+    if distribution.workers_per_device is not None:
+        lines.append(f"workers_per_device = {distribution.workers_per_device}")
     return "\n".join(lines)

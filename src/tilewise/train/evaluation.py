@@ -141,7 +141,7 @@ def score_files(
     Args:
         model: an instance of a training graph over `batch` sequences of any length up to the
             context.
-        tokenizer: of the model; special tokens that it adds to a text are left out.
+        tokenizer: of the model; the special tokens that it adds to a text are not used.
         files: to score.
         batch: windows per call.
         context: maximum number of tokens of a window.

@@ -48,8 +48,8 @@ class MetricsFile:
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
         self._path = path
-        kept = [line for line in read_metrics(path) if line["step"] < first_step]
-        replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        earlier = [line for line in read_metrics(path) if line["step"] < first_step]
+        replace_text(path, "".join(json.dumps(line) + "\n" for line in earlier))
         with writing(path):
             self._file: IO[bytes] = path.open("ab", buffering=0)
 
@@ -61,9 +61,7 @@ class MetricsFile:
         """
         line = (json.dumps(values, allow_nan=False) + "\n").encode("utf-8")
         with writing(self._path):
-            if self._file.write(line) < len(
-                line
-            ):  # what a full disk does to the last line that begins to fit
+            if self._file.write(line) < len(line):  # a full disk truncates the last write
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
@@ -79,15 +77,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
         ConfigError: it is not a regular file, or cannot be read.
     """
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for number, line in enumerate(_lines(path), 1):
         try:
-            found.append(parse_json(line, _Line).model_dump())
+            lines.append(parse_json(line, _Line).model_dump())
         except Unreadable as error:
             if line.endswith(b"\n"):
-                get_logger("train").warning("%s is left out from line %d on: %s", path, number, error)
+                get_logger("train").warning("%s is ignored from line %d on: %s", path, number, error)
             break
-    return found
+    return lines
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -43,6 +43,6 @@ class TimeBudget:
         times = [b - a for a, b in zip(self._ends, self._ends[1:])][_FIRST_STEPS - 1 :]
         if not is_open or not times:
             return None
-        left = max(0.0, self._seconds - seconds)
-        fitting = len(self._ends) + round(left / max(statistics.median(times), 1e-9))
+        remaining = max(0.0, self._seconds - seconds)
+        fitting = len(self._ends) + round(remaining / max(statistics.median(times), 1e-9))
         return max(fitting, self._at_least)

@@ -64,7 +64,7 @@ class StepProgress:
         self.stop()
 
     def stop(self) -> None:
-        """Keep the line as it is; another progress bar may follow."""
+        """Stop updating the line; another progress bar may follow."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -116,10 +116,10 @@ def describe_step(
 
 
 def format_duration(seconds: float) -> str:
-    """`1:05` for 65 seconds; hours only when there are any."""
-    whole = max(0, round(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    """`1:05` for 65 seconds; hours only if there are any."""
+    total = max(0, round(seconds))
+    hours, minutes = divmod(total // 60, 60)
+    return f"{hours}:{minutes:02d}:{total % 60:02d}" if hours else f"{minutes}:{total % 60:02d}"
 
 
 def track_work(console: Console, label: str) -> _WorkProgress:

@@ -187,9 +187,7 @@ def plan_run(
     if config.output.offload_directory is not None and plan.file_bytes:
         check_writable(Path(config.output.offload_directory))
     if output.is_dir():
-        with lock_directory(
-            output
-        ):  # locked for the whole run later; another run that has it now is reported at once
+        with lock_directory(output):  # reports another run now; the run itself locks it again
             pass
     for name in (_METRICS, _CURVE):
         check_replaceable(output / name, is_directory=False)
@@ -209,7 +207,7 @@ def _check_settings(config: TrainConfig, checkpoints: Path, may_change: frozense
     The data is compared later, when it is read.
     """
     newest = latest_checkpoint(checkpoints)
-    assert newest is not None  # `_check_output` has seen it
+    assert newest is not None  # checked by `_check_output`
     opened = open_checkpoint(newest)
     settings, data = config.what_must_match(), opened.config.get("data")
     tokens = data.get("tokens") if isinstance(data, Mapping) else None
@@ -219,7 +217,7 @@ def _check_settings(config: TrainConfig, checkpoints: Path, may_change: frozense
         raise _refusal_of_changes(error) from None
     if opened.step > config.train.steps:
         raise ConfigError(
-            f"[train.run] a run cannot end before the steps that are done; got train.steps = {config.train.steps} "
+            f"[train.run] train.steps must not be below the steps that are done; got {config.train.steps} "
             f"after {opened.step} steps; set {opened.step} or more"
         )
 
@@ -235,7 +233,7 @@ def run_training(run: PlannedRun, console: Console, explain: bool = False) -> Ru
 
     Raises:
         ConfigError, CheckpointError: another run writes to the output directory, or the data or the
-            checkpoint differs from what the configuration says.
+            checkpoint differs from the configuration.
         NotFinite: values are no longer finite; the last checkpoint is from before.
         ResourceError, TaskFailed, CommError: during the run; the last checkpoint is complete.
     """
@@ -256,8 +254,8 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
     with Trainer(config, data, run.graph, run.plan) as trainer:
         first_step = _restore(trainer, output / _CHECKPOINTS, run.may_change, console) if run.resume else 0
         if first_step == config.train.steps and (output / _MODEL / "config.json").is_file():
-            left = f"{output / _MODEL} is left as it is; tilewise evaluate measures it"
-            _say(console, f"all {first_step} steps are done, and {left}")
+            note = f"{output / _MODEL} is unchanged; evaluate it with tilewise evaluate"
+            _say(console, f"all {first_step} steps are done, and {note}")
             return RunResult(first_step, False, output / _MODEL)
         num_steps = train_steps(trainer, first_step, output, console)
         lines = [line for line in read_metrics(output / _METRICS) if line["loss"] is not None]
@@ -266,16 +264,16 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
             losses = [line["loss"] for line in lines]
             draw_loss_curve(output / _CURVE, losses, f"loss over {len(lines)} steps", held_out)
         if num_steps < config.train.steps:
-            _say(console, f"stopped after step {num_steps}; go on with --resume")
+            _say(console, f"stopped after step {num_steps}; resume with --resume")
             return RunResult(num_steps, True, None)
         trainer.save_model(output / _MODEL)
         _say(console, f"model in {output / _MODEL}, loss curve in {output / _CURVE}")
-    # the trainer's memory is free now: the finished model is loaded to be evaluated
+    # The trainer's memory is free now, so the finished model can be loaded and evaluated.
     if data.corpus.held_out and not models.is_encoder(make_model_config(config)):
         try:
             bits = evaluate_model(config, data, output / _MODEL, console)
             _say(console, f"held-out files: {bits:.3f} bits per byte")
-        except ResourceError as error:  # a run that offloads weights may take less memory than its evaluation
+        except ResourceError as error:  # a run that offloads weights may need less memory than its evaluation
             _say(console, f"the held-out files are not evaluated: {error}")
     return RunResult(num_steps, False, output / _MODEL)
 
@@ -297,33 +295,33 @@ def _restore(trainer: Trainer, checkpoints: Path, may_change: frozenset[str], co
         raise _refusal_of_changes(error) from None
     state = replace(state, changes=_with_defaults(state.changes))
     trainer.restore(state)
-    _say(console, f"going on after step {state.step} from {path}")
+    _say(console, f"resuming after step {state.step} from {path}")
     new = [change for change in state.changes if change.step == state.step]
     if new:
-        _say(console, f"changed from here on: {describe_changes(new)}")
+        _say(console, f"changed settings: {describe_changes(new)}")
     return state.step
 
 
 def _with_defaults(changes: Sequence[ConfigChange]) -> list[ConfigChange]:
     """The changes, including settings that `what_must_match` leaves out at their defaults."""
-    found = []
+    filled = []
     for change in changes:
         section, _, key = change.key.partition(".")
         if is_changeable(change.key) and None in (change.old, change.new):
             default = getattr(getattr(TrainConfig(), section), key)
             values = {n: default if v is None else v for n, v in (("old", change.old), ("new", change.new))}
-            found.append(change.model_copy(update=values))
+            filled.append(change.model_copy(update=values))
         else:
-            found.append(change)
-    return found
+            filled.append(change)
+    return filled
 
 
 def _refusal_of_changes(error: OtherConfiguration) -> CheckpointError:
-    """Says which settings that differ from a checkpoint's can be changed, and how."""
+    """The error for settings that differ from a checkpoint's; says which can be changed, and how."""
     changes = _with_defaults(error.changes)
     fixed = [change.key for change in changes if not is_changeable(change.key)]
     if fixed:
-        advice = f"restore {', '.join(fixed)}, which a run cannot change, or start anew in another directory"
+        advice = f"restore {', '.join(fixed)}, which a run cannot change, or train in another directory"
     else:
         before = ", ".join(f"{change.key} = {_toml(change.old)}" for change in changes)
         repeated = _set_options([(change.key, change.old) for change in changes])
@@ -342,7 +340,7 @@ def _toml(value: object) -> str:
 
 
 def _set_options(settings: Sequence[tuple[str, object]]) -> str:
-    """Settings as options of the command line, where strings need no quotes."""
+    """Settings as options of the command line, which need no quotes around strings."""
     return " ".join(f"--set {k}={bare(v) if isinstance(v, str) else _toml(v)}" for k, v in settings)
 
 
@@ -411,7 +409,7 @@ def _check_output(config: TrainConfig, resume: bool) -> None:
     model, source = Path(config.output.directory) / _MODEL, config.model.path
     if source is not None and model.resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise ConfigError(
-            f"[train.run] the finished model must not replace the one that training starts from; got {str(model)!r} "
+            f"[train.run] the finished model must not replace the initial model; got {str(model)!r} "
             "for both; choose another output directory"
         )
     _check_checkpoints(Path(config.output.directory) / _CHECKPOINTS, resume)
@@ -428,11 +426,11 @@ def _check_checkpoints(directory: Path, resume: bool) -> None:
     """
     if resume and latest_checkpoint(directory) is None:
         raise CheckpointError(
-            f"[train.run] --resume needs a whole checkpoint; got none in {str(directory)!r}; "
-            f"start {'anew in another directory' if has_checkpoints(directory) else 'without --resume'}"
+            f"[train.run] --resume needs a complete checkpoint; got none in {str(directory)!r}; "
+            f"start {'in another directory' if has_checkpoints(directory) else 'without --resume'}"
         )
     if not resume and has_checkpoints(directory):
         raise ConfigError(
             f"[train.run] a new run needs an output directory without checkpoints; got some in {str(directory)!r}; "
-            "pass --resume to go on, or choose another directory"
+            "pass --resume to continue, or choose another directory"
         )

@@ -17,16 +17,16 @@ from tilewise.train.trainer import make_plan
 
 __all__ = ["Saving", "find_savings", "need_of_all", "need_per_device"]
 
-_MOST_DEVICES = 64  # of those that are tried
+_MOST_DEVICES = 64  # maximum number of devices to try
 
 
 @dataclass(frozen=True)
 class Saving:
-    """A way to need less memory.
+    """A change of settings that needs less memory.
 
     Attributes:
-        settings: what it changes, in the notation of `--set`.
-        need_bytes: what the run then needs.
+        settings: the changed settings, in the notation of `--set`.
+        need_bytes: memory that the run then needs.
         fits: whether that is within the limit.
     """
 
@@ -63,7 +63,7 @@ def find_savings(
         For each kind of change the cheapest one that fits, or otherwise the one that needs least.
         If none fits, also the smallest combination of kinds that fits, or otherwise all of them.
     """
-    found: list[Saving] = []
+    savings: list[Saving] = []
     strongest: list[_Change] = []
     for kind in _kinds_of_changes(config, more_devices):
         tried: list[tuple[Saving, _Change]] = []
@@ -75,17 +75,17 @@ def find_savings(
                 break
         if tried:
             best = min(tried, key=lambda pair: (not pair[0].fits, pair[0].need_bytes))
-            found.append(best[0])
+            savings.append(best[0])
             strongest.append(best[1])
-    if any(saving.fits for saving in found):
-        return found
+    if any(saving.fits for saving in savings):
+        return savings
     together = None
     for count in range(2, len(strongest) + 1):
         saving = _try(config, strongest[:count], need_of, limit_bytes, report)
         together = saving or together
         if saving is not None and saving.fits:
             break
-    return found if together is None else [*found, together]
+    return savings if together is None else [*savings, together]
 
 
 def _try(
@@ -121,20 +121,20 @@ def need_of_all(config: TrainConfig) -> int:
 
 def _kinds_of_changes(config: TrainConfig, more_devices: bool) -> Iterator[list[_Change]]:
     """Changes by kind; within a kind, from the cheapest in time to the one that saves most."""
-    train, own = config.train, config.distribution
+    train, distribution = config.train, config.distribution
     if config.output.checkpoint_in_background:
         yield [_of("output", checkpoint_in_background=False)]
     words = ["none", "selective", "full"]
     if train.recompute in words:
         yield [_of("train", recompute=word) for word in words[words.index(train.recompute) + 1 :]]
     widths = allowed_widths(train.batch_splits)
-    shared = own.mesh.get("dp", 1) * own.mesh.get("fsdp", 1)
+    shared = distribution.mesh.get("dp", 1) * distribution.mesh.get("fsdp", 1)
     blocks = [width for width in widths if width > train.accumulation * shared and width % shared == 0]
     yield [_of("train", accumulation=width // shared) for width in blocks]
     if train.offload == "none":
         yield [_of("train", offload=kinds) for kinds in ("optimizer", ("optimizer", "parameters"))]
-    tp = own.mesh.get("tp", 1)
-    if own.mesh.get("dp", 1) > 1:
+    tp = distribution.mesh.get("tp", 1)
+    if distribution.mesh.get("dp", 1) > 1:
         yield [_sharded(shared, tp)]
     if more_devices:
         fitting = (width for width in widths if width > shared and train.accumulation * width in widths)
@@ -147,8 +147,8 @@ def _of(section: str, **values: object) -> _Change:
     settings = tuple(f"{section}.{key}={text}" for key, text in texts.items())
 
     def apply(config: TrainConfig) -> TrainConfig:
-        own = getattr(config, section).model_copy(update=values)
-        return config.model_copy(update={section: own})
+        section_values = getattr(config, section).model_copy(update=values)
+        return config.model_copy(update={section: section_values})
 
     return _Change(settings, apply)
 
@@ -164,7 +164,7 @@ def _sharded(width: int, tp: int) -> _Change:
 
     def apply(config: TrainConfig) -> TrainConfig:
         workers = config.distribution.workers_per_device
-        own = DistributionSection(strategy=strategy, mesh=axes, workers_per_device=workers)  # type: ignore[arg-type]
-        return config.model_copy(update={"distribution": own})
+        section_values = DistributionSection(strategy=strategy, mesh=axes, workers_per_device=workers)  # type: ignore[arg-type]
+        return config.model_copy(update={"distribution": section_values})
 
     return _Change(settings, apply)

@@ -27,5 +27,5 @@ def learning_rate(
         return top
     span = max(1, num_steps - 1 - warmup_steps)
     done = min(1.0, (step - warmup_steps) / span)
-    left = 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-    return top * (min_ratio + (1.0 - min_ratio) * left)
+    decay = 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return top * (min_ratio + (1.0 - min_ratio) * decay)

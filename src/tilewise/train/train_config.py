@@ -77,11 +77,11 @@ def _named(path: str) -> str:
     if not path:
         raise ValueError("must not be empty")
     if "\0" in path:
-        raise ValueError("must be a path, which holds no zero byte")
+        raise ValueError("must be a path without zero bytes")
     return path
 
 
-# Names of files are bytes to the system, so also those that are not UTF-8 are taken as they come.
+# File names are bytes, so names that are not UTF-8 are accepted unchanged.
 _Path = Annotated[InstanceOf[str], AfterValidator(_named)]
 
 
@@ -123,17 +123,15 @@ class ModelSection(_Section):
 
     @field_validator("ignore_config_fields", mode="before")
     @classmethod
-    def _names(cls, given: object) -> object:
+    def _names(cls, value: object) -> object:
         """Converts TOML's lists to tuples."""
-        return tuple(given) if isinstance(given, list) else given
+        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
         others = [*self.model_fields_set - {"path", "ignore_config_fields"}, *(self.model_extra or {})]
         if self.path is not None and others:
-            raise ValueError(
-                f"a model that starts from path has no settings of its own, got {shown(min(others))}"
-            )
+            raise ValueError(f"model.path excludes other settings of the model, got {shown(min(others))}")
         return self
 
 
@@ -184,29 +182,29 @@ class TrainSection(_Section):
     def _splits_of_batch(cls, values: object) -> object:
         """The default of `batch_splits`, which depends on the batch."""
         batch = values.get("batch") if isinstance(values, dict) else None
-        if type(batch) is not int or batch < 1 or "batch_splits" in values:  # type: ignore[operator]  # a dict by now
+        if type(batch) is not int or batch < 1 or "batch_splits" in values:  # type: ignore[operator]  # checked above
             return values
         return {**values, "batch_splits": min(_MOST_DEFAULT_SPLITS, batch & -batch)}  # type: ignore[dict-item]
 
     @field_validator("recompute", mode="before")
     @classmethod
-    def _words_or_patterns(cls, given: object) -> object:
+    def _words_or_patterns(cls, value: object) -> object:
         """The types that a plan accepts; the plan checks whether patterns match a name."""
         try:
-            Recomputation.of(given)
+            Recomputation.of(value)
         except PlanError as error:
             raise ValueError(str(error).partition("] ")[2]) from None
-        return given if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]  # of has seen a sequence
+        return value if isinstance(value, str) else tuple(value)  # type: ignore[arg-type]  # checked by Recomputation.of
 
     @field_validator("offload", mode="before")
     @classmethod
-    def _known_kinds(cls, given: object) -> object:
+    def _known_kinds(cls, value: object) -> object:
         """The kinds that a plan accepts."""
         try:
-            check_offload(given)  # type: ignore[arg-type]
+            check_offload(value)  # type: ignore[arg-type]
         except PlanError as error:
             raise ValueError(str(error).partition("] ")[2]) from None
-        return given if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]  # a collection by now
+        return value if isinstance(value, str) else tuple(value)  # type: ignore[arg-type]  # checked by check_offload
 
     @field_validator("dtype")
     @classmethod
@@ -247,17 +245,17 @@ class OptimizerSection(_Section):
 
     @model_validator(mode="after")
     def _settings_belong_to_optimizer(self) -> OptimizerSection:
-        known = _hyperparameters(self.name)
-        odd = next((name for name in self.hyperparameters() if name not in known), None)
+        settings = _hyperparameters(self.name)
+        odd = next((name for name in self.hyperparameters() if name not in settings), None)
         if odd is not None:
-            raise ValueError(f"{self.name} has no setting {odd}; it has {', '.join(known)}")
+            raise ValueError(f"{self.name} has no setting {odd}; it has {', '.join(settings)}")
         if self.name != "adamw" and "lr" not in self.model_fields_set:
             rule = f"optimizer.lr has no default for {self.name} and must be set"
             raise _WrongValue(rule, "add lr to [optimizer], or --set optimizer.lr=VALUE to the command")
         return self
 
     def hyperparameters(self) -> dict[str, float]:
-        """The hyperparameters that were given, by name."""
+        """The hyperparameters that are set, by name."""
         shared = {"name", "schedule", "lr", "warmup_steps", "min_lr_ratio"}
         return {name: value for name, value in self if name not in shared and value is not None}
 
@@ -293,20 +291,20 @@ class DistributionSection(_Section):
 
     @model_validator(mode="after")
     def _axes_belong_to_strategy(self) -> DistributionSection:
-        wanted = _MESHES[self.strategy]
-        if set(self.mesh) not in [set(axes) for axes in wanted]:
-            names = " or ".join(", ".join(axes) or "no axis" for axes in wanted)
+        possible = _MESHES[self.strategy]
+        if set(self.mesh) not in [set(axes) for axes in possible]:
+            names = " or ".join(", ".join(axes) or "no axis" for axes in possible)
             raise ValueError(f"the mesh of {self.strategy!r} must name {names}, got {self.mesh}")
         usual = DistributionSection.model_construct()
-        given = [name for name in _ABOUT_SHARDING if getattr(self, name) != getattr(usual, name)]
-        if given and "fsdp" not in self.mesh:
-            raise ValueError(f"{given[0]} is about state cut over the mesh's axis fsdp, got {self.mesh}")
+        about_sharding = [name for name in _ABOUT_SHARDING if getattr(self, name) != getattr(usual, name)]
+        if about_sharding and "fsdp" not in self.mesh:
+            raise ValueError(f"{about_sharding[0]} needs axis fsdp in the mesh, got {self.mesh}")
         if not all(1 <= size <= _MAX_AXIS for size in self.mesh.values()):
             raise ValueError(f"every axis of the mesh must lie in 1 to {_MAX_AXIS}, got {self.mesh}")
         return self
 
 
-_F16 = ("f16", "fp16", "float16")  # spellings of a type that weights are stored in, and no model computes in
+_F16 = ("f16", "fp16", "float16")  # names of a dtype that weights are stored in, but no model computes in
 
 
 class OutputSection(_Section):
@@ -367,9 +365,9 @@ class TrainConfig(_Section):
     def what_must_match(self) -> dict[str, Any]:
         """The settings that determine the result, by section.
 
-        Settings that change no bit of it are left out (output, distribution, accumulation,
+        Settings that do not change the result are omitted (output, distribution, accumulation,
         recomputation, offloading, tile size, evaluation), and so is the data's path, because the
-        data is compared by content. `optimizer.name` and `optimizer.schedule` are left out at their
+        data is compared by content. `optimizer.name` and `optimizer.schedule` are omitted at their
         defaults, because checkpoints that are older than these keys do not have them.
         """
         sections = self.model_dump(
@@ -382,10 +380,10 @@ class TrainConfig(_Section):
                 "optimizer": True,
             }
         )
-        own, optimizer = self.optimizer, make_optimizer(self)
-        settings = own.model_dump(include={"lr", "warmup_steps", "min_lr_ratio"})
-        settings |= own.model_dump(include={"name", "schedule"}, exclude_defaults=True)
-        settings |= {name: getattr(optimizer, name) for name in _hyperparameters(own.name)}
+        section, optimizer = self.optimizer, make_optimizer(self)
+        settings = section.model_dump(include={"lr", "warmup_steps", "min_lr_ratio"})
+        settings |= section.model_dump(include={"name", "schedule"}, exclude_defaults=True)
+        settings |= {name: getattr(optimizer, name) for name in _hyperparameters(section.name)}
         return {"model": make_model_config(self).to_dict(), **sections, "optimizer": settings}
 
 
@@ -426,7 +424,7 @@ def load_config(path: str | Path, settings: Sequence[str] = ()) -> TrainConfig:
     for name, text in map(_split_setting, settings):
         section, _, key = name.partition(".")
         table = content.setdefault(section, {})
-        if isinstance(table, dict):  # if not, the check below refuses the section
+        if isinstance(table, dict):  # otherwise the check below rejects the section
             table[key] = _parse_value(text)
     where = f"{str(path)!r} and --set" if settings else repr(str(path))
     config = _with_paths_from(check_config(content, where), path.parent)
@@ -445,17 +443,17 @@ def setting_names(settings: Sequence[str]) -> frozenset[str]:
 def _split_setting(text: str) -> tuple[str, str]:
     match = _SETTING.fullmatch(text)
     if match is None:
-        _validate.invalid("config", "--set takes SECTION.KEY=VALUE", shown(text), "write train.steps=4000")
+        _validate.invalid("config", "--set must be SECTION.KEY=VALUE", shown(text), "write train.steps=4000")
     return match[1], match[2].strip()
 
 
 def _parse_value(text: str) -> object:
     """A TOML value, or the text itself if it is not TOML."""
     try:
-        found = _parse_toml(f"value = {text}")
+        table = _parse_toml(f"value = {text}")
     except Unreadable:
         return text
-    return found["value"] if len(found) == 1 else text
+    return table["value"] if len(table) == 1 else text
 
 
 def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
@@ -476,7 +474,7 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
 
 
 def _advice(error: ErrorDetails) -> str:
-    """Advice about a problem that pydantic found."""
+    """Advice about an error of pydantic's."""
     near = None
     if error["type"] == "extra_forbidden":
         near = _nearest_key(*map(str, error["loc"]))
@@ -494,7 +492,7 @@ def _with_new_names(content: Mapping[str, Any]) -> Mapping[str, Any]:
         section, _, key = old.partition(".")
         table = content.get(section)
         if isinstance(table, Mapping) and key in table:
-            warn_once("train", f"{old} is now called {new}: please rename it in the configuration")
+            warn_once("train", f"{old} is now called {new}: rename it in the configuration")
             renamed = {new.partition(".")[2] if name == key else name: value for name, value in table.items()}
             content = {**content, section: renamed}
     return content
@@ -528,10 +526,8 @@ def _place_of_key(key: str) -> str | None:
     )
 
 
-_MISSPELLED = (
-    0.87  # likeness beyond which a key of [model] is another one, misspelled; no two real keys are so alike
-)
-# Sizes of a model that the file does not name: of the demo.
+_MISSPELLED = 0.87  # similarity above which a key of [model] is a misspelled one; real keys are less similar
+# Default sizes of a new model: those of the demo.
 _SMALL = {
     "vocab_size": 4096,
     "hidden_size": 256,
@@ -561,7 +557,7 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
             shown(config.model.model_type),
             "choose one",
         )
-    known = {field.name for field in fields(family.config)}
+    field_names = {field.name for field in fields(family.config)}
     defaults = {
         **_SMALL,
         "max_position_embeddings": config.data.context,
@@ -571,31 +567,34 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
     defaults = {
         family.config.spelled(name): value
         for name, value in defaults.items()
-        if name in known or name == "eos_token_id"
+        if name in field_names or name == "eos_token_id"
     }
     extra = config.model.model_extra or {}
-    own = next((key for key in ("bos_token_id", "eos_token_id") if key in extra), None)
-    if own is not None:
+    token_key = next((key for key in ("bos_token_id", "eos_token_id") if key in extra), None)
+    if token_key is not None:
         _validate.invalid(
             "config",
-            "a new model's tokenizer begins and ends documents with id 0, so model has no such key",
-            f"{own} = {shown(extra[own])}",
+            "model must not have this key, because a new tokenizer begins and ends documents with id 0",
+            f"{token_key} = {shown(extra[token_key])}",
             "remove it",
         )
-    spelled = [family.config.spelled(name).replace("eos_token_ids", "eos_token_id") for name in known]
+    spelled = [family.config.spelled(name).replace("eos_token_ids", "eos_token_id") for name in field_names]
     for key in (key for key in extra if key not in spelled):
         near = nearest(key, spelled, _MISSPELLED)
         place = f"model.{near}" if near else _place_of_key(key)
         if place is not None:
             _validate.invalid(
-                "config", "model has the keys of its family", f"model.{key}", f"did you mean {place}?"
+                "config",
+                "keys of model must be those of its family",
+                f"model.{key}",
+                f"did you mean {place}?",
             )
-    given = {**defaults, **extra, "model_type": family.name}
-    model = models.config_from_dict(given, only_known=True)
+    content = {**defaults, **extra, "model_type": family.name}
+    model = models.config_from_dict(content, only_known=True)
     if model.vocab_size < _LEAST_VOCABULARY:
         _validate.invalid(
             "config",
-            f"model.vocab_size must hold 256 bytes and the special tokens, at least {_LEAST_VOCABULARY}",
+            f"model.vocab_size must be at least {_LEAST_VOCABULARY}, for 256 bytes and the special tokens",
             str(model.vocab_size),
             "choose a larger one",
         )
@@ -615,16 +614,16 @@ def make_optimizer(config: TrainConfig) -> Optimizer:
 
 def make_strategy(config: TrainConfig, mesh: DeviceMesh | None = None) -> DistributionStrategy:
     """The strategy of `[distribution]`, over its mesh or another."""
-    own = config.distribution
+    section = config.distribution
     sharding = StateSharding(
         ("fsdp",),
-        own.reshard_after_forward,
-        own.prefetch,
-        own.reduce,
-        tuple(own.units),
-        own.unit_elements,
+        section.reshard_after_forward,
+        section.prefetch,
+        section.reduce,
+        tuple(section.units),
+        section.unit_elements,
     )
-    return DistributionStrategy.for_mesh(DeviceMesh(own.mesh) if mesh is None else mesh, sharding)
+    return DistributionStrategy.for_mesh(DeviceMesh(section.mesh) if mesh is None else mesh, sharding)
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ __all__ = [
     "rate_of",
 ]
 
-MOST_SKIPPED = 10  # steps in a row: then the weights are lost, and skipping would go on for ever
+MOST_SKIPPED = 10  # consecutive steps; after so many the weights are probably unusable
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
     Args:
         is_padded: whether each step has its own length, up to the context.
     """
-    from tilewise.session import ComputeGraph  # which loads the native module
+    from tilewise.session import ComputeGraph  # imports the native module
 
     model, train = make_model_config(config), config.train
     graph = ComputeGraph(model.model_type)
@@ -224,7 +224,7 @@ def _check_batch_splits(config: TrainConfig, error: LayoutError) -> None:
         advice = f"set train.batch = {batch} and train.batch_splits = {parts}"
     raise LayoutError(
         "[train.plan] devices that share the batch x train.accumulation must fit train.batch_splits; got "
-        f"{devices} x {train.accumulation} and {train.batch_splits}; {advice} (part of the result's bits), or choose a "
+        f"{devices} x {train.accumulation} and {train.batch_splits}; {advice} (it affects the result), or choose a "
         f"product of {', '.join(map(str, widths))} ({error})"
     ) from None
 
@@ -275,7 +275,7 @@ class Trainer:
         self.data = data
         self.num_tokens = 0
         self.changes: Sequence[ConfigChange] = ()
-        self._num_skipped = 0  # steps one after the other that were not finite
+        self._num_skipped = 0  # consecutive steps that were not finite
         self._writer = CheckpointWriter()
         model = make_model_config(config)
         weights = None if config.model.path is None else models.open_weights(config.model.path, model)
@@ -303,9 +303,9 @@ class Trainer:
             return
         try:
             if not issubclass(kind, Exception):
-                self._writer.give_up()  # Ctrl-C for the second time: nothing is waited for
+                self._writer.give_up()  # after a second Ctrl-C, nothing is awaited
             self.close()
-        except TilewiseError as error:  # what is under way already says why the run ends
+        except TilewiseError as error:  # the exception in progress already explains the end of the run
             get_logger("train").warning("%s", error)
 
     def close(self) -> None:
@@ -323,7 +323,7 @@ class Trainer:
         """Do step `number`.
 
         Raises:
-            NotFinite: loss or gradient is not finite and the configuration says `stop`, or this
+            NotFinite: loss or gradient is not finite and the configuration has `stop`, or this
                 happened in ten consecutive steps; names the first tensor that is not finite.
                 Weights are as before the step.
             ResourceError: a checkpoint could not be written; older ones are kept, and no step was
@@ -371,15 +371,17 @@ class Trainer:
 
         It runs the forward pass of this instance, so it needs no second copy of the weights, and
         changes neither weights nor optimizer states. Windows are those of training: the last tokens
-        of packed text are left out if they do not fill a window.
+        of packed text are not used if they do not fill a window.
         """
         held_out = self.data.held_out
-        assert held_out is not None  # read where the configuration evaluates
+        assert held_out is not None  # read if the configuration evaluates
         windows = held_out.batches if isinstance(held_out, MaskedBatches) else held_out
         nats, num_tokens = 0.0, 0
         for number in range(-(-windows.num_windows // windows.batch)):
             batch = held_out.at(number)
-            batch["labels"][windows.num_windows - number * windows.batch :] = IGNORED  # of the next epoch
+            batch["labels"][windows.num_windows - number * windows.batch :] = (
+                IGNORED  # these windows belong to the next epoch
+            )
             counted = int((batch["labels"] != IGNORED).sum())
             if counted:
                 self.instance.forward(**batch)
@@ -403,15 +405,15 @@ class Trainer:
             NotFinite: a weight or moment is not finite; nothing is written then.
             ResourceError: the previous checkpoint could not be written.
         """
-        self._writer.wait()  # so that there is one copy at a time, as planned
+        self._writer.wait()  # the plan has memory for one copy
         output = self.config.output
         copy = self.instance.copy_state
         tensors = copy() if output.checkpoint_in_background else copy(lazily=True)
-        spoilt = next((name for name, tensor in tensors.items() if not _is_finite(tensor)), None)
-        if spoilt is not None:
+        not_finite = next((name for name, tensor in tensors.items() if not _is_finite(tensor)), None)
+        if not_finite is not None:
             raise NotFinite(
-                f"[train.save] weights must stay finite; got others in {spoilt} after step {num_steps}; train "
-                "anew with a lower learning rate"
+                f"[train.save] weights must be finite; got NaN or infinity in {not_finite} after step {num_steps}; "
+                "train again with a lower learning rate"
             )
         mesh = self.instance.plan.mesh
         axes = {name: size for name, size in zip(mesh.names, mesh.sizes) if size > 1}
@@ -468,15 +470,15 @@ def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWei
     Raises:
         CheckpointError: a file of the model that training starts from cannot be read.
     """
-    asked = config.output.dtype
-    in_config, in_weights = _NAMES[asked or "f32"]
+    requested = config.output.dtype
+    in_config, in_weights = _NAMES[requested or "f32"]
     if config.model.path is None or weights is None:
         model = make_model_config(config)
         content = {**model.to_dict(), "torch_dtype": in_config}
         tokens = {name: content[name] for name in ("bos_token_id", "eos_token_id")}
         names = (name for name, _ in models.parameter_shapes(model))
         return FinishedModel(model_files(content, tokenizer, tokens), dict.fromkeys(names, in_weights))
-    if asked is None:
+    if requested is None:
         dtypes = {name: dtype_name(tensor.dtype) for name, tensor in weights.items()}
         return FinishedModel(model_files(copy_from=config.model.path), dtypes)
     content = models.config_content(config.model.path)
@@ -487,8 +489,10 @@ def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWei
 
 def rate_of(config: TrainConfig, number: int) -> float:
     """The learning rate of step `number`."""
-    own = config.optimizer
-    return learning_rate(number, config.train.steps, own.lr, own.warmup_steps, own.min_lr_ratio, own.schedule)
+    section = config.optimizer
+    return learning_rate(
+        number, config.train.steps, section.lr, section.warmup_steps, section.min_lr_ratio, section.schedule
+    )
 
 
 def _is_finite(tensor: NDArray[Any] | PartedTensor) -> bool:

@@ -3,7 +3,7 @@ by running and timing steps.
 
 There are three searches, each starting from the fastest settings so far: meshes (each with the
 least memory saving that fits), microbatches, and tile sizes. Then the fastest settings and the
-given configuration are timed in turns. Tokens are random (`RandomBatches`), weights are initial.
+original configuration are timed in turns. Tokens are random (`RandomBatches`), weights are initial.
 Losses and gradient norms of all trials must be equal to the bit; a difference is an error.
 """
 
@@ -38,8 +38,8 @@ __all__ = ["Trial", "Tuning", "tune_run"]
 
 _MOST_STEPS = 10**6
 _MOST_SECONDS = 1e6
-_ROUNDS = 3  # of the fastest and the given configuration in turns
-_LEAST_GAIN = 1.01  # below it, another setting is no faster: machines are not that quiet
+_ROUNDS = 3  # turns of the fastest and the original configuration
+_LEAST_GAIN = 1.01  # smaller gains may be noise
 _validate = Validator("train")
 
 
@@ -65,18 +65,18 @@ class Tuning:
     """The result of tuning.
 
     Attributes:
-        best: the fastest settings; the given configuration, unless another one was faster when
+        best: the fastest settings; the original configuration, unless another one was faster when
             timed in turns with it.
-        gain: the speed of the best relative to the given configuration, the median over turns; None
+        gain: the speed of the best relative to the original configuration, the median over turns; None
             if the latter cannot run here.
         trials: all trials in the order in which they ran.
-        num_left: number of settings that were not tried because the time was over.
+        num_untried: number of settings that were not tried because the time was over.
     """
 
     best: Trial
     gain: float | None
     trials: tuple[Trial, ...]
-    num_left: int
+    num_untried: int
 
 
 def tune_run(config: TrainConfig, num_steps: int, seconds: float, report: Callable[[str], None]) -> Tuning:
@@ -106,25 +106,25 @@ class _Search:
         self._config, self._num_steps, self._report = config, num_steps, report
         self._batches = RandomBatches(config, num_steps + 1)
         self._end = time.monotonic() + seconds
-        self._trials: dict[object, Trial] = {}  # by what a plan makes of their settings
-        self._refusal: TilewiseError | None = None
-        self._num_left = 0
+        self._trials: dict[object, Trial] = {}  # by the settings of their plan
+        self._planning_error: TilewiseError | None = None
+        self._num_untried = 0
 
     def run(self) -> Tuning:
-        given = self._try([self._config], must_run=True)
+        original = self._try([self._config], must_run=True)
         for other in other_meshes(self._config):
             self._try(memory_ladder(other), must_run=not self._trials)
         if not self._trials:
-            assert self._refusal is not None  # at least one configuration was tried
-            raise self._refusal
+            assert self._planning_error is not None  # at least one configuration was tried
+            raise self._planning_error
         self._try([with_more_microbatches(self._best().config)])
         for other in larger_and_smaller_tiles(self._best().config):
             self._try([other])
         best = self._best()
-        gain = None if given is None else self._times_as_fast(best, given)
-        if given is not None and gain is not None and gain < _LEAST_GAIN:
-            best, gain = given, 1.0
-        return Tuning(best, gain, tuple(self._trials.values()), self._num_left)
+        gain = None if original is None else self._times_as_fast(best, original)
+        if original is not None and gain is not None and gain < _LEAST_GAIN:
+            best, gain = original, 1.0
+        return Tuning(best, gain, tuple(self._trials.values()), self._num_untried)
 
     def _best(self) -> Trial:
         return max(self._trials.values(), key=lambda trial: trial.tokens_per_s)
@@ -136,7 +136,7 @@ class _Search:
         refusals: list[tuple[TrainConfig, TilewiseError]] = []
         for config in configs:
             if not must_run and time.monotonic() >= self._end:
-                self._num_left += 1
+                self._num_untried += 1
                 return None
             try:
                 graph, plan = make_plan(config)
@@ -145,8 +145,8 @@ class _Search:
                 continue
             return self._run_once(config, graph, plan)
         refused, reason = refusals[0]
-        self._refusal = self._refusal or reason
-        self._report(f"refused: {describe_settings(refused)}: {str(reason).partition(';')[0]}")
+        self._planning_error = self._planning_error or reason
+        self._report(f"not possible: {describe_settings(refused)}: {str(reason).partition(';')[0]}")
         return None
 
     def _run_once(self, config: TrainConfig, graph: ComputeGraph, plan: Plan) -> Trial:
@@ -178,7 +178,7 @@ class _Search:
             for number, batch in enumerate(self._batches):
                 started = time.perf_counter()
                 result = instance.step(batch, lr=rate_of(config, number))
-                if number > 0:  # the first touches memory for the first time
+                if number > 0:  # the first step also allocates memory pages
                     seconds += time.perf_counter() - started
                     num_tokens += batch["tokens"].size
                 losses.append((result.loss, result.grad_norm))
@@ -187,19 +187,19 @@ class _Search:
         first = next(iter(self._trials.values()), trial)
         if trial.losses != first.losses:
             raise InternalError(
-                f"[train.tune] losses and norms are the same to the bit under all settings; got {trial.losses} with "
+                f"[train.tune] losses and norms must be bit-identical under all settings; got {trial.losses} with "
                 f"{describe_settings(config)} and {first.losses} with {describe_settings(first.config)}; please report "
                 "the configuration"
             )
         return trial
 
-    def _times_as_fast(self, best: Trial, given: Trial) -> float:
+    def _times_as_fast(self, best: Trial, original: Trial) -> float:
         """The median over turns of both, so that a busy machine affects both alike."""
-        if best is given:
+        if best is original:
             return 1.0
-        self._report("the fastest and the given settings take turns")
+        self._report("measuring the fastest and the original settings in turns")
         ratios = []
         for _ in range(_ROUNDS):
-            rates = [self._run(t.config, *make_plan(t.config)).tokens_per_s for t in (given, best)]
+            rates = [self._run(t.config, *make_plan(t.config)).tokens_per_s for t in (original, best)]
             ratios.append(rates[1] / rates[0])
         return median(ratios)

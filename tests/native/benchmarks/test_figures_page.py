@@ -1,4 +1,4 @@
-"""The page of all benchmarks: what each figure says of its bounds, what got worse, and that the page has all of it."""
+"""The page of all benchmarks: verdicts of figures, regressions, and completeness."""
 
 import json
 import subprocess
@@ -29,21 +29,21 @@ RATE = figures.Figure("a rate", 5.0, "tokens/s", must=8.0, peers={"another": 4.0
     ],
 )
 def test_bounds_are_kept_in_the_direction_of_the_figure(value, less, verdict):
-    """What must be small keeps a bound from below, what must be large from above."""
+    """A bound of a smaller-is-better figure is an upper bound, of a larger-is-better figure a lower bound."""
     bounds = (2.0, 1.0) if less else (1.0, 2.0)
     figure = figures.Figure("x", value, "s", less, *bounds)
     assert figure.verdict == verdict
     assert verdict in figure.line()
 
 
-def test_what_asks_nothing_has_no_verdict():
-    """Nor is it counted as missed; its peers are compared all the same."""
+def test_a_figure_without_bounds_has_no_verdict():
+    """It is not counted as missed, and its peers are still compared."""
     assert replace(TIME, must=None, goal=None).verdict == ""
     assert replace(RATE, must=None).times(4.0) == 1.25
 
 
-def test_only_what_got_worse_by_more_than_a_twentieth_is_named():
-    """In both directions, and what its benchmark no longer measures; not what was left out or got better."""
+def test_regressions_of_more_than_five_percent_are_named():
+    """In both directions, also figures that are no longer measured; not skipped or improved ones."""
     before = [page.Measured("a.py", TIME), page.Measured("a.py", RATE), page.Measured("b.py", TIME)]
     now = [page.Measured("a.py", replace(TIME, value=2.09)), page.Measured("a.py", replace(RATE, value=4.77))]
     assert page.worse(now, before) == []
@@ -53,9 +53,9 @@ def test_only_what_got_worse_by_more_than_a_twentieth_is_named():
 
 
 def test_the_page_has_every_figure_and_escapes_it():
-    """Values, peers, verdicts, what failed; names cannot become markup."""
-    found = [page.Measured("a.py", replace(RATE, name="<b>rate</b>", note="n & m"))]
-    text = page.page("a machine", [TIME], found, ["c.py (exit status 1)"])
+    """Values, peers, verdicts and failures; names are escaped."""
+    measured = [page.Measured("a.py", replace(RATE, name="<b>rate</b>", note="n & m"))]
+    text = page.page("a machine", [TIME], measured, ["c.py (exit status 1)"])
     for word in (
         "&lt;b&gt;rate",
         "n &amp; m",
@@ -71,8 +71,10 @@ def test_the_page_has_every_figure_and_escapes_it():
 
 
 @pytest.mark.slow
-def test_a_run_leaves_both_files_and_fails_for_what_got_worse(tmp_path):
-    """One real benchmark through the whole program; the twin, against figures that were a hundred times as good."""
+def test_a_run_writes_both_files_and_fails_on_a_regression(tmp_path):
+    """One real benchmark through the whole program; the twin compares with figures that are a
+    hundred times better.
+    """
 
     def run(*arguments, name="runtime/regions.py"):
         command = [sys.executable, BENCHMARKS / "page.py", name, "--output", tmp_path, *arguments]

@@ -1,4 +1,4 @@
-"""Shared by tests of the command line: running it in this process."""
+"""Shared by tests of the command line: runs a command in this process."""
 
 import pytest
 

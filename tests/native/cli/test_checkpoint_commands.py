@@ -1,4 +1,4 @@
-"""`tilewise checkpoint inspect | verify | convert`: what they say and write, and what they refuse."""
+"""`tilewise checkpoint inspect | verify | convert`: output, written files, and errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory):
-    """The same of four devices, each with a file."""
+    """The output of a run on four devices, with a file for each."""
     root = tmp_path_factory.mktemp("spread")
     run(make_config(write_texts(root / "texts"), root / "out", {"fsdp": 2, "tp": 2}))
     return root / "out"
@@ -75,11 +75,11 @@ def _flip(file):
 
 
 @pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/step-00000006"])
-def test_inspect_says_what_a_checkpoint_holds(command, trained, place):
-    """Of a run, its folder of checkpoints, or one of them: step, configuration, tensors, bytes."""
+def test_inspect_shows_the_content_of_a_checkpoint(command, trained, place):
+    """Step, configuration, tensors and bytes, for a run, its checkpoint folder, or one checkpoint."""
     code, out, _ = command("inspect", trained / place)
     assert code == 0 and "step: 6\n" in out and "  train.seed = 0\n" in out
-    assert "  model.model_type = llama\n" in out and "step-00000006: whole" in out
+    assert "  model.model_type = llama\n" in out and "step-00000006: valid" in out
     state = load_file(trained / "checkpoints" / "step-00000006" / "device-00000.safetensors")
     assert f"{format_bytes(sum(t.nbytes for t in state.values()))} together" in out
     assert f"{sum(not n.startswith('optimizer.') for n in state)} of the model" in out
@@ -87,13 +87,15 @@ def test_inspect_says_what_a_checkpoint_holds(command, trained, place):
 
 
 def test_verify_reads_every_byte(command, trained, tmp_path):
-    """Whole ones are said to be so; a flipped bit is named, with exit code 1, and inspect does not see it."""
+    """Valid checkpoints are reported as complete; a flipped bit gives exit code 1, which inspect
+    does not detect.
+    """
     newest = _copy(trained, tmp_path)
     code, out, _ = command("verify", tmp_path)
-    assert code == 0 and out.count(": whole, ") == 2
+    assert code == 0 and out.count(": complete, ") == 2
     _flip(newest / "device-00000.safetensors")
     code, out, _ = command("verify", newest)
-    assert code == 1 and "damaged: tensor " in out and "does not have its checksum" in out
+    assert code == 1 and "damaged: tensor " in out and "has a wrong checksum" in out
     assert command("inspect", newest)[0] == 0
     (newest / "device-00000.safetensors").write_bytes(b"")
     code, out, _ = command("inspect", tmp_path)
@@ -101,7 +103,7 @@ def test_verify_reads_every_byte(command, trained, tmp_path):
 
 
 def test_inspect_lists_the_files_of_devices(command, spread):
-    """Their number, the mesh that wrote them, and of each its bytes: what the file itself holds."""
+    """Number of devices, the mesh that wrote them, and the bytes of each file."""
     code, out, _ = command("inspect", spread)
     assert code == 0 and "devices: 4 (fsdp=2, tp=2)\n" in out
     for number in range(4):
@@ -112,12 +114,12 @@ def test_inspect_lists_the_files_of_devices(command, spread):
 
 
 def test_verify_names_the_files_that_are_damaged(command, spread, tmp_path):
-    """Both of two, and of each a tensor; a missing one is seen without reading."""
+    """Two damaged files, each with a tensor; a missing file is found without reading."""
     newest = _copy(spread, tmp_path)
     for number in (1, 3):
         _flip(newest / f"device-0000{number}.safetensors")
     code, out, _ = command("verify", tmp_path)
-    assert code == 1 and out.count(": whole, ") == 1 and out.count("does not have its checksum") == 2
+    assert code == 1 and out.count(": complete, ") == 1 and out.count("has a wrong checksum") == 2
     assert "in device-00001.safetensors" in out and "in device-00003.safetensors" in out
     (newest / "device-00002.safetensors").unlink()
     for name in ("inspect", "verify"):
@@ -128,14 +130,14 @@ def test_verify_names_the_files_that_are_damaged(command, spread, tmp_path):
 
 
 def test_parts_become_a_model_directory(command, spread, trained, tmp_path, monkeypatch):
-    """The model that one device writes, to the bit; one tensor is brought together at a time."""
-    held, read, most = set(), PartedTensor.read, []
+    """The same model as that of one device, to the bit; one tensor at a time is in memory."""
+    ids, read, most = set(), PartedTensor.read, []
 
     def counted(tensor):
         array = read(tensor)
-        held.add(id(array))
-        most.append(len(held))
-        weakref.finalize(array, held.discard, id(array))
+        ids.add(id(array))
+        most.append(len(ids))
+        weakref.finalize(array, ids.discard, id(array))
         return array
 
     monkeypatch.setattr(PartedTensor, "read", counted)
@@ -146,13 +148,13 @@ def test_parts_become_a_model_directory(command, spread, trained, tmp_path, monk
 
 
 @pytest.mark.parametrize("name", ["inspect", "verify", "convert"])
-def test_what_is_not_there_is_refused(command, tmp_path, name):
+def test_a_missing_path_is_rejected(command, tmp_path, name):
     """One line, exit code 2."""
     code, _, err = command(name, tmp_path, *[tmp_path / "new"] * (name == "convert"))
     assert code == 2 and err.splitlines()[-1].startswith("tilewise: [") and str(tmp_path) in err
 
 
-def test_a_run_that_is_writing_may_be_looked_at(command, trained, tmp_path):
+def test_checkpoints_of_a_running_training_can_be_inspected(command, trained, tmp_path):
     """Reading takes no lock."""
     _copy(trained, tmp_path)
     with lock_directory(tmp_path):
@@ -160,7 +162,7 @@ def test_a_run_that_is_writing_may_be_looked_at(command, trained, tmp_path):
 
 
 def test_a_run_becomes_a_model_directory(command, trained, tmp_path):
-    """The newest checkpoint, with the tokenizer that it holds: the model that the run itself wrote."""
+    """The newest checkpoint with its tokenizer becomes the model that the run itself wrote."""
     code, _, err = command("convert", trained, tmp_path / "new")
     assert code == 0 and not err, err
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -196,7 +198,7 @@ def _arrays(path):
     ],
 )
 def test_files_have_the_names_of_the_family(command, tmp_path, family, sizes):
-    """Transposed and fused tensors are spelled as the family's files do, and transformers opens them."""
+    """Transposed and fused tensors have the family's names, and transformers opens them."""
     config = make_config(write_texts(tmp_path / "texts"), tmp_path / "out", steps=1)
     model = {"model_type": family, "vocab_size": 300, **sizes}
     run(TrainConfig.model_validate({**config.model_dump(exclude={"model"}), "model": model}))
@@ -216,7 +218,7 @@ def pretrained(tmp_path_factory):
 
 
 def test_a_state_dict_becomes_a_model_directory(command, pretrained, tmp_path):
-    """With the configuration of a directory; a training script's file by its part; to the bit."""
+    """With the configuration of a directory; also a training script's file with --part; to the bit."""
     directory, model = pretrained
     torch.save(model.state_dict(), tmp_path / "model.bin")
     torch.save({"model": model.state_dict(), "epoch": 1}, tmp_path / "train.pt")
@@ -231,7 +233,7 @@ def test_a_state_dict_becomes_a_model_directory(command, pretrained, tmp_path):
 
 
 def _each(prefix):
-    """Puts a prefix before every name."""
+    """Add a prefix to every name."""
     return lambda name: prefix + name
 
 
@@ -254,7 +256,7 @@ WRAPPED = {
 
 @pytest.mark.parametrize("name", WRAPPED)
 def test_state_dicts_of_wrapped_models_are_converted(command, pretrained, tmp_path, name):
-    """The names of torch.compile, DataParallel, FSDP and of modules around the model are taken off, in any nesting."""
+    """Prefixes of torch.compile, DataParallel, FSDP and enclosing modules are removed in any nesting."""
     directory, model = pretrained
     wrapped = {WRAPPED[name](key): tensor for key, tensor in model.state_dict().items()}
     if name == "data parallel":
@@ -262,12 +264,12 @@ def test_state_dicts_of_wrapped_models_are_converted(command, pretrained, tmp_pa
     torch.save(wrapped, tmp_path / "w.pt")
     code, _, err = command("convert", tmp_path / "w.pt", tmp_path / "new", "--model", directory)
     assert code == 0, err
-    found, expected = _arrays(tmp_path / "new"), _arrays(directory)
+    actual, expected = _arrays(tmp_path / "new"), _arrays(directory)
     if "without the prefix" in name:
         expected = {key.removeprefix("model."): tensor for key, tensor in expected.items()}
-    found.pop("lm_head.weight", None)
+    actual.pop("lm_head.weight", None)
     expected.pop("lm_head.weight", None)
-    assert is_same(found, expected)
+    assert is_same(actual, expected)
     code, _, err = command("convert", tmp_path / "w.pt", tmp_path / "one.safetensors")
     keys = " ".join(load_file(tmp_path / "one.safetensors"))
     assert (
@@ -279,8 +281,8 @@ def test_state_dicts_of_wrapped_models_are_converted(command, pretrained, tmp_pa
     assert models.open_weights(tmp_path / "new", models.open(tmp_path / "new")).keys()
 
 
-def test_names_that_would_meet_are_not_unwrapped(command, pretrained, tmp_path):
-    """A tensor under both names has no one meaning; another model's is named as it is."""
+def test_names_that_would_collide_are_not_unwrapped(command, pretrained, tmp_path):
+    """A tensor under both names is ambiguous; another model's tensor is reported under its own name."""
     directory, model = pretrained
     state = model.state_dict()
     key = "model.norm.weight"
@@ -307,8 +309,8 @@ SMALL_FILES = {
 
 
 @pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "tokenizer.model", "nothing"])
-def test_what_stands_next_to_the_weights_is_copied(command, pretrained, trained, tmp_path, kind):
-    """Tokenizer, chat templates, settings of generation and of pooling, byte by byte; config.json with every key."""
+def test_the_other_files_of_a_model_are_copied(command, pretrained, trained, tmp_path, kind):
+    """Tokenizer, chat templates, settings of generation and pooling byte by byte; config.json with every key."""
     directory, model = pretrained
     old = tmp_path / "old"
     old.mkdir()
@@ -340,15 +342,15 @@ def test_what_stands_next_to_the_weights_is_copied(command, pretrained, trained,
 
 
 def test_a_distributed_checkpoint_becomes_a_model_directory(command, pretrained, tmp_path):
-    """As `dcp.save` writes a model next to other things."""
+    """A model that `dcp.save` wrote together with other entries."""
     directory, model = pretrained
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save({"model": model.state_dict(), "step": 3}, checkpoint_id=tmp_path / "dcp")
-    given = ("convert", tmp_path / "dcp", tmp_path / "new", "--model", directory)
-    code, _, err = command(*given)
+    args = ("convert", tmp_path / "dcp", tmp_path / "new", "--model", directory)
+    code, _, err = command(*args)
     assert code == 2 and "name the part" in err and not (tmp_path / "new").exists()
-    code, _, err = command(*given, "--part", "model")
+    code, _, err = command(*args, "--part", "model")
     assert code == 0, err
     assert is_same(
         {n: t for n, t in _arrays(tmp_path / "new").items() if n != "lm_head.weight"},
@@ -356,8 +358,8 @@ def test_a_distributed_checkpoint_becomes_a_model_directory(command, pretrained,
     )
 
 
-def test_one_that_may_not_be_read_does_not_hide_the_others(command, trained, tmp_path, monkeypatch):
-    """Each checkpoint has its line, and the exit code says that not all were looked at."""
+def test_an_unreadable_checkpoint_does_not_hide_the_others(command, trained, tmp_path, monkeypatch):
+    """Each checkpoint has a line, and the exit code says that not all were read."""
     newest = _copy(trained, tmp_path / "run")
     shutil.copytree(newest, newest.with_name("step-00000001"))
     opens = os.open
@@ -372,12 +374,13 @@ def test_one_that_may_not_be_read_does_not_hide_the_others(command, trained, tmp
         code, out, _ = command(look, tmp_path / "run")
         first, *others = out.splitlines()
         assert code == 1 and "step-00000001: cannot be read: " in first and "Permission denied" in first
-        assert any(line.startswith(f"{newest}: whole") for line in others)
+        assert any(line.startswith(f"{newest}: valid") for line in others)
 
 
-def test_a_target_among_the_checkpoints_of_its_source_is_refused(command, trained, tmp_path):
-    """The run would take it for one of them; nothing is written. Elsewhere in the output is room, and so is next to a
-    checkpoint that was copied away."""
+def test_a_target_among_the_source_checkpoints_is_rejected(command, trained, tmp_path):
+    """The run would treat it as a checkpoint; nothing is written. Other places in the output are
+    allowed, and so is a place next to a copied checkpoint.
+    """
     newest = _copy(trained, tmp_path / "run")
     (tmp_path / "link").symlink_to(tmp_path / "run")
     for source in (newest.parent.parent, newest.parent, newest):
@@ -388,7 +391,7 @@ def test_a_target_among_the_checkpoints_of_its_source_is_refused(command, traine
         ):
             before = sorted(tmp_path.rglob("*"))
             code, _, err = command("convert", source, tmp_path / target)
-            assert code == 2 and "must not lie among the checkpoints" in err.splitlines()[-1], (
+            assert code == 2 and "must not lie among the source's checkpoints" in err.splitlines()[-1], (
                 source,
                 target,
                 err,
@@ -396,14 +399,16 @@ def test_a_target_among_the_checkpoints_of_its_source_is_refused(command, traine
             assert sorted(tmp_path.rglob("*")) == before
     newest.rename(tmp_path / newest.name)
     code, _, err = command("convert", tmp_path / newest.name, tmp_path / "step-00000009")
-    assert code == 2 and "must not lie among the checkpoints" in err.splitlines()[-1]
+    assert code == 2 and "must not lie among the source's checkpoints" in err.splitlines()[-1]
     for free in ("new", f"{newest.name}.safetensors"):
         assert command("convert", tmp_path / newest.name, tmp_path / free)[0] == 0
     assert command("convert", tmp_path / "run", tmp_path / "run" / "new.safetensors")[0] == 0
 
 
-def test_conversions_that_cannot_be_are_refused(command, pretrained, trained, tmp_path):
-    """A target that is there, no configuration, another model's, a damaged source, code: one line, nothing written."""
+def test_impossible_conversions_are_rejected(command, pretrained, trained, tmp_path):
+    """An existing target, no configuration, another model's configuration, a damaged source, code:
+    one line, nothing written.
+    """
     _, model = pretrained
     torch.save(model.state_dict(), tmp_path / "model.pt")
     (tmp_path / "there").mkdir()
@@ -414,13 +419,13 @@ def test_conversions_that_cannot_be_are_refused(command, pretrained, trained, tm
     _flip(newest / "device-00000.safetensors")
     new = tmp_path / "new"
     for arguments, words in (
-        ((tmp_path / "model.pt", tmp_path / "there"), "must not be there yet"),
+        ((tmp_path / "model.pt", tmp_path / "there"), "the target must not exist"),
         ((tmp_path / "model.pt", new), "needs a config.json"),
         ((tmp_path / "model.pt", new, "--model", trained / "model"), "files must hold"),
         ((tmp_path / "model.pt", new, "--model", tmp_path), "config.json"),
-        ((newest, new), "does not have its checksum"),
-        ((tmp_path / "code.pt", new), "which is no part of a tensor"),
-        ((tmp_path / "code", new), "which is no part of a tensor"),
+        ((newest, new), "has a wrong checksum"),
+        ((tmp_path / "code.pt", new), "which is not part of a tensor"),
+        ((tmp_path / "code", new), "which is not part of a tensor"),
         ((tmp_path / "model.pt", tmp_path / "model.pt" / "x"), "can be written to"),
     ):
         code, _, err = command("convert", *arguments)
@@ -429,10 +434,10 @@ def test_conversions_that_cannot_be_are_refused(command, pretrained, trained, tm
 
 
 def test_a_target_that_cannot_be_written_leaves_nothing(command, trained, tmp_path, monkeypatch):
-    """A full disk: exit code 1, one line, no half of a directory."""
+    """A full disk gives exit code 1, one line, and no partial directory."""
     import tilewise.checkpoint.pretrained as pretrained
 
-    def full(*given):
+    def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pretrained, "write_weights", full)
@@ -442,7 +447,7 @@ def test_a_target_that_cannot_be_written_leaves_nothing(command, trained, tmp_pa
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_directory_from_before_safetensors_is_converted(command, pretrained, tmp_path, count):
-    """pytorch_model.bin, or its parts: with the directory's own configuration; a missing part is refused."""
+    """pytorch_model.bin or its numbered parts, with the directory's configuration; a missing part is an error."""
     directory, model = pretrained
     old = tmp_path / "old"
     old.mkdir()
@@ -465,7 +470,7 @@ def test_a_directory_from_before_safetensors_is_converted(command, pretrained, t
 def test_a_checkpoint_that_a_run_removes_meanwhile_is_not_damaged(
     command, trained, tmp_path, monkeypatch, name
 ):
-    """It is said to be gone; exit code 0."""
+    """It is reported as removed; exit code 0."""
     import tilewise.checkpoint as checkpoint
 
     older = _copy(trained, tmp_path).with_name("step-00000004")
@@ -477,11 +482,11 @@ def test_a_checkpoint_that_a_run_removes_meanwhile_is_not_damaged(
 
     monkeypatch.setattr(checkpoint, "open_checkpoint", remove_first)
     code, out, _ = command(name, tmp_path)
-    assert code == 0 and f"{older}: was removed meanwhile\n" in out and "step-00000006: whole" in out
+    assert code == 0 and f"{older}: was removed meanwhile\n" in out and "step-00000006: valid" in out
 
 
 def test_foreign_settings_are_printed_escaped(command, tmp_path):
-    """A checkpoint's configuration does not reach the terminal's controls."""
+    """Control characters in a checkpoint's configuration are escaped."""
     state = TrainingState(1, {"w": np.ones(2, np.float32)})
     save_checkpoint(tmp_path, state, {"a\x1b[2J": "\x1b]0;x\x07", "b": ["\x1b"]})
     code, out, _ = command("inspect", tmp_path)
@@ -489,11 +494,13 @@ def test_foreign_settings_are_printed_escaped(command, tmp_path):
     assert r"  a\x1b[2J = \x1b]0;x\x07" in out and r"  b = ['\x1b']" in out
 
 
-def test_options_of_no_use_are_refused(command, trained, tmp_path):
-    """--model that is not there, or for a file; --part of what has no parts: one line, nothing written."""
+def test_options_without_effect_are_rejected(command, trained, tmp_path):
+    """--model that does not exist or with a file target; --part for a source without parts: one
+    line, nothing written.
+    """
     weights_file, new = trained / "model" / "model.safetensors", tmp_path / "new"
     for arguments, words in (
-        ((trained, new, "--model", tmp_path / "nothere"), "--model is a model directory"),
+        ((trained, new, "--model", tmp_path / "nothere"), "--model must be a model directory"),
         ((trained, tmp_path / "new.safetensors", "--model", trained / "model"), "leave it out"),
         ((trained, new, "--part", "model"), "--part names a state dict"),
         ((weights_file, new, "--model", trained / "model", "--part", "model"), "--part names a state dict"),
@@ -503,8 +510,8 @@ def test_options_of_no_use_are_refused(command, trained, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_that_is_no_source_is_told_what_one_is(command, trained, tmp_path):
-    """A model directory has safetensors already, an empty one nothing: not only runs are sources."""
+def test_a_directory_that_is_not_a_source_gets_advice(command, trained, tmp_path):
+    """A directory with safetensors and an empty one: the message lists the possible sources."""
     for source in (trained / "model", tmp_path):
         code, _, err = command("convert", source, tmp_path / "new")
         assert code == 2 and "PyTorch" in err and "name their file" in err and err.count("\n") == 1, err

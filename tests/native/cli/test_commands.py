@@ -1,4 +1,4 @@
-"""Commands as a shell sees them: what goes where, and what comes back."""
+"""Commands as a shell sees them: streams and exit codes."""
 
 import re
 
@@ -23,7 +23,7 @@ def demo(tmp_path_factory):
 
 
 def test_demo_reports_everything(demo):
-    """The demo says what it trained, wrote and measured, and that one device writes the same."""
+    """The demo reports training, files and measurements, and that one device generates the same text."""
     _, said = demo
     for words in (
         "tokens of",
@@ -34,15 +34,15 @@ def test_demo_reports_everything(demo):
         "xz -9e",
         "untrained",
         "device 1",
-        "busy at once",
-        "what each step took",
+        "all devices busy",
+        "time of each stage",
     ):
         assert words in said, words
-    assert re.search(r"one device writes the same \d+ tokens: yes", said)
+    assert re.search(r"one device generates the same \d+ tokens: yes", said)
 
 
-def test_demo_leaves_its_files(demo):
-    """Model, picture, metrics and timeline stand in the output directory."""
+def test_demo_writes_its_files(demo):
+    """Model, picture, metrics and timeline are in the output directory."""
     out, _ = demo
     for name in (
         "model/config.json",
@@ -55,15 +55,15 @@ def test_demo_leaves_its_files(demo):
 
 
 @pytest.mark.soak
-def test_the_steps_that_a_slow_machine_does_beat_gzip(tmp_path):
-    """What the demo does at least, whatever the machine, is enough; and too little is not called so."""
+def test_the_minimum_steps_of_the_demo_beat_gzip(tmp_path):
+    """The minimum number of steps beats gzip; fewer steps are not reported as beating it."""
     for steps, verdict in ((ENOUGH_STEPS, "the model beats gzip"), (30, "the model does not beat gzip")):
         done = tilewise("demo", "--steps", steps, "--out", tmp_path / str(steps), timeout=1800)
         assert verdict in done.stdout, done.stdout
 
 
 def test_generate_writes_text_to_standard_output_only(demo):
-    """Standard output holds the text, whatever the width; figures go to standard error."""
+    """Standard output has only the text, independent of the terminal's width; figures go to standard error."""
     out, _ = demo
     one = tilewise("generate", out / "model", "def add(", "--max-tokens", 12)
     two = tilewise("generate", out / "model", "def add(", "--max-tokens", 12, "--tp", 2)
@@ -73,7 +73,7 @@ def test_generate_writes_text_to_standard_output_only(demo):
 
 
 def test_impossible_strategy_is_one_line_before_any_work(demo):
-    """A width that the model cannot be cut to is one line and exit code 2."""
+    """A tensor-parallel width that does not divide the model gives one line and exit code 2."""
     out, _ = demo
     done = tilewise("generate", out / "model", "def", "--tp", 3)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
@@ -97,7 +97,7 @@ def test_impossible_strategy_is_one_line_before_any_work(demo):
     ],
 )
 def test_impossible_training_is_one_line_before_any_work(tmp_path, text, words):
-    """Data that is not there and a mesh that cannot be are one line, exit code 2, and leave nothing behind."""
+    """Missing data and an impossible mesh give one line and exit code 2, and write nothing."""
     (tmp_path / "train.toml").write_text(text + f"[output]\ndirectory = '{tmp_path / 'out'}'\n")
     done = tilewise("train", tmp_path / "train.toml")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr
@@ -106,22 +106,22 @@ def test_impossible_training_is_one_line_before_any_work(tmp_path, text, words):
 
 @pytest.mark.parametrize("dtype", ["int3", "i32", "f64"])
 def test_wrong_dtype_is_one_line(demo, dtype):
-    """An element type that is not offered is one line and exit code 2."""
+    """An unsupported dtype gives one line and exit code 2."""
     out, _ = demo
     done = tilewise("generate", out / "model", "def", "--dtype", dtype)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--dtype" in done.stderr
 
 
 def test_unusable_output_is_one_line_before_any_work(tmp_path):
-    """An output directory that cannot be made is refused before the data is looked at."""
+    """An output directory that cannot be created is rejected before data is read."""
     (tmp_path / "file").write_text("")
     config = make_config(tmp_path / "nowhere", tmp_path / "file" / "out")
     done = tilewise("train", write_toml(config, tmp_path / "train.toml"))
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "can be written to" in done.stderr
 
 
-def test_prompt_too_long_is_refused_before_weights_are_read(demo, tmp_path):
-    """The length of a prompt is checked against config.json and the tokenizer alone."""
+def test_a_too_long_prompt_is_rejected_before_weights_are_read(demo, tmp_path):
+    """The prompt's length is checked with config.json and the tokenizer only."""
     out, _ = demo
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((out / "model" / name).read_bytes())
@@ -130,7 +130,7 @@ def test_prompt_too_long_is_refused_before_weights_are_read(demo, tmp_path):
 
 
 def test_verify_compares_a_strategy(tmp_path):
-    """`verify` says that a mesh computes what one device computes."""
+    """`verify` reports that a mesh computes the same as one device."""
     config = write_toml(make_config(tmp_path / "nowhere", tmp_path), tmp_path / "train.toml")
     done = tilewise("verify", config, "--mesh", "dp=2,tp=2", "--steps", 2)
     assert done.returncode == 0 and "equals one device to the bit" in done.stdout, done.stderr

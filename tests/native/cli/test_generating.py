@@ -1,4 +1,4 @@
-"""`tilewise generate`: where prompts come from, whose settings count, several texts, conversations."""
+"""`tilewise generate`: sources of prompts, precedence of settings, several texts, conversations."""
 
 import io
 import json
@@ -33,8 +33,9 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """Run `generate` in this process, with text on standard input, None where that is closed; returns standard output
-    and standard error."""
+    """Runs `generate` in this process with text on standard input (None: closed); returns standard
+    output and error.
+    """
 
     def call(*arguments, typed=b"", code=0):
         stdin = None if typed is None else io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8")
@@ -48,14 +49,14 @@ def run(capsys, monkeypatch):
 
 
 def _changed(model, directory, **settings):
-    """A copy with another generation_config.json."""
+    """A copy of the model with another generation_config.json."""
     shutil.copytree(model, directory)
     (directory / "generation_config.json").write_text(json.dumps(settings))
     return directory
 
 
 def test_prompts_come_from_arguments_files_and_standard_input(model, run, tmp_path):
-    """The same text three ways, its last line end included."""
+    """The same text from all three sources, including its last line end."""
     (tmp_path / "prompt").write_text("def ü(x):\n")
     one = run(model, "def ü(x):\n", "--max-tokens", 6)[0]
     assert run(model, "--prompt-file", tmp_path / "prompt", "--max-tokens", 6)[0] == one
@@ -64,14 +65,14 @@ def test_prompts_come_from_arguments_files_and_standard_input(model, run, tmp_pa
     assert "byte 1 is not UTF-8" in run(model, "-", typed=b"a\xff", code=2)[1]
 
 
-def test_a_closed_input_is_empty(model, run):
-    """Where the caller has closed standard input, a prompt from there is empty, and a conversation over at once."""
+def test_a_closed_standard_input_is_empty(model, run):
+    """A prompt from a closed standard input is empty, and a conversation ends at once."""
     assert run(model, "-", "--max-tokens", 6, typed=None)[0] == run(model, "", "--max-tokens", 6)[0]
     assert run(model, "--chat", typed=None)[0] == ""
 
 
-def test_the_settings_of_the_model_count(model, run, tmp_path):
-    """generation_config.json decides what the command line does not; it is said in one line."""
+def test_generation_config_sets_defaults(model, run, tmp_path):
+    """generation_config.json has the settings that the command line does not set; one line reports them."""
     made = _changed(model, tmp_path / "made", do_sample=True, temperature=0.9, top_p=0.8, max_new_tokens=7)
     text, said = run(made, "def f")
     assert "from generation_config.json: top_k=50, temperature=0.9, top_p=0.8, max_tokens=7\n" in said
@@ -83,15 +84,15 @@ def test_the_settings_of_the_model_count(model, run, tmp_path):
     assert run(model, "def f", "--max-tokens", 7)[0] == greedy
 
 
-def test_what_cannot_be_done_can_be_left_aside(model, run, tmp_path):
-    """A file with a wrong value is refused, and ignored where that is asked for."""
+def test_an_invalid_generation_config_can_be_ignored(model, run, tmp_path):
+    """A wrong value is an error unless the option that ignores the file is set."""
     made = _changed(model, tmp_path / "made", temperature="hot")
     assert "temperature" in run(made, "def f", code=2)[1]
     assert run(made, "def f", "--no-generation-config", "--max-tokens", 3)[0]
 
 
 def test_several_texts(model, run):
-    """Each below its line, in order, the first as a single one; the second as of three."""
+    """Each below its heading, in order; the first equals a single text, the second equals the second of three."""
     options = ["def f", "--temperature", 1.2, "--max-tokens", 5, "--seed", 3]
     three = run(model, *options, "--n", 3)[0]
     texts = [part.split(" of 3 ---\n")[1] for part in f"\n{three}".split("\n--- ")[1:]]
@@ -101,12 +102,12 @@ def test_several_texts(model, run):
 
 
 def test_settings_reach_the_text(model, run):
-    """Words that are avoided, stop texts, penalties and lengths change what is written as they should."""
+    """bad_words, stop strings, penalties and lengths change the text as expected."""
     plain = run(model, "def f", "--max-tokens", 12)[0].rstrip("\n")
     stop = plain[3:5]
     assert run(model, "def f", "--max-tokens", 12, "--stop", stop)[0] == plain[: plain.find(stop)] + "\n"
-    kept = run(model, "def f", "--max-tokens", 12, "--stop", "zzz", "--stop", stop, "--include-stop")[0]
-    assert kept == plain[: plain.find(stop) + 2] + "\n"
+    included = run(model, "def f", "--max-tokens", 12, "--stop", "zzz", "--stop", stop, "--include-stop")[0]
+    assert included == plain[: plain.find(stop) + 2] + "\n"
     for option in (
         ["--repetition-penalty", 1.9],
         ["--frequency-penalty", 2, "--presence-penalty", 2],
@@ -128,12 +129,12 @@ SCHEMA = {
 
 
 def test_texts_follow_a_structure(model, run, tmp_path):
-    """A schema from its text or a file, an expression, a choice, a grammar; each of several texts, over two devices."""
+    """A schema from text or file, an expression, choices, a grammar; for several texts, and over two devices."""
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     drawn = ["def f", "--temperature", 0.9, "--max-tokens", 120, "--seed", 5, "--repetition-penalty", 1.5]
     text = run(model, *drawn, "--json-schema", json.dumps(SCHEMA))[0]
-    found = json.loads(text)
-    assert set(found) == {"a", "b"} and found["a"] in (1, 2) and len(found["b"]) <= 3
+    value = json.loads(text)
+    assert set(value) == {"a", "b"} and value["a"] in (1, 2) and len(value["b"]) <= 3
     assert run(model, *drawn, "--json-schema", tmp_path / "schema.json", "--tp", 2)[0] == text
     assert re.fullmatch("[a-c]{3}x\n", run(model, *drawn, "--regex", "[a-c]{3}x")[0])
     assert run(model, "def f", "--choice", "yes", "--choice", "no")[0] in ("yes\n", "no\n")
@@ -151,15 +152,13 @@ def test_texts_follow_a_structure(model, run, tmp_path):
         (["--grammar", "no.lark"], "--grammar must name a file"),
         (["--json-schema", '{"type": "no"}'], "json must be a JSON schema that llguidance supports"),
         (["--regex", "("], "regex must be a regular expression in Rust's syntax"),
-        (["--regex", ""], "regex must be UTF-8 text that is not empty"),
-        (["--choice", "a", "--ignore-eos"], "structured_outputs end where their grammar ends"),
-        (["--choice", "a", "--chat"], "--chat writes freely"),
+        (["--regex", ""], "regex must be non-empty UTF-8 text"),
+        (["--choice", "a", "--ignore-eos"], "structured_outputs end with their grammar"),
+        (["--choice", "a", "--chat"], "--chat does not support"),
     ],
 )
-def test_structures_that_cannot_be_followed_are_refused_before_weights_are_read(
-    model, run, tmp_path, options, words
-):
-    """Each in one line, also where the weights are not there."""
+def test_invalid_structures_are_rejected_before_weights_are_read(model, run, tmp_path, options, words):
+    """One line each, even without weights."""
     shutil.copytree(model, tmp_path / "bare")
     (tmp_path / "bare" / WEIGHTS).unlink()
     said = run(tmp_path / "bare", "def f", *options, code=2)[1]
@@ -167,7 +166,7 @@ def test_structures_that_cannot_be_followed_are_refused_before_weights_are_read(
 
 
 def test_random_weights_are_the_same_over_devices(model, run, tmp_path):
-    """`--load-format dummy` needs no weights, says so, and writes the same over two devices."""
+    """`--load-format dummy` needs no weights, says so, and generates the same over two devices."""
     shutil.copytree(model, tmp_path / "bare")
     (tmp_path / "bare" / WEIGHTS).unlink()
     options = [tmp_path / "bare", "def f", "--load-format", "dummy", "--max-tokens", 8]
@@ -177,8 +176,8 @@ def test_random_weights_are_the_same_over_devices(model, run, tmp_path):
     assert WEIGHTS in run(tmp_path / "bare", "def f", code=2)[1]
 
 
-def test_float16_is_said(model, run, tmp_path):
-    """Weights stored as float16 run as another type, which is said once."""
+def test_float16_weights_are_reported(model, run, tmp_path):
+    """Weights stored as float16 run in another dtype, which is reported once."""
     shutil.copytree(model, tmp_path / "half")
     stored = load_file(model / WEIGHTS)
     save_file({n: x.astype(np.float16) for n, x in stored.items()}, tmp_path / "half" / WEIGHTS)
@@ -189,15 +188,15 @@ def test_float16_is_said(model, run, tmp_path):
 
 
 def _answers(model, talk, max_tokens=6):
-    """What the model answers after a conversation."""
+    """The model's answers in a conversation."""
     text = ChatTemplate(model).render(talk)
     with Engine(model, dtype="bf16") as engine:
         ids = encode_prompt(engine.model.tokenizer, text, add_special_tokens=False)
         return "".join(p.text for p in engine.stream([ids], Sampling(max_tokens=max_tokens)))
 
 
-def test_a_conversation_goes_on(model, run):
-    """Answers depend on what was said before, and on nothing before a reset; blank lines are no messages."""
+def test_a_conversation_has_memory_until_reset(model, run):
+    """Answers depend on earlier messages, but on nothing before a reset; blank lines are not messages."""
     out, err = run(
         model, "--chat", "--system", "s", "--max-tokens", 6, typed=b"one\n\ntwo\n/reset\none\n/exit\nthree\n"
     )
@@ -206,12 +205,12 @@ def test_a_conversation_goes_on(model, run):
     more = [{"role": "assistant", "content": first}, {"role": "user", "content": "two"}]
     second = _answers(model, [*talk, *more])
     assert out == f"{first}\n{second}\n{first}\n" and first != second
-    assert "begins anew" in err
+    assert "new conversation" in err
     assert run(model, "one", "--chat", "--system", "s", "--max-tokens", 6)[0] == f"{first}\n"
 
 
-def test_messages_that_cannot_be_answered_are_said(model, run):
-    """Too long a message is one line, and the conversation goes on without it."""
+def test_a_message_that_cannot_be_answered_is_reported(model, run):
+    """A too long message gives one line, and the conversation continues without it."""
     out, err = run(model, "--chat", "--max-tokens", 6, typed=b"x" * 400 + b"\none\n")
     assert out == _answers(model, [{"role": "user", "content": "one"}]) + "\n"
     assert "must leave room" in err
@@ -221,8 +220,8 @@ def test_messages_that_cannot_be_answered_are_said(model, run):
 
 
 @pytest.mark.usefixtures("no_collection")
-def test_ctrl_c_stops_an_answer_and_no_more(model, run, monkeypatch):
-    """The answer ends at once, stays in the conversation, and the next message is answered."""
+def test_ctrl_c_stops_only_an_answer(model, run, monkeypatch):
+    """The answer ends at once and stays in the conversation; the next message is answered."""
     stream = Engine.stream
 
     def interrupted(self, prompts, sampling):
@@ -240,8 +239,8 @@ def test_ctrl_c_stops_an_answer_and_no_more(model, run, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [(), ("--chat",)])
-def test_a_model_cannot_command_a_terminal(model, run, monkeypatch, options):
-    """Control characters that it writes are written out for a terminal, and stay as they are for a file."""
+def test_control_characters_are_escaped_on_a_terminal(model, run, monkeypatch, options):
+    """Control characters in generated text are escaped for a terminal and unchanged for a file."""
     evil = "\x1b]52;c;cm0=\x07\n"
 
     def stream(self, prompts, sampling):

@@ -1,4 +1,4 @@
-"""Models by name: a small hub on loopback, its cache, and what it refuses."""
+"""Models by hub name: a small hub on loopback, its cache, and its errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ except TilewiseError as error:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The part of the hub's protocol that downloading takes."""
+    """The part of the hub's protocol that downloads need."""
 
     def do_HEAD(self):
         self._answer(with_body=False)
@@ -88,7 +88,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path):
-    """Repositories on a server, and a function that calls `find_model` in a process of its own with an empty cache."""
+    """Repositories on a server, and a function that calls `find_model` in its own process with an empty cache."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     server.repositories, server.asked = {}, []
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -114,29 +114,31 @@ def hub(tmp_path):
 
 
 def files_of(directory):
-    """Name to content."""
+    """File contents by name."""
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
 def test_a_model_is_downloaded_once(hub, tmp_path):
-    """Configuration and one copy of the weights, and nothing else; afterwards the cache is enough, also offline."""
+    """Only configuration and one copy of the weights are downloaded; afterwards the cache is
+    enough, also offline.
+    """
     server, call = hub
     CASES[0].model().save_pretrained(tmp_path / "model", max_shard_size="60KB")
     files = files_of(tmp_path / "model")
     others = ["consolidated.safetensors", "pytorch_model.bin", "modeling.py", "onnx/model.onnx"]
     server.repositories["some/model"] = {**files, **dict.fromkeys(others, b"x")}
     assert len([name for name in files if name.endswith(".safetensors")]) > 1
-    found = call("some/model")
-    assert files_of(Path(found)) == {n: c for n, c in files.items() if n != "README.md"}
+    path = call("some/model")
+    assert files_of(Path(path)) == {n: c for n, c in files.items() if n != "README.md"}
     assert not set(server.asked) & set(others)
     server.asked.clear()
-    assert call("some/model", HF_HUB_OFFLINE="1") == found and not server.asked
-    assert call("some/model", "v1") == found
+    assert call("some/model", HF_HUB_OFFLINE="1") == path and not server.asked
+    assert call("some/model", "v1") == path
 
 
 @pytest.mark.slow
-def test_what_the_hub_refuses_is_one_error(hub, tmp_path):
-    """No such repository or revision, no weights that are safe, no network and an empty cache."""
+def test_errors_of_the_hub_are_one_line(hub, tmp_path):
+    """No such repository or revision, no safetensors, no network with an empty cache."""
     server, call = hub
     server.repositories["some/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"x"}
     server.repositories["some/data"] = {"train.csv": b"x"}
@@ -150,8 +152,8 @@ def test_what_the_hub_refuses_is_one_error(hub, tmp_path):
     assert "HF_HUB_OFFLINE" in call("some/other", HF_HUB_OFFLINE="1")
 
 
-def test_a_directory_goes_first(tmp_path, monkeypatch):
-    """What is there is no name on the hub, and what is no name is a path for others to refuse."""
+def test_an_existing_directory_takes_precedence(tmp_path, monkeypatch):
+    """An existing directory is used; a text that is not a repository name is treated as a path."""
     (tmp_path / "some" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert str(find_model("some/model")) == "some/model"

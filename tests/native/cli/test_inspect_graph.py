@@ -1,4 +1,4 @@
-"""`tilewise inspect --graph`: what it draws, where, and what it refuses before anything is written."""
+"""`tilewise inspect --graph` and `--plan`: what they draw, and their errors before anything is written."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def model(tmp_path):
     return tmp_path / "model"
 
 
-def test_a_model_is_drawn_as_it_decodes(model, run, tmp_path):
-    """From its directory and from its config.json, without weights; both forms."""
+def test_the_decoding_graph_of_a_model_is_drawn(model, run, tmp_path):
+    """From its directory and from its config.json, without weights; in both formats."""
     page, chart = tmp_path / "a.html", tmp_path / "b.mmd"
     code, out, err = run("inspect", model, "--graph", page)
     assert (code, out, err) == (0, f"{page}\n", "")
@@ -46,23 +46,25 @@ def test_a_model_is_drawn_as_it_decodes(model, run, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a.html", "b.mmd", "model"]
 
 
-def test_an_encoder_is_drawn_as_it_encodes(model, run, tmp_path):
-    """With lengths instead of a cache."""
+def test_the_encoding_graph_of_an_encoder_is_drawn(model, run, tmp_path):
+    """It has lengths instead of a cache."""
     (model / "config.json").write_text(json.dumps(BERT))
     assert run("inspect", model, "--graph", tmp_path / "a.mmd")[0] == 0
     chart = (tmp_path / "a.mmd").read_text(encoding="utf-8")
     assert "lengths: i32[16]" in chart and "encoder_layer" in chart and "kv_write" not in chart
 
 
-def test_a_training_configuration_is_drawn_as_a_step(run, tmp_path):
-    """The example's; with its loss, before gradients."""
+def test_the_training_graph_of_a_configuration_is_drawn(run, tmp_path):
+    """The example's graph with its loss, before gradients."""
     assert run("inspect", ROOT / "examples" / "train.toml", "--graph", tmp_path / "a.mmd")[0] == 0
     chart = (tmp_path / "a.mmd").read_text(encoding="utf-8")
     assert "cross_entropy" in chart and "decoder_layer" in chart and "gradient" not in chart
 
 
 def test_a_plan_is_drawn(run, tmp_path):
-    """Of a training configuration, also of one that this machine has not the memory for; next to the graph if asked."""
+    """For a training configuration, even if it does not fit this machine's memory; together with
+    the graph if requested.
+    """
     graph, page = tmp_path / "a.mmd", tmp_path / "b.html"
     code, out, err = run("inspect", ROOT / "examples" / "train.toml", "--graph", graph, "--plan", page)
     assert (code, out, err) == (0, f"{graph}\n{page}\n", "")
@@ -82,8 +84,8 @@ def test_a_plan_is_drawn(run, tmp_path):
 @pytest.mark.parametrize(
     ("source", "file"), [("model", "a.html"), ("nothing.toml", "a.html"), ("train.toml", "a.svg")]
 )
-def test_what_is_no_plan_is_refused(source, file, run, tmp_path):
-    """A model has none, a configuration may not be there, and there is one form."""
+def test_a_source_without_a_plan_is_rejected(source, file, run, tmp_path):
+    """A model has no plan, a missing configuration, an unknown format."""
     (tmp_path / "train.toml").write_text("")
     code, out, err = run("inspect", tmp_path / source, "--plan", tmp_path / file)
     assert code == 2 and out == "" and err.count("\n") == 1
@@ -91,7 +93,7 @@ def test_what_is_no_plan_is_refused(source, file, run, tmp_path):
 
 
 def test_a_saved_graph_is_drawn(run, tmp_path):
-    """Names in it are text."""
+    """Its names are escaped."""
     graph = tw.ComputeGraph("<b>")
     graph.output(linear(graph, graph.input([4, 8], name="<i>"), "w", 8), "y")
     graph.save(tmp_path / "graph.json")
@@ -111,12 +113,12 @@ def test_a_saved_graph_is_drawn(run, tmp_path):
         ("graph.json", "a.html", 2, "a graph file must be one"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(source, file, code, words, model, run, tmp_path):
-    """Wrong form, wrong place, no source, a source that is invalid."""
+def test_mistakes_are_one_line_and_write_nothing(source, file, code, words, model, run, tmp_path):
+    """A wrong format, a wrong place, a missing or invalid source."""
     (model / "dir.html").mkdir()
     (tmp_path / "broken.toml").write_text("[model]\nlayers = ")
     (tmp_path / "graph.json").write_text("{}")
     before = sorted(os.listdir(tmp_path))
-    found = run("inspect", tmp_path / source, "--graph", tmp_path / file)
-    assert found[0] == code and found[1] == "" and words in found[2] and found[2].count("\n") == 1
+    result = run("inspect", tmp_path / source, "--graph", tmp_path / file)
+    assert result[0] == code and result[1] == "" and words in result[2] and result[2].count("\n") == 1
     assert sorted(os.listdir(tmp_path)) == before

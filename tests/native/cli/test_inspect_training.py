@@ -1,4 +1,4 @@
-"""`tilewise inspect train.toml`: memory by category, what makes a run fit, FLOPs, bytes and time."""
+"""`tilewise inspect train.toml`: memory by category, settings that make a run fit, FLOPs, bytes and time."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def config(tmp_path):
 
 
 def size(text):
-    """Bytes of a size as `format_bytes` writes it."""
+    """Bytes of a size in the format of `format_bytes`."""
     number, unit = text.split()
     return float(number) * {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
 
 
 def test_memory_is_that_of_the_plan_by_category(config, run):
-    """Weights, gradients, optimizer state, activations, the checkpoint's copy; together the plan's total."""
+    """Weights, gradients, optimizer state, activations and the checkpoint's copy add up to the plan's total."""
     config.write_text(MODEL + "[train]\noffload = 'optimizer'\n")
     code, out, err = run("inspect", config, *PEAKS)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     usage = make_plan(load_config(config))[1].estimate_memory_usage()[0]
-    found = dict(re.findall(r"([a-z ]+) ([\d.]+ (?:KiB|MiB))", lines[2]))
-    parts = {name.strip(): size(text) for name, text in found.items()}
+    sizes = dict(re.findall(r"([a-z ]+) ([\d.]+ (?:KiB|MiB))", lines[2]))
+    parts = {name.strip(): size(text) for name, text in sizes.items()}
     assert lines[0] == "parameters: 656,512 (llama), trained in bf16 on one device"
     assert lines[1].endswith(": fits") and "available on this machine" in lines[1]
     assert parts["checkpoint copy"] == pytest.approx(usage["checkpoints"], rel=0.01)
@@ -57,8 +57,10 @@ def test_memory_is_that_of_the_plan_by_category(config, run):
 
 
 def test_flops_are_those_of_the_model(config):
-    """Six per weight and token and those of causal attention, on one device or together on several; recomputation and a
-    second pass over the vocabulary add theirs; reading from peers is what the plan's traffic says."""
+    """Six per weight and token plus causal attention, on one device or in total on several.
+    Recomputation and a second pass over the vocabulary add theirs. Reads from peers equal the
+    plan's traffic.
+    """
     text = {"dtype": "f32", "batch": 8}
     for mesh, strategy, train in (
         ({}, "single", {}),
@@ -89,7 +91,7 @@ def test_flops_are_those_of_the_model(config):
 
 
 def test_time_is_that_of_what_bounds_each_kernel(config, run):
-    """With fast cores memory bounds a step, with fast memory computing does; the parts add up."""
+    """With fast cores, memory bounds a step; with fast memory, computation does; the parts add up."""
     for peaks, bound in (((1000, 1), "memory"), ((0.01, 1000), "compute")):
         out = run("inspect", config, "--peak-tflops", peaks[0], "--bandwidth-gbps", peaks[1])[1]
         line = re.search(rf"  {bound} bound: compute (.*), memory (.*), communication (.*)", out)
@@ -103,8 +105,8 @@ def test_time_is_that_of_what_bounds_each_kernel(config, run):
     assert (both.flops, both.num_bytes, both.peer_bytes) == (11, 22, 33)
 
 
-def test_what_makes_a_run_fit_is_planned_and_fits(config, run, tmp_path):
-    """Each setting is one that the command line takes; what is said to fit does, and what is said not to does not."""
+def test_suggested_settings_make_a_run_fit(config, run, tmp_path):
+    """Each setting is accepted by the command line; those said to fit do fit, others do not."""
     plan = make_plan(load_config(config))[1]
     need = plan.estimate_memory_usage()[0]["total"]
     limit = need - plan.checkpoint_bytes[0] // 2
@@ -119,21 +121,21 @@ def test_what_makes_a_run_fit_is_planned_and_fits(config, run, tmp_path):
     )
     for text, verdict, settings in rows:
         changed = load_config(config, [s.strip("' ") for s in settings.split("--set ")[1:]])
-        found = make_plan(changed)[1].estimate_memory_usage()[0]["total"]
-        assert size(text) == pytest.approx(found, rel=0.01) and (found <= limit) == (verdict == "fits")
-    found = find_savings(load_config(config), need_per_device, 1, more_devices=False)
-    assert not any(saving.fits for saving in found)
-    assert found[-1].need_bytes <= min(saving.need_bytes for saving in found)
-    assert len(found[-1].settings) == sum(
-        len(saving.settings) for saving in found[:-1]
+        savings = make_plan(changed)[1].estimate_memory_usage()[0]["total"]
+        assert size(text) == pytest.approx(savings, rel=0.01) and (savings <= limit) == (verdict == "fits")
+    savings = find_savings(load_config(config), need_per_device, 1, more_devices=False)
+    assert not any(saving.fits for saving in savings)
+    assert savings[-1].need_bytes <= min(saving.need_bytes for saving in savings)
+    assert len(savings[-1].settings) == sum(
+        len(saving.settings) for saving in savings[:-1]
     )  # all of them together
     assert (
-        "take a smaller model, batch or context" in run("inspect", config, "--device-memory", "1M", *PEAKS)[1]
+        "use a smaller model, batch or context" in run("inspect", config, "--device-memory", "1M", *PEAKS)[1]
     )
 
 
 def test_short_times_are_in_microseconds():
-    """A tenth of a millisecond is the least that milliseconds show."""
+    """Milliseconds are used from a tenth of a millisecond on."""
     assert [_seconds(value) for value in (2e-6, 9.994e-4, 1e-3, 1.5)] == [
         "2.0 us",
         "999.4 us",

@@ -1,4 +1,4 @@
-"""The command line under unlucky and hostile hands: one line, an exit code, no traceback, nothing written."""
+"""Wrong and hostile input of the command line: one line, an exit code, no traceback, nothing written."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def texts(tmp_path_factory):
 
 
 def assert_refused(result, words, code=2):
-    """One line on standard error that has the words, nothing on standard output, the exit code."""
+    """One line on standard error with these words, nothing on standard output, and the exit code."""
     got, out, err = result
     assert (got, out) == (code, ""), err
     assert words in err and err.startswith("tilewise: ") and err.count("\n") == 1 and len(err) < 2500, err
@@ -63,7 +63,7 @@ def _json(name, **changes):
 
 
 def _twice(name, key):
-    """Put a key of a JSON file there a second time."""
+    """Repeat a key of a JSON file."""
 
     def change(directory):
         path = directory / name
@@ -74,12 +74,12 @@ def _twice(name, key):
 
 
 def _write(name, content):
-    """Put other bytes in the place of a file."""
+    """Replace the bytes of a file."""
     return lambda directory: (directory / name).write_bytes(content)
 
 
 def _instead(name, make):
-    """Put something else in the place of a file."""
+    """Replace a file by something else."""
 
     def change(directory):
         (directory / name).unlink(missing_ok=True)
@@ -100,7 +100,7 @@ def _tensors(edit):
 
 
 def _header(edit):
-    """Change the weights file's header, as a dictionary, without its data."""
+    """Change the header of the weights file, as a dictionary."""
 
     def change(directory):
         content = (directory / WEIGHTS).read_bytes()
@@ -114,7 +114,7 @@ def _header(edit):
 
 
 def _index(weight_map):
-    """A model whose weights stand behind an index."""
+    """A model with an index of its weights."""
 
     def change(directory):
         (directory / WEIGHTS).rename(directory / "part")
@@ -151,11 +151,11 @@ MODELS = {
     "config: binary": (_write("config.json", bytes(range(256))), "byte 128 is not UTF-8"),
     "config: nested": (_write("config.json", b'{"a":' * 10**5), "not JSON"),
     "config: byte order mark": (_write("config.json", b"\xef\xbb\xbf{}"), "byte order mark"),
-    "config: a key twice": (_twice("config.json", "hidden_size"), "'hidden_size' stands twice"),
+    "config: a key twice": (_twice("config.json", "hidden_size"), "'hidden_size' appears twice"),
     "config: empty": (_write("config.json", b"{}"), "model_type must be one of"),
     "config: pipe": (_instead("config.json", os.mkfifo), "named pipe"),
     "config: directory": (_instead("config.json", os.mkdir), "a directory"),
-    "config: link to nothing": (_instead("config.json", lambda path: path.symlink_to("x")), "leads nowhere"),
+    "config: link to nothing": (_instead("config.json", lambda path: path.symlink_to("x")), "is dangling"),
     "config: device": (_instead("config.json", lambda path: path.symlink_to("/dev/zero")), "a device"),
     "config: missing": (_instead("config.json", lambda path: None), "must hold config.json"),
     "size as text": (_json("config.json", hidden_size="32"), "hidden_size"),
@@ -201,7 +201,7 @@ MODELS = {
     "weights: pipe": (_instead(WEIGHTS, os.mkfifo), "named pipe"),
     "weights: directory": (_instead(WEIGHTS, os.mkdir), "a directory"),
     "weights: missing": (_instead(WEIGHTS, lambda path: None), "no such file"),
-    "weights: overlapping": (_header(_swap_offsets), "bytes of no tensor"),
+    "weights: overlapping": (_header(_swap_offsets), "belong to no tensor"),
     "weights: negative shape": (
         _header(lambda h: h["lm_head.weight"].update(shape=[-1])),
         "lm_head.weight.shape",
@@ -216,28 +216,28 @@ MODELS = {
     "weights: integers": (_tensors(_as_integers), "hold 'model.norm.weight' as floating-point"),
     "weights: one missing": (_tensors(lambda t: t.pop("model.norm.weight")), "'model.norm.weight'"),
     "weights: one more": (_tensors(lambda t: t.update(extra=np.ones(1))), "'extra'"),
-    "index: above": (_index({"a": "../x"}), "'../x' is not the plain name"),
-    "index: absolute": (_index({"a": "/etc/passwd"}), "'/etc/passwd' is not the plain name"),
+    "index: above": (_index({"a": "../x"}), "'../x' is not the name of a file"),
+    "index: absolute": (_index({"a": "/etc/passwd"}), "'/etc/passwd' is not the name of a file"),
     "index: number": (_index({"a": 3}), "weight_map.a"),
     "index: absent file": (_index({"a": "x"}), "no such file"),
     "index: absent tensor": (_index({"a": "part"}), "'a'"),
     "index: left out": (_index({"model.norm.weight": "part"}), "does not say"),
     "index: nested": (_write(f"{WEIGHTS}.index.json", b"[" * 10**5), "index.json"),
-    "index: two models": (_write(f"{WEIGHTS}.index.json", b'{"weight_map": {}}'), "none of its files"),
+    "index: two models": (_write(f"{WEIGHTS}.index.json", b'{"weight_map": {}}'), "not one of its files"),
 }
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_a_spoilt_model_directory_is_refused(whole_model, tmp_path, run, case):
-    """Whatever is wrong with a file of a model directory is said in one line, before anything is written."""
+def test_an_invalid_model_directory_is_rejected(whole_model, tmp_path, run, case):
+    """Each fault in a file of a model directory gives one line before anything is written."""
     change, words = MODELS[case]
     shutil.copytree(whole_model, tmp_path / "model")
     change(tmp_path / "model")
     assert_refused(run("generate", tmp_path / "model", "def f"), words)
 
 
-def test_other_model_directories_are_whole(whole_model, tmp_path, run):
-    """The twin: links, an index, a padded vocabulary, a tied head that is a copy and old frequencies are all fine."""
+def test_unusual_valid_model_directories_are_accepted(whole_model, tmp_path, run):
+    """The twin: links, an index, a padded vocabulary, a copied tied head and old RoPE buffers are valid."""
     _, text, _ = run("generate", whole_model, "def f", "--max-tokens", 4)
     for name, change in {
         "links": _instead(WEIGHTS, lambda path: path.symlink_to(whole_model / WEIGHTS)),
@@ -261,7 +261,7 @@ def test_other_model_directories_are_whole(whole_model, tmp_path, run):
         (["def f\ud800"], "at character 5"),
         (
             ["def", "--max-tokens", "64"],
-            "must fit the model's context of 64 tokens; got 1 and 64; ask for at most 63",
+            "must fit the model's context of 64 tokens; got 1 and 64; choose at most 63",
         ),
         (["def", "--max-tokens", "9" * 40], "max_tokens must lie in"),
         (["def", "--max-tokens", "9" * 9], "must fit the model's context"),
@@ -291,34 +291,34 @@ def test_other_model_directories_are_whole(whole_model, tmp_path, run):
         (["def", "--bad-words", ""], "bad_words.0 must be text"),
         (["def", "--stop", ""], "stop.0 must be text"),
         (["def", "--n", "0"], "--n"),
-        (["def", "--n", "3"], "n must be 1 where every text would be the same"),
+        (["def", "--n", "3"], "n must be 1 if all texts would be equal"),
         (["def", "--n", "9" * 40, "--temperature", "1"], "n must lie in"),
         (["def", "--load-format", "pt"], "--load-format"),
         (["def", "--prompt-file", "x"], "not both"),
         (["--prompt-file", "nowhere"], "got 'nowhere': no such file"),
-        (["def", "--system", "x"], "--system is for --chat"),
-        (["-", "--chat"], "--chat takes messages from standard input"),
-        (["--chat", "--n", "2"], "answers each once"),
+        (["def", "--system", "x"], "--system needs --chat"),
+        (["-", "--chat"], "--chat reads messages from standard input"),
+        (["--chat", "--n", "2"], "gives one answer to each"),
         (["--chat"], "needs chat_template.jinja"),
         (["def", "more"], "extra argument"),
         ([], "Missing argument"),
     ],
 )
 def test_wrong_requests_are_refused(whole_model, run, arguments, words):
-    """Prompts, numbers and names that cannot be are one line each, before the model is loaded."""
+    """Invalid prompts, numbers and names give one line each, before the model is loaded."""
     assert_refused(run("generate", whole_model, *arguments), words)
 
 
 @pytest.mark.parametrize(
     "directory", ["nowhere", "", ".", "/dev/null", NOT_UTF8, "a" * 5000, "a\x1b[2Jb", "x\ny"]
 )
-def test_what_is_no_model_directory_is_named(run, directory):
-    """A path that is no directory, too long or full of escapes is one harmless line."""
+def test_a_path_that_is_not_a_model_directory_is_named(run, directory):
+    """A missing path, one that is too long, or one with escapes gives one harmless line."""
     assert_refused(run("generate", directory, "def"), "must hold config.json")
 
 
 def test_a_model_directory_that_is_a_file(whole_model, run):
-    """A file where a directory should be is named."""
+    """A file in the place of a directory is named."""
     assert_refused(
         run("generate", whole_model / "config.json", "def"),
         "must hold config.json",
@@ -326,22 +326,22 @@ def test_a_model_directory_that_is_a_file(whole_model, run):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "fp32", "float32", "auto"])
-def test_spellings_of_a_dtype_write_the_same(whole_model, run, dtype):
-    """Every spelling, and `auto` for a model that is stored so, is the same computation; bf16 is another."""
+def test_spellings_of_a_dtype_are_equal(whole_model, run, dtype):
+    """Every spelling, and `auto` for a model stored in it, gives the same text; bf16 gives another."""
     one, same = (run("generate", whole_model, "def f", "--dtype", name)[:2] for name in ("float32", dtype))
     assert one == same and one[0] == 0
     assert run("generate", whole_model, "def f", "--dtype", "bfloat16")[1] != one[1]
 
 
 def test_the_default_length_fits_a_small_context(whole_model, run):
-    """Without --max-tokens a text ends at the context; all the room can be asked for."""
+    """Without --max-tokens a text ends with the context; all remaining tokens can be requested."""
     code, _, err = run("generate", whole_model, "def f", "--seed", 1, "--temperature", 1)
     assert code == 0 and "ended by" in err
     assert run("generate", whole_model, "def", "--max-tokens", 63)[0] == 0
 
 
-def test_empty_and_blank_prompts_write(whole_model, run):
-    """Nothing, blanks and control characters are prompts like others."""
+def test_empty_and_blank_prompts_are_valid(whole_model, run):
+    """An empty prompt, blanks and control characters are valid prompts."""
     for prompt in ("", " ", "\n\n", "\t", "\0", "\x1b[2J"):
         assert run("generate", whole_model, prompt, "--max-tokens", 3)[0] == 0
 
@@ -382,8 +382,8 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_a_spoilt_configuration_is_refused(tmp_path, run, case):
-    """Whatever is wrong with a configuration, or where it points to, is said in one line, and leaves nothing behind."""
+def test_an_invalid_configuration_is_rejected(tmp_path, run, case):
+    """Each fault in a configuration, or in a path that it names, gives one line, and nothing is written."""
     content, words = CONFIGS[case]
     for folder in ("taken/x", "taken2/metrics.jsonl"):
         (tmp_path / folder).mkdir(parents=True)
@@ -422,21 +422,21 @@ def test_a_spoilt_configuration_is_refused(tmp_path, run, case):
         ("dp=64,tp=64", "at most 1024 devices"),
     ],
 )
-def test_a_mesh_that_cannot_be_is_refused(tmp_path, run, mesh, words):
-    """Every text that is no mesh of this model is one line."""
+def test_an_impossible_mesh_is_rejected(tmp_path, run, mesh, words):
+    """Every text that is not a valid mesh of this model gives one line."""
     path = write_toml(make_config(tmp_path / "nowhere", tmp_path), tmp_path / "train.toml")
     assert_refused(run("verify", path, "--mesh", mesh), words)
 
 
 @pytest.mark.parametrize("steps", ["0", "-1", "1.5", "9" * 40, "many"])
-def test_a_number_of_steps_that_cannot_be_is_refused(tmp_path, run, steps):
+def test_an_invalid_number_of_steps_is_rejected(tmp_path, run, steps):
     """Steps are a number within bounds."""
     path = write_toml(make_config(tmp_path / "nowhere", tmp_path), tmp_path / "train.toml")
     assert_refused(run("verify", path, "--mesh", "dp=2", "--steps", steps), "--steps")
 
 
-def test_wrong_arguments_of_the_demo_are_refused(tmp_path, texts, run):
-    """Output on a file, data that is invalid, and impossible numbers are one line, and leave nothing behind."""
+def test_invalid_arguments_of_the_demo_are_rejected(tmp_path, texts, run):
+    """A file as output, invalid data, and impossible numbers give one line, and nothing is written."""
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken" / "timeline.json").mkdir(parents=True)
@@ -462,7 +462,9 @@ def test_wrong_arguments_of_the_demo_are_refused(tmp_path, texts, run):
 
 @pytest.mark.slow
 def test_names_that_are_not_utf8_work(whole_model, texts, tmp_path):
-    """A model directory, data and output under names that are bytes: the run succeeds, and its path comes as it is."""
+    """A model directory, data and output with names that are not UTF-8: the run succeeds and prints
+    its path unchanged.
+    """
     shutil.copytree(whole_model, tmp_path / NOT_UTF8)
     done = tilewise("generate", tmp_path / NOT_UTF8, "def f", "--max-tokens", 3)
     assert done.returncode == 0, done.stderr
@@ -485,7 +487,7 @@ def test_names_that_are_not_utf8_work(whole_model, texts, tmp_path):
     ],
 )
 def test_text_that_a_console_cannot_show_is_escaped(whole_model, run, environment):
-    """A console without Unicode gets escapes, not a traceback; the text is the same."""
+    """A console without Unicode gets escapes instead of a traceback; the text is the same."""
     arguments = ("generate", whole_model, "def f", "--temperature", 2, "--seed", 3)
     _, text, _ = run(*arguments)
     plain = tilewise(*arguments, extra_environment=environment)

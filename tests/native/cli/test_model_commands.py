@@ -1,4 +1,4 @@
-"""`tilewise inspect`, `evaluate` and `encode` on models written by transformers."""
+"""`tilewise inspect`, `evaluate` and `encode` with models written by transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = ["def f(x):", "class A: pass", "x", "import os, sys\nprint(os.path.join(
 
 
 def modules_file(*paths, order=(0, 1)):
-    """A modules.json of a Transformer and a Pooling."""
+    """A modules.json with a Transformer and a Pooling module."""
     kinds = [f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling")]
     return json.dumps([{"path": paths[i], "type": kinds[i]} for i in order])
 
@@ -46,7 +46,7 @@ def writer(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory, tokenizer):
-    """A BERT with a tokenizer, as sentence-transformers lays it out, and the model itself."""
+    """A BERT with a tokenizer in the layout of sentence-transformers, and the model itself."""
     directory = tmp_path_factory.mktemp("encoder") / "model"
     torch.manual_seed(0)
     sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -74,7 +74,7 @@ def test_inspect(writer, encoder, run):
 
 
 def test_inspect_of_a_configuration_alone(writer, encoder, run, tmp_path):
-    """Without weights, parameters are counted from config.json; memory and peaks may be given."""
+    """Without weights, parameters are counted from config.json; memory and peaks can be set."""
     for directory, model in (writer, encoder):
         alone = tmp_path / model.config.model_type
         alone.mkdir()
@@ -107,8 +107,8 @@ def test_inspect_of_a_configuration_alone(writer, encoder, run, tmp_path):
     assert "memory available on this machine: " in run("inspect", writer[0], *options[2:])[1]
 
 
-def test_inspect_of_an_encoder_says_what_its_files_hold(encoder, run, tmp_path):
-    """The class that config.json names, and the parameters that are stored: with the head or without."""
+def test_inspect_of_an_encoder_shows_its_stored_weights(encoder, run, tmp_path):
+    """The class in config.json and the stored parameters, with or without the head."""
     directory, model = encoder
     code, out, _ = run("inspect", directory)
     assert code == 0 and "architecture: BertModel (bert), without the head" in out and "KV cache" not in out
@@ -128,7 +128,7 @@ def test_inspect_of_an_encoder_says_what_its_files_hold(encoder, run, tmp_path):
 
 
 def test_inspect_of_a_broken_model_prints_nothing(writer, run, tmp_path):
-    """A configuration that is whole next to weights that are not is one line on standard error."""
+    """A valid configuration next to invalid weights gives one line on standard error."""
     directory = copied(writer[0], tmp_path / "model")
     (directory / "model.safetensors").write_bytes(b"short")
     code, out, err = run("inspect", directory)
@@ -136,7 +136,7 @@ def test_inspect_of_a_broken_model_prints_nothing(writer, run, tmp_path):
 
 
 def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
-    """Perplexity and bits per byte of files that fit a window, and the same over two devices."""
+    """Perplexity and bits per byte of files that fit a window; the same over two devices."""
     directory, model = writer
     (tmp_path / "texts").mkdir()
     for i, text in enumerate(TEXTS):
@@ -159,27 +159,29 @@ def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
 
 
 def test_evaluate_refuses_before_work(writer, encoder, run, tmp_path):
-    """A context that the model lacks, a model that does not write, data that is not there."""
+    """A context beyond the model's, a model that does not generate, missing data."""
     assert run("evaluate", writer[0], "stdlib", "--context", 257)[0] == 2
     assert "1 to 256; got 0" in run("evaluate", writer[0], "stdlib", "--context", 0)[2]
-    assert "needs a model that writes" in run("evaluate", encoder[0], "stdlib")[2]
+    assert "needs a model that generates text" in run("evaluate", encoder[0], "stdlib")[2]
     assert run("evaluate", writer[0], tmp_path / "nowhere")[0] == 2
 
 
 def their_vectors(model, tokenizer, pool):
-    """Of the texts one by one, scaled to length one."""
-    found = []
+    """Vectors of the texts one by one, scaled to length one."""
+    vectors = []
     for text in TEXTS:
         with torch.no_grad():
             hidden = model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0].numpy()
         vector = pool(hidden)
-        found.append(vector / np.linalg.norm(vector))
-    return np.array(found)
+        vectors.append(vector / np.linalg.norm(vector))
+    return np.array(vectors)
 
 
 @pytest.mark.parametrize("mode", ["auto", "cls"])
 def test_encode_agrees_with_transformers(encoder, run, tmp_path, tokenizer, mode):
-    """Vectors as the files ask for, and of the first token; alone, together, over two devices: the same bits."""
+    """Vectors by the files' pooling and of the first token; alone, in a batch and over two devices
+    with the same bits.
+    """
     directory, model = encoder
     expected = their_vectors(model, tokenizer, (lambda h: h.mean(0)) if mode == "auto" else (lambda h: h[0]))
     code, out, _ = run("encode", directory, *TEXTS, "--pooling", mode)
@@ -193,11 +195,9 @@ def test_encode_agrees_with_transformers(encoder, run, tmp_path, tokenizer, mode
     assert np.array_equal(np.load(file), vectors)
 
 
-def test_encoders_do_not_write(encoder, run, tmp_path):
-    """Every command that writes with a model says so in one line, before any work, and so does an engine."""
-    words = (
-        "generation needs a model that writes; got a BertForMaskedLM, which only encodes; use tilewise encode"
-    )
+def test_encoders_do_not_generate(encoder, run, tmp_path):
+    """Every generating command, and an engine, rejects an encoder in one line before any work."""
+    words = "this needs a model that generates text; got a BertForMaskedLM, which only encodes; use tilewise encode"
     (tmp_path / "asked").write_text("{}\n")
     for command in (
         ("generate", encoder[0], "x"),
@@ -213,16 +213,16 @@ def test_encoders_do_not_write(encoder, run, tmp_path):
 
 
 def test_threads_share_an_encoder(encoder):
-    """Each gets its own texts' vectors, as one thread alone does."""
+    """Each thread gets the same vectors as a single thread would."""
     with Encoder(encoder[0]) as shared:
         alone = [shared.encode([text]) for text in TEXTS]
         with ThreadPoolExecutor(len(TEXTS)) as pool:
-            found = list(pool.map(lambda i: shared.encode([TEXTS[i % len(TEXTS)]]), range(100)))
-    assert all(np.array_equal(vector, alone[i % len(TEXTS)]) for i, vector in enumerate(found))
+            vectors = list(pool.map(lambda i: shared.encode([TEXTS[i % len(TEXTS)]]), range(100)))
+    assert all(np.array_equal(vector, alone[i % len(TEXTS)]) for i, vector in enumerate(vectors))
 
 
 def test_llm_encodes_with_encoders(encoder, tokenizer):
-    """Texts, ids and dictionaries, the vectors of the command; what an encoder has not is refused."""
+    """Texts, ids and dictionaries give the vectors of the command; unsupported settings are rejected."""
     with Encoder(encoder[0]) as own:
         wanted = own.encode(TEXTS)
     with LLM(encoder[0], runner="pooling", dtype="f32", max_num_seqs=2) as llm:
@@ -233,7 +233,7 @@ def test_llm_encodes_with_encoders(encoder, tokenizer):
             assert np.array_equal(np.array([output.outputs.data for output in outputs]), wanted)
         assert np.array_equal(llm.encode(TEXTS[0])[0].outputs.data, wanted[0])
         for call in (lambda: llm.generate("x"), lambda: llm.engine):
-            with pytest.raises(ConfigError, match="needs a model that writes"):
+            with pytest.raises(ConfigError, match="needs a model that generates text"):
                 call()
         for wrong in ([[10**6]], [[]], [{"text": "x"}], [b"x"], ["x" * 9999]):
             with pytest.raises(ConfigError):
@@ -243,7 +243,9 @@ def test_llm_encodes_with_encoders(encoder, tokenizer):
 
 
 def test_encode_reads_lines(encoder, run, monkeypatch):
-    """Without texts, lines of standard input; empty ones are left out, no text at all and what is none are refused."""
+    """Without arguments, lines of standard input; empty lines are skipped; no text at all and
+    invalid text are errors.
+    """
     monkeypatch.setattr("sys.stdin", io.StringIO("a\n\nb\n"))
     assert len(run("encode", encoder[0])[1].splitlines()) == 2
     for nothing in (io.StringIO("\n"), None):  # None: the caller has closed it
@@ -255,20 +257,20 @@ def test_encode_reads_lines(encoder, run, monkeypatch):
     assert code == 2 and "a prompt must be UTF-8 text" in err
 
 
-def test_encode_makes_the_folder_of_its_file(encoder, run, tmp_path):
-    """What could be found before any work is no reason to lose the work."""
+def test_encode_creates_the_folder_of_its_file(encoder, run, tmp_path):
+    """The folder of the output file is created before the work."""
     assert run("encode", encoder[0], "x", "--out", tmp_path / "new" / "folder" / "x.npy")[0] == 0
     assert np.load(tmp_path / "new" / "folder" / "x.npy").shape == (1, 48)
 
 
 def copied(source, target):
-    """A model directory that a test may change."""
+    """A copy of a model directory for changes."""
     shutil.copytree(source, target)
     return target
 
 
-def test_texts_are_as_long_as_the_files_say(encoder, run, tmp_path, tokenizer):
-    """sentence_bert_config.json's max_seq_length is the context; what else it asks for is refused by name."""
+def test_max_seq_length_limits_texts(encoder, run, tmp_path, tokenizer):
+    """max_seq_length of sentence_bert_config.json is the context; unsupported fields are rejected by name."""
     directory = copied(encoder[0], tmp_path / "model")
     file = directory / "sentence_bert_config.json"
     text = "def f(x):\n    return x\n" * 2
@@ -288,8 +290,8 @@ def test_texts_are_as_long_as_the_files_say(encoder, run, tmp_path, tokenizer):
         assert code == 2 and words in err and file.name in err
 
 
-def test_what_is_not_finite_is_no_result(encoder, writer, run, tmp_path):
-    """Finite weights whose products are not: one line and exit code 1, no vector and no perplexity."""
+def test_results_that_are_not_finite_are_an_error(encoder, writer, run, tmp_path):
+    """Finite weights whose products overflow: one line, exit code 1, no vector and no perplexity."""
     (tmp_path / "x.py").write_text("def f(x):")
     for source, arguments in ((encoder[0], ["x"]), (writer[0], [tmp_path / "x.py"])):
         directory = copied(source, tmp_path / source.parent.name)
@@ -301,8 +303,7 @@ def test_what_is_not_finite_is_no_result(encoder, writer, run, tmp_path):
 
 
 def test_encode_refuses_before_work(encoder, writer, run, tmp_path):
-    """Long texts unless they shall be cut, models that write, poolings that are invalid, modules that are not "
-    "computed."""
+    """Too long texts without --truncate, generating models, invalid poolings, unsupported modules."""
     long = "def f(x): " * 40
     code, out, err = run("encode", encoder[0], long)
     assert (code, out) == (2, "") and "must fit the context of 48" in err
@@ -332,8 +333,8 @@ def test_encode_refuses_before_work(encoder, writer, run, tmp_path):
         ("1_Pooling/config.json", "{}", "got none"),
     ],
 )
-def test_spoilt_settings_of_pooling(encoder, run, tmp_path, name, content, words):
-    """Each is one line that names the file, before any work."""
+def test_invalid_pooling_settings_are_rejected(encoder, run, tmp_path, name, content, words):
+    """One line each that names the file, before any work."""
     directory = tmp_path / "model"
     directory.mkdir()
     for path in encoder[0].rglob("*"):
@@ -345,8 +346,8 @@ def test_spoilt_settings_of_pooling(encoder, run, tmp_path, name, content, words
 
 
 @pytest.mark.parametrize("wrong", [[["a"]], [[1j]], [[None]], [[True]], [[1]], [1.0], [[[1.0]]]], ids=str)
-def test_what_is_pooled_are_rows_of_numbers(wrong):
-    """Texts, complex numbers, flags and other shapes are refused, and never read as something else."""
+def test_pooling_needs_rows_of_numbers(wrong):
+    """Texts, complex numbers, flags and other shapes are rejected."""
     assert Pooling("cls").pool(np.ones((2, 3), np.float16)).tolist() == [1.0] * 3
     with pytest.raises(ConfigError, match="rows of floating-point numbers"):
         Pooling().pool(np.array(wrong))

@@ -1,8 +1,9 @@
-"""One of two processes under mpiexec that use the table of native/comm/mpi: `mpi_ranks.py CASE TABLE [LIBRARY]`.
+"""One of two processes under mpiexec that use the table of native/comm/mpi: `mpi_ranks.py CASE
+TABLE [LIBRARY]`.
 
-Each case is a function over the table; both processes run it and end with status 0 when all that they saw was right.
-`planted-CASE` is the same with a second process that sends something else. The cases world, guest and single need no
-second process.
+Each case is a function over the table. Both processes run it and exit with status 0 if every check
+passed. `planted-CASE` is the same with a second process that sends wrong bytes. The cases world,
+guest and single need no second process.
 """
 
 import ctypes
@@ -22,37 +23,37 @@ TAG, OTHER_TAG = 3, 4
 
 
 class Rank:
-    """The table, started, with buffers of Python's."""
+    """The started table, with Python buffers."""
 
     def __init__(self, table):
         self.table = table
         self.own = table.self
 
     def call(self, name, *arguments):
-        """One function of the table; its error is a failure."""
+        """Call a function of the table; its error is a failure."""
         error = getattr(self.table, name)(self.own, *arguments)
         assert error == 0, f"{name}: {self.describe(error)}"
 
     def describe(self, error):
-        """An error in words."""
+        """The text of an error."""
         text = ctypes.create_string_buffer(400)
         self.table.describe(self.own, error, text, len(text))
         return text.value.decode()
 
     def begin(self, name, *arguments):
-        """Begin a message: its request."""
+        """Begin a message; returns its request."""
         request = ctypes.create_string_buffer(8)
         self.call(name, *arguments, request)
         return request
 
     def test(self, request):
-        """Error, whether it is done, bytes."""
+        """Error, whether the request is done, bytes."""
         is_done, num_bytes = c_int32(-1), c_int64(-1)
         error = self.table.test(self.own, request, byref(is_done), byref(num_bytes))
         return error, is_done.value, num_bytes.value
 
     def end(self, request):
-        """Wait for a request: the last answer of test."""
+        """Wait for a request; returns the last result of `test`."""
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
             error, is_done, num_bytes = self.test(request)
@@ -61,7 +62,7 @@ class Rank:
         raise AssertionError("a message must arrive")
 
     def find(self, tag):
-        """Wait for a message: who has sent it, bytes."""
+        """Wait for a message; returns its sender and bytes."""
         is_found, sender, num_bytes = c_int32(-1), c_int32(-1), c_int64(-1)
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
@@ -71,14 +72,14 @@ class Rank:
         raise AssertionError("a message must come")
 
     def take(self, sender, num_bytes, tag):
-        """Receive what was found."""
+        """Receive a message that was found."""
         room = ctypes.create_string_buffer(max(num_bytes, 1))
         self.call("take", room, num_bytes, sender, tag)
         return room.raw[:num_bytes]
 
 
 def messages(rank, me, peer):
-    """Both directions at once, small and large, received into a waiting buffer and by probe and take."""
+    """Small and large messages in both directions, into a posted buffer and by probe and receive."""
     for num_bytes in (0, 1, 5000, 3_000_000):
         data = bytes([me + 1]) * num_bytes
         room = ctypes.create_string_buffer(num_bytes + 8)
@@ -95,7 +96,7 @@ def messages(rank, me, peer):
 
 
 def order(rank, me, peer):
-    """Messages of one tag come in the order in which they were begun, whatever another tag does between them."""
+    """Messages of one tag arrive in the order of their start, independent of another tag."""
     texts = [b"%d" % index for index in range(100)]  # kept until all is sent
     requests = [rank.begin("send", text, len(text), peer, tag) for text in texts for tag in (TAG, OTHER_TAG)]
     for tag in (OTHER_TAG, TAG):
@@ -104,7 +105,7 @@ def order(rank, me, peer):
 
 
 def errors(rank, me, peer):
-    """What is wrong is an error in words, and the process lives on: too small a receive, no such process or tag."""
+    """Errors have texts and the process continues: a too small buffer, no such process or tag."""
     tag_max = rank.table.tag_max(rank.own)
     assert tag_max >= 32767
     request = ctypes.create_string_buffer(8)
@@ -129,7 +130,7 @@ def errors(rank, me, peer):
 
 
 def edges(rank, me, peer):
-    """The largest tag carries messages; a receive that nothing was sent to is not done."""
+    """The largest tag works; a receive without a message is not done."""
     tag_max = rank.table.tag_max(rank.own)
     room = ctypes.create_string_buffer(1)
     waiting = rank.begin("receive", room, 1, peer, TAG)
@@ -154,7 +155,7 @@ def world(rank, library):
 
 
 def guest(rank, library):
-    """MPI that runs already is used, and left running: its end belongs to what has started it."""
+    """MPI that is already initialized is used and not finalized."""
     provided, is_over = c_int32(), c_int32(-1)
     library.MPI_Init_thread(None, None, THREAD_MULTIPLE, byref(provided))
     assert provided.value == THREAD_MULTIPLE
@@ -167,7 +168,7 @@ def guest(rank, library):
 
 
 def single(rank, library):
-    """MPI that one thread alone may call is refused, in words."""
+    """MPI with single-thread support is rejected."""
     provided = c_int32(-1)
     library.MPI_Init_thread(None, None, THREAD_SINGLE, byref(provided))
     assert provided.value == THREAD_SINGLE
@@ -176,10 +177,10 @@ def single(rank, library):
 
 
 class FaultyRank(Rank):
-    """Changes the first byte of what it sends: what every case must find."""
+    """Changes the first byte of every message; each case must detect it."""
 
     def begin(self, name, data, num_bytes, *where):
-        """Begin a message, of other bytes than asked for."""
+        """Begin a message with changed bytes."""
         if name == "send" and num_bytes:
             self.changed = [*getattr(self, "changed", ()), bytes([data[0] ^ 1]) + data[1:]]
             data = self.changed[-1]
@@ -187,7 +188,7 @@ class FaultyRank(Rank):
 
 
 def main():
-    """Start, run the case, finish; before and behind that every call is refused."""
+    """Start, run the case, finish; calls before and after are rejected."""
     case, table = sys.argv[1], load_table(Path(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3:] else None)
     rank = Rank(table)
     if case in ("world", "guest", "single"):

@@ -1,4 +1,4 @@
-"""What processes compare when they meet, and how a difference is said."""
+"""The facts that processes compare when they connect, and the message about a difference."""
 
 import sys
 
@@ -9,14 +9,14 @@ from tilewise.core import ConfigError
 
 
 def refusal(own, other):
-    """What is said of a command that differs."""
+    """The message about different commands."""
     with pytest.raises(ConfigError) as refused:
         require_equal({"command": own}, {"command": other}, "process 1")
     return str(refused.value)
 
 
-def test_the_command_is_what_a_shell_would_take(monkeypatch):
-    """The folder of the program, which hosts may spell differently, is no part of it."""
+def test_commands_are_compared_without_the_programs_folder(monkeypatch):
+    """Hosts may spell the program's folder differently."""
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/tilewise", "generate", "model", "two words"])
     assert own_command() == {"command": "tilewise generate model 'two words'"}
     monkeypatch.setattr(sys, "argv", [])
@@ -24,7 +24,7 @@ def test_the_command_is_what_a_shell_would_take(monkeypatch):
 
 
 def test_long_values_are_shown_where_they_differ():
-    """Of both sides, with a little of what is the same before it."""
+    """Both sides, with a little of the common text before the difference."""
     same = "x" * 300
     said = refusal(f"{same}left{same}", f"{same}right{same}")
     before, after = f"...{'x' * 40}", "x" * (200 - 40 - len("left"))
@@ -35,6 +35,6 @@ def test_long_values_are_shown_where_they_differ():
 
 
 @pytest.mark.parametrize("other", [None, 7, ["a"]])
-def test_what_is_no_text_differs(other):
-    """It is shown as it is."""
+def test_facts_that_are_not_text_are_compared(other):
+    """They are shown as they are."""
     assert f"and {other!r} in process 1" in refusal("a" * 500, other)

@@ -1,4 +1,6 @@
-"""What launchers say through the environment, and when MPI must agree: tables of variables, without any launcher."""
+"""Environment variables of launchers, and when MPI must agree with them; tables of variables,
+without a launcher.
+"""
 
 import pytest
 
@@ -12,13 +14,13 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    """An environment without launchers; the tests themselves may run in a job."""
+    """An environment without launcher variables, because the tests may run in a job."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
 def started_with(monkeypatch, variables):
-    """What is said of a process with these variables."""
+    """The result for a process with these variables."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     return launched()
@@ -45,10 +47,12 @@ def started_with(monkeypatch, variables):
     ],
 )  # fmt: skip
 def test_launchers_are_known_by_their_variables(monkeypatch, variables, expected):
-    """Each launcher's variables give rank and size; inner launchers go before outer ones; batch scripts are alone."""
-    found = started_with(monkeypatch, variables)
-    assert found == expected
-    assert found is None or found.has_several is (found.size != 1)
+    """Each launcher's variables give rank and size; inner launchers take precedence over outer
+    ones; batch scripts are one process.
+    """
+    launcher = started_with(monkeypatch, variables)
+    assert launcher == expected
+    assert launcher is None or launcher.has_several is (launcher.size != 1)
 
 
 @pytest.mark.parametrize(
@@ -70,24 +74,24 @@ def test_launchers_are_known_by_their_variables(monkeypatch, variables, expected
     ],
 )  # fmt: skip
 def test_variables_that_no_launcher_sets_are_refused(monkeypatch, variables, named):
-    """A value that is no such number, or one of a pair without the other, is an error that names the variable."""
+    """A value that is not a valid number, or one variable of a pair, is an error that names the variable."""
     with pytest.raises(ConfigError) as caught:
         started_with(monkeypatch, variables)
     assert named in str(caught.value) and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(
-    ("found", "rank", "size"),
+    ("launcher", "rank", "size"),
     [(Launched(PMI, 1, 2), 1, 2), (Launched(PMI, 0, 1), 0, 1), (Launched(SLURM, 3, 4), 3, 4),
      (Launched(PMIX, 1, None), 1, 2)],
 )  # fmt: skip
-def test_a_world_that_agrees_is_taken(found, rank, size):
-    """Rank and size by launcher and MPI are the same, or the launcher does not say how many and MPI has several."""
-    require_world(found, rank, size, "MPICH 5")
+def test_a_world_that_agrees_is_taken(launcher, rank, size):
+    """Rank and size of launcher and MPI are equal, or the launcher gives no size and MPI has several processes."""
+    require_world(launcher, rank, size, "MPICH 5")
 
 
 @pytest.mark.parametrize(
-    ("found", "rank", "size", "remedy"),
+    ("launcher", "rank", "size", "remedy"),
     [
         (Launched(SLURM, 0, 4), 0, 1, "srun --mpi=list"),
         (Launched(OPEN_MPI, 2, 4), 0, 1, "tilewise build-mpi --mpicc"),
@@ -98,17 +102,17 @@ def test_a_world_that_agrees_is_taken(found, rank, size):
         (Launched(PMIX, 2, None), 1, 4, "PMIx"),
     ],
 )
-def test_a_world_that_differs_is_refused(found, rank, size, remedy):
-    """N copies that MPI takes for N worlds, or otherwise numbered, are refused with both sides and what to do."""
+def test_a_world_that_differs_is_refused(launcher, rank, size, remedy):
+    """N copies that MPI treats as N worlds, or different ranks, are rejected with both sides and advice."""
     with pytest.raises(ConfigError) as caught:
-        require_world(found, rank, size, "the MPI of a test")
+        require_world(launcher, rank, size, "the MPI of a test")
     text = str(caught.value)
-    assert str(found) in text and found.launcher in text
+    assert str(launcher) in text and launcher.launcher in text
     assert f"process {rank} of {size} by the MPI of a test" in text and remedy in text
 
 
 def test_processes_that_nothing_joins_are_refused(monkeypatch):
-    """Several processes and no MPI at all: an error that says what to install, never N copies of the work."""
+    """Several processes without MPI are an error that says what to install."""
 
     def none():
         raise ConfigError("[comm.mpi] none; `pip install mpich`")
@@ -121,11 +125,11 @@ def test_processes_that_nothing_joins_are_refused(monkeypatch):
 
 
 class TestFindMpi:
-    """Which MPI is used, over folders made for it."""
+    """The choice of the MPI library, with folders made for the test."""
 
     @pytest.fixture
     def folders(self, tmp_path, monkeypatch):
-        """A package's folder with the packaged table, an environment, and a loader that knows nothing."""
+        """A package folder with the packaged table, an environment, and a loader that knows no library."""
         package, environment, path = (tmp_path / name for name in ("package", "environment", "path"))
         for folder in (package, environment / "lib", path / "bin", path / "lib"):
             folder.mkdir(parents=True)
@@ -137,32 +141,31 @@ class TestFindMpi:
         return package, environment, path
 
     def test_the_order(self, folders, monkeypatch, tmp_path):
-        """Next to mpiexec, the environment's library, the site's table, the variable: each goes before the one it
-        follows."""
+        """Next to mpiexec, the environment's library, the site's table, the variable: in ascending precedence."""
         package, environment, path = folders
         packaged = package / "libtilewise_mpi_abi.so"
         (path / "bin" / "mpiexec").touch(mode=0o755)
-        (beside := path / "lib" / "libmpi_abi_of_a_test.so.1").touch()
-        found = mpi_library.find_mpi()
-        assert (found.table, found.library) == (packaged, beside) and str(beside) in found.name
+        (neighbour := path / "lib" / "libmpi_abi_of_a_test.so.1").touch()
+        library = mpi_library.find_mpi()
+        assert (library.table, library.library) == (packaged, neighbour) and str(neighbour) in library.name
         (own := environment / "lib" / "libmpi_abi_of_a_test.so.1").touch()
-        found = mpi_library.find_mpi()
-        assert (found.table, found.library) == (packaged, own)
+        library = mpi_library.find_mpi()
+        assert (library.table, library.library) == (packaged, own)
         (site := package / "libtilewise_mpi_site.so").touch()
-        found = mpi_library.find_mpi()
-        assert (found.table, found.library) == (site, None) and "build-mpi" in found.name
+        library = mpi_library.find_mpi()
+        assert (library.table, library.library) == (site, None) and "build-mpi" in library.name
         (named := tmp_path / "named.so").touch()
         monkeypatch.setenv("TILEWISE_MPI", str(named))
-        found = mpi_library.find_mpi()
-        assert (found.table, found.library) == (named, None) and "TILEWISE_MPI" in found.name
+        library = mpi_library.find_mpi()
+        assert (library.table, library.library) == (named, None) and "TILEWISE_MPI" in library.name
 
-    def test_what_only_the_loader_knows(self, folders, monkeypatch):
-        """A library in none of the folders is the loader's to find."""
+    def test_a_library_of_the_loader(self, folders, monkeypatch):
+        """A library that is in none of the folders is found by the loader."""
         monkeypatch.setattr(mpi_library, "_ABI_LIBRARY", "libc.so.6")
         assert str(mpi_library.find_mpi().library) == "libc.so.6"
 
-    def test_none(self, folders, monkeypatch, tmp_path):
-        """Nothing is found: what to install is said; and a variable that names no file is refused, not passed over."""
+    def test_no_library(self, folders, monkeypatch, tmp_path):
+        """Without a library, the message says what to install; a variable that names no file is an error."""
         with pytest.raises(ConfigError, match=r"pip install mpich.*tilewise build-mpi"):
             mpi_library.find_mpi()
         monkeypatch.setenv("TILEWISE_MPI", str(tmp_path / "missing.so"))

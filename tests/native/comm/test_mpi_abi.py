@@ -1,4 +1,4 @@
-"""Our declaration of MPI's standard binary interface next to the header of a library that has it."""
+"""Our declaration of MPI's standard ABI compared with the header of a library that has it."""
 
 import re
 import shutil
@@ -34,12 +34,12 @@ def _numbers(text):
 
 
 def _functions(text):
-    """Every function that the header declares, as a pointer to it and its name."""
+    """Every function of the header, as its name and a pointer declaration."""
     return re.findall(r"^int (MPI_\w+)\(([^;]*)\);", text, re.MULTILINE)
 
 
 def _program(text):
-    """C that compiles only where the library's header agrees with ours on values, layout and functions."""
+    """A C program that compiles only if the library's header agrees with ours on values, layout and functions."""
     handles = [re.search(rf"^#define {name} (.+)$", text, re.MULTILINE)[1] for name in HANDLES]
     lines = ["#include <mpi_abi.h>", "#include <stddef.h>", "#include <stdint.h>"]
     for name, value in zip(HANDLES, handles):
@@ -67,7 +67,7 @@ def _compile(tmp_path, text):
 
 
 def test_our_header_agrees_with_that_of_a_library(tmp_path):
-    """Handles, numbers, the layout of a status and every function are those of the library's header."""
+    """Handles, numbers, the layout of a status and all functions are equal."""
     text = OURS.read_text(encoding="utf-8")
     assert len(_numbers(text)) == 7 and len(_functions(text)) == 19
     assert set(re.findall(r"^#define (MPI_\w+) ", text, re.MULTILINE)) == {*HANDLES, "MPI_STATUS_IGNORE"}
@@ -85,8 +85,8 @@ def test_our_header_agrees_with_that_of_a_library(tmp_path):
         ("MPI_Finalized(int* flag)", "MPI_Finalized(void)", "our_MPI_Finalized"),
     ],
 )
-def test_a_header_that_differs_is_found(tmp_path, right, wrong, named):
-    """A planted difference in a constant, in the layout or in a function is named by the compiler."""
+def test_a_different_header_is_detected(tmp_path, right, wrong, named):
+    """The compiler names a planted difference in a constant, the layout or a function."""
     text = OURS.read_text(encoding="utf-8")
     assert text.count(right) == 1
     done = _compile(tmp_path, text.replace(right, wrong))

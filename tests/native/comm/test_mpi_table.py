@@ -1,5 +1,6 @@
-"""The table of native/comm/mpi over two processes of mpiexec, as the package brings it and as `tilewise build-mpi`
-builds it; and what `tilewise build-mpi` refuses."""
+"""The table of native/comm/mpi over two processes of mpiexec, packaged and built by `tilewise
+build-mpi`; and the errors of `tilewise build-mpi`.
+"""
 
 import os
 import shutil
@@ -37,14 +38,14 @@ needs_compiler = pytest.mark.skipif(
 
 
 def two_ranks(*arguments):
-    """The program in two processes of mpiexec: exit status, and the lines that it said."""
+    """Runs the program in two processes of mpiexec; returns exit status and lines."""
     command = [BIN / "mpiexec", "-n", "2", sys.executable, PROGRAM, *arguments]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, "\n".join(_lines(done))
 
 
 def _lines(done):
-    """Standard output's in order of the alphabet (processes are in none), then those of errors as they came."""
+    """Lines of standard output sorted, because processes have no order, then lines of standard error."""
     return [*sorted(filter(None, done.stdout.splitlines())), *done.stderr.splitlines()]
 
 
@@ -77,7 +78,7 @@ def built(tmp_path_factory):
 
 @needs_mpich
 def test_the_packaged_table():
-    """Messages both ways, their order, errors that end nothing, the largest tag: through the standard interface."""
+    """Messages in both directions, order, errors, the largest tag, through the standard interface."""
     code, said = two_ranks("all", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
     assert code == 0, said
     assert said == "rank 0 of 2 is done\nrank 1 of 2 is done"
@@ -85,8 +86,8 @@ def test_the_packaged_table():
 
 @needs_mpich
 @needs_compiler
-def test_a_table_of_build_mpi(built):
-    """The same through MPICH's own interface, in which handles are numbers."""
+def test_a_table_built_by_build_mpi(built):
+    """The same through MPICH's own interface, whose handles are numbers."""
     code, said = two_ranks("all", built)
     assert code == 0, said
     assert said == "rank 0 of 2 is done\nrank 1 of 2 is done"
@@ -97,13 +98,13 @@ def test_a_table_of_build_mpi(built):
     "case", ["order", *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)]
 )
 def test_the_cases_can_fail(case):
-    """A process that got something else than was sent ends with an error: planted in the second process."""
+    """The twin: a second process that sends wrong bytes makes every case fail."""
     code, said = two_ranks(f"planted-{case}", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
     assert code != 0 and "AssertionError" in said
 
 
 def one_process(case, **environment):
-    """The program in one process that no launcher has started, whatever its environment says: what it said."""
+    """Runs the program in one process without a launcher; returns its output."""
     others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     command = [sys.executable, PROGRAM, case, mpi_library.packaged_table(), LIB / "libmpi_abi.so.1"]
     done = subprocess.run(
@@ -118,8 +119,8 @@ def one_process(case, **environment):
 
 
 @needs_mpich
-def test_a_launcher_that_mpi_knows_agrees():
-    """Under its own mpiexec, MPI's world is what the launcher says."""
+def test_a_matching_launcher_agrees_with_mpi():
+    """Under its own mpiexec, MPI's world equals the launcher's."""
     assert two_ranks("world", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1") == (
         0,
         "they agree\nthey agree",
@@ -134,8 +135,8 @@ def test_a_launcher_that_mpi_knows_agrees():
         pytest.param("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", marks=pytest.mark.slow),
     ],
 )
-def test_a_launcher_that_mpi_does_not_know_is_refused(launcher, rank, size):
-    """MPICH's library under another launcher is a world of one in each process: refused with both sides."""
+def test_a_foreign_launcher_is_rejected(launcher, rank, size):
+    """Under another launcher, MPICH has a world of one per process: rejected with both sides."""
     said = one_process("world", **{rank: "0", size: "2", "SLURM_STEP_ID": "0"})
     assert f"got process 0 of 2 by {launcher}, and process 0 of 1 by the MPI of a test" in said
 
@@ -151,8 +152,8 @@ print(*(line.split("/", 1)[1].strip() for line in open("/proc/self/maps") if "mp
 
 
 @needs_mpich
-def test_a_refused_process_leaves_no_memory():
-    """What MPI shares between processes has lost its name when a refusal ends them without MPI's end."""
+def test_a_rejected_process_leaves_no_shared_memory():
+    """MPI's shared memory is unlinked when an error ends the process without MPI_Finalize."""
     others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     done = subprocess.run(
         [sys.executable, "-c", REFUSED],
@@ -166,8 +167,8 @@ def test_a_refused_process_leaves_no_memory():
 
 
 @needs_mpich
-def test_a_launcher_whose_interface_mpi_does_not_speak():
-    """MPICH ends the process in words of its own; what to do comes behind them."""
+def test_a_launcher_with_an_unsupported_interface():
+    """MPICH ends the process with its own message; our advice follows it."""
     others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     slurm = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "PMIX_RANK": "0"}
     done = subprocess.run(
@@ -185,14 +186,14 @@ def test_a_launcher_whose_interface_mpi_does_not_speak():
 
 
 @needs_mpich
-def test_mpi_that_another_has_started():
-    """It is used, and left running."""
+def test_mpi_started_by_others():
+    """It is used and not finalized."""
     assert one_process("guest") == "left running"
 
 
 @needs_mpich
-def test_mpi_for_one_thread_alone():
-    """It is refused, in words."""
+def test_mpi_with_single_thread_support():
+    """It is rejected with a message."""
     assert "only one thread" in one_process("single")
 
 
@@ -217,7 +218,9 @@ os.kill(os.getpid(), SIGNAL)
 
 @needs_mpich
 def test_a_crash_inside_mpi_is_an_error_and_one_outside_is_not():
-    """Four bytes are received at address 8: MPI crashes, its caller goes on. A fault of the program itself ends it."""
+    """MPI crashes when it receives to address 8, and its caller gets an error. A crash of the
+    program itself ends it.
+    """
     done = subprocess.run(
         [sys.executable, "-c", CRASH.replace("SIGNAL", str(int(signal.SIGSEGV)))],
         capture_output=True,
@@ -229,11 +232,11 @@ def test_a_crash_inside_mpi_is_an_error_and_one_outside_is_not():
 
 
 class TestBuildMpi:
-    """What `tilewise build-mpi` refuses leaves what stood there before."""
+    """Errors of `tilewise build-mpi` leave an existing file unchanged."""
 
     @pytest.fixture
-    def kept(self, tmp_path):
-        """A file that stands where the built one is to go."""
+    def table_path(self, tmp_path):
+        """A file at the target's path."""
         file = tmp_path / "site.so"
         file.write_text("as before", encoding="utf-8")
         yield file
@@ -241,74 +244,76 @@ class TestBuildMpi:
         assert [path.name for path in tmp_path.iterdir() if path.suffix == ".so"] == ["site.so"]
 
     def compiler(self, folder, text):
-        """A program that stands for mpicc."""
+        """A program in the place of mpicc."""
         file = folder / "mpicc"
         file.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         file.chmod(0o755)
         return str(file)
 
-    def test_no_compiler(self, kept, capsys):
-        """No mpicc: what to install or name."""
-        assert run_main("build-mpi", "--mpicc", "mpicc-of-no-one", "--out", str(kept)) == 2
-        assert "'mpicc-of-no-one', which is not one; install the MPI" in capsys.readouterr().err
+    def test_no_compiler(self, table_path, capsys):
+        """Without mpicc, the message says what to install or name."""
+        assert run_main("build-mpi", "--mpicc", "mpicc-of-no-one", "--out", str(table_path)) == 2
+        assert "'mpicc-of-no-one', which is not; install the MPI" in capsys.readouterr().err
 
-    def test_a_compiler_that_fails(self, kept, capsys, tmp_path):
-        """Its last lines are shown, and not its first ones."""
+    def test_a_compiler_that_fails(self, table_path, capsys, tmp_path):
+        """The last lines of its output are shown."""
         mpicc = self.compiler(tmp_path, "seq -f 'line %g' 20 >&2; exit 3")
-        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
+        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(table_path)) == 2
         said = capsys.readouterr().err
         assert "exit status 3: line 13 | " in said and "| line 20;" in said
 
-    def test_a_compiler_that_builds_nothing(self, kept, capsys, tmp_path):
-        """Status 0 without a file is a failure."""
-        assert run_main("build-mpi", "--mpicc", self.compiler(tmp_path, "true"), "--out", str(kept)) == 2
+    def test_a_compiler_that_writes_no_file(self, table_path, capsys, tmp_path):
+        """Exit status 0 without a file is an error."""
+        assert (
+            run_main("build-mpi", "--mpicc", self.compiler(tmp_path, "true"), "--out", str(table_path)) == 2
+        )
         assert "nothing said" in capsys.readouterr().err
 
-    def test_what_does_not_load(self, kept, capsys, tmp_path):
-        """What was built is loaded before it takes the place of another."""
+    def test_a_library_that_does_not_load(self, table_path, capsys, tmp_path):
+        """The built library is loaded before it replaces another."""
         mpicc = self.compiler(tmp_path, 'for last; do :; done; echo no library > "$last"')
-        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
+        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(table_path)) == 2
         assert "must load" in capsys.readouterr().err
 
-    def test_a_compiler_named_from_here(self, kept, capsys, tmp_path, monkeypatch):
-        """A path that begins where the command is called is found, though it runs elsewhere."""
+    def test_a_relative_compiler_path(self, table_path, capsys, tmp_path, monkeypatch):
+        """A path relative to the current folder is found although the compiler runs in another."""
         self.compiler(tmp_path, "exit 3")
         monkeypatch.chdir(tmp_path)
-        assert run_main("build-mpi", "--mpicc", "./mpicc", "--out", str(kept)) == 2
+        assert run_main("build-mpi", "--mpicc", "./mpicc", "--out", str(table_path)) == 2
         assert f"{tmp_path}/mpicc must compile" in capsys.readouterr().err
 
-    def test_no_folder(self, capsys, tmp_path):
-        """A folder that is not there is named before anything is compiled."""
+    def test_a_missing_output_folder(self, capsys, tmp_path):
+        """It is reported before anything is compiled."""
         mpicc = self.compiler(tmp_path, f"touch {tmp_path}/was-run")
         assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(tmp_path / "none" / "site.so")) == 2
         assert "--out FILE" in capsys.readouterr().err
         assert not (tmp_path / "was-run").exists()
 
     @needs_compiler
-    def test_the_place_where_it_is_found(self, capsys, tmp_path, monkeypatch):
-        """Without --out, the built file lies where it goes before the packaged one."""
-        monkeypatch.setattr(mpi_library, "site_table", lambda: tmp_path / "beside.so")
+    def test_the_default_output_path(self, capsys, tmp_path, monkeypatch):
+        """Without --out, the built file takes precedence over the packaged one."""
+        monkeypatch.setattr(mpi_library, "site_table", lambda: tmp_path / "made.so")
         monkeypatch.delenv("TILEWISE_MPI", raising=False)
         before = mpi_library.find_mpi()
         assert run_main("build-mpi", "--mpicc", str(BIN / "mpicc")) == 0
-        assert "beside.so: calls MPICH" in capsys.readouterr().out.replace("\n", "")
+        assert "made.so: calls MPICH" in capsys.readouterr().out.replace("\n", "")
         assert (before.table, mpi_library.find_mpi().table) == (
             mpi_library.packaged_table(),
-            tmp_path / "beside.so",
+            tmp_path / "made.so",
         )
 
     @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
     @pytest.mark.parametrize(("table", "got"), [(TABLE_OF_VERSION_2, "2"), (NO_TABLE, "none")])
-    def test_another_version(self, kept, capsys, tmp_path, table, got):
-        """A table of another version is refused, by both numbers; so is none."""
+    def test_another_version(self, table_path, capsys, tmp_path, table, got):
+        """A table of another version is rejected with both numbers; a library without a version, too."""
         (tmp_path / "table.c").write_text(table, encoding="utf-8")
         mpicc = self.compiler(
             tmp_path, f'for last; do :; done; cc -shared -fPIC {tmp_path}/table.c -o "$last"'
         )
-        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(kept)) == 2
+        assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(table_path)) == 2
         assert f"must have version 1 of the table; got {got};" in capsys.readouterr().err
 
-    def test_another_library(self):
-        """A library that is no table is refused."""
+    def test_a_library_that_is_not_a_table(self):
+        """It is rejected."""
         with pytest.raises(ConfigError, match="tilewise_mpi"):
             mpi_table.load_table(mpi_library.packaged_table().with_name("libtilewise_pto.so"), None)

@@ -1,4 +1,4 @@
-"""Messages between a group's processes: whole, in order, with their descriptors; and what is no message."""
+"""Messages between processes of a group: complete, in order, with descriptors; and rejected input."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ NO_MESSAGES = {
 
 @pytest.fixture
 def ends():
-    """Two ends, each of which knows the other's name."""
+    """Two ends, each with the other's name."""
     left, right = socket.socketpair()
     pair = Channel(left, "process 1"), Channel(right, "the leader")
     yield pair
@@ -34,23 +34,23 @@ def ends():
 
 @pytest.fixture
 def opened():
-    """Descriptors of files that hold their number."""
-    found = []
+    """Descriptors of files that contain their number."""
+    descriptors = []
     for number in range(600):
-        found.append(os.memfd_create(f"file-{number}"))
-        os.write(found[-1], str(number).encode())
-    yield found
-    for descriptor in found:
+        descriptors.append(os.memfd_create(f"file-{number}"))
+        os.write(descriptors[-1], str(number).encode())
+    yield descriptors
+    for descriptor in descriptors:
         os.close(descriptor)
 
 
 def num_open():
-    """Descriptors of this process."""
+    """Number of descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_messages_arrive_whole_and_in_order(ends):
-    """Small and large ones, written at once."""
+def test_messages_arrive_complete_and_in_order(ends):
+    """Small and large messages, written without waiting."""
     sent = [{"number": n, "text": "é" * n} for n in (0, 1, 100_000, 7, 1_000_000)]
     writer = threading.Thread(target=lambda: [ends[0].send(message) for message in sent])
     writer.start()
@@ -59,7 +59,9 @@ def test_messages_arrive_whole_and_in_order(ends):
 
 
 def test_descriptors_come_with_their_message(ends, opened):
-    """More than the system takes at once; messages without any between them; not inherited by programs."""
+    """More descriptors than one system call takes; messages without descriptors in between;
+    descriptors are not inherited.
+    """
     ends[0].send({"a": 1}, opened[:2])
     ends[0].send({"b": 2})
     ends[0].send({"c": 3}, opened[2:])
@@ -72,8 +74,8 @@ def test_descriptors_come_with_their_message(ends, opened):
         os.close(file)
 
 
-def test_a_peer_that_is_gone(ends):
-    """Is named, by reading and by writing; what it said before is read."""
+def test_a_closed_peer_is_named(ends):
+    """By reading and by writing; messages sent before are still read."""
     ends[0].send({"last": True})
     ends[0].close()
     assert ends[1].receive(60)[0] == {"last": True}
@@ -82,8 +84,8 @@ def test_a_peer_that_is_gone(ends):
             call()
 
 
-def test_a_peer_that_has_ended_while_another_holds_its_end():
-    """Its process says so, where the socket does not."""
+def test_an_ended_peer_whose_socket_is_still_open():
+    """The end of the process is detected although another process has its socket open."""
     left, right = socket.socketpair()
     ended, ending = os.pipe()
     channel = Channel(left, "process 1", ended)
@@ -97,8 +99,8 @@ def test_a_peer_that_has_ended_while_another_holds_its_end():
     os.close(ended)
 
 
-def test_a_peer_that_is_late():
-    """An error in time; what has come of a message stays."""
+def test_a_late_peer():
+    """A timeout is an error; the received part of a message remains."""
     left, right = socket.socketpair()
     channel = Channel(left, "process 1")
     frame = pack({"whole": 1})
@@ -116,8 +118,8 @@ def test_a_peer_that_is_late():
 
 
 @pytest.mark.parametrize("name", NO_MESSAGES)
-def test_what_is_no_message(name):
-    """Is refused as the end of a peer that cannot be relied on."""
+def test_invalid_messages(name):
+    """They are rejected as the end of an unreliable peer."""
     left, right = socket.socketpair()
     channel = Channel(left, "process 1")
     right.sendall(NO_MESSAGES[name])
@@ -127,8 +129,8 @@ def test_what_is_no_message(name):
     right.close()
 
 
-def test_descriptors_of_no_message_are_closed(opened):
-    """Whatever comes, nothing is left open."""
+def test_descriptors_of_invalid_messages_are_closed(opened):
+    """No descriptor stays open."""
     before = num_open()
     left, right = socket.socketpair()
     channel = Channel(left, "process 1")

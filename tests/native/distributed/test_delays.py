@@ -1,4 +1,4 @@
-"""Tasks that are late, on whichever device and in whichever process: the results stay, to the bit."""
+"""Late tasks on any device and in any process do not change a bit of the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESHES = ({"dp": 2, "tp": 2}, {"fsdp": 4})
 
 
 class Delayed:
-    """Models over two processes of two devices each, and what their steps must give."""
+    """Models over two processes with two devices each, and the expected results of their steps."""
 
     def __init__(self) -> None:
         self.batch = batches(config(), 1, 8, 16)[0]
@@ -34,7 +34,7 @@ class Delayed:
             self.wanted.append(self.step(len(self.models) - 1, [], self.batch))
 
     def step(self, number, late, batch):
-        """What a step from the same weights says, and all its gradients."""
+        """Result of a step from the same weights, with all gradients."""
         model = self.models[number]
         model.initialize(0)
         for device, label, index in late:
@@ -43,11 +43,11 @@ class Delayed:
         return result, [model.get_tensor(f"{name}.grad").tobytes() for name in model.parameter_names()]
 
     def holds(self, number, late, batch=None):
-        """Whether a step with late tasks is the one without."""
+        """Whether a step with late tasks equals the one without."""
         return self.step(number, late, batch or self.batch) == self.wanted[number]
 
     def close(self):
-        """End the models."""
+        """Close the models."""
         for model in self.models:
             model.close()
 
@@ -67,7 +67,7 @@ LATE = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 499), st.integers(0,
 @given(number=st.integers(0, len(MESHES) - 1), late=LATE)
 @settings(max_examples=15)
 def test_late_tasks_change_no_bit(delayed, number, late):
-    """Up to eight tasks of a step begin a millisecond later than they could."""
+    """Up to eight tasks of a step start a millisecond late."""
     assert delayed.holds(number, late)
 
 
@@ -75,12 +75,12 @@ def test_late_tasks_change_no_bit(delayed, number, late):
 @given(number=st.integers(0, len(MESHES) - 1), late=LATE)
 @settings(max_examples=10_000)
 def test_late_tasks_change_no_bit_in_ten_thousand_schedules(delayed, number, late):
-    """The same for longer."""
+    """Longer than the everyday test."""
     assert delayed.holds(number, late)
 
 
-def test_another_step_is_noticed(delayed):
-    """The comparison sees one other label."""
+def test_another_step_is_detected(delayed):
+    """The twin: the comparison detects another label."""
     labels = delayed.batch["labels"].copy()
     labels[0, 0] = (labels[0, 0] + 1) % 512
     assert not delayed.holds(0, [(0, 3, 0)], {**delayed.batch, "labels": labels})

@@ -1,4 +1,4 @@
-"""Runs over several processes: failures of one are told as in one process, and the end of one ends them all."""
+"""Runs over several processes: errors are reported as in one process, and the end of one process ends the run."""
 
 import os
 import random
@@ -27,7 +27,7 @@ STEP = batches(MODEL, 1)[0]
 
 @pytest.fixture
 def group():
-    """Two processes, and nothing of them afterwards."""
+    """Two processes; afterwards nothing of them remains."""
     before = left_open()
     with tw.ProcessGroup(2) as opened:
         opened.start()
@@ -37,7 +37,7 @@ def group():
 
 
 def running(axes=None, **options):
-    """An initialised instance over some devices."""
+    """An initialized instance over some devices."""
     graph = training_graph(MODEL, "bf16")
     model = graph.instantiate(graph.plan(axes or {"dp": 2}), **options)
     model.initialize(0)
@@ -45,19 +45,19 @@ def running(axes=None, **options):
 
 
 def state(model):
-    """All bits that a step leaves."""
+    """All bits of the state after a step."""
     return {name: value.tobytes() for name, value in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_a_task_that_fails_in_any_process(group, device):
-    """The error names op, tile, worker and device; the next steps have the same bits as ever."""
+    """The error names op, tile, worker and device; later steps have the usual bits."""
     with running() as model:
         inject(model, "throw", device, "attention_backward", 1)
         with pytest.raises(TaskFailed, match="attention_backward") as failure:
             model.step(STEP, 1e-3)
-        found = failure.value
-        assert (found.op, found.tile, found.device) == ("attention_backward", 1, device) and found.worker >= 0
+        error = failure.value
+        assert (error.op, error.tile, error.device) == ("attention_backward", 1, device) and error.worker >= 0
         model.initialize(0)
         again = model.step(STEP, 1e-3), state(model)
     group.close()
@@ -65,8 +65,8 @@ def test_a_task_that_fails_in_any_process(group, device):
         assert again == (model.step(STEP, 1e-3), state(model))
 
 
-def test_figures_are_of_all_processes(group):
-    """Bytes, transfers, tasks and the timeline are those of one process with the same devices."""
+def test_figures_cover_all_processes(group):
+    """Bytes, transfers, tasks and timeline equal those of one process with the same devices."""
 
     def figures():
         with running() as model:
@@ -78,15 +78,15 @@ def test_figures_are_of_all_processes(group):
             assert starts == sorted(starts) and {row[0] for row in tasks} == {0, 1}
             return tasks, model.transfers(), model.memory_usage(), model.file_traffic()
 
-    found = figures()
+    result = figures()
     group.close()
     expected = figures()
-    assert found[:2] == expected[:2] and found[3] == expected[3]
-    assert [usage["parameters"] for usage in found[2]] == [usage["parameters"] for usage in expected[2]]
+    assert result[:2] == expected[:2] and result[3] == expected[3]
+    assert [usage["parameters"] for usage in result[2]] == [usage["parameters"] for usage in expected[2]]
 
 
 def test_several_models_at_once(group):
-    """Each has memory and threads of its own; one that is closed leaves the others alone."""
+    """Each has its own memory and threads; closing one does not affect the others."""
     with running() as first, running({"tp": 2}) as second, running({}) as alone:
         steps = [model.step(STEP, 1e-3) for model in (first, second, alone, first)]
         assert steps[0] == steps[1] == steps[2] != steps[3]
@@ -94,17 +94,17 @@ def test_several_models_at_once(group):
         assert second.step(STEP, 1e-3) == steps[3]
 
 
-def test_what_is_offloaded_lies_in_files_of_all_processes(group, tmp_path):
-    """A state written and read from outside is the one that steps go on from; traffic is counted everywhere."""
+def test_offloaded_state_of_all_processes(group, tmp_path):
+    """A state written and read through the API is the one that steps use; traffic is counted in all processes."""
     graph = training_graph(MODEL, "bf16")
     plan = graph.plan({"dp": 2}, offload="optimizer")
     with graph.instantiate(plan, offload_directory=tmp_path) as model:
         model.initialize(0)
         model.step(STEP, 1e-3)
-        kept = model.state_dict()
+        state = model.state_dict()
         expected = model.step(STEP, 1e-3)
         traffic = model.file_traffic()
-        model.load_state_dict(kept)
+        model.load_state_dict(state)
         assert model.step(STEP, 1e-3) == expected
     assert traffic["bytes_read"] > 0 and traffic["bytes_written"] > 0
     assert not list(tmp_path.iterdir())
@@ -113,8 +113,8 @@ def test_what_is_offloaded_lies_in_files_of_all_processes(group, tmp_path):
         assert in_memory.step(STEP, 1e-3) == expected
 
 
-def test_a_closed_group_runs_nothing(group):
-    """Its models say so; what they hold can be read, and they can be closed."""
+def test_a_closed_group_does_not_run(group):
+    """Its models raise an error; their tensors can still be read, and they can be closed."""
     with running() as model:
         before = state(model)
         group.close()
@@ -124,7 +124,7 @@ def test_a_closed_group_runs_nothing(group):
 
 
 def killed_during_steps(group, number):
-    """Ends a worker by a signal in the middle of steps; the error, and how long it took."""
+    """Kill a worker during steps; returns the error and its delay."""
     with running() as model:
         model.step(STEP, 1e-3)
         sent = []
@@ -145,8 +145,8 @@ def killed_during_steps(group, number):
     return failure.value, took
 
 
-def test_a_worker_that_is_killed_during_a_run(group):
-    """Within seconds, one error that names the process, how it ended and what it was doing."""
+def test_a_worker_killed_during_a_run(group):
+    """One error within seconds that names the process, how it ended, and its current call."""
     worker = group.pids[1]
     error, took = killed_during_steps(group, signal.SIGKILL)
     assert isinstance(error, PeerLost) and took < 5
@@ -155,7 +155,7 @@ def test_a_worker_that_is_killed_during_a_run(group):
 
 
 def steps_until_the_end(model, ends):
-    """Of a thread: steps and questions, until an error."""
+    """The function of a thread: steps and reads until an error."""
     try:
         while True:
             model.step(STEP, 1e-3)
@@ -165,7 +165,9 @@ def steps_until_the_end(model, ends):
 
 
 def killed_at(moment, number):
-    """Two models in two threads over three processes, of which one is killed: what the threads were told, and when."""
+    """Two models in two threads over three processes, one of which is killed; returns the threads'
+    errors and times.
+    """
     graph, ends, killed = training_graph(MODEL, "bf16"), [], []
     plan = graph.plan({"dp": 4}, workers_per_device=1)
     with tw.ProcessGroup(3) as group:
@@ -195,8 +197,8 @@ def killed_at(moment, number):
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_at_any_moment():
-    """While models are opened, initialised, run, asked: every caller hears of it soon, and nothing is left."""
+def test_a_worker_killed_at_any_moment():
+    """While models are opened, initialized, run or read: every caller gets an error soon, and nothing remains."""
     before = left_open()
     moments = random.Random(0)
     for round_ in range(12):
@@ -226,16 +228,16 @@ with tw.ProcessGroup(3) as group:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_during_a_run(group):
-    """It shows no life for five seconds: one error that names it, and its end."""
+def test_a_worker_stopped_during_a_run(group):
+    """After five seconds without a sign of life: one error that names it, and its end."""
     worker = group.pids[1]
     error, took = killed_during_steps(group, signal.SIGSTOP)
     assert f"process 1 (pid {worker}), which has not responded" in str(error) and took < 15
 
 
 @pytest.mark.slow
-def test_a_leader_that_is_stopped_for_a_while(group):
-    """Ctrl-Z and `fg`: the run goes on, however long that was."""
+def test_a_paused_leader(group):
+    """Ctrl-Z and `fg`: the run continues, however long the pause."""
     with running() as model:
         for seconds in (0.01, 6.0):
             stop = f"sleep 0.1; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
@@ -245,8 +247,8 @@ def test_a_leader_that_is_stopped_for_a_while(group):
             model.step(STEP, 1e-3)
 
 
-def test_a_model_that_is_let_go(group):
-    """Without being closed: the next one that is opened closes it in all processes."""
+def test_a_model_without_references(group):
+    """A model that was dropped without `close` is closed in all processes when the next one opens."""
     first = running()
     threads = count_threads(group.pids[1])
     del first
@@ -255,12 +257,12 @@ def test_a_model_that_is_let_go(group):
 
 
 def count_threads(pid):
-    """Of a process."""
+    """Threads of a process."""
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
-def test_memory_that_does_not_suffice(group):
-    """Is refused with both numbers, and the group goes on."""
+def test_insufficient_memory(group):
+    """It is rejected with both sizes, and the group continues."""
     graph = training_graph(MODEL, "bf16")
     plan = graph.plan({"dp": 2})
     for limit in (1, 2 * plan.device_bytes - 1):
@@ -271,8 +273,8 @@ def test_memory_that_does_not_suffice(group):
         model.step(STEP, 1e-3)
 
 
-def test_descriptors_that_do_not_suffice(group):
-    """However many there are: one kind of error that names the limit, nothing left open, and the group goes on."""
+def test_insufficient_descriptors(group):
+    """For any limit: one kind of error that names it, nothing stays open, and the group continues."""
     graph = training_graph(MODEL, "bf16")
     plan = graph.plan({"dp": 2})
     before, limits = left_open(), resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -294,7 +296,7 @@ def test_descriptors_that_do_not_suffice(group):
 
 
 def test_a_worker_that_cannot_open_a_plan(group, monkeypatch):
-    """What it raises is raised here, and the group goes on."""
+    """The worker's error is raised in the leader, and the group continues."""
     monkeypatch.setattr("tilewise.session.assemble.encode_plan", lambda program: b"tilewise plan 2 nothing")
     with pytest.raises(PlanError, match="a program must be what the leader sent"):
         running()
@@ -305,7 +307,7 @@ def test_a_worker_that_cannot_open_a_plan(group, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_leader_that_ends_during_a_run(number):
-    """Its workers end within a second or two, and nothing is left of them."""
+    """Its workers end within two seconds, and nothing of them remains."""
     shared = shared_names()
     folder = Path(__file__).parents[2]
     script = TRAINING.format(paths=[str(folder), str(folder / "ranks")])
@@ -325,7 +327,7 @@ def test_a_leader_that_ends_during_a_run(number):
 
 @pytest.mark.usefixtures("no_collection")
 def test_ctrl_c(group):
-    """KeyboardInterrupt within a moment in the middle of steps, and the model still runs afterwards."""
+    """KeyboardInterrupt is raised quickly during steps, and the model still runs afterwards."""
     with running() as model:
         expected = model.step(STEP, 1e-3)
         timer = threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT))

@@ -1,4 +1,4 @@
-"""docs/distributed.md cannot rot: its Python prints what stands below it, its commands run and print the same."""
+"""The examples of docs/distributed.md run and print what the page shows."""
 
 import os
 import re
@@ -16,7 +16,7 @@ COMMANDS = re.compile(r"^```bash\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MU
 
 
 def test_every_block_prints_what_the_page_shows():
-    """Equal results over two processes, devices of three, and the loss of one."""
+    """Equal results over two processes, three devices, and the loss of one."""
     text = PAGE.read_text(encoding="utf-8")
     assert differences(PAGE.name, text) == []
     assert len(BLOCK.findall(text)) == text.count("```python") == 3
@@ -27,15 +27,15 @@ def test_every_block_prints_what_the_page_shows():
     ("what", "instead", "block"),
     [("2 processes, equal", "2 processes, DIFFERENT", 1), ("[0, 0, 0, 1", "[0, 0, 1, 1", 2)],
 )
-def test_a_page_that_says_something_else_is_noticed(what, instead, block):
-    """The twin: another word or number below a block is found, and at that block."""
+def test_a_wrong_page_is_detected(what, instead, block):
+    """The twin: a changed word or number in an output is detected, with its block."""
     text = PAGE.read_text(encoding="utf-8")
     assert text.count(what) == 1
     assert differences(PAGE.name, text.replace(what, instead)) == [block]
 
 
 def prepare(folder):
-    """What the page's commands find in their folder; those that run here, and those that run on hosts."""
+    """Prepares the folder of the page's commands; returns those that run here and those that run on hosts."""
     text = PAGE.read_text(encoding="utf-8")
     (configuration,) = re.findall(r"^```toml\n# train.toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (folder / "train.toml").write_text(configuration)
@@ -50,7 +50,7 @@ def prepare(folder):
 
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(tmp_path):
-    """`verify` says that all is equal; a model is trained, and writes, over two processes."""
+    """`verify` reports equality; a model is trained and generates over two processes."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     blocks, _ = prepare(tmp_path)
     assert len(blocks) == 3
@@ -65,7 +65,7 @@ def test_every_command_of_the_page_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_recipe_for_two_hosts_on_one_machine_runs(tmp_path):
-    """As the page has it, with names and addresses that no other run uses."""
+    """With names and addresses that no other run uses."""
     reason = missing()
     if reason:
         pytest.skip(reason)
@@ -86,7 +86,7 @@ def test_the_recipe_for_two_hosts_on_one_machine_runs(tmp_path):
 
 @pytest.mark.slow
 def test_every_command_for_hosts_runs(tmp_path, two_hosts):
-    """The same words, with the hosts of this machine for the page's, reached by what stands in for ssh."""
+    """The same commands with the hosts of this machine, reached by a stand-in for ssh."""
     folder = Path(sys.executable).parent
     path = f"{folder}:{os.environ['PATH']}"
     _, blocks = prepare(tmp_path)

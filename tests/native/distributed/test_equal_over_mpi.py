@@ -1,5 +1,7 @@
-"""What holds for devices of one process holds over processes that mpiexec has started, to the bit: on one host, where
-they share memory, and on two, where MPI carries tiles. The comparisons are those of `support/run_comparisons.py`."""
+"""Results of processes that mpiexec has started equal those of devices in one process, to the bit:
+on one host with shared memory, and on two hosts with tiles over MPI. The comparisons are in
+`support/run_comparisons.py`.
+"""
 
 import json
 import subprocess
@@ -29,17 +31,17 @@ OF_THREE = [
 
 
 def command(names):
-    """The script's words."""
+    """The command of the script."""
     return [sys.executable, SCRIPT, *names]
 
 
 def named(*devices):
-    """The comparisons of so many devices."""
+    """The comparisons for this number of devices."""
     return [name for name in COMPARISONS if int(name.rsplit(" ", 1)[1]) in devices]
 
 
 def require_all(done, names, hosts):
-    """Every comparison held, on these hosts, and nothing else was said."""
+    """Every comparison succeeded on these hosts, and nothing else was printed."""
     assert done.returncode == 0, done.stderr
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["name"] for row in said] == names and not done.stderr
@@ -57,12 +59,12 @@ def on_one_host(names, num_processes):
 
 
 def test_two_processes_of_one_host():
-    """Training, and a fault."""
+    """Training, and a planted fault."""
     on_one_host(EVERY_DAY["one host"], 2)
 
 
 def test_a_process_on_each_of_two_hosts(two_hosts):
-    """Training with state that is cut, the bytes between hosts, and a fault."""
+    """Training with sharded state, the bytes between hosts, and a planted fault."""
     names = EVERY_DAY["two hosts"]
     require_all(two_hosts.run(command(names)), names, [0, 1])
 
@@ -70,22 +72,22 @@ def test_a_process_on_each_of_two_hosts(two_hosts):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes,names", [(2, named(2)), (3, OF_THREE), (4, named(4))])
 def test_all_on_one_host(num_processes, names):
-    """All strategies, offloaded state, logits, texts, resuming, counts, faults."""
+    """All strategies, offloaded state, logits, texts, resuming, counts, planted faults."""
     on_one_host(names, num_processes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ppn", [1, 2])
 def test_all_on_two_hosts(two_hosts, ppn):
-    """The same; two processes of a host share its memory, and what they need of the other's travels."""
+    """The same; two processes of a host share memory, and data of the other host is sent."""
     names = named(2 * ppn)
     done = two_hosts.run(command(names), ppn=ppn, timeout_s=120)
     require_all(done, names, [number // ppn for number in range(2 * ppn)])
 
 
 @pytest.mark.slow
-def test_generate_prints_the_same_on_two_hosts(two_hosts, tmp_path):
-    """Texts that are drawn, as in one process; another seed prints others."""
+def test_generate_is_equal_on_two_hosts(two_hosts, tmp_path):
+    """Sampled texts equal those of one process; another seed gives others."""
     reported = ("def f(x):", "--n", "2", "--max-tokens", "24", "--temperature", "0.9", "--dtype", "f32")
     words = tilewise("generate", save_model(tmp_path / "model"), *reported)
     alone = subprocess.run(words, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)

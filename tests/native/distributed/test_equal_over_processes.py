@@ -1,5 +1,6 @@
-"""What holds for devices of one process holds for devices of several, to the bit: the same comparisons, run by the
-tests that own them, while a group of processes is open. Faults that are planted there are found here."""
+"""Results of devices in several processes equal those in one process, to the bit. The comparisons
+of other tests run while a group of processes is open; their planted faults are detected here, too.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ MANY = pytest.mark.parametrize(  # cases that take minutes
 
 @pytest.fixture(scope="module", params=COUNTS, ids="{} processes".format)
 def processes(request):
-    """How many there are while the test runs."""
+    """The number of processes during the test."""
     with ProcessGroup(request.param) as group:
         group.start()
         yield request.param
@@ -40,7 +41,7 @@ def processes(request):
 
 @pytest.mark.parametrize("dtype", [pytest.param("f32", marks=pytest.mark.slow), "bf16"])
 def test_training_equals_one_device(processes, dtype):
-    """Steps on a mesh that is spread evenly or not: two devices, and four by two strategies."""
+    """Meshes that are spread evenly or unevenly: two devices, and four with two strategies."""
     axes, accumulation = {2: ({"dp": 2}, 4), 3: ({"tp": 4}, 1), 4: ({"dp": 2, "tp": 2}, 1)}[processes]
     strategies.test_training_equals_one_device(dtype, axes, accumulation)
 
@@ -53,13 +54,13 @@ FAULTS = {
 
 
 def test_a_planted_fault_is_found(processes):
-    """Dropped and swapped partials of other processes' devices make the comparison fail."""
+    """Dropped and swapped partial values of other processes' devices make the comparison fail."""
     axes, label, fault = FAULTS[processes]
-    strategies.test_planted_faults_are_found("f32", axes, 1, label, fault)
+    strategies.test_planted_faults_are_detected("f32", axes, 1, label, fault)
 
 
-def test_fewer_devices_than_processes_are_refused(processes):
-    """Before anything runs; one device alone stays in the leader."""
+def test_more_processes_than_devices_are_rejected(processes):
+    """Before anything runs; a single device stays in the leader."""
     if processes > 2:
         with pytest.raises(PlanError, match=f"got 2 devices for {processes} processes"):
             strategies.test_training_equals_one_device("f32", {"dp": 2}, 1)
@@ -67,7 +68,7 @@ def test_fewer_devices_than_processes_are_refused(processes):
 
 
 def test_counted_transfers_are_those_of_the_plan(processes):
-    """Counts of all processes, put together: every label's elements on every device, and bytes per device."""
+    """Counts of all processes together: the elements of every label on every device, and bytes per device."""
     axes = {2: {"dp": 2}, 3: {"tp": 4}, 4: {"dp": 2, "tp": 2}}[processes]
     test_counts.test_counted_transfers_equal_the_plan(axes)
     test_counts.test_planned_bytes_are_allocated_bytes(axes, "bf16")
@@ -81,44 +82,45 @@ def test_counted_transfers_are_those_of_the_plan(processes):
 )
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_every_strategy_equals_one_device(processes, dtype, axes, accumulation):
-    """Over all of the processes, several devices in some."""
+    """With several devices in some processes."""
     strategies.test_training_equals_one_device(dtype, axes, accumulation)
 
 
 @MANY
 @pytest.mark.parametrize("case", test_pairs.pairwise(), ids=test_pairs.named)
 def test_pairs_are_equal(processes, case):
-    """Chunks, devices, microbatches, workers, types, lengths: every pair of values."""
+    """Every pair of values of k splits, devices, microbatches, workers, dtypes and lengths."""
     (_, tp), dp, *_ = case
     if 1 < tp * dp < processes:
         pytest.skip("fewer devices than processes")
-    test_pairs.test_all_pairs_are_equal(case)
+    test_pairs.test_all_pairs_equal_one_device(case)
 
 
 @MANY
 @pytest.mark.parametrize("case", test_sharded_state.pairwise(), ids=test_sharded_state.named)
 def test_sharded_state_is_equal(processes, case, monkeypatch):
-    """Weights and states as stored on devices of several processes, in memory or files, gathered
-    and reduced between."""
+    """Weights and states stored on devices of several processes, in memory or files, gathered and
+    reduced between them.
+    """
     monkeypatch.setattr("tilewise.strategy.offload._LEAST_BYTES", 256)  # as in the tests that own the cases
     if 1 < test_sharded_state.mesh_of(case).num_devices < processes:
         pytest.skip("fewer devices than processes")
-    test_sharded_state.test_all_pairs_are_equal(case)
+    test_sharded_state.test_all_pairs_equal_one_device(case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axes,label,fault", strategies.REPLICA_FAULTS)
-def test_replicas_that_differ_are_found(processes, axes, label, fault):
-    """A fault on a device of the last process alone."""
+def test_different_replicas_are_detected(processes, axes, label, fault):
+    """A fault on a device of the last process only."""
     if axes == {"dp": 2} and processes > 2:
         pytest.skip("fewer devices than processes")
-    strategies.test_replicas_that_differ_are_found(axes, label, fault)
+    strategies.test_different_replicas_are_detected(axes, label, fault)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"dp": 5}, {"dp": 6}], ids=str)
 def test_widths_of_the_batch(processes, mesh):
-    """Processes with unequal numbers of devices."""
+    """Processes with different numbers of devices."""
     batch = 10 if mesh == {"dp": 5} else 12
     test_widths.test_widths_of_the_batch(mesh, batch, batch, 1)
 
@@ -126,7 +128,7 @@ def test_widths_of_the_batch(processes, mesh):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", test_families.WRITERS)
 def test_logits_do_not_depend_on_processes(processes, family):
-    """Decoding of every family over as many devices as can be, read whole, in chunks, and token by token."""
+    """Decoding of every family over as many devices as possible, read at once, in chunks, and token by token."""
     tp = 2 if processes == 2 else 4
     whole = test_families.logits(family, "bf16", 1, [20])
     for parts in ([20], [17, 1, 1, 1]):

@@ -1,7 +1,7 @@
-"""A disk of one host that is full while two hosts train: the leader's, which takes checkpoints, and any host's, which
-takes what is offloaded. The run says which one and ends; once there is room it goes on, and ends with the same bits.
+"""A full disk on one host while two hosts train: the leader's, for checkpoints, or any host's, for
+offloaded state. The run names the host and ends; with free space it resumes, with the same bits.
 
-The disks are real: small file systems that one host alone has mounted.
+The disks are small file systems that only one host has mounted.
 """
 
 import json
@@ -39,19 +39,19 @@ def two_disks(two_hosts, tmp_path):
 
 
 def configured(folder, directory, offload="", seed=0):
-    """A configuration of 20 steps, of which every checkpoint is kept; what it offloads goes to a folder."""
-    given = make_run(folder, directory)
-    text = (folder / given).read_text() + "keep_checkpoints = 100\n"
+    """A configuration of 20 steps that keeps every checkpoint and offloads to a folder."""
+    config = make_run(folder, directory)
+    text = (folder / config).read_text() + "keep_checkpoints = 100\n"
     reported = f"steps = 20\nseed = {seed}\n"
     if offload:
         reported += 'offload = ["optimizer"]\n'
         text += f"offload_directory = {json.dumps(offload)}\n"
-    (folder / given).write_text(text.replace("steps = 60\n", reported))
-    return given
+    (folder / config).write_text(text.replace("steps = 60\n", reported))
+    return config
 
 
 def trained_alone(hosts, folder, directory="alone", seed=0):
-    """The folder of a run that is not disturbed, in one process."""
+    """The folder of an undisturbed run in one process."""
     words = command("train", configured(folder, directory, seed=seed))
     process = hosts.start(words, cwd=folder)
     _, err = process.communicate(timeout=60)
@@ -60,23 +60,23 @@ def trained_alone(hosts, folder, directory="alone", seed=0):
 
 
 def contents(folder):
-    """What stands in a folder: the bytes of every file by its path, hidden ones too."""
+    """The bytes of every file of a folder by path, hidden files included."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def used_bytes(disk):
-    """Bytes of a file system that files occupy."""
+    """Used bytes of a file system."""
     state = os.statvfs(disk)
     return (state.f_blocks - state.f_bfree) * state.f_frsize
 
 
 class Started:
-    """A run over both hosts, which goes on where it can.
+    """A run over both hosts, resumed if possible.
 
     Args:
-        hosts: of it.
+        hosts: of the run.
         folder: that it runs in.
-        by: `launch`, or `mpiexec`, where the exit code of every process is known.
+        by: `launch`, or `mpiexec`, which reports the exit code of every process.
     """
 
     def __init__(self, hosts, folder, by):
@@ -95,7 +95,7 @@ class Started:
         self.process = hosts.start(words, cwd=folder)
 
     def end(self):
-        """All that it says, once all of it has ended in time; and the exit codes, those of the processes last."""
+        """Its output and the exit codes, those of its processes last; it must end in time."""
         until = time.monotonic() + END_S
         said = self.process.communicate(timeout=END_S)[1]
         for host in self._hosts.names:
@@ -105,7 +105,7 @@ class Started:
         return said, [self.process.returncode, *(int(path.read_text()) for path in self._codes)]
 
     def require_refusal(self, *words):
-        """It failed and said so in one line, with these words; no process was lost, and none was started again."""
+        """The run failed with these words in one line; no process was lost or restarted."""
         said, codes = self.end()
         lines = [line for line in said.splitlines() if "tilewise:" in line]
         assert len(lines) == 1 and all(word in lines[0] for word in words), said
@@ -113,14 +113,14 @@ class Started:
         assert "Traceback" not in said
 
     def require_success(self, *words):
-        """It ended well, and said these words."""
+        """The run succeeded and printed these words."""
         said, codes = self.end()
         assert not any(codes) and all(word in said for word in words), (codes, said)
 
 
 @pytest.mark.parametrize("by", ["launch", "mpiexec"])
-def test_no_room_for_a_checkpoint(two_hosts, two_disks, tmp_path, by):
-    """The one before stays as it was, and nothing of the next; the run goes on from it once there is room."""
+def test_no_space_for_a_checkpoint(two_hosts, two_disks, tmp_path, by):
+    """The previous checkpoint is unchanged, and nothing of the next remains; with free space the run resumes."""
     alone = trained_alone(two_hosts, tmp_path)
     configured(tmp_path, "run")
     disk, resize = two_disks(0, CHECKPOINTS, "1500k")  # for one of them and a half
@@ -132,15 +132,15 @@ def test_no_room_for_a_checkpoint(two_hosts, two_disks, tmp_path, by):
     first = {name: data for name, data in contents(alone / "checkpoints").items() if name.startswith(FIRST)}
     assert contents(disk) == first and os.listdir(disk) == [FIRST]
     resize("16m")
-    Started(two_hosts, tmp_path, by).require_success(f"going on after step 5 from {CHECKPOINTS / FIRST}")
+    Started(two_hosts, tmp_path, by).require_success(f"resuming after step 5 from {CHECKPOINTS / FIRST}")
     assert contents(disk) == contents(alone / "checkpoints")
     assert weights(tmp_path, "run") == weights(tmp_path, "alone")
 
 
 @pytest.mark.parametrize("by", ["launch", "mpiexec"])
 @pytest.mark.parametrize("host", [1, 0], ids=["another host", "the leader's"])
-def test_no_room_for_what_is_offloaded(two_hosts, two_disks, tmp_path, host, by):
-    """That is found before a step runs; the checkpoint that the run shall go on from stays as it was."""
+def test_no_space_for_offloaded_state(two_hosts, two_disks, tmp_path, host, by):
+    """The error comes before a step runs; the checkpoint to resume from is unchanged."""
     alone = trained_alone(two_hosts, tmp_path)
     configured(tmp_path, "run", "offloaded")
     (tmp_path / CHECKPOINTS).mkdir(parents=True)
@@ -158,12 +158,12 @@ def test_no_room_for_what_is_offloaded(two_hosts, two_disks, tmp_path, host, by)
     )
     assert contents(tmp_path / "run") == before and os.listdir(disk) == []
     resize("16m")
-    Started(two_hosts, tmp_path, by).require_success(f"going on after step 5 from {CHECKPOINTS / FIRST}")
+    Started(two_hosts, tmp_path, by).require_success(f"resuming after step 5 from {CHECKPOINTS / FIRST}")
     assert os.listdir(disk) == [] and weights(tmp_path, "run") == weights(tmp_path, "alone")
 
 
-def test_no_folder_for_what_is_offloaded(two_hosts, two_disks, tmp_path):
-    """The run makes it on the leader's host alone: another host that lacks it is named."""
+def test_no_folder_for_offloaded_state(two_hosts, two_disks, tmp_path):
+    """The run creates it only on the leader's host; another host without it is named."""
     configured(tmp_path, "run", "offloaded/here")
     two_disks(1, "offloaded", "16m")
     run = Started(two_hosts, tmp_path, "mpiexec")
@@ -174,7 +174,7 @@ def test_no_folder_for_what_is_offloaded(two_hosts, two_disks, tmp_path):
 
 @pytest.mark.parametrize("name", ["offloaded", "off\tloaded"], ids=["a usual name", "an odd one"])
 def test_a_disk_that_fills_up_later(two_hosts, two_disks, tmp_path, name):
-    """What is offloaded has its room from the start: the run does not notice."""
+    """Space for offloaded state is reserved at the start, so the run is not affected."""
     trained_alone(two_hosts, tmp_path)
     configured(tmp_path, "run", name)
     disk, _ = two_disks(1, name, "1m")
@@ -190,8 +190,8 @@ def test_a_disk_that_fills_up_later(two_hosts, two_disks, tmp_path, name):
     assert weights(tmp_path, "run") == weights(tmp_path, "alone")
 
 
-def test_another_run_is_noticed(two_hosts, tmp_path):
-    """The twin: weights and checkpoints of another seed are others."""
+def test_another_run_is_detected(two_hosts, tmp_path):
+    """The twin: weights and checkpoints of another seed differ."""
     one, other = (trained_alone(two_hosts, tmp_path, f"seed{seed}", seed) for seed in (0, 1))
     assert weights(tmp_path, "seed0") != weights(tmp_path, "seed1")
     checkpoints = [contents(folder / "checkpoints") for folder in (one, other)]

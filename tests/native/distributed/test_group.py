@@ -1,4 +1,4 @@
-"""Processes of a group: they start alike, end with their leader, and leave nothing behind."""
+"""Processes of a group: equal start, end with their leader, and no leftovers."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ print(*group.pids[1:], flush=True)
 
 
 def is_there(pid):
-    """Whether a process runs; one that has ended and waits to be looked at does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -41,18 +41,18 @@ def are_gone(pids, within_s=5.0):
 
 
 def left_open():
-    """What a group could leave: descriptors of this process, names of shared memory."""
+    """Possible leftovers of a group: descriptors of this process, names of shared memory."""
     return sorted(os.listdir("/proc/self/fd")), shared_names()
 
 
 def shared_names():
-    """Names of shared memory. Groups have none. Other tests may make those of MPI and of worker pools meanwhile."""
+    """Names of shared memory. Groups have none, but other tests may create those of MPI and worker pools."""
     others = ("mpich_shm_", "sem.mp-")
     return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(others))
 
 
-def test_a_group_from_start_to_end():
-    """Workers are there while it is open; then nothing of it is: no process, no descriptor, no file."""
+def test_the_lifecycle_of_a_group():
+    """Workers run while it is open; afterwards no process, descriptor or file remains."""
     before = left_open()
     with ProcessGroup(3) as group:
         assert active_group() is group and group.pids == [os.getpid()]
@@ -74,7 +74,7 @@ def test_one_process_is_a_group():
 
 
 def test_one_group_at_a_time():
-    """A second one is refused, also with a number that is invalid, and the first goes on."""
+    """A second group is rejected, even with an invalid size, and the first continues."""
     with ProcessGroup(2) as group:
         with pytest.raises(ConfigError, match="one group at a time"):
             ProcessGroup(2)
@@ -86,7 +86,7 @@ def test_one_group_at_a_time():
 
 
 def test_devices_are_spread_evenly():
-    """Blocks of neighbours; every process has one device at least, or the plan is refused."""
+    """Contiguous blocks; every process has at least one device, otherwise the plan is rejected."""
     with ProcessGroup(3) as group:
         assert group.processes_of(3) == [0, 1, 2]
         assert group.processes_of(4) == [0, 0, 1, 2]
@@ -102,8 +102,8 @@ def test_devices_are_spread_evenly():
     "fact",
     ["instruction set", *(pytest.param(f, marks=pytest.mark.slow) for f in ("version", "native module"))],
 )
-def test_a_worker_that_would_compute_something_else(monkeypatch, fact):
-    """Is refused at the start, with both values; it and the other one end."""
+def test_a_worker_with_different_facts(monkeypatch, fact):
+    """It is rejected at the start with both values; all workers end."""
     before = left_open()
     own = {**group_module.own_facts(), fact: "another"}
     monkeypatch.setattr(group_module, "own_facts", lambda: own)
@@ -117,8 +117,8 @@ def test_a_worker_that_would_compute_something_else(monkeypatch, fact):
     assert left_open() == before
 
 
-def test_a_worker_that_cannot_say_what_it_would_compute(monkeypatch, capfd):
-    """Its own words reach the user, once, with its number."""
+def test_a_worker_that_cannot_collect_its_facts(monkeypatch, capfd):
+    """Its own error reaches the user once, with its number."""
     own = group_module.own_facts()
     monkeypatch.setattr(group_module, "own_facts", lambda: own)
     monkeypatch.setenv("TILEWISE_ISA", "none")
@@ -130,8 +130,8 @@ def test_a_worker_that_cannot_say_what_it_would_compute(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_what_a_process_says_of_itself_is_checked():
-    """A number that is invalid, and that of a process that has ended meanwhile."""
+def test_the_facts_of_a_process_are_checked():
+    """An invalid process number, and that of a process that has ended."""
     with subprocess.Popen(["true"]) as ended:
         pass
     for pid in (None, True, "1", -1, 0, 1 << 40, ended.pid):
@@ -139,8 +139,8 @@ def test_what_a_process_says_of_itself_is_checked():
             JoinedPeer(1, None).met(pid, True)
 
 
-def test_a_worker_that_is_killed():
-    """The next question finds it, says how it ended, and ends the others; later ones repeat that."""
+def test_a_killed_worker():
+    """The next call detects it, says how it ended, and ends the others; later calls repeat the error."""
     with ProcessGroup(3) as group:
         group.start()
         workers = group.pids[1:]
@@ -151,8 +151,8 @@ def test_a_worker_that_is_killed():
         assert are_gone(workers, 0)
 
 
-def test_a_worker_that_is_stopped(monkeypatch):
-    """It gives no sign of life: an error in time, and its end."""
+def test_a_stopped_worker(monkeypatch):
+    """Without a sign of life: an error in time, and its end."""
     monkeypatch.setattr(group_module, "_ANSWER_S", 0.2)
     with ProcessGroup(2) as group:
         group.start()
@@ -182,7 +182,7 @@ ENDS = {
     ],
 )
 def test_workers_end_with_their_leader(end):
-    """However it ends, also while a forked child of it holds its sockets."""
+    """However the leader ends, even while a forked child has its sockets open."""
     shared = shared_names()
     leader = subprocess.Popen([sys.executable, "-c", LEADER + ENDS[end]], stdout=subprocess.PIPE, text=True)
     workers = [int(pid) for pid in leader.stdout.readline().split()]
@@ -194,7 +194,7 @@ def test_workers_end_with_their_leader(end):
 
 
 def test_workers_outlive_signals_for_their_leader():
-    """Ctrl-C and a request to end are the leader's to answer."""
+    """Ctrl-C and SIGTERM are for the leader."""
     with ProcessGroup(2) as group:
         group.start()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -204,7 +204,7 @@ def test_workers_outlive_signals_for_their_leader():
 
 
 def test_a_forked_copy_has_no_group():
-    """It runs nothing in the workers, and leaves them alone."""
+    """It runs nothing in the workers and does not affect them."""
     with ProcessGroup(2) as group:
         group.start()
         child = os.fork()

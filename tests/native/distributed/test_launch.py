@@ -44,12 +44,12 @@ checkpoint_every = 5
 
 
 def command(*arguments):
-    """One of the program's."""
+    """The words of a command of this program."""
     return [sys.executable, "-m", "tilewise", *arguments]
 
 
 def children(pid):
-    """Processes that one has started."""
+    """The child processes of a process."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -68,18 +68,18 @@ def make_run(folder, directory):
 
 
 def wait_for_checkpoint(run, directory):
-    """Until a run has written its first."""
+    """Wait until a run has written its first checkpoint."""
     while not list(directory.rglob("step-*")):
         assert run.poll() is None, run.stderr.read()
         time.sleep(0.01)
 
 
 @pytest.mark.slow
-def test_a_training_run_that_loses_a_process_goes_on(tmp_path):
-    """One line and exit code 75; resumed over two processes it ends with the weights of a run in one."""
-    given = make_run(tmp_path, "broken")
+def test_a_run_that_loses_a_process_can_be_resumed(tmp_path):
+    """One line and exit code 75; resumed over two processes, it ends with the weights of a run in one."""
+    config = make_run(tmp_path, "broken")
     run = subprocess.Popen(
-        command("launch", "-n", "2", "train", given), stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        command("launch", "-n", "2", "train", config), stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
     wait_for_checkpoint(run, tmp_path / "broken")
     (worker,) = children(run.pid)
@@ -87,7 +87,7 @@ def test_a_training_run_that_loses_a_process_goes_on(tmp_path):
     said = run.communicate(timeout=60)[1].splitlines()[-1]
     assert run.returncode == 75 and f"process 1 (pid {worker})" in said and "signal 9" in said
     assert are_gone([worker], 0)
-    resumed = command("launch", "-n", "2", "train", given, "--resume")
+    resumed = command("launch", "-n", "2", "train", config, "--resume")
     subprocess.run(resumed, cwd=tmp_path, check=True, capture_output=True)
     alone = command("train", make_run(tmp_path, "alone"))
     subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
@@ -96,11 +96,11 @@ def test_a_training_run_that_loses_a_process_goes_on(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["a worker", "the leader"])
-def test_a_launch_that_restarts_ends_with_the_same_weights(tmp_path, killed):
-    """Once a process of it was killed, whichever; the second loss is not made up for."""
-    given = make_run(tmp_path, "broken")
+def test_restart_ends_with_the_same_weights(tmp_path, killed):
+    """After any process was killed once; a second loss is not restarted."""
+    config = make_run(tmp_path, "broken")
     run = subprocess.Popen(
-        command("launch", "-n", "2", "--restart", "1", "train", given),
+        command("launch", "-n", "2", "--restart", "1", "train", config),
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
@@ -111,7 +111,7 @@ def test_a_launch_that_restarts_ends_with_the_same_weights(tmp_path, killed):
     os.kill(worker if killed == "a worker" else leader, signal.SIGKILL)
     said = run.communicate(timeout=120)[1]
     how = "the loss of a process" if killed == "a worker" else "signal 9"
-    assert run.returncode == 0 and f"ended by {how}; starting again (1 of 1)" in said
+    assert run.returncode == 0 and f"ended by {how}; restarting (1 of 1)" in said
     assert are_gone([leader, worker], 0)
     alone = command("train", make_run(tmp_path, "alone"))
     subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
@@ -121,8 +121,8 @@ def test_a_launch_that_restarts_ends_with_the_same_weights(tmp_path, killed):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("is_terminal", [False, True], ids=["alone", "with its group"])
-def test_a_launch_that_is_told_to_end_is_not_started_again(tmp_path, number, is_terminal):
-    """Nothing of it is left; the command is told once, whether the launch alone is or, by a terminal, its group."""
+def test_a_signal_to_the_launch_is_not_restarted(tmp_path, number, is_terminal):
+    """Nothing remains; the command gets the signal once, whether the launch alone or its process group got it."""
     run = subprocess.Popen(
         command("launch", "-n", "2", "--restart", "5", "train", make_run(tmp_path, "run")),
         stderr=subprocess.PIPE,
@@ -142,12 +142,12 @@ def test_a_launch_that_is_told_to_end_is_not_started_again(tmp_path, number, is_
     said = run.stderr.read()
     assert "starting again" not in said and "Traceback" not in said
     if number == signal.SIGINT:
-        assert "go on with --resume" in said and said.count("interrupted") == 1
+        assert "resume with --resume" in said and said.count("interrupted") == 1
 
 
 @pytest.mark.slow
-def test_a_launch_that_restarts_can_be_paused(tmp_path):
-    """Ctrl-Z stops the command as well, and what continues the launch continues it."""
+def test_a_restarting_launch_can_be_paused(tmp_path):
+    """Ctrl-Z also stops the command, and continuing the launch continues it."""
 
     def state(pid, wanted):
         until = time.monotonic() + 10
@@ -174,19 +174,19 @@ def test_a_launch_that_restarts_can_be_paused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given", [["run.toml"], ["--", "run.toml"], ["run.toml", "--auto-resume"]], ids=" ".join
+    "args", [["run.toml"], ["--", "run.toml"], ["run.toml", "--auto-resume"]], ids=" ".join
 )
-def test_training_that_is_started_again_goes_on(monkeypatch, given):
-    """The option that says so is one wherever the command's arguments end."""
+def test_auto_resume_is_inserted_before_the_arguments(monkeypatch, args):
+    """The option is valid with any arguments of the command."""
     started, ends = [], iter([(LOST, False), (LOST, False), (0, False)])
     monkeypatch.setattr(restart, "_run_once", lambda words: started.append(words) or next(ends))
-    assert restart.run_again(["-n", "2"], ["train", *given], 2) == 0
+    assert restart.run_again(["-n", "2"], ["train", *args], 2) == 0
     before = ["launch", "-n", "2", "--", "train"]
-    assert started == [[*before, *given], *[[*before, "--auto-resume", *given]] * 2]
+    assert started == [[*before, *args], *[[*before, "--auto-resume", *args]] * 2]
 
 
-def test_the_last_code_is_the_launchs(tmp_path):
-    """A mistake is no loss: it is said once."""
+def test_the_exit_code_after_a_restart(tmp_path):
+    """A mistake is not a loss: it is reported once."""
     done = subprocess.run(
         command("launch", "-n", "2", "--restart", "3", "verify", make_run(tmp_path, "run"), "--mesh", "dp=3"),
         cwd=tmp_path,
@@ -197,7 +197,7 @@ def test_the_last_code_is_the_launchs(tmp_path):
 
 
 def test_a_command_that_begins_with_an_option():
-    """It is the command's and not the launch's, also where the launch would start it again."""
+    """The option belongs to the command, also when it is restarted."""
     words = command("launch", "-n", "2", "--restart", "1", "--", "--version")
     done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("tilewise ")
@@ -205,7 +205,7 @@ def test_a_command_that_begins_with_an_option():
 
 @pytest.mark.slow
 def test_a_server_over_two_processes():
-    """It writes what one process writes; without one of its processes it ends."""
+    """It generates the same as one process; without one of its processes it ends."""
     asked = {"prompt": [3, 4, 5], "max_tokens": 12, "temperature": 0}
     texts = []
     for launch in ((), ("launch", "-n", "2")):
@@ -226,8 +226,8 @@ def test_a_server_over_two_processes():
     assert texts[0] == texts[1]
 
 
-def test_the_code_of_a_command_is_the_launchs(tmp_path):
-    """A mistake is 2 and names the command; nothing was started."""
+def test_the_exit_code_of_a_command(tmp_path):
+    """A mistake has exit code 2 and names the command; nothing was started."""
     done = subprocess.run(
         command("launch", "-n", "2", "verify", make_run(tmp_path, "run"), "--mesh", "dp=3"),
         cwd=tmp_path,

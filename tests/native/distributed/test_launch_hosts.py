@@ -1,4 +1,4 @@
-"""Commands over MPI: what comes through, how losses are reported, what ends them, and that nothing is left."""
+"""Commands over MPI: output, reports of losses, ends, and no leftovers."""
 
 import json
 import os
@@ -51,7 +51,7 @@ except KeyboardInterrupt:
 
 
 def mpi_library():
-    """Of the installation that mpiexec belongs to."""
+    """The MPI library of mpiexec's installation."""
     return next(iter(sorted((Path(find_mpiexec()).resolve().parent.parent / "lib").glob("libmpi.so.*"))), "")
 
 
@@ -62,10 +62,10 @@ def launch(script, *arguments, placed=(("localhost", 3),), mpiexec="", launcher=
     return [str(word) for word in words]
 
 
-def start(*given, **named):
-    """A launch over this machine."""
+def start(*args, **named):
+    """A launch on this machine."""
     return subprocess.Popen(
-        launch(*given, **named),
+        launch(*args, **named),
         start_new_session=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -74,19 +74,19 @@ def start(*given, **named):
 
 
 def running(text):
-    """Processes with this in their arguments, but for this one."""
-    found = []
+    """Other processes with these arguments."""
+    processes = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if text.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
-                found.append(int(path.parent.name))
+                processes.append(int(path.parent.name))
         except OSError:
             pass
-    return found
+    return processes
 
 
 def is_gone(text):
-    """Whether none is left, after a while."""
+    """Whether none is left after a while."""
     until = time.monotonic() + 10
     while running(text) and time.monotonic() < until:
         time.sleep(0.01)
@@ -94,7 +94,7 @@ def is_gone(text):
 
 
 def wait_for(folder, processes=3):
-    """Until so many have begun."""
+    """Wait until this many have started."""
     until = time.monotonic() + 30
     while len(list(folder.iterdir())) < processes:
         assert time.monotonic() < until
@@ -102,8 +102,8 @@ def wait_for(folder, processes=3):
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_output_and_code_come_through(tmp_path, code):
-    """Every byte, also where the launch does not wait for the launcher's end; nothing is left."""
+def test_output_and_exit_code_are_passed_on(tmp_path, code):
+    """Every byte, even if the launch does not wait for the launcher's end; nothing remains."""
     script = f"""
 if rank == 0:
     os.write(2, b"err" * 1000)
@@ -120,7 +120,7 @@ if rank == 0:
 
 @pytest.mark.parametrize("is_in_mpi", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_survivors_report_a_loss(tmp_path, is_in_mpi):
-    """The launcher ends none of them before; the launch says which signal it was."""
+    """The launcher does not end them first; the launch reports the signal."""
     run = start(MPI * is_in_mpi + SURVIVORS, tmp_path, mpi_library())
     out, err = (text.decode().splitlines() for text in run.communicate(timeout=60))
     said = f"tilewise: [cli.launch] process 1 on {os.uname().nodename} has ended by signal 9"
@@ -130,8 +130,8 @@ def test_survivors_report_a_loss(tmp_path, is_in_mpi):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "mpi.MPI_Finalize()"])
-def test_mpi_ends_well(tmp_path, end):
-    """Also where processes leave MPI at different times, or without its end."""
+def test_processes_leave_mpi_cleanly(tmp_path, end):
+    """Even if processes leave MPI at different times, or without MPI_Finalize."""
     # the number is MPI_COMM_WORLD of MPICH
     script = "print(mpi.MPI_Barrier(ctypes.c_int(0x44000000)), flush=True)\ntime.sleep(0.3 - 0.1 * rank)\n"
     run = start(MPI + script + end, tmp_path, mpi_library())
@@ -140,8 +140,8 @@ def test_mpi_ends_well(tmp_path, end):
 
 
 @pytest.mark.slow
-def test_the_launcher_alone_would_end_survivors(tmp_path):
-    """Why there are stand-ins; where this fails, the launcher has learnt to leave them."""
+def test_mpiexec_alone_would_end_survivors(tmp_path):
+    """The reason for stand-ins; if this fails, mpiexec no longer needs them."""
     words = [find_mpiexec(), "-disable-auto-cleanup", "-n", "3", sys.executable, "-c", BEGINNING + SURVIVORS]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode not in (0, 75) and "reports" not in done.stderr
@@ -149,8 +149,10 @@ def test_the_launcher_alone_would_end_survivors(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_first_process_that_does_not_notice_is_ended(tmp_path, ending):
-    """A process that failed before it called MPI would be waited for without end; only a loss is one."""
+def test_a_first_process_that_does_not_notice_a_loss_is_ended(tmp_path, ending):
+    """mpiexec would wait forever for a process that failed before it called MPI; only a loss ends
+    the first process.
+    """
     run = start(f"if rank == 1:\n    {ending}\ntime.sleep(60)", tmp_path)
     _, err = run.communicate(timeout=30)
     how = "with exit status 3" if "exit" in ending else "by signal 9"
@@ -169,8 +171,8 @@ def test_a_killed_first_process_is_a_loss(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_signals_are_passed_on(tmp_path, number):
-    """To the first process alone, once; a launch that is killed leaves nothing either."""
+def test_signals_are_forwarded(tmp_path, number):
+    """Only to the first process, once; a killed launch leaves nothing behind."""
     run = start(WAITING, tmp_path)
     wait_for(tmp_path)
     os.killpg(run.pid, number)  # as a terminal does
@@ -181,8 +183,8 @@ def test_signals_are_passed_on(tmp_path, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_launch_that_is_ended_before_a_host_answers(tmp_path, number):
-    """What waits for the host ends with it: ssh would wait for minutes."""
+def test_a_launch_ended_before_a_host_answers(tmp_path, number):
+    """The process that waits for the host ends too; ssh would wait for minutes."""
     waiting, begun = tmp_path / "ssh", tmp_path / "begun"
     waiting.write_text(
         f"#!{sys.executable} -IS\nimport time; open('{begun}/waits', 'w').close(); time.sleep(60)\n"
@@ -199,8 +201,8 @@ def test_a_launch_that_is_ended_before_a_host_answers(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_the_launchers_own_failures(tmp_path):
-    """Its words and exit code 1; a process that never begins is named."""
+def test_errors_of_the_launcher(tmp_path):
+    """Its message and exit code 1; a process that never starts is named."""
     failing, silent = tmp_path / "failing", tmp_path / "silent"
     failing.write_text("#!/bin/sh\necho no such host >&2; exit 255\n")
     silent.write_text('#!/bin/sh\nprintf "\\036%s 0 begun here\\036" "$9" >&2\nexec sleep 60\n')
@@ -217,14 +219,14 @@ def test_the_launchers_own_failures(tmp_path):
 
 @pytest.mark.parametrize(("begun", "code"), [(3, 75), (2, 1)])
 def test_a_launcher_that_ends_before_its_processes(tmp_path, begun, code):
-    """Is a loss where all had begun; else they could not be started."""
+    """It is a loss if all processes had started; otherwise they could not be started."""
     path = tmp_path / "mpiexec"
     reported = "".join(f"printf '\\036%s {rank} begun here\\036' \"$9\" >&2\n" for rank in range(begun))
     path.write_text(f"#!/bin/sh\n{reported}kill -9 $$\n")
     path.chmod(0o755)
     run = start("", mpiexec=path)
     err = run.communicate(timeout=30)[1].decode()
-    assert run.returncode == code and f"got its end by signal 9 after {begun} had begun" in err
+    assert run.returncode == code and f"it ended by signal 9 after {begun} had started" in err
 
 
 @pytest.mark.slow
@@ -232,8 +234,8 @@ def test_a_launcher_that_ends_before_its_processes(tmp_path, begun, code):
 @pytest.mark.parametrize(
     "lost", ["", "if world.rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(0.3)\nos._exit(75)"]
 )
-def test_no_file_is_left(lost):
-    """Neither the launcher's nor MPI's, where all goes well and where a process is lost."""
+def test_no_file_remains(lost):
+    """Neither of the launcher nor of MPI, with success and with a loss."""
     script = "import os, time\n"
     script += "from tilewise.comm.world import join_world\nworld = join_world()\n"
     script += lost or "world.leave()"
@@ -250,32 +252,32 @@ def test_no_file_is_left(lost):
     ]
     mounts = "exec 9</tmp; mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm"
     own = Path(sys.prefix)
-    kept = [own.parts[2]] if own.is_relative_to("/tmp") else []  # where this Python is
-    for name in kept:
+    excluded = [own.parts[2]] if own.is_relative_to("/tmp") else []  # where this Python is
+    for name in excluded:
         mounts += f" && mkdir /tmp/{name} && mount -c --bind /proc/self/fd/9/{name} /tmp/{name}"
     alone = ["unshare", "--mount", "sh", "-c", f'{mounts} && "$@"; echo $?; ls -A /tmp /dev/shm', "sh"]
     done = subprocess.run([*alone, *words], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["75" if lost else "0", "/dev/shm:", "/tmp:", *kept], done.stderr
+    assert done.stdout.split() == ["75" if lost else "0", "/dev/shm:", "/tmp:", *excluded], done.stderr
 
 
 def test_a_command_of_this_program():
-    """What it prints is printed, and nothing else."""
+    """Only its own output is printed."""
     words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost"]
     done = subprocess.run([*words, "--", "--version"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("tilewise ") and done.stderr == ""
 
 
 @pytest.mark.slow
-def test_a_closed_output_is_no_mistake():
-    """The launcher is started with one that leads nowhere."""
+def test_a_closed_output_is_not_an_error():
+    """The launcher gets an output that is discarded."""
     words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost", "--", "--version"]
     done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
-def test_a_launch_starts_again_over_hosts(tmp_path):
-    """Through the loop of launches on one machine: a loss is made up for, so many times; a mistake is said once."""
+def test_restarts_over_hosts(tmp_path):
+    """A loss is restarted up to the limit; a mistake is reported once."""
     words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost", "--restart", "2"]
     done = subprocess.run([*words, "train", "absent.toml"], capture_output=True, text=True)
     assert done.returncode == 2 and "starting again" not in done.stderr
@@ -293,7 +295,7 @@ def test_a_launch_starts_again_over_hosts(tmp_path):
 
 @pytest.mark.slow
 def test_two_hosts(two_hosts, tmp_path):
-    """A process of each; a cable that is pulled leaves nothing behind."""
+    """A process on each; a broken link leaves nothing behind."""
     words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", ",".join(two_hosts.names)]
     words += ["--launcher-exec", two_hosts.launcher]
     run = two_hosts.start(two_hosts.inside(two_hosts.names[0], [*words, "--", "--version"]))

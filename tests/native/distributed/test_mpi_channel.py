@@ -1,4 +1,4 @@
-"""Messages through MPI's connection: paths and copies stand for descriptors; and what is no message."""
+"""Messages over MPI's connection: paths and copies replace descriptors; and rejected input."""
 
 import os
 from collections import deque
@@ -25,18 +25,18 @@ NO_MESSAGES = {
 
 
 class FakeWorld:
-    """What one end sends the other end receives, frame by frame; then nothing is left."""
+    """Frames that one end sends and the other receives, until none is left."""
 
     def __init__(self, frames=()):
         self.frames, self.cause = deque(frames), ""
 
     def send_frame(self, to, frame, limit_s):
-        """Keep it."""
+        """Store a frame."""
         self.frames.append(frame)
         return True
 
     def receive_frame(self, source, limit_s):
-        """The next one; none at the end."""
+        """The next frame; None at the end."""
         if self.frames:
             return self.frames.popleft()
         self.cause = "the end"
@@ -44,8 +44,8 @@ class FakeWorld:
 
 
 @pytest.mark.parametrize("name", NO_MESSAGES)
-def test_what_is_no_message(name):
-    """Is refused, and nothing of it stays open."""
+def test_invalid_messages(name):
+    """They are rejected, and no descriptor stays open."""
     before = os.listdir("/proc/self/fd")
     with pytest.raises(PeerLost, match=r"must send valid messages|must be a descriptor of a process"):
         MpiChannel(FakeWorld(NO_MESSAGES[name]), 1, "process 1").receive(5.0)
@@ -53,7 +53,7 @@ def test_what_is_no_message(name):
 
 
 def test_descriptors_come_with_their_message():
-    """As copies from another host; none where there is none."""
+    """As copies from another host; none if there are none."""
     own = os.memfd_create("file")
     os.write(own, b"content")
     channel = MpiChannel(FakeWorld(), 1, "process 1")

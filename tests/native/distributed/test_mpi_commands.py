@@ -1,4 +1,4 @@
-"""Commands and scripts that mpiexec has started: they end as one process does, and say what it says, once."""
+"""Commands and scripts under mpiexec: they end like one process, and print its output once."""
 
 import shutil
 import subprocess
@@ -31,33 +31,33 @@ def under_mpi(folder, words, num_processes=2):
 
 
 def script(folder, *lines, num_processes=2):
-    """Run a script's lines."""
+    """Run the lines of a script."""
     return under_mpi(folder, [sys.executable, "-c", "\n".join(lines)], num_processes)
 
 
 def trained(folder, directory, num_processes, *options, mesh="dp = 2"):
-    """Train as a configuration says; a finished run's weights."""
-    given = make_run(folder, directory)
-    text = (folder / given).read_text().replace("steps = 60", "steps = 8").replace("every = 5", "every = 3")
-    (folder / given).write_text(text.replace("dp = 2", mesh))
-    words = command("train", given, *options)
+    """Train by a configuration; returns the weights of a finished run."""
+    config = make_run(folder, directory)
+    text = (folder / config).read_text().replace("steps = 60", "steps = 8").replace("every = 5", "every = 3")
+    (folder / config).write_text(text.replace("dp = 2", mesh))
+    words = command("train", config, *options)
     done = under_mpi(folder, words, num_processes)
     assert done.returncode == 0 and done.stdout == f"{directory}/model\n", done.stderr
     return weights(folder, directory)
 
 
 def go_back(run):
-    """Forget what a run has left since its first checkpoint."""
-    kept, *others = sorted((run / "checkpoints").glob("step-*"))
+    """Remove everything that a run wrote after its first checkpoint."""
+    latest, *others = sorted((run / "checkpoints").glob("step-*"))
     assert others
     for path in (*others, run / "model"):
         shutil.rmtree(path)
-    return kept
+    return latest
 
 
 @pytest.mark.slow
-def test_training_and_resuming_over_another_number_of_processes(tmp_path):
-    """Two processes and one train the same; what two have begun goes on over four, and over one."""
+def test_training_is_equal_and_resumes_over_any_number_of_processes(tmp_path):
+    """Two processes and one train the same; a run of two resumes over four, and over one."""
     alone = trained(tmp_path, "alone", 1)
     assert trained(tmp_path, "two", 2) == alone
     for num_processes, mesh in ((4, "dp = 4"), (1, "dp = 2"), (3, "dp = 4")):
@@ -78,14 +78,14 @@ def test_training_and_resuming_over_another_number_of_processes(tmp_path):
         pytest.param(("verify", "run.toml", "--mesh", "dp=3"), "got 3 parts", marks=pytest.mark.slow),
         pytest.param(("launch", "-n", "2", "doctor"), "process 0 of 2 by mpiexec", marks=pytest.mark.slow),
         pytest.param(
-            ("launch", "-n", "2", "--restart", "1", "doctor"), "leave out `launch`", marks=pytest.mark.slow
+            ("launch", "-n", "2", "--restart", "1", "doctor"), "remove `launch`", marks=pytest.mark.slow
         ),
         pytest.param(("serve", "x"), "`tilewise launch -n N serve ...`", marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_a_mistake_is_said_once(tmp_path, arguments, words):
-    """One line, and the command's own exit code from mpiexec."""
+def test_a_mistake_is_reported_once(tmp_path, arguments, words):
+    """One line, and the command's exit code from mpiexec."""
     make_run(tmp_path, "run")
     done = under_mpi(tmp_path, command(*arguments))
     assert (done.returncode, done.stdout) == (2, "")
@@ -95,7 +95,7 @@ def test_a_mistake_is_said_once(tmp_path, arguments, words):
 @pytest.mark.parametrize(
     "second", [("train", "other.toml"), pytest.param(("doctor", "--no-measure"), marks=pytest.mark.slow)]
 )
-def test_two_commands_in_one_run_are_refused(tmp_path, second):
+def test_two_commands_in_one_run_are_rejected(tmp_path, second):
     """Both are named, once, before anything is written."""
     first = command("train", make_run(tmp_path, "run"))
     make_run(tmp_path, "other")
@@ -109,7 +109,7 @@ def test_two_commands_in_one_run_are_refused(tmp_path, second):
 
 @pytest.mark.parametrize("other", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_a_process_that_ends_before_it_joins(tmp_path, other):
-    """MPI would wait for it for ever; the others say so in time, and leave no memory."""
+    """MPI would wait for it forever; the others report it in time and leave no memory."""
     joining = ["from tilewise.comm import world", "world._JOIN_S = 1.0", "world.join_world()"]
     keeping = [
         "import os, pathlib",
@@ -128,8 +128,8 @@ def test_a_process_that_ends_before_it_joins(tmp_path, other):
 
 
 @pytest.mark.slow
-def test_one_process_of_mpiexec_is_alone(tmp_path):
-    """MPI is not needed: the command does what it does without."""
+def test_one_process_under_mpiexec_needs_no_mpi(tmp_path):
+    """The command runs as it does without mpiexec."""
     words = command("verify", make_run(tmp_path, "run"), "--mesh", "dp=2", "--steps", "1")
     done = under_mpi(tmp_path, words, 1)
     alone = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -143,32 +143,32 @@ def test_one_process_of_mpiexec_is_a_group(tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_leader_goes_on_after_its_group(tmp_path, code):
-    """Its output and exit code arrive, also when the others have long ended."""
+def test_the_leader_continues_after_its_group(tmp_path, code):
+    """Its output and exit code arrive, even long after the others have ended."""
     rest = ["time.sleep(0.4)", "print('after')", f"sys.exit({code})"]
     done = script(tmp_path, GROUP, *rest)
     assert (done.returncode, done.stdout, done.stderr) == (code, "inside 2\nafter\n", "")
 
 
 @pytest.mark.slow
-def test_an_error_of_the_script_ends_all(tmp_path):
-    """It is shown once; the others, which wait for work, end with it."""
+def test_an_error_of_the_script_ends_all_processes(tmp_path):
+    """It is printed once; the waiting workers end with it."""
     done = script(tmp_path, GROUP, "    raise ValueError('mine')")
     assert done.returncode == 1 and done.stderr.count("ValueError: mine") == 1
     assert done.stdout == "inside 2\n" and done.stderr.count("Traceback") == 1
 
 
 @pytest.mark.slow
-def test_a_second_group_is_refused(tmp_path):
-    """Processes of a launcher are joined once."""
+def test_a_second_group_is_rejected(tmp_path):
+    """Processes of a launcher can be joined once."""
     done = script(tmp_path, GROUP, "tw.ProcessGroup()")
     assert done.returncode == 1
     assert "processes of a launcher can join only once; got a second time, after the end" in done.stderr
 
 
 @pytest.mark.slow
-def test_a_forked_copy_joins_nothing(tmp_path):
-    """It would take the messages of the process that it was copied from, which goes on and ends well."""
+def test_a_forked_copy_does_not_join(tmp_path):
+    """It would receive messages of its parent, which continues and ends well."""
     lines = ["    import os", "    pid = os.fork()", "    if pid == 0:", "        tw.ProcessGroup()"]
     done = script(
         tmp_path,
@@ -183,8 +183,8 @@ def test_a_forked_copy_joins_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_is_refused_in_all(tmp_path):
-    """Each says what it was given and what there is."""
+def test_another_number_of_processes_is_rejected_in_all(tmp_path):
+    """Each process reports the requested and the actual number."""
     done = script(tmp_path, "import tilewise as tw", "tw.ProcessGroup(3)", "print('not here')")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("got 3 and 2 processes; leave it out") == 2
@@ -192,6 +192,6 @@ def test_another_number_of_processes_is_refused_in_all(tmp_path):
 
 @pytest.mark.slow
 def test_a_script_without_a_group_runs_in_every_process(tmp_path):
-    """As any program does: nothing but `ProcessGroup` joins them."""
+    """Like any program: only `ProcessGroup` joins processes."""
     done = script(tmp_path, "import tilewise as tw", "import os", "os.write(1, b'here,')", num_processes=3)
     assert (done.returncode, done.stdout) == (0, "here," * 3)

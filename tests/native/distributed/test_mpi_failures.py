@@ -1,6 +1,7 @@
-"""Processes that mpiexec has started, and one of them is lost: the others say which, in time, and leave with code 75.
+"""A process under mpiexec is lost: the others name it in time and exit with code 75.
 
-mpiexec is told to leave the others alone (`-disable-auto-cleanup`), as a launcher that waits for what they say does.
+mpiexec leaves the others alone (`-disable-auto-cleanup`), as a launcher that waits for their
+reports does.
 """
 
 import os
@@ -39,20 +40,21 @@ exec "$@"
 
 
 def wait_for_steps(run, metrics):
-    """Until a run has done some."""
+    """Wait until a run has done some steps."""
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
         assert run.poll() is None, run.stderr.read()
         time.sleep(0.01)
 
 
 class Run:
-    """A training run under mpiexec in the middle of its steps, and what is known of its processes.
+    """A training run under mpiexec in the middle of its steps, and the state of its processes.
 
     Args:
         folder: where it runs.
-        words: that start it, from its command's.
-        num_processes: of it.
-        is_long: whether it would go on for minutes, and writes no checkpoint; else it has written its first.
+        words: the command's prefix.
+        num_processes: number of processes.
+        is_long: whether it runs for minutes and writes no checkpoint; otherwise it has written its
+            first.
     """
 
     def __init__(self, folder, words, num_processes, is_long=True):
@@ -78,7 +80,7 @@ class Run:
         return Path(f"{self.noted}.{number}.{what}").read_text()
 
     def require_reports(self, survivors, lost, within_s=10.0):
-        """Each survivor names a process of the lost ones, once, and has left with the code of a loss."""
+        """Each survivor has named one lost process, once, and has exited with the code of a loss."""
         assert are_gone([self.pids[number] for number in survivors], within_s)
         for number in survivors:
             until = time.monotonic() + 2
@@ -92,11 +94,11 @@ class Run:
 
 @pytest.fixture
 def start_on(two_hosts, tmp_path):
-    """Starts a training run on two hosts, so many processes on each."""
+    """Starts a training run on two hosts with this many processes each."""
 
     def start(ppn, **named):
-        def words(given):
-            reported = two_hosts.over_mpi(given, ppn=ppn, options=[KEEP])
+        def words(command_words):
+            reported = two_hosts.over_mpi(command_words, ppn=ppn, options=[KEEP])
             return two_hosts.start(reported, cwd=tmp_path)
 
         return Run(tmp_path, words, 2 * ppn, **named)
@@ -105,8 +107,8 @@ def start_on(two_hosts, tmp_path):
 
 
 @pytest.mark.parametrize("stopped", [1, 0], ids=["a worker", "the leader"])
-def test_a_process_that_is_stopped(start_on, stopped):
-    """The other host's says that it stands still; when it goes on, it sees that it is alone, and ends."""
+def test_a_stopped_process(start_on, stopped):
+    """The other host reports that it is stopped; when continued, it detects that it is alone and ends."""
     run = start_on(1)
     os.kill(run.pids[stopped], signal.SIGSTOP)
     run.require_reports([1 - stopped], [stopped])
@@ -116,9 +118,10 @@ def test_a_process_that_is_stopped(start_on, stopped):
 
 
 @pytest.mark.parametrize("killed", [1, 0], ids=["a worker", "the leader"])
-def test_a_process_of_another_host_that_is_killed(start_on, killed):
-    """MPICH crashes in the survivor, inside the call that finds the connection closed; which says
-    so and leaves."""
+def test_a_killed_process_of_another_host(start_on, killed):
+    """MPICH crashes in the survivor, inside the call that detects the closed connection; the
+    survivor reports it and exits.
+    """
     run = start_on(1)
     os.kill(run.pids[killed], signal.SIGKILL)
     run.require_reports([1 - killed], [killed])
@@ -126,7 +129,7 @@ def test_a_process_of_another_host_that_is_killed(start_on, killed):
 
 
 @pytest.mark.parametrize("how", ["cut", "drop_routes"])
-def test_a_link_that_breaks(start_on, two_hosts, how, tmp_path):
+def test_a_broken_link(start_on, two_hosts, how, tmp_path):
     """Every process on both sides names one of the other side."""
     run = start_on(2 if how == "cut" else 1)
     middle = len(run.numbers) // 2
@@ -137,27 +140,26 @@ def test_a_link_that_breaks(start_on, two_hosts, how, tmp_path):
     two_hosts.mend(two_hosts.names[1])
 
 
-def test_a_run_that_has_lost_a_host_goes_on_without_it(start_on, two_hosts, tmp_path):
-    """From its last checkpoint, on the leader's host alone, to the weights of a run that was never broken."""
+def test_a_run_that_lost_a_host_resumes_without_it(start_on, two_hosts, tmp_path):
+    """From its last checkpoint, only on the leader's host, to the weights of an undisturbed run."""
     run = start_on(1, is_long=False)
     two_hosts.cut(two_hosts.names[1])
     run.require_reports([0], [1])
     run.require_reports([1], [0])
     two_hosts.mend(two_hosts.names[1])
     assert not (tmp_path / "broken" / "model").exists()
-    for name, given in (("broken", ["--auto-resume"]), ("alone", [])):
-        words = command("train", make_run(tmp_path, name), *given)
+    for name, options in (("broken", ["--auto-resume"]), ("alone", [])):
+        words = command("train", make_run(tmp_path, name), *options)
         subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, timeout=60)
     assert weights(tmp_path, "broken") == weights(tmp_path, "alone")
 
 
-def test_a_worker_that_is_killed_next_to_the_leader(tmp_path):
-    """On one host the leader hears of it at once; the run goes on from its last checkpoint, and ends with the same
-    weights."""
+def test_a_killed_worker_on_the_leaders_host(tmp_path):
+    """The leader detects it at once; the run resumes from its last checkpoint and ends with the same weights."""
 
-    def words(given):
+    def words(config):
         return subprocess.Popen(
-            [MPIEXEC, KEEP, "-n", "2", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+            [MPIEXEC, KEEP, "-n", "2", *config], cwd=tmp_path, stderr=subprocess.PIPE, text=True
         )
 
     run = Run(tmp_path, words, 2, is_long=False)
@@ -165,8 +167,8 @@ def test_a_worker_that_is_killed_next_to_the_leader(tmp_path):
     run.require_reports([0], [1], 3.0)
     run.process.communicate(timeout=20)
     assert run.process.returncode == LOST | 128 + signal.SIGKILL  # MPICH's puts all codes together
-    given = make_run(tmp_path, "broken")
-    resumed = [MPIEXEC, "-n", "2", *command("train", given, "--auto-resume")]
+    config = make_run(tmp_path, "broken")
+    resumed = [MPIEXEC, "-n", "2", *command("train", config, "--auto-resume")]
     subprocess.run(resumed, cwd=tmp_path, check=True, capture_output=True, timeout=60)
     subprocess.run(
         command("train", make_run(tmp_path, "alone")), cwd=tmp_path, check=True, capture_output=True
@@ -175,15 +177,15 @@ def test_a_worker_that_is_killed_next_to_the_leader(tmp_path):
 
 
 @pytest.mark.parametrize(("hosts", "level"), [(1, "baseline"), (2, "baseline"), (1, "none")])
-def test_processes_that_would_compute_something_else(tmp_path, two_hosts, hosts, level):
-    """Are refused at the start, with both values, once; so is one that cannot compute at all."""
+def test_processes_with_different_facts(tmp_path, two_hosts, hosts, level):
+    """They are rejected at the start with both values, once; so is one that cannot collect them."""
     wrapper = tmp_path / "below.sh"
     wrapper.write_text(BELOW.replace("LEVEL", level))
-    given = ["/bin/sh", wrapper, *command("verify", tmp_path / make_run(tmp_path, "run"), "--mesh", "dp=2")]
+    words = ["/bin/sh", wrapper, *command("verify", tmp_path / make_run(tmp_path, "run"), "--mesh", "dp=2")]
     if hosts == 2:
-        done = two_hosts.run(given)
+        done = two_hosts.run(words)
     else:
-        done = subprocess.run([MPIEXEC, "-n", "2", *given], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([MPIEXEC, "-n", "2", *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.count("tilewise: [") == 1
     if level == "none":
         assert "got 'none'; choose one of" in done.stderr and "(process 1)" in done.stderr

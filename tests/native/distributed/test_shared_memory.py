@@ -1,4 +1,4 @@
-"""Memory that processes share: its size never changes, and what is not such memory is refused."""
+"""Memory that processes share: fixed size, and rejection of other descriptors."""
 
 import mmap
 import os
@@ -13,19 +13,19 @@ from tilewise.core import ResourceError
 @pytest.fixture
 def closing():
     """Closes descriptors at the end."""
-    found = []
+    descriptors = []
 
     def keep(descriptor):
-        found.append(descriptor)
+        descriptors.append(descriptor)
         return descriptor
 
     yield keep
-    for descriptor in found:
+    for descriptor in descriptors:
         os.close(descriptor)
 
 
 def test_memory_is_zero_and_keeps_its_size(closing):
-    """Whole pages, the same for all who map it; no one can make it larger, smaller, or free of its seals."""
+    """Whole pages, the same for all mappings; its size and seals cannot change."""
     memory = closing(shared_memory(5000, "test"))
     require_memory(memory, 5000)
     with mmap.mmap(memory, 8192) as one, mmap.mmap(memory, 8192) as other:
@@ -39,7 +39,7 @@ def test_memory_is_zero_and_keeps_its_size(closing):
 
 
 def test_content_never_changes(closing):
-    """It is read as it was written, and cannot be written."""
+    """It can be read but not written."""
     content = os.urandom(10_001)
     memory = closing(shared_content(content, "test"))
     assert read_content(memory, len(content)) == content
@@ -51,7 +51,7 @@ def test_content_never_changes(closing):
 
 
 def test_other_descriptors_are_refused(closing, tmp_path):
-    """Memory of another size, memory without seals, content that may change, a file, a pipe."""
+    """Memory of another size, without seals, or with writable content; a file; a pipe."""
     with pytest.raises(ResourceError, match=r"must be sealed and have 8,193 bytes; got seals 0x7 and 8,192"):
         require_memory(closing(shared_memory(8192, "test")), 8193)
     plain = closing(os.memfd_create("plain", os.MFD_ALLOW_SEALING))
@@ -64,8 +64,8 @@ def test_other_descriptors_are_refused(closing, tmp_path):
         read_content(closing(shared_memory(4096, "test")), 4096)
 
 
-def test_what_the_system_does_not_give():
-    """Is an error with the size, and nothing stays open."""
+def test_memory_that_the_system_does_not_provide():
+    """It is an error with the size, and nothing stays open."""
     before = len(os.listdir("/proc/self/fd"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))

@@ -1,6 +1,6 @@
-"""A timeline of two hosts has one clock, the leader's, however far the other's is from it.
+"""A timeline of two hosts uses the leader's clock, whatever the other's offset.
 
-The other host's clock is really another: its process is in a time namespace of its own.
+The other host has another clock: its process is in its own time namespace.
 """
 
 import json
@@ -51,8 +51,8 @@ def are_within(rows, begun, ended):
 
 
 @pytest.mark.parametrize("quickest", [0, 7, 15])
-def test_the_quickest_answer_counts(monkeypatch, quickest):
-    """Half of its round trip is what the offset is off by, where the way back takes all of it; of the others, more."""
+def test_the_fastest_answer_determines_the_offset(monkeypatch, quickest):
+    """The error is at most half of its round trip; slower answers would give more."""
     now, asked = 1_000, []
 
     def answer():
@@ -68,7 +68,7 @@ def test_the_quickest_answer_counts(monkeypatch, quickest):
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1000, -10])
 def test_tasks_of_both_hosts_are_on_the_leaders_clock(two_hosts, tmp_path, seconds):
-    """All of a step's lie within it; without the offset those of the other host would not."""
+    """All tasks of a step lie within it; without the offset, those of the other host would not."""
     trial = subprocess.run(["unshare", "--time", "--fork", "--monotonic", str(seconds), "true"], check=False)
     if trial.returncode:
         pytest.skip("no time namespaces here")
@@ -76,10 +76,10 @@ def test_tasks_of_both_hosts_are_on_the_leaders_clock(two_hosts, tmp_path, secon
     wrapper.write_text(ANOTHER_TIME.replace("SECONDS", str(seconds)))
     done = two_hosts.run(["/bin/sh", wrapper, sys.executable, "-c", TRACED, RANKS])
     assert done.returncode == 0, done.stderr
-    begun, ended, ahead, known, as_told = json.loads(done.stdout)
+    begun, ended, ahead, rows, as_told = json.loads(done.stdout)
     assert abs(ahead - seconds * 10**9) < INACCURATE_NS
-    assert {row[0] for row in known} == {0, 1} and len(known) == len(as_told)
-    assert are_within(known, begun, ended) and known == sorted(known, key=lambda row: row[6])
-    own = [row for row in known if row[0] == 0]
+    assert {row[0] for row in rows} == {0, 1} and len(rows) == len(as_told)
+    assert are_within(rows, begun, ended) and rows == sorted(rows, key=lambda row: row[6])
+    own = [row for row in rows if row[0] == 0]
     assert own and own == [row for row in as_told if row[0] == 0]
     assert not are_within(as_told, begun, ended)

@@ -1,4 +1,6 @@
-"""Model directories both ways with `transformers`, equal text, and text that does not depend on batch or width."""
+"""Model directories in both directions with `transformers`, equal text, and text that does not
+depend on batch or mesh.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def hf_config(**changes):
 
 
 def write_theirs(directory, tokenizer, seed=0, **changes):
-    """A seeded model written by transformers; weights large enough that the top two logits differ clearly."""
+    """A seeded model written by transformers, with weights so large that the top two logits differ clearly."""
     torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM(hf_config(**changes)).eval()
     with torch.no_grad():
@@ -77,7 +79,7 @@ def their_greedy(model, ids, count):
 
 
 def our_tokens(directory, prompts, sampling=GREEDY, **options):
-    """New tokens per prompt, and the first logits row of the last call."""
+    """New tokens per prompt, and the first row of logits of the last call."""
     with Engine(directory, **{"dtype": "bf16", "max_num_seqs": len(prompts), **options}) as engine:
         tokens = [[] for _ in prompts]
         for delta in engine.stream(prompts, sampling):
@@ -103,8 +105,8 @@ def our_tokens(directory, prompts, sampling=GREEDY, **options):
     ],
     ids=["grouped", "tied", "llama3-rope"],
 )
-def test_their_directory_here(tmp_path, tokenizer, changes):
-    """fp32 logits within 1e-4 of the largest, 64 greedy tokens equal, on a prompt read in chunks."""
+def test_a_directory_of_transformers_here(tmp_path, tokenizer, changes):
+    """fp32 logits within 1e-4 of the largest, 64 equal greedy tokens, for a prompt read in chunks."""
     model = write_theirs(tmp_path / "model", tokenizer, seed=1, **changes)
     ids = tokenizer.encode(PROMPTS[2]).ids
     expected, margin = their_greedy(model, ids, 64)
@@ -117,8 +119,8 @@ def test_their_directory_here(tmp_path, tokenizer, changes):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, "bf16"], ids=["f32", "bf16"])
-def test_our_directory_there(tmp_path, tokenizer, dtype):
-    """What we write, transformers opens: the same configuration, every tensor to the bit, the same text."""
+def test_our_directory_in_transformers(tmp_path, tokenizer, dtype):
+    """transformers opens our directory: equal configuration, every tensor to the bit, equal text."""
     theirs = write_theirs(tmp_path / "theirs", tokenizer)
     config = LlamaConfig.from_pretrained(tmp_path / "theirs")
     weights = open_weights(tmp_path / "theirs")
@@ -139,8 +141,8 @@ def test_our_directory_there(tmp_path, tokenizer, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_text_does_not_depend_on_batch_width_or_chunks(tmp_path, tokenizer, dtype):
-    """Tokens and the bits of the last logits: alone, in a batch, on 2 and 4 devices (2 KV heads), in small chunks."""
+def test_text_does_not_depend_on_batch_mesh_or_chunks(tmp_path, tokenizer, dtype):
+    """Tokens and bits of the last logits: alone, in a batch, on 2 and 4 devices (2 KV heads), in small chunks."""
     write_theirs(tmp_path / "model", tokenizer)
     sampled = Sampling(max_tokens=24, temperature=0.9, top_p=0.95, seed=3)
     alone, bits = our_tokens(tmp_path / "model", [PROMPTS[0]], sampled, dtype=dtype)
@@ -159,7 +161,7 @@ def test_text_does_not_depend_on_batch_width_or_chunks(tmp_path, tokenizer, dtyp
 
 
 def test_a_planted_fault_changes_the_bits(tmp_path, tokenizer, monkeypatch):
-    """The comparison of widths can fail: a dropped partial on one device is seen in the logits."""
+    """The twin: a dropped partial value on one device changes the logits."""
     write_theirs(tmp_path / "model", tokenizer)
     _, bits = our_tokens(tmp_path / "model", [PROMPTS[0]], dtype="f32")
     dropped = []

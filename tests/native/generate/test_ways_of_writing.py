@@ -1,4 +1,4 @@
-"""Sampling's settings in whole texts: as transformers writes with them, several texts a prompt, where texts end."""
+"""Sampling settings in whole texts: equal to transformers, several texts per prompt, ends of texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT = ids_of(12)
 
 
 def _tokenizer():
-    """A token per character, of 131 characters."""
+    """A tokenizer with a token per character, 131 in all."""
     characters = [chr(33 + i) if i < 94 else chr(0x4E00 + i) for i in range(131)]
     tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="!"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -28,7 +28,7 @@ def _tokenizer():
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    """A small model of transformers' and its directory, which has a tokenizer."""
+    """A small model of transformers and its directory with a tokenizer."""
     directory = tmp_path_factory.mktemp("model")
     model = CASE.model()
     model.save_pretrained(directory)
@@ -44,7 +44,7 @@ def engine(theirs):
 
 
 def _write(engine, sampling, prompt=PROMPT):
-    """Pieces per choice."""
+    """Deltas per choice."""
     written = [[] for _ in range(sampling.n)]
     for delta in engine.stream([prompt], sampling):
         written[delta.choice].append(delta)
@@ -64,7 +64,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS, ids=["penalty", "ngrams", "both"])
 def test_greedy_text_is_that_of_transformers(theirs, engine, way):
-    """64 tokens with penalties equal those of `generate`, and differ from those without."""
+    """64 tokens with penalties equal those of `generate` and differ from those without."""
     with torch.no_grad():
         out = theirs[0].generate(
             torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, pad_token_id=0, **way
@@ -74,8 +74,8 @@ def test_greedy_text_is_that_of_transformers(theirs, engine, way):
     assert ours != _tokens(engine, Sampling(max_tokens=64))
 
 
-def test_bad_words_do_not_come(engine):
-    """A word that would have come does not, as ids or as text; the twin without them has it."""
+def test_bad_words_are_not_generated(engine):
+    """A word that would be generated is not, given as ids or as text; the twin without bad_words has it."""
     plain = _tokens(engine, Sampling(max_tokens=24))
     bad = plain[4]
     assert bad not in _tokens(engine, Sampling(max_tokens=24, bad_words_ids=[(bad,)]))
@@ -85,8 +85,8 @@ def test_bad_words_do_not_come(engine):
     assert word not in "".join(p.text for p in _write(engine, Sampling(max_tokens=24, bad_words=[word]))[0])
 
 
-def test_what_a_text_says_does_not_depend_on_how_many_there_are(engine):
-    """Text i of four is text i of two; the first is the only one of a single; texts differ."""
+def test_a_text_does_not_depend_on_n(engine):
+    """Text i of four is text i of two; the first is that of n = 1; texts differ."""
 
     def tokens(n):
         written = _write(engine, Sampling(max_tokens=12, temperature=1.5, seed=2, n=n))
@@ -100,7 +100,7 @@ def test_what_a_text_says_does_not_depend_on_how_many_there_are(engine):
 
 @pytest.mark.parametrize("is_included", [False, True])
 def test_a_text_ends_at_a_stop_string(engine, is_included):
-    """Before a string that spans two tokens, or behind it; what might begin another one is shown late, not lost."""
+    """Before a string that spans two tokens, or after it; a possible beginning of another is delayed, not lost."""
     plain = _write(engine, Sampling(max_tokens=24))[0]
     text = "".join(delta.text for delta in plain)
     stop = text[9:11]
@@ -114,8 +114,8 @@ def test_a_text_ends_at_a_stop_string(engine, is_included):
     assert deltas[0].text == "" and deltas[1].text == ""
 
 
-def test_end_tokens_and_the_least_length(theirs, engine, monkeypatch):
-    """An end token ends; not before `min_tokens`, and not at all where it is ignored."""
+def test_end_tokens_and_min_tokens(theirs, engine, monkeypatch):
+    """An end token ends a text, but not before `min_tokens`, and not with `ignore_eos`."""
     plain = _tokens(engine, Sampling(max_tokens=24))
     monkeypatch.setattr(engine.model, "end_ids", frozenset([plain[3]]))
     deltas = _write(engine, Sampling(max_tokens=24))[0]
@@ -136,22 +136,22 @@ def test_end_tokens_and_the_least_length(theirs, engine, monkeypatch):
     assert later == out[0, len(PROMPT) :].tolist()
 
 
-def test_stop_strings_wait_for_the_least_length(engine):
-    """A stop string before `min_tokens` is text like other text."""
+def test_stop_strings_wait_for_min_tokens(engine):
+    """A stop string before `min_tokens` is normal text."""
     plain = "".join(delta.text for delta in _write(engine, Sampling(max_tokens=24))[0])
     sampling = Sampling(max_tokens=24, stop=[plain[2]], min_tokens=24)
     assert "".join(delta.text for delta in _write(engine, sampling)[0])[:23] == plain[:23]
 
 
-def test_more_texts_than_run_at_a_time(engine):
-    """Texts beyond `max_num_seqs` wait for their turn, and say what they say among few."""
+def test_more_texts_than_max_num_seqs(engine):
+    """Texts beyond `max_num_seqs` wait, and are the same as among few."""
     nine = _write(engine, Sampling(max_tokens=6, temperature=1.0, n=9))
     assert nine[:2] == _write(engine, Sampling(max_tokens=6, temperature=1.0, n=2))
     assert all(len(deltas) == 6 for deltas in nine)
 
 
-def test_a_generation_config_writes_as_transformers_does(theirs, tmp_path):
-    """A directory with settings of its own: 48 tokens of `generate` without arguments; the twin ignores the file."""
+def test_generation_config_acts_as_in_transformers(theirs, tmp_path):
+    """A directory with settings: 48 tokens equal `generate` without arguments; the twin ignores the file."""
     settings = {
         "do_sample": False,
         "temperature": 0.6,

@@ -1,4 +1,4 @@
-"""Calls of the attention kernels, of their references, and of PyTorch with the mask and the cap written out.
+"""Calls of the attention kernels, their references, and PyTorch with explicit mask and cap.
 
 A shape is (positions of a sequence, sequences, query heads, KV heads, head size).
 """
@@ -17,7 +17,7 @@ from tilewise.kernels.isa import run
 
 @dataclass(frozen=True)
 class Scores:
-    """What happens to scores; 0 and None are nothing."""
+    """Options of scores; 0 and None mean none."""
 
     causal: bool = True
     window: int = 0
@@ -31,11 +31,11 @@ class Scores:
 
     @property
     def named(self):
-        """As the reference takes them."""
+        """The options as the reference takes them."""
         return {"window": self.window, "softcap": self.softcap, "lengths": self.tile}
 
     def seen(self, seq, count):
-        """[sequences, 1, queries, positions]: what is seen."""
+        """`[sequences, 1, queries, positions]`: which positions a query sees."""
         query, position = torch.arange(seq)[:, None], torch.arange(seq)[None, :]
         if self.causal:
             mask = (position <= query) & (position > query - (self.window or seq))
@@ -44,11 +44,11 @@ class Scores:
         return (position[None] < lengths[:, None, None]).expand(count, seq, seq)[:, None]
 
     def positions(self, query):
-        """What a causal row sees."""
+        """The positions that a causal row sees."""
         return range(max(0, query - self.window + 1) if self.window else 0, query + 1)
 
     def padding(self, seq, count):
-        """[sequences, 1, queries, 1]: rows from a sequence's length on."""
+        """`[sequences, 1, queries, 1]`: rows at or beyond a sequence's length."""
         lengths = torch.tensor(self.lengths or (seq,) * count)
         return (torch.arange(seq)[None] >= lengths[:, None])[:, None, :, None]
 
@@ -107,8 +107,9 @@ def exact(shape, q, k, v, dout, scores=CAUSAL):
 
 
 def torch_attention(shape, q, k, v, scores=CAUSAL):
-    """PyTorch in the operands' dtype: its own op under an explicit mask, or with a cap step by step; the output and
-    its batch splits."""
+    """PyTorch in the operands' dtype: its own op with an explicit mask, or step by step with a cap;
+    the output and its batch splits.
+    """
     seq, count, heads, kv_heads, dim = shape
     batch_splits = [tensor(x).requires_grad_() for x in (q, k, v)]
     widths = (heads, kv_heads, kv_heads)

@@ -1,8 +1,10 @@
-"""A pytest plugin: one more instruction-set level, `neon`, whose kernels run in an emulated aarch64 process.
+"""A pytest plugin: an additional instruction-set level, `neon`, whose kernels run in an emulated
+aarch64 process.
 
-`--kernel-server COMMAND` starts `native/kernels/kernel_server.cc`; from then on this folder's tests see the levels avx2
-and neon, neon being the one in use. Every call at neon also runs on this machine's avx2, and both must leave the same
-bits. Operands end at forbidden pages there. `test_kernel_neon.py` runs this folder's tests with it.
+`--kernel-server COMMAND` starts `native/kernels/kernel_server.cc`. This folder's tests then see the
+levels avx2 and neon, with neon in use. Every call at neon also runs on this machine's avx2, and
+both must give the same bits. Operands of the emulated process end at inaccessible pages.
+`test_kernel_neon.py` runs this folder's tests with it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class _Segment:
     end: int
 
     def read(self) -> bytes:
-        """The bytes as they are now."""
+        """The current bytes."""
         return ctypes.string_at(self.begin, self.end - self.begin)
 
 
@@ -46,7 +48,7 @@ def _span(array):
 
 
 def _segments(arrays):
-    """The spans of all arrays, overlapping ones joined: what aliases here aliases there."""
+    """The spans of all arrays, overlapping ones merged, so that operands that alias here alias there."""
     segments: list[_Segment] = []
     for begin, end in sorted(_span(array) for array in arrays):
         if segments and begin < segments[-1].end:
@@ -57,20 +59,20 @@ def _segments(arrays):
 
 
 def _place(array, segments):
-    """Number of the segment that holds an array, and where in it."""
+    """The segment of an array, and its offset there."""
     begin, end = _span(array)
     return next((i, begin - s.begin) for i, s in enumerate(segments) if s.begin <= begin and end <= s.end)
 
 
 def _extent(tile):
-    """Rows, columns and stride in elements as the kernels count them."""
+    """Rows, columns and stride in elements, in the kernels' terms."""
     if isinstance(tile, tuple):
         return tile[1], tile[2], padded_columns(tile[2])
     return *tile.shape, tile.strides[0] // tile.itemsize
 
 
 class KernelServer:
-    """The other process; `run` is `tilewise.kernels.isa.run` there."""
+    """The other process; `run` replaces `tilewise.kernels.isa.run`."""
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(
@@ -91,7 +93,7 @@ class KernelServer:
         return data
 
     def run(self, name, tiles, ints=(), floats=(), *, row_begin=0, repeat=1, scratch_bytes=64 << 20) -> None:
-        """Run one kernel there and bring every operand's memory back."""
+        """Run one kernel there and copy every operand's memory back."""
         segments = _segments([_array_of(tile) for tile in tiles if tile is not None])
         places = []
         for tile in tiles:
@@ -130,7 +132,7 @@ class KernelServer:
 
 
 def _copies(tiles):
-    """The operands in memory of their own, sharing it as the given ones do."""
+    """Copies of the operands that share memory like the originals."""
     segments = _segments([_array_of(tile) for tile in tiles if tile is not None])
     memory = [bytearray(s.read()) for s in segments]
 
@@ -146,7 +148,7 @@ def _copies(tiles):
 
 
 def _bits(array):
-    """Bit patterns; every NaN alike, because its sign and payload are the processor's own."""
+    """Bit patterns; all NaNs are equal, because sign and payload depend on the processor."""
     kind = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[array.itemsize]
     values = np.ascontiguousarray(array)
     if array.dtype.kind != "f" and array.dtype != ml_dtypes.bfloat16:
@@ -156,7 +158,7 @@ def _bits(array):
 
 
 def run_and_compare(server, native, peer, name, tiles, ints=(), floats=(), **options) -> None:
-    """Run a kernel natively at `peer` on copies, then there; both must leave the same bits in every operand."""
+    """Run a kernel natively at `peer` on copies, then there; both must give the same bits in every operand."""
     global num_compared
     copies = _copies(tiles)
     native(name, copies, ints, floats, isa=peer, **options)  # also refuses what cannot be run
@@ -171,12 +173,12 @@ def run_and_compare(server, native, peer, name, tiles, ints=(), floats=(), **opt
 
 
 def pytest_addoption(parser):
-    """The command that starts the server."""
+    """The option for the server's command."""
     parser.addoption("--kernel-server", required=True, help="command that serves kernels of the level neon")
 
 
 def pytest_configure(config):
-    """Before any test imports `run`: the levels and how kernels run at them."""
+    """Register the level before a test imports `run`."""
     server = KernelServer(shlex.split(config.getoption("--kernel-server")))
     assert server.level == LEVEL
     native = isa.run
@@ -194,5 +196,5 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Say how many calls were compared; the test that started this run reads it."""
+    """Print how many calls were compared, for the test that started this run."""
     print(f"\ncompared {num_compared} calls")

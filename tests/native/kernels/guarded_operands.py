@@ -1,6 +1,7 @@
-"""A pytest plugin: every operand of every kernel ends at a page that cannot be touched, and what the table calls `in`
-lies on pages that cannot be written, so reading or writing past an end, or writing what is only read, kills the
-process instead of passing unseen. `test_kernel_bounds.py` runs this folder's tests with it."""
+"""A pytest plugin: every kernel operand ends at an inaccessible page, and operands that the table
+calls `in` are on read-only pages. An access past an end, or a write to an input, kills the process.
+`test_kernel_bounds.py` runs this folder's tests with it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ moved = 0
 
 
 class _Guarded:
-    """A copy of an array whose last byte is the last before a forbidden page."""
+    """A copy of an array whose last byte precedes an inaccessible page."""
 
     def __init__(self, array: np.ndarray) -> None:
         strides = zip(array.shape, array.strides)
@@ -37,7 +38,7 @@ class _Guarded:
         self.array[...] = array
 
     def protect(self) -> None:
-        """No more writes."""
+        """Make it read-only."""
         assert _libc.mprotect(self.base, self.bytes - _PAGE, mmap.PROT_READ) == 0
 
     def free(self) -> None:
@@ -46,7 +47,7 @@ class _Guarded:
 
 
 def _is_read_only(name, count):
-    """Per operand of a call, whether the table calls it `in`; members of neighbouring lists take turns."""
+    """Per operand of a call, whether the table calls it `in`; members of adjacent lists alternate."""
     if name not in isa.kernel_names():
         return [False] * count
     operands = kernel_spec(name).operands
@@ -98,5 +99,5 @@ isa.run = _guard(isa.run)
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Say how many operands were guarded; the test that started this run reads it."""
+    """Print how many operands were guarded, for the test that started this run."""
     print(f"\nguarded {moved} operands")

@@ -1,7 +1,7 @@
-"""Shared by the kernel tests: arrays, k split ranges, PyTorch in bf16, and the two rules of tolerance.
+"""Shared by the kernel tests: arrays, k split ranges, PyTorch in bf16, and the two tolerance rules.
 
-fp32: max|y - y64| / max|y64| within a bound. bf16: mean error at most 1.1x and maximum at most 2x the
-error that PyTorch's own bf16 op makes against fp64.
+fp32: max|y - y64| / max|y64| within a bound. bf16: mean error at most 1.1 times and maximum at most
+twice the error of PyTorch's own bf16 op against fp64.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ every_dtype = pytest.mark.parametrize("dt", ["f32", "bf16"])
 
 
 def rng(seed=0):
-    """A generator of the test's own."""
+    """A seeded generator."""
     return np.random.default_rng(seed)
 
 
 def random(gen, m, n, dt="f32", scale=1.0):
-    """Normal values, as rows of a wider array: stride > cols."""
+    """Normal values as rows of a wider array (stride > columns)."""
     wide = (gen.standard_normal((m, n + 5)) * scale).astype(np.float32).astype(NUMPY[dt])
     return wide[:, 2 : n + 2]
 
 
 def empty(m, n, dt="f32"):
-    """An output of stride > cols, filled with a value that must be overwritten."""
+    """An output with stride > columns, filled with a value that must be overwritten."""
     return np.full((m, n + 3), 77.0, np.float32).astype(NUMPY[dt])[:, :n]
 
 
@@ -49,7 +49,7 @@ def packed_out(n, k, dt="f32"):
 
 
 def even_splits(k, k_splits, terms=1):
-    """The ints of `k_splits` even ranges of k for every term."""
+    """The integers of `k_splits` even ranges of k for every term."""
     cuts = [k * c // k_splits // 2 * 2 for c in range(k_splits)] + [k]
     return [x for c in range(k_splits) for _ in range(terms) for x in (cuts[c], cuts[c + 1])]
 
@@ -67,7 +67,7 @@ def array(t):
 
 
 def bits(x):
-    """The bit pattern, so that NaN and the sign of zero compare too."""
+    """The bit pattern, so that NaN and the sign of zero are compared, too."""
     return np.ascontiguousarray(x).view({2: np.uint16, 4: np.uint32, 8: np.uint64}[x.dtype.itemsize])
 
 

@@ -1,8 +1,9 @@
-"""One small call of every kernel, made from its line of the table: an operand of the right sizes and type per name.
+"""One small call of every kernel, made from its line of the table: operands of the right sizes and
+dtypes.
 
-As a program (`test_kernel_read_only.py` starts it) it runs such calls with every operand that is only read, or with the
-one that is named, on pages that cannot be written. It says what it runs before it does, so the last line before the end
-of a killed process names the kernel.
+As a program (`test_kernel_read_only.py` starts it), it runs such calls with all input operands, or
+the named one, on read-only pages. It prints each call before it runs, so the last line of a killed
+process names the kernel.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def sizes_of(spec, operand):
 
 
 def operands_of(spec, name):
-    """(name, role, rows, columns, element type, packed) of every operand of a full call."""
+    """(name, role, rows, columns, dtype, packed) of every operand of a full call."""
     own = name[len(spec.base) + 1 :]
     members: list = []
     for is_list, group in groupby(spec.operands, lambda o: o.is_list):
@@ -99,33 +100,35 @@ def operands_of(spec, name):
 
 
 def integers_of(spec, name):
-    """Integers that fit those operands."""
+    """Integer arguments that match those operands."""
     made = list(operands_of(spec, name))
-    known, result = dict(INTS), []
+    integers, result = dict(INTS), []
     if spec.base == "rope":
-        known["head_dim"] = D
+        integers["head_dim"] = D
     for i in spec.ints:
         if i.source is not None:
             kind, of = i.source
             members = [o for o in made if o[0] == of]
-            known[i.name] = {"count": len(members), "f32": members[0][4] == "f32", "packed": members[0][5]}[
-                kind
-            ]
+            integers[i.name] = {
+                "count": len(members),
+                "f32": members[0][4] == "f32",
+                "packed": members[0][5],
+            }[kind]
         if not i.is_list:
-            result.append(int(known.get(i.name, 0)))
+            result.append(int(integers.get(i.name, 0)))
             continue
         if spec.base == "update":  # no steps: every array is left with itself
             result += range(1 + MEMBERS) if i.name == "left" else ()
             continue
-        terms, end = known.get("num_terms", 1), SIZES["d"]
+        terms, end = integers.get("num_terms", 1), SIZES["d"]
         values = [v for begin in (0, end // 2) for _ in range(terms) for v in (begin, begin + end // 2)]
-        assert len(values) == prod(int(f) if f.isdigit() else known[f] for f in i.length)
+        assert len(values) == prod(int(f) if f.isdigit() else integers[f] for f in i.length)
         result += values
     return result
 
 
 class Page:
-    """An operand in pages of its own, which can be closed to writing."""
+    """An operand in its own pages, which can be made read-only."""
 
     def __init__(self, rows, cols, dtype, packed):
         count = packed_elements(rows, cols) if packed else rows * cols
@@ -137,20 +140,20 @@ class Page:
         self.tile = (array, rows, cols) if packed else array.reshape(rows, cols)
 
     def close(self):
-        """A write kills the process from here on."""
+        """Make it read-only."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         assert libc.mprotect(self.address, len(self.memory), mmap.PROT_READ) == 0
 
     def open(self):
-        """As it was."""
+        """Make it writable."""
         ctypes.CDLL(None).mprotect(
             ctypes.c_void_p(self.address), ctypes.c_size_t(len(self.memory)), mmap.PROT_READ | mmap.PROT_WRITE
         )
 
 
 def run_closed(spec, name, isa, closed):
-    """One call; `closed` says which operands cannot be written, None: those that are only read."""
+    """One call; `closed` names the read-only operands, None: all inputs."""
     operands = list(operands_of(spec, name))
     pages = [Page(*shape) for _, _, *shape in operands]
     shut = [

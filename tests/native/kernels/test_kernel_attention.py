@@ -1,4 +1,4 @@
-"""Attention forward, backward and paged against fp64 and PyTorch; the bits of a row against its neighbours."""
+"""Attention forward, backward and paged against fp64 and PyTorch; the bits of a row do not depend on other rows."""
 
 import numpy as np
 import pytest
@@ -39,34 +39,36 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 @every_shape
 @pytest.mark.parametrize("causal", [True, False])
 def test_forward_and_backward(isa, dt, shape, causal):
-    """Output, lse and gradients on odd lengths, with grouped heads and odd head sizes."""
+    """Output, lse and gradients for odd lengths, grouped heads and odd head sizes."""
     q, k, v = operands(shape, dt)
     dout, scores = random(rng(9), *q.shape, dt), Scores(causal)
-    found, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
+    results, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
     peer, batch_splits = torch_attention(shape, q, k, v, scores)
     peer.backward(tensor(dout))
-    assert_close(found[0], want[0], dt, array(peer), 2e-6)
-    assert_close(found[1], want[1], "f32", bound=2e-6)
-    for got, gradient, split in zip(found[2:], want[2:], batch_splits, strict=True):
+    assert_close(results[0], want[0], dt, array(peer), 2e-6)
+    assert_close(results[1], want[1], "f32", bound=2e-6)
+    for got, gradient, split in zip(results[2:], want[2:], batch_splits, strict=True):
         assert_close(got, gradient, dt, array(split.grad), 4e-6)
 
 
 @every_dtype
-def test_backward_leaves_fp32_partials(dt):
-    """dk and dv leave in fp32 when a group's heads are spread over devices."""
+def test_backward_returns_fp32_partial_values(dt):
+    """dk and dv are fp32 if a group's heads are spread over devices."""
     shape = (80, 1, 4, 2, 16)
     q, k, v = operands(shape, dt)
     out, lse = forward(shape, dt, q, k, v)
     dout = random(rng(9), *q.shape, dt)
-    rounded, kept = (backward(shape, dt, dout, out, lse, q, k, v, dkv_is_f32=flag) for flag in (False, True))
-    for a, b in zip(rounded, kept, strict=True):
+    rounded, partial = (
+        backward(shape, dt, dout, out, lse, q, k, v, dkv_is_f32=flag) for flag in (False, True)
+    )
+    for a, b in zip(rounded, partial, strict=True):
         assert_same_bits(a, b.astype(NUMPY[dt]))
 
 
 @every_level
 @every_dtype
 def test_bits_of_a_sequence_do_not_depend_on_its_neighbours(isa, dt):
-    """Two sequences in one task and each alone give the same bits."""
+    """Two sequences in one task, and each alone, give the same bits."""
     shape = (70, 2, 4, 2, 24)
     q, k, v = operands(shape, dt)
     both, _ = forward(shape, dt, q, k, v, isa)
@@ -79,9 +81,9 @@ def test_bits_of_a_sequence_do_not_depend_on_its_neighbours(isa, dt):
 @every_dtype
 @pytest.mark.parametrize("length", [33, 64, 100])
 def test_bits_of_a_prefix_do_not_depend_on_what_follows(isa, dt, length):
-    """Causal rows of a long sequence equal the short sequence's: skipped positions change no bit.
+    """Causal rows of a long sequence equal those of the short one: skipped positions change no bit.
 
-    Backward the same holds where nothing flows back from the later rows.
+    The same holds for the backward pass if no gradient comes from the later rows.
     """
     heads, kv_heads, dim, seq = 4, 2, 24, 131
     shape, short = (seq, 1, heads, kv_heads, dim), (length, 1, heads, kv_heads, dim)
@@ -98,7 +100,7 @@ def test_bits_of_a_prefix_do_not_depend_on_what_follows(isa, dt, length):
 
 @every_dtype
 def test_comparisons_of_rows_can_fail(dt):
-    """Two sequences taken for one, and later rows that are not masked, change the bits of rows that were compared."""
+    """The twin: two sequences treated as one, and later rows that are not masked, change compared rows."""
     q, k, v = operands((70, 2, 4, 2, 24), dt)
     both, _ = forward((70, 2, 4, 2, 24), dt, q, k, v)
     one, _ = forward((140, 1, 4, 2, 24), dt, q, k, v)
@@ -135,8 +137,9 @@ LASTS = (0, 1, 14, 15, 16, 17, 31, 32, 33, 62, 63, 64, 65, 126, 127, 128, 199)
 @pytest.mark.parametrize("heads", FEW, ids=str)
 @pytest.mark.parametrize("scores", [Scores(), Scores(window=70, softcap=5.0)], ids=["plain", "window, cap"])
 def test_few_queries_have_the_bits_of_many(isa, dt, heads, scores):
-    """A step of decoding reads keys and values where they lie; a prompt's rows read them packed. Alone, in twos and
-    threes of a text, and next to another's, where a KV block is full or ends anywhere."""
+    """A decoding step reads keys and values in place; a prompt's rows read them packed. One to
+    three rows of a text alone, and next to another text's, with full and partial KV blocks.
+    """
     shape = (200, 1, *heads)
     q, k, v = operands(shape, dt)
     many, _ = forward(shape, dt, q, k, v, isa, scores=scores)
@@ -158,8 +161,8 @@ def test_few_queries_have_the_bits_of_many(isa, dt, heads, scores):
 @every_level
 @every_dtype
 @pytest.mark.parametrize("rows", [[70], range(40, 90)], ids=["few", "many"])
-def test_some_heads_alone_have_the_bits_of_all(isa, dt, rows):
-    """A task of some heads is given their columns of the queries, the caches whole, and where it begins."""
+def test_some_heads_have_the_bits_of_all(isa, dt, rows):
+    """A task of some heads gets their columns of the queries, the whole caches, and its first head."""
     shape, rows = (100, 1, 8, 4, 32), np.array(rows)
     q, k, v = operands(shape, dt)
     caches, table = paged(dt, k, v, 64, rng(3), 32)
@@ -175,7 +178,7 @@ def test_some_heads_alone_have_the_bits_of_all(isa, dt, rows):
 
 @every_dtype
 def test_paged_mixes_sequences(dt):
-    """Tokens of several sequences in one batch each see their own pages."""
+    """Tokens of several sequences in a batch see only their own pages."""
     gen = rng(5)
     k_cache, v_cache = (np.ascontiguousarray(random(gen, 64 * 6, 16, dt)) for _ in range(2))
     q = random(gen, 4, 32, dt)
@@ -192,7 +195,7 @@ def test_paged_mixes_sequences(dt):
 @every_level
 @every_dtype
 def test_large_scores_do_not_overflow(isa, dt):
-    """Scores of thousands give a finite softmax that picks the largest; NaN stays in its row."""
+    """Scores of thousands give a finite softmax that selects the largest; NaN stays in its row."""
     shape = (66, 1, 1, 1, 16)
     q, k, v = (x.copy() for x in operands(shape, dt))
     q *= np.asarray(300, q.dtype)
@@ -204,8 +207,8 @@ def test_large_scores_do_not_overflow(isa, dt):
     assert np.isfinite(np.delete(values, 10, 0)).all()
 
 
-def test_sequences_too_long_for_scratch_are_refused():
-    """The backward pass keeps one KV head's sequence in scratch; more than fits is one clear error."""
+def test_too_long_sequences_for_scratch_are_rejected():
+    """The backward pass stores one KV head's sequence in scratch memory; a longer one is a clear error."""
     q = np.zeros((1 << 16, 128), np.float32)
     operands = [q.copy(), q.copy(), q.copy(), q, q, np.zeros((1 << 16, 1), np.float32), q, q, q, None]
     with pytest.raises(MemoryError, match="working memory"):

@@ -1,6 +1,4 @@
-"""Equality to the bit: across levels, tile heights, devices and accumulation steps, each with a planted
-fault.
-"""
+"""Equality to the bit across levels, tile heights, devices and accumulation steps, each with a planted fault."""
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ K_SPLITS = 8
 
 
 def matmul(dt, a, w, ranges, isa="", f32=1, residual=None, name="matmul"):
-    """One call; the output in fp32 unless f32 is 0."""
+    """One call; the output is fp32 unless f32 is 0."""
     width = w.shape[0] if name == "matmul" else w.shape[1]
     out = empty(len(a), width, "f32" if f32 else dt)
     run(f"{name}_{dt}", [out, residual, a, packed(w, dt)], [f32, 1, len(ranges) // 2, *ranges], isa=isa)
@@ -44,7 +42,7 @@ def weight_gradient(dt, dy, x, ids, de, split_rows, carries=(), isa=""):
 
 
 def tree_add(parts, dt="f32"):
-    """The tree over partials."""
+    """The tree over partial values."""
     out = empty(*parts[0].shape, dt)
     run(f"tree_add_{dt}", [out, None, *parts])
     return out
@@ -93,21 +91,21 @@ def everything_in_fp32(isa):
 
 @pytest.mark.parametrize("isa", FMA_LEVELS[1:])
 def test_fp32_bits_are_equal_on_every_fma_level(isa):
-    """Contractions, norms, exp, log, attention and AdamW: the same bits as on avx2."""
+    """Contractions, norms, exp, log, attention and AdamW have the bits of avx2."""
     for got, want in zip(everything_in_fp32(isa), everything_in_fp32(FMA_LEVELS[0]), strict=True):
         assert_same_bits(got, want)
 
 
 @pytest.mark.skipif("baseline" not in LEVELS, reason="every level has fused multiply-add")
-def test_rounding_products_before_they_are_added_shows():
-    """A level without fused multiply-add gives other bits: the comparison of levels can fail."""
+def test_a_level_without_fma_is_detected():
+    """The twin: rounding products before the addition gives other bits."""
     pairs = zip(everything_in_fp32("baseline"), everything_in_fp32(FMA_LEVELS[0]), strict=True)
     assert any((bits(got) != bits(want)).any() for got, want in pairs)
 
 
 @pytest.mark.skipif("avx512_bf16" not in FMA_LEVELS, reason="needs vdpbf16ps")
 def test_emulated_bf16_dot_follows_the_hardware_order():
-    """Two fused multiply-adds, odd element first, come close to vdpbf16ps: nearly all results are equal."""
+    """Two fused multiply-adds, odd element first, are close to vdpbf16ps: nearly all results are equal."""
     gen = rng(21)
     a, w = random(gen, 30, 200, "bf16"), random(gen, 64, 200, "bf16")
     hard, soft = (matmul("bf16", a, w, [0, 200], isa) for isa in ("avx512_bf16", "avx512"))
@@ -115,9 +113,11 @@ def test_emulated_bf16_dot_follows_the_hardware_order():
 
 
 def amx_sum(a, w, ranges, steps):
-    """What docs/numerics.md says of `amx_bf16`: groups of so many pairs, even and odd products apart, then both.
+    """The order of `amx_bf16` in docs/numerics.md: groups of this many pairs, even and odd products
+    separately, then both.
 
-    In float64, where products and nearly all sums of these operands are exact, each rounded once as the hardware does.
+    In float64, where products and nearly all sums of these operands are exact; each is rounded once
+    as in the hardware.
     """
     a, w = a.astype(np.float64), w.astype(np.float64)
     total = np.zeros((len(a), len(w)), np.float32)
@@ -131,7 +131,7 @@ def amx_sum(a, w, ranges, steps):
 
 @pytest.mark.skipif("amx_bf16" not in LEVELS, reason="needs AMX")
 def test_amx_adds_groups_of_sixteen_pairs():
-    """To the bit, a last group of four pairs included; groups of another length (fault) give others."""
+    """To the bit, with a last group of four pairs; groups of another length (planted fault) differ."""
     gen = rng(22)
     a, w = random(gen, 37, 200, "bf16"), random(gen, 64, 200, "bf16")
     got = matmul("bf16", a, w, [0, 200], "amx_bf16")
@@ -145,7 +145,7 @@ def test_amx_adds_groups_of_sixteen_pairs():
 def test_bits_of_a_row_are_equal_at_every_height(isa, dt, name):
     """A row alone, in a pair, in a decode batch and in a tall tile has the same bits.
 
-    An input gradient turns its weights in the tall tile, and all else in the others.
+    An input gradient transposes its weights in the tall tile, and the other operand in the others.
     """
     gen = rng(13)
     a, w = random(gen, 77, 130, dt), random(gen, 130, 130, dt)
@@ -160,7 +160,7 @@ def test_bits_of_a_row_are_equal_at_every_height(isa, dt, name):
 @every_dtype
 @pytest.mark.parametrize("rows", [30, 200])
 def test_bits_do_not_depend_on_windows_and_panel_groups(dt, rows):
-    """A wide call equals some of its columns computed alone, where several windows are needed."""
+    """A wide call equals some of its columns computed alone, with several windows."""
     gen = rng(14)
     a, w = random(gen, rows, 2600, dt), random(gen, 2600, 96, dt)
     ranges = even_splits(2600, K_SPLITS)
@@ -172,7 +172,7 @@ def test_bits_do_not_depend_on_windows_and_panel_groups(dt, rows):
 
 
 def subtrees(dt, a, w, devices, k_splits=K_SPLITS):
-    """The fp32 partial of every device: its aligned run of k splits."""
+    """The fp32 partial value of every device: its aligned run of k splits."""
     ranges = even_splits(a.shape[1], k_splits)
     own = 2 * k_splits // devices
     return [matmul(dt, a, w, ranges[d * own : (d + 1) * own]) for d in range(devices)]
@@ -181,7 +181,7 @@ def subtrees(dt, a, w, devices, k_splits=K_SPLITS):
 @every_dtype
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_subtrees_of_devices_complete_the_tree(dt, devices):
-    """Partials of 1, 2, 4 or 8 devices, combined by tree_add, equal the whole call; faults do not."""
+    """Partial values of 1, 2, 4 or 8 devices, combined by tree_add, equal the whole call; planted faults do not."""
     gen = rng(15)
     a, w = random(gen, 33, 256, dt), random(gen, 64, 256, dt)
     whole = matmul(dt, a, w, even_splits(256, K_SPLITS))
@@ -197,8 +197,8 @@ def test_subtrees_of_devices_complete_the_tree(dt, devices):
 
 
 @every_dtype
-def test_rounding_at_a_border_shows(dt):
-    """Partials rounded to bf16 before the tree differ: the comparison can fail."""
+def test_rounded_partial_values_are_detected(dt):
+    """The twin: partial values rounded to bf16 before the tree differ."""
     gen = rng(16)
     a, w = random(gen, 33, 256, dt), random(gen, 64, 256, dt)
     rounded = []
@@ -224,7 +224,7 @@ def test_residual_comes_after_the_root(dt):
 @every_dtype
 @pytest.mark.parametrize("n", [64, 37])
 def test_a_residual_of_one_row_is_added_to_every_row(dt, n):
-    """A bias in the epilogue, and behind the tree over two devices, is the residual whose rows are all alike."""
+    """A bias in the epilogue, and after the tree over two devices, equals a residual with equal rows."""
     gen = rng(19)
     a, w, bias = random(gen, 20, 128, dt), random(gen, n, 128, dt), random(gen, 1, n, dt)
     ranges = even_splits(128, K_SPLITS)
@@ -243,7 +243,7 @@ def test_a_residual_of_one_row_is_added_to_every_row(dt, n):
 @every_dtype
 @pytest.mark.parametrize("k_splits", [3, 5, 6, 8])
 def test_empty_k_splits_are_skipped(dt, k_splits):
-    """Empty slots move sums up unchanged: the tree over the others, with nothing added."""
+    """Empty slots pass sums up unchanged: the tree over the others."""
     gen = rng(18)
     a, w = random(gen, 9, 64, dt), random(gen, 33, 64, dt)
     own = 64 // k_splits // 2 * 2
@@ -258,7 +258,7 @@ def test_empty_k_splits_are_skipped(dt, k_splits):
 
 
 def counter_tree(slots, m, n):
-    """numerics rule 2 word by word: a binary counter over slots, None for an empty one."""
+    """Rule 2 of docs/numerics.md, literally: a binary counter over slots, None for an empty one."""
     stack = {}
     for c, value in enumerate(slots):
         level = 0
@@ -277,7 +277,7 @@ def counter_tree(slots, m, n):
 @every_level
 @every_dtype
 def test_weight_gradient_by_carries_equals_one_call(isa, dt):
-    """All batch splits in one task, and the last leaves with the carries of the earlier ones, give the same bits."""
+    """All batch splits in one task, and the last ones with the carries of the earlier ones, give the same bits."""
     operands = training_operands(dt)
     whole = weight_gradient(dt, *operands, 24, isa=isa)
     part = [[x[i : i + 24] for x in operands] for i in range(0, 96, 24)]
@@ -295,7 +295,7 @@ def test_weight_gradient_by_carries_equals_one_call(isa, dt):
 @every_dtype
 @pytest.mark.parametrize("tokens", [960, 2400])
 def test_weight_gradient_does_not_depend_on_windows_and_panel_groups(isa, dt, tokens):
-    """Many panels over many batch splits equal one panel alone, and the tree over halves that are packed at once."""
+    """Many panels over many batch splits equal one panel alone, and the tree over halves packed at a time."""
     gen, split = rng(20), tokens // 8
     dy, x = random(gen, tokens, 1100, dt), random(gen, tokens, 30, dt)
     whole = weight_gradient(dt, dy, x, None, None, split, isa=isa)
@@ -332,7 +332,9 @@ def test_weight_gradient_of_row_blocks(dt):
 
 
 def scattered(dt, tokens_are, isa, carries=2, n=100, k=70):
-    """Embedding rows alone and next to products of zeros, which take the other way; tokens in the given order."""
+    """Embedding rows alone, and next to products of zeros, which use another code path; tokens in
+    the given order.
+    """
     gen = rng(23)
     ids, de = gen.integers(20, 30, (90, 1)).astype(np.int32), random(gen, 90, k, dt)
     ids[70:] += 72  # whole panels between them have no token
@@ -355,19 +357,20 @@ def scattered(dt, tokens_are, isa, carries=2, n=100, k=70):
 @every_level
 @every_dtype
 @pytest.mark.parametrize("carries", [0, 2])
-def test_embedding_rows_alone_have_the_bits_of_the_tree(isa, dt, carries):
-    """Rows that no token names are zeros at once, and others are summed apart: no bit of them differs."""
-    alone, beside = scattered(dt, slice(None), isa, carries)
-    assert_same_bits(alone, beside)
+def test_an_embeddings_gradient_has_the_bits_of_the_tree(isa, dt, carries):
+    """Rows without tokens are written as zeros directly, and others are summed separately; no bit differs."""
+    alone, separate = scattered(dt, slice(None), isa, carries)
+    assert_same_bits(alone, separate)
     moved, _ = scattered(dt, slice(None, None, -1), isa, carries)
     assert (bits(moved) != bits(alone)).any(), "another order of tokens must show"
 
 
 @every_level
 @every_dtype
-def test_panels_that_no_token_names_stay_as_they_lie(isa, dt):
-    """Written over its only carry, a gradient has the bits that it has next to it: -0 becomes +0 and a NaN a quiet one,
-    in panels that need no other change too."""
+def test_panels_without_tokens_are_normalized(isa, dt):
+    """Written over its only carry, a gradient has the same bits as next to it: -0 becomes +0 and a
+    NaN quiet, also in panels that do not change otherwise.
+    """
     gen, n, k = rng(29), 160, 70
     ids = gen.integers(33, 60, (20, 1)).astype(np.int32)
     de = random(gen, 20, k, dt)
@@ -376,9 +379,9 @@ def test_panels_that_no_token_names_stay_as_they_lie(isa, dt):
     panel = 32 * k  # values of a panel; the second is named, the others are not
     carry[0][2 * panel + 5] = -0.0
     carry[0].view(np.uint32)[4 * panel - 1] = 0x7FA00000
-    beside, over = packed_out(n, k), (carry[0].copy(), n, k)
-    run(f"matmul_dw_{dt}", [beside, None, None, ids, de, carry], [10, 1, 0, 0], isa=isa)
+    separate, over = packed_out(n, k), (carry[0].copy(), n, k)
+    run(f"matmul_dw_{dt}", [separate, None, None, ids, de, carry], [10, 1, 0, 0], isa=isa)
     run(f"matmul_dw_{dt}", [over, None, None, ids, de, over], [10, 1, 0, 0], isa=isa)
-    assert_same_bits(over[0], beside[0])
+    assert_same_bits(over[0], separate[0])
     changed = (bits(over[0]) != bits(carry[0])).reshape(5, panel).sum(1)
     assert changed[1] > 0 and [*changed[[0, 2, 3, 4]]] == [0, 1, 1, 0]

@@ -1,4 +1,4 @@
-"""No kernel touches memory past an operand's end or writes what it only reads: these tests, on guarded pages."""
+"""No kernel accesses memory past an operand's end or writes to an input: this folder's tests on guarded pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 def run_guarded(*arguments):
-    """pytest on this folder with every operand in front of a forbidden page."""
+    """Run pytest on this folder with every operand before an inaccessible page."""
     command = [
         sys.executable,
         "-m",
@@ -33,8 +33,8 @@ def run_guarded(*arguments):
 
 
 @pytest.mark.slow
-def test_nothing_is_touched_past_an_end():
-    """All kernels, all levels, all odd sizes of this folder."""
+def test_no_kernel_accesses_memory_past_an_end():
+    """All kernels, levels and odd sizes of this folder."""
     done = run_guarded(
         str(HERE), "--deselect", f"{HERE}/test_kernel_bounds.py", "-m", "not slow and not soak"
     )
@@ -43,8 +43,8 @@ def test_nothing_is_touched_past_an_end():
 
 
 @pytest.mark.slow
-def test_the_guard_notices(tmp_path):
-    """Reading one row past the end is fatal: the check can fail."""
+def test_the_guard_detects_an_access(tmp_path):
+    """The twin: reading a row past the end kills the process."""
     program = tmp_path / "test_past_the_end.py"
     program.write_text(
         "import numpy as np\n"

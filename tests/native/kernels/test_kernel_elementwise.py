@@ -46,7 +46,7 @@ every_width = pytest.mark.parametrize("d", [1, 16, 45, 150])
 
 
 def ulps(y, exact):
-    """Distance in units of the last place of fp32."""
+    """Distance in units in the last place of fp32."""
     want = exact.astype(np.float32)
     distance = np.abs(y.astype(np.float64) - exact)
     return float((distance / np.spacing(np.abs(want))).max())
@@ -54,7 +54,7 @@ def ulps(y, exact):
 
 @every_level
 def test_exp_and_log_are_within_two_ulp(isa):
-    """exp and log over their ranges, and the values of the C library at the edges."""
+    """exp and log over their ranges, and at the edges the values of the C library."""
     for name, x in (
         ("exp", np.linspace(-87, 88.7, 200001)),
         ("log", np.concatenate([np.geomspace(1e-37, 3e38, 100001), np.linspace(0.5, 2, 100000)])),
@@ -79,7 +79,7 @@ def test_exp_and_log_are_within_two_ulp(isa):
 @every_level
 @every_dtype
 @every_width
-def test_maps(isa, dt, d):
+def test_elementwise_ops(isa, dt, d):
     """add, multiply, scale, activations and gates, forward and backward."""
     gen = rng(d)
     a, b, c, out, second = *(random(gen, 6, d, dt, 3.0) for _ in range(3)), empty(6, d, dt), empty(6, d, dt)
@@ -114,7 +114,7 @@ def test_maps(isa, dt, d):
 @every_dtype
 @every_width
 def test_add_bias(isa, dt, d):
-    """One vector on every row, in place too."""
+    """One vector added to every row, also in place."""
     gen = rng(d)
     x, bias, out = random(gen, 6, d, dt, 3.0), random(gen, 1, d, dt), empty(6, d, dt)
     run(f"add_bias_{dt}", [out, x, bias], isa=isa)
@@ -124,8 +124,8 @@ def test_add_bias(isa, dt, d):
 
 
 @every_level
-def test_activations_far_out(isa):
-    """Where an activation is x, 0 or a constant it is exactly that, however large x is, and so are its slopes."""
+def test_activations_of_large_values(isa):
+    """Where an activation is x, 0 or a constant, it is exact for any size of x, and so is its derivative."""
     x = np.array([[1e-30, 20.0, 1e4, 3e38, -20.0, -1e4, -3e38]], np.float32)
     one, out = np.ones_like(x), np.empty_like(x)
     for name, near in (("gelu", 0.5), ("gelu_tanh", 0.5), ("tanh", 1.0), ("softcap", 1.0)):
@@ -134,8 +134,8 @@ def test_activations_far_out(isa):
         right, left = {"tanh": (1, -1), "softcap": (30, -30)}.get(name, (x[0, 2:4], 0))
         np.testing.assert_array_equal(out[0, 2:4], right)
         np.testing.assert_array_equal(out[0, 5:], left)
-        given = out if name == "tanh" else x
-        run(f"{name}_backward_f32", [out, one, given], floats=[30.0] if name == "softcap" else [], isa=isa)
+        operand = out if name == "tanh" else x
+        run(f"{name}_backward_f32", [out, one, operand], floats=[30.0] if name == "softcap" else [], isa=isa)
         np.testing.assert_allclose(out[0, 0], near, rtol=1e-6)
         np.testing.assert_array_equal(out[0, 2:4], 1 if name.startswith("gelu") else 0)
         np.testing.assert_array_equal(out[0, 5:], 0)
@@ -144,7 +144,7 @@ def test_activations_far_out(isa):
 @every_level
 @every_dtype
 def test_relu_of_special_values(isa, dt):
-    """NaN stays, infinity too, both zeros give 0, and nothing flows where x is not above 0."""
+    """NaN and infinity stay, both zeros give 0, and the gradient is zero where x is not above 0."""
     x, one = SPECIAL[None].astype(NUMPY[dt]), np.ones((1, SPECIAL.size), NUMPY[dt])
     y, dx = np.empty_like(x), np.empty_like(x)
     run(f"relu_{dt}", [y, x], isa=isa)
@@ -156,7 +156,7 @@ def test_relu_of_special_values(isa, dt):
 @every_dtype
 @pytest.mark.parametrize("form", ["none", "tanh"])
 def test_gelu_against_pytorch(dt, form):
-    """Forward and gradient are no worse than PyTorch's."""
+    """Forward and gradient are as accurate as PyTorch's."""
     gen, name = rng(8), "gelu" if form == "none" else "gelu_tanh"
     x, dy = random(gen, 40, 50, dt, 2.0), random(gen, 40, 50, dt)
     split, y, dx = tensor(x).requires_grad_(), empty(40, 50, dt), empty(40, 50, dt)
@@ -170,7 +170,7 @@ def test_gelu_against_pytorch(dt, form):
 
 @every_dtype
 def test_silu_gate_against_pytorch(dt):
-    """Forward and gradients of silu(g) * u are no worse than PyTorch's."""
+    """Forward and gradients of silu(g) * u are as accurate as PyTorch's."""
     gen = rng(7)
     g, u, dh = (random(gen, 40, 50, dt, 2.0) for _ in range(3))
     batch_splits = [tensor(x).requires_grad_() for x in (g, u)]
@@ -188,7 +188,7 @@ def test_silu_gate_against_pytorch(dt):
 
 @every_level
 def test_cast_rounds_to_nearest_even_and_keeps_nan(isa):
-    """Every 16-bit pattern survives a round trip; rounding equals ml_dtypes, denormals included."""
+    """Every 16-bit pattern survives a round trip; rounding equals ml_dtypes, including denormals."""
     every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)[None, :]
     wide, back = np.empty(every.shape, np.float32), np.empty_like(every)
     run("cast_bf16_f32", [wide, every], isa=isa)
@@ -217,7 +217,7 @@ def test_cast_rounds_to_nearest_even_and_keeps_nan(isa):
 @every_level
 @every_dtype
 def test_special_values_propagate(isa, dt):
-    """Infinities and NaN go through the elementwise kernels as IEEE arithmetic has it."""
+    """Infinities and NaN propagate as in IEEE arithmetic."""
     x = SPECIAL.astype(np.float32).astype(NUMPY[dt])[None, :]
     y = np.empty_like(x)
     run(f"add_{dt}", [y, x, x], isa=isa)
@@ -235,7 +235,7 @@ def test_special_values_propagate(isa, dt):
 @every_dtype
 @pytest.mark.parametrize("name", ["copy", "copy_pairs"])
 def test_copies_keep_bits(dt, name):
-    """Copies do not touch a bit, NaN payloads included, between different strides."""
+    """Copies change no bit, including NaN payloads, between different strides."""
     gen = rng(3)
     kind = {4: np.uint32, 2: np.uint16}[np.dtype(NUMPY[dt]).itemsize]
     x = gen.integers(0, np.iinfo(kind).max, (5, 37), dtype=kind)
@@ -259,7 +259,7 @@ LONG = (140_001, 131_072)
 @every_dtype
 @pytest.mark.parametrize("begin", [0, 1, 15, 16])
 def test_long_copies_keep_bits(isa, dt, begin):
-    """Runs that go past the caches are copied to the last element, from anywhere to anywhere, and no further."""
+    """Non-temporal copies are complete from any to any alignment, and write nothing else."""
     kind = {4: np.uint32, 2: np.uint16}[np.dtype(NUMPY[dt]).itemsize]
     for count in LONG:
         x = rng(count).integers(0, np.iinfo(kind).max, (1, 4 // kind().itemsize * count), dtype=kind)
@@ -274,7 +274,7 @@ def test_long_copies_keep_bits(isa, dt, begin):
 @pytest.mark.parametrize("begin", [0, 1, 16])
 @pytest.mark.parametrize("inputs", [2, 3])
 def test_long_sums_keep_bits(isa, inputs, begin):
-    """What is written past the caches has the bits of what is not, with a residual in its place, and ends there."""
+    """Non-temporal sums have the same bits as others, also with an in-place residual, and write nothing else."""
     gen = rng(inputs)
     for rows, cols in ((513, 272), (600, 219)):
         parts = [random(gen, rows, cols) for _ in range(inputs)]
@@ -294,8 +294,8 @@ def test_long_sums_keep_bits(isa, inputs, begin):
 
 
 @pytest.mark.parametrize("dtype", ["f64", "i32"])
-def test_copy_pairs_of_other_types(dtype):
-    """Eight-byte elements and ids are copied as well."""
+def test_copies_of_other_dtypes(dtype):
+    """Eight-byte elements and ids."""
     x = (1e8 * rng().standard_normal((3, 5))).astype({"f64": np.float64, "i32": np.int32}[dtype])
     out = np.zeros_like(x)
     run(f"copy_pairs_{dtype}", [out, x])
@@ -324,7 +324,7 @@ def test_spread(isa, dt):
 
 @every_dtype
 def test_gather_rows_and_kv_write(dt):
-    """Rows are picked and placed by index; negative slots are skipped."""
+    """Rows are selected and stored by index; negative slots are skipped."""
     gen = rng(4)
     x, index = random(gen, 12, 33, dt), np.array([[3], [3], [11], [0]], np.int32)
     out = empty(4, 33, dt)
@@ -345,7 +345,7 @@ def test_gather_rows_and_kv_write(dt):
 @every_dtype
 @pytest.mark.parametrize("inputs", [1, 2, 3, 7, 8])
 def test_tree_add(isa, dt, inputs):
-    """The fixed tree over partials, the residual after the root, one cast."""
+    """The fixed tree over partial values, the residual after the root, one cast."""
     gen = rng(inputs)
     parts, residual, out = (
         [random(gen, 5, 21) for _ in range(inputs)],
@@ -364,7 +364,7 @@ def test_tree_add(isa, dt, inputs):
 
 @every_level
 def test_tree_max_and_or(isa):
-    """Exact maxima; bitwise or puts rows together that only one device holds."""
+    """Exact maxima; a bitwise or combines rows that only one device has."""
     gen = rng(6)
     parts, out = [random(gen, 5, 21) for _ in range(3)], empty(5, 21)
     run("tree_max_f32", [out, None, *parts], isa=isa)

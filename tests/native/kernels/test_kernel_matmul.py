@@ -38,7 +38,7 @@ def bound(k):
 @every_shape
 @pytest.mark.parametrize("k_splits", [1, 5, 8])
 def test_matmul(isa, dt, shape, k_splits):
-    """out = cast(tree(A W^T) + residual) on odd sizes and strided rows."""
+    """out = cast(tree(A W^T) + residual) for odd sizes and strided rows."""
     m, n, k = shape
     gen = rng(m)
     a, w, residual, out = random(gen, m, k, dt), random(gen, n, k, dt), random(gen, m, n, dt), empty(m, n, dt)
@@ -55,7 +55,7 @@ def test_matmul(isa, dt, shape, k_splits):
 @every_level
 @every_dtype
 def test_matmul_sums_terms_of_different_length(isa, dt):
-    """Two terms of different k add up, in fp32 when asked."""
+    """Two terms with different k add up, in fp32 on request."""
     gen = rng(1)
     terms = [(random(gen, 20, k, dt), random(gen, 40, k, dt)) for k in (64, 38)]
     out = empty(20, 40)
@@ -67,7 +67,7 @@ def test_matmul_sums_terms_of_different_length(isa, dt):
 @every_level
 @every_dtype
 def test_matmul_counts_only_its_ranges(isa, dt):
-    """Elements outside the ranges, even NaN, do not take part; empty k splits add nothing."""
+    """Elements outside the ranges, even NaN, have no effect; empty k splits add nothing."""
     gen = rng(2)
     a, w = random(gen, 9, 50, dt).copy(), random(gen, 33, 50, dt)
     a[:, 20:30] = np.nan
@@ -81,7 +81,7 @@ def test_matmul_counts_only_its_ranges(isa, dt):
 @every_dtype
 @every_shape
 def test_matmul_dx(isa, dt, shape):
-    """The transposed use of packed weights, in k splits that start inside a panel."""
+    """Transposed use of packed weights, with k splits that begin inside a panel."""
     m, n, k = shape
     gen = rng(m + 1)
     a, w, residual, out = random(gen, m, n, dt), random(gen, n, k, dt), random(gen, m, k, dt), empty(m, k, dt)
@@ -93,7 +93,7 @@ def test_matmul_dx(isa, dt, shape):
 @every_level
 @every_dtype
 def test_matmul_dx_of_many_rows_of_weights(isa, dt):
-    """A contraction longer than one window, over two terms, keeps its sums between windows."""
+    """A contraction longer than a window, over two terms, carries its sums between windows."""
     gen = rng(3)
     terms = [(random(gen, 40, n, dt), random(gen, n, 70, dt)) for n in (2500, 1301)]
     out = empty(40, 70)
@@ -133,7 +133,7 @@ def test_matmul_dw(isa, dt, tokens, split_rows, n, k):
 @every_dtype
 @pytest.mark.parametrize("n,k", [(33, 40), (300, 1100)])
 def test_matmul_dw_of_embedding_only(isa, dt, n, k):
-    """Without dY the batch splits hold only the scatter-add, also when columns need several passes."""
+    """Without dY, batch splits have only the scatter-add, also if columns need several passes."""
     gen = rng(4)
     ids = gen.integers(0, n, (50, 1)).astype(np.int32)
     de, out = random(gen, 50, k, dt), packed_out(n, k)
@@ -149,7 +149,7 @@ def test_matmul_dw_of_embedding_only(isa, dt, n, k):
 @pytest.mark.parametrize("trans_b", [0, 1])
 @pytest.mark.parametrize("shape", [(5, 3, 1), (37, 65, 129), (15, 40, 1100)], ids=str)
 def test_gemm(isa, dt, trans_a, trans_b, shape):
-    """All four transpose forms, starting from zero in dt and from the output in fp32."""
+    """All four transpose forms, from zero in the dtype and from the output in fp32."""
     m, n, k = shape
     gen = rng(5)
     a = random(gen, *((k, m) if trans_a else (m, k)), dt)
@@ -167,8 +167,8 @@ def test_gemm(isa, dt, trans_a, trans_b, shape):
 @every_level
 @every_dtype
 @pytest.mark.parametrize("split", [1, 3])
-def test_padding_leaves_no_trace_in_a_weight_gradient(isa, dt, split):
-    """Sequences of odd length, padded or not, give equal bits, also of sums that are zero by underflow."""
+def test_padding_does_not_change_a_weight_gradient(isa, dt, split):
+    """Sequences of odd length, padded or not, give equal bits, also of sums that underflow to zero."""
     gen, n, k, length = rng(split), 40, 70, 5
     dy, x = random(gen, 6 * length, n, dt), random(gen, 6 * length, k, dt)
     dy[:, 0], x[:, 0] = 1e-30, -1e-30
@@ -198,8 +198,8 @@ def test_padding_leaves_no_trace_in_a_weight_gradient(isa, dt, split):
 
 @every_level
 @every_dtype
-def test_nothing_to_do(isa, dt):
-    """No rows, no tokens: outputs of no rows stay, weight gradients become zero."""
+def test_empty_calls(isa, dt):
+    """No rows or no tokens: outputs without rows are unchanged, weight gradients become zero."""
     w = packed(random(rng(), 8, 6, dt), dt)
     run(f"matmul_{dt}", [empty(0, 8, dt), None, empty(0, 6, dt), w], [0, 1, 1, 0, 6], isa=isa)
     run(f"matmul_dx_{dt}", [empty(0, 6, dt), None, empty(0, 8, dt), w], [0, 1, 1, 0, 8], isa=isa)
@@ -211,7 +211,7 @@ def test_nothing_to_do(isa, dt):
 @every_level
 @every_dtype
 def test_nan_and_infinity_reach_only_their_row(isa, dt):
-    """A NaN or infinity in a row of A makes that row NaN or infinite and no other."""
+    """A NaN or infinity in a row of A makes only that row NaN or infinite."""
     gen = rng(6)
     a, w = random(gen, 6, 64, dt).copy(), np.abs(random(gen, 40, 64, dt))
     a[2, 5], a[4, 63] = np.nan, np.inf

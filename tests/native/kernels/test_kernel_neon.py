@@ -1,5 +1,6 @@
-"""aarch64 on this machine: the native code cross-compiled and emulated. Its C++ tests run, and this folder's kernel
-tests run at the level `neon`, whose bits must be those of avx2."""
+"""aarch64 by emulation: the native code is cross-compiled, its C++ tests run, and this folder's
+kernel tests run at the level `neon`, whose bits must equal those of avx2.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.soak
 
 @pytest.fixture(scope="module")
 def native_tests():
-    """What building for aarch64 and running its C++ tests printed."""
+    """The output of building for aarch64 and running its C++ tests."""
     missing = [tool for tool in (COMPILER, EMULATOR) if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}: apt install g++-aarch64-linux-gnu qemu-user")
@@ -38,7 +39,7 @@ def native_tests():
 
 @pytest.fixture
 def server(native_tests):
-    """Kernels of the emulated machine."""
+    """The kernel server of the emulated machine."""
     assert native_tests.returncode == 0, native_tests.stdout[-3000:] + native_tests.stderr[-3000:]
     server = KernelServer(SERVER)
     yield server
@@ -46,13 +47,13 @@ def server(native_tests):
 
 
 def test_native_tests_pass_on_aarch64(native_tests):
-    """The task runtime, tile programs, signals and arenas: all C++ tests that the emulator can run."""
+    """Task runtime, tile programs, signals and arenas: all C++ tests that the emulator can run."""
     assert native_tests.returncode == 0, native_tests.stdout[-3000:] + native_tests.stderr[-3000:]
     assert "100% tests passed" in native_tests.stdout
 
 
 def test_every_kernel_case_holds_at_neon(server):
-    """All kernels, all odd sizes of this folder; the bits of every call, fp32 and bf16, are those of avx2."""
+    """All kernels and odd sizes of this folder; the bits of every call, fp32 and bf16, equal those of avx2."""
     assert server.level == LEVEL
     command = [sys.executable, "-m", "pytest", "-q", "-p", "emulated_level", "-p", "no:cacheprovider"]
     command += ["--kernel-server", " ".join(SERVER), "-m", "not slow and not soak", str(HERE)]
@@ -64,8 +65,8 @@ def test_every_kernel_case_holds_at_neon(server):
     assert int(re.search(r"compared (\d+) calls", done.stdout)[1]) > 3000
 
 
-def test_comparison_with_another_arithmetic_fails(server):
-    """A level that rounds products before it adds them is found: the comparison can fail."""
+def test_another_arithmetic_is_detected(server):
+    """The twin: a level that rounds products before the addition differs."""
     gen = rng(1)
     a, w = random(gen, 9, 65), random(gen, 33, 65)
     tiles = [empty(9, 33), None, a, packed(w, "f32")]
@@ -76,7 +77,7 @@ def test_comparison_with_another_arithmetic_fails(server):
 
 
 def test_reading_past_an_end_ends_the_server(server):
-    """Operands end at forbidden pages there as well: a row beyond the last one is noticed."""
+    """Operands end at inaccessible pages there, too: reading a row beyond the last one is detected."""
     x = np.zeros((4, 16), np.float32)
     with pytest.raises(RuntimeError, match="the kernel server ended"):
         server.run("gather_rows_f32", [np.zeros((1, 16), np.float32), x, np.array([[4]], np.int32)])

@@ -1,4 +1,6 @@
-"""No kernel writes an operand that the table calls `in`: tasks that only read a tile run at the same time."""
+"""No kernel writes to an operand that the table calls `in`, because tasks that read the same tile
+run concurrently.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ NAMES = [name for spec in KERNELS.values() for name in spec.names]
 
 
 def run_calls(calls):
-    """(exit status, last line) of a process that runs these calls: that of the call that killed it."""
+    """(exit status, last line) of a process that runs these calls; the last line names the call that killed it."""
     done = subprocess.run(
         [sys.executable, str(PROGRAM)], input=json.dumps(calls), capture_output=True, text=True, timeout=300
     )
@@ -26,8 +28,8 @@ def run_calls(calls):
 
 
 @every_level
-def test_what_is_only_read_stays_as_it_is(isa):
-    """Every kernel, every dtype: all operands that are only read lie on pages that cannot be written."""
+def test_inputs_are_not_written(isa):
+    """Every kernel and dtype with all inputs on read-only pages."""
     status, last = run_calls([(name, isa, None) for name in NAMES])
     if status == 0:
         assert last == "all returned"
@@ -42,7 +44,7 @@ def test_what_is_only_read_stays_as_it_is(isa):
 @pytest.mark.parametrize(
     "name,operand", [("silu_f32", "out"), ("split_tree_f32", "out"), ("update_bf16", "master")]
 )
-def test_a_write_is_noticed(name, operand):
-    """An operand that is written, on such a page, kills the process that says which call it was."""
+def test_a_write_is_detected(name, operand):
+    """The twin: a written operand on such a page kills the process, which has named the call."""
     status, last = run_calls([(name, "", operand)])
     assert status < 0 and last == f"{name}  {operand}"

@@ -18,7 +18,7 @@ from tilewise.kernels.isa import run
 
 
 def tree(rows):
-    """The left-complete tree over a list in which None is an empty slot, as it is defined: from the top."""
+    """The definition of the left-complete tree over a list, in which None is an empty slot, from the top."""
     if len(rows) == 1:
         return rows[0]
     half = 1 << (len(rows) - 1).bit_length() - 1
@@ -30,8 +30,9 @@ def tree(rows):
 @pytest.mark.parametrize("batch_splits", [1, 3, 8])
 @pytest.mark.parametrize("seq_len,k_splits", [(1, 8), (192, 8), (300, 12), (1000, 3)])
 def test_split_tree(isa, batch_splits, seq_len, k_splits):
-    """To the bit: the tree over the sequence splits of a batch split, empty ones skipped; over
-    batch splits; each carry in front."""
+    """To the bit: the tree over the sequence splits of a batch split without empty ones; over batch
+    splits; each carry first.
+    """
     numbers = [c for c, _, _ in reference.sequence_splits(seq_len, k_splits)]
     gen = rng(batch_splits)
     partials, carries = random(gen, batch_splits, 37 * len(numbers)), [random(gen, 1, 37) for _ in range(2)]
@@ -58,7 +59,9 @@ def test_split_tree(isa, batch_splits, seq_len, k_splits):
 @every_level
 @pytest.mark.parametrize("heads,k_splits", [(8, 8), (3, 8), (20, 6), (2, 1)])
 def test_head_sum(isa, heads, k_splits):
-    """To the bit: heads of a k split in order, then the tree; devices with a run of k splits each make its subtrees."""
+    """To the bit: heads of a k split in order, then the tree; devices with a run of k splits each
+    compute its subtrees.
+    """
     size, x = 21, random(rng(heads), 1, 21 * heads)
     cuts = [(c * heads // k_splits, (c + 1) * heads // k_splits) for c in range(k_splits)]
 
@@ -70,10 +73,10 @@ def test_head_sum(isa, heads, k_splits):
                 sums[c] = value if sums[c] is None else sums[c] + value
         return tree(sums)
 
-    def run_on(held, begin=0):
+    def run_on(held_ranges, begin=0):
         out, ranges = (
             empty(1, size),
-            [(size * (b - begin), size * (e - begin)) if e > b else (0, 0) for b, e in held],
+            [(size * (b - begin), size * (e - begin)) if e > b else (0, 0) for b, e in held_ranges],
         )
         held_x = np.ascontiguousarray(x[:, size * begin :])
         run("head_sum_f32", [out, held_x], [len(ranges), *(v for r in ranges for v in r)], isa=isa)
@@ -103,8 +106,8 @@ def test_a_device_without_a_head_adds_nothing(isa):
 
 
 @every_level
-def test_a_sum_over_padded_rows_has_no_sign_where_it_is_zero(isa):
-    """Zeros added to -0 leave -0 or +0, by their signs; with padding the sum is +0 in any case."""
+def test_a_zero_sum_over_padded_rows_is_positive(isa):
+    """Zeros added to -0 give -0 or +0 by their signs; with padding, the sum is always +0."""
     for is_padded, sign in ((0, True), (1, False)):
         out = empty(1, 3)
         partials = np.full((2, 3), [-0.0, 2.5, -1e-42], np.float32)
@@ -117,7 +120,7 @@ def test_a_sum_over_padded_rows_has_no_sign_where_it_is_zero(isa):
 @pytest.mark.parametrize("slots", [1, 2, 3, 5, 8, 12, 13])
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_tree_resume(isa, slots, width):
-    """Runs of any length, one after the other from the stack that the last one left, give the one tree to the bit."""
+    """Runs of any length, each continuing from the last one's stack, give the one tree to the bit."""
     partials = [random(rng(s), 3, 21) for s in range(slots)]
 
     def resumed(order):
@@ -140,7 +143,7 @@ def test_tree_resume(isa, slots, width):
 
 
 def test_tree_resume_in_place():
-    """The stack that a run leaves may lie where it found the last one."""
+    """A run's stack may replace the one that it continues."""
     partials = [random(rng(s), 2, 40) for s in range(3)]
     stack, root = empty(2, 80), empty(2, 40)
     run("tree_resume_f32", [stack[:, :40], None, partials[0]], [0, 1, 0])
@@ -152,7 +155,7 @@ def test_tree_resume_in_place():
 def square_sums(
     grad, part, k_splits, first_row=0, *, rows=None, first_entry=0, size=None, is_packed=False, isa=""
 ):
-    """The entries that a call fills in, of a gradient of which `part` is held."""
+    """The entries that a call computes, for a gradient of which `part` is present."""
     rows = len(grad) if rows is None else rows
     out = np.full((len(k_splits) * rows if size is None else size, 1), 7.0)
     ints = [int(is_packed), rows, first_row, first_entry, len(k_splits), *(x for c in k_splits for x in c)]
@@ -165,8 +168,9 @@ def square_sums(
 @every_level
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_square_sum(isa, is_packed):
-    """An entry per row and k split has the same fp64 bits, whatever rows and columns a device and
-    entries a call hold."""
+    """An entry per row and k split has the same fp64 bits for any rows and columns of a device and
+    any entries of a call.
+    """
     grad = random(rng(9), 150, 50)
     cuts = [(0, 10), (10, 10), (10, 36), (36, 50)]
     whole = square_sums(grad, grad, cuts, isa=isa)
@@ -179,14 +183,14 @@ def test_square_sum(isa, is_packed):
         total = np.zeros_like(whole)
         for (a, b), columns in pieces:
             begin, end = cuts[columns][0][0], cuts[columns][-1][1]
-            held = [
+            ranges = [
                 (max(x - begin, 0), min(y, end) - begin) if begin <= x < y <= end else (0, 0) for x, y in cuts
             ]
             part = grad[a + shift : b + shift, begin:end]
             for first in range(0, len(whole), 64):
                 size = min(64, len(whole) - first)
                 entries = square_sums(
-                    grad, part, held, a, first_entry=first, size=size, is_packed=is_packed, isa=isa
+                    grad, part, ranges, a, first_entry=first, size=size, is_packed=is_packed, isa=isa
                 )
                 assert not (total[first : first + size] * entries).any(), "an entry that two hold"
                 total[first : first + size] += entries
@@ -200,7 +204,7 @@ def test_square_sum(isa, is_packed):
 
 @every_level
 def test_entries_past_the_last_are_zero(isa):
-    """A vector gives an entry per element; what a gradient's region has more is zero."""
+    """A vector has an entry per element; the rest of a gradient's region is zero."""
     vector = random(rng(4), 5, 1)
     out = square_sums(vector, vector, [(0, 1)], size=9, isa=isa)
     assert_same_bits(out[:5], vector.astype(np.float64) ** 2)
@@ -210,15 +214,15 @@ def test_entries_past_the_last_are_zero(isa):
 @every_level
 @pytest.mark.parametrize("entries", [1, 7, 8, 40, 77])
 def test_norm_adds_one_tree(isa, entries):
-    """The left-complete tree over all entries, in fp64 to the bit; its square root as fp32."""
+    """The left-complete tree over all entries in fp64 to the bit; its square root as fp32."""
     squares = rng(entries).standard_normal((entries, 1)) ** 2 * 10.0 ** rng(1).integers(-9, 9, (entries, 1))
     out, loss = np.empty((1, 2), np.float32), np.ones((1, 1), np.float32)
     run("norm_scale", [out, squares, loss], floats=[0.0], isa=isa)
     assert out[0, 0] == np.float32(np.sqrt(tree(list(squares[:, 0]))))
 
 
-def test_another_order_of_the_norm_shows():
-    """Entries that overflow unless they meet in the tree's order: what the tree adds first decides."""
+def test_another_order_of_the_norm_is_detected():
+    """The twin: entries that overflow unless the tree adds them first in its own order."""
     huge = float(np.finfo(np.float64).max)
     out, loss = np.empty((1, 2), np.float32), np.ones((1, 1), np.float32)
     for order, is_finite in (([huge, -huge, huge, -huge], True), ([huge, huge, -huge, -huge], False)):
@@ -229,7 +233,7 @@ def test_another_order_of_the_norm_shows():
 @every_level
 @pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e6])
 def test_norm_scale(isa, max_norm):
-    """The norm and its clipping factor; the factor is NaN when the norm or the loss is no finite fp32 number."""
+    """The norm and its clipping factor; the factor is NaN if the norm or the loss is not a finite fp32 number."""
     partials = np.abs(rng(11).standard_normal((40, 1)))
     out, loss = np.empty((1, 2), np.float32), np.ones((1, 1), np.float32)
     for bad_square, bad_loss in (

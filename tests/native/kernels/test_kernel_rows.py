@@ -31,7 +31,7 @@ every_grouping = pytest.mark.parametrize("groups,offset", [(1, 0.0), (1, 1.0), (
 @every_width
 @every_grouping
 def test_rms_norm(isa, dt, d, groups, offset):
-    """y and rstd on odd widths, of whole rows and of heads; as good as fp32 that is rounded once, as in Gemma."""
+    """y and rstd for odd widths, of whole rows and of heads; as accurate as fp32 rounded once, as in Gemma."""
     gen = rng(d)
     x, gamma = random(gen, 9, groups * d, dt, 3.0), random(gen, 1, d, dt)
     y, rstd = empty(9, groups * d, dt), empty(9, groups)
@@ -49,7 +49,7 @@ def test_rms_norm(isa, dt, d, groups, offset):
 @every_grouping
 @pytest.mark.parametrize("with_residual", [True, False])
 def test_rms_norm_backward(isa, dt, d, groups, offset, with_residual):
-    """dx, and dgamma per batch split when a task holds whole batch splits."""
+    """dx, and dgamma per batch split if a task has whole batch splits."""
     gen = rng(d)
     x, dy, residual = (random(gen, 12, groups * d, dt) for _ in range(3))
     gamma, dx, batch_splits = random(gen, 1, d, dt), empty(12, groups * d, dt), empty(3, groups * d)
@@ -64,8 +64,8 @@ def test_rms_norm_backward(isa, dt, d, groups, offset, with_residual):
 
 @every_level
 @every_dtype
-def test_norms_of_heads_are_norms(isa, dt):
-    """To the bit: heads side by side are as many rows; an offset of 0 is none, also for gains of -0."""
+def test_norms_of_heads_equal_norms_of_rows(isa, dt):
+    """To the bit: adjacent heads are as many rows; an offset of 0 has no effect, also for gains of -0."""
     gen = rng(5)
     x, gamma = random(gen, 8, 60, dt).copy(), random(gen, 1, 20, dt).copy()
     gamma[0, 3] = -0.0
@@ -83,7 +83,7 @@ def test_norms_of_heads_are_norms(isa, dt):
 @every_width
 @pytest.mark.parametrize("shift", [0.0, 30.0])
 def test_layer_norm(isa, dt, d, shift):
-    """y and statistics on odd widths, also where the mean is far larger than what differs from it."""
+    """y and statistics for odd widths, also if the mean is much larger than the deviations."""
     gen = rng(d)
     x = (random(gen, 9, d, "f32", 3.0) + np.float32(shift)).astype(NUMPY[dt])
     gamma, beta, y, stats = random(gen, 1, d, dt), random(gen, 1, d, dt), empty(9, d, dt), empty(9, 2)
@@ -102,7 +102,7 @@ def test_layer_norm(isa, dt, d, shift):
 @every_width
 @pytest.mark.parametrize("with_residual", [True, False])
 def test_layer_norm_backward(isa, dt, d, with_residual):
-    """dx, and dgamma and dbeta per batch split when a task holds whole batch splits."""
+    """dx, and dgamma and dbeta per batch split if a task has whole batch splits."""
     gen = rng(d)
     x, dy, residual = (random(gen, 12, d, dt) for _ in range(3))
     gamma, dx, dgamma, dbeta = random(gen, 1, d, dt), empty(12, d, dt), empty(3, d), empty(3, d)
@@ -118,11 +118,11 @@ def test_layer_norm_backward(isa, dt, d, with_residual):
 
 @every_dtype
 def test_gradients_of_a_layer_norm_accumulate(dt):
-    """Tasks that share a batch split give the bits of one task; dbeta is what the sum of columns gives."""
+    """Tasks that share a batch split give the bits of one task; dbeta equals the sum of columns."""
     gen = rng(3)
     x, dy, gamma = random(gen, 24, 33, dt), random(gen, 24, 33, dt), random(gen, 1, 33, dt)
     stats = reference.layer_norm(x, gamma, gamma, 1e-5)[1].astype(np.float32)
-    found = []
+    results = []
     for cuts in ([(0, 24)], [(0, 5), (5, 6), (6, 24)], [(0, 5), (6, 24), (5, 6)]):
         dgamma, dbeta, sums = (empty(1, 33) for _ in range(3))
         for a, b in cuts:
@@ -130,8 +130,8 @@ def test_gradients_of_a_layer_norm_accumulate(dt):
             run(f"layer_norm_backward_{dt}", tiles, [24, 12, 8, 12], row_begin=48 + a)
             run(f"column_sum_split_{dt}", [sums, dy[a:b]], [24, 12, 8, 12], row_begin=48 + a)
         assert_same_bits(dbeta, sums)
-        found.append(np.concatenate([dgamma, dbeta]))
-    whole, parts, reordered = found
+        results.append(np.concatenate([dgamma, dbeta]))
+    whole, parts, reordered = results
     assert_same_bits(whole, parts)
     assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
 
@@ -153,8 +153,9 @@ def test_dgamma_accumulates_across_tasks_of_a_batch_split(dt):
 
 
 def in_splits(values, seq_len, k_splits):
-    """fp32 sums of each k split of a batch split's sequences, token by token: what the kernels keep
-    of the batch split."""
+    """fp32 sums of each k split of a batch split's sequences, token by token: the kernels' state of
+    the batch split.
+    """
     cuts = reference.sequence_splits(seq_len, k_splits)
     sums = np.zeros((len(cuts), values.shape[1]), np.float32)
     for row, value in enumerate(values):
@@ -166,8 +167,9 @@ def in_splits(values, seq_len, k_splits):
 @every_level
 @pytest.mark.parametrize("seq_len,k_splits", [(64, 8), (65, 8), (200, 3), (320, 4), (130, 1)])
 def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
-    """To the bit: a partial per batch split and k split of 64-position atoms, tokens in order, over
-    tasks of any size."""
+    """To the bit: a partial value per batch split and k split of 64-position units, tokens in
+    order, over tasks of any size.
+    """
     gen, rows = rng(seq_len), 2 * seq_len
     cuts = reference.sequence_splits(seq_len, k_splits)
     x, gamma = random(gen, 3 * rows, 1), np.ones((1, 1), np.float32)
@@ -193,9 +195,10 @@ def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
 
 @every_level
 @pytest.mark.parametrize("k_splits", [2, 8])
-def test_padding_moves_no_cut_of_a_sequence(isa, k_splits):
-    """Batch splits of sequences of 150 tokens, as they are and padded, with k splits counted over
-    300: equal to the bit."""
+def test_padding_does_not_move_split_boundaries(isa, k_splits):
+    """Batch splits of sequences of 150 tokens, unpadded and padded, with k splits counted over 300:
+    equal to the bit.
+    """
     gen, bound = rng(k_splits), 300
     tokens, num_splits = random(gen, 4, 150), len(reference.sequence_splits(bound, k_splits))
 
@@ -220,7 +223,7 @@ def test_padding_moves_no_cut_of_a_sequence(isa, k_splits):
 
 @every_level
 def test_row_sum_split(isa):
-    """Losses add up per batch split in token order, on from an earlier task."""
+    """Losses add up per batch split in token order, continuing from an earlier task."""
     x, split = random(rng(), 20, 1), empty(2, 1)
     run("row_sum_split_f32", [split[:1], x[:7]], [10, 5, 8, 5], row_begin=0, isa=isa)
     run("row_sum_split_f32", [split[:1], x[7:10]], [10, 5, 8, 5], row_begin=7, isa=isa)
@@ -232,7 +235,7 @@ def test_row_sum_split(isa):
 @every_dtype
 @every_width
 def test_column_sum_split(isa, dt, d):
-    """Columns add up per batch split and k split in token order, on from an earlier task."""
+    """Columns add up per batch split and k split in token order, continuing from an earlier task."""
     x, split = random(rng(d), 300, d, dt), empty(2, 2 * d)
     for a, b in ((0, 37), (37, 150), (150, 300)):
         run(f"column_sum_split_{dt}", [split[a // 150 :], x[a:b]], [150, 75, 8, 75], row_begin=a, isa=isa)
@@ -244,7 +247,7 @@ def test_column_sum_split(isa, dt, d):
 @pytest.mark.parametrize("head_dim", [2, 20, 32, 64])
 @pytest.mark.parametrize("inverse", [0, 1])
 def test_rope(isa, dt, head_dim, inverse):
-    """Rotation by position, in place too; the inverse turns back."""
+    """Rotation by position, also in place; the inverse rotates back."""
     gen = rng(head_dim)
     x, angles = random(gen, 7, 3 * head_dim, dt), gen.uniform(0, 6, (50, head_dim // 2))
     table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
@@ -259,7 +262,7 @@ def test_rope(isa, dt, head_dim, inverse):
 @every_dtype
 @every_width
 def test_softmax_and_backward(isa, dt, d):
-    """Rows sum to one, large logits do not overflow, the gradient follows."""
+    """Rows sum to one, large logits do not overflow, the gradient matches."""
     gen = rng(d)
     x, dy, y, dx = random(gen, 9, d, dt, 30.0), random(gen, 9, d, dt), empty(9, d, dt), empty(9, d, dt)
     run(f"softmax_{dt}", [y, x], isa=isa)
@@ -281,7 +284,7 @@ def test_row_sum(isa, dt, d):
 
 
 def cross_entropy(dt, logits, labels, inv_count, isa, begin=0, k_splits=4):
-    """dlogits and loss rows by the three kernels."""
+    """dlogits and loss rows from the three kernels."""
     rows, width = logits.shape
     stats, sums, loss, grad = empty(rows, 2), empty(rows, 1), empty(rows, 1), empty(rows, width, dt)
     ints = [begin, -100]
@@ -296,7 +299,7 @@ def cross_entropy(dt, logits, labels, inv_count, isa, begin=0, k_splits=4):
 @every_dtype
 @pytest.mark.parametrize("width", [3, 64, 301])
 def test_cross_entropy(isa, dt, width):
-    """Loss and gradient, ignored rows zero, against PyTorch in fp64."""
+    """Loss and gradient against PyTorch in fp64; ignored rows are zero."""
     gen = rng(width)
     logits, labels = random(gen, 11, width, dt, 5.0), gen.integers(0, width, (11, 1)).astype(np.int32)
     labels[4] = -100
@@ -319,7 +322,7 @@ def test_cross_entropy(isa, dt, width):
 
 @every_dtype
 def test_cross_entropy_over_shards(dt):
-    """Two shards of the vocabulary give the bits of one, by exact maxima and the tree over k splits."""
+    """Two shards of the vocabulary have the bits of one, by exact maxima and the tree over k splits."""
     gen = rng(1)
     logits, labels = random(gen, 6, 128, dt, 4.0), gen.integers(0, 128, (6, 1)).astype(np.int32)
     inv_count = np.array([[0.25]], np.float32)
@@ -352,7 +355,7 @@ def test_cross_entropy_over_shards(dt):
 @every_level
 @every_dtype
 def test_nan_stays_in_its_row(isa, dt):
-    """A NaN makes its own row NaN in norms, softmax, sums and the loss, and leaves the others alone."""
+    """A NaN makes only its own row NaN in norms, softmax, sums and the loss."""
     gen = rng(2)
     x = random(gen, 5, 40, dt).copy()
     x[3, 17] = np.nan

@@ -1,4 +1,4 @@
-"""What the planner promises a kernel as working memory is enough on every level, and not without need."""
+"""The scratch memory that the planner gives a kernel is sufficient on every level, and not larger than needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def array(dt, *shape):
 
 
 def backward(dt, seq, heads, kv_heads, dim):
-    """An attention's backward pass over one sequence."""
+    """An attention's backward pass over a sequence."""
     q, kv = (
         [array(dt, seq, heads * dim) for _ in range(3)],
         [array(dt, seq, kv_heads * dim) for _ in range(2)],
@@ -45,14 +45,14 @@ def backward(dt, seq, heads, kv_heads, dim):
 
 
 def forward(dt, seq, heads, kv_heads, dim):
-    """An attention over one sequence."""
+    """An attention over a sequence."""
     q, kv = array(dt, seq, heads * dim), [array(dt, seq, kv_heads * dim) for _ in range(2)]
     outs = [np.empty_like(q), np.empty((seq, heads), np.float32)]
     return "attention", [*outs, q, *kv, None], [seq, heads, kv_heads, dim, 1, 0], [0.1, 0.0]
 
 
 def product(dt, rows, width, inner, k_splits):
-    """A weight's product, its contraction in k splits."""
+    """A product with a weight, with k splits."""
     x, w = array(dt, rows, inner), packed(array("f32", width, inner), dt)
     cuts = [inner * c // k_splits for c in range(k_splits + 1)]
     ints = [0, 1, k_splits, *(v for pair in pairwise(cuts) for v in pair)]
@@ -60,7 +60,7 @@ def product(dt, rows, width, inner, k_splits):
 
 
 def input_gradient(dt, rows, width, inner, k_splits):
-    """The same through the weight as it lies."""
+    """The same with the weight untransposed."""
     x, w = array(dt, rows, inner), packed(array("f32", inner, width), dt)
     _, _, ints, _ = product(dt, 1, 1, inner, k_splits)
     return "matmul_dx", [np.empty((rows, width), NUMPY[dt]), None, x, w], ints, []
@@ -75,13 +75,13 @@ def weight_gradient(dt, tokens, rows, cols, batch_splits):
 
 
 def plain_weight_gradient(dt, tokens, rows, cols, batch_splits):
-    """The same of a weight that embeds nothing."""
+    """The same for a weight that is not an embedding."""
     base, tiles, ints, floats = weight_gradient(dt, tokens, rows, cols, batch_splits)
     return base, [*tiles[:3], None, None], ints, floats
 
 
 def plain(dt, rows, width, inner):
-    """A product of two results."""
+    """A product of two activations."""
     tiles = [np.empty((rows, width), NUMPY[dt]), array(dt, rows, inner), array(dt, inner, width)]
     return "gemm", tiles, [0, 0, 0, 0], []
 
@@ -110,24 +110,24 @@ CALLS = [
 @every_level
 @every_dtype
 @pytest.mark.parametrize("make,sizes", CALLS, ids=lambda x: getattr(x, "__name__", str(x)))
-def test_a_kernel_runs_in_what_it_was_promised(make, sizes, dt, isa):
-    """Exactly so much and no more: a piece that does not fit would be an error."""
+def test_a_kernel_runs_in_its_planned_scratch(make, sizes, dt, isa):
+    """In exactly the planned amount; a step that does not fit would be an error."""
     base, tiles, ints, floats = make(dt, *sizes)
     promised = scratch_bytes(f"{base}_{dt}", ints, [shape_of(tile) for tile in tiles])
     run(f"{base}_{dt}", tiles, ints, floats, isa=isa, scratch_bytes=promised)
 
 
 @every_level
-def test_a_kernel_notices_when_it_is_too_little(isa):
-    """A quarter of what a long sequence needs is refused before a byte behind it is touched: the check can fail."""
+def test_too_little_scratch_is_detected(isa):
+    """The twin: a quarter of a long sequence's need is rejected before a byte beyond it is accessed."""
     base, tiles, ints, floats = backward("f32", 640, 2, 1, 64)
     promised = scratch_bytes(f"{base}_f32", ints, [shape_of(tile) for tile in tiles])
     with pytest.raises(ResourceError, match="scratch"):
         run(f"{base}_f32", tiles, ints, floats, isa=isa, scratch_bytes=promised // 4)
 
 
-def test_a_long_sequence_needs_memory_not_luck():
-    """A plan over 32,000 tokens gives its workers what attention's backward pass takes, and counts it."""
+def test_a_long_sequences_scratch_is_planned():
+    """A plan over 32,000 tokens gives its workers the scratch of attention's backward pass, and counts it."""
     model = llama.LlamaConfig(
         vocab_size=64,
         hidden_size=32,

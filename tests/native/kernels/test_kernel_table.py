@@ -1,4 +1,4 @@
-"""The table against the native registry, references, packing, and the errors at the border."""
+"""The table of kernels against the native registry, references, packing, and argument errors."""
 
 import os
 import subprocess
@@ -17,12 +17,12 @@ from tilewise.kernels.reference import REFERENCES
 
 
 def test_table_names_the_native_kernels():
-    """Every native kernel stands in the table, and nothing else does."""
+    """The table has exactly the native kernels."""
     assert sorted(name for spec in KERNELS.values() for name in spec.names) == kernel_names()
 
 
 def test_every_kernel_has_a_reference():
-    """Each family has its NumPy version; only the ceiling loops compute nothing."""
+    """Each family has a NumPy version; only the loops that measure the ceiling compute nothing."""
     assert set(KERNELS) - set(REFERENCES) == {"peak"}
     assert set(REFERENCES) <= set(KERNELS)
 
@@ -44,7 +44,7 @@ MOVES = {
 
 @pytest.mark.parametrize("spec", KERNELS.values(), ids=lambda s: s.base)
 def test_costs_are_counted_from_the_named_dims(spec):
-    """FLOPs and bytes need no other dim than those the table names, and grow with them; a move has no FLOPs."""
+    """FLOPs and bytes depend only on dims that the table names, and grow with them; a copy has no FLOPs."""
     few, many = (dict.fromkeys(spec.dims, size) for size in (4, 8))
     flops, moved = (spec.flops(few), spec.flops(many)), (spec.bytes(few), spec.bytes(many))
     if spec.base == "peak":
@@ -62,8 +62,8 @@ def test_matmul_costs():
     assert spec.bytes(sizes) == 2 * (4 * 8 + 4 * 16 + 8 * 16)
 
 
-def test_attention_counts_what_is_seen():
-    """Pairs of query and position: all, those before, those in a window; a long window counts as none."""
+def test_attention_counts_visible_pairs():
+    """Pairs of query and position: all, causal, in a window; a long window counts as causal."""
     spec = kernel_spec("attention_f32")
     sizes = {"m": 20, "seq": 10, "heads": 3, "kv_heads": 1, "head_dim": 8, "item": 4}
 
@@ -83,7 +83,7 @@ def test_attention_counts_what_is_seen():
 @every_dtype
 @given(n=st.integers(1, 70), k=st.integers(1, 9))
 def test_pack_and_unpack_are_inverse(dt, n, k):
-    """Any shape comes back to the bit, and padding is zero."""
+    """Any shape is restored to the bit, and padding is zero."""
     w = np.arange(1, n * k + 1, dtype=np.float32).reshape(n, k).astype(NUMPY[dt])
     flat = pack_weight(w, dt)
     assert flat.size == packed_elements(n, k)
@@ -92,7 +92,7 @@ def test_pack_and_unpack_are_inverse(dt, n, k):
 
 
 def test_panel_order():
-    """fp32: [panel][k][32]; bf16: pairs along k side by side."""
+    """fp32: [panel][k][32]; bf16: adjacent pairs along k."""
     w = np.arange(64 * 4, dtype=np.float32).reshape(64, 4) % 251
     assert pack_weight(w, "f32")[(4 + 3) * 32 + 5] == w[37, 3]
     assert pack_weight(w, "bf16")[4 * 32 + (1 * 32 + 5) * 2 + 1] == w[37, 3]
@@ -106,8 +106,8 @@ def test_packing_refuses_wrong_shapes():
         unpack_weight(np.zeros(5, np.float32), 2, 2)
 
 
-def test_run_refuses_what_cannot_be_a_tile():
-    """Unknown names and levels, strided columns and short packed operands raise before anything runs."""
+def test_run_rejects_invalid_tiles():
+    """Unknown names and levels, strided columns and short packed operands are rejected before anything runs."""
     x = np.zeros((4, 4), np.float32)
     with pytest.raises(ValueError, match="must be a kernel"):
         run("matmul_f16", [x])
@@ -128,7 +128,7 @@ def _level_in_new_process(level):
 
 
 def test_environment_forces_a_level():
-    """TILEWISE_ISA picks a level; one that the machine lacks is an error that names the others."""
+    """TILEWISE_ISA selects a level; an unsupported one is an error that lists the others."""
     assert isa_in_use() == os.environ.get("TILEWISE_ISA", LEVELS[-1])
     assert _level_in_new_process(LEVELS[0]).stdout.strip() == LEVELS[0]
     refused = _level_in_new_process("sse9")

@@ -1,4 +1,4 @@
-"""Updates of optimizers against fp64, PyTorch and the published formulas."""
+"""Optimizer updates against fp64, PyTorch and the published formulas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOO_LITTLE_FOR_BLOCKS = 4096
 
 
 def arrays_for(optimizer, shape, seed):
-    """Weight, states (none negative, as second moments are) and gradient."""
+    """Weight, states (not negative, like second moments) and gradient."""
     gen = rng(seed)
     states = [np.abs(random(gen, *shape)) for _ in optimizer.states]
     return [random(gen, *shape).copy(), *states, random(gen, *shape).copy()]
@@ -36,17 +36,17 @@ every_way = pytest.mark.parametrize("way", [lambda p: p, step_by_step], ids=["sh
 @pytest.mark.parametrize("shape", [(1, 37), (33, 20), (64, 33), (1, 300)], ids=str)
 def test_one_step(isa, shape, optimizer, way):
     """Weight and states after one step, in fp32 and with a bf16 copy, packed and flat; padding stays zero."""
-    given = arrays_for(optimizer, shape, shape[1])
+    arrays = arrays_for(optimizer, shape, shape[1])
     program = way(program_of(optimizer))
     how = {"program": program, "isa": isa}
     hyper = hyper_of(optimizer)
-    exact = reference.update(given, hyper, 0.5, program.steps, program.constants, program.left)
-    plain = [x.copy() for x in given]
+    exact = reference.update(arrays, hyper, 0.5, program.steps, program.constants, program.left)
+    plain = [x.copy() for x in arrays]
     run_update(optimizer, None, plain, CLIP, **how)
-    panels = [packed(x, "f32") for x in given]
+    panels = [packed(x, "f32") for x in arrays]
     copy = packed(np.zeros(shape, np.float32), "bf16")
     run_update(optimizer, copy, panels, CLIP, "bf16", packed=True, **how)
-    rounded, vector = np.empty(shape, ml_dtypes.bfloat16), [x.copy() for x in given]
+    rounded, vector = np.empty(shape, ml_dtypes.bfloat16), [x.copy() for x in arrays]
     run_update(optimizer, rounded, vector, CLIP, "bf16", **how)
     for got, panel, flat, want in zip(plain, panels, vector, exact, strict=False):
         assert_close(got, want, "f32")
@@ -61,15 +61,15 @@ def test_one_step(isa, shape, optimizer, way):
 @every_optimizer
 @pytest.mark.parametrize("shape", [(1, 37), (33, 20), (70, 301)], ids=str)
 def test_a_known_shape_gives_the_bits_of_its_steps(isa, shape, optimizer):
-    """One loop in registers, or blocks step by step: the same; and another clipping factor shows."""
-    given = arrays_for(optimizer, shape, 7)
+    """A loop in registers and blocks step by step give the same bits; another clipping factor differs."""
+    originals = arrays_for(optimizer, shape, 7)
     results = []
     for program, scale in (
         (program_of(optimizer), 0.7),
         (step_by_step(program_of(optimizer)), 0.7),
         (program_of(optimizer), np.nextafter(np.float32(0.7), np.float32(0))),
     ):
-        arrays, clip = [x.copy() for x in given], np.array([[2.0, scale]], np.float32)
+        arrays, clip = [x.copy() for x in originals], np.array([[2.0, scale]], np.float32)
         run_update(optimizer, None, arrays, clip, program=program, isa=isa)
         results.append(np.stack(arrays[:-1]))
     assert_same_bits(results[0], results[1])
@@ -87,7 +87,7 @@ def test_a_known_shape_gives_the_bits_of_its_steps(isa, shape, optimizer):
     ids=repr,
 )
 def test_optimizers_have_known_shapes(optimizer):
-    """Whatever their numbers, equal ones too: they take no scratch for blocks, as a program of another shape does."""
+    """With any and equal hyperparameters; they need no scratch for blocks, unlike other programs."""
     arrays = arrays_for(optimizer, (3, 20), 5)
     run_update(optimizer, None, arrays, CLIP, scratch_bytes=TOO_LITTLE_FOR_BLOCKS)
     with pytest.raises(ResourceError):
@@ -96,8 +96,8 @@ def test_optimizers_have_known_shapes(optimizer):
 
 
 @every_level
-def test_arrays_may_be_exchanged(isa):
-    """What a step leaves in one array may be what stood in another."""
+def test_arrays_may_be_swapped(isa):
+    """A step may write an array's new value to another array."""
     w, m, g = (random(rng(3), 5, 40).copy() for _ in range(3))
     got = [w.copy(), m.copy()]
     run("update_f32", [None, *got, g, np.ones((1, 1), np.float32), CLIP], [0, 1, 0, 1, 0], isa=isa)
@@ -107,7 +107,7 @@ def test_arrays_may_be_exchanged(isa):
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "nesterov"])
 def test_ten_steps_against_pytorch(kind):
-    """AdamW, and SGD with momentum and with Nesterov's, follow torch.optim."""
+    """AdamW, and SGD with momentum and with Nesterov momentum, follow torch.optim."""
     gen = rng(8)
     w = random(gen, 4, 30).copy()
     peer = tensor(w).requires_grad_()
@@ -127,7 +127,7 @@ def test_ten_steps_against_pytorch(kind):
 
 
 def test_lion_follows_its_paper():
-    """Chen et al. 2023, algorithm 2, written out in NumPy."""
+    """Chen et al. 2023, algorithm 2, in NumPy."""
     gen = rng(9)
     ours = Lion(beta1=0.9, beta2=0.99, weight_decay=0.3)
     w, m, clip = random(gen, 4, 30).copy(), np.zeros((4, 30), np.float32), np.ones((1, 2), np.float32)
@@ -144,8 +144,8 @@ def test_lion_follows_its_paper():
 
 @every_level
 @every_way
-def test_a_copy_has_its_bits_wherever_it_lies(isa, way):
-    """On cache lines, where it passes the caches, and next to them: rows of bf16 in pairs, rounded to nearest even."""
+def test_a_copy_does_not_depend_on_its_alignment(isa, way):
+    """On cache lines, where it is non-temporal, and elsewhere: rows of bf16 pairs, rounded to nearest even."""
     gen, rows, cols = rng(13), 64, 6
     arrays = [packed(np.abs(random(gen, rows, cols)) + 1, "f32") for _ in range(4)]
     for offset in (0, 2, 16):
@@ -163,8 +163,8 @@ def test_a_copy_has_its_bits_wherever_it_lies(isa, way):
 
 @every_level
 @every_way
-def test_a_lost_step_changes_nothing(isa, way):
-    """A clipping factor of NaN leaves weights, states and the bf16 copy as they are; any other writes all of them."""
+def test_a_skipped_step_changes_nothing(isa, way):
+    """A clipping factor of NaN leaves weights, states and the bf16 copy unchanged; any other writes all of them."""
     gen = rng(12)
     shape = (33, 20)
     for packs, scale in ((False, np.nan), (True, np.nan), (False, 0.5), (True, 0.5)):
@@ -182,7 +182,7 @@ def test_a_lost_step_changes_nothing(isa, way):
 
 @every_level
 def test_every_kind_of_step(isa):
-    """Each step of the table, on values of both signs, zeros and NaN, as NumPy has it."""
+    """Each step of the table, for both signs, zeros and NaN, against NumPy."""
     values = np.array([[1.5, -2.0, 0.0, -0.0, 3.25, np.nan, 1e-30, -7.0, 0.5]], np.float32)
     other = np.array([[2.5, -2.0, 1.0, 4.0, -1.0, 1.0, 2.0, 3.0, 0.25]], np.float32)
     clip, hyper = np.ones((1, 2), np.float32), np.array([[2.0]], np.float32)
@@ -196,14 +196,14 @@ def test_every_kind_of_step(isa):
         np.testing.assert_allclose(w, want.astype(np.float32), rtol=3e-7)
 
 
-def test_a_program_is_run_as_it_stands():
-    """Another order of steps shows: the comparison with the reference can fail."""
-    given = arrays_for(ADAMW, (3, 21), 4)
-    program, changed = program_of(ADAMW), [x.copy() for x in given]
+def test_the_order_of_steps_matters():
+    """The twin: another order of steps differs."""
+    arrays = arrays_for(ADAMW, (3, 21), 4)
+    program, changed = program_of(ADAMW), [x.copy() for x in arrays]
     ints = ints_of(program, len(ADAMW.states))
     left = len(ints) - 2
     ints[left], ints[left + 1] = ints[left + 1], ints[left]  # the two moments, exchanged
     run("update_f32", [None, *changed, hyper_of(ADAMW), CLIP], ints, list(program.constants))
-    exact = reference.update(given, hyper_of(ADAMW), 0.5, program.steps, program.constants, program.left)
+    exact = reference.update(arrays, hyper_of(ADAMW), 0.5, program.steps, program.constants, program.left)
     with pytest.raises(AssertionError):
         assert_close(changed[1], exact[1], "f32")

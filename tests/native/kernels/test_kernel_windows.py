@@ -1,5 +1,6 @@
-"""Attention over windows, with capped scores and over sequences of given lengths: against fp64 and PyTorch, and to the
-bit where what is masked may also be skipped."""
+"""Attention over windows, with capped scores and given lengths, against fp64 and PyTorch, and to
+the bit where masked positions may also be skipped.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -50,31 +51,31 @@ every_case = pytest.mark.parametrize("scores", CASES, ids=str)
 @every_dtype
 @every_case
 def test_forward_and_backward(isa, dt, scores):
-    """Output, lse and gradients, with grouped heads and an odd head size."""
+    """Output, lse and gradients with grouped heads and an odd head size."""
     shape = (SEQ, 2, 4, 2, 20)
     q, k, v = operands(shape, dt, scale=1.5)
     dout = random(rng(9), *q.shape, dt)
-    found, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
+    results, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
     peer, batch_splits = torch_attention(shape, q, k, v, scores)
     peer.backward(tensor(dout))
-    assert_close(found[0], want[0], dt, array(peer), 3e-6)
-    assert_close(found[1], want[1], "f32", bound=3e-6)
-    for got, gradient, split in zip(found[2:], want[2:], batch_splits, strict=True):
+    assert_close(results[0], want[0], dt, array(peer), 3e-6)
+    assert_close(results[1], want[1], "f32", bound=3e-6)
+    for got, gradient, split in zip(results[2:], want[2:], batch_splits, strict=True):
         assert_close(got, gradient, dt, array(split.grad), 6e-6)
 
 
 @pytest.mark.parametrize("scores", [Scores(softcap=1.5), Scores(window=3, softcap=2.0)], ids=str)
 def test_gradients_against_finite_differences(scores):
-    """Slopes of a random function of the output along random directions, capped where tanh bends."""
+    """Derivatives of a random function of the output along random directions, with caps in tanh's curved range."""
     shape, gen = (9, 2, 2, 1, 6), rng(4)
-    given = [x.copy() for x in operands(shape, "f32", scale=2.0)]
-    dout = random(gen, *given[0].shape)
-    grads = both_ways(shape, "f32", *given, dout, scores=scores)[2:]
+    inputs = [x.copy() for x in operands(shape, "f32", scale=2.0)]
+    dout = random(gen, *inputs[0].shape)
+    grads = both_ways(shape, "f32", *inputs, dout, scores=scores)[2:]
     for number, gradient in enumerate(grads):
         direction = gradient / np.linalg.norm(gradient)
         sides = []
         for step in (1e-2, -1e-2):
-            moved = [x + step * direction if i == number else x for i, x in enumerate(given)]
+            moved = [x + step * direction if i == number else x for i, x in enumerate(inputs)]
             out, _ = exact(shape, *(np.asarray(x, np.float64) for x in moved), dout, scores)[:2]
             sides.append((out * dout).sum())
         assert abs((sides[0] - sides[1]) / 2e-2 - (gradient * direction).sum()) <= 2e-3 * np.linalg.norm(
@@ -85,15 +86,15 @@ def test_gradients_against_finite_differences(scores):
 @every_level
 @every_dtype
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
-def test_a_window_as_long_as_the_sequence_is_none(isa, dt, softcap):
-    """The same bits; a shorter one shows."""
+def test_a_window_as_long_as_the_sequence_has_no_effect(isa, dt, softcap):
+    """The same bits; a shorter window differs."""
     shape = (SEQ, 1, 4, 2, 32)
     q, k, v = operands(shape, dt)
     dout = random(rng(9), *q.shape, dt)
     whole = both_ways(shape, dt, q, k, v, dout, isa, Scores(softcap=softcap))
     for window in (SEQ, SEQ + 1, 1 << 30):
-        found = both_ways(shape, dt, q, k, v, dout, isa, Scores(window=window, softcap=softcap))
-        for a, b in zip(found, whole, strict=True):
+        results = both_ways(shape, dt, q, k, v, dout, isa, Scores(window=window, softcap=softcap))
+        for a, b in zip(results, whole, strict=True):
             assert_same_bits(a, b)
     short = both_ways(shape, dt, q, k, v, dout, isa, Scores(window=SEQ // 2, softcap=softcap))
     for a, b in zip(short, whole, strict=True):
@@ -103,7 +104,7 @@ def test_a_window_as_long_as_the_sequence_is_none(isa, dt, softcap):
 @every_level
 @every_dtype
 def test_a_window_of_one_position_gives_its_value(isa, dt):
-    """Softmax over one position is 1: out is v to the bit, dq and dk are zero, dv is the sum of dout."""
+    """Softmax over one position is 1: out equals v to the bit, dq and dk are zero, dv is the sum of dout."""
     shape = (70, 2, 2, 2, 24)
     q, k, v = operands(shape, dt)
     dout = random(rng(9), *q.shape, dt)
@@ -116,8 +117,8 @@ def test_a_window_of_one_position_gives_its_value(isa, dt):
 @every_level
 @every_dtype
 @pytest.mark.parametrize("window", [1, 64, 65, 100])
-def test_skipped_kv_blocks_leave_no_trace(isa, dt, window):
-    """Rows of a long sequence equal those of its end alone, where KV blocks before every window are not there."""
+def test_skipped_kv_blocks_have_no_effect(isa, dt, window):
+    """Rows of a long sequence equal those of its end alone, without the KV blocks before every window."""
     shape, cut = (300, 1, 4, 2, 24), 128
     short = (300 - cut, *shape[1:])
     q, k, v = operands(shape, dt)
@@ -136,9 +137,10 @@ def test_skipped_kv_blocks_leave_no_trace(isa, dt, window):
 
 @every_level
 @every_dtype
-def test_masked_in_a_kv_block_or_skipped_is_the_same(isa, dt):
-    """Rows alone, whose KV blocks are skipped as soon as no row sees them, equal rows in a block of neighbours that
-    still see those KV blocks."""
+def test_masked_and_skipped_kv_blocks_are_equal(isa, dt):
+    """Rows alone, whose KV blocks are skipped if no row sees them, equal rows among neighbours that
+    still see those blocks.
+    """
     shape, scores = (400, 1, 4, 2, 32), Scores(window=70)
     q, k, v = operands(shape, dt)
     dense, _ = forward(shape, dt, q, k, v, isa, scores)
@@ -156,10 +158,10 @@ def test_masked_in_a_kv_block_or_skipped_is_the_same(isa, dt):
     ids=str,
 )
 def test_prompts_in_chunks_and_tokens_one_by_one(isa, dt, scores):
-    """A long prompt whole, in k splits of any length, and token by token through the pages: the
+    """A long prompt at once, in k splits of any length, and token by token through the pages: the
     bits of dense attention.
 
-    Pages wholly before the windows of what is asked for are never read: their entries name no page.
+    Pages before all windows are never read: their table entries are invalid.
     """
     shape = (330, 1, 4, 2, 16)
     q, k, v = operands(shape, dt)
@@ -183,9 +185,10 @@ def test_prompts_in_chunks_and_tokens_one_by_one(isa, dt, scores):
 @every_level
 @every_dtype
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 100])
-def test_padding_leaves_no_trace(isa, dt, length):
-    """A sequence of its own length, and padded with anything, NaN and what flows into it: the same bits, and zeros in
-    the padding; a length that is one too long shows."""
+def test_padding_has_no_effect(isa, dt, length):
+    """A sequence of its own length, and padded with anything including NaN: the same bits, and
+    zeros in the padding; a wrong length differs.
+    """
     shape, short = (SEQ, 1, 4, 2, 24), (length, 1, 4, 2, 24)
     q, k, v = operands(shape, dt)
     dout = random(rng(9), *q.shape, dt)
@@ -193,11 +196,11 @@ def test_padding_leaves_no_trace(isa, dt, length):
     alone = both_ways(short, dt, *(x[:length] for x in (q, k, v, dout)), isa, own)
     padded = replace(own, lengths=(length,))
     for filled in (False, True):
-        given = [x.copy() for x in (q, k, v, dout)]
+        inputs = [x.copy() for x in (q, k, v, dout)]
         if filled:
-            for x in given:
+            for x in inputs:
                 x[length:] = np.nan
-        for a, b in zip(both_ways(shape, dt, *given, isa, padded), alone, strict=True):
+        for a, b in zip(both_ways(shape, dt, *inputs, isa, padded), alone, strict=True):
             assert_same_bits(a[:length], b)
             assert not bits(a[length:]).any()
     longer = both_ways(shape, dt, q, k, v, dout, isa, replace(own, lengths=(length + 1,)))
@@ -206,7 +209,7 @@ def test_padding_leaves_no_trace(isa, dt, length):
 
 @every_dtype
 def test_each_sequence_has_its_own_length(dt):
-    """Two sequences in one task and each alone give the same bits; lengths that changed places show."""
+    """Two sequences in one task, and each alone, give the same bits; swapped lengths differ."""
     q, k, v = operands((70, 2, 4, 2, 24), dt)
     dout = random(rng(9), *q.shape, dt)
     both = both_ways((70, 2, 4, 2, 24), dt, q, k, v, dout, scores=Scores(False, lengths=(69, 33)))
@@ -221,7 +224,7 @@ def test_each_sequence_has_its_own_length(dt):
 
 @every_level
 def test_caps_bound_scores_of_any_size(isa):
-    """Scores of thousands end at the cap; NaN stays in its row."""
+    """Scores of thousands are capped; NaN stays in its row."""
     shape = (66, 1, 1, 1, 16)
     q, k, v = (x.copy() for x in operands(shape, "f32"))
     q, k = q * 3000, k * 3000
@@ -248,18 +251,20 @@ def test_caps_bound_scores_of_any_size(isa):
     st.data(),
 )
 def test_any_shape(seq, count, heads, half, window, softcap, dt, isa, data):
-    """Random shapes, windows, caps and lengths against fp64; paged rows in any order have the bits of dense ones."""
+    """Random shapes, windows, caps and lengths against fp64; paged rows in any order have the bits
+    of dense ones.
+    """
     shape = (seq, count, *heads, 2 * half)
     lengths = data.draw(st.none() | st.lists(st.integers(1, seq), min_size=count, max_size=count).map(tuple))
     scores = Scores(lengths is None, 0 if lengths else window, softcap, lengths)
     q, k, v = operands(shape, dt)
     dout = random(rng(9), *q.shape, dt)
-    found, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
-    for a, b, bound in zip(found, want, (4e-6, 4e-6, 2e-5, 2e-5, 2e-5), strict=True):
+    results, want = both_ways(shape, dt, q, k, v, dout, isa, scores), exact(shape, q, k, v, dout, scores)
+    for a, b, bound in zip(results, want, (4e-6, 4e-6, 2e-5, 2e-5, 2e-5), strict=True):
         worst = np.abs(a.astype(np.float64) - b).max()
         assert worst <= (bound if dt == "f32" else 0.06) * max(1.0, np.abs(b).max())
     if lengths is None:
         rows = data.draw(st.lists(st.integers(0, seq - 1), min_size=1, max_size=20))
         caches, table = paged(dt, k[:seq], v[:seq], 64, rng(3), shape[4])
         out = run_paged(shape, dt, q[rows], caches, table, rows, isa, scores)
-        assert_same_bits(out, found[0][rows])
+        assert_same_bits(out, results[0][rows])

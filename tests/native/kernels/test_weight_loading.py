@@ -1,4 +1,4 @@
-"""Weights from files into panels: to the bit what NumPy packs, at every instruction-set level."""
+"""Loading weights from files into panels: the same bits as NumPy's packing, at every instruction-set level."""
 
 import os
 from itertools import product
@@ -18,7 +18,7 @@ SHAPES = [(1, 1), (32, 2), (33, 3), (31, 64), (70, 515), (5, 16), (96, 257)]
 
 
 def _values(shape, dtype, seed=0):
-    """Numbers of every size that the element type has, zeros of both signs and denormals among them."""
+    """Numbers of every magnitude of the dtype, including zeros of both signs and denormals."""
     rng = np.random.default_rng(seed)
     spread = rng.standard_normal(shape) * 10.0 ** rng.integers(-8, 4, shape)
     spread.reshape(-1)[::7] = -0.0
@@ -28,7 +28,7 @@ def _values(shape, dtype, seed=0):
 
 
 def _memory(shape, name, packed):
-    """A part filled with what must not be left in it."""
+    """Memory of a part, filled with a value that must be overwritten."""
     elements = packed_elements(*shape) if packed else shape[0] * shape[1]
     return np.full(elements * DTYPES[name].itemsize, 0xA5, np.uint8)
 
@@ -41,7 +41,7 @@ def _expected(w, name, packed):
 
 @pytest.fixture
 def file_of(tmp_path):
-    """Puts an array into a file behind some bytes; returns the descriptor and where the array begins."""
+    """Writes an array to a file after some bytes; returns the descriptor and the array's offset."""
     opened = []
 
     def put(array, begin=24):
@@ -70,7 +70,7 @@ def _load(file, begin, stored, parts, transposed=False, row=0, col=0, isa=""):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name,packed", list(product(["f32", "bf16"], [False, True])))
 def test_a_weight_is_packed_as_numpy_packs_it(file_of, isa, transposed, name, packed):
-    """All element types of files, odd sizes, both ways round; padding is zero."""
+    """All dtypes of files, odd sizes, transposed or not; padding is zero."""
     for shape, dtype in product(SHAPES, (np.float32, BF16, np.float16, np.float64)):
         w = _values(shape, dtype)
         stored = np.ascontiguousarray(w.T if transposed else w)
@@ -83,7 +83,7 @@ def test_a_weight_is_packed_as_numpy_packs_it(file_of, isa, transposed, name, pa
 @pytest.mark.parametrize("isa", isa_levels())
 @pytest.mark.parametrize("name,packed", list(product(["f32", "bf16"], [False, True])))
 def test_an_array_is_packed_as_numpy_packs_it(isa, name, packed):
-    """Of any type and however it lies: slices, transposes, integers, unaligned and reversed ones."""
+    """Any dtype and layout: slices, transposes, integers, unaligned and reversed arrays."""
     for shape in SHAPES:
         w = _values((shape[0] + 2, shape[1] + 3), np.float32)
         odd = np.frombuffer(b"x" + w.tobytes(), np.float32, offset=1).reshape(w.shape)
@@ -105,12 +105,12 @@ def test_an_array_is_packed_as_numpy_packs_it(isa, name, packed):
 
 
 def test_every_half_and_every_bf16_is_converted_as_numpy_does(file_of):
-    """All 65536 patterns that are finite, from fp16 and from the upper half of fp32 with a tie below."""
+    """All finite 16-bit patterns, from fp16 and from the upper half of fp32 with a tie below."""
     halves = np.arange(1 << 16, dtype=np.uint32)
     half = halves.astype(np.uint16).view(np.float16)
     single = ((halves << 16) | (0x8000 + (halves % 3) - 1)).view(np.float32)
-    for given in (half, single):
-        finite = given[np.isfinite(given)]
+    for source in (half, single):
+        finite = source[np.isfinite(source)]
         finite = finite[np.abs(finite.astype(np.float64)) < 3.38e38].reshape(1, -1)
         for name in ("f32", "bf16"):
             memory = _memory(finite.shape, name, False)
@@ -118,9 +118,10 @@ def test_every_half_and_every_bf16_is_converted_as_numpy_does(file_of):
             assert memory.tobytes() == _expected(finite, name, False).tobytes()
 
 
-def test_pieces_make_the_whole(file_of):
-    """Slices of rows and columns at multiples of 32 and 2 leave what one reading leaves, and
-    read their bytes alone."""
+def test_slices_give_the_whole(file_of):
+    """Slices of rows and columns at multiples of 32 and 2 give the result of one reading, and read
+    only their own bytes.
+    """
     w = _values((100, 37), BF16)
     file, begin = file_of(w)
     memory = _memory(w.shape, "bf16", True)
@@ -146,7 +147,7 @@ def test_long_rows_and_many_rows_are_read_in_chunks(file_of):
 
 
 def test_a_weight_and_its_master_are_read_once(file_of):
-    """Two parts of one shape from one reading."""
+    """Two parts of one shape are filled from one reading."""
     w = _values((40, 9), np.float32)
     low, high = _memory(w.shape, "bf16", True), _memory(w.shape, "f32", True)
     parts = [Part(low, "bf16", True, *w.shape), Part(high, "f32", True, *w.shape)]
@@ -156,17 +157,15 @@ def test_a_weight_and_its_master_are_read_once(file_of):
 
 
 @pytest.mark.parametrize("isa", isa_levels())
-@pytest.mark.parametrize(
-    "spoilt,name", [(np.nan, "f32"), (-np.inf, "bf16"), (3.4e38, "bf16"), (np.inf, "f32")]
-)
-def test_what_is_not_finite_is_found_wherever_it_stands(file_of, isa, spoilt, name):
-    """One element of many, also one that only rounding makes infinite; the twin without it is finite."""
+@pytest.mark.parametrize("bad,name", [(np.nan, "f32"), (-np.inf, "bf16"), (3.4e38, "bf16"), (np.inf, "f32")])
+def test_values_that_are_not_finite_are_found_anywhere(file_of, isa, bad, name):
+    """A single element, also one that only rounding makes infinite; the twin without it is finite."""
     shape = (37, 19)
     for packed, transposed, at in product(
         (False, True), (False, True), ((0, 0), (36, 18), (31, 17), (32, 18))
     ):
         w = np.ones(shape, np.float32)
-        for value in (1.0, spoilt):
+        for value in (1.0, bad):
             w[at] = value
             stored = np.ascontiguousarray(w.T if transposed else w)
             part = Part(_memory(shape, name, packed), name, packed, *shape)
@@ -174,8 +173,8 @@ def test_what_is_not_finite_is_found_wherever_it_stands(file_of, isa, spoilt, na
             assert outcome.is_finite == (value == 1.0)
 
 
-def test_a_file_that_ends_early_and_one_that_cannot_be_read_are_distinguished(file_of):
-    """Both are outcomes that name what the system did; nothing is thrown out of another thread."""
+def test_truncated_and_unreadable_files_are_distinguished(file_of):
+    """Both results name the system's error; nothing is thrown from another thread."""
     w = _values((4, 4), np.float32)
     file, begin = file_of(w)
     part = Part(_memory((5, 4), "f32", False), "f32", False, 5, 4)
@@ -192,16 +191,16 @@ def test_a_file_that_ends_early_and_one_that_cannot_be_read_are_distinguished(fi
     ],
     ids=str,
 )  # fmt: skip
-def test_a_rectangle_that_does_not_fit_is_refused(file_of, change):
-    """Beyond the part, within a panel or a pair, with too little memory: nothing is read."""
+def test_an_invalid_rectangle_is_rejected(file_of, change):
+    """Beyond the part, within a panel or a pair, or with too little memory: nothing is read."""
     w = _values((40, 9), np.float32)
     file, begin = file_of(w)
     memory = _memory(w.shape, "f32", True)
 
     def call(begin=begin, row_bytes=36, rows=40, cols=9, dtype="f32", row=0, col=0, memory=memory, **part):
-        given = Part(memory, part.get("part_dtype", "f32"), True, part.get("part_rows", 40), 9)
+        arguments = Part(memory, part.get("part_dtype", "f32"), True, part.get("part_rows", 40), 9)
         rectangle = Rectangle(file, begin, row_bytes, rows, cols, dtype)
-        return _read(rectangle, [given] * part.get("parts", 1), row, col)
+        return _read(rectangle, [arguments] * part.get("parts", 1), row, col)
 
     assert call().is_finite
     if "memory" in change:
@@ -212,8 +211,8 @@ def test_a_rectangle_that_does_not_fit_is_refused(file_of, change):
     np.testing.assert_array_equal(memory, before)
 
 
-def test_a_planted_fault_is_seen(file_of):
-    """The comparison's twin: one bit of one element."""
+def test_a_planted_fault_is_detected(file_of):
+    """The twin: one bit of one element."""
     w = _values((33, 3), BF16)
     changed = w.copy()
     changed.view(np.uint16)[32, 2] ^= 1

@@ -1,4 +1,4 @@
-"""`tilewise doctor`: what is said of machines that have something to be changed, and of this one."""
+"""`tilewise doctor`: its findings for machines with problems, and for this one."""
 
 import json
 import resource
@@ -88,7 +88,7 @@ CASES = {  # files that are otherwise, and what is found then: name, state, a pa
 
 
 def give_mpi(monkeypatch, library):
-    """What is found of MPI: a library, or none."""
+    """The result of searching MPI: a library, or none."""
 
     def find_mpi():
         if library is None:
@@ -100,7 +100,7 @@ def give_mpi(monkeypatch, library):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Of two cores and 8 GiB; returns what is found with some files changed, by name."""
+    """A machine with two cores and 8 GiB; returns the findings by name with some files changed."""
     monkeypatch.setattr(checks.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
     monkeypatch.setattr(checks.shutil, "which", lambda name, path=None: None if path else f"/bin/{name}")
@@ -116,41 +116,41 @@ def machine(tmp_path, monkeypatch):
     return found
 
 
-def test_a_machine_with_nothing_to_change(machine):
-    """Everything is `ok`, and what cannot be asked about is left out."""
-    found = machine({})
-    assert {finding.state for finding in found.values()} == {"ok"}
-    assert not any(finding.advice for finding in found.values())
-    assert "Test 1" in found["processor"].found
-    assert found["memory"].found.endswith("1.00 GiB available")
+def test_a_machine_without_problems(machine):
+    """Everything is `ok`, and checks without information are omitted."""
+    findings = machine({})
+    assert {finding.state for finding in findings.values()} == {"ok"}
+    assert not any(finding.advice for finding in findings.values())
+    assert "Test 1" in findings["processor"].found
+    assert findings["memory"].found.endswith("1.00 GiB available")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_to_be_changed_is_found(machine, case):
-    """Each alone; all else stays as it was."""
+def test_each_problem_is_found(machine, case):
+    """Each alone; all other findings are unchanged."""
     quiet = machine({})
     files, name, state, said = CASES[case]
-    found = machine(files)
-    assert {key: finding for key, finding in found.items() if key != name} == {
+    findings = machine(files)
+    assert {key: finding for key, finding in findings.items() if key != name} == {
         key: finding for key, finding in quiet.items() if key != name
     }
     if state is None:
-        assert name not in found
+        assert name not in findings
         return
-    finding = found[name]
+    finding = findings[name]
     assert finding.state == state and said in f"{finding.found} {finding.advice}"
     assert (finding.advice != "") == (state != "ok")
 
 
 def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
-    """Limits of the process, missing programs, a forced kernel level and a build made for a weaker machine."""
+    """Process limits, missing programs, a forced kernel level and a build for a weaker machine."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     monkeypatch.setattr(checks.shutil, "which", lambda name, path=None: None)
     monkeypatch.setattr(checks, "isa_levels", lambda: ["baseline", "avx2", "other"])
-    found = machine({})
-    assert found["open files"].state == "warning" and "ulimit" in found["open files"].advice
-    assert found["compiler"].found == "no c++ and no cmake"
-    assert found["processor"].state == "note" and "TILEWISE_ISA" in found["processor"].advice
+    findings = machine({})
+    assert findings["open files"].state == "warning" and "ulimit" in findings["open files"].advice
+    assert findings["compiler"].found == "no c++ and no cmake"
+    assert findings["processor"].state == "note" and "TILEWISE_ISA" in findings["processor"].advice
     for levels in (["baseline"],):
         monkeypatch.setattr(checks, "isa_levels", lambda levels=levels: levels)
         monkeypatch.setattr(checks, "isa_in_use", lambda: "baseline")
@@ -171,31 +171,31 @@ def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
     ],
 )
 def test_which_mpi(machine, monkeypatch, library, absent, state, said):
-    """Launcher and library are named, and whether they belong together; where there is one, that its ports are open."""
+    """Launcher and library are named, and whether they match; with MPI, that its ports are open."""
     assert "MPI's ports" not in machine({})
     give_mpi(monkeypatch, library)
     monkeypatch.setattr(
         checks.shutil, "which", lambda name, path=None: None if path or name in absent else f"/bin/{name}"
     )
-    found = machine({})
-    assert found["MPI"].state == state and said in f"{found['MPI'].found} {found['MPI'].advice}"
-    assert "in trusted networks" in found["MPI's ports"].advice
+    findings = machine({})
+    assert findings["MPI"].state == state and said in f"{findings['MPI'].found} {findings['MPI'].advice}"
+    assert "trusted networks only" in findings["MPI's ports"].advice
 
 
 @pytest.mark.parametrize(
     "named", ["/absent/table.so", "/", "x" * 5000], ids=["absent", "a folder", "too long"]
 )
-def test_a_variable_that_names_no_mpi(machine, monkeypatch, named):
-    """It is why there is none, and installing one would not help."""
+def test_a_variable_without_an_mpi_library(machine, monkeypatch, named):
+    """The variable is the reason, and installing MPI would not help."""
     monkeypatch.undo()
     monkeypatch.setenv("TILEWISE_MPI", named)
-    found = machine({})["MPI"]
-    assert found.state == "warning" and "TILEWISE_MPI is" in found.found and "unset" in found.advice
-    assert len(found.found) < 200
+    finding = machine({})["MPI"]
+    assert finding.state == "warning" and "TILEWISE_MPI is" in finding.found and "unset" in finding.advice
+    assert len(finding.found) < 200
 
 
-def test_nothing_can_be_read(tmp_path, monkeypatch):
-    """A container may hide it all: only what the process itself knows is said."""
+def test_nothing_is_readable(tmp_path, monkeypatch):
+    """A container may hide everything: only the process's own facts are reported."""
     give_mpi(monkeypatch, None)
     assert {"processor", "cores", "memory", "open files", "compiler", "MPI"} >= {
         finding.name for finding in check_machine(tmp_path)
@@ -203,7 +203,7 @@ def test_nothing_can_be_read(tmp_path, monkeypatch):
 
 
 def test_the_command(capsys, monkeypatch):
-    """Lines for people with measured speeds, JSON for programs; exit code 0 with warnings too."""
+    """Lines with measured speeds, JSON for programs; exit code 0 also with warnings."""
     give_mpi(monkeypatch, "/lib/libmpi_abi.so.1")
     with pytest.raises(SystemExit) as ended:
         main(["doctor"])
@@ -213,5 +213,5 @@ def test_the_command(capsys, monkeypatch):
     assert any(line.startswith("speed") and "GB/s" in line for line in lines)
     with pytest.raises(SystemExit):
         main(["doctor", "--json", "--no-measure"])
-    given = json.loads(capsys.readouterr().out)
-    assert given["speeds"] == {} and {"name", "state", "found", "advice"} == given["findings"][0].keys()
+    report = json.loads(capsys.readouterr().out)
+    assert report["speeds"] == {} and {"name", "state", "found", "advice"} == report["findings"][0].keys()

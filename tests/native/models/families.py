@@ -1,4 +1,4 @@
-"""Small seeded models of every family, written with transformers, and what both sides make of them."""
+"""Small seeded models of every family, written with transformers, and the results of both sides."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A small model: its family, and what differs from `SIZES`."""
+    """A small model: its family, and its differences from `SIZES`."""
 
     name: str
     family: str
     changes: Mapping[str, Any]
 
     def config(self, **more: Any) -> Any:
-        """For transformers."""
+        """The configuration for transformers."""
         of, _ = _CLASSES[self.family]
         base = (
             {**_GPT2, **_NONE}
@@ -87,7 +87,7 @@ class Case:
         return of(**deepcopy({**base, **self.changes, **more}))  # which it writes to
 
     def model(self, seed: int = 1, **more: Any) -> Any:
-        """Written by transformers' own code; weights large enough that the top two logits differ clearly."""
+        """Made by transformers, with weights so large that the top two logits differ clearly."""
         torch.manual_seed(seed)
         model = _CLASSES[self.family][1](self.config(**more)).eval()
         with torch.no_grad():
@@ -148,7 +148,7 @@ def their_logits(model: Any, ids: Sequence[int], dtype: torch.dtype = torch.floa
 
 
 def decoding_inputs(ids: Sequence[int], max_blocks: int) -> dict[str, Array]:
-    """One call that reads a whole text and wants the logits of all of its tokens."""
+    """One call that reads a whole text and computes logits of all tokens."""
     places = np.arange(len(ids), dtype=np.int32)
     return {
         "tokens": np.array(ids, np.int32),
@@ -163,7 +163,7 @@ def decoding_inputs(ids: Sequence[int], max_blocks: int) -> dict[str, Array]:
 def our_logits(
     directory: Path, ids: Sequence[int], dtype: str = "f32", mesh: Mapping[str, int] | None = None
 ) -> Array:
-    """Logits `[T, V]`; the text's own length is the context limit."""
+    """Logits `[T, V]`; the context limit is the text's length."""
     config = models.open(directory)
     count = len(ids)
     blocks = -(-count // models.BLOCK_SIZE)
@@ -183,7 +183,7 @@ def training_graph(config: ModelConfig, batch: int, seq: int, dtype: str = "f32"
 
 
 def batch_of(config: ModelConfig, batch: int, seq: int, seed: int = 5) -> dict[str, Array]:
-    """Random tokens; some labels are not counted."""
+    """Random tokens; some labels are ignored."""
     generator = np.random.default_rng(seed)
     ids = generator.integers(0, config.vocab_size, (batch, seq + 1)).astype(np.int32)
     labels = np.where(generator.random((batch, seq)) < 0.1, -100, ids[:, 1:]).astype(np.int32)

@@ -1,4 +1,4 @@
-"""BERT against transformers: vectors of tokens, masked-language loss, every gradient, files both ways."""
+"""BERT against transformers: vectors of tokens, masked-language loss, every gradient, files in both directions."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def inputs():
     }
 
 
-def theirs_of(given):
+def theirs_of(arrays):
     """The same for transformers."""
-    tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in given.items()}
+    tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in arrays.items()}
     return {
         "input_ids": tensors["tokens"],
         "token_type_ids": tensors["token_types"],
@@ -62,15 +62,15 @@ def theirs_of(given):
 
 
 def encode(directory, dtype="f32", mesh=None):
-    """Vectors of all tokens, by us."""
+    """Our vectors of all tokens."""
     config = models.open(directory)
     graph = tw.ComputeGraph("bert")
     models.build_encoding_graph(graph, config, BATCH, SEQ, dtype)
-    given = inputs()
-    given.pop("labels")
+    arrays = inputs()
+    arrays.pop("labels")
     with graph.instantiate(graph.plan(mesh or {"tp": 1})) as model:
         model.load_parameters(models.open_weights(directory, config, with_head=False))
-        model.forward(**given)
+        model.forward(**arrays)
         return np.array(model.get_tensor("hidden"), np.float32)
 
 
@@ -78,30 +78,30 @@ def encode(directory, dtype="f32", mesh=None):
     "changes", [{}, {"hidden_act": "gelu_new", "num_attention_heads": 6}, {"hidden_act": "relu"}], ids=str
 )
 def test_vectors(tmp_path, changes):
-    """Of every token that is none of the padding, within 1e-4 of the largest; with and without a head in the files."""
+    """Every token except padding, within 1e-4 of the largest; with and without a head in the files."""
     model = their_model(**changes)
     with torch.no_grad():
         expected = model.bert(**theirs_of(inputs())).last_hidden_state.numpy()
     is_text = np.arange(SEQ) < LENGTHS[:, None]
     for part, name in ((model, "whole"), (model.bert, "encoder")):
         part.save_pretrained(tmp_path / name)
-        found = encode(tmp_path / name)
-        assert np.abs(found - expected)[is_text].max() <= 1e-4 * np.abs(expected).max()
+        vectors = encode(tmp_path / name)
+        assert np.abs(vectors - expected)[is_text].max() <= 1e-4 * np.abs(expected).max()
 
 
 def test_loss_and_gradients(tmp_path):
-    """The loss and the gradient of every tensor within 1e-4 of the largest; dp and tp change no bit."""
+    """The loss and every gradient within 1e-4 of the largest; dp and tp change no bit."""
     model = their_model()
     model.save_pretrained(tmp_path)
-    given = inputs()
-    loss = model(**theirs_of(given), labels=torch.tensor(given["labels"], dtype=torch.long)).loss
+    arrays = inputs()
+    loss = model(**theirs_of(arrays), labels=torch.tensor(arrays["labels"], dtype=torch.long)).loss
     loss.backward()
     config = models.open(tmp_path)
     graph = tw.ComputeGraph("bert")
     models.build_training_graph(graph, config, BATCH, SEQ, "f32")
     with graph.instantiate() as ours:
         ours.load_parameters(models.open_weights(tmp_path, config))
-        ours.forward(**given)
+        ours.forward(**arrays)
         ours.backward()
         assert abs(float(ours.get_tensor("loss")[0]) - loss.item()) <= 1e-4 * abs(loss.item())
         names = [name for name, _ in models.parameter_shapes(config)]
@@ -116,7 +116,7 @@ def test_loss_and_gradients(tmp_path):
 
 
 def test_files_both_ways(tmp_path):
-    """What is written here, transformers opens, with every tensor to the bit."""
+    """transformers opens our files, with every tensor to the bit."""
     model = their_model()
     model.save_pretrained(tmp_path / "theirs")
     config = models.open(tmp_path / "theirs")
@@ -128,7 +128,7 @@ def test_files_both_ways(tmp_path):
 
 
 def test_names_of_older_files(tmp_path):
-    """The first BERT files call gains and biases of norms gamma and beta; training needs a head that encoders lack."""
+    """Early BERT files name gains and biases of norms gamma and beta; training needs a head that encoders lack."""
     model = their_model()
     model.save_pretrained(tmp_path)
     expected = encode(tmp_path)

@@ -1,4 +1,6 @@
-"""RoPE whose frequencies change beyond a border: the context limit decides, on both sides of it."""
+"""RoPE whose frequencies change beyond a length: the context limit determines them, on both sides
+of that length.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ CASES = {
 @pytest.mark.parametrize("count", [BORDER - 1, BORDER, BORDER + 1, BORDER + 16])
 @pytest.mark.parametrize("name", CASES)
 def test_single_forwards_on_both_sides_of_the_border(name, count, tmp_path):
-    """A limit of a text's own length gives what transformers makes of the text in one forward."""
+    """With the text's length as the limit, results equal a single forward of transformers."""
     model = CASES[name].model()
     model.save_pretrained(tmp_path)
     ids = ids_of(count)
@@ -55,8 +57,8 @@ def test_single_forwards_on_both_sides_of_the_border(name, count, tmp_path):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_limit_decides_and_not_the_text(name, tmp_path):
-    """A text that grows over the border has one set of frequencies: those of the limit, from its first token on."""
+def test_the_limit_determines_the_frequencies(name, tmp_path):
+    """A text that grows beyond the original length has the limit's frequencies from its first token on."""
     _save(CASES[name], tmp_path)
     texts = {}
     for limit in (BORDER, BORDER + 16):
@@ -72,8 +74,8 @@ def test_the_limit_decides_and_not_the_text(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [*CASES, "llama"])
-def test_a_longer_text_begins_as_a_shorter_one(name, tmp_path, capsys):
-    """Neither --max-tokens nor the cache's size changes a token, on whichever side of the border a text ends."""
+def test_a_longer_text_begins_like_a_shorter_one(name, tmp_path, capsys):
+    """Neither --max-tokens nor the cache's size changes a token, on either side of the original length."""
     _save(CASES.get(name, Case("llama", "llama", {})), tmp_path)
     longer = ["--max-model-len", str(BORDER + 16)]
     texts = {}
@@ -92,7 +94,7 @@ def test_a_longer_text_begins_as_a_shorter_one(name, tmp_path, capsys):
 
 
 def test_the_default_limit_is_the_models_own(tmp_path, capsys):
-    """`dynamic` stretches only where that is asked for; a limit bounds prompt and text together."""
+    """`dynamic` scales only on request; the limit bounds prompt and text together."""
     _save(CASES["dynamic"], tmp_path)
     config = models.open(tmp_path)
     assert (models.default_context(config), models.max_context(config)) == (BORDER, 2 * BORDER)
@@ -115,16 +117,16 @@ def _save(case, directory):
 
 
 def _written(capsys, directory, *options):
-    """What the command line writes."""
-    given = [str(directory), "def f(x):", "--dtype", "f32", "--ignore-eos", *map(str, options)]
-    code = _run(["generate", *given])
+    """The command line's text."""
+    args = [str(directory), "def f(x):", "--dtype", "f32", "--ignore-eos", *map(str, options)]
+    code = _run(["generate", *args])
     output = capsys.readouterr()
     assert code == 0, output.err
     return output.out.removesuffix("\n")
 
 
 def _last_logits(directory, tokenizer, tokens, limit):
-    """Of the whole text in one call, under the same limit."""
+    """The last logits of the whole text in one call, under the same limit."""
     config = models.open(directory)
     ids = [*tokenizer.encode("def f(x):").ids, *tokens[:-1]]
     graph = tw.ComputeGraph("whole")

@@ -1,4 +1,4 @@
-"""Configurations that hypothesis draws, of every family: logits as transformers computes them; 64 tokens of text."""
+"""Random configurations of every family: logits as in transformers; 64 tokens of text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ROPES: list[dict[str, Any] | None] = [
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Any family with sizes, groups of heads, windows, RoPE and biases that it may have."""
+    """Any family with its possible sizes, head groups, windows, RoPE and biases."""
     family = draw(st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2"]))
     layers = draw(st.integers(1, 3))
     tied = draw(st.booleans())
@@ -113,7 +113,7 @@ def assert_alike(case: Case) -> None:
 @settings(max_examples=12)
 @given(cases())
 def test_drawn_configurations(case):
-    """A dozen every day."""
+    """A dozen configurations in everyday runs."""
     assert_alike(case)
 
 
@@ -121,7 +121,7 @@ def test_drawn_configurations(case):
 @settings(max_examples=250)
 @given(cases())
 def test_many_drawn_configurations(case):
-    """More of them."""
+    """More configurations."""
     assert_alike(case)
 
 
@@ -139,7 +139,7 @@ def their_text(model: Any, ids: list[int], count: int) -> tuple[list[int], float
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_sixty_four_tokens(case, tmp_path):
-    """Greedy text is equal, token by token, where no two logits are nearly the same."""
+    """Greedy text is equal token by token, unless two logits are nearly equal."""
     for seed in range(1, 9):  # until a model never hesitates
         model = case.model(seed)
         ids = ids_of(30, seed=seed)  # beyond the border where longrope changes, there in the middle of a text
@@ -148,5 +148,5 @@ def test_sixty_four_tokens(case, tmp_path):
             break
     assert margin > 1e-3
     model.save_pretrained(tmp_path)
-    found = our_logits(tmp_path, [*ids, *expected[:-1]])[len(ids) - 1 :]
-    assert [int(i) for i in found.argmax(1)] == expected
+    logits = our_logits(tmp_path, [*ids, *expected[:-1]])[len(ids) - 1 :]
+    assert [int(i) for i in logits.argmax(1)] == expected

@@ -1,4 +1,4 @@
-"""Every family against transformers: logits, greedy text, loss, every gradient, files both ways."""
+"""Every family against transformers: logits, greedy text, loss, every gradient, files in both directions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def relative(ours, theirs):
 
 @every_case
 def test_logits(case: Case, tmp_path):
-    """fp32 logits of every position within 1e-4 of the largest, over windows' edges."""
+    """fp32 logits of every position within 1e-4 of the largest, also beyond windows."""
     model = case.model()
     model.save_pretrained(tmp_path)
     ids = ids_of(40)
@@ -42,8 +42,9 @@ def test_logits(case: Case, tmp_path):
 @pytest.mark.slow
 @every_case
 def test_bf16_logits(case: Case, tmp_path):
-    """bf16 logits err from fp32 ones as transformers' own do in bf16: on average at most 1.1 times as much, anywhere in
-    four texts at most twice."""
+    """bf16 logits differ from fp32 ones about as in transformers: on average at most 1.1 times as
+    much, at most twice anywhere in four texts.
+    """
     model = case.model()
     model.save_pretrained(tmp_path)
     exact = case.model()
@@ -62,7 +63,7 @@ def test_bf16_logits(case: Case, tmp_path):
 
 @every_case
 def test_loss_and_gradients(case: Case, tmp_path):
-    """The loss and the gradient of every tensor of the files within 1e-4 of the largest."""
+    """The loss and the gradient of every tensor within 1e-4 of the largest."""
     model = case.model()
     model.save_pretrained(tmp_path)
     config = models.open(tmp_path)
@@ -90,7 +91,7 @@ def test_loss_and_gradients(case: Case, tmp_path):
 
 @every_case
 def test_files_both_ways(case: Case, tmp_path):
-    """What is written here, transformers opens: an equal configuration, every tensor to the bit, equal logits."""
+    """transformers opens our files: an equal configuration, every tensor to the bit, equal logits."""
     model = case.model()
     model.save_pretrained(tmp_path / "theirs")
     config = models.open(tmp_path / "theirs")

@@ -1,4 +1,4 @@
-"""Sizes at their limits, against transformers: one of everything, windows of one, heads of two, odd widths."""
+"""Extreme sizes against transformers: one of everything, windows of one, heads of two, odd widths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ ODD = [
 
 @pytest.mark.parametrize("case", ODD, ids=lambda case: case.name)
 def test_odd_sizes(case, tmp_path):
-    """Logits of a text and of a single token in a context of one, within 1e-4; one step on one token, its loss."""
+    """Logits of a text, and of a single token in a context of one, within 1e-4; the loss of one
+    step on one token.
+    """
     model = case.model()
     model.save_pretrained(tmp_path)
     config = models.open(tmp_path)

@@ -1,4 +1,4 @@
-"""Executors that fit a program, closed after each test."""
+"""Executors for a program, closed after each test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilewise.runtime import Executor, Program
 
 @pytest.fixture
 def make_executor():
-    """Makes executors that fit a program and closes them after the test."""
+    """Makes executors for a program and closes them after the test."""
     made: list[Executor] = []
 
     def make(program: Program, num_devices: int, *, workers=1, window=512, deadline_s=20.0) -> Executor:

@@ -1,5 +1,6 @@
-"""Seeded changes of a tile program: of exchanges something dropped, doubled, swapped or sent elsewhere; of bindings two
-tensors of one shape, or two devices, exchanged."""
+"""Seeded mutations of a tile program: a part of an exchange dropped, doubled, swapped or
+redirected; two tensors of one shape, or two devices, exchanged.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _TRIES = 200
 
 
 def mutate(seed: int, program: TileProgram) -> tuple[str, TileProgram]:
-    """A mutant and what was done to it."""
+    """A mutant and a description of the mutation."""
     dice = random.Random(seed)
     for _ in range(_TRIES):
         made = dice.choice(CHANGES)(dice, program)
@@ -47,13 +48,13 @@ def _pick(
     dice: random.Random, program: TileProgram, wanted: Callable[[Instruction], object]
 ) -> Chosen | None:
     class_id = dice.randrange(len(program.classes))
-    found = [
+    choices = [
         (class_id, t, i)
         for t, template in enumerate(program.classes[class_id].templates)
         for i, instruction in enumerate(template.instructions)
         if wanted(instruction)
     ]
-    return dice.choice(found) if found else None
+    return dice.choice(choices) if choices else None
 
 
 def _changed(program: TileProgram, at: Chosen, **fields: object) -> TileProgram:
@@ -68,14 +69,14 @@ def _shifted(dice: random.Random, number: NumberLike) -> NumberLike:
 
 
 def _other_member(dice: random.Random, program: TileProgram, item):  # type: ignore[no-untyped-def]
-    """The item with another device group or member, one that every device has."""
+    """The item with another device group or member that every device has."""
     groups = [len(t) for t in program.devices[0].groups]
     group = dice.choice([item.group, dice.randrange(len(groups))])
     return item._replace(group=group, member=dice.randrange(groups[group]))
 
 
 def change_list(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """A wait or a raise dropped, doubled, redirected or given another signal, or two that swap their signals."""
+    """A wait or a post dropped, doubled, redirected or given another signal, or two that swap their signals."""
     name = dice.choice(["waits", "notifies"])
     at = _pick(dice, program, lambda i: getattr(i, name))
     if at is None:
@@ -110,7 +111,7 @@ def change_list(dice: random.Random, program: TileProgram) -> tuple[str, TilePro
 
 
 def change_operand(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """An operand of a peer dropped, doubled, redirected, of another slot or part, or two that are swapped."""
+    """A peer's operand dropped, doubled, redirected, of another slot or part, or two swapped."""
     at = _pick(dice, program, lambda i: i.label[:9] != "broadcast" and any(o.group >= 0 for o in i.operands))
     if at is None:
         return None
@@ -139,7 +140,7 @@ def change_operand(dice: random.Random, program: TileProgram) -> tuple[str, Tile
 
 
 def change_instruction(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """An acknowledgement, reduction or gather dropped, doubled or moved, in one class or in all alike."""
+    """An acknowledgement, reduction or gather dropped, doubled or moved, in one class or in all."""
 
     def wanted(i: Instruction) -> object:
         return i.label[:9] != "broadcast" and (not i.kernel or any(o.group >= 0 for o in i.operands))
@@ -164,12 +165,12 @@ def change_instruction(dice: random.Random, program: TileProgram) -> tuple[str, 
 
 
 def change_template(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """Signals of a template that begin elsewhere in one class, or a reduction that is forgotten or turned round."""
+    """Signals of a template that begin elsewhere in one class, or a reduction dropped or reversed."""
     class_id = dice.randrange(len(program.classes))
-    found = [i for i, t in enumerate(program.classes[class_id].templates) if t.num_signals]
-    if not found:
+    choices = [i for i, t in enumerate(program.classes[class_id].templates) if t.num_signals]
+    if not choices:
         return None
-    number = dice.choice(found)
+    number = dice.choice(choices)
     template = program.classes[class_id].templates[number]
     if dice.random() < 0.5 or not template.reductions:
         first = max(0, template.first_signal + dice.choice([-2, -1, 1, 2]))
@@ -184,14 +185,14 @@ def change_template(dice: random.Random, program: TileProgram) -> tuple[str, Til
 
 
 def change_numbers(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """A number of a call, such as the credits that a ring waits for, or the use that they are of."""
+    """A number of a call, such as the credits that a ring waits for, or the use that they belong to."""
     class_id = dice.randrange(len(program.classes))
     of = program.classes[class_id]
     name = dice.choice(list(of.calls))
-    found = [i for i, call in enumerate(of.calls[name]) if call.numbers]
-    if not found:
+    choices = [i for i, call in enumerate(of.calls[name]) if call.numbers]
+    if not choices:
         return None
-    at = dice.choice(found)
+    at = dice.choice(choices)
     numbers = list(of.calls[name][at].numbers)
     n = dice.randrange(len(numbers))
     numbers[n] = dice.choice([0, 1, 2, numbers[n] + 1, max(0, numbers[n] - 1)])
@@ -203,12 +204,14 @@ def change_numbers(dice: random.Random, program: TileProgram) -> tuple[str, Tile
 
 
 def _form(entry: TensorEntry) -> TensorEntry:
-    """What tells entries of one shape apart, left out."""
+    """An entry without the fields that distinguish entries of one shape."""
     return entry._replace(key=(), offset=0, first_handle=0)
 
 
 def change_call(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """Two tensors of one shape exchanged in a call, in one class or in all, or two calls of one template exchanged."""
+    """Two tensors of one shape exchanged in a call, in one class or in all, or two calls of one
+    template exchanged.
+    """
     class_id, everywhere = dice.randrange(len(program.classes)), dice.random() < 0.5
     of = program.classes[class_id]
     name = dice.choice([n for n in of.calls if of.calls[n] and n != "broadcast"])

@@ -1,4 +1,4 @@
-"""Short ways to build small tile programs on real kernels, for the tests of this folder."""
+"""Helpers that build small tile programs on real kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TILES = ROWS // TILE_ROWS
 
 
 def program_of(num_devices: int) -> Program:
-    """Devices of a class each, which has their number; their device group 0 is all of them."""
+    """Devices with a class each; the class has the device's number; device group 0 has all devices."""
     program = Program()
     for _ in range(num_devices):
         program.add_device(program.add_class(), groups=[list(range(num_devices))])
@@ -22,7 +22,7 @@ def program_of(num_devices: int) -> Program:
 
 
 def add_tensors(program: Program, device: int, count: int) -> list[int]:
-    """`count` fp32 tensors of ROWS x COLS, one after the other."""
+    """Add `count` contiguous fp32 tensors of ROWS x COLS."""
     return [
         program.add_tensor(
             device, tensor_entry(n * TENSOR_BYTES, ROWS, COLS, TILE_ROWS, first_handle=n * TILES)
@@ -32,7 +32,7 @@ def add_tensors(program: Program, device: int, count: int) -> list[int]:
 
 
 def tensor_entry(offset: int, rows: int, cols: int, tile_rows: int, first_handle: int = 0) -> TensorEntry:
-    """An fp32 tensor without gaps between its rows."""
+    """An fp32 tensor without gaps between rows."""
     return TensorEntry((), offset, Number(rows), cols, cols, "f32", tile_rows, first_handle)
 
 
@@ -43,7 +43,7 @@ def view(executor: Executor, device: int, tensor: int) -> np.ndarray:
 
 
 def add_loop(program: Program, device: int, template: int, kernel: str, label: str, operands, **rest) -> None:
-    """An instruction over all tiles of ROWS rows."""
+    """Add an instruction over all tiles of ROWS rows."""
     program.add_instr(device, template, Instruction(kernel, label, Number(ROWS), TILE_ROWS, operands, **rest))
 
 
@@ -53,10 +53,12 @@ def row(slot: int, access: Access = Access.IN) -> Operand:
 
 
 def all_reduce_program(epochs: int) -> Program:
-    """Two devices of one class: partial = partial + own; sum = partial of device 0 + partial of device 1.
+    """Two devices of one class: partial = partial + own; sum = partial of device 0 + partial of
+    device 1.
 
-    `epochs` times. Tensors: 0 own input, 1 partial, 2 sum. Signals per tile: 0 partial is there, 1 share is reduced
-    (and the partial read), 2 share is read. Number 0 of a device is its place in the device group, number 1 its peer's.
+    `epochs` times. Tensors: 0 own input, 1 partial, 2 sum. Signals per tile: 0 partial is complete,
+    1 share is reduced (and the partial read), 2 share is read. Number 0 of a device is its index in
+    the device group, number 1 its peer's.
     """
     program = Program()
     one = program.add_class()

@@ -1,8 +1,8 @@
-"""A brute-force run of a tile program on symbols: what lies in memory afterwards, whatever order tasks are run in.
+"""A brute-force symbolic run of a tile program: the memory's content after any order of tasks.
 
-Every word of every arena holds a number. A task makes of all that it reads, and of what it is, the numbers that it
-writes. Tasks run in a random order that handles and signals allow. Programs that leave equal numbers under all orders
-compute equal values.
+Every word of every arena has a number. A task computes the numbers that it writes from those that
+it reads and from its identity. Tasks run in a random order that handles and signals allow. Programs
+that give equal numbers in all orders compute equal values.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def final_memory(
 
     Args:
         words: of every arena and file.
-        lasting: bytes at its beginning that are compared.
+        lasting: bytes at its beginning to compare.
         seed: of the order of tasks.
-        file_begin: where files begin behind arenas; all of them is compared.
+        file_begin: where files begin after arenas; they are compared completely.
     """
     native = native_program(program, (), file_begin)
     devices = [native.tasks(d, [], name) for d in range(len(program.devices))]
@@ -58,10 +58,10 @@ def final_memory(
 
 
 def _by_task(views: np.ndarray) -> dict[int, list[list[int]]]:
-    found: dict[int, list[list[int]]] = {}
+    accesses: dict[int, list[list[int]]] = {}
     for task, *view in views.tolist():
-        found.setdefault(task, []).append(view)
-    return found
+        accesses.setdefault(task, []).append(view)
+    return accesses
 
 
 def _cells(memory: list[np.ndarray], view: list[int]) -> np.ndarray:
@@ -75,7 +75,7 @@ def _cells(memory: list[np.ndarray], view: list[int]) -> np.ndarray:
 
 
 def _random_order(before, dice: random.Random) -> list[int]:  # type: ignore[no-untyped-def]
-    """All tasks, each behind those that come before it."""
+    """All tasks, each after those that precede it."""
     missing = dict(zip(before.order, before.masks))
     followers: dict[int, list[int]] = {}
     counts = {}

@@ -1,8 +1,9 @@
-"""The proof on one cursor per class of devices agrees with the one on a cursor per device, on real plans and mutants.
+"""The proof with one cursor per class of devices agrees with the proof with one cursor per device,
+on real plans and mutants.
 
-`Program.finish` takes a cursor per device up to 16 devices, and above that where a class is not in lockstep. Idle
-devices of a class of their own bring a small plan above that, and so to the other proof, without a change of what it
-does.
+`Program.finish` uses a cursor per device up to 16 devices, and beyond that if a class is not in
+lockstep. Idle devices in their own class bring a small plan above that number, and so to the other
+proof, without a change of its behaviour.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ MESHES = {
 
 @pytest.fixture(scope="module", params=MESHES)
 def program(request) -> TileProgram:
-    """That of a small Llama with shared KV heads where the mesh is wide."""
+    """The program of a small Llama, with shared KV heads on a wide mesh."""
     graph = training_graph(config(num_hidden_layers=1), "f32")
     return graph.plan(MESHES[request.param], batch_splits=16).program
 
 
 def by_class(program: TileProgram) -> str:
-    """The refusal of the proof by class; empty if it is content."""
+    """The error of the proof by class; empty if it succeeds."""
     idle = DeviceClass((), (), {}, dict.fromkeys(program.classes[0].calls, ()))
     some = program.devices[0]
     binding = DeviceBinding(len(program.classes), some.numbers, some.groups)
@@ -48,7 +49,7 @@ def by_class(program: TileProgram) -> str:
 
 
 def refusal(program: TileProgram) -> str:
-    """What `finish` says; with at most 16 devices it asks every device."""
+    """The error of `finish`, which checks every device up to 16 devices."""
     try:
         native_program(program, ())
     except PlanError as error:
@@ -57,7 +58,7 @@ def refusal(program: TileProgram) -> str:
 
 
 def class_per_device(program: TileProgram) -> TileProgram:
-    """The same program, every device in a class of its own."""
+    """The same program with every device in its own class."""
     classes = tuple(program.classes[d.class_id] for d in program.devices)
     return replace(
         program,
@@ -73,8 +74,8 @@ def test_both_proofs_accept_real_plans(program):
 
 
 @pytest.mark.slow
-def test_both_proofs_refuse_the_same_mutants(program):
-    """What is not in lockstep is asked device by device; alone in its class, a device always is."""
+def test_both_proofs_reject_the_same_mutants(program):
+    """A class that is not in lockstep is checked device by device; a class of one device always is in lockstep."""
     seen: Counter = Counter()
     for seed in range(40):
         what, mutant = mutate(seed, program)
@@ -87,8 +88,8 @@ def test_both_proofs_refuse_the_same_mutants(program):
 
 
 @pytest.mark.parametrize("program", ["tp4"], indirect=True)
-def test_a_raise_that_misses_a_later_device_is_refused_by_class(program):
-    """Device 0 raises another signal on the second device of a class only: no wait of the first notices."""
+def test_a_wrong_post_of_a_later_device_is_rejected_by_class(program):
+    """Device 0 posts another signal only on the second device of a class: no wait of the first detects it."""
     of = program.classes[program.devices[0].class_id]
     number, position, instruction = next(
         (t, i, x)
@@ -106,8 +107,7 @@ def test_a_raise_that_misses_a_later_device_is_refused_by_class(program):
 
 
 def test_classes_with_shared_kv_heads_are_in_lockstep():
-    """Two devices that hold one KV head wait for each other: they are distinguished where one comes
-    first on an axis."""
+    """Two devices with the same KV head wait for each other: they are distinguished by the first on an axis."""
     graph = training_graph(config(num_hidden_layers=1), "f32")
     program = graph.plan({"dp": 4, "tp": 8}, batch_splits=16).program
     assert len(program.devices) > 16 > len(program.classes)
@@ -115,10 +115,11 @@ def test_classes_with_shared_kv_heads_are_in_lockstep():
 
 
 @pytest.mark.parametrize("axes", [{"fsdp": 17}, {"dp": 2, "fsdp": 9}, {"fsdp": 5, "tp": 4}], ids=str)
-def test_gathers_of_storage_shards_are_proved_device_by_device(axes):
-    """A device waits for no peer in the instruction that copies its own storage shard, so classes
-    are not in lockstep: with more than 16 devices, too, every device is asked, and a raise that is
-    left out on one of them is found."""
+def test_gathers_of_shards_are_proved_device_by_device(axes):
+    """A device waits for no peer in the instruction that copies its own shard, so classes are not
+    in lockstep. With more than 16 devices every device is still checked, and a post missing on one
+    of them is found.
+    """
     batch = axes.get("dp", 1) * axes["fsdp"]
     graph = training_graph(config(num_hidden_layers=1, vocab_size=1200), "f32", batch)
     program = graph.plan(axes, batch_splits=batch).program

@@ -1,4 +1,6 @@
-"""Real plans with something dropped, doubled, swapped or misdirected: found, or shown to be harmless."""
+"""Real plans with a part dropped, doubled, swapped or redirected: a check finds it, or the mutation
+is shown to be harmless.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,9 @@ SOME = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for
 
 @cache
 def planned(name: str) -> tuple[Plan, tuple, tuple]:
-    """A plan of a small Llama with two layers, and what planning hands to `validate_reductions` and to
-    `validate_bindings` besides."""
+    """A plan of a small Llama with two layers, and the arguments that planning passes to
+    `validate_reductions` and `validate_bindings`.
+    """
     axes, options, changes = PLANS[name]
     model = config(tie_word_embeddings=False, **changes)
     batch_splits = options.get("batch_splits", 4)
@@ -65,7 +68,7 @@ def planned(name: str) -> tuple[Plan, tuple, tuple]:
 
 
 def found_by(name: str, program: TileProgram) -> str:
-    """Which check refuses a program; empty if none does."""
+    """The check that rejects a program; empty if none does."""
     plan, context, meant = planned(name)
     try:
         validate_acknowledgements(program)
@@ -93,24 +96,24 @@ def found_by(name: str, program: TileProgram) -> str:
 
 @cache
 def memory_of(name: str) -> Mapping[str, list[bytes]]:
-    """What a plan leaves in memory, per list."""
+    """The memory after a plan, per list."""
     plan, *_ = planned(name)
     return {p: run(plan, plan.program, p, 0) for p in plan.programs}
 
 
 def run(plan: Plan, program: TileProgram, name: str, seed: int) -> list[bytes]:
-    """What a list of a program leaves in memory."""
+    """The memory after a list of a program."""
     size = plan.file_begin + plan.file_bytes if plan.file_bytes else plan.arena_bytes
     return final_memory(program, name, size // 2, plan.regions["lasting"], seed, file_begin(plan))
 
 
 def file_begin(plan: Plan) -> int:
-    """Where its devices' files begin, if they have any."""
+    """Where the files of its devices begin, if there are any."""
     return plan.file_begin if plan.file_bytes else NO_FILE
 
 
 def is_harmless(name: str, program: TileProgram) -> bool:
-    """Three random orders of all tasks leave what the plan leaves."""
+    """Three random orders of all tasks give the memory of the plan."""
     plan, *_ = planned(name)
     return all(
         run(plan, program, p, seed) == expected
@@ -120,27 +123,27 @@ def is_harmless(name: str, program: TileProgram) -> bool:
 
 
 def kill(name: str, seeds: range) -> Counter:
-    """How many mutants each check found; all others are harmless."""
-    plan, found = planned(name)[0], Counter()
+    """The number of mutants that each check found; all others are harmless."""
+    plan, counts = planned(name)[0], Counter()
     for seed in seeds:
         what, program = mutate(seed, plan.program)
         by = found_by(name, program)
         assert by or is_harmless(name, program), f"seed {seed} of {name}: {what} is not found"
-        found[by or "harmless"] += 1
-    print(name, dict(found))
-    return found
+        counts[by or "harmless"] += 1
+    print(name, dict(counts))
+    return counts
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_real_plans_pass(name):
-    """Nothing is found in a plan itself, and every order of its tasks leaves the same."""
+    """The unmodified plan passes every check, and every order of its tasks gives the same memory."""
     assert found_by(name, planned(name)[0].program) == ""
     plan, *_ = planned(name)
     assert all(run(plan, plan.program, p, 1) == expected for p, expected in memory_of(name).items())
 
 
-def test_a_reduction_dropped_on_all_devices_is_found():
-    """Each of them, with its copies and acknowledgements: nothing waits for ever, and all devices agree."""
+def test_a_reduction_missing_on_all_devices_is_found():
+    """Each reduction with its copies and acknowledgements: nothing deadlocks, and all devices agree."""
     plan, context, _ = planned("dp2")
     dropped = 0
     for number, template in enumerate(plan.program.classes[0].templates):
@@ -149,12 +152,12 @@ def test_a_reduction_dropped_on_all_devices_is_found():
         }:
             program = plan.program
             for c, of in enumerate(program.classes):
-                kept = [
+                reductions = [
                     replace(i, notifies=()) if i.label == label else i
                     for i in of.templates[number].instructions
                     if not i.label.startswith(f"{label}/")
                 ]
-                program = with_instructions(program, c, number, tuple(kept))
+                program = with_instructions(program, c, number, tuple(reductions))
             native_program(program, plan.symbol_bounds)
             with pytest.raises(
                 InternalError, match=r"a shared value must be completed once|complete when they are read"
@@ -164,16 +167,18 @@ def test_a_reduction_dropped_on_all_devices_is_found():
     assert dropped >= 8
 
 
-def test_a_write_that_waits_for_no_reader_is_found():
-    """If acknowledgements hold no tile, one of a peer may be written while it is read; the message names both tasks."""
+def test_a_write_before_a_read_is_found():
+    """Without tiles in acknowledgements, a peer's tile may be written while it is read; the message
+    names both tasks.
+    """
     plan, *_ = planned("tp2")
     program = plan.program
     for c, of in enumerate(program.classes):
         for number, template in enumerate(of.templates):
-            kept = tuple(
+            instructions = tuple(
                 replace(i, operands=()) if i.label.endswith("/ack") else i for i in template.instructions
             )
-            program = with_instructions(program, c, number, kept)
+            program = with_instructions(program, c, number, instructions)
     native = native_program(program, plan.symbol_bounds)
     with pytest.raises(InternalError, match=r"got '.*of call \d+ on device \d and '.*over bytes"):
         validate_order([native.tasks(d, [], "step") for d in range(2)], native.labels())
@@ -181,14 +186,14 @@ def test_a_write_that_waits_for_no_reader_is_found():
 
 @pytest.mark.parametrize("name", PLANS)
 def test_exchanged_bindings_are_found(name):
-    """Two tensors of one shape in a call, or two calls: no other check asks which tensor is meant."""
-    program, found = planned(name)[0].program, 0
+    """Two tensors of one shape in a call, or two calls: only this check distinguishes tensors."""
+    program, count = planned(name)[0].program, 0
     for seed in range(30):
         made = change_call(random.Random(seed), program)
         if made is not None and made[1] != program:
             assert found_by(name, made[1]) == "bindings", made[0]
-            found += 1
-    assert found >= 10
+            count += 1
+    assert count >= 10
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -200,6 +205,6 @@ def test_mutants_are_found(name):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", PLANS)
 def test_a_thousand_mutants_are_found(name):
-    """Of each plan as many; each check finds some that no other is asked about."""
-    found = kill(name, range(100, 100 + -(-1000 // len(PLANS))))
-    assert found["harmless"] < 60
+    """As many of each plan; each check finds some that no other does."""
+    counts = kill(name, range(100, 100 + -(-1000 // len(PLANS))))
+    assert counts["harmless"] < 60

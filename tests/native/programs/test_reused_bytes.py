@@ -1,4 +1,4 @@
-"""Templates that follow each other in the same bytes: every write comes behind the last use of what lay there."""
+"""Templates that reuse the same bytes: every write comes after the last use of the previous content."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WIDTHS = (96, 32, 160, 64, 32, 128)
 
 @layer
 def block(graph: GraphBuilder, x, *, width: int, hidden: int):
-    """A gated product of a width of its own."""
+    """A gated product with its own width."""
     h = rms_norm(graph, x, "norm.weight", eps=1e-5)
     up = linear(graph, h, "up.weight", width, out_label=tw.DimLabel("mlp"))
     return graph.add(x, linear(graph, graph.silu(up), "down.weight", hidden, in_label=tw.DimLabel("mlp")))
 
 
 def unlike_layers(seq) -> tw.ComputeGraph:
-    """Layers no two of which follow one another with equal templates; the third width comes twice."""
+    """Layers of which no two neighbours have equal templates; the third width occurs twice."""
     graph = tw.ComputeGraph("unlike", k_splits=4)
     x = graph.input([4, seq, 32], "f32", name="x", labels=[tw.BATCH, None, None])
     for i, width in enumerate(WIDTHS):
@@ -46,7 +46,7 @@ CASES = {
 
 
 def order_of(plan: tw.Plan, program, symbols) -> None:
-    """Hold every list of a program to the order of its bytes."""
+    """Check the order of bytes in every list of a program."""
     native = native_program(program, plan.symbol_bounds)
     for name in plan.programs:
         validate_order([native.tasks(d, symbols, name) for d in range(plan.mesh.num_devices)])
@@ -54,28 +54,28 @@ def order_of(plan: tw.Plan, program, symbols) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_templates_that_share_bytes_are_ordered(name):
-    """Also where sizes come with the run, long or short, and a short one does not write all that a long one had."""
+    """Also with symbolic sizes, long or short, and if a short one does not write all bytes of a long one."""
     axes, options, seq = CASES[name]
     plan = unlike_layers(seq).plan(axes, batch_splits=4, workers_per_device=1, **options)
     for symbols in [[1], [9], [40]] if isinstance(seq, tw.Dim) else [[]]:
         order_of(plan, plan.program, symbols)
 
 
-def test_a_forgotten_conflict_is_found():
-    """Each alias of a temporary is needed: without those of one template some write is not ordered."""
+def test_a_missing_conflict_is_found():
+    """Each alias of a temporary is needed: without those of one template, some write is not ordered."""
     plan = unlike_layers(8).plan({}, batch_splits=4, workers_per_device=1)
     (of,) = plan.program.classes
-    found = 0
+    count = 0
     for number in {of.entries[e].key[1] for e in of.aliases if of.entries[e].key[0] in ("inner", "temp")}:
-        kept = {
+        aliases = {
             entry: others
             for entry, others in of.aliases.items()
             if of.entries[entry].key[1] != number and all(of.entries[o].key[1] != number for o in others)
         }
-        program = replace(plan.program, classes=(replace(of, aliases=kept),))
+        program = replace(plan.program, classes=(replace(of, aliases=aliases),))
         try:
             order_of(plan, program, [])
         except InternalError as error:
             assert "two uses of the same bytes" in str(error)
-            found += 1
-    assert found >= 4
+            count += 1
+    assert count >= 4

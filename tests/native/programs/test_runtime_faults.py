@@ -1,4 +1,4 @@
-"""A task that throws, a worker that stops, Ctrl-C: one clear error, no hang, and the next run is right."""
+"""A task that throws, a worker that stops, Ctrl-C: one clear error, no hang, and a correct next run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def expect_right(executor, program, epochs: int) -> None:
 
 @pytest.mark.parametrize("label", ["produce", "reduce", "gather", "share read"])
 def test_a_task_that_throws(make_executor, label):
-    """TaskFailed comes once and names op, tile, worker and device; the next run is right."""
+    """One TaskFailed names op, tile, worker and device; the next run is correct."""
     program = all_reduce_program(5)
     executor = make_executor(program, 2, workers=2)
     executor.inject("throw", 1, label, 8)
@@ -42,7 +42,9 @@ def test_a_task_that_throws(make_executor, label):
 
 
 def test_a_worker_that_stops(make_executor):
-    """CommTimeout names wait, signal, values, late device and what that does; the executor is out."""
+    """CommTimeout names wait, signal, values, the late device and its work; the executor cannot be
+    used any more.
+    """
     program = all_reduce_program(5)
     executor = make_executor(program, 2, deadline_s=0.3)
     executor.inject("stall", 1, "produce", 3)
@@ -71,7 +73,7 @@ def long_program(num_tasks: int) -> Program:
 
 @pytest.mark.usefixtures("no_collection")
 def test_ctrl_c(make_executor):
-    """SIGINT during a run raises KeyboardInterrupt within a moment; the executor stays usable."""
+    """SIGINT during a run raises KeyboardInterrupt quickly; the executor stays usable."""
     program = long_program(200_000)
     executor = make_executor(program, 1)
     short = long_program(10)
@@ -87,7 +89,7 @@ def test_ctrl_c(make_executor):
 
 @pytest.mark.usefixtures("no_collection")
 def test_ctrl_c_while_a_worker_is_stopped(make_executor):
-    """A stopped worker does not keep Ctrl-C waiting, and counters are consistent afterwards."""
+    """A stopped worker does not delay Ctrl-C, and counters are consistent afterwards."""
     program = all_reduce_program(5)
     executor = make_executor(program, 2)
     executor.inject("stall", 0, "produce", 0)
@@ -101,7 +103,7 @@ def test_ctrl_c_while_a_worker_is_stopped(make_executor):
 
 @pytest.mark.usefixtures("no_collection")
 def test_the_gil_is_free_during_a_run(make_executor):
-    """Another Python thread runs while a program does; a second run is refused."""
+    """Another Python thread runs during a program; a second run is rejected."""
     program = all_reduce_program(5)
     executor = make_executor(program, 2)
     executor.inject("stall", 0, "produce", 0)
@@ -123,8 +125,8 @@ def test_the_gil_is_free_during_a_run(make_executor):
     assert "one run at a time" in refused[0]
 
 
-def test_unknown_fault_kinds_are_refused(make_executor):
-    """inject() takes 'throw', 'stall' and 'delay' only."""
+def test_unknown_fault_kinds_are_rejected(make_executor):
+    """inject() accepts only 'throw', 'stall' and 'delay'."""
     executor = make_executor(long_program(1), 1)
     with pytest.raises(PlanError, match="'throw', 'stall' or 'delay'; got 'melt'"):
         executor.inject("melt", 0, "long", 0)

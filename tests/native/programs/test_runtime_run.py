@@ -29,7 +29,7 @@ from tilewise.runtime import Access, Executor, Mode, Number, Operand, Program, d
 
 
 def one_device(symbolic: bool = False) -> Program:
-    """tensor 2 = tensor 0 + tensor 1, tile by tile; with `symbolic` only the first symbols[0] rows."""
+    """tensor 2 = tensor 0 + tensor 1, tile by tile; with `symbolic`, only the first symbols[0] rows."""
     program = program_of(1)
     tensors = add_tensors(program, 0, 3)
     template = program.add_template(0, "sum")
@@ -43,7 +43,7 @@ def one_device(symbolic: bool = False) -> Program:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_one_device_adds_tiles(make_executor, workers):
-    """A program's tasks compute on the arena that buffer() shows."""
+    """A program's tasks compute on the arena that buffer() returns."""
     executor = make_executor(one_device(), 1, workers=workers)
     x = np.random.default_rng(0).standard_normal((2, ROWS, COLS), dtype=np.float32)
     view(executor, 0, 0)[:], view(executor, 0, 1)[:] = x
@@ -51,8 +51,8 @@ def test_one_device_adds_tiles(make_executor, workers):
     np.testing.assert_array_equal(view(executor, 0, 2), x[0] + x[1])
 
 
-def test_symbols_bound_the_loop(make_executor):
-    """Only the rows that a symbol allows are written; values above its bound are refused."""
+def test_symbols_bound_loops(make_executor):
+    """Only the rows within a symbol's value are written; values above its bound are rejected."""
     program = one_device(symbolic=True)
     executor = make_executor(program, 1)
     view(executor, 0, 0)[:] = 1
@@ -79,7 +79,9 @@ def test_all_reduce_of_two_devices(make_executor, workers, window):
 
 
 def test_transfers_equal_theory(make_executor):
-    """An all-reduce of two devices reads 2(n-1)/n elements per device: half in reduce, half in gather."""
+    """An all-reduce of two devices reads 2(n-1)/n elements per device: half in the reduction, half
+    in the gather.
+    """
     program = all_reduce_program(3)
     executor = make_executor(program, 2)
     executor.run(program, [])
@@ -90,7 +92,7 @@ def test_transfers_equal_theory(make_executor):
 
 
 def test_memory_limit(make_executor):
-    """All that devices reserve counts; beyond the limit it is a ResourceError (a MemoryError) with both figures."""
+    """All memory that devices reserve counts; beyond the limit, a ResourceError (a MemoryError) has both sizes."""
     own = device_overhead(workers=1, signals=3, handles=5, scratch_bytes=1 << 16)
     assert own["scratch"] == 1 << 16 and own["signals"] == 3 * 128 and own["engine"] > 0
     need = 2 * (4096 + sum(own.values()))
@@ -124,7 +126,7 @@ def test_buffers_outlive_the_executor():
     assert memory.flags.writeable and memory.sum() == 7 * 128
 
 
-def test_buffer_stays_inside():
+def test_a_buffer_outside_the_arena_is_rejected():
     """A buffer outside the arena is refused."""
     executor = Executor(arena_bytes=[4096])
     with pytest.raises(PlanError, match="inside the device's arena"):
@@ -161,8 +163,8 @@ def test_buffer_stays_inside():
         (Operand(0, Mode.ROWS, part=-1), "0 <= part"),
     ],
 )
-def test_malformed_programs_are_refused(operand, message):
-    """finish() names what is wrong with an operand."""
+def test_malformed_programs_are_rejected(operand, message):
+    """finish() names the fault of an operand."""
     program = program_of(2)
     tensors = add_tensors(program, 0, 3)
     add_tensors(program, 1, 3)
@@ -173,7 +175,7 @@ def test_malformed_programs_are_refused(operand, message):
         program.finish([])
 
 
-def test_an_unknown_kernel_is_refused():
+def test_an_unknown_kernel_is_rejected():
     """A kernel that is not in the native table is named."""
     program = program_of(1)
     template = program.add_template(0, "t")
@@ -196,7 +198,7 @@ def test_an_unknown_kernel_is_refused():
     ],
 )
 def test_a_field_of_another_type_is_named(wrong):
-    """A TypeError says which field of an instruction it is."""
+    """The TypeError names the field of the instruction."""
     program = program_of(1)
     template = program.add_template(0, "t")
     fields = {"kernel": "", "label": "op", "extent": 1, "step": 1, "operands": [], **wrong}
@@ -204,8 +206,8 @@ def test_a_field_of_another_type_is_named(wrong):
         program.add_instr(0, template, Instruction(**fields))
 
 
-def test_what_lacks_a_field_or_has_another_name_is_refused():
-    """Fields and options go by their names: none is taken for its neighbour."""
+def test_missing_and_unknown_fields_are_rejected():
+    """Fields and options are matched by name."""
     program = program_of(1)
     with pytest.raises(AttributeError, match="kernel"):
         program.add_instr(0, program.add_template(0, "t"), object())
@@ -223,7 +225,9 @@ def test_what_lacks_a_field_or_has_another_name_is_refused():
 
 @pytest.mark.parametrize("struct", [Number, Operand, Wait, Notify], ids=lambda struct: struct.__name__)
 def test_named_tuples_have_the_order_of_their_native_structs(struct):
-    """The border reads them by place, so places and names are one list in native/programs/program.h."""
+    """Native code reads them by position, so fields and their order must equal the structs of
+    native/programs/program.h.
+    """
     text = (
         Path(__file__).parents[3] / "native" / "programs" / ("number.h" if struct is Number else "program.h")
     ).read_text()
@@ -231,7 +235,7 @@ def test_named_tuples_have_the_order_of_their_native_structs(struct):
     assert re.findall(r"^  (?:\w+) (\w+)(?: = [^;(]*)?;", body, re.M) == list(struct._fields)
 
 
-def test_deadlocks_are_refused():
+def test_deadlocks_are_rejected():
     """Devices that wait for each other are named before anything runs."""
     program = program_of(2)
     for d in range(2):

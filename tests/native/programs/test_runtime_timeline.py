@@ -1,4 +1,4 @@
-"""Timelines of tile programs: what the runtime records, and the trace file."""
+"""Timelines of tile programs: the recorded tasks, and the trace file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from native.programs.sample_programs import TILES, all_reduce_program
 from tilewise.observe import Trace, write_perfetto
 
 
-def test_a_traced_run_has_every_task(make_executor):
-    """Off by default; then one record per task of the last run, its moments in order."""
+def test_a_traced_run_records_every_task(make_executor):
+    """Off by default; then one record per task of the last run, with ordered times."""
     program = all_reduce_program(4)
     executor = make_executor(program, 2, workers=2)
     executor.run(program, [])
@@ -28,7 +28,7 @@ def test_a_traced_run_has_every_task(make_executor):
 
 
 def test_trace_file(make_executor, tmp_path):
-    """The file is Chrome trace JSON: a process per device, a thread per worker, a slice per task."""
+    """Chrome trace JSON: a process per device, a thread per worker, a slice per task."""
     program = all_reduce_program(2)
     executor = make_executor(program, 2)
     executor.trace(True)

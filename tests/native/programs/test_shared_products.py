@@ -1,4 +1,4 @@
-"""Decoding where the workers of a device share every product: tiles of columns, their order, and the same bits."""
+"""Decoding in which the workers of a device share every product: column tiles, their order, and the same bits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNTS = (1, 2, 5, 15, 33, 130, MOST)
 
 
 def planned(workers: int, dtype: str = "f32", **axes: int) -> tuple[tw.ComputeGraph, tw.Plan]:
-    """A decoding graph of which each device has so many workers."""
+    """A decoding graph with this many workers per device."""
     graph = tw.ComputeGraph("llama")
     blocks = -(-CONTEXT // BLOCK_SIZE)
     models.build_decoding_graph(
@@ -40,7 +40,7 @@ def planned(workers: int, dtype: str = "f32", **axes: int) -> tuple[tw.ComputeGr
 
 
 def by_columns(plan: tw.Plan) -> list[tuple[int, int]]:
-    """Instructions that write columns: template and place."""
+    """Instructions that write column tiles: template and index."""
     return [
         (t, i)
         for t, template in enumerate(plan.program.classes[0].templates)
@@ -50,7 +50,7 @@ def by_columns(plan: tw.Plan) -> list[tuple[int, int]]:
 
 
 def logits_of(plan: tw.Plan, graph: tw.ComputeGraph, count: int) -> bytes:
-    """The bits that so many tokens of a text get."""
+    """The bits of the logits of a text of this many tokens."""
     places = np.arange(count, dtype=np.int32)
     with graph.instantiate(plan) as model:
         model.initialize(3)
@@ -66,8 +66,8 @@ def logits_of(plan: tw.Plan, graph: tw.ComputeGraph, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_workers_share_products_and_write_the_same_bits(dtype):
-    """Two and three workers, two devices of two, and rows from one to more than two tiles of them."""
+def test_workers_share_products_with_the_same_bits(dtype):
+    """Two and three workers, two devices of two, and one row up to more than two tiles of rows."""
     graph, alone = planned(1, dtype)
     assert not by_columns(alone)
     shared = [planned(2, dtype)[1], planned(3, dtype)[1], planned(2, dtype, tp=2)[1]]
@@ -85,8 +85,8 @@ def test_workers_share_products_and_write_the_same_bits(dtype):
             assert logits_of(plan, graph, count) == expected, (count, plan.settings.workers_per_device)
 
 
-def test_a_product_whose_sums_are_cut_otherwise_has_other_bits():
-    """The comparison above sees a column tile with another order of sums, even one of them."""
+def test_another_order_of_sums_is_detected():
+    """The twin: a single column tile with another order of sums."""
     graph, alone = planned(1)
     _, shared = planned(2)
     expected = logits_of(alone, graph, 5)
@@ -105,7 +105,7 @@ def instruction_at(plan: tw.Plan, at: tuple[int, int]):
 
 
 def order_of(plan: tw.Plan, program, count: int) -> None:
-    """Every two uses of the same bytes are ordered, with so many tokens."""
+    """Every two uses of the same bytes are ordered, for this many tokens."""
     native = native_program(program, plan.symbol_bounds)
     sizes = {"tokens": count, "sequences": 1, "rows": count}
     symbols = [sizes[s.name] for s in plan.shapes.symbols]
@@ -114,16 +114,16 @@ def order_of(plan: tw.Plan, program, count: int) -> None:
 
 @pytest.mark.parametrize("axes", [{}, {"tp": 2}], ids=str)
 def test_tiles_of_columns_are_ordered(axes):
-    """Also where columns of one tensor lie in the bytes that another's rows had."""
+    """Also if columns of one tensor reuse bytes of another's rows."""
     _, plan = planned(3, **axes)
     for count in (1, 130):
         order_of(plan, plan.program, count)
 
 
-def test_an_access_that_is_forgotten_is_found():
-    """Without the access of any operand of a shared product some pair is not ordered."""
+def test_a_missing_access_is_found():
+    """Without the access of any operand of a shared product, some pair is not ordered."""
     _, plan = planned(2)
-    found = 0
+    count = 0
     for at in by_columns(plan):
         instruction = instruction_at(plan, at)
         for number, operand in enumerate(instruction.operands):
@@ -138,6 +138,6 @@ def test_an_access_that_is_forgotten_is_found():
                 order_of(plan, with_instructions(plan.program, 0, at[0], tuple(instructions)), 1)
             except InternalError as error:
                 assert "two uses of the same bytes" in str(error)
-                found += 1
+                count += 1
                 break
-    assert found == len(by_columns(plan))
+    assert count == len(by_columns(plan))

@@ -1,4 +1,4 @@
-"""Training on few long sequences, where the workers of a device share every product: the same bits as one worker's."""
+"""Training on few long sequences, in which the workers of a device share every product: the bits of one worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = llama.LlamaConfig(
 def planned(
     workers: int, dtype: str = "f32", *, lengths: bool = False, batch: int = BATCH, **options
 ) -> tuple:
-    """A step of training of which each device has so many workers, and a row tile or two."""
+    """A training step with this many workers per device, and one or two row tiles."""
     graph = tw.ComputeGraph("steps")
     seq = tw.Dim("seq", 1, SEQ) if lengths else SEQ
     models.build_training_graph(graph, CONFIG, batch, seq, dtype)
@@ -49,7 +49,7 @@ def train(graph: tw.ComputeGraph, plan: tw.Plan, length: int = SEQ) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_workers_share_a_step_and_write_the_same_bits(dtype):
+def test_workers_share_a_step_with_the_same_bits(dtype):
     """One device and two, sums over microbatches, recomputation and states in files."""
     expected = train(*planned(1, dtype))
     ways = [
@@ -72,7 +72,7 @@ def test_workers_share_a_step_and_write_the_same_bits(dtype):
 
 
 def test_input_gradients_read_columns_of_panels():
-    """Seen as columns of plain rows, the weight's are others, and so are the bits."""
+    """The twin: as columns of plain rows, other weights are read, and the bits differ."""
     graph, plan = planned(3)
     expected = train(graph, plan)
     at = next(at for at in by_columns(plan) if instruction_at(plan, at).kernel == "matmul_dx_f32")
@@ -94,8 +94,10 @@ def test_tiles_of_columns_are_ordered(axes):
     validate_order([native.tasks(d, [], "step") for d in range(plan.mesh.num_devices)])
 
 
-def test_a_device_with_row_tiles_for_all_its_workers_has_no_others():
-    """Whole rows are what norms and attention need, and cost no more; nor where rows make more tiles than columns."""
+def test_enough_row_tiles_prevent_column_tiles():
+    """Norms and attention need whole rows, which cost no more; nor if there are more row tiles than
+    column tiles.
+    """
     assert not by_columns(planned(2)[1])
     assert not by_columns(planned(16, batch=8, batch_splits=8)[1])
     assert by_columns(planned(2, batch_splits=1)[1])
@@ -103,8 +105,8 @@ def test_a_device_with_row_tiles_for_all_its_workers_has_no_others():
 
 
 @pytest.mark.parametrize("length", [1, 33, SEQ])
-def test_sequences_of_any_length_are_shared_too(length):
-    """Their rows, and rows per tile, come with the batch."""
+def test_sequences_of_any_length_are_shared(length):
+    """Rows, and rows per tile, depend on the batch."""
     graph, plan = planned(3, lengths=True)
     assert by_columns(plan)
     assert train(graph, plan, length) == train(*planned(1, lengths=True), length)
@@ -112,8 +114,8 @@ def test_sequences_of_any_length_are_shared_too(length):
 
 @pytest.mark.parametrize("label", [None, tw.DimLabel("x", 1)], ids=["unlabelled", "of single elements"])
 @pytest.mark.parametrize("width", [8, 300])
-def test_what_needs_whole_rows_has_them(width, label):
-    """Workers that share rows by columns leave a softmax and its gradient whole."""
+def test_softmax_has_whole_rows(width, label):
+    """Workers that share rows by columns compute a softmax and its gradient on whole rows."""
 
     def results(workers):
         graph = tw.ComputeGraph("rows")

@@ -1,4 +1,4 @@
-"""`Program.tasks`: what every task of a program touches, waits for and raises, as arrays."""
+"""`Program.tasks`: every task's memory, waits and posts, as arrays."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tilewise.runtime import Access
 
 
 def rows_of(tables, name: str, task: int) -> np.ndarray:
-    """What a table says of a task, without the task's number."""
+    """A table's rows of a task, without the task's number."""
     table = tables[name]
     return table[table[:, 0] == task][:, 1:]
 
 
-def test_tasks_are_those_that_run():
-    """One row per task in the order of submission; a traced program has no others."""
+def test_tasks_are_those_of_a_run():
+    """One row per task in order of submission; a traced program has the same tasks."""
     program = all_reduce_program(3)
     for device in range(2):
         tables = program.tasks(device)
@@ -28,7 +28,7 @@ def test_tasks_are_those_that_run():
 
 
 def test_a_task_names_its_bytes_signals_and_handles():
-    """The reduction of tile 1: its own share written, both partials read, one of them a peer's."""
+    """The reduction of tile 1: its own share written, both partial values read, one of them a peer's."""
     program = all_reduce_program(2)
     half = TILE_ROWS // 2 * COLS * 4
     for device in range(2):
@@ -49,8 +49,8 @@ def test_a_task_names_its_bytes_signals_and_handles():
         np.testing.assert_array_equal(rows_of(tables, "accesses", task), accesses)
 
 
-def test_unknown_devices_lists_and_symbols_are_refused():
-    """As in `num_tasks`."""
+def test_unknown_devices_lists_and_symbols_are_rejected():
+    """Like `num_tasks`."""
     program = all_reduce_program(1)
     with pytest.raises(PlanError, match="got device 2"):
         program.tasks(2)

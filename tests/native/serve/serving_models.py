@@ -1,4 +1,4 @@
-"""A small model from a seed, and engines without a thread over it: what tests of serving share."""
+"""A small seeded model, and engines over it without a thread, for tests of serving."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% 
 
 
 def save_model(directory: Path, **settings: Any) -> Path:
-    """A Llama with four heads, of two layers unless told otherwise, a chat template included."""
+    """A Llama with four heads, by default two layers, and a chat template."""
     num_layers = settings.pop("num_hidden_layers", 2)
     tokenizer = train_tokenizer(TEXTS * 5, vocab_size=320)
     sizes = {
@@ -46,7 +46,7 @@ def save_model(directory: Path, **settings: Any) -> Path:
 
 
 def load(directory: Path, **settings: Any) -> ServedModel:
-    """With room for eight sequences and sixteen blocks."""
+    """Load with space for eight sequences and sixteen blocks."""
     usual = {"dtype": "f32", "max_num_seqs": 8, "max_num_batched_tokens": 128}
     return ServedModel(directory, EngineSettings(**{**usual, **settings}))
 
@@ -58,7 +58,7 @@ def core_of(
     draft_model: DraftModel | None = None,
     free_tokens: int | None = None,
 ) -> EngineCore:
-    """An engine without a thread, which reads prompts in the same chunks every time."""
+    """An engine without a thread that always reads prompts in the same chunks."""
     runner = Runner(model.instance, model.limits)
     core = EngineCore(runner, limits or model.limits, model.tokenizer, speculation, draft_model)
     core._prefill_budget = FixedPrefillBudget()
@@ -67,16 +67,16 @@ def core_of(
 
 
 class FixedPrefillBudget(PrefillBudget):
-    """Learns nothing from times."""
+    """Ignores measured times."""
 
-    def note(self, num_tokens: int, is_writing: bool, seconds: float) -> None:
+    def note(self, num_tokens: int, is_decode: bool, seconds: float) -> None:
         pass
 
 
 def request_of(
     name: str, ids: Sequence[int], params: SamplingParams, salt: int = 0, priority: int = 0
 ) -> Request:
-    """A request whose blocks are shared with those of its salt."""
+    """A request that shares blocks with others of its salt."""
     return Request(
         name,
         tuple(ids),

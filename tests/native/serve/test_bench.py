@@ -1,4 +1,4 @@
-"""`tilewise bench`: figures follow from the times that were taken, and every request is asked for in full."""
+"""`tilewise bench`: figures follow from recorded times, and every request is generated in full."""
 
 import json
 
@@ -24,21 +24,25 @@ def model_dir(tmp_path_factory):
 
 
 def test_figures_of_known_times():
-    """Two requests, one of them of two texts, with times that can be added up in the head."""
+    """Two requests, one with two texts, with round times."""
     times = [Times(10, 1.0, [[1.5, 1.6, 1.8]], 1.8), Times(20, 1.0, [[2.0], [3.0, 3.5]], 3.5)]
-    found = throughput_figures(times)
-    assert found["elapsed_time"] == 2.5 and found["num_requests"] == 2
-    assert (found["num_prompt_tokens"], found["num_output_tokens"], found["total_num_tokens"]) == (30, 6, 36)
-    assert found["requests_per_second"] == 0.8 and found["output_tokens_per_second"] == 2.4
-    assert found["ttft_ms"]["percentiles"]["50"] == pytest.approx(1000)
-    assert found["itl_ms"]["mean"] == pytest.approx((100 + 200 + 500) / 3)
-    found = latency_figures([times, times[:1]])
-    assert found["latencies"] == pytest.approx([2.5, 0.8]) and found["avg_latency"] == pytest.approx(1.65)
-    assert found["percentiles"]["50"] == pytest.approx(1.65)
+    figures = throughput_figures(times)
+    assert figures["elapsed_time"] == 2.5 and figures["num_requests"] == 2
+    assert (figures["num_prompt_tokens"], figures["num_output_tokens"], figures["total_num_tokens"]) == (
+        30,
+        6,
+        36,
+    )
+    assert figures["requests_per_second"] == 0.8 and figures["output_tokens_per_second"] == 2.4
+    assert figures["ttft_ms"]["percentiles"]["50"] == pytest.approx(1000)
+    assert figures["itl_ms"]["mean"] == pytest.approx((100 + 200 + 500) / 3)
+    figures = latency_figures([times, times[:1]])
+    assert figures["latencies"] == pytest.approx([2.5, 0.8]) and figures["avg_latency"] == pytest.approx(1.65)
+    assert figures["percentiles"]["50"] == pytest.approx(1.65)
 
 
-def test_what_is_measured_has_happened(model_dir):
-    """As many tokens as were asked for, told in order, after the request and before its end."""
+def test_recorded_times_are_consistent(model_dir):
+    """All requested tokens are reported in order, after the request and before its end."""
     with Engine(model_dir, dtype="f32", max_num_seqs=4) as engine:
         ended = []
         params = SamplingParams(max_tokens=7, ignore_eos=True, n=2)
@@ -47,14 +51,15 @@ def test_what_is_measured_has_happened(model_dir):
         for one in times:
             assert [len(text) for text in one.texts] == [7, 7]
             assert all(
-                [one.asked, *text, one.ended] == sorted([one.asked, *text, one.ended]) for text in one.texts
+                [one.submitted, *text, one.ended] == sorted([one.submitted, *text, one.ended])
+                for text in one.texts
             )
         with pytest.raises(ConfigError, match="leave room"):
             measure(engine, [[1] * 10_000], params)
 
 
-def test_prompts_have_what_they_share():
-    """The same for a seed; a common beginning; another seed draws others."""
+def test_random_prompts_share_a_prefix():
+    """Equal for a seed, with a common beginning; another seed gives others."""
     prompts = random_prompts(3, 5, 50, seed=2, prefix_length=4)
     assert (
         prompts
@@ -69,7 +74,7 @@ def test_prompts_have_what_they_share():
 
 
 def test_prompts_of_files():
-    """ShareGPT's list, whose empty conversations are passed over, and lines of JSON."""
+    """ShareGPT's list, whose empty conversations are skipped, and lines of JSON."""
     talks = [{"conversations": []}, {"conversations": [{"from": "human", "value": "a"}]}, {"prompt": "b"}]
     assert read_prompts(json.dumps(talks), 9) == [("a", None), ("b", None)]
     lines = "\n".join(json.dumps({"prompt": text, "output_len": 5}) for text in "xyz")
@@ -93,8 +98,8 @@ def test_prompts_of_files():
         '[{"conversations": 1}]',
     ],
 )
-def test_wrong_files_are_refused(text):
-    """With a word on what is wrong."""
+def test_invalid_files_are_rejected(text):
+    """With the reason."""
     with pytest.raises(ConfigError, match=r"\[serve.bench\]"):
         read_prompts(text, 9)
 
@@ -114,14 +119,14 @@ def test_throughput_of_a_file(model_dir, tmp_path, capsys):
     ]
     command += ["--dp", "2", "--speculative-config", '{"num_speculative_tokens": 3}']
     assert _run([*command, "--dtype", "f32", "--output-json", str(out), "--picture", str(picture)]) == 0
-    found, said = json.loads(out.read_text()), capsys.readouterr().out
-    assert found["num_output_tokens"] == 18 and "Total num output tokens: 18" in said
-    assert f"{found['requests_per_second']:.2f} requests/s" in said and "Inter-token latency" in said
+    figures, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert figures["num_output_tokens"] == 18 and "Total num output tokens: 18" in said
+    assert f"{figures['requests_per_second']:.2f} requests/s" in said and "Inter-token latency" in said
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
 def test_latency_of_a_batch(model_dir, tmp_path, capsys):
-    """As many rounds as were asked for; weights may be random."""
+    """The requested number of rounds; weights may be random."""
     out = tmp_path / "l.json"
     sizes = [
         "--input-len",
@@ -141,9 +146,9 @@ def test_latency_of_a_batch(model_dir, tmp_path, capsys):
         )
         == 0
     )
-    found, said = json.loads(out.read_text()), capsys.readouterr().out
-    assert len(found["latencies"]) == 3 and min(found["latencies"]) > 0
-    assert f"Avg latency: {found['avg_latency']:.4f} seconds" in said and "99% percentile" in said
+    figures, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert len(figures["latencies"]) == 3 and min(figures["latencies"]) > 0
+    assert f"Avg latency: {figures['avg_latency']:.4f} seconds" in said and "99% percentile" in said
 
 
 @pytest.mark.parametrize(
@@ -152,11 +157,11 @@ def test_latency_of_a_batch(model_dir, tmp_path, capsys):
         (["latency", "--batch-size", "0"], "batch-size"),
         (["latency", "--picture", "x.pdf"], ".png or .svg"),
         (["throughput", "--dataset-name", "sonnet"], "not one of random, sharegpt"),
-        (["throughput", "--dataset-name", "sharegpt"], "--dataset-path goes with"),
-        (["throughput", "--dataset-path", "x"], "--dataset-path goes with"),
+        (["throughput", "--dataset-name", "sharegpt"], "--dataset-path needs"),
+        (["throughput", "--dataset-path", "x"], "--dataset-path needs"),
         (
             ["throughput", "--dataset-name", "sharegpt", "--dataset-path", "/nothing/there"],
-            "must be a file of JSON",
+            "must be a JSON file",
         ),
         (["latency", "--input-len", "100000"], "max_context"),
         (["latency", "--speculative-config", "{"], "it must be JSON"),
@@ -166,7 +171,7 @@ def test_latency_of_a_batch(model_dir, tmp_path, capsys):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_mistakes_are_one_line_before_any_work(model_dir, arguments, words, capsys):
-    """And exit code 2."""
+    """One line and exit code 2."""
     assert _run(["bench", arguments[0], str(model_dir), *arguments[1:]]) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1

@@ -1,4 +1,6 @@
-"""Memory of the KV cache: reserved when a model is loaded, allocated as texts fill it, and never more than there is."""
+"""Memory of the KV cache: reserved when a model is loaded, allocated as texts fill it, never more
+than available.
+"""
 
 import ctypes
 import logging
@@ -21,13 +23,13 @@ CONTEXT = 1 << 17
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    """A model with a long context: 32 MiB of keys and values in fp32 for one text."""
+    """A model with a long context: 32 MiB of keys and values in fp32 per text."""
     directory = tmp_path_factory.mktemp("long") / "model"
     return save_model(directory, max_position_embeddings=CONTEXT, num_hidden_layers=1)
 
 
 def resident_bytes(memory: np.ndarray) -> int:
-    """Bytes of a range of memory that are in physical memory, by whole pages."""
+    """Resident bytes of a range of memory, in whole pages."""
     first = memory.ctypes.data & -mmap.PAGESIZE
     num_pages = -(-(memory.ctypes.data + len(memory) - first) // mmap.PAGESIZE)
     pages = (ctypes.c_ubyte * num_pages)()
@@ -36,8 +38,8 @@ def resident_bytes(memory: np.ndarray) -> int:
     return sum(page & 1 for page in pages) * mmap.PAGESIZE
 
 
-def test_pages_are_allocated_ahead_of_what_is_written(model_dir):
-    """At first as much as one call can fill, behind a call as much again; the rest of the cache is not touched."""
+def test_pages_are_allocated_ahead_of_use(model_dir):
+    """First as much as one call can fill, after a call as much again; the rest of the cache is not touched."""
     model = load(model_dir, max_num_seqs=1)
     runner = Runner(model.instance, model.limits)
     limits, memory = model.limits, model.instance.state_memory()
@@ -56,9 +58,10 @@ def test_pages_are_allocated_ahead_of_what_is_written(model_dir):
     model.close()
 
 
-def test_a_cache_that_does_not_fit_is_shortened_or_refused(model_dir, monkeypatch, caplog):
-    """Shortened where no setting asks for its size, with the same text; else the error names the settings to lower.
-    Copies share what is available, and none is made where they do not all fit."""
+def test_a_cache_that_does_not_fit_is_shortened_or_rejected(model_dir, monkeypatch, caplog):
+    """Shortened if no setting fixes its size, with the same text; otherwise the error names the
+    settings to lower. Copies share the available memory, and none is made if not all fit.
+    """
     params = SamplingParams(max_tokens=8, seed=1)
 
     def write(**settings):
@@ -92,7 +95,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_process_may_end_right_after_loading(model_dir, ending):
-    """With exit code 0 and nothing on standard error, closed or not: no thread is left inside native code."""
+    """Exit code 0 and nothing on standard error, closed or not: no thread remains inside native code."""
     code = f"from tilewise import LLM, SamplingParams\n{ENDINGS[ending].format(model=str(model_dir))}\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The engine with its thread: callers that come, go and fail, and what is left of them."""
+"""The engine with its thread: callers that come, leave and fail, without leftovers."""
 
 import asyncio
 import atexit
@@ -51,17 +51,17 @@ def engine(model_dir):
 
 @pytest.fixture(scope="module")
 def alone(engine):
-    """Tokens of each text, written alone."""
+    """The tokens of each text generated alone."""
     return [[delta.token for delta in engine.stream([text], WAY)] for text in TEXTS]
 
 
 def _core(engine, function):
-    """What a function of the core returns, called between two steps."""
+    """The result of a function of the core, called between two steps."""
     return engine._between_steps(function)
 
 
 def _is_idle(engine):
-    """Whether no request is left and every block is free."""
+    """Whether no request is open and every block is free."""
     return _core(
         engine,
         lambda core: (
@@ -74,16 +74,16 @@ def _is_idle(engine):
 
 
 async def _read(outputs, most=None):
-    found = []
+    deltas = []
     async for output in outputs:
-        found.append(output)
-        if most is not None and len(found) == most:
+        deltas.append(output)
+        if most is not None and len(deltas) == most:
             break
-    return found
+    return deltas
 
 
 def test_callers_of_one_event_loop(engine, alone):
-    """Outputs grow token by token, for many callers at once, each with what it gets alone."""
+    """Outputs grow token by token for many concurrent callers, each equal to the text alone."""
 
     async def ask():
         return await asyncio.gather(*(_read(engine.generate(text, WAY)) for text in TEXTS * 3))
@@ -97,7 +97,7 @@ def test_callers_of_one_event_loop(engine, alone):
 
 
 def test_kinds_of_output(engine, alone):
-    """Deltas put together, and the final output alone, are the last cumulative one."""
+    """Joined deltas, and the final output alone, equal the last cumulative one."""
     kinds = {
         kind: asyncio.run(
             _read(
@@ -116,8 +116,8 @@ def test_kinds_of_output(engine, alone):
     assert "".join(delta.text for delta in deltas) == last.outputs[0].text
 
 
-def test_an_iterator_that_is_closed_ends_its_request(engine):
-    """By break, by cancelling the task, by dropping it: blocks are free, and others go on."""
+def test_closing_an_iterator_ends_its_request(engine):
+    """By break, by cancelling the task, by dropping it: blocks are freed, and others continue."""
     long = SamplingParams(max_tokens=200, temperature=1.0, seed=1, ignore_eos=True)
 
     async def ask():
@@ -141,14 +141,14 @@ def test_an_iterator_that_is_closed_ends_its_request(engine):
 
 
 def test_aborting_by_name(engine):
-    """The texts end with the reason `abort`; a name can be used again then, and not before."""
+    """The texts end with the reason `abort`; only then can the name be used again."""
 
     async def ask():
         outputs = engine.generate(
             "import", SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True), "mine"
         )
         await outputs.__anext__()
-        with pytest.raises(ConfigError, match="one request at a time; got 'mine' again"):
+        with pytest.raises(ConfigError, match="unique among live requests; got 'mine' twice"):
             await _read(engine.generate("import", WAY, "mine"))
         engine.abort("mine")
         rest = await _read(outputs)
@@ -160,8 +160,8 @@ def test_aborting_by_name(engine):
     assert _is_idle(engine)
 
 
-def test_a_caller_s_name_is_never_the_engine_s_own(engine):
-    """Names made like the next ones of the engine's own: no request refuses or ends another."""
+def test_callers_names_do_not_collide_with_generated_ones(engine):
+    """Names like the engine's next ones neither reject nor end another request."""
     (other,) = engine.requests(["import"], WAY)
     number = int(other.request_id.rsplit("-", 1)[1])
     names = [f"request-{number + more}" for more in range(1, 9)]
@@ -176,8 +176,8 @@ def test_a_caller_s_name_is_never_the_engine_s_own(engine):
     assert asyncio.run(ask()) == ["length"] * len(names)
 
 
-def test_threads_ask_at_once(engine, alone):
-    """Six threads, more requests than run at a time: each what it writes alone."""
+def test_concurrent_threads(engine, alone):
+    """Six threads with more requests than run at a time: each gets the text of a single request."""
     with ThreadPoolExecutor(6) as pool:
         jobs = [
             pool.submit(lambda text: [p.token for p in engine.stream([text], WAY)], TEXTS[i % 3])
@@ -186,8 +186,8 @@ def test_threads_ask_at_once(engine, alone):
         assert [job.result() for job in jobs] == [alone[i % 3] for i in range(18)]
 
 
-def test_a_failing_kernel_is_one_error_of_its_requests(model_dir, alone):
-    """Requests of the step get the error, one that waits and later ones write what they write alone."""
+def test_a_failing_kernel_fails_only_its_requests(model_dir, alone):
+    """Requests of the step get the error; waiting and later ones get their text."""
     with Engine(model_dir, max_num_seqs=2) as engine:
         label = "attention_paged"
         inject(engine.model.instance, "throw", 0, label, 0)
@@ -204,26 +204,26 @@ def test_a_failing_kernel_is_one_error_of_its_requests(model_dir, alone):
             return await asyncio.gather(*gone, later, return_exceptions=True)
 
         *gone, later = asyncio.run(ask())
-        assert any(isinstance(found, TaskFailed) for found in gone) or isinstance(later, TaskFailed)
-        for found, wanted in zip((*gone, later), alone):
-            assert isinstance(found, TaskFailed) or found[-1].outputs[0].token_ids == wanted
+        assert any(isinstance(result, TaskFailed) for result in gone) or isinstance(later, TaskFailed)
+        for result, wanted in zip((*gone, later), alone):
+            assert isinstance(result, TaskFailed) or result[-1].outputs[0].token_ids == wanted
         assert [p.token for p in engine.stream(TEXTS[2:], WAY)] == alone[2]
         assert _is_idle(engine)
 
 
-def test_a_defect_of_the_engine_hangs_no_caller(model_dir, monkeypatch):
-    """An error that no step should have is told to all, and the engine goes on."""
+def test_an_internal_error_does_not_hang_callers(model_dir, monkeypatch):
+    """An unexpected error of a step is reported to all, and the engine continues."""
     with Engine(model_dir) as engine:
         wanted = [p.token for p in engine.stream(TEXTS[:1], WAY)]
         with monkeypatch.context() as patched:
-            patched.setattr("tilewise.serve.runner.call_inputs", lambda *given: 1 / 0)
+            patched.setattr("tilewise.serve.runner.call_inputs", lambda *args: 1 / 0)
             with pytest.raises(TilewiseError, match="report it"):
                 list(engine.stream(TEXTS[:1], WAY))
         assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == wanted
 
 
-def test_a_defect_in_taking_a_request_hangs_no_caller(model_dir, alone, monkeypatch):
-    """It is told to that request alone; those that come with it go on."""
+def test_an_internal_error_in_adding_a_request_does_not_hang_callers(model_dir, alone, monkeypatch):
+    """It is reported to that request only; the others continue."""
 
     def wrong(sequence, *others):
         return 1 / 0 if sequence.request.index == 1 else make(sequence, *others)
@@ -242,8 +242,8 @@ def test_a_defect_in_taking_a_request_hangs_no_caller(model_dir, alone, monkeypa
         assert _is_idle(engine)
 
 
-def test_a_function_that_fails_over_a_name_that_comes_twice_harms_no_other(engine, alone):
-    """The request that has the name goes on."""
+def test_a_failing_callback_for_a_duplicate_name_does_not_affect_others(engine, alone):
+    """The request with the name continues."""
     (first,) = engine.requests(TEXTS[:1], WAY)
     reported = SimpleQueue()
     engine.submit([first], reported.put)
@@ -252,8 +252,8 @@ def test_a_function_that_fails_over_a_name_that_comes_twice_harms_no_other(engin
     assert [getattr(event, "token", event) for event in events] == alone[0]
 
 
-def test_a_caller_s_function_that_fails_harms_no_other(engine, alone, caplog):
-    """It is logged, and the thread goes on."""
+def test_a_failing_callback_does_not_affect_others(engine, alone, caplog):
+    """It is logged, and the thread continues."""
     requests = engine.requests(TEXTS[:1], WAY)
     engine.submit(requests, lambda event: 1 / 0)
     assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == alone[0]
@@ -261,7 +261,7 @@ def test_a_caller_s_function_that_fails_harms_no_other(engine, alone, caplog):
 
 
 def _storm(engine, count, seed):
-    """Requests that are started and dropped at random, from threads."""
+    """Requests started and dropped at random by several threads."""
 
     def one(number):
         chance = random.Random(f"{seed} {number}")
@@ -292,19 +292,19 @@ def _weather(model_dir, thread_count, count):
         assert _resident_bytes() - memory < 24 << 20
 
 
-def test_a_thousand_requests_leave_nothing(model_dir, thread_count):
+def test_a_thousand_requests_leave_no_leftovers(model_dir, thread_count):
     """Started and cancelled at random: blocks, threads and memory are as before."""
     _weather(model_dir, thread_count, 1_000)
 
 
 @pytest.mark.soak
-def test_ten_thousand_requests_leave_nothing(model_dir, thread_count):
+def test_ten_thousand_requests_leave_no_leftovers(model_dir, thread_count):
     """The same, ten times as many."""
     _weather(model_dir, thread_count, 10_000)
 
 
-def test_closing_tells_callers(model_dir):
-    """Requests at hand end with an error, further ones are refused; closing twice is closing once."""
+def test_closing_reports_to_callers(model_dir):
+    """Open requests end with an error, further ones are rejected; closing twice is allowed."""
     engine = Engine(model_dir)
     deltas = engine.stream(TEXTS[:1], SamplingParams(max_tokens=150, ignore_eos=True))
     next(deltas)
@@ -316,8 +316,8 @@ def test_closing_tells_callers(model_dir):
         next(engine.stream(TEXTS[:1], WAY))
 
 
-def test_closing_waits_again_when_it_was_interrupted(model_dir, monkeypatch):
-    """Ctrl-C while a step is waited for: the second `close` once freed the devices under that step."""
+def test_an_interrupted_close_can_be_repeated(model_dir, monkeypatch):
+    """After Ctrl-C during `close`, a second `close` once freed devices that a step still used."""
     engine = Engine(model_dir)
     core, begun, released = engine._replicas[0]._core, threading.Event(), threading.Event()
     step = core.step
@@ -346,8 +346,8 @@ def test_closing_waits_again_when_it_was_interrupted(model_dir, monkeypatch):
     ("error", "raised"),
     [(RuntimeError("can't start new thread"), ResourceError), (MemoryError(), MemoryError)],
 )
-def test_without_a_thread_nothing_is_left(model_dir, thread_count, monkeypatch, error, raised):
-    """Where the system gives none the model's own end, and at the end of the program there is nothing to wait for."""
+def test_without_a_thread_nothing_remains(model_dir, thread_count, monkeypatch, error, raised):
+    """If the system provides no thread, the model is closed, and the program's end waits for nothing."""
     gc.collect()
     threads, start = thread_count(), threading.Thread.start
     left = []
@@ -368,8 +368,8 @@ def test_without_a_thread_nothing_is_left(model_dir, thread_count, monkeypatch, 
         atexit.unregister(end)
 
 
-def test_an_engine_that_is_dropped_ends_its_thread(model_dir, thread_count):
-    """Without `close`, too."""
+def test_a_dropped_engine_ends_its_thread(model_dir, thread_count):
+    """Even without `close`."""
     gc.collect()
     threads = thread_count()
     Engine(model_dir)
@@ -386,8 +386,8 @@ next(deltas)
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_without_closing_ends_in_peace(model_dir):
-    """In the middle of requests, several times: the thread is waited for, not killed within a step."""
+def test_a_program_can_end_without_closing(model_dir):
+    """Several times in the middle of requests: the thread is joined, not killed within a step."""
     for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", ENDING.format(directory=str(model_dir))], capture_output=True, timeout=60
@@ -395,8 +395,8 @@ def test_a_program_that_ends_without_closing_ends_in_peace(model_dir):
         assert done.returncode == 0, done.stderr
 
 
-def test_a_forked_child_is_refused_at_once(model_dir):
-    """Nothing waits for threads that a child lacks, and the parent goes on."""
+def test_a_forked_child_is_rejected_at_once(model_dir):
+    """Nothing waits for threads that a child lacks, and the parent continues."""
     with Engine(model_dir) as engine:
         begun = engine.stream(TEXTS[:1], WAY)
         next(begun)
@@ -415,8 +415,8 @@ def test_a_forked_child_is_refused_at_once(model_dir):
         assert len(list(begun)) > 0
 
 
-def test_an_event_loop_that_is_gone_hangs_nothing(engine, alone):
-    """A loop that is closed in the middle of a request: the request ends, others go on."""
+def test_a_closed_event_loop_hangs_nothing(engine, alone):
+    """The request of a closed loop ends, others continue."""
     loop = asyncio.new_event_loop()
     outputs = engine.generate("import", SamplingParams(max_tokens=200, ignore_eos=True))
     loop.run_until_complete(outputs.__anext__())
@@ -433,7 +433,7 @@ def test_an_event_loop_that_is_gone_hangs_nothing(engine, alone):
     ("prompt", "words"),
     [
         ("x = 1\n" * 500, "must leave room"),
-        (b"x", "a prompt must be a sequence of ids, or a text"),
+        (b"x", "a prompt must be a sequence of ids or text"),
         (None, "a prompt must be a sequence"),
         ([1, -1], "an id of a prompt must lie in"),
         ([1, 10**6], "token ids of a prompt must lie below .*; got 1000000;"),
@@ -445,7 +445,7 @@ def test_an_event_loop_that_is_gone_hangs_nothing(engine, alone):
         ({"prompt_token_ids": "x"}, "prompt_token_ids must be a sequence of ids"),
     ],
 )
-def test_prompts_that_are_none_are_refused_at_once(engine, prompt, words):
+def test_invalid_prompts_are_rejected_at_once(engine, prompt, words):
     """Before anything is submitted."""
     with pytest.raises(ConfigError, match=words):
         engine.generate(prompt, WAY)
@@ -453,12 +453,12 @@ def test_prompts_that_are_none_are_refused_at_once(engine, prompt, words):
         engine.stream([prompt], WAY)
 
 
-def test_ways_that_are_none_are_refused_at_once(engine):
-    """Settings of the wrong kind or number, priorities and ids that do not exist."""
+def test_invalid_settings_are_rejected_at_once(engine):
+    """Settings of the wrong kind or number, invalid priorities and ids."""
     for call, words in (
         (lambda: engine.stream("text", WAY), "prompts must be a sequence"),
         (lambda: engine.stream(["x"], None), "sampling must be a sequence"),
-        (lambda: engine.stream(["x"], [WAY, WAY]), "one for all or one per prompt"),
+        (lambda: engine.stream(["x"], [WAY, WAY]), "one for all prompts or one per prompt"),
         (lambda: engine.stream(["x"], ["hot"]), "SamplingParams or Sampling"),
         (lambda: engine.stream(["x"], WAY, priority=1 << 40), "priority must lie in"),
         (lambda: engine.generate("x", Sampling()), "sampling_params must be a SamplingParams"),
@@ -492,8 +492,8 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_are_refused_in_their_own_words(model_dir, name):
-    """Every setting of an engine, before a model is loaded; some may be None, for the usual."""
+def test_settings_are_rejected_by_name(model_dir, name):
+    """Every setting of an engine, before a model is loaded; some may be None for the default."""
     taken = set()
     for label, value in HOSTILE.items():
         if name == "on_progress" and callable(value):
@@ -506,8 +506,8 @@ def test_settings_are_refused_in_their_own_words(model_dir, name):
     assert taken == SETTINGS[name]
 
 
-def test_impossible_engines_are_refused(model_dir):
-    """A width that the heads do not have, a type that no weights run as, a cache for no sequence, an unknown word."""
+def test_impossible_engines_are_rejected(model_dir):
+    """A width that does not divide the heads, an unsupported dtype, a cache for no sequence, an unknown name."""
     with pytest.raises(LayoutError, match=r"got 3 parts .* choose 1, 2, 4, 8"):
         Engine(model_dir, tensor_parallel_size=3)
     with pytest.raises(ConfigError, match="dtype must be one of auto, bf16"):
@@ -520,16 +520,16 @@ def test_impossible_engines_are_refused(model_dir):
         Engine(model_dir, max_context=65, max_model_len=64)
 
 
-def test_progress_is_told(model_dir):
-    """The bytes of all weights, in the end."""
+def test_progress_is_reported(model_dir):
+    """At the end, the bytes of all weights."""
     reported = []
     with Engine(model_dir, on_progress=lambda *figures: reported.append(figures)) as engine:
         assert reported[-1][0] == reported[-1][1] > 0 and engine.model.stored_dtypes == {"float32"}
     assert [done for done, _ in reported] == sorted(done for done, _ in reported)
 
 
-def test_weights_that_are_no_numbers_are_not_loaded(tmp_path, thread_count):
-    """A NaN in one tensor of a model directory is refused by the tensor's name; no thread is left behind."""
+def test_weights_that_are_not_finite_are_rejected(tmp_path, thread_count):
+    """A NaN in one tensor is reported with its name; no thread remains."""
     directory = save_model(tmp_path / "damaged")
     Engine(directory).close()  # the first in a process may start threads of libraries
     weights = {name: np.array(value) for name, value in open_weights(directory).items()}
@@ -541,8 +541,8 @@ def test_weights_that_are_no_numbers_are_not_loaded(tmp_path, thread_count):
     assert thread_count(threads) <= threads
 
 
-def test_the_last_steps_are_known(model_dir):
-    """Their tokens are those of the prompt and the text, in order and without gaps in what was done."""
+def test_stats_have_the_last_steps(model_dir):
+    """Their tokens are those of prompt and text, in order and without gaps."""
     with Engine(model_dir, max_num_seqs=1) as engine:
         deltas = list(engine.stream([[5, 6, 7, 8]], SamplingParams(max_tokens=7, ignore_eos=True)))
         steps = engine.stats().steps

@@ -1,8 +1,8 @@
-"""What a request writes depends on nothing but itself: tokens, text and the bits of every logprob.
+"""A request's text depends only on the request: tokens, text and the bits of every logprob.
 
-Requests of a small universe are written alone once, on one device with a cache for everything. Histories then mix them:
-any order and time of arrival, cancellations, caches of few blocks, steps of few tokens, prefixes that are found,
-guesses that are right and wrong, on several devices and numbers of workers.
+Requests of a small universe run alone once, on one device with a cache for everything. Histories
+then mix them: any order and time of arrival, cancellations, caches of few blocks, steps of few
+tokens, cached prefixes, right and wrong draft tokens, on several devices and numbers of workers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LENGTHS = (1, 7, 63, 64, 65, 129, 150)
 
 @dataclass(frozen=True)
 class Ask:
-    """A request of the universe: a beginning of one of two streams of tokens, and a way of writing."""
+    """A request of the universe: a prefix of one of two token streams, and sampling settings."""
 
     stream: int
     length: int
@@ -74,7 +74,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Arrive:
-    """A request comes."""
+    """A request arrives."""
 
     ask: Ask
     salt: int
@@ -83,14 +83,14 @@ class Arrive:
 
 @dataclass(frozen=True)
 class Drop:
-    """A request, counted over all that came, is cancelled."""
+    """A request, by its index among all arrivals, is cancelled."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Wait:
-    """So many steps go by."""
+    """This many steps run."""
 
     count: int
 
@@ -116,37 +116,37 @@ def all_limits(draw):
 def served(tmp_path_factory):
     """One model directory, loaded in several ways."""
     directory = save_model(tmp_path_factory.mktemp("model") / "llama")
-    found = {name: load(directory, **how) for name, how in VARIANTS.items()}
+    models = {name: load(directory, **how) for name, how in VARIANTS.items()}
     smaller = save_model(tmp_path_factory.mktemp("model") / "smaller", num_hidden_layers=1)
-    for model in found.values():
+    for model in models.values():
         model.draft_model = DraftModel(str(smaller), model, 3)
-    yield found
-    for model in found.values():
+    yield models
+    for model in models.values():
         model.draft_model.close()
         model.close()
 
 
 @pytest.fixture(scope="module")
 def alone(served):
-    """What an ask writes when it is alone, by its dtype; made once each."""
-    known = {}
+    """The text of an ask alone, by dtype; computed once."""
+    cached = {}
 
     def write(name, ask):
         model = "bf16" if "bf16" in name else "one"
-        if (model, ask) not in known:
+        if (model, ask) not in cached:
             core = core_of(served[model])
             core.add(ask.request("alone"))
             reported = []
             while core.has_work:
                 core.step(reported.extend)
-            known[model, ask] = _said(reported)["alone"]
-        return known[model, ask]
+            cached[model, ask] = _said(reported)["alone"]
+        return cached[model, ask]
 
     return write
 
 
 def _said(deltas):
-    """Per request and choice: what every delta said, but for what was found in the cache."""
+    """Every delta per request and choice, without the number of cached tokens."""
     written = {}
     for request, delta in deltas:
         assert isinstance(delta, Delta), delta
@@ -158,7 +158,7 @@ def _said(deltas):
 
 @dataclass
 class Oracle:
-    """Guesses what a text says alone, but for every few places, where it is wrong."""
+    """Drafts the text of the request alone, with a wrong token at every few positions."""
 
     history: History
     text: list[int]
@@ -180,7 +180,7 @@ GUESSING = {
 
 
 def _play(model, limits, history, write, guessing=None, free_tokens=None):
-    """A history; every text is what it is alone, or the beginning of that where it was cancelled."""
+    """Run a history; every text equals the text alone, or its beginning if it was cancelled."""
     speculation = guessing if isinstance(guessing, SpeculativeConfig) else None
     draft_model = model.draft_model if speculation is not None and speculation.model else None
     for event in history:
@@ -227,8 +227,8 @@ def _play(model, limits, history, write, guessing=None, free_tokens=None):
     st.sampled_from([*GUESSING]),
     st.sampled_from([1, 7, None]),
 )
-def test_requests_write_what_they_write_alone(served, alone, name, limits, history, guessing, free_tokens):
-    """Every token, text and logprob, whatever else happens and on whatever devices."""
+def test_texts_equal_those_of_requests_alone(served, alone, name, limits, history, guessing, free_tokens):
+    """Every token, text and logprob, with any other requests and on any devices."""
     _play(served[name], limits, history, partial(alone, name), GUESSING[guessing], free_tokens)
 
 
@@ -241,7 +241,7 @@ def test_requests_write_what_they_write_alone(served, alone, name, limits, histo
     st.sampled_from([*GUESSING]),
     st.sampled_from([1, 7, None]),
 )
-def test_requests_write_what_they_write_alone_at_length(
+def test_texts_equal_those_of_requests_alone_at_length(
     served, alone, name, limits, history, guessing, free_tokens
 ):
     """The same, many more times."""
@@ -259,8 +259,8 @@ BUSY = [
 ]
 
 
-def test_a_busy_history_preempts_and_finds_blocks(served, alone, monkeypatch):
-    """What the faults below disturb does happen, and changes nothing."""
+def test_a_busy_history_preempts_and_hits_the_cache(served, alone, monkeypatch):
+    """The mechanisms that the faults below disturb do occur, and change nothing."""
     previews, use_preview = [], Scheduler.use_preview
     for event in BUSY:
         if isinstance(event, Arrive):
@@ -270,15 +270,17 @@ def test_a_busy_history_preempts_and_finds_blocks(served, alone, monkeypatch):
     assert core.scheduler.num_preemptions > 0 and len(previews) > 20
 
 
-def test_right_guesses_save_calls_and_change_nothing(served, alone):
-    """A busy history with an oracle that is wrong at every fifth place: the same texts in fewer steps."""
+def test_right_drafts_save_calls_and_change_nothing(served, alone):
+    """A busy history with draft tokens that are wrong at every fifth position: the same texts in fewer steps."""
     wide, history = Limits(3, 64, 16, 16, MAX_CONTEXT), [e for e in BUSY if isinstance(e, Arrive)]
     plain, guessed = (_play(served["one"], wide, history, partial(alone, "one"), how) for how in (None, 5))
     assert guessed.scheduler.num_steps < plain.scheduler.num_steps * 0.7
 
 
-def test_a_model_guesses_itself(served, alone, tmp_path):
-    """With itself for a draft model every guess is right, but for where the text ends; drawn texts, too."""
+def test_a_model_drafts_for_itself(served, alone, tmp_path):
+    """With itself as the draft model every draft token is right, except at the end of a text; also
+    for sampled texts.
+    """
     with closing(DraftModel(str(save_model(tmp_path / "llama")), served["one"], 3)) as draft_model:
         for ask in (Ask(0, 65, 0), Ask(1, 7, 2)):
             core = core_of(served["one"], None, SpeculativeConfig(3, model="itself"), draft_model)
@@ -292,8 +294,8 @@ def test_a_model_guesses_itself(served, alone, tmp_path):
             assert calls <= len(deltas[0]) / 4 + 3
 
 
-def test_repetitions_are_guessed(served):
-    """Of a text that repeats itself, the likeliest text of a small model: several tokens a call."""
+def test_repetitions_are_drafted(served):
+    """A repeating greedy text of a small model: several tokens per call."""
     ids, tokens = [9, 8, 7] * 9, {}
     for name, speculation in (("plain", None), ("guessed", GUESSING["repetitions"])):
         core = core_of(served["one"], None, speculation)
@@ -325,9 +327,9 @@ def _wrong_slot(monkeypatch):
     inputs = runner_module.call_inputs
 
     def wrong(parts, max_blocks):
-        found = inputs(parts, max_blocks)
-        found["slots"] = np.where(found["positions"] == BLOCK_SIZE, found["slots"] + 1, found["slots"])
-        return found
+        arrays = inputs(parts, max_blocks)
+        arrays["slots"] = np.where(arrays["positions"] == BLOCK_SIZE, arrays["slots"] + 1, arrays["slots"])
+        return arrays
 
     monkeypatch.setattr(runner_module, "call_inputs", wrong)
 
@@ -336,8 +338,8 @@ def _wrong_position(monkeypatch):
     inputs = runner_module.call_inputs
 
     def wrong(parts, max_blocks):
-        found = inputs(parts, max_blocks)
-        return {**found, "positions": np.maximum(found["positions"] - (found["positions"] > 90), 0)}
+        arrays = inputs(parts, max_blocks)
+        return {**arrays, "positions": np.maximum(arrays["positions"] - (arrays["positions"] > 90), 0)}
 
     monkeypatch.setattr(runner_module, "call_inputs", wrong)
 
@@ -357,7 +359,7 @@ def _draws_by_place(monkeypatch):
 
 def _rows_swapped(monkeypatch):
     run = runner_module.Runner.run
-    monkeypatch.setattr(runner_module.Runner, "run", lambda self, *given: run(self, *given)[::-1])
+    monkeypatch.setattr(runner_module.Runner, "run", lambda self, *args: run(self, *args)[::-1])
 
 
 def _prepared_wrongly(monkeypatch):
@@ -408,8 +410,8 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_planted_faults_change_what_is_written(served, alone, monkeypatch, plant):
-    """The comparison can fail: every one of these does."""
+def test_planted_faults_change_texts(served, alone, monkeypatch, plant):
+    """The twin: every one of these changes the result."""
     for event in BUSY:
         if isinstance(event, Arrive):
             alone("one", event.ask)
@@ -420,8 +422,10 @@ def test_planted_faults_change_what_is_written(served, alone, monkeypatch, plant
 
 
 @pytest.mark.parametrize("forgotten", ["salt", "parent"])
-def test_keys_that_leave_out_a_field_find_blocks_of_others(served, alone, monkeypatch, forgotten):
-    """With the salt in the key another user's blocks are not found; without the parent, blocks of another text are."""
+def test_keys_without_a_field_find_blocks_of_others(served, alone, monkeypatch, forgotten):
+    """With the salt in the key, another user's blocks are not found; without the parent, blocks of
+    another text are.
+    """
 
     def wrong(scope, parent, ids):
         return block_key(() if forgotten == "salt" else scope, b"" if forgotten == "parent" else parent, ids)
@@ -449,16 +453,16 @@ def test_keys_that_leave_out_a_field_find_blocks_of_others(served, alone, monkey
 
 
 def test_prompt_logprobs_are_those_of_a_forward(served):
-    """A prompt read in chunks has the logprobs of its tokens that a single chunk gives, None for the first."""
+    """A prompt read in chunks has the logprobs of a prompt read at once, None for the first token."""
     ids = np.random.default_rng(8).integers(1, 250, 100).tolist()
-    found = []
+    logprobs = []
     for limits in (None, Limits(1, 7, 3, 4, MAX_CONTEXT)):
         core, reported = core_of(served["one"], limits), []
         core.add(request_of("p", ids, SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1)))
         while core.has_work:
             core.step(reported.extend)
-        found.append(reported[0][1].prompt_logprobs)
-    assert found[0] == found[1] and found[0][0] is None and len(found[0]) == 100
-    for token, figures in zip(ids[1:], found[0][1:]):
+        logprobs.append(reported[0][1].prompt_logprobs)
+    assert logprobs[0] == logprobs[1] and logprobs[0][0] is None and len(logprobs[0]) == 100
+    for token, figures in zip(ids[1:], logprobs[0][1:]):
         assert token in figures and len(figures) <= 2
         assert min(figure.rank for figure in figures.values()) == 1

@@ -1,4 +1,4 @@
-"""Greedy text of every family through the engine is that of transformers."""
+"""Greedy text of every family through the engine equals transformers."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ EVERYDAY = ("gemma2", "phi3-longrope")
 
 
 def _theirs(model, ids, count):
-    """Greedy tokens, as far as the likeliest leads clearly."""
+    """Greedy tokens, as long as the top logit leads clearly."""
     out = list(ids)
     with torch.no_grad():
         for _ in range(count):
@@ -28,7 +28,7 @@ def _theirs(model, ids, count):
     [pytest.param(c, id=c.name, marks=() if c.name in EVERYDAY else pytest.mark.slow) for c in CASES],
 )
 def test_greedy_text_is_that_of_transformers(case, tmp_path):
-    """Prompts with a common beginning, in small chunks, and found again in the cache, in fp32."""
+    """Prompts with a common beginning, in small chunks, and again from the cache, in fp32."""
     model = case.model(vocab_size=300)
     model.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").unlink(missing_ok=True)

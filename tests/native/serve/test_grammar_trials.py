@@ -1,4 +1,4 @@
-"""Grammars that would end the process that compiles them are refused, and what comes after them is answered."""
+"""Grammars that would crash the compiling process are rejected, and later requests are answered."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def references(count):
 
 
 def rules(count):
-    """A grammar whose rules are each part of the one before."""
+    """A grammar whose rules each contain the previous one."""
     rows = [f'r{n}: "x{n}" r{n + 1}' for n in range(count)]
     return "\n".join(["start: r0", *rows, f'r{count}: "y"'])
 
@@ -47,23 +47,23 @@ def grammars(model_dir):
     [StructuredOutputsParams(json=references(3000)), StructuredOutputsParams(grammar=rules(4000))],
     ids=["references", "rules"],
 )
-def test_what_leads_too_deep_is_refused(grammars, deep):
-    """The process that tries it out ends, this one does not; the next grammar is tried out in another."""
-    with pytest.raises(ConfigError, match="refers too deep"):
+def test_too_deep_grammars_are_rejected(grammars, deep):
+    """The trial process crashes, this one does not; another process tries the next grammar."""
+    with pytest.raises(ConfigError, match="nested too deeply"):
         grammars.prepare(deep)
     assert grammars.prepare(PLAIN).copy().allowed().any()
 
 
-def test_what_is_large_and_harmless_is_followed(grammars):
-    """Eighty references are within the limits; mistakes of large grammars are said as those of small ones."""
+def test_large_valid_grammars_are_accepted(grammars):
+    """Eighty references are within the limits; errors of large grammars are reported like those of small ones."""
     assert grammars.prepare(StructuredOutputsParams(json=references(80))).copy().allowed().any()
     wrong = "start: other\n" + "\n".join(f'unused{place}: "x"' for place in range(300))
     with pytest.raises(ConfigError, match="other"):
         grammars.prepare(StructuredOutputsParams(grammar=wrong))
 
 
-def test_processes_that_die_or_are_late_are_replaced(grammars, monkeypatch):
-    """One that was killed while it waited costs nothing but a start; one that takes too long ends its grammar alone."""
+def test_dead_and_late_processes_are_replaced(grammars, monkeypatch):
+    """A process killed while idle costs only a restart; a deadline ends only its grammar."""
     grammars.prepare(PLAIN)
     for process in grammars._trials._idle:
         os.kill(process.process.pid, signal.SIGKILL)
@@ -80,8 +80,8 @@ def test_processes_that_die_or_are_late_are_replaced(grammars, monkeypatch):
 
 
 @pytest.mark.slow
-def test_without_a_trial_the_process_ends(model_dir):
-    """The planted fault: compiled at once, the same schema is the end of a process."""
+def test_without_a_trial_the_process_crashes(model_dir):
+    """The twin: compiled directly, the same schema crashes the process."""
     program = """
 import json, sys
 from tilewise.checkpoint import load_tokenizer
@@ -92,8 +92,8 @@ grammars.prepare(StructuredOutputsParams(choice=["a"]))
 grammars._trials.problem = lambda source: ""
 grammars.prepare(StructuredOutputsParams(json=json.load(sys.stdin)))
 """
-    given = json.dumps(references(3000))
+    lines = json.dumps(references(3000))
     done = subprocess.run(
-        [sys.executable, "-c", program, str(model_dir)], input=given, text=True, capture_output=True
+        [sys.executable, "-c", program, str(model_dir)], input=lines, text=True, capture_output=True
     )
     assert done.returncode == -signal.SIGSEGV

@@ -1,4 +1,4 @@
-"""docs/inference.md cannot rot: its Python runs in order in one namespace, with a small model."""
+"""The Python examples of docs/inference.md run in order in one namespace, with a small model."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`LLM`: outputs with vLLM's names; where texts end and what is told about them."""
+"""`LLM`: outputs with vLLM's names, ends of texts, and reports about them."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +29,8 @@ def llm(model_dir):
         yield made
 
 
-def test_a_bar_says_how_many_prompts_are_done(llm, monkeypatch):
-    """Unless it is not wanted; and it is wanted or not."""
+def test_use_tqdm_shows_finished_prompts(llm, monkeypatch):
+    """Only if it is set."""
     seen = []
 
     class Seen(Progress):
@@ -46,8 +46,8 @@ def test_a_bar_says_how_many_prompts_are_done(llm, monkeypatch):
         llm.generate(TEXTS, GREEDY, use_tqdm=1)
 
 
-def test_what_fails_while_outputs_are_put_together_reaches_the_caller(llm):
-    """It happens on the engine's thread, and the caller must not wait for what never comes."""
+def test_an_error_in_assembling_outputs_reaches_the_caller(llm):
+    """It occurs on the engine's thread, and the caller must not wait forever."""
 
     class Broken:
         def add(self, delta):
@@ -65,11 +65,11 @@ def _first(llm, prompt, params):
 
 
 def test_a_list_of_prompts(llm):
-    """Outputs in the prompts' order, of more prompts than run at a time, in every form that a prompt has."""
+    """Outputs in the prompts' order, for more prompts than run at a time, in every form of a prompt."""
     tokenizer = llm.get_tokenizer()
     ids = [tokenizer.encode(text).ids for text in TEXTS]
-    given = [TEXTS[0], ids[1], {"prompt": TEXTS[2]}, {"prompt_token_ids": ids[0], "cache_salt": "mine"}] * 2
-    outputs = llm.generate(given, GREEDY)
+    prompts = [TEXTS[0], ids[1], {"prompt": TEXTS[2]}, {"prompt_token_ids": ids[0], "cache_salt": "mine"}] * 2
+    outputs = llm.generate(prompts, GREEDY)
     assert [output.prompt for output in outputs] == [TEXTS[0], None, TEXTS[2], None] * 2
     assert [output.prompt_token_ids for output in outputs] == [ids[0], ids[1], ids[2], ids[0]] * 2
     assert all(output.finished and output.outputs[0].finished() for output in outputs)
@@ -85,18 +85,18 @@ def test_a_list_of_prompts(llm):
     assert llm.generate([], GREEDY) == []
 
 
-def test_a_way_for_each_prompt(llm):
-    """Settings by prompt; their number is checked."""
+def test_settings_for_each_prompt(llm):
+    """Their number is checked."""
     ways = [GREEDY, SamplingParams(max_tokens=3, temperature=1.0, seed=1, n=2, ignore_eos=True)]
     first, second = llm.generate(TEXTS[:2], ways)
     assert len(first.outputs) == 1 and [len(o.token_ids) for o in second.outputs] == [3, 3]
     assert [o.index for o in second.outputs] == [0, 1]
-    with pytest.raises(ConfigError, match="one for all or one per prompt"):
+    with pytest.raises(ConfigError, match="one for all prompts or one per prompt"):
         llm.generate(TEXTS[:2], ways[:1])
 
 
-def test_a_cached_prefix_is_found_and_changes_nothing(model_dir):
-    """The second time, all complete blocks of the prompt are found; with another salt or no cache none are."""
+def test_a_cached_prefix_changes_nothing(model_dir):
+    """The second time all complete blocks of the prompt are found; with another salt or without the cache, none."""
     ids = np.random.default_rng(2).integers(1, 250, 150).tolist()
     with LLM(model_dir, dtype="f32") as llm:
         first, again, salted = (
@@ -106,12 +106,12 @@ def test_a_cached_prefix_is_found_and_changes_nothing(model_dir):
     assert [o.num_cached_tokens for o in (first, again, salted)] == [0, 128, 0]
     assert first.outputs == again.outputs == salted.outputs
     with LLM(model_dir, dtype="f32", enable_prefix_caching=False) as llm:
-        found = [llm.generate([ids], GREEDY)[0] for _ in range(2)]
-        assert [o.num_cached_tokens for o in found] == [0, 0] and found[0].outputs == first.outputs
+        outputs = [llm.generate([ids], GREEDY)[0] for _ in range(2)]
+        assert [o.num_cached_tokens for o in outputs] == [0, 0] and outputs[0].outputs == first.outputs
 
 
 def test_a_conversation(llm, model_dir):
-    """One, and several, as their template's text."""
+    """One and several, as their template's text."""
     talk = [{"role": "user", "content": "hello"}]
     assert "assistant:" in CHAT_TEMPLATE
     text = "user: hello\nassistant:"
@@ -122,16 +122,16 @@ def test_a_conversation(llm, model_dir):
     assert [o.outputs for o in llm.chat([talk, talk], GREEDY)] == [wanted.outputs] * 2
 
 
-def test_threads_ask_one_model(llm):
-    """Lists from several threads, each as alone."""
+def test_threads_share_a_model(llm):
+    """Lists from several threads, each with the results of a single caller."""
     wanted = [output.outputs for output in llm.generate(TEXTS, GREEDY)]
     with ThreadPoolExecutor(3) as pool:
         for outputs in pool.map(lambda _: llm.generate(TEXTS, GREEDY), range(6)):
             assert [output.outputs for output in outputs] == wanted
 
 
-def test_an_error_ends_the_call_and_no_more(llm):
-    """A failing kernel is the call's error; the next call is answered."""
+def test_an_error_ends_only_its_call(llm):
+    """A failing kernel is the call's error; the next call succeeds."""
     wanted = llm.generate(TEXTS, GREEDY)[2].outputs
     inject(llm.engine.model.instance, "throw", 0, "attention_paged", 0)
     with pytest.raises(TaskFailed, match="attention_paged"):
@@ -139,8 +139,8 @@ def test_an_error_ends_the_call_and_no_more(llm):
     assert llm.generate(TEXTS, GREEDY)[2].outputs == wanted
 
 
-def test_writing_ends_at_the_limits(llm):
-    """max_tokens, and the context where there is no other limit."""
+def test_texts_end_at_the_limits(llm):
+    """max_tokens, or the context without another limit."""
     assert _first(llm, TEXTS[0], SamplingParams(max_tokens=5, ignore_eos=True)).finish_reason == "length"
     (output,) = llm.generate(TEXTS[:1], SamplingParams(max_tokens=None, ignore_eos=True))
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == MAX_CONTEXT
@@ -148,48 +148,50 @@ def test_writing_ends_at_the_limits(llm):
 
 
 def test_stop_tokens_of_model_and_request(llm, model_dir, tmp_path):
-    """Both end a text and are its last token, not shown; a request's own is the reason, and is not ignored."""
+    """Both end a text as its last token, which is not shown; a request's own is the stop_reason,
+    also with ignore_eos.
+    """
     plain = _first(llm, TEXTS[0], GREEDY)
     end = plain.token_ids[4]
     first = plain.token_ids.index(end)
     for ignore_eos in (False, True):
         way = SamplingParams(max_tokens=20, temperature=0, stop_token_ids=[end], ignore_eos=ignore_eos)
-        found = _first(llm, TEXTS[0], way)
-        assert found.token_ids == plain.token_ids[: first + 1]
-        assert (found.finish_reason, found.stop_reason) == ("stop", end)
-        assert found.text == llm.get_tokenizer().decode(plain.token_ids[:first])
+        completion = _first(llm, TEXTS[0], way)
+        assert completion.token_ids == plain.token_ids[: first + 1]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", end)
+        assert completion.text == llm.get_tokenizer().decode(plain.token_ids[:first])
     directory = save_model(tmp_path / "ends")
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, end]}))
     with LLM(directory, dtype="f32") as other:
-        found = _first(other, TEXTS[0], GREEDY)
-        assert found.token_ids == plain.token_ids[: first + 1]
-        assert (found.finish_reason, found.stop_reason) == ("stop", None)
+        completion = _first(other, TEXTS[0], GREEDY)
+        assert completion.token_ids == plain.token_ids[: first + 1]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
         assert _first(other, TEXTS[0], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)) == plain
         later = SamplingParams(max_tokens=20, temperature=0, min_tokens=12)
         assert end not in _first(other, TEXTS[0], later).token_ids[:12]
 
 
 def test_stop_strings(llm):
-    """Before the string, or behind it; the string is the reason."""
+    """The text ends before or after the string; the string is the stop_reason."""
     text = _first(llm, TEXTS[0], GREEDY).text
     stop = text[5:8]
     at = text.find(stop)
     for is_included in (False, True):
         way = SamplingParams(max_tokens=20, temperature=0, stop=stop, include_stop_str_in_output=is_included)
-        found = _first(llm, TEXTS[0], way)
-        assert found.text == text[: at + 3 if is_included else at]
-        assert (found.finish_reason, found.stop_reason) == ("stop", stop)
+        completion = _first(llm, TEXTS[0], way)
+        assert completion.text == text[: at + 3 if is_included else at]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
 
 
-def test_text_that_ends_within_a_character_shows_it(llm, monkeypatch):
-    """The bytes of a character that never became whole come at the end, as U+FFFD."""
+def test_an_incomplete_character_at_the_end_is_shown(llm, monkeypatch):
+    """Its bytes come at the end, as U+FFFD."""
     first = llm.get_tokenizer().encode("🚀").ids[0]  # one byte of four
     monkeypatch.setattr(core_module.Batch, "sample", lambda self, logits, rows, _: [first] * len(rows))
-    found = _first(llm, "a", SamplingParams(max_tokens=1))
-    assert (found.text, found.finish_reason) == ("\ufffd", "length")
+    completion = _first(llm, "a", SamplingParams(max_tokens=1))
+    assert (completion.text, completion.finish_reason) == ("\ufffd", "length")
 
 
-def test_no_text_where_none_is_wanted(llm):
+def test_without_detokenizing(llm):
     """The tokens are the same."""
     plain, bare = (
         _first(llm, TEXTS[0], SamplingParams(max_tokens=9, temperature=0, detokenize=wanted))
@@ -199,25 +201,25 @@ def test_no_text_where_none_is_wanted(llm):
 
 
 def test_logprobs_of_texts(llm):
-    """Of every token and the likeliest besides; their sum; none where none were asked for; greedy is rank 1."""
+    """For every token and the most likely ones; their sum; none without a request; greedy tokens have rank 1."""
     plain = _first(llm, TEXTS[0], GREEDY)
     assert plain.logprobs is None and plain.cumulative_logprob is None
-    found = _first(llm, TEXTS[0], SamplingParams(max_tokens=20, temperature=0, logprobs=3))
-    assert found.token_ids == plain.token_ids and len(found.logprobs) == len(found.token_ids)
+    completion = _first(llm, TEXTS[0], SamplingParams(max_tokens=20, temperature=0, logprobs=3))
+    assert completion.token_ids == plain.token_ids and len(completion.logprobs) == len(completion.token_ids)
     total = 0.0
-    for token, figures in zip(found.token_ids, found.logprobs):
+    for token, figures in zip(completion.token_ids, completion.logprobs):
         assert len(figures) == 3 and figures[token].rank == 1
         assert figures[token].decoded_token == llm.get_tokenizer().decode([token])
         total += figures[token].logprob
-    assert found.cumulative_logprob == total < 0
+    assert completion.cumulative_logprob == total < 0
     (whole,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=1, logprobs=-1, prompt_logprobs=0))
     sums = [sum(np.exp(f.logprob) for f in whole.outputs[0].logprobs[0].values())]
     assert sums == pytest.approx([1.0]) and len(whole.prompt_logprobs) == 3
     assert [list(figures) for figures in whole.prompt_logprobs[1:]] == [[6], [7]]
 
 
-def test_what_the_file_says_is_the_usual(model_dir, tmp_path):
-    """generation_config.json's settings apply where none are given."""
+def test_generation_config_has_the_defaults(model_dir, tmp_path):
+    """generation_config.json's settings apply to requests without their own."""
     directory = save_model(tmp_path / "set")
     file = {"temperature": 0.5, "top_k": 7, "top_p": 0.8, "max_new_tokens": 4, "repetition_penalty": 1.5}
     (directory / "generation_config.json").write_text(json.dumps({"do_sample": True, **file}))

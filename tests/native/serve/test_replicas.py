@@ -1,4 +1,4 @@
-"""Several copies of a model behind one engine: the same texts, shared work, and errors that stay where they arise."""
+"""Several copies of a model in one engine: the same texts, shared work, and contained errors."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ def pair(model_dir):
 
 
 def counted(engine, monkeypatch):
-    """How many requests each copy was asked."""
+    """Number of requests of each copy."""
     counts = [0] * len(engine._replicas)
     for place, replica in enumerate(engine._replicas):
         add = replica._core.add
@@ -41,7 +41,7 @@ def counted(engine, monkeypatch):
     return counts
 
 
-def test_texts_are_those_of_one_copy_and_work_is_shared(model_dir, pair, monkeypatch):
+def test_copies_share_work_with_the_same_texts(model_dir, pair, monkeypatch):
     """Of twelve requests each copy gets six."""
     with LLM(model_dir, dtype="f32") as llm:
         wanted = [output.outputs[0].token_ids for output in llm.generate(TEXTS * 4, WAY)]
@@ -52,8 +52,8 @@ def test_texts_are_those_of_one_copy_and_work_is_shared(model_dir, pair, monkeyp
     assert texts == wanted and counts == [6, 6]
 
 
-def test_a_request_of_its_own_goes_where_there_is_less_to_do(pair, monkeypatch):
-    """While one copy writes a long text, the other gets what comes; afterwards both are idle."""
+def test_a_request_goes_to_the_copy_with_less_work(pair, monkeypatch):
+    """While one copy generates a long text, the other gets new requests; afterwards both are idle."""
     while any(replica.load for replica in pair._replicas):
         time.sleep(0.001)
     counts = counted(pair, monkeypatch)
@@ -67,8 +67,8 @@ def test_a_request_of_its_own_goes_where_there_is_less_to_do(pair, monkeypatch):
         time.sleep(0.001)
 
 
-def test_a_name_that_comes_twice_is_refused(pair):
-    """Named requests go to the same copy, which can tell."""
+def test_a_duplicate_name_is_rejected(pair):
+    """Named requests go to the same copy, which detects the duplicate."""
 
     async def ask(number):
         return [output async for output in pair.generate("import", WAY, f"mine {number % 4}")]
@@ -76,15 +76,19 @@ def test_a_name_that_comes_twice_is_refused(pair):
     async def ask_at_once():
         return await asyncio.gather(*(ask(number) for number in range(8)), return_exceptions=True)
 
-    found = asyncio.run(ask_at_once())
+    results = asyncio.run(ask_at_once())
     assert (
-        sum(isinstance(one, ConfigError) and "names one request at a time" in str(one) for one in found) == 4
+        sum(
+            isinstance(one, ConfigError) and "must be unique among live requests" in str(one)
+            for one in results
+        )
+        == 4
     )
-    assert sum(isinstance(one, list) for one in found) == 4
+    assert sum(isinstance(one, list) for one in results) == 4
 
 
-def test_aborted_wherever_it_is(pair):
-    """By name, without saying which copy has it."""
+def test_abort_finds_the_copy(pair):
+    """By name only."""
 
     async def ask(name):
         outputs = pair.generate("import", SamplingParams(max_tokens=200, ignore_eos=True), name)
@@ -98,7 +102,7 @@ def test_aborted_wherever_it_is(pair):
 
 
 def test_a_kernel_that_fails_in_one_copy(model_dir):
-    """Its requests are told; those of the other copy, and later ones, go on."""
+    """Its requests get the error; those of the other copy and later ones continue."""
     with Engine(model_dir, dtype="f32", data_parallel_size=2) as engine:
         inject(engine._replicas[1].model.instance, "throw", 0, "attention_paged", 0)
         reported = []
@@ -111,26 +115,26 @@ def test_a_kernel_that_fails_in_one_copy(model_dir):
         assert len(list(engine.stream(TEXTS * 2, WAY))) == 60
 
 
-def test_memory_is_that_of_all_copies(pair):
-    """A line per device of each."""
+def test_memory_usage_has_all_copies(pair):
+    """One entry per device of each copy."""
     usage = pair.memory_usage()
     assert len(usage) == 2 and usage[0] == usage[1]
 
 
 def test_copies_share_the_cores(model_dir, pair):
-    """Unless told otherwise, a copy's device has its part of them."""
+    """By default a copy's device gets its share of them."""
     workers = [replica.model.instance.plan.settings.workers_per_device for replica in pair._replicas]
     assert workers == [max(1, num_cores() // 2)] * 2
 
 
 def test_a_copy_that_cannot_be_made_leaves_none(model_dir, monkeypatch, thread_count):
-    """The first is closed again, and the error is that of the second."""
+    """The first copy is closed again, and the error is that of the second."""
     before, made = thread_count(), []
 
-    def second_fails(*given):
+    def second_fails(*args):
         if made:
             raise CheckpointError("[test] no more")
-        made.append(ServedModel(*given))
+        made.append(ServedModel(*args))
         return made[0]
 
     monkeypatch.setattr(engine_module, "ServedModel", second_fails)
@@ -139,8 +143,8 @@ def test_a_copy_that_cannot_be_made_leaves_none(model_dir, monkeypatch, thread_c
     assert thread_count(before) <= before
 
 
-def test_closed_is_closed_for_all(model_dir):
-    """No copy takes anything afterwards."""
+def test_closing_closes_all_copies(model_dir):
+    """No copy accepts a request afterwards."""
     engine = Engine(model_dir, dtype="f32", data_parallel_size=3)
     engine.close()
     for _ in range(4):
@@ -149,7 +153,7 @@ def test_closed_is_closed_for_all(model_dir):
 
 
 @pytest.mark.parametrize("size", [0, True, 1.5, 10**9])
-def test_wrong_numbers_of_copies_are_refused(model_dir, size):
+def test_wrong_numbers_of_copies_are_rejected(model_dir, size):
     """Before anything is loaded."""
     with pytest.raises(ConfigError, match="data_parallel_size"):
         Engine(model_dir, data_parallel_size=size)

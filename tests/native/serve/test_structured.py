@@ -1,4 +1,4 @@
-"""Texts that follow schemas, expressions, choices and grammars, whatever a model of random weights would like."""
+"""Texts that follow schemas, expressions, choices and grammars, with a model of random weights."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def llm(model_dir):
 
 
 def random_schema(rng, depth=2):
-    """A schema whose texts end: lengths are bounded."""
+    """A random schema whose texts are bounded."""
     kind = rng.choice(SCALARS if depth == 0 else (*SCALARS, "object", "object", "array", "anyOf"))
     if kind == "string":
         low = rng.randint(0, 2)
@@ -85,7 +85,7 @@ def write(llm, schemas):
 
 
 def count_valid(llm, count):
-    """How many of so many schemas have an ended text; each of those is valid under its schema."""
+    """Number of schemas whose text ended; each of those texts is valid under its schema."""
     rng = random.Random(7)
     schemas = [random_schema(rng) for _ in range(count)]
     num_ended = 0
@@ -97,12 +97,12 @@ def count_valid(llm, count):
 
 
 def test_texts_are_valid_under_their_schemas(llm):
-    """Of 530 drawn schemas every text is valid, all but the few that 200 tokens cut."""
+    """For 530 random schemas every text is valid, except the few that 200 tokens cut."""
     assert count_valid(llm, 530) >= 500
 
 
-def test_without_the_grammar_texts_are_not_valid(llm, monkeypatch):
-    """The twin: a mask that lets everything through is seen."""
+def test_without_the_grammar_texts_are_invalid(llm, monkeypatch):
+    """The twin: a mask that allows everything is detected."""
     monkeypatch.setattr(Grammar, "allowed", lambda self: np.ones(1 << 20, np.uint8))
     monkeypatch.setattr(Grammar, "take", lambda self, token: None)
     schemas = [{"type": "boolean"}] * 3
@@ -121,40 +121,40 @@ def one(llm, seed=0, temperature=1.0, **kind):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_each_kind(llm, seed):
-    """Expressions match the whole text, choices are written exactly, grammars derive it, objects parse."""
-    found = one(llm, seed, regex=r"[a-c]{3}[0-9]{1,4}x?")
-    assert re.fullmatch(r"[a-c]{3}[0-9]{1,4}x?", found.text) and found.finish_reason == "stop"
+    """Expressions match the whole text, choices are exact, grammars derive it, objects parse."""
+    completion = one(llm, seed, regex=r"[a-c]{3}[0-9]{1,4}x?")
+    assert re.fullmatch(r"[a-c]{3}[0-9]{1,4}x?", completion.text) and completion.finish_reason == "stop"
     assert one(llm, seed, choice=CHOICES).text in CHOICES
     grammar = 'start: "a" b "c"\nb: "x" | "yy" b'
     assert re.fullmatch("a(yy)*xc", one(llm, seed, grammar=grammar).text)
-    found = one(llm, seed, json_object=True, disable_any_whitespace=True)
-    assert found.text.startswith("{")
-    assert found.finish_reason == "length" or isinstance(json.loads(found.text), dict)
+    completion = one(llm, seed, json_object=True, disable_any_whitespace=True)
+    assert completion.text.startswith("{")
+    assert completion.finish_reason == "length" or isinstance(json.loads(completion.text), dict)
 
 
-def test_blanks_as_a_pattern_says(llm):
-    """`whitespace_pattern` is what may stand between parts."""
+def test_whitespace_pattern(llm):
+    """`whitespace_pattern` matches everything between parts of JSON."""
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}
-    found = one(llm, json=schema, whitespace_pattern="  ")
-    assert "  " in found.text and re.fullmatch(
-        r"\[(  )?(true|false)(  )?,(  )?(true|false)(  )?\]", found.text
+    completion = one(llm, json=schema, whitespace_pattern="  ")
+    assert "  " in completion.text and re.fullmatch(
+        r"\[(  )?(true|false)(  )?,(  )?(true|false)(  )?\]", completion.text
     )
 
 
-def test_the_likeliest_text_may_be_asked_for(llm):
-    """Temperature 0: among what may come."""
+def test_greedy_structured_text(llm):
+    """Temperature 0 takes the most likely allowed token."""
     assert one(llm, temperature=0, regex="(no|maybe)").text in ("no", "maybe")
 
 
 @pytest.mark.parametrize(("regex", "beginning"), [("no", "no"), ("a+", "a" * 20)])
-def test_a_grammar_that_has_no_more_to_say_ends_before_the_least_length(llm, regex, beginning):
-    """`min_tokens` keeps end tokens away; where nothing else could follow, the text ends all the same."""
+def test_a_complete_grammar_ends_a_text_before_min_tokens(llm, regex, beginning):
+    """`min_tokens` suppresses end tokens; if the grammar allows nothing else, the text still ends."""
     grammar = StructuredOutputsParams(regex=regex)
     params = SamplingParams(temperature=0, min_tokens=20, max_tokens=30, structured_outputs=grammar)
     assert llm.generate("import", params)[0].outputs[0].text.startswith(beginning)
 
 
-def test_it_makes_no_difference_who_else_asks(llm):
+def test_structured_texts_do_not_depend_on_other_requests(llm):
     """Alone, among others, and as several texts of one prompt: the same tokens."""
     kinds = (
         {"regex": "[a-f]{30}"},
@@ -175,8 +175,8 @@ def test_it_makes_no_difference_who_else_asks(llm):
     assert len({text.text for text in together[1]}) > 1
 
 
-def test_callers_of_an_event_loop(llm):
-    """The asynchronous engine takes it as well."""
+def test_structured_texts_of_an_event_loop(llm):
+    """The asynchronous engine."""
     params = SamplingParams(seed=1, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
 
     async def ask():
@@ -202,19 +202,19 @@ def test_callers_of_an_event_loop(llm):
         ({"json": {"$ref": "http://example.org/schema.json"}}, "does not fetch|not present"),
         ({"json": {"type": "string", "pattern": "^a$", "minLength": 3}}, "Unsatisfiable"),
         ({"json": {"enum": [str(number) for number in range(100_000)]}}, "too big"),
-        ({"json": {"$ref": "#"}}, "no text follows"),
+        ({"json": {"$ref": "#"}}, "matches no text"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_be_followed_is_refused_before_any_work(llm, kind, words):
-    """The caller is told why, and the engine hears of nothing."""
+def test_invalid_grammars_are_rejected_before_any_work(llm, kind, words):
+    """The caller gets the reason, and the engine gets no request."""
     with pytest.raises(ConfigError, match=words):
         one(llm, **kind)
     assert one(llm, choice=["ok"]).text == "ok"
 
 
-def test_what_grows_too_complex_on_the_way_ends_its_own_request(llm):
-    """Limits are kept in steps, too: one request fails, its neighbour writes what it would have written."""
+def test_a_grammar_that_becomes_too_complex_ends_only_its_request(llm):
+    """Limits apply in steps, too: one request fails, the other's text is unchanged."""
     params = SamplingParams(max_tokens=20, seed=2)
     bomb = SamplingParams(structured_outputs=StructuredOutputsParams(regex="c(a{1000}){1000}"))
     wanted = llm.generate("import", params)[0].outputs
@@ -223,13 +223,13 @@ def test_what_grows_too_complex_on_the_way_ends_its_own_request(llm):
     llm.engine.submit(requests, queue.append)
     llm.generate("x", SamplingParams(max_tokens=60, ignore_eos=True))  # longer than both
     (error,) = [event for event in queue if isinstance(event, BaseException)]
-    assert isinstance(error, ConfigError) and "simple enough" in str(error)
+    assert isinstance(error, ConfigError) and "limits of work" in str(error)
     tokens = [event.token for event in queue if not isinstance(event, BaseException)]
     assert tokens == wanted[0].token_ids
 
 
-def test_a_model_without_an_end_token_says_so(tmp_path):
-    """No grammar can end there."""
+def test_a_model_without_an_end_token_is_rejected(tmp_path):
+    """A grammar cannot end there."""
     with (
         LLM(save_model(tmp_path / "endless", eos_token_ids=()), dtype="f32") as endless,
         pytest.raises(ConfigError, match="need an end token"),
@@ -242,8 +242,8 @@ def line(**body):
     return json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body})
 
 
-def test_files_of_requests(llm, model_dir):
-    """OpenAI's `response_format` and vLLM's `structured_outputs`; mistakes are answered with 400."""
+def test_structures_in_batch_files(llm, model_dir):
+    """OpenAI's `response_format` and vLLM's `structured_outputs`; mistakes get status 400."""
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     schema["additionalProperties"] = False
     schema_format = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}

@@ -1,4 +1,4 @@
-"""`LLM.encode`: vectors of prompts by a decoder, as transformers makes them, and the same bits in any company."""
+"""`LLM.encode`: vectors of prompts from a decoder, equal to transformers, with the same bits in any batch."""
 
 import numpy as np
 import pytest
@@ -19,9 +19,10 @@ def tokenizer():
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)
-def test_vectors_are_those_of_transformers(case, tmp_path, tokenizer):
-    """What the head reads at the last token, in fp32: of files with tied heads, with others, and of a family's base
-    class, whose files (e5-mistral) have no head and no prefix of names."""
+def test_vectors_equal_transformers(case, tmp_path, tokenizer):
+    """The head's input at the last token, in fp32: from files with tied and untied heads, and from
+    a base class whose files (e5-mistral) have no head and no prefix.
+    """
     model = case.model(vocab_size=300)
     is_base = case.name in ("llama", "mistral-window", "gpt2")
     (model.base_model if is_base else model).save_pretrained(tmp_path)
@@ -41,8 +42,8 @@ def test_vectors_are_those_of_transformers(case, tmp_path, tokenizer):
             LLM(tmp_path)
 
 
-def test_vectors_are_the_same_bits_in_any_company(tmp_path):
-    """Alone, together, over two devices, in chunks, with blocks that are found; another prompt has another vector."""
+def test_vectors_do_not_depend_on_the_batch(tmp_path):
+    """Alone, together, over two devices, in chunks, with cached blocks; another prompt has another vector."""
     directory = save_model(tmp_path / "model")
     prompts = [np.random.default_rng(i).integers(1, 250, n).tolist() for i, n in enumerate((150, 64, 7))]
     with LLM(directory, dtype="bf16", runner="pooling") as llm:
@@ -59,8 +60,8 @@ def test_vectors_are_the_same_bits_in_any_company(tmp_path):
     assert len({output.outputs.data.tobytes() for output in alone}) == 3
 
 
-def test_a_model_writes_or_encodes(tmp_path):
-    """What it was not made for is refused, with what it should be made with."""
+def test_a_model_generates_or_encodes(tmp_path):
+    """The other use is rejected with the required `runner`."""
     directory = save_model(tmp_path / "model")
     with LLM(directory) as llm, pytest.raises(ConfigError, match="runner='pooling'"):
         llm.encode("x")
@@ -69,7 +70,7 @@ def test_a_model_writes_or_encodes(tmp_path):
 
 
 def test_a_prompt_may_fill_the_context(tmp_path):
-    """Nothing is written after it; one token more is refused."""
+    """No token is generated after it; one token more is rejected."""
     directory = save_model(tmp_path / "model")
     ids = np.random.default_rng(3).integers(1, 250, 70).tolist()
     with LLM(directory, dtype="f32", runner="pooling") as llm:

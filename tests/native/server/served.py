@@ -1,4 +1,4 @@
-"""Servers for tests: `tilewise serve` over a small model on a free port, one for all tests of a process."""
+"""Servers for tests: `tilewise serve` with a small model on a free port, shared by the tests of a process."""
 
 import atexit
 import contextlib
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _end_with_us():
-    """In the child: be killed when the thread that started it ends, however it does; a killed worker leaves none."""
+    """In the child: be killed when the parent thread ends, so that a killed worker leaves no server."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -65,7 +65,7 @@ class Served:
         return int(self.url.rsplit(":", 1)[1])
 
     def wait_ready(self):
-        """Until the model is loaded."""
+        """Wait until the model is loaded."""
 
         def is_ready():
             assert self.process.poll() is None, "".join(self.log)
@@ -81,8 +81,8 @@ class Served:
         """Status and body of an answer; `body` may be bytes, None for a GET."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         usual = {} if body is None else {"content-type": "application/json"}
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = urllib.request.Request(self.url + path, data, {**usual, **given})
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.url + path, data, {**usual, **fields})
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, _content(answer)
@@ -91,26 +91,26 @@ class Served:
                 return error.code, _content(error)
 
     def chunks(self, path, body):
-        """The events of a stream, their data."""
+        """The data of a stream's events."""
         text = self.ask(path, {**body, "stream": True})[1]
         return [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
 
     def metric(self, name):
-        """The value of a figure without labels of its own."""
+        """The value of a metric without labels except the model's."""
         (line,) = (line for line in self.get("/metrics")[1].splitlines() if line.startswith(f"vllm:{name}{{"))
         return float(line.rsplit(" ", 1)[1])
 
     def wait_idle(self):
-        """Until no text is written or waits: what remains is held by none."""
+        """Wait until no text runs or waits, so that no blocks are in use."""
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         until(lambda: not any(self.metric(name) for name in names), "a request or a block is held")
 
     def children(self):
-        """Process ids of the engine, then of whatever else any of its threads has started."""
+        """Process ids of the engine, then of the other children of all its threads."""
         return children_of(self.process.pid)
 
     def wait_end(self):
-        """The exit code, once there is one and all that the server has said is in the log."""
+        """The exit code, after the server has ended and its log is complete."""
         code = self.process.wait(PATIENCE_S)
         self._reader.join(PATIENCE_S)
         return code
@@ -122,7 +122,7 @@ class Served:
 
 
 def until(holds, reported="it does not hold"):
-    """Wait for a condition: as long as it takes on a machine that has much else to do."""
+    """Wait for a condition, with a limit for slow machines."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, reported() if callable(reported) else reported
@@ -130,7 +130,7 @@ def until(holds, reported="it does not hold"):
 
 
 def children_of(process_id):
-    """Process ids that a process has started: those of its main thread first."""
+    """Process ids of the children of a process, those of its main thread first."""
     first = f"/proc/{process_id}/task/{process_id}/children"
     others = [path for path in glob.glob(f"/proc/{process_id}/task/*/children") if path != first]
     return [int(one) for path in (first, *others) for one in Path(path).read_text().split()]
@@ -151,7 +151,7 @@ def small_model():
 
 @functools.cache
 def usual_server():
-    """One that most tests share."""
+    """The server that most tests share."""
     server = Served(
         small_model(), "--served-model-name", "small", "--max-num-seqs", "8", "--max-num-waiting", "64"
     )

@@ -14,8 +14,8 @@ def bench(*options):
 
 
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
-def test_every_request_is_asked_for_in_full(backend, tmp_path, capsys):
-    """As many tokens as were asked for, counted by the server; figures are printed and written."""
+def test_every_request_is_generated_in_full(backend, tmp_path, capsys):
+    """The server's count of tokens equals the requested one; figures are printed and written."""
     server, file = usual_server(), tmp_path / "figures.json"
     before = server.metric("generation_tokens_total")
     lengths = ("--random-input-len", 8, "--random-output-len", 6, "--num-warmups", 1)
@@ -30,18 +30,18 @@ def test_every_request_is_asked_for_in_full(backend, tmp_path, capsys):
         file,
     )
     assert bench("--backend", backend, *lengths, *options, "--metric-percentiles", "50,99") == 0
-    found = json.loads(file.read_text())
-    assert (found["completed"], found["failed"], found["total_output_tokens"]) == (5, 0, 30)
+    report = json.loads(file.read_text())
+    assert (report["completed"], report["failed"], report["total_output_tokens"]) == (5, 0, 30)
     assert server.metric("generation_tokens_total") - before == 36
-    assert found["max_concurrent_requests"] == 2 and found["p99_ttft_ms"] >= found["p50_ttft_ms"] > 0
+    assert report["max_concurrent_requests"] == 2 and report["p99_ttft_ms"] >= report["p50_ttft_ms"] > 0
     if backend == "openai":
-        assert found["total_input_tokens"] == 40
+        assert report["total_input_tokens"] == 40
     out = capsys.readouterr().out
     assert "Successful requests:" in out and "P99 TTFT (ms):" in out
 
 
 def test_prompts_of_a_file(tmp_path, capsys):
-    """Texts and lengths are the file's; arrivals follow the rate."""
+    """Texts and lengths come from the file; arrivals follow the rate."""
     file = tmp_path / "prompts.jsonl"
     file.write_text(
         "".join(json.dumps({"prompt": f"import {n}", "output_len": 3 + n}) + "\n" for n in range(4))
@@ -53,7 +53,7 @@ def test_prompts_of_a_file(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_key_and_headers_are_sent(tmp_path, capsys):
-    """A server that wants a key measures with it alone."""
+    """A server with keys is measured only with one."""
     server = Served(small_model(), "--served-model-name", "small", "--api-key", "a-secret")
     try:
         server.wait_ready()
@@ -68,17 +68,17 @@ def test_a_key_and_headers_are_sent(tmp_path, capsys):
             "--random-output-len",
             2,
         )
-        given = ["bench", "serve", "--base-url", server.url, *map(str, options)]
-        assert _run(given) != 0
+        args = ["bench", "serve", "--base-url", server.url, *map(str, options)]
+        assert _run(args) != 0
         assert "status 401" in capsys.readouterr().err
-        assert _run([*given, "--api-key-file", str(file)]) == 0
-        assert _run([*given, "--header", "Authorization=Bearer a-secret"]) == 0
+        assert _run([*args, "--api-key-file", str(file)]) == 0
+        assert _run([*args, "--header", "Authorization=Bearer a-secret"]) == 0
     finally:
         server.close()
 
 
-def test_what_cannot_be_measured_is_refused(capsys):
-    """No server, no such model, no tokenizer, no such settings: an error before requests are sent."""
+def test_impossible_measurements_are_rejected(capsys):
+    """No server, model or tokenizer, invalid settings: an error before requests are sent."""
     assert _run(["bench", "serve", "--base-url", "http://127.0.0.1:9"]) != 0
     assert bench("--model", "another") != 0
     assert bench("--tokenizer", "/nowhere") != 0
@@ -96,4 +96,4 @@ def test_what_cannot_be_measured_is_refused(capsys):
         assert words in said
     for header in ("a b=c", "no-value", "=x", "name=\x7f"):
         assert bench("--header", header) != 0
-        assert "a header has a name and a value" in capsys.readouterr().err
+        assert "a header must have a name and a value" in capsys.readouterr().err

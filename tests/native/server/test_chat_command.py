@@ -1,4 +1,4 @@
-"""`tilewise chat`: a conversation over HTTP says what one through the engine says."""
+"""`tilewise chat`: a conversation over HTTP equals one through the engine."""
 
 import io
 import json
@@ -18,15 +18,13 @@ GIVEN = {"seed": 3, "max_tokens": 8, "temperature": 0.9}
 
 @pytest.fixture
 def talk(monkeypatch, capsys):
-    """What is printed to both streams for lines that are typed."""
+    """Both output streams for typed lines."""
 
     def run(*options, typed="", code=0):
         server = usual_server()
         monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-        given = [
-            part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", str(value))
-        ]
-        assert _run(["chat", "--url", server.url, *given, *options]) == code
+        args = [part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        assert _run(["chat", "--url", server.url, *args, *options]) == code
         return capsys.readouterr()
 
     return run
@@ -42,18 +40,18 @@ def answer(*messages):
     ]["content"]
 
 
-def test_answers_know_the_conversation(talk):
-    """Each is that to all messages before; /reset forgets them, /exit ends."""
+def test_answers_depend_on_the_conversation(talk):
+    """Each answers all messages before it; /reset starts again, /exit ends."""
     first = answer("one")
     second = answer("one", first, "two")
     said = talk("one", typed="two\n/reset\none\n/exit\nnever\n")
     assert said.out == f"{first}\n{second}\n{first}\n"
-    assert "begins anew" in said.err
+    assert "new conversation" in said.err
     assert talk("--quick", "one").out == f"{first}\n"
 
 
-def test_what_fails_is_said_and_forgotten(talk):
-    """A message without room is one line of error, and the next is answered; as the last, the exit code says so."""
+def test_a_failed_message_is_reported_and_removed(talk):
+    """A too long message gives one line, and the next is answered; as the last message, it sets the exit code."""
     first = answer("one")
     said = talk(typed=f"{'word ' * 400}\none\n")
     assert said.out.strip() == first.strip() and "no answer: status 400" in said.err
@@ -62,8 +60,8 @@ def test_what_fails_is_said_and_forgotten(talk):
     assert "--quick answers" in talk("--quick", code=2).err
 
 
-def test_events_of_another_form_are_no_answers(talk, monkeypatch):
-    """A line of error for each, and the next message is answered; the address may end in /v1."""
+def test_unexpected_events_are_errors(talk, monkeypatch):
+    """One line for each, and the next message is answered; the address may end in /v1."""
     strange = iter([{"choices": [7]}, {"choices": [{"delta": "x"}]}, {"usage": 7}, {"choices": 7}])
     events = Target.events
 
@@ -71,25 +69,25 @@ def test_events_of_another_form_are_no_answers(talk, monkeypatch):
         if (event := next(strange, None)) is not None:
             yield event
         else:
-            async with aclosing(events(self, path, body)) as found:
-                async for event in found:
+            async with aclosing(events(self, path, body)) as received:
+                async for event in received:
                     yield event
 
     monkeypatch.setattr(Target, "events", changed)
     said = talk("--url", f"{usual_server().url}/v1/", typed="one\n" * 5)
-    assert said.err.count("no answer: an event of another form") == 4
+    assert said.err.count("no answer: an event has an unexpected form") == 4
     assert said.out.strip() == answer("one").strip()
 
 
 @pytest.mark.usefixtures("no_collection")
 def test_ctrl_c_stops_an_answer(talk, monkeypatch):
-    """What has come stays in the conversation, its blocks are free, and the next message is answered."""
+    """The received part stays in the conversation, its blocks are freed, and the next message is answered."""
     events, number = Target.events, 0
 
     async def interrupted(self, path, body):
         nonlocal number
-        async with aclosing(events(self, path, body)) as found:
-            async for event in found:
+        async with aclosing(events(self, path, body)) as received:
+            async for event in received:
                 number += 1
                 if number == 3:
                     os.kill(os.getpid(), signal.SIGINT)
@@ -103,8 +101,8 @@ def test_ctrl_c_stops_an_answer(talk, monkeypatch):
     usual_server().wait_idle()
 
 
-def test_a_server_cannot_command_a_terminal(talk, monkeypatch):
-    """Control characters of texts, thoughts and errors are written out; fields that are no text are passed over."""
+def test_control_characters_are_escaped_on_a_terminal(talk, monkeypatch):
+    """In texts, reasoning and errors; fields that are not text are ignored."""
     evil = "\x1b]52;c;cm0=\x07"
 
     async def events(self, path, body):

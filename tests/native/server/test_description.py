@@ -1,4 +1,4 @@
-"""The OpenAPI description is one, and what it describes is what the server does."""
+"""The OpenAPI description is valid and describes the server's behaviour."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from native.server.served import usual_server
 
 
 def test_the_description_names_every_path_and_its_body():
-    """References lead somewhere, examples of bodies are valid under their schemas and wrong ones are not."""
+    """References are resolved; examples of bodies are valid under their schemas, and wrong ones are not."""
     import jsonschema
 
     reported = usual_server().get("/openapi.json")[1]
@@ -34,8 +34,7 @@ def test_the_description_names_every_path_and_its_body():
 
 @pytest.mark.slow
 def test_schemathesis_finds_nothing():
-    """Requests made from the description, right ones and wrong ones: no error of the server, no answer that the
-    description does not know."""
+    """Valid and invalid requests generated from the description: no server error, and no undescribed answer."""
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, given, settings
     from hypothesis.errors import Unsatisfiable
@@ -45,7 +44,7 @@ def test_schemathesis_finds_nothing():
     load_all_checks()
     checks = CHECKS.get_by_names([*names, "response_schema_conformance"])
     schema = schemathesis.openapi.from_url(f"{usual_server().url}/openapi.json")
-    operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) >= 11
     quiet = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     for operation in operations:

@@ -1,4 +1,4 @@
-"""Every path of the server, compared with `LLM` and with what OpenAI's and vLLM's pages say of it."""
+"""Every path of the server, compared with `LLM` and with OpenAI's and vLLM's documentation."""
 
 import http.client
 import json
@@ -25,7 +25,7 @@ def llm():
 
 
 def test_small_pages(server):
-    """Names of the model, version, health, figures, the description."""
+    """Model names, version, health, metrics, the description."""
     assert server.get("/health") == (200, {"status": "ok"})
     assert "version" in server.get("/version")[1]
     (listed,) = server.get("/v1/models")[1]["data"]
@@ -40,7 +40,7 @@ def test_small_pages(server):
         assert status == code and set(reported["error"]) == {"message", "type", "param", "code"}
 
 
-def test_completions_are_those_of_llm(server, llm):
+def test_completions_equal_llm(server, llm):
     """Texts, ids, lists of either, several texts each, stop strings: the same as without HTTP."""
     ways = {"max_tokens": 12, "seed": 3, "temperature": 0.9, "n": 2}
     prompts = [TEXTS[0], TEXTS[2]]
@@ -51,7 +51,7 @@ def test_completions_are_those_of_llm(server, llm):
     assert [choice["index"] for choice in reported["choices"]] == [0, 1, 2, 3]
     for choice, text in zip(reported["choices"], texts):
         assert choice["text"] == text.text and choice["finish_reason"] == text.finish_reason
-        figures = [found[token].logprob for token, found in zip(text.token_ids, text.logprobs)]
+        figures = [candidates[token].logprob for token, candidates in zip(text.token_ids, text.logprobs)]
         assert choice["logprobs"]["token_logprobs"] == figures
     ids = [output.prompt_token_ids for output in expected]
     again = server.ask(COMPLETION, {"prompt": ids, **ways})[1]
@@ -65,8 +65,8 @@ def test_completions_are_those_of_llm(server, llm):
     assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", letter)
 
 
-def test_echo_scores_a_prompt_as_lm_eval_asks(server, llm):
-    """`echo` with `logprobs` tells of the prompt's tokens, with `max_tokens` 0 of nothing else."""
+def test_echo_scores_a_prompt_for_lm_eval(server, llm):
+    """`echo` with `logprobs` reports the prompt's tokens; with `max_tokens` 0, only those."""
     (output,) = llm.generate(
         TEXTS[0], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, logprobs=1)
     )
@@ -81,7 +81,7 @@ def test_echo_scores_a_prompt_as_lm_eval_asks(server, llm):
         ] == most
         assert figures["token_logprobs"][0] is None and figures["top_logprobs"][0] is None
         scored = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:])
-        expected = [found[token].logprob for token, found in scored]
+        expected = [candidates[token].logprob for token, candidates in scored]
         assert figures["token_logprobs"][1 : len(expected) + 1] == expected
         assert figures["text_offset"][0] == 0 and "".join(figures["tokens"]).startswith(TEXTS[0])
         assert choice["text"].startswith(TEXTS[0])
@@ -96,8 +96,10 @@ def test_echo_scores_a_prompt_as_lm_eval_asks(server, llm):
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_streams_put_together_are_whole_answers(server, path):
-    """Text, figures, reasons and usage are the same; the first chunk of a chat has the role, the last line is DONE."""
+def test_joined_streams_equal_whole_answers(server, path):
+    """Text, log probabilities, reasons and usage are the same; the first chunk of a chat has the
+    role, the last line is DONE.
+    """
     asked = {"max_tokens": 9, "seed": 5, "n": 2, "return_token_ids": True}
     asked |= {"messages": TALK, "logprobs": True, "top_logprobs": 2} if path == CHAT else {"prompt": "import"}
     whole = server.ask(path, asked)[1]
@@ -123,9 +125,10 @@ def test_streams_put_together_are_whole_answers(server, path):
             assert "".join(c["text"] for c in own) == choice["text"]
 
 
-def test_numbers_that_mean_none(server, llm):
-    """As clients of vLLM, llama.cpp and OpenAI write them: any seed, no limit of tokens, as much of a prompt as the
-    context has room for, the likeliest token alone."""
+def test_numbers_that_mean_no_limit(server, llm):
+    """As clients of vLLM, llama.cpp and OpenAI send them: any seed, no limit of tokens, as much of
+    a prompt as fits, only the most likely token.
+    """
     long = {"prompt": [5] * 300, "truncate_prompt_tokens": -1, "ignore_eos": True}
     for path, prompt in ((COMPLETION, {"prompt": [5] * 250}), (CHAT, {"messages": TALK})):
         reported = server.ask(path, {**prompt, "max_tokens": -1, "seed": -1, "ignore_eos": True})[1]
@@ -143,8 +146,10 @@ def test_numbers_that_mean_none(server, llm):
     assert reported["choices"][0]["text"] == likeliest.outputs[0].text
 
 
-def test_a_chat_is_that_of_llm(server, llm):
-    """The template, text parts, defaults: as `LLM.chat`; the text goes on to the context's end unless told."""
+def test_a_chat_equals_llm(server, llm):
+    """Template, text parts and defaults as in `LLM.chat`; without a limit, the text continues to
+    the end of the context.
+    """
     (output,) = llm.chat(TALK, SamplingParams(max_tokens=None, seed=1))
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
     reported = server.ask(CHAT, {"messages": parts, "seed": 1, "model": "small"})[1]
@@ -168,7 +173,7 @@ SCHEMA = {
 
 
 def test_formats_and_calls_follow_their_schemas(server):
-    """JSON schemas, JSON objects, calls that are required and calls that are named, whole and as streams."""
+    """JSON schemas, JSON objects, required calls and named calls, whole and as streams."""
     usual = {"messages": TALK, "seed": 2, "max_tokens": 120}
     for form in (
         {"type": "json_schema", "json_schema": {"name": "shirt", "schema": SCHEMA, "strict": True}},
@@ -200,8 +205,8 @@ def test_formats_and_calls_follow_their_schemas(server):
 
 
 @pytest.mark.slow
-def test_one_call_where_calls_are_not_parallel():
-    """What a model calls behind its first call is left out, whole and as a stream; text behind it is not."""
+def test_parallel_tool_calls_false_gives_one_call():
+    """Calls after the first are removed, whole and as a stream; text after it is not."""
     model = Served(small_model(), "--tool-call-parser", "hermes").wait_ready()
     one = '<tool_call>\\{"name": "f", "arguments": \\{"a": [0-9]\\}\\}</tool_call>'
     asked = {"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}], "seed": 1}
@@ -219,8 +224,8 @@ def test_one_call_where_calls_are_not_parallel():
         assert model.close() == 0
 
 
-def test_a_tokenizers_own_tokens_where_they_are_asked_for():
-    """A rendered conversation has those of its template alone, unless `add_special_tokens` says otherwise."""
+def test_special_tokens_of_the_tokenizer_are_added_on_request():
+    """A rendered conversation has only those of its template, unless `add_special_tokens` is set."""
     from tokenizers.processors import TemplateProcessing
 
     from tilewise.checkpoint import load_tokenizer
@@ -237,8 +242,8 @@ def test_a_tokenizers_own_tokens_where_they_are_asked_for():
         assert usual == without and added == [0, *usual]
 
 
-def test_a_tool_that_has_answered_is_part_of_the_conversation(server):
-    """Arguments come as text; those that `max_tokens` has cut are taken as well, and calls without a name are not."""
+def test_tool_calls_and_results_in_a_conversation(server):
+    """Arguments are text, even if `max_tokens` has cut them; calls without a name are rejected."""
     call = {"id": "c1", "type": "function", "function": {"name": "order", "arguments": '{"size": "s"}'}}
     talk = [*TALK, {"role": "assistant", "content": None, "tool_calls": [call]}]
     talk.append({"role": "tool", "tool_call_id": "c1", "content": "done"})
@@ -250,8 +255,8 @@ def test_a_tool_that_has_answered_is_part_of_the_conversation(server):
     assert status == 400 and "messages.1.tool_calls.0.function.name" in reported["error"]["message"]
 
 
-def test_tokens_there_and_back(server, llm):
-    """Ids as the tokenizer gives them, and their text."""
+def test_tokenize_and_detokenize(server, llm):
+    """The tokenizer's ids, and their text."""
     reported = server.ask("/tokenize", {"prompt": TEXTS[0], "return_token_strs": True})[1]
     assert reported["tokens"] == llm.get_tokenizer().encode(TEXTS[0]).ids and reported["max_model_len"] == 256
     assert reported["count"] == len(reported["tokens"]) == len(reported["token_strs"])
@@ -259,7 +264,7 @@ def test_tokens_there_and_back(server, llm):
 
 
 def test_responses_without_state(server):
-    """Text and calls; the events in order make the response of the whole answer."""
+    """Text and calls; the events in order give the response object of the whole answer."""
     asked = {"input": "hello", "instructions": "be brief", "max_output_tokens": 8, "seed": 1}
     whole = server.ask("/v1/responses", asked)[1]
     assert whole["object"] == "response" and whole["status"] in ("completed", "incomplete")
@@ -291,8 +296,8 @@ def test_responses_without_state(server):
     assert status == 400 and reported["error"]["param"] == "previous_response_id"
 
 
-def test_figures_count_what_was_done(server):
-    """Tokens read, written and found again, texts by reason, times in buckets."""
+def test_metrics_count_work(server):
+    """Tokens read, generated and found in the cache, texts by reason, times in buckets."""
     names = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hits_total")
     before = {name: server.metric(name) for name in names}
     asked = {"prompt": list(range(3, 133)), "max_tokens": 4, "ignore_eos": True, "cache_salt": "figures"}
@@ -306,8 +311,8 @@ def test_figures_count_what_was_done(server):
     server.wait_idle()
 
 
-def test_texts_that_were_left_are_counted(server):
-    """Each of a request's texts once, with the tokens that it had."""
+def test_aborted_texts_are_counted(server):
+    """Each of a request's texts once, with its tokens so far."""
 
     def read():
         text = server.get("/metrics")[1]
@@ -334,8 +339,9 @@ def test_texts_that_were_left_are_counted(server):
 
 @pytest.mark.slow
 def test_times_of_texts_add_up(server):
-    """Of more texts than are written at a time: each is counted once, a first token's time is that in the queue and in
-    prefill, and inference is prefill and decode."""
+    """For more texts than run at a time: each is counted once, the time to the first token is queue
+    plus prefill, and inference is prefill plus decode.
+    """
     parts = ("queue", "prefill", "decode", "inference")
     names = [f"request_{part}_time_seconds" for part in parts]
     names += ["time_to_first_token_seconds", "e2e_request_latency_seconds", "inter_token_latency_seconds"]
@@ -354,8 +360,8 @@ def test_times_of_texts_add_up(server):
     assert inference < 12 * whole
 
 
-def test_vectors():
-    """Of length one, of other lengths where asked, as numbers and as base64; a model that makes them writes nothing."""
+def test_embeddings():
+    """Of length one, shortened on request, as numbers and as base64; a pooling model generates no text."""
     server = Served(small_model(), "--runner", "pooling", "--max-num-seqs", "4").wait_ready()
     try:
         asked = {"input": [TEXTS[0], "import"], "model": str(small_model())}
@@ -380,8 +386,10 @@ def test_vectors():
 
 
 @pytest.mark.slow
-def test_an_encoder_is_served_without_being_told(tmp_path):
-    """Its vectors are `LLM.encode`'s, many texts at once; it has no text to give, and takes no setting of writing."""
+def test_an_encoder_needs_no_runner_option(tmp_path):
+    """Its vectors equal `LLM.encode`'s, many texts at a time; requests for text and settings of
+    generation are rejected.
+    """
     import transformers
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

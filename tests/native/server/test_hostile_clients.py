@@ -1,4 +1,4 @@
-"""Clients that mean no good: every answer is an error body with the right status, and nothing is held behind it."""
+"""Hostile clients: every answer is an error body with the right status, and no resources remain in use."""
 
 import contextlib
 import http.client
@@ -27,13 +27,13 @@ def server():
 
 
 def _raw(server, data, then_wait=True):
-    """What comes back for bytes, until the server closes."""
+    """All bytes of the answer until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as link:
         link.sendall(data)
-        found = b""
+        content = b""
         while then_wait and (piece := link.recv(1 << 16)):
-            found += piece
-        return found
+            content += piece
+        return content
 
 
 def _post(body, headers=_JSON, host=b"localhost", path=b"/v1/completions", close=b"connection: close\r\n"):
@@ -48,8 +48,8 @@ def _parts(answer):
 
 
 def _error(answer, status):
-    found, body = _parts(answer)
-    assert found == status, answer[:300]
+    code, body = _parts(answer)
+    assert code == status, answer[:300]
     reported = json.loads(body)["error"]
     assert set(reported) == {"message", "type", "param", "code"} and reported["message"] and reported["type"]
     return reported
@@ -59,8 +59,8 @@ def _deep(count):
     return b'{"prompt": "x", "metadata": ' + b'{"a":' * count + b"1" + b"}" * count + b"}"
 
 
-def test_what_is_no_request_of_json(server):
-    """No HTTP, no JSON, no object, too deep, too large, other types of content, other hosts."""
+def test_invalid_requests(server):
+    """No HTTP, no JSON, no object, too deep, too large, other content types, other hosts."""
     _error(_raw(server, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n"), 400)
     _error(_raw(server, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20000), 400)
     _error(_raw(server, b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: x\r\n\r\n"), 400)
@@ -83,8 +83,8 @@ def test_what_is_no_request_of_json(server):
         _error(_raw(server, _post(b"{}", host=host)), 400)
 
 
-def test_what_is_no_request_fills_no_log(server):
-    """Neither requests of other protocols nor what is none; an upgrade that there is not is passed over."""
+def test_invalid_requests_do_not_fill_the_log(server):
+    """Requests of other protocols and invalid ones; an upgrade to an unknown protocol is ignored."""
     before = len(server.log)
     upgrade = (
         b"GET /health HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade, close\r\n\r\n"
@@ -96,8 +96,8 @@ def test_what_is_no_request_fills_no_log(server):
     assert server.log[before:] == []
 
 
-def test_bodies_without_end_are_ended(server):
-    """A body in chunks that goes on for ever is refused at the limit."""
+def test_endless_bodies_are_rejected(server):
+    """A chunked body without end is rejected at the limit."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
         link.sendall(b"POST /tokenize HTTP/1.1\r\nhost: a\r\n".replace(b" a", b" localhost") + _JSON)
         link.sendall(b"transfer-encoding: chunked\r\n\r\n")
@@ -111,8 +111,8 @@ def test_bodies_without_end_are_ended(server):
             raise AssertionError("64 MiB were taken")
 
 
-def test_bodies_of_millions_of_values_hold_up_no_others(server):
-    """Each is refused at once, whatever it is that there are millions of: no client waits while they are looked at."""
+def test_bodies_of_millions_of_values_do_not_delay_others(server):
+    """Each is rejected at once, whatever its values; no client waits meanwhile."""
     for path, begin, one, end in (
         (b"/v1/completions", b'{"prompt": [', b"1,", b"1]}"),
         (b"/v1/completions", b'{"prompt": [', b"[],", b"[]]}"),
@@ -231,18 +231,18 @@ WRONG_RESPONSES = [
 
 
 def test_wrong_fields_are_named(server):
-    """Status 400, and the field where one is wrong."""
+    """Status 400, with the name of the wrong field."""
     for path, cases in ((COMPLETION, WRONG), (CHAT, WRONG_TALKS), ("/v1/responses", WRONG_RESPONSES)):
         for body, param in cases:
             for stream in ({}, {"stream": True}):
                 status, reported = server.ask(path, {**stream, **body})
                 assert status == 400 and reported["error"]["param"] == param, (str(body)[:200], reported)
     for path, usual in ((COMPLETION, {"prompt": "x"}), (CHAT, {"messages": TALK})):
-        for given, rule in (
+        for fields, rule in (
             ({"stream_options": {}}, "stream_options needs stream"),
             ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs cannot be streamed"),
         ):
-            status, reported = server.ask(path, {**usual, **given})
+            status, reported = server.ask(path, {**usual, **fields})
             assert status == 400 and rule in reported["error"]["message"]
     status, reported = server.ask(COMPLETION, {"prompt": "x", "model": "other"})
     assert (status, reported["error"]["code"]) == (404, "model_not_found")
@@ -250,8 +250,8 @@ def test_wrong_fields_are_named(server):
 
 
 @pytest.mark.slow
-def test_costly_grammars_hold_up_no_others(server):
-    """While four that take seconds are compiled, a stream is written to its end, and plain requests are answered."""
+def test_costly_grammars_do_not_delay_others(server):
+    """While four grammars compile for seconds, a stream continues to its end, and plain requests are answered."""
 
     def ask(number):
         texts = {
@@ -275,8 +275,8 @@ def test_costly_grammars_hold_up_no_others(server):
     server.wait_idle()
 
 
-def test_a_message_is_no_template(server):
-    """Braces of a message are text; fields that are not known are passed over."""
+def test_a_message_is_not_a_template(server):
+    """Braces of a message are text; unknown fields are ignored."""
     talk = [{"role": "user", "content": "{{ 7 * 7 }}{% raise %}"}]
     reported = server.ask("/tokenize", {"messages": talk, "colour": "blue"})
     assert (
@@ -298,7 +298,7 @@ def _threads(process_id):
 
 
 def _mutated(body, rng):
-    """Bytes of a body that something has gone wrong with."""
+    """The mutated bytes of a body."""
     kind = rng.randrange(6)
     if kind == 0:
         text = json.dumps(body).encode()
@@ -317,7 +317,7 @@ _MANY = [f"word {number}" for number in range(300)]
 
 
 def _play(server, count, seed):
-    """Requests gone wrong, some of whose clients leave before the answer."""
+    """Send mutated requests; some clients leave before the answer."""
     rng = random.Random(seed)
     right = [
         ("/v1/completions", {"prompt": "import", "max_tokens": 3, "n": 2, "logprobs": 1}),
@@ -347,8 +347,9 @@ def _play(server, count, seed):
 
 
 def _held(server):
-    """Files and threads of both processes, when nothing is asked; pools of threads need not be full yet, nor those of
-    the processes which render templates and try grammars out, each with two pipes."""
+    """Open files and threads of both processes when idle. Thread pools need not be full yet, nor
+    the pools of processes that render templates and compile grammars, each with two pipes.
+    """
     server.wait_idle()
     engine, *renderers = server.children()
     trials = children_of(engine)
@@ -364,15 +365,15 @@ def _held(server):
 
 def _nothing_is_held(server, before):
     for _ in range(200):
-        found = _held(server)
-        if all(new <= old for pair, first in zip(found, before) for new, old in zip(pair, first)):
+        current = _held(server)
+        if all(new <= old for pair, first in zip(current, before) for new, old in zip(pair, first)):
             return
         time.sleep(0.02)
-    raise AssertionError((found, before))
+    raise AssertionError((current, before))
 
 
-def test_requests_gone_wrong_hold_nothing(server):
-    """Forty of them, drawn: no crash, error bodies, and no block, file or thread more than before."""
+def test_mutated_requests_leak_nothing(server):
+    """Forty random ones: no crash, error bodies, and no more blocks, files or threads than before."""
     _play(server, 10, seed=0)  # whatever is made once, is made
     before = _held(server)
     _play(server, 40, seed=1)
@@ -380,7 +381,7 @@ def test_requests_gone_wrong_hold_nothing(server):
 
 
 @pytest.mark.slow
-def test_a_thousand_requests_gone_wrong_hold_nothing(server):
+def test_a_thousand_mutated_requests_leak_nothing(server):
     """The same with a thousand, and memory."""
     _play(server, 300, seed=2)
     before = _held(server)
@@ -397,8 +398,9 @@ def test_a_thousand_requests_gone_wrong_hold_nothing(server):
 
 @pytest.mark.soak
 def test_an_hour_of_mixed_load_in_constant_memory(server, capsys):
-    """Clients that stay and clients that leave, requests gone wrong: files, threads, blocks and memory of both
-    processes are those of the first minute; says what they are."""
+    """Clients that stay and clients that leave, mutated requests: files, threads, blocks and memory
+    of both processes are those of the first minute; the test prints them.
+    """
 
     def memory():
         processes = [server.process.pid, server.children()[0]]
@@ -440,8 +442,9 @@ serve(sys.argv[1], ServerSettings(port=0, **json.loads(sys.argv[2])), {"dtype": 
 
 @pytest.mark.slow
 def test_slow_senders_and_full_queues():
-    """Headers and bodies that do not come are ended, too many connections and texts refused, answers that take too long
-    end with an error."""
+    """Headers and bodies that do not arrive are ended, too many connections and texts are rejected,
+    too long answers end with an error.
+    """
     settings = {
         "header_timeout_s": 0.3,
         "body_timeout_s": 0.3,
@@ -489,9 +492,10 @@ def test_slow_senders_and_full_queues():
 
 
 @pytest.mark.slow
-def test_more_clients_than_files():
-    """There is a file for every connection that the settings allow; where the system allows fewer, clients wait, the
-    log stays short, and all is well when they have gone."""
+def test_more_clients_than_descriptors():
+    """There is a descriptor for every allowed connection; if the system allows fewer, clients wait,
+    the log stays short, and the server recovers when they leave.
+    """
     for hard, is_enough in ((4096, True), (64, False)):
         script = (
             f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard})); {STRICT.strip()}"
@@ -516,8 +520,8 @@ def test_more_clients_than_files():
 
 
 @pytest.mark.slow
-def test_readers_that_stop_are_ended(tmp_path):
-    """Whether an answer is still written or only its end is left: nothing waits for a client that reads nothing."""
+def test_clients_that_stop_reading_are_disconnected(tmp_path):
+    """During an answer and after it, nothing waits for a client that does not read."""
     settings = {"send_timeout_s": 0.3, "uds": str(tmp_path / "socket")}
     server = Served(small_model(), script=STRICT, settings=settings)
 
@@ -529,11 +533,11 @@ def test_readers_that_stop_are_ended(tmp_path):
         return link
 
     def read(link):
-        found = b""
+        content = b""
         with contextlib.suppress(ConnectionError), link:
             while piece := link.recv(1 << 16):
-                found += piece
-        return found
+                content += piece
+        return content
 
     try:
         for _ in range(1000):

@@ -1,4 +1,4 @@
-"""lm-eval's local-completions scores continuations over HTTP as the engine scores them."""
+"""lm-eval's local-completions scores continuations over HTTP like the engine."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PAIRS = [("def f(x):", "\n    return"), ("class Stack:", "\n    pass"), ("import
 
 @pytest.mark.slow
 def test_continuations_are_scored():
-    """The sum of log probabilities of a continuation's tokens, and whether each was the likeliest."""
+    """The sum of log probabilities of a continuation's tokens, and whether each was the most likely."""
     completions = pytest.importorskip("lm_eval.models.openai_completions", reason="lm-eval is not installed")
     from lm_eval.api.instance import Instance
 
@@ -23,9 +23,9 @@ def test_continuations_are_scored():
         batch_size=2,
     )
     asked = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(PAIRS)]
-    found = scorer.loglikelihood(asked)
+    scores = scorer.loglikelihood(asked)
     with LLM(small_model(), dtype="f32") as llm:
-        for (before, after), (score, is_greedy) in zip(PAIRS, found):
+        for (before, after), (score, is_greedy) in zip(PAIRS, scores):
             encode = llm.get_tokenizer().encode
             ids, count = encode(before + after).ids, len(encode(before).ids)
             (output,) = llm.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=1))

@@ -1,4 +1,4 @@
-"""Log probabilities of answers agree with their text: bytes, offsets, names, with tokenizers of both kinds."""
+"""Log probabilities of answers agree with their text (bytes, offsets, names) for tokenizers of both kinds."""
 
 import json
 
@@ -16,7 +16,7 @@ PROMPT = "hi 😀 한a hi"
 
 
 def _sentencepiece():
-    """A space before words, the first one of a text dropped, bytes for what has no token; two tokens of one text."""
+    """A space before words, the first one of a text removed, byte tokens, and two tokens with one text."""
     words = ["▁", "a", "h", "i", "hi", "▁hi"]
     vocab = {"<s>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}}
     vocab |= {word: n for n, word in enumerate(words, len(vocab))}
@@ -31,7 +31,7 @@ def _sentencepiece():
 
 @pytest.fixture(scope="module", params=["bytes", "sentencepiece"])
 def served(request, tmp_path_factory):
-    """An engine and what its model's directory says."""
+    """An engine and its model's files."""
     directory = save_model(tmp_path_factory.mktemp("model") / request.param)
     if request.param == "sentencepiece":
         _sentencepiece().save(str(directory / "tokenizer.json"))
@@ -47,8 +47,9 @@ def _answers(served, *bodies):
 
 
 def _check(figures, text, count):
-    """Offsets lie in the text and never fall; a token that is whole stands at its offset, but for bytes that the
-    decoder shows as broken; no entry is lost."""
+    """Offsets lie in the text and never decrease; a complete token is at its offset, except bytes
+    that the decoder shows as U+FFFD; no entry is lost.
+    """
     offsets = figures["text_offset"]
     assert offsets == sorted(offsets) and len(offsets) == len(figures["tokens"])
     for name, offset, top in zip(figures["tokens"], offsets, figures["top_logprobs"]):
@@ -59,7 +60,7 @@ def _check(figures, text, count):
 
 
 def test_offsets_and_entries_agree_with_the_text(served):
-    """Of prompts as text and as ids, of several texts, and of what follows a prompt; names are unique."""
+    """For prompts as text and as ids, several texts, and text after a prompt; names are unique."""
     ids = served[1].tokenizer.encode(PROMPT).ids
     usual = {"max_tokens": 24, "seed": 3, "logprobs": 5, "ignore_eos": True, "n": 2}
     bodies = [{"prompt": prompt, **usual, "echo": echo} for prompt in (PROMPT, ids) for echo in (True, False)]
@@ -79,7 +80,7 @@ def test_offsets_and_entries_agree_with_the_text(served):
 
 
 def test_special_tokens_in_a_prompt_have_their_offsets(served):
-    """Special tokens that the text contains count as its characters; those that the tokenizer adds do not."""
+    """Special tokens that the text contains count as its characters; added ones do not."""
     tokenizer = served[1].tokenizer
     special = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special][-1]
     prompt = f"{special}hi {special}a hi"
@@ -93,7 +94,7 @@ def test_special_tokens_in_a_prompt_have_their_offsets(served):
 
 
 def test_a_prompt_that_fills_the_context_can_be_scored(served):
-    """With `max_tokens: 0` every position is the prompt's; a new token, or a longer prompt, does not fit."""
+    """With `max_tokens: 0` the prompt may fill the context; a new token, or a longer prompt, does not fit."""
     size = served[0].model.limits.max_context
     ids = [5] * size
     asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
@@ -113,9 +114,10 @@ def test_a_prompt_that_fills_the_context_can_be_scored(served):
         assert got in answer["error"]["message"] and answer["error"]["param"] == "prompt"
 
 
-def test_bytes_of_a_chat_are_those_of_its_text(served):
-    """Joined they are the message, with parts of characters as their own bytes; each place has all that was asked
-    for."""
+def test_bytes_of_a_chat_give_its_text(served):
+    """Joined bytes are the message, with parts of characters as their own bytes; each position has
+    all requested entries.
+    """
     talk = [{"role": "user", "content": PROMPT}]
     asked = {"messages": talk, "max_tokens": 99, "seed": 5, "logprobs": True, "top_logprobs": 4}
     asked["structured_outputs"] = {"regex": "( hi|😀|한|a){12}"}
@@ -131,8 +133,8 @@ def test_bytes_of_a_chat_are_those_of_its_text(served):
             assert one["token"] == text or (one["token"].startswith("bytes:") and "\ufffd" in text)
 
 
-def test_a_stream_has_the_offsets_of_the_whole():
-    """Chunk by chunk, with the prompt before it and without; none lies behind a text that a stop string ends."""
+def test_a_stream_has_the_offsets_of_the_whole_answer():
+    """Chunk by chunk, with and without the prompt; no offset is beyond a text that a stop string ended."""
     server = usual_server()
     for echo in (False, True):
         asked = {"prompt": PROMPT, "echo": echo, "max_tokens": 20, "seed": 1, "logprobs": 2}

@@ -1,4 +1,4 @@
-"""The `openai` client as programs use it: plain and streaming, sync and async, its helpers, errors and retries."""
+"""The `openai` client in typical use: plain and streaming, sync and async, helpers, errors and retries."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def client():
 
 
 def test_chats_whole_and_as_streams(client):
-    """Text, figures, usage; the stream's helper puts the same message together."""
+    """Text, log probabilities, usage; the stream helper assembles the same message."""
     asked = {"model": "small", "messages": TALK, "max_completion_tokens": 8, "seed": 4}
     asked |= {"logprobs": True, "top_logprobs": 1}
     whole = client.chat.completions.create(**asked)
@@ -49,7 +49,7 @@ def test_chats_whole_and_as_streams(client):
 
 
 def test_calls_and_schemas(client):
-    """Tools are called, also as a stream; a pydantic class is the format of an answer."""
+    """Tools are called, also in a stream; a pydantic class is the format of an answer."""
 
     class Shirt(BaseModel):
         size: bool
@@ -69,9 +69,10 @@ def test_calls_and_schemas(client):
     assert isinstance(parsed.choices[0].message.parsed, Shirt)
 
 
-def test_what_clients_send_without_being_asked(client):
-    """Fields of OpenAI's API that change nothing here, settings at their defaults, and a client's own messages sent
-    back with all of their fields, calls cut by `max_tokens` among them."""
+def test_fields_that_clients_send_by_default(client):
+    """Fields of OpenAI's API without effect here, settings at their defaults, and messages sent
+    back with all fields, including calls cut by `max_tokens`.
+    """
     usual = {"model": "small", "messages": TALK, "max_completion_tokens": 4, "seed": 4}
     plain = client.chat.completions.create(**usual).choices[0].message.content
     ignored = {
@@ -139,10 +140,10 @@ def test_completions_models_and_responses(client):
         parts[chunk.choices[0].index] += chunk.choices[0].text
     assert parts == [choice.text for choice in whole.choices]
     yes = {"type": "json_schema", "name": "yes", "schema": {"type": "boolean"}}
-    given = {"model": "small", "input": "hello", "text": {"format": yes}}
+    request = {"model": "small", "input": "hello", "text": {"format": yes}}
     extra = {"seed": 5, "temperature": 0.5}
-    response = client.responses.create(**given, extra_body=extra)
-    with client.responses.stream(**given, extra_body=extra) as stream:
+    response = client.responses.create(**request, extra_body=extra)
+    with client.responses.stream(**request, extra_body=extra) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
     assert final.output_text == response.output_text in ("true", "false") and kinds[0] == "response.created"
@@ -150,7 +151,7 @@ def test_completions_models_and_responses(client):
 
 
 def test_the_async_client(client):
-    """Many at once, streaming and not; each gets what it gets alone."""
+    """Many concurrent requests, streaming and not; each gets the result of a single one."""
 
     async def ask(asker, number, stream):
         asked = {"model": "small", "messages": TALK, "seed": number, "max_tokens": 6}
@@ -169,8 +170,8 @@ def test_the_async_client(client):
     assert client.chat.completions.create(**asked).choices[0].message.content == texts[4]
 
 
-def test_errors_are_the_clients_own(client):
-    """Statuses become the client's exceptions, with message, parameter and code."""
+def test_errors_become_the_clients_exceptions(client):
+    """Statuses become the client's exceptions with message, parameter and code."""
     asked = {"model": "small", "messages": TALK}
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(**{**asked, "model": "other"})
@@ -192,15 +193,15 @@ def test_errors_are_the_clients_own(client):
     assert "This model's maximum context length is 256 tokens. However, you requested" in str(caught.value)
     assert '"code": "context_length_exceeded"' in caught.value.response.text
     picture = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}]
-    with pytest.raises(openai.BadRequestError, match="nothing is fetched"):
+    with pytest.raises(openai.BadRequestError, match="are not supported"):
         client.chat.completions.create(model="small", messages=[{"role": "user", "content": picture}])
 
 
 def test_an_error_in_the_middle_of_a_stream_is_raised(client):
-    """What fails behind the first chunk comes as an event with `error`, which the client raises."""
+    """A failure after the first chunk arrives as an event with `error`, which the client raises."""
     bomb = {"structured_outputs": {"regex": "c(a{1000}){1000}"}}
     asked = {"model": "small", "messages": TALK, "stream": True, "seed": 1}
-    with pytest.raises(openai.APIError, match="simple enough"):
+    with pytest.raises(openai.APIError, match="limits of work"):
         for _ in client.chat.completions.create(**asked, extra_body=bomb):
             pass
     usual_server().wait_idle()

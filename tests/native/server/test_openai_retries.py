@@ -1,4 +1,4 @@
-"""The `openai` client where something goes wrong: connections lost, servers that load or are full, failing answers."""
+"""The `openai` client with failures: lost connections, servers that load or are full, failing answers."""
 
 import contextlib
 import socket
@@ -19,14 +19,15 @@ BOMB = {
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    """Retries that no header puts off come at once."""
+    """Make retries without a Retry-After header immediate."""
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
 
 @contextlib.contextmanager
 def lossy(port, lost):
-    """A way to a server on which connections are cut: after so many bytes of its answer each, None for not at all.
-    Gives the address, and what is left of `lost`."""
+    """A proxy to a server that cuts connections after this many bytes of the answer each (None:
+    never). Gives the address, and the remaining entries of `lost`.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
 
     def carry(source, sink, most):
@@ -58,9 +59,10 @@ def lossy(port, lost):
         thread.join()
 
 
-def test_connections_that_are_lost_are_tried_again():
-    """Twice without a byte, then within the head of an answer: the third try has it; without more tries it is an error
-    of the client's own."""
+def test_lost_connections_are_retried():
+    """Twice without a byte, then within the head: the third try succeeds; without further tries,
+    the client raises its error.
+    """
     server = usual_server()
     lost = [0, 20, None]
     with (
@@ -77,22 +79,23 @@ def test_connections_that_are_lost_are_tried_again():
 
 
 def test_a_connection_lost_within_a_stream_is_an_error_and_frees_its_blocks():
-    """What came is no whole answer, and the client says so; the server writes it no further."""
+    """The client reports an incomplete answer; the server stops generating."""
     server = usual_server()
     with lossy(server.port, [900]) as url, openai.OpenAI(base_url=url, api_key="none") as client:
-        found = []
+        errors = []
         with pytest.raises(Exception, match=r"(?i)peer closed|incomplete|disconnected|connection"):
             for chunk in client.completions.create(
                 model="small", prompt="x", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
             ):
-                found.append(chunk)
-        assert found
+                errors.append(chunk)
+        assert errors
     server.wait_idle()
 
 
-def test_a_response_that_fails_says_so():
-    """A stream of `/v1/responses` ends with `response.failed`, which has the whole response and its error; a whole one
-    is the client's exception for its status."""
+def test_a_failed_response_is_reported():
+    """A stream of `/v1/responses` ends with `response.failed`, which has the response and its
+    error; a whole one raises the client's exception for its status.
+    """
     with openai.OpenAI(base_url=f"{usual_server().url}/v1", api_key="none", max_retries=0) as client:
         form = {"type": "json_schema", "name": "bomb", "schema": BOMB}
         asked = {"model": "small", "input": "hello", "text": {"format": form}}
@@ -103,16 +106,19 @@ def test_a_response_that_fails_says_so():
         last = events[-1]
         assert last.type == "response.failed" and last.response.status == "failed"
         assert last.response.id == events[0].response.id
-        assert last.response.error.code == "invalid_prompt" and "simple enough" in last.response.error.message
-        with pytest.raises(openai.BadRequestError, match="simple enough"):
+        assert (
+            last.response.error.code == "invalid_prompt" and "limits of work" in last.response.error.message
+        )
+        with pytest.raises(openai.BadRequestError, match="limits of work"):
             client.responses.create(**asked, extra_body=extra)
     usual_server().wait_idle()
 
 
 @pytest.mark.slow
-def test_a_server_that_loads_or_is_full_is_asked_again():
-    """503 while the model is loaded and 429 while others are answered, both with `Retry-After`: the client comes back
-    until it has its answer."""
+def test_503_and_429_are_retried():
+    """503 while the model is loaded and 429 while others are answered, both with `Retry-After`: the
+    client retries until it succeeds.
+    """
     server = Served(
         small_model(), "--served-model-name", "small", "--max-num-seqs", "1", "--max-num-waiting", "1"
     )

@@ -1,4 +1,4 @@
-"""The `openai` client of the other line, 2.x or 3.x, does what the installed one does."""
+"""The other major version of the `openai` client (2.x or 3.x) behaves like the installed one."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-def test_the_other_line_of_clients_runs_unchanged(tmp_path):
-    """All tests of the client pass with it as they are; skipped where it cannot be installed."""
+def test_the_other_client_version_passes(tmp_path):
+    """All tests of the client pass with it; skipped if it cannot be installed."""
     other = {"2": "3", "3": "2"}[version("openai").split(".")[0]]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path), f"openai=={other}.*"]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=600)

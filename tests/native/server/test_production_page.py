@@ -1,4 +1,6 @@
-"""docs/serving.md in production: the unit, the container's lines, the proxy's, as far as this machine can run them."""
+"""The production setup of docs/serving.md: systemd unit, container file and proxy, as far as this
+machine can run them.
+"""
 
 import http.client
 import json
@@ -22,13 +24,13 @@ PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text("utf-8")
 
 
 def block(language):
-    """The only block of a language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return found
+    """The only code block of a language."""
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return block
 
 
 def needs(program):
-    """Where a program is; skips where there is none."""
+    """The path of a program; skips the test without it."""
     place = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
     if place is None:
         pytest.skip(f"there is no {program} on this machine")
@@ -36,25 +38,25 @@ def needs(program):
 
 
 def parse_serve(words):
-    """The options of a command line of `tilewise serve`, as the command reads them."""
+    """The options of a `tilewise serve` command line as the command parses them."""
     assert words[:2] == ["tilewise", "serve"]
     command = typer.main.get_command(app).commands["serve"]
     return command.make_context("serve", words[2:]).params
 
 
-def test_the_units_command_is_one():
-    """Its options are known; its socket lies where the unit makes a folder, its keys where it loads them."""
+def test_the_units_command_is_valid():
+    """Its options exist; its socket is in the unit's runtime directory, its keys where the unit loads them."""
     lines = dict(line.split("=", 1) for line in block("ini").splitlines() if "=" in line)
     words = shlex.split(lines["ExecStart"])
-    given = parse_serve(["tilewise", *words[1:]])
-    assert str(given["uds"]).startswith(f"/run/{lines['RuntimeDirectory']}/")
-    assert str(given["api_key_file"]) == f"%d/{lines['LoadCredential'].split(':')[0]}"
+    settings = parse_serve(["tilewise", *words[1:]])
+    assert str(settings["uds"]).startswith(f"/run/{lines['RuntimeDirectory']}/")
+    assert str(settings["api_key_file"]) == f"%d/{lines['LoadCredential'].split(':')[0]}"
     assert int(lines["TimeoutStopSec"]) > ServerSettings().shutdown_timeout_s
 
 
 @pytest.mark.slow
-def test_systemd_takes_the_unit(tmp_path):
-    """`systemd-analyze verify` finds nothing wrong with it but that nothing is installed here."""
+def test_systemd_accepts_the_unit(tmp_path):
+    """`systemd-analyze verify` reports only that nothing is installed here."""
     program = needs("systemd-analyze")
     unit = tmp_path / "tilewise.service"
     unit.write_text(block("ini").replace("/usr/local/bin/tilewise", shutil.which("true")))
@@ -66,9 +68,10 @@ def test_systemd_takes_the_unit(tmp_path):
     assert "memory limit" in wrong.stderr
 
 
-def test_the_containers_lines_are_a_command():
-    """Its steps are those that a container file may have; the wheel is built from the source tree, since no package is
-    published; entry point and arguments are one command line; it listens on the port that it exposes."""
+def test_the_container_file_is_valid():
+    """Its steps are valid, the wheel is built from the source tree because no package is published,
+    entry point and arguments are one command line, and it listens on the exposed port.
+    """
     steps = [line.split(" ", 1) for line in block("dockerfile").splitlines() if line]
     build, steps = steps[:4], steps[4:]
     assert [name for name, _ in build] == ["FROM", "RUN", "COPY", "RUN"]
@@ -86,9 +89,10 @@ def test_the_containers_lines_are_a_command():
 
 
 @pytest.mark.slow
-def test_nginx_hands_on_streams(tmp_path):
-    """Behind the proxy of the page an answer comes piece by piece: the client has its first before the last is written;
-    what is larger than a body may be, the proxy refuses itself."""
+def test_nginx_passes_streams_on(tmp_path):
+    """Behind the page's proxy an answer arrives chunk by chunk: the first before the last is
+    generated; the proxy rejects too large bodies itself.
+    """
     program = needs("nginx")
     place, logs = tmp_path / "socket", tmp_path / "logs"
     logs.mkdir()
@@ -133,7 +137,7 @@ def test_nginx_hands_on_streams(tmp_path):
 
 
 def _ask(port, path, body=None):
-    """Status and body; (0, b"") where nothing listens."""
+    """Status and body; (0, b"") without a listener."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(

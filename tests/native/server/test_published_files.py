@@ -1,4 +1,4 @@
-"""Directories as others publish them: a token beyond the vocabulary, fields that no table knows; in every caller."""
+"""Unusual published directories: a token beyond the vocabulary, unknown fields; in every caller."""
 
 import json
 
@@ -19,8 +19,9 @@ REFUSAL = f"which is {EXTRA!r}; the model has no weights for it"
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A model whose tokenizer has an added token at vocab_size, with a harmless field, one that must be ignored by
-    name, and an unknown setting of generation; and the token's id."""
+    """A model whose tokenizer has an added token at vocab_size, with a harmless field, one that
+    must be ignored by name, and an unknown generation setting; and the token's id.
+    """
     directory = save_model(tmp_path_factory.mktemp("published") / "model")
     config = json.loads((directory / "config.json").read_text())
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
@@ -33,8 +34,8 @@ def published(tmp_path_factory):
     return directory, extra
 
 
-def test_llm_refuses_prompts_and_settings_that_name_the_token(published):
-    """Of any form; it is never written, whatever else may be; structured outputs and vectors work."""
+def test_llm_rejects_the_token_in_prompts_and_settings(published):
+    """In any form; it is never generated; structured outputs and embeddings work."""
     directory, extra = published
     with pytest.raises(ConfigError, match=r"num_notes.*--ignore-config-field num_notes"):
         LLM(directory)
@@ -69,8 +70,8 @@ def test_llm_refuses_prompts_and_settings_that_name_the_token(published):
             llm.encode(f"a {EXTRA}")
 
 
-def test_every_command_ignores_the_fields_that_are_named(published, tmp_path, capsys):
-    """Each that opens a model, and none without being asked to."""
+def test_every_command_ignores_named_fields(published, tmp_path, capsys):
+    """Every command that opens a model, and none without the option."""
     directory, _ = published
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("def f(x):\n    return x\n")
@@ -97,22 +98,24 @@ def test_every_command_ignores_the_fields_that_are_named(published, tmp_path, ca
         prepare_data(check_config({"model": model, "data": data}, "a test"), Console(quiet=True))
 
 
-def test_the_command_line_refuses_the_token_before_any_work(published, capsys):
-    """`generate` with a prompt and in a conversation; a field is ignored where that is said."""
+def test_the_command_line_rejects_the_token_before_any_work(published, capsys):
+    """`generate` with a prompt and in a conversation; with the option that ignores the field."""
     directory, _ = published
     for more in (("a",), ("a", "--chat")):
         assert _run(["generate", str(directory), *more]) == 2
         assert "num_notes must be a field" in capsys.readouterr().err
-    given = ["generate", str(directory), "--ignore-config-field", "num_notes"]
+    args = ["generate", str(directory), "--ignore-config-field", "num_notes"]
     for more in ((f"a {EXTRA}",), (EXTRA, "--chat")):
-        assert _run([*given, *more]) == 2
+        assert _run([*args, *more]) == 2
         assert REFUSAL in capsys.readouterr().err
-    assert _run([*given, "a", "--max-tokens", "2", "--dtype", "f32"]) == 0
+    assert _run([*args, "a", "--max-tokens", "2", "--dtype", "f32"]) == 0
 
 
 def test_the_server_answers_400_and_logs_each_file_once(published):
-    """Prompts as text, ids, conversations. Both files have one line of the log for their unknown fields, one for their
-    end tokens beyond the vocabulary, and one for each setting of generation that the server does not apply."""
+    """Prompts as text, ids, conversations. Each file has one log line for its unknown fields, one
+    for end tokens beyond the vocabulary, and one per generation setting that the server does not
+    apply.
+    """
     directory, extra = published
     server = Served(directory, "--ignore-config-field", "num_notes").wait_ready()
     try:

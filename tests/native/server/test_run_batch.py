@@ -1,4 +1,6 @@
-"""`tilewise run-batch`: answers in order, in OpenAI's format; wrong lines are said and hold up no others."""
+"""`tilewise run-batch`: answers in order, in OpenAI's format; invalid lines are answered with
+errors and do not affect others.
+"""
 
 import json
 
@@ -43,13 +45,13 @@ WRONG = [
     (json.dumps(_line(11, COMPLETION)), "prompt: Field required"),
     (  # which is found out while it is written
         json.dumps(_line(12, COMPLETION, prompt="x", structured_outputs={"regex": "(a{1000}){1000}"})),
-        "must be simple enough",
+        "must not exceed the limits of work",
     ),
 ]
 
 
 def test_a_file_is_answered_line_by_line(model_dir, tmp_path, capsys):
-    """Right lines get what `LLM` gives, wrong ones status 400 and why."""
+    """Valid lines get the results of `LLM`, invalid ones status 400 and the reason."""
     lines = [*map(json.dumps, RIGHT), *(text for text, _ in WRONG), ""]
     (tmp_path / "in.jsonl").write_text("\n".join(lines), encoding="utf-8")
     out = tmp_path / "new" / "out.jsonl"
@@ -84,7 +86,7 @@ def test_a_file_is_answered_line_by_line(model_dir, tmp_path, capsys):
     assert bodies[0]["object"] == "chat.completion" and bodies[2]["object"] == "text_completion"
 
 
-def test_a_file_that_cannot_be_read_is_one_line(model_dir, tmp_path, capsys):
+def test_an_unreadable_file_is_one_line(model_dir, tmp_path, capsys):
     """Before a model is loaded."""
     for content in (None, b"\xff"):
         if content is not None:
@@ -96,8 +98,8 @@ def test_a_file_that_cannot_be_read_is_one_line(model_dir, tmp_path, capsys):
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_line_ends_where_json_lets_it(model_dir, tmp_path, capsys):
-    """Characters that only Unicode takes for ends of lines stand in texts as they are; CRLF is an end."""
+def test_line_ends_in_json(model_dir, tmp_path, capsys):
+    """Unicode line separators in texts are not line ends; CRLF is."""
     line = json.dumps(_line(0, COMPLETION, prompt="a\u2028b\x85c", max_tokens=2), ensure_ascii=False)
     (tmp_path / "in.jsonl").write_bytes(f"{line}\r\n\r\n{line}".encode())
     code = _run(["run-batch", str(model_dir), str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")])
@@ -105,7 +107,7 @@ def test_a_line_ends_where_json_lets_it(model_dir, tmp_path, capsys):
 
 
 def test_answers_do_not_replace_the_requests(model_dir, tmp_path, capsys):
-    """Under any name of that file; it is left as it is."""
+    """Under any name of that file; it stays unchanged."""
     file, other = tmp_path / "in.jsonl", tmp_path / "other.jsonl"
     file.write_text(json.dumps(RIGHT[1]), encoding="utf-8")
     other.symlink_to(file)

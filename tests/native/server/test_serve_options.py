@@ -1,4 +1,4 @@
-"""The options of `tilewise serve`: each reaches its setting, and the limits hold from the command line."""
+"""The options of `tilewise serve`: each reaches its setting, and limits apply."""
 
 import contextlib
 import re
@@ -80,8 +80,8 @@ def _setting(option):
     return OTHER_NAMES.get(name, f"{name}_s" if name.endswith("timeout") else name)
 
 
-def test_a_model_that_is_refused_is_one_line(tmp_path):
-    """The reason, with an option of this command that helps; the engine's process ends without a word."""
+def test_a_rejected_model_is_one_line(tmp_path):
+    """The reason, with an option of this command that helps; the engine's process ends silently."""
     shutil.copytree(small_model(), tmp_path / "m")
     (tmp_path / "m" / "generation_config.json").write_text('{"temperature": "hot"}')
     server = Served(tmp_path / "m")
@@ -95,18 +95,18 @@ def test_a_model_that_is_refused_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("has_short", [False, True])
 def test_every_option_reaches_its_setting(tmp_path, monkeypatch, has_short):
-    """There is none that does nothing, and none that this test does not know."""
+    """No option is without effect or unknown to this test."""
     taken = []
-    monkeypatch.setattr("tilewise.server.serve", lambda *given, **more: taken.append((*given, more)))
+    monkeypatch.setattr("tilewise.server.serve", lambda *args, **more: taken.append((*args, more)))
     monkeypatch.setattr("tilewise.server.link.spawn.spawn_engine", lambda: None)
-    monkeypatch.setattr("tilewise.checkpoint.find_model", lambda *given: given)
+    monkeypatch.setattr("tilewise.checkpoint.find_model", lambda *args: args)
     (tmp_path / "keys").write_text("two\n")
     (tmp_path / "template").write_text("{{ 1 }}")
     command = ["serve", str(small_model()), "--api-key-file", str(tmp_path / "keys"), "--revision", "main"]
     command += ["--chat-template", str(tmp_path / "template")]
-    for option, (given, _) in {**SERVER, **ENGINE}.items():
+    for option, (args, _) in {**SERVER, **ENGINE}.items():
         name = SHORT.get(option, f"--{option}") if has_short else f"--{option}"
-        command += [name] if given is None else [name, given]
+        command += [name] if args is None else [name, args]
     assert _run(command) == 0
     ((model, settings, engine, more),) = taken
     assert model == (str(small_model()), "main") and more["name"] == str(small_model())
@@ -121,19 +121,19 @@ def test_every_option_reaches_its_setting(tmp_path, monkeypatch, has_short):
 
 
 def _raw(server, data):
-    """What comes back until the server closes."""
-    found = b""
+    """The answer's bytes until the server closes the connection."""
+    content = b""
     link = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     with link, contextlib.suppress(ConnectionError):
         link.sendall(data)
         while piece := link.recv(1 << 16):
-            found += piece
-    return found
+            content += piece
+    return content
 
 
 @pytest.mark.slow
 def test_limits_of_the_command_line():
-    """Slow headers and bodies, large bodies, many clients, long answers, many figures are refused."""
+    """Slow headers and bodies, large bodies, many clients, long answers, many log probabilities are rejected."""
     limits = ["--header-timeout", "0.4", "--body-timeout", "0.4", "--request-timeout", "0.5"]
     limits += ["--max-request-bytes", "2K", "--max-connections", "4", "--max-logprobs", "2"]
     server = Served(small_model(), *limits, "--max-num-seqs", "2", "--no-enable-prefix-caching").wait_ready()
@@ -164,8 +164,8 @@ def test_limits_of_the_command_line():
         assert server.close() == 0
 
 
-def test_a_wrong_value_is_told_with_its_option(capsys, monkeypatch):
-    """Before anything is started for it, in one line."""
+def test_a_wrong_value_is_reported_with_its_option(capsys, monkeypatch):
+    """Before anything starts, in one line."""
     monkeypatch.setattr("tilewise.server.link.spawn.spawn_engine", lambda: None)
     wrong = {
         "max-request-bytes": "2Q",

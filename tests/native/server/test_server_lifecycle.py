@@ -1,4 +1,4 @@
-"""From the start to the end: loading, keys, sockets, signals, and processes that are killed."""
+"""From start to end: loading, keys, sockets, signals, and killed processes."""
 
 import contextlib
 import gc
@@ -41,7 +41,7 @@ def _is_refused(port):
 
 
 def _begin(server, body):
-    """A stream of which the first line has come."""
+    """A stream whose first line has arrived."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("POST", COMPLETION, json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
@@ -49,8 +49,8 @@ def _begin(server, body):
     return connection, answer
 
 
-def test_an_engine_that_is_told_of_no_model_ends():
-    """In peace where the command has ended before, and with what started it."""
+def test_an_engine_without_a_model_ends():
+    """Cleanly if the command has ended before, and with its parent."""
     spawned = spawn_engine()
     spawned.link.close()
     assert spawned.process.wait(PATIENCE_S) == 0
@@ -62,10 +62,10 @@ def test_an_engine_that_is_told_of_no_model_ends():
 
 
 def _check_options(server):
-    """Templates, names, sites, intervals and formats of calls are those of the command line."""
+    """Templates, names, origins, intervals and tool-call formats come from the command line."""
     key = {"authorization": "Bearer one"}
-    for given, text in (({}, "own template: hello"), ({"chat_template": "{{ 6 * 7 }}"}, "42")):
-        tokens = server.ask("/tokenize", {"messages": TALK, **given}, **key)[1]["tokens"]
+    for changes, text in (({}, "own template: hello"), ({"chat_template": "{{ 6 * 7 }}"}, "42")):
+        tokens = server.ask("/tokenize", {"messages": TALK, **changes}, **key)[1]["tokens"]
         assert server.ask("/detokenize", {"tokens": tokens}, **key)[1]["prompt"] == text
     assert server.get("/health", host="models.example")[0] == 200
     for origin, is_known in (("https://app.example", True), ("https://evil.example", False)):
@@ -97,8 +97,9 @@ def _check_options(server):
 
 @pytest.mark.slow
 def test_keys_loading_and_sigterm(tmp_path):
-    """503 before the model is there; then a key opens every path and `/health` needs none; SIGTERM lets a stream end,
-    and takes nothing new."""
+    """503 before the model is loaded; then a key opens every path and `/health` needs none; SIGTERM
+    lets a stream end and accepts nothing new.
+    """
     (tmp_path / "keys").write_text("one\n\ntwo\n")
     (tmp_path / "own.jinja").write_text("own template: {{ messages[0].content }}")
     options = ["--api-key", "zero", "--api-key-file", str(tmp_path / "keys"), "--stream-interval", "5"]
@@ -112,14 +113,14 @@ def test_keys_loading_and_sigterm(tmp_path):
         server.wait_ready()
         for key in ("zero", "one", "two"):
             assert server.get("/v1/models", authorization=f"Bearer {key}")[0] == 200
-        for given in (
+        for credentials in (
             {},
             {"authorization": "Bearer "},
             {"authorization": "Basic one"},
             {"authorization": "one"},
         ):
             for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
-                status, reported = server.get(path, **given)
+                status, reported = server.get(path, **credentials)
                 assert status == 401 and reported["error"]["code"] == "invalid_api_key"
         body = {"prompt": list(range(3, 133)), "max_tokens": 1}
         cached = []
@@ -144,8 +145,9 @@ def test_keys_loading_and_sigterm(tmp_path):
 
 
 def test_the_engines_death_is_one_error_and_an_exit_code(tmp_path):
-    """Streams end with an error event, and the server with code 1, whatever it grants answers; on a Unix socket, which
-    goes."""
+    """Streams end with an error event, and the server with exit code 1, for any shutdown timeout; a
+    Unix socket is removed.
+    """
     place = tmp_path / "socket"
     server = Served(small_model(), "--uds", str(place), "--shutdown-timeout", "1000", *ONE_BY_ONE)
     try:
@@ -183,7 +185,7 @@ def test_the_engines_death_is_one_error_and_an_exit_code(tmp_path):
 
 @pytest.mark.slow
 def test_the_http_processs_death_ends_the_engine():
-    """Nothing of a server outlives it, also within a text."""
+    """No process of a server outlives it, even during a text."""
     server = Served(small_model(), *ONE_BY_ONE).wait_ready()
     children = server.children()
     connection, _ = _begin(server, {**LONG, "n": 16})
@@ -195,7 +197,7 @@ def test_the_http_processs_death_ends_the_engine():
 
 @pytest.mark.slow
 def test_a_killed_test_leaves_no_server():
-    """The worker of a test run that is killed takes its servers with it, and their engines."""
+    """A killed test worker takes its servers and their engines with it."""
     program = """
 import sys, time
 from native.server.served import Served, small_model
@@ -214,8 +216,8 @@ time.sleep(1000)
 
 
 @pytest.mark.slow
-def test_what_cannot_be_served_is_one_line(tmp_path):
-    """Mistakes in options are found before anything listens; what loading finds ends the server."""
+def test_models_that_cannot_be_served_are_one_line(tmp_path):
+    """Mistakes in options are found before anything listens; an error of loading ends the server."""
 
     def run(*options):
         command = [sys.executable, "-m", "tilewise", "serve", *map(str, options)]
@@ -225,12 +227,12 @@ def test_what_cannot_be_served_is_one_line(tmp_path):
     assert done.returncode == 2 and "config.json" in done.stderr.splitlines()[-1]
     done = run(small_model(), "--port", "0", "--max-model-len", "1M", "--dtype", "f32")
     assert done.returncode == 2 and "max_model_len must lie in" in done.stderr.splitlines()[-1]
-    spoilt = shutil.copytree(small_model(), tmp_path / "spoilt")
-    (spoilt / "generation_config.json").write_text('{"temperature": "hot"}')
+    damaged = shutil.copytree(small_model(), tmp_path / "damaged")
+    (damaged / "generation_config.json").write_text('{"temperature": "hot"}')
     for _ in range(
         3
     ):  # the engine's process finds its parent gone, at some point of loading, and says nothing
-        done = run(spoilt, "--port", "0")
+        done = run(damaged, "--port", "0")
         assert done.returncode == 2 and "ERROR" not in done.stderr
         assert "(--generation-config vllm)" in done.stderr.splitlines()[-1]
     taken = socket.create_server(("127.0.0.1", 0))
@@ -246,7 +248,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_tls(tmp_path):
-    """A certificate makes it https; one that is invalid is refused at once; handshakes have a deadline."""
+    """A certificate enables https; an invalid one is rejected at once; handshakes have a deadline."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = [
         "openssl",
@@ -286,8 +288,8 @@ def test_tls(tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_ends_what_does_not_end():
-    """What is still written when the deadline comes ends with an error event; a second signal does not wait for it."""
+def test_the_shutdown_deadline_ends_answers():
+    """An unfinished answer ends with an error event at the deadline; a second signal does not wait for it."""
     for signals, timeout in ((1, "0.2"), (2, "1000")):
         server = Served(small_model(), "--shutdown-timeout", timeout, *ONE_BY_ONE).wait_ready()
         streams = []
@@ -305,15 +307,17 @@ def test_sigterm_ends_what_does_not_end():
         with contextlib.suppress(ConnectionError):  # some may be too late for an answer
             reported += [stream.getresponse().read() for stream in streams[1:]]
         assert server.wait_end() == 0
-        cut = [one for one in reported if b"an answer must end before the server does" in one]
-        late = [one for one in reported if b"the server must not be ending" in one]  # read after the signal
+        cut = [one for one in reported if b"an answer must end before the server shuts down" in one]
+        late = [
+            one for one in reported if b"the server is shutting down; got" in one
+        ]  # read after the signal
         assert cut and all(one in cut or one in late or one.endswith(b"data: [DONE]\n\n") for one in reported)
         for connection in streams:
             connection.close()
 
 
-def test_a_stream_that_nothing_reads_holds_nothing_for_ever():
-    """Chat over a connection that is closed within a text: its blocks are free again."""
+def test_a_closed_stream_frees_its_blocks():
+    """A chat over a connection that is closed during a text."""
     server = usual_server()
     for _ in range(4):
         connection, answer = _begin(server, {**LONG, "n": 2})

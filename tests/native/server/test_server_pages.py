@@ -1,4 +1,4 @@
-"""The pages in a browser: written by a person, read by a person, whatever model and person write."""
+"""The pages in a browser."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ SPEED = re.compile(r"first token after [\d.]+ s, 20 tokens(, [\d.]+ tokens/s)?")
 
 @pytest.fixture(scope="module")
 def guarded():
-    """A server that wants a key."""
+    """A server with API keys."""
     server = Served(small_model(), "--served-model-name", "small", "--api-key", "a-secret")
     yield server
     server.close()
@@ -35,7 +35,7 @@ def browser():
 
 @pytest.fixture
 def page(browser):
-    """A new one, with storage of its own; what it asks of others, and what goes wrong in it, fails the test."""
+    """A new page with its own storage; requests to other hosts and errors in it fail the test."""
     context = browser.new_context(viewport={"width": 1100, "height": 750})
     made, wrong = context.new_page(), []
     made.on("pageerror", lambda error: wrong.append(str(error)))
@@ -50,7 +50,7 @@ def page(browser):
 
 
 def talk(page, text, tokens=20):
-    """Send a message with the keyboard alone, and wait for the answer."""
+    """Send a message with the keyboard, and wait for the answer."""
     page.fill("#max_tokens", str(tokens)) if page.is_visible("#max_tokens") else None
     page.focus("#prompt")
     page.keyboard.insert_text(text)
@@ -59,7 +59,7 @@ def talk(page, text, tokens=20):
 
 
 def open_chat(page, server, seed=3, tokens=20, **checked):
-    """The page, its settings made."""
+    """The chat page with its settings."""
     page.goto(server.url + "/")
     page.wait_for_selector("#model:has-text('context')")
     page.click("#settings summary")
@@ -71,8 +71,8 @@ def open_chat(page, server, seed=3, tokens=20, **checked):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_pages_need_no_key_and_bring_their_policy(path, guarded):
-    """Files are sent to everyone, the server's data to none of them; nothing in a file leads elsewhere."""
+def test_pages_need_no_key_and_have_a_policy(path, guarded):
+    """Files are public, the server's data is not; files refer to nothing elsewhere."""
     status, content = guarded.get(path)
     assert status == 200
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", content)
@@ -82,8 +82,8 @@ def test_pages_need_no_key_and_bring_their_policy(path, guarded):
 
 
 @pytest.mark.slow
-def test_an_answer_is_written_and_kept(page):
-    """Text, its speed, the probabilities under the pointer and by arrows; after a reload the conversation is there."""
+def test_an_answer_is_shown_and_stored(page):
+    """Text, speed, probabilities by pointer and arrow keys; after a reload the conversation is there."""
     open_chat(page, usual_server(), logprobs=True)
     talk(page, "hello")
     answer = page.locator("article.assistant .body")
@@ -104,8 +104,8 @@ def test_an_answer_is_written_and_kept(page):
 
 
 @pytest.mark.slow
-def test_what_is_written_is_text(page):
-    """Markup of a person, and of a model that repeats it, is shown and never run."""
+def test_messages_are_shown_as_text(page):
+    """Markup of users and of a model is shown and never executed."""
     open_chat(page, usual_server())
     talk(page, EVIL)
     assert page.locator("article.user .body").text_content() == EVIL
@@ -122,7 +122,7 @@ def test_what_is_written_is_text(page):
 
 
 def answer_with(page, text):
-    """The page as it shows an answer that it has kept; its body."""
+    """The body of a stored answer as the page shows it."""
     page.evaluate(
         """text => { localStorage["tilewise.conversations"] = JSON.stringify([{id: "1", title: "x",
         messages: [{role: "user", content: text}, {role: "assistant", content: text}]}]); }""",
@@ -138,8 +138,8 @@ def answer_with(page, text):
 
 
 @pytest.mark.slow
-def test_code_is_set_apart(page):
-    """What stands between fences is a block of its own, as text; all of the text is there, and nothing of it runs."""
+def test_code_blocks(page):
+    """Text between fences is its own block; the whole text is there, and nothing is executed."""
     page.goto(usual_server().url + "/")
     text = f"So:\n```html\n{EVIL}\n  x\n```\nand\n\n```\nlast"
     body = answer_with(page, text)
@@ -148,8 +148,8 @@ def test_code_is_set_apart(page):
 
 
 @pytest.mark.slow
-def test_bold_lists_and_code_are_shown_as_such(page):
-    """Without their marks, which stay as hidden text; lists within lists; markup within them is text."""
+def test_bold_lists_and_inline_code(page):
+    """Without their marks, which stay as hidden text; nested lists; markup within them is text."""
     page.goto(usual_server().url + "/")
     text = (
         f"Some **bold `a**b` {EVIL}** and `x <b> **y**`, ``a`b``:\n\n- one\n  - *inner*\n  goes on\n- **two**\n\n"
@@ -183,8 +183,8 @@ def test_bold_lists_and_code_are_shown_as_such(page):
 
 
 @pytest.mark.slow
-def test_stopping_again_and_deleting(page):
-    """Escape ends an answer and frees its blocks; it can be written anew; a conversation goes when it is told to."""
+def test_stop_regenerate_and_delete(page):
+    """Escape ends an answer and frees its blocks; it can be generated again; a conversation can be deleted."""
     server = usual_server()
     open_chat(page, server, tokens=200)
     page.fill("#prompt", "on and on")
@@ -205,8 +205,8 @@ def test_stopping_again_and_deleting(page):
 
 
 @pytest.mark.slow
-def test_a_key_is_asked_for_and_not_kept(page, guarded):
-    """Chat and status ask, work with it, and hold it nowhere that outlives the page."""
+def test_a_key_is_asked_for_and_not_stored(page, guarded):
+    """Chat and status ask for it, work with it, and store it nowhere beyond the page."""
     guarded.wait_ready()
     for path, field, done in (
         ("/", "#key", "#model:has-text('context')"),
@@ -224,14 +224,14 @@ def test_a_key_is_asked_for_and_not_kept(page, guarded):
 
 @pytest.mark.slow
 def test_the_status_page_follows_the_server(page):
-    """Its figures are those of the server, and its last steps are drawn."""
+    """Its figures equal the server's metrics, and its last steps are drawn."""
     server = usual_server()
     server.ask("/v1/completions", {"model": "small", "prompt": "hello", "max_tokens": 9, "ignore_eos": True})
     page.goto(server.url + "/status")
     page.wait_for_selector("#steps rect")
     page.wait_for_selector("#rates polyline", state="attached")
     shown = dict(zip(page.locator("dt").all_text_contents(), page.locator("dd").all_text_contents()))
-    written = int(shown["Tokens written"].replace(",", ""))
+    written = int(shown["Tokens generated"].replace(",", ""))
     assert written == server.metric("generation_tokens_total") >= 9
     rates = server.get("/status.json")[1]["rates"]
     assert 9 <= sum(rates) <= written  # the server counts, before the page is opened and while it is closed
@@ -242,13 +242,13 @@ def test_the_status_page_follows_the_server(page):
     page.wait_for_selector("#rates polyline", state="attached")
     points = page.get_attribute("#rates polyline", "points").split()
     assert len(rates) <= len(points) <= 120 and len({point.split(",")[1] for point in points}) > 1
-    assert shown["Texts being written"] == "0"
+    assert shown["Texts being generated"] == "0"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_all_of_it(page, scheme):
-    """Nothing is wider than the screen; conversations fold away; the colours follow the system's."""
+def test_pages_fit_a_phone(page, scheme):
+    """Nothing is wider than the screen; conversations fold away; the colour scheme follows the system's."""
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": 360, "height": 640})
     open_chat(page, usual_server())

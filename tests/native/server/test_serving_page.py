@@ -1,4 +1,4 @@
-"""docs/serving.md cannot rot: its commands and its Python run in order against the server that it starts."""
+"""The commands and Python of docs/serving.md run in order against the server that the page starts."""
 
 import os
 import re
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
 
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(tmp_path):
-    """The first starts the server; curl, the client and the other commands find what the page says."""
+    """The first command starts the server; curl, the client and the other commands print what the page says."""
     if shutil.which("curl") is None:
         pytest.skip("there is no curl on this machine")
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)

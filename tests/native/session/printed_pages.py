@@ -1,4 +1,4 @@
-"""Pages whose blocks of Python print what stands below them: where one prints something else."""
+"""Runs the Python blocks of a page and compares their output with the page."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MUL
 
 
 def differences(name: str, text: str) -> list[int]:
-    """Numbers of the blocks of a page that print something else than stands below them; they share a namespace."""
-    found, names = [], {"__name__": name}
+    """Numbers of the blocks whose output differs from the text below them; they share a namespace."""
+    lines, names = [], {"__name__": name}
     for number, (code, shown) in enumerate(BLOCK.findall(text), 1):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(code, f"docs/{name}, block {number}", "exec"), names)
         if printed.getvalue() != shown:
-            found.append(number)
-    return found
+            lines.append(number)
+    return lines

@@ -1,4 +1,4 @@
-"""docs/adding_an_op.md cannot rot: its Python runs in order, its C++ is compiled and run, its claims are looked at."""
+"""docs/adding_an_op.md: its Python runs in order, its C++ is compiled and run, its claims are checked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGE = ROOT / "docs" / "adding_an_op.md"
 
 @pytest.fixture(scope="module")
 def page():
-    """What the page's blocks define, after all of them ran; the op is gone again afterwards."""
+    """The names that the page's blocks define; the op is removed again afterwards."""
     text = PAGE.read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "adding_an_op"}
     for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
@@ -41,13 +41,13 @@ def page():
 
 
 def test_every_block_runs(page):
-    """The op of the page is registered, right on one device, equal on meshes, and its gradient holds."""
+    """The page's op is registered, correct on one device, equal on meshes, and its gradient is correct."""
     assert isinstance(op_table.op_named("mix"), page["Mix"])
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}], ids=str)
 def test_result_on_a_mesh(page, axes):
-    """Equal to NumPy on one device, and equal to one device on two, to the bit."""
+    """Equal to NumPy on one device; two devices equal one, to the bit."""
     results = []
     for mesh in ({}, axes):
         graph = page["build"]()
@@ -62,8 +62,8 @@ def test_result_on_a_mesh(page, axes):
     assert results[0].tobytes() == results[1].tobytes()
 
 
-def test_a_wrong_shard_is_noticed(page):
-    """The comparison with one device tells when a device of the mesh mixes in other shares than the others."""
+def test_a_wrong_shard_is_detected(page):
+    """The twin: a device of the mesh that uses other shares is detected."""
     results = []
     for fault in (0.0, 0.01):
         graph = page["build"]()
@@ -82,8 +82,8 @@ def test_a_wrong_shard_is_noticed(page):
     assert results[0].tobytes() != results[1].tobytes()
 
 
-def test_a_wrong_gradient_is_noticed(page, monkeypatch):
-    """The page's finite differences tell shares that changed places."""
+def test_a_wrong_gradient_is_detected(page, monkeypatch):
+    """The twin: the page's finite differences detect swapped shares."""
 
     def swapped(self, tape, op, grads):
         share = op.attrs["share"]
@@ -94,7 +94,7 @@ def test_a_wrong_gradient_is_noticed(page, monkeypatch):
     assert abs(measured - promised) > 0.01 * promised
 
 
-def test_a_wrong_share_is_refused_at_the_call(page):
+def test_a_wrong_share_is_rejected_by_the_call(page):
     """The message has the op, the rule, the value and the operands."""
     graph = page["build"]()
     x = graph.find("x")
@@ -103,10 +103,10 @@ def test_a_wrong_share_is_refused_at_the_call(page):
 
 
 def blocks(language):
-    """The page's indented blocks of a language, without their indent."""
+    """The page's indented blocks of a language, dedented."""
     text = PAGE.read_text(encoding="utf-8")
-    found = re.findall(rf"^   ```{language}\n(.*?)^   ```", text, re.DOTALL | re.MULTILINE)
-    return [re.sub(r"^   ", "", block, flags=re.MULTILINE) for block in found]
+    blocks = re.findall(rf"^   ```{language}\n(.*?)^   ```", text, re.DOTALL | re.MULTILINE)
+    return [re.sub(r"^   ", "", block, flags=re.MULTILINE) for block in blocks]
 
 
 HARNESS = """
@@ -123,7 +123,7 @@ extern "C" int mix_on(const char* name, float* out, float* a, float* b, long row
 
 
 def compiled(folder, level):
-    """The kernels of the op's family with the page's lines in them, as a library of one instruction-set level."""
+    """The op family's kernels with the page's lines, as a library of one instruction-set level."""
     kernel, entries = blocks("cpp")
     source = (ROOT / "native" / "kernels" / "elementwise.cc").read_text(encoding="utf-8")
     head, mark, tail = source.partition("constexpr Entry kEntries[] = {")
@@ -143,7 +143,7 @@ def compiled(folder, level):
 
 @pytest.mark.slow
 def test_the_native_source_compiles_and_agrees(tmp_path):
-    """The page's C++, in the file and with the flags that it names, computes what the page says."""
+    """The page's C++, in the file and with the flags that it names, computes the expected result."""
     library = compiled(tmp_path, isa_levels()[-1])
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((5, 37), np.float32) for _ in range(2))
@@ -157,7 +157,7 @@ def test_the_native_source_compiles_and_agrees(tmp_path):
 
 
 def test_the_table_line_makes_the_op(page, monkeypatch):
-    """With the page's line in the table, a class with a name has operands, attributes and lowering."""
+    """With the page's line in the table, a named class has operands, attributes and lowering."""
     (line,) = blocks("text")
     (spec,) = eval(line, vars(table))
     monkeypatch.setitem(KERNELS, "mix", spec)
@@ -167,8 +167,8 @@ def test_the_table_line_makes_the_op(page, monkeypatch):
     assert dict(made.signature.attributes) == dict(wanted.attributes) == {"share": float}
 
 
-def test_what_the_page_names_exists():
-    """Files and kernels that the page mentions are there."""
+def test_files_and_kernels_of_the_page_exist():
+    """Files and kernels that the page mentions."""
     text = PAGE.read_text(encoding="utf-8")
     paths = re.findall(r"`((?:src|native|tests|docs)/[\w/.]+)`", text)
     assert len(paths) > 5

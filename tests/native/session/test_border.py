@@ -1,4 +1,4 @@
-"""The border of a running model: what it may be given, what loading leaves behind, what closing ends."""
+"""Argument validation of a running model: inputs, loading and closing."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def model():
         (lambda b: {**b, "labels": b["labels"][:, :5]}, "shapes must agree"),
     ],
 )
-def test_wrong_inputs_are_refused(model, change, words):
-    """Missing, of another kind or shape, or naming what does not exist: one error, and nothing ran."""
+def test_wrong_inputs_are_rejected(model, change, words):
+    """A missing input, another kind or shape, or an index out of range: one error, and nothing runs."""
     before = model.step_count
     with pytest.raises(ShapeError, match=words):
         model.step(change(dict(batches(MODEL, 1)[0])), 1e-3)
     assert model.step_count == before
 
 
-def test_a_state_of_indices_holds_for_every_size():
-    """A state outlives the run that it was written for, so it names what the smallest one has."""
+def test_a_state_of_indices_must_fit_every_size():
+    """A state is used by later runs of any size, so its indices must fit the smallest."""
     graph = tw.ComputeGraph("picked")
     x = graph.input([tw.Dim("rows", 2, 8), 4], name="x")
     index = graph.state([2], "i32", name="index", storage="scalars")
@@ -67,7 +67,7 @@ def test_a_state_of_indices_holds_for_every_size():
 
 
 def pick(graph, x, index, again):
-    """Rows of x at numbers that are picked here."""
+    """Rows of x at computed indices."""
     return graph.gather_rows(x, graph.gather_rows(graph.gather_rows(index, again), again))
 
 
@@ -75,8 +75,8 @@ pick_in_layer = layer(pick)
 
 
 @pytest.mark.parametrize("in_layer", [False, True])
-def test_indices_that_are_picked_from_others_are_held_to_their_use(in_layer):
-    """A number that a graph picks from an input names a row, so the input is looked at, picked or not."""
+def test_gathered_indices_are_validated_by_their_use(in_layer):
+    """An index that a graph gathers from an input selects a row, so the whole input is validated."""
     graph = tw.ComputeGraph("picked")
     x = graph.input([3, 4], name="x")
     index, again = (
@@ -84,30 +84,30 @@ def test_indices_that_are_picked_from_others_are_held_to_their_use(in_layer):
     )
     y = pick_in_layer(graph, x, index, again, path="layer") if in_layer else pick(graph, x, index, again)
     graph.output(y, "y")
-    given = {
+    inputs = {
         "x": np.arange(12).reshape(3, 4),
         "index": np.array([2, 0, 1, 2, 0]),
         "again": np.array([1, 0, 2, 2, 4]),
     }
     with graph.instantiate() as running:
-        running.forward(**given)
-        picked = given["index"][given["again"]][given["again"]]
+        running.forward(**inputs)
+        picked = inputs["index"][inputs["again"]][inputs["again"]]
         assert running.get_tensor("y")[:, 0].tolist() == [4 * n for n in picked]
         for name, wrong in (("index", 3), ("index", -1), ("again", 5)):
-            value = given[name].copy()
+            value = inputs[name].copy()
             value[0] = wrong
             with pytest.raises(ShapeError, match=f"'{name}' must lie in"):
-                running.forward(**{**given, name: value})
+                running.forward(**{**inputs, name: value})
 
 
 @layer
 def picks(graph, index, again):
-    """Numbers that leave the layer."""
+    """Indices that leave the layer."""
     return graph.gather_rows(index, again)
 
 
-def test_an_index_that_a_layer_hands_on_is_refused():
-    """It is not known where it comes from; picked next to its use, it is."""
+def test_an_index_from_another_layer_is_rejected():
+    """Its origin is unknown; gathered next to its use, it is accepted."""
     graph = tw.ComputeGraph("handed on")
     x = graph.input([3, 4], name="x")
     index, again = (graph.input([5], "i32", name=name, storage="scalars") for name in ("index", "again"))
@@ -128,7 +128,7 @@ def test_an_index_that_a_layer_hands_on_is_refused():
     ],
 )
 def test_wrong_indices_when_decoding(name, value, words):
-    """Positions, slots, sequences, blocks and rows are checked before a kernel follows them."""
+    """Positions, slots, sequences, blocks and rows are validated before a kernel uses them."""
     graph = tw.ComputeGraph("decoding")
     models.build_decoding_graph(graph, MODEL, 8, 1, 4, "f32")
     inputs = {
@@ -147,7 +147,7 @@ def test_wrong_indices_when_decoding(name, value, words):
 
 
 def test_loading_is_all_or_nothing(model):
-    """A wrong shape anywhere leaves every parameter as it was."""
+    """A wrong shape anywhere leaves every parameter unchanged."""
     before = {n: model.get_tensor(n) for n in model.parameter_names()}
     wrong = {n: v + 1 for n, v in before.items()}
     wrong["layers.1.mlp.up_proj.weight"] = wrong["layers.1.mlp.up_proj.weight"][:-1]
@@ -159,8 +159,8 @@ def test_loading_is_all_or_nothing(model):
 
 
 @pytest.mark.parametrize("name", ["layers.2.mlp.up_proj.weight", "optimizer.velocity.norm.weight"])
-def test_a_state_of_something_else_is_refused(model, name):
-    """Of a model with more layers, or of another optimizer: what is besides was once left out in silence."""
+def test_a_state_of_another_model_is_rejected(model, name):
+    """Of a model with more layers, or of another optimizer; additional tensors were once ignored silently."""
     before = model.state_dict()
     other = {key: value + 1 for key, value in before.items()} | {name: np.ones((2, 2), np.float32)}
     with pytest.raises(CheckpointError, match=f"must be this model's state, and nothing else; got '{name}'"):
@@ -172,7 +172,7 @@ def test_a_state_of_something_else_is_refused(model, name):
 
 
 def test_a_model_without_an_optimizer_has_a_state(model):
-    """Its parameters and a step count of zero; loading it gives the same bits."""
+    """Its parameters and a step count of zero; loading gives the same bits."""
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, MODEL, 4, 8, "f32")
     with graph.instantiate() as running:
@@ -185,14 +185,14 @@ def test_a_model_without_an_optimizer_has_a_state(model):
         assert all(running.get_tensor(n).tobytes() == state[n].tobytes() for n in running.parameter_names())
 
 
-def test_every_first_value_is_drawn_once(model, monkeypatch):
-    """Ahead of its writing, on threads; from file or not, what half of a tensor becomes asks for no value."""
+def test_every_initial_value_is_generated_once(model, monkeypatch):
+    """Ahead of its writing, on threads; tensors from files need no values."""
     from tilewise.session import instance
 
     drawn = []
     draw = instance._random
     monkeypatch.setattr(
-        instance, "_random", lambda spec, *given: (drawn.append(spec.name), draw(spec, *given))[1]
+        instance, "_random", lambda spec, *args: (drawn.append(spec.name), draw(spec, *args))[1]
     )
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, MODEL, 4, 8, "f32")
@@ -202,7 +202,7 @@ def test_every_first_value_is_drawn_once(model, monkeypatch):
 
 
 def test_each_backward_needs_a_forward(model):
-    """Without one, or a second time, the gradients would be of something else."""
+    """Without a forward pass, or a second time, gradients would be wrong."""
     batch = batches(MODEL, 1)[0]
     model.forward(**batch)
     model.backward()
@@ -211,20 +211,20 @@ def test_each_backward_needs_a_forward(model):
             model.backward()
 
 
-def test_closing_gives_memory_back():
-    """A running model takes no more memory than was planned, and its memory is free when it is closed."""
+def test_closing_frees_memory():
+    """A running model uses at most the planned memory, which is freed on close."""
     graph = training_graph(MODEL, "f32", 64, 128)
     plan, batch = graph.plan(), batches(MODEL, 1, 64, 128)[0]
     before = resident_bytes()
     running = graph.instantiate(plan)
     running.initialize(0)
     running.step(batch, 1e-3)
-    held = resident_bytes()
+    open_bytes = resident_bytes()
     used = sum(d["total"] for d in plan.estimate_memory_usage())
-    assert held - before < used + (4 << 20)  # Python's own objects
+    assert open_bytes - before < used + (4 << 20)  # Python's own objects
     running.close()
     running.close()
-    assert held - resident_bytes() > used // 2
+    assert open_bytes - resident_bytes() > used // 2
 
 
 def resident_bytes():
@@ -232,8 +232,8 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_more_than_the_machine_has():
-    """A plan that cannot be allocated here is refused by its numbers."""
+def test_more_memory_than_the_machine_has():
+    """A plan that cannot be allocated is rejected with both sizes."""
     graph = tw.ComputeGraph("huge")
     graph.output(graph.scale(graph.parameter([1 << 19, 1 << 19], name="w"), 2.0), "y")
     plan = graph.plan()
@@ -244,7 +244,7 @@ def test_more_than_the_machine_has():
 
 
 def logits_and_losses(axes, accumulation, dtype, change=lambda plan: plan):
-    """Both, whole, after one step over a mesh."""
+    """Logits and losses, whole, after one step over a mesh."""
     graph = training_graph(MODEL, dtype)
     graph.output(graph.draft.tensors[graph.draft.ops[-1].inputs[0]], "logits")
     plan = change(graph.plan(axes, accumulation=accumulation))
@@ -261,7 +261,7 @@ def logits_and_losses(axes, accumulation, dtype, change=lambda plan: plan):
 )
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_logits_of_a_training_step(axes, accumulation, dtype):
-    """Read whole after a step, equal to the bit over every mesh and accumulation."""
+    """Read whole after a step; equal to the bit over every mesh and accumulation."""
     one, other = logits_and_losses({}, 1, dtype), logits_and_losses(axes, accumulation, dtype)
     assert [x.tobytes() for x in one] == [x.tobytes() for x in other]
     assert all(np.asarray(x, np.float32).reshape(len(x), -1).any(axis=1).all() for x in one)
@@ -277,14 +277,14 @@ def test_logits_of_a_training_step(axes, accumulation, dtype):
     ids=["accumulation", "dp", "tp"],
 )
 def test_logits_of_a_faulty_step_differ(axes, accumulation, fault):
-    """The comparison can fail: a dropped partial, or another order of additions, is seen in logits and losses."""
+    """The twin: a dropped partial value, or another order of additions, changes logits and losses."""
     one, other = logits_and_losses({}, 1, "f32"), logits_and_losses(axes, accumulation, "f32", fault)
     assert all(a.tobytes() != b.tobytes() for a, b in zip(one, other))
 
 
 @pytest.mark.parametrize("rows,index", [(8, 8), (8, -1), (tw.Dim("rows", 2, 8), 2)])
-def test_a_constant_that_names_nothing_is_refused_when_planned(rows, index):
-    """What is written down as an index is checked like what comes in at a run, for the smallest size there may be."""
+def test_an_invalid_constant_index_is_rejected_when_planned(rows, index):
+    """A constant index is validated like an input, for the smallest size."""
     graph = tw.ComputeGraph("picked")
     x = graph.input([rows, 4], name="x")
     chosen = graph.constant(np.array([0, index], np.int32), name="chosen", storage="scalars")

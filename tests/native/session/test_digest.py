@@ -1,4 +1,4 @@
-"""Digest, print and picture of a graph: equal graphs are equal, and what differs shows."""
+"""Digest, text and picture of a graph: equal for equal graphs, different for any difference."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def build(**changes):
 
 
 def test_sequential_rebuilds_have_one_digest():
-    """Building the same graph again, also after others, gives the same digest: no counter of the process is in it."""
+    """Building the same graph again, also after others, gives the same digest: it contains no global counter."""
     first = build().digest()
     build(inner=48)
     assert build().digest() == first == build().digest()
     assert re.fullmatch(r"[0-9a-f]{64}", first)
 
 
-def test_planning_leaves_the_digest_alone():
+def test_planning_does_not_change_the_digest():
     """What is done with a graph does not change it."""
     graph = build()
     before = graph.digest()
@@ -68,19 +68,19 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_every_difference_shows(what):
-    """Whatever decides bits, names or layouts gives another digest."""
+def test_every_difference_changes_the_digest(what):
+    """Every property that affects bits, names or layouts."""
     assert build(**CHANGES[what]).digest() != build().digest()
 
 
 def test_all_digests_differ():
-    """No two of the changes are mistaken for each other."""
+    """All these changes give different digests."""
     digests = [build(**change).digest() for change in CHANGES.values()]
     assert len(set(digests)) == len(digests)
 
 
 def test_bounds_of_symbols_are_part_of_the_digest():
-    """Two graphs whose symbols may grow differently are planned differently."""
+    """Two graphs with different bounds of symbols are planned differently."""
     digests = set()
     for bound in (64, 128):
         graph = tw.ComputeGraph("symbols")
@@ -91,7 +91,7 @@ def test_bounds_of_symbols_are_part_of_the_digest():
 
 
 def test_constants_are_part_of_the_digest():
-    """Two graphs that differ in a constant's values compute different things."""
+    """Two graphs with different values of a constant compute different results."""
     digests = []
     for value in (1.0, 2.0):
         graph = tw.ComputeGraph("constants")
@@ -102,7 +102,7 @@ def test_constants_are_part_of_the_digest():
 
 
 def test_print_has_the_essentials():
-    """Name, k splits, what comes from outside with dtype and shape, ops with their parameters, templates, outputs."""
+    """Name, k splits, inputs with dtype and shape, ops with parameters, templates, outputs."""
     text = str(build())
     assert text.startswith("graph mlp k_splits=8\n")
     for part in (
@@ -122,7 +122,7 @@ def test_print_has_the_essentials():
 
 
 def test_mermaid_draws_every_op_and_tensor():
-    """The picture of the graph as it is described: tensors from outside, ops, the two calls of a layer as one."""
+    """Inputs, ops, and the two calls of a layer as one."""
     text = build().to_mermaid()
     for part in (
         '("x: f32[6, 8]")',

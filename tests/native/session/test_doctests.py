@@ -13,7 +13,7 @@ import tilewise
 
 @pytest.mark.slow
 def test_examples_in_docstrings():
-    """Every `>>>` of the package, at least one."""
+    """Every `>>>` of the package; there is at least one."""
     attempted = 0
     for info in pkgutil.walk_packages(tilewise.__path__, "tilewise."):
         if "_native" in info.name:

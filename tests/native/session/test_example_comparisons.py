@@ -1,4 +1,4 @@
-"""The first two examples compare what they show, and fail when it differs."""
+"""The first two examples compare their results, and fail if they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of graphs that are damaged, changed or made to harm: one sentence of ours, before anything is used."""
+"""Damaged, changed or hostile graph files: one of our errors, before anything is used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def block(graph, x, *, factor):
 
 
 def small():
-    """A graph with all that a file may hold."""
+    """A graph with every feature of files."""
     graph = tw.ComputeGraph("small")
     x = graph.input([4, 8], name="x", labels=[tw.BATCH, None], layout=("dp",))
     graph.state([4, 8], name="s")
@@ -39,13 +39,13 @@ def small():
 
 @pytest.fixture
 def path(tmp_path):
-    """Where the file goes: the small graph's."""
+    """The path of the small graph's file."""
     small().save(tmp_path / "graph.json")
     return tmp_path / "graph.json"
 
 
 def refusal(path, content=None):
-    """What `load` says about a file; it is one line, and nothing else is raised."""
+    """The error of `load` for a file: one line, and no other exception."""
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(PlanError) as caught:
@@ -57,44 +57,44 @@ def refusal(path, content=None):
     return words
 
 
-def sealed(found):
-    """The file of some JSON, with the digest that fits it, as an author who means harm would write it."""
-    content = json.dumps(found).encode()
+def sealed(document):
+    """The file of JSON content with a matching digest, as a hostile author would write it."""
+    content = json.dumps(document).encode()
     with suppress(Exception):
-        found["digest"] = decode_definition(content)[0].digest()
-    return json.dumps(found).encode()
+        document["digest"] = decode_definition(content)[0].digest()
+    return json.dumps(document).encode()
 
 
 def edited(path, *changes):
-    """The file with fields changed: (record, which of its rows, field, value, or a function of what stands there)."""
-    found = json.loads(path.read_bytes())
-    names = [name for name, _ in found["records"]]
+    """The file with changed fields: (record, row, field, value or a function of the old value)."""
+    document = json.loads(path.read_bytes())
+    names = [name for name, _ in document["records"]]
     for record, which, field, value in changes:
         number = names.index(record)
-        at = found["records"][number][1].index(field) + 1
-        row = [r for r in found["rows"] if r[0] == number][which]
+        at = document["records"][number][1].index(field) + 1
+        row = [r for r in document["rows"] if r[0] == number][which]
         row[at] = value(row[at]) if callable(value) else value
-    return sealed(found)
+    return sealed(document)
 
 
-def test_an_edit_that_changes_nothing_is_read(path):
-    """The twin of all that follows: files written again by the same means are accepted."""
+def test_an_edit_without_effect_is_accepted(path):
+    """The twin of all tests below: files rewritten by the same helper are accepted."""
     path.write_bytes(edited(path))
     assert tw.ComputeGraph.load(path).digest() == small().digest()
     path.write_bytes(edited(path, ("Graph", -1, "name", "other")))
     assert tw.ComputeGraph.load(path).name == "other"
 
 
-def test_files_cut_short_are_refused(path):
-    """At many bytes, and with something behind the end."""
+def test_truncated_files_are_rejected(path):
+    """At many lengths, and with additional bytes at the end."""
     whole = path.read_bytes()
     for end in range(0, len(whole) - 1, 97):
         refusal(path, whole[:end])
     refusal(path, whole + b"0")
 
 
-def test_any_bit_counts(path):
-    """What a flipped bit leaves readable has another digest."""
+def test_any_flipped_bit_is_detected(path):
+    """A file that is still readable has another digest."""
     whole = path.read_bytes()
     for at in range(0, len(whole) - 1, 13):
         changed = bytearray(whole)
@@ -102,8 +102,8 @@ def test_any_bit_counts(path):
         refusal(path, bytes(changed))
 
 
-def test_what_is_no_file_of_ours_is_refused(path):
-    """Other formats, other versions, other kinds of files; a pickle is not opened."""
+def test_other_files_are_rejected(path):
+    """Other formats, other versions, other kinds of files; a pickle is not loaded."""
     whole = path.read_bytes()
     cases = {
         b"": "not JSON",
@@ -131,8 +131,10 @@ def test_what_is_no_file_of_ours_is_refused(path):
     assert "a directory" in refusal(path)
 
 
-def test_large_files_are_not_read(path, monkeypatch):
-    """Bytes and values have limits, that of values before any of them is made; and are not written either."""
+def test_large_files_are_rejected(path, monkeypatch):
+    """Bytes and values have limits, the latter checked before any value is made; such files are not
+    written either.
+    """
     whole = path.read_bytes()
     monkeypatch.setattr(file_content, "MAX_VALUES", 300)
     assert "more than 300 values" in refusal(path)
@@ -234,14 +236,14 @@ EDITS = {
 
 
 @pytest.mark.parametrize("what", EDITS)
-def test_edits_are_refused(what, path):
-    """One field changed, and a digest that fits: the refusal names what is wrong."""
+def test_edits_are_rejected(what, path):
+    """One changed field with a matching digest: the error names the fault."""
     changes, words = EDITS[what]
     assert words in refusal(path, edited(path, *changes))
 
 
-def test_arrays_are_what_they_say(path):
-    """Their bytes, in base64, are as many as dtype and shape ask for; they are what the constant says."""
+def test_arrays_match_their_description(path):
+    """Their base64 bytes match dtype and shape."""
     whole = json.loads(path.read_bytes())
     name, shape, text = whole["arrays"][0]
     entries = [
@@ -255,35 +257,35 @@ def test_arrays_are_what_they_say(path):
 
 
 def nested(path, depth, keys):
-    """The file with a layer in layers: each graph has the one before it under every key."""
-    found = json.loads(path.read_bytes())
-    names = [name for name, _ in found["records"]]
+    """The file with nested layers: each graph has the previous one under every key."""
+    document = json.loads(path.read_bytes())
+    names = [name for name, _ in document["records"]]
     graph, template = names.index("Graph"), names.index("Template")
-    at = 1 + found["records"][graph][1].index("templates")
-    *rows, shell, outer, top, last = found["rows"]
+    at = 1 + document["records"][graph][1].index("templates")
+    *rows, shell, outer, top, last = document["rows"]
     assert (shell[0], outer[0], top[0]) == (graph, template, graph)
     inner = len(rows)
     rows.append(shell)
     for _ in range(depth):
-        held = [[key, len(rows) + i] for i, key in enumerate(keys)]
+        operands = [[key, len(rows) + i] for i, key in enumerate(keys)]
         rows += [[template, key, inner, *outer[3:]] for key in keys]
         inner = len(rows)
-        rows.append([*shell[:at], held, *shell[at + 1 :]])
+        rows.append([*shell[:at], operands, *shell[at + 1 :]])
     rows.append([template, outer[1], inner, *outer[3:]])
     rows.append([*top[:at], [[outer[1], len(rows) - 1]], *top[at + 1 :]])
     rows.append([last[0], len(rows) - 1, last[2]])
-    return {**found, "rows": rows}
+    return {**document, "rows": rows}
 
 
-def test_layers_in_layers_have_a_limit(path):
-    """However deep a file says they stand; no recursion of ours ends in a foreign error."""
+def test_nested_layers_have_a_limit(path):
+    """Any depth in a file is rejected without a RecursionError."""
     assert "deep" in refusal(path, json.dumps(nested(path, 3000, ["t"])).encode())
     path.write_bytes(sealed(nested(path_of_small(path), 60, ["t"])))
     tw.ComputeGraph.load(path)
 
 
-def test_layers_are_looked_at_once(path, monkeypatch):
-    """A file in which each layer holds the one before it twice, and so the first one 65,536 times."""
+def test_layers_are_read_once(path, monkeypatch):
+    """A file in which each layer contains the previous one twice, so the first one 65,536 times."""
     looked = []
     inferring = validating.op_named
     monkeypatch.setattr(validating, "op_named", lambda name: looked.append(name) or inferring(name))
@@ -300,13 +302,13 @@ def path_of_small(path):
     return path
 
 
-def test_an_op_of_a_user_must_be_defined_where_a_graph_is_read(path, monkeypatch):
+def test_an_op_of_a_user_must_be_registered_before_reading(path, monkeypatch):
     """Names of ops are looked up, never imported."""
     monkeypatch.delitem(ops._OPS, "silu")
     assert "'silu'" in refusal(path)
 
 
-def test_a_refused_file_leaves_no_graph(path, monkeypatch):
+def test_a_rejected_file_gives_no_graph(path, monkeypatch):
     """The twin of the edits: without the check of definitions, one of them would be a graph."""
     content = edited(path, ("TensorSpec", 0, "name", "loss.seed"))
     assert "is reserved" in refusal(path, content)

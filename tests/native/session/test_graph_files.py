@@ -1,4 +1,4 @@
-"""Graphs as JSON files: what is loaded has the digest, the plan and the bits of what was saved."""
+"""Graphs as JSON files: a loaded graph has the digest, plan and bits of the saved one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = LlamaConfig(128, 32, 32, 3, 4, num_key_value_heads=2, max_position_embe
 
 
 def reloaded(graph, tmp_path):
-    """A graph by way of a file; files of both are equal."""
+    """A graph after a round trip through a file; files of both are equal."""
     file, again = tmp_path / "a.json", tmp_path / "b.json"
     graph.save(file)
     loaded = tw.ComputeGraph.load(file)
@@ -89,13 +89,13 @@ STEPS = st.tuples(
 
 @tw.layer
 def inner(graph, x, other, *, factor):
-    """A layer that takes two tensors."""
+    """A layer with two tensors."""
     return graph.scale(graph.add(linear(graph, x, "weight", SIZE), other), factor)
 
 
 @tw.layer
 def outer(graph, x, *, count):
-    """Layers in a layer, and a constant."""
+    """Nested layers and a constant."""
     table = graph.constant(np.full((4, SIZE), count, np.float32), name="table")
     for i in range(count):
         x = inner(graph, x, table, path=f"inner.{i}", factor=0.5)
@@ -103,32 +103,32 @@ def outer(graph, x, *, count):
 
 
 def build(name, k_splits, label, steps, has_loss):
-    """A graph as the steps say; a step picks its operands from what there is."""
+    """A graph by a list of steps; each step chooses its operands from the existing tensors."""
     graph = tw.ComputeGraph(name, k_splits=k_splits)
-    known = [graph.input([4, SIZE], name="x", labels=[tw.BATCH, label])]
+    tensors = [graph.input([4, SIZE], name="x", labels=[tw.BATCH, label])]
     for number, (what, first, second, factor, text) in enumerate(steps):
-        a, b = known[first % len(known)], known[second % len(known)]
+        a, b = tensors[first % len(tensors)], tensors[second % len(tensors)]
         path = f"{text}{number}"
         if what in UNARY:
-            known += graph.op(what, [a])
+            tensors += graph.op(what, [a])
         elif what in ("add", "multiply"):
-            known += graph.op(what, [a, b])
+            tensors += graph.op(what, [a, b])
         elif what == "scale":
-            known.append(graph.scale(a, factor))
+            tensors.append(graph.scale(a, factor))
         elif what == "linear":
-            known.append(linear(graph, a, path, SIZE))
+            tensors.append(linear(graph, a, path, SIZE))
         elif what == "layer":
-            known.append(inner(graph, a, b, path=path, factor=factor))
+            tensors.append(inner(graph, a, b, path=path, factor=factor))
         elif what == "nested":
-            known.append(outer(graph, a, path=path, count=second % 3 + 1))
+            tensors.append(outer(graph, a, path=path, count=second % 3 + 1))
         elif what == "constant":
             value = np.full((4, SIZE), factor, np.float32)
-            known.append(graph.constant(value, name=path, labels=[tw.BATCH, None]))
+            tensors.append(graph.constant(value, name=path, labels=[tw.BATCH, None]))
         elif what == "hint":
             graph.constrain(a, (("dp", "fsdp")[: second % 3], "tp")[: 1 + first % 2])
         elif a.kind == "result":
             graph.output(a, path)
-    last = graph.scale(linear(graph, known[-1], "last", SIZE), 1.0)
+    last = graph.scale(linear(graph, tensors[-1], "last", SIZE), 1.0)
     graph.loss(graph.mean(last)) if has_loss else graph.output(last, "end")
     return graph
 
@@ -140,8 +140,8 @@ GRAPHS = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(graph=GRAPHS)
-def test_any_graph_comes_back(graph, tmp_path_factory):
-    """Whatever was defined: equal graph, digest, text, file; and what is planned is one plan."""
+def test_any_graph_survives_a_round_trip(graph, tmp_path_factory):
+    """Equal graph, digest, text, file and plan."""
     loaded = reloaded(graph, tmp_path_factory.mktemp("graphs"))
     plans = []
     for of in (graph, loaded):
@@ -153,7 +153,7 @@ def test_any_graph_comes_back(graph, tmp_path_factory):
 
 
 def test_a_loaded_graph_can_be_continued(tmp_path):
-    """Equal ops stay one; a layer is traced again, under a name of its own; names stay taken."""
+    """Equal ops are still merged; a layer is traced again under a new name; names stay taken."""
     steps = [("silu", 0, 0, 1.0, "a"), ("layer", 0, 0, 2.0, "l")]
     graph = build("g", 8, None, steps, False)
     loaded = reloaded(graph, tmp_path)
@@ -170,7 +170,7 @@ def test_a_loaded_graph_can_be_continued(tmp_path):
 
 
 def test_strategy_and_optimizer_are_not_in_a_file(tmp_path):
-    """A file is of what was defined, and the same before and after they were chosen."""
+    """A file has only the definition, and is the same before and after they are chosen."""
     graph = training()
     graph.save(tmp_path / "a.json")
     graph.optimize(tw.optim.SGD())
@@ -180,8 +180,8 @@ def test_strategy_and_optimizer_are_not_in_a_file(tmp_path):
     assert tw.ComputeGraph.load(tmp_path / "b.json").plan().digest() == training().plan().digest()
 
 
-def test_a_file_grows_by_names_alone(tmp_path):
-    """A layer's structure is written once."""
+def test_a_file_grows_only_by_names(tmp_path):
+    """A layer's structure is stored once."""
     sizes = []
     for count in (10, 20, 30):
         graph = tw.ComputeGraph("deep")
@@ -195,8 +195,8 @@ def test_a_file_grows_by_names_alone(tmp_path):
     assert sizes[1] - sizes[0] < 10 * 500
 
 
-def test_what_is_no_definition_is_not_saved(tmp_path):
-    """A completed graph, an attribute that is no plain data, a path that is invalid; what stood there is kept."""
+def test_graphs_that_cannot_be_saved_are_rejected(tmp_path):
+    """A completed graph, an attribute that is not plain data, an invalid path; an existing file is kept."""
     file = tmp_path / "a.json"
     file.write_text("kept")
     complete = tw.ComputeGraph.thaw(training().complete())

@@ -1,4 +1,4 @@
-"""docs/graphs.md cannot rot: its blocks run in order."""
+"""The blocks of docs/graphs.md run in order."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "graphs.md"
 
 @pytest.mark.slow
 def test_every_block_of_the_page_runs(capsys):
-    """The page's examples do what the page says: every assertion in them holds."""
+    """Every assertion of the page holds."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 8
     namespace: dict[str, object] = {"__name__": PAGE.name}

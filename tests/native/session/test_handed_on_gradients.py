@@ -1,4 +1,4 @@
-"""Layers whose backward pass hands a gradient on as it came: to one operand, to two, or of two results."""
+"""Layers whose backward pass passes a gradient on unchanged: to one operand, to two, or of two results."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tilewise.nn import linear
 WIDTH, ROWS = 32, 8
 
 
-def residual(graph, x, beside, *, name="weight"):
-    """The gradient of `beside` is that of the result."""
-    return graph.add(linear(graph, x, name, WIDTH), beside)
+def residual(graph, x, other, *, name="weight"):
+    """The gradient of the second operand is that of the result."""
+    return graph.add(linear(graph, x, name, WIDTH), other)
 
 
-def both(graph, x, beside, *, name="weight"):
+def both(graph, x, other, *, name="weight"):
     """Both operands get the result's gradient, and nothing is computed."""
-    return graph.add(x, beside)
+    return graph.add(x, other)
 
 
-def chained(graph, x, beside, *, name="weight"):
-    """A sum that hands one computed gradient to two."""
-    return graph.scale(graph.add(x, beside), 0.5)
+def chained(graph, x, other, *, name="weight"):
+    """A sum that passes one computed gradient to two operands."""
+    return graph.scale(graph.add(x, other), 0.5)
 
 
 def gradients(body, is_layer, mesh, **options):
-    """Of all weights, where the body is a layer or stands in the graph itself."""
+    """Gradients of all weights, with the body as a layer or inline."""
     graph = tw.ComputeGraph("sums")
     x = graph.input([ROWS, WIDTH], name="x", labels=[BATCH, None])
     layer = tw.layer(body)
@@ -51,21 +51,21 @@ def gradients(body, is_layer, mesh, **options):
 @pytest.mark.parametrize("mesh", [{}, {"dp": 2}], ids=str)
 @pytest.mark.parametrize("body", [residual, both, chained], ids=lambda body: body.__name__)
 def test_gradients_equal_those_without_layers(body, mesh):
-    """To the bit; a layer's gradient once had no writer here, and planning failed."""
+    """To the bit; such a gradient once had no writer in a layer, and planning failed."""
     expected = gradients(body, False, mesh)
     assert gradients(body, True, mesh) == expected
     assert len(expected) == 2 + 3 * (body is residual)
 
 
-def test_what_runs_again_hands_on_too():
+def test_recomputed_layers_pass_gradients_on():
     """With recomputation."""
     assert gradients(residual, True, {}, recompute="full") == gradients(residual, False, {})
 
 
-def test_other_operands_are_noticed():
-    """The twin: where the operands change places, other gradients follow."""
+def test_other_operands_are_detected():
+    """The twin: swapped operands give other gradients."""
 
-    def swapped(graph, x, beside, *, name="weight"):
-        return residual(graph, beside, x, name=name)
+    def swapped(graph, x, other, *, name="weight"):
+        return residual(graph, other, x, name=name)
 
     assert gradients(residual, True, {}) != gradients(swapped, False, {})

@@ -1,4 +1,6 @@
-"""Wrong values in any argument of planning, instantiating and running: the project's own errors, before any work."""
+"""Wrong values in any argument of planning, instantiating and running: the project's own errors,
+before any work.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ GRAPH = training_graph(MODEL, "f32")
 WIDTH = tw.DimLabel("width", 2)
 
 
-def _instantiate(**given):
-    GRAPH.instantiate(**given).close()
+def _instantiate(**options):
+    GRAPH.instantiate(**options).close()
 
 
 CALLS = {
@@ -92,26 +94,26 @@ TAKEN: dict[str, dict[str, set[str]]] = {  # besides what an argument is meant t
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_planning_refuses_in_its_own_words(name):
-    """Every argument of every call before a run; what is taken stands in the table."""
+def test_planning_rejects_with_our_errors(name):
+    """Every argument of every call before a run; the table has the accepted values."""
     assert accepted(*CALLS[name]) == TAKEN.get(name, {})
 
 
 @pytest.mark.parametrize("name", RUNNING)
-def test_running_refuses_in_its_own_words(model, name):
-    """Every argument of every call on a running model; a refused one changes no weight."""
+def test_running_rejects_with_our_errors(model, name):
+    """Every argument of every call on a running model; a rejected call changes no weight."""
     right = {
         "load_parameters": lambda: {"source": {n: model.get_tensor(n) for n in model.parameter_names()}},
         "load_state_dict": lambda: {"state": model.state_dict()},
     }
-    given = right[name]() if name in right else RUNNING[name]
-    getattr(model, name)(**given)
+    arguments = right[name]() if name in right else RUNNING[name]
+    getattr(model, name)(**arguments)
     taken: dict[str, set[str]] = {}
-    for argument in given:
+    for argument in arguments:
         for label, value in HOSTILE.items():
             before = {n: v.tobytes() for n, v in model.state_dict().items()}
             try:
-                getattr(model, name)(**{**given, argument: value})
+                getattr(model, name)(**{**arguments, argument: value})
             except INVALID:
                 after = {n: v.tobytes() for n, v in model.state_dict().items()}
                 assert after == before, (argument, label)
@@ -120,21 +122,28 @@ def test_running_refuses_in_its_own_words(model, name):
     assert taken == TAKEN.get(name, {})
 
 
-def test_comparing_strategies_refuses_in_its_own_words(monkeypatch):
-    """A mesh, batches or a rate that are invalid are named before two models are allocated."""
+def test_comparing_strategies_rejects_with_our_errors(monkeypatch):
+    """An invalid mesh, batch or rate is named before two models are allocated."""
     monkeypatch.setattr(type(GRAPH), "instantiate", lambda *_, **__: pytest.fail("a model was allocated"))
-    given = {"graph": GRAPH, "mesh": {"dp": 2}, "batches": [BATCH], "accumulation": 1, "seed": 0, "lr": 1e-3}
-    given["recompute"] = "full"
+    arguments = {
+        "graph": GRAPH,
+        "mesh": {"dp": 2},
+        "batches": [BATCH],
+        "accumulation": 1,
+        "seed": 0,
+        "lr": 1e-3,
+    }
+    arguments["recompute"] = "full"
     for argument, value in (
         ("mesh", {"dp": 0}), ("batches", []),
         ("accumulation", -1), ("seed", -1), ("lr", float("nan")), ("recompute", 3),
     ):  # fmt: skip
         with pytest.raises(TilewiseError):
-            verify_strategy(**{**given, argument: value})
+            verify_strategy(**{**arguments, argument: value})
 
 
-def test_comparing_strategies_leaves_a_graph_its_own():
-    """Whatever it is, and however the comparison ends; it was once lost, or in the way of the plan for one device."""
+def test_comparing_strategies_keeps_a_graphs_strategy():
+    """For any strategy and any end of the comparison; it was once lost, or affected the plan for one device."""
     graph = training_graph(MODEL, "f32")
     for own in (tw.DistributionStrategy.ddp(2), tw.DistributionStrategy.fsdp(2)):
         graph.set_distribution(own)
@@ -144,8 +153,8 @@ def test_comparing_strategies_leaves_a_graph_its_own():
         assert graph.distribution == own
 
 
-def test_integers_of_numpy_plan_what_integers_plan():
-    """Accumulation, batch splits, workers and sizes of axes may come out of arrays."""
+def test_numpy_integers_are_accepted_by_planning():
+    """Accumulation, batch splits, workers and sizes of axes."""
     plain = GRAPH.plan({"dp": 2}, accumulation=2, batch_splits=8, workers_per_device=1)
     for kind in (np.int64, np.uint8):
         two, eight, one = (kind(n) for n in (2, 8, 1))
@@ -172,14 +181,14 @@ def graph_of(
     name="g",
     optimizer=tw.optim.SGD(),  # noqa: B008  # it never changes
 ):
-    """A graph with something changed."""
+    """A graph with one change."""
     g = tw.ComputeGraph(name, k_splits=k_splits)
     x = g.input([batch, 4], name="x", labels=[tw.BATCH, None])
     y = linear(g, x if dtype == "f32" else g.cast(x, dtype), first, width, out_label=label)
     for n in range(1, layers):
         y = linear(g, g.relu(y), f"w{n}", width)
-    kept = getattr(g, kind)([8, width], name="kept")
-    g.output(getattr(g, activation)(kept), "of_kept")
+    weight = getattr(g, kind)([8, width], name="kept")
+    g.output(getattr(g, activation)(weight), "of_kept")
     c = g.constant(np.full((width,), scale, np.float32), name="c", storage="vector")
     y = g.add_bias(y if dtype == "f32" else g.cast(y, "f32"), c)
     if bias:
@@ -214,8 +223,10 @@ def graph_of(
     ],
     ids=str,
 )
-def test_a_plan_of_another_graph_is_refused(change, words):
-    """Whatever differs of what comes from outside, leaves, or fixes bits is named: it would run in silence."""
+def test_a_plan_of_another_graph_is_rejected(change, words):
+    """A difference in inputs, outputs or in anything that affects bits is named: it would otherwise
+    run silently.
+    """
     one, other = graph_of(), graph_of(**change)
     with pytest.raises(PlanError, match=f"a plan must be one of this graph; got that of 'g' with {words}"):
         other.instantiate(one.plan())
@@ -223,33 +234,33 @@ def test_a_plan_of_another_graph_is_refused(change, words):
         one.instantiate(other.plan())
 
 
-def test_a_plan_fits_what_computes_the_same(tmp_path):
-    """Whatever it is called and however it is laid out; a plan from a file, too."""
+def test_a_plan_fits_an_equal_computation(tmp_path):
+    """With other names and layouts, and read from a file."""
     graph_of(name="other").plan({"dp": 2}).save(tmp_path / "plan")
     with graph_of().instantiate(tw.Plan.load(tmp_path / "plan")) as model:
         assert model.parameter_names() == ["w"]
 
 
-def test_first_values_are_finite(model):
-    """A spread that fp32 does not hold is refused; the widest that is taken gives numbers."""
+def test_initial_values_are_finite(model):
+    """A standard deviation beyond fp32 is rejected; the largest accepted one gives finite numbers."""
     for scale in (3.4e38, 1e38):
         with pytest.raises(PlanError, match="scale must lie in"):
             model.initialize(0, scale)
     model.initialize(0, 2e37)
-    found = model.get_tensor("layers.0.mlp.up_proj.weight")
-    assert np.isfinite(found).all() and np.abs(found).max() > 1e37
+    tensor = model.get_tensor("layers.0.mlp.up_proj.weight")
+    assert np.isfinite(tensor).all() and np.abs(tensor).max() > 1e37
     model.initialize(0)
 
 
-def test_first_values_are_the_graph_s_own():
-    """A plan says what `initialize` gives."""
+def test_initial_values_are_the_graphs():
+    """A plan must have the graph's `initialize` settings."""
     with pytest.raises(PlanError, match="parameter 'b' of init 'normal', which is 'zeros'"):
         graph_of(bias=True, init="zeros").instantiate(graph_of(bias=True).plan())
 
 
 @layer
 def block(graph, x):
-    """One of some layers."""
+    """A block of some layers."""
     return linear(graph, graph.relu(x), "w", 64)
 
 
@@ -263,8 +274,8 @@ def block(graph, x):
     ],
     ids=str,
 )
-def test_plans_of_an_equal_graph_are_taken(tmp_path, axes, options):
-    """Planned anyhow, read from a file, sent to another process or copied."""
+def test_plans_of_an_equal_graph_are_accepted(tmp_path, axes, options):
+    """Planned with any settings, read from a file, sent to another process or copied."""
 
     def build():
         g = tw.ComputeGraph("g")
@@ -290,11 +301,11 @@ def test_plans_of_an_equal_graph_are_taken(tmp_path, axes, options):
 
 
 def hinted(hints):
-    """A trained graph of three layers, each of which asks for its own layout of what it computes."""
+    """A trained graph of three layers with their own layout hints."""
 
     @layer
     def one(graph, x, *, hint=None):
-        """A layer whose attribute says its layout alone."""
+        """A layer whose attribute sets only its layout."""
         y = linear(graph, x, "w", 64)
         return graph.relu(y if hint is None else graph.constrain(y, hint))
 
@@ -310,9 +321,10 @@ def hinted(hints):
 HINTS = [(None,) * 3, (("dp", "tp"),) * 3, (None, ("dp", "tp"), ("dp",))]
 
 
-def test_layouts_that_layers_ask_for_are_no_part_of_what_is_computed(tmp_path):
-    """A plan is one of the graph with other hints in its layers, in all or in some, as it is with other hints outside;
-    so is a checkpoint, and every bit is the same."""
+def test_layout_hints_are_not_part_of_the_computation(tmp_path):
+    """A plan fits a graph with other hints in all or some layers, as it does with other hints
+    outside; so does a checkpoint, and every bit is equal.
+    """
     data = np.random.default_rng(0).standard_normal((8, 64), np.float32)
     plans = [hinted(hints).plan({"dp": 2, "tp": 2}, batch_splits=4) for hints in HINTS]
     assert len({plan.digest() for plan in plans}) == 3 and len({plan.definition for plan in plans}) == 1
@@ -333,7 +345,7 @@ def test_layouts_that_layers_ask_for_are_no_part_of_what_is_computed(tmp_path):
     assert hinted(HINTS[1]).digest() != other == hinted(HINTS[0]).digest()
 
 
-def test_sizes_that_a_plan_fixes_are_within_the_graph_s():
+def test_sizes_fixed_by_a_plan_are_within_the_graphs_bounds():
     """One number per symbol, in its bounds."""
 
     def build(high=8, *names):

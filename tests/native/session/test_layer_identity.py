@@ -1,4 +1,4 @@
-"""What makes two uses of a layer the same template, and what must not."""
+"""When two uses of a layer share a template, and when they must not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(graph, **inputs):
 
 @tw.layer
 def shifted(graph, x, *, value):
-    """x plus a constant that an attribute decides."""
+    """x plus a constant that depends on an attribute."""
     return graph.add(x, graph.constant(np.full((4, 8), value, np.float32), name="shift"))
 
 
@@ -28,12 +28,12 @@ def test_constants_follow_attributes():
     x = graph.input([4, 8], name="x")
     graph.output(shifted(graph, x, path="a", value=1.0), "one")
     graph.output(shifted(graph, x, path="b", value=2.0), "two")
-    found = run(graph, x=X)
-    assert np.array_equal(found["one"], X + np.float32(1))
-    assert np.array_equal(found["two"], X + np.float32(2))
+    outputs = run(graph, x=X)
+    assert np.array_equal(outputs["one"], X + np.float32(1))
+    assert np.array_equal(outputs["two"], X + np.float32(2))
 
 
-def test_functions_of_one_name_are_different_layers():
+def test_functions_with_one_name_are_different_layers():
     """A function that makes layers makes different ones."""
 
     def scaled_by(factor):
@@ -47,19 +47,19 @@ def test_functions_of_one_name_are_different_layers():
     x = graph.input([4, 8], name="x")
     for factor in (2.0, 3.0):
         graph.output(scaled_by(factor)(graph, x, path=f"by{factor}"), f"y{factor}")
-    found = run(graph, x=X)
-    assert np.array_equal(found["y2.0"], X * np.float32(2))
-    assert np.array_equal(found["y3.0"], X * np.float32(3))
+    outputs = run(graph, x=X)
+    assert np.array_equal(outputs["y2.0"], X * np.float32(2))
+    assert np.array_equal(outputs["y3.0"], X * np.float32(3))
 
 
 @tw.layer
 def passed(graph, x):
-    """x, as it is stored."""
+    """x with its storage."""
     return graph.scale(x, 1.0)
 
 
 def test_storage_is_part_of_a_signature():
-    """Operands of one shape that lie differently are different templates."""
+    """Operands of one shape with different storage are different templates."""
     graph = tw.ComputeGraph("storages")
     rows = graph.input([4, 8], name="rows")
     scalars = graph.input([4, 8], name="scalars", storage="scalars")
@@ -69,7 +69,7 @@ def test_storage_is_part_of_a_signature():
 
 
 def test_a_layer_with_and_without_a_gradient():
-    """One template used on the way to the loss and next to it: only the first saves what its gradient needs."""
+    """One template used on the way to the loss and next to it: only the first saves values for its gradient."""
     graph = tw.ComputeGraph("both")
     x = graph.input([4, 8], name="x")
     labels = graph.input([4], "i32", name="labels", storage="scalars")
@@ -84,12 +84,12 @@ def test_a_layer_with_and_without_a_gradient():
 
     h = plain(graph, gated(graph, x, path="a"), path="b")
     loss, _ = graph.mean_cross_entropy(graph.matmul(h, graph.parameter([8, 5], name="head")), labels)
-    graph.output(plain(graph, x, path="beside"), "beside")
+    graph.output(plain(graph, x, path="other"), "other")
     graph.loss(loss)
     with graph.instantiate() as model:
         model.initialize(0)
         model.forward(x=X, labels=np.array([0, 1, 2, 3], np.int32))
         model.backward()
         silu = X / (1 + np.exp(-X)) * (X / 2 / (1 + np.exp(-X / 2)))
-        assert np.allclose(model.get_tensor("beside"), silu, atol=1e-6)
+        assert np.allclose(model.get_tensor("other"), silu, atol=1e-6)
         assert np.abs(model.get_tensor("a.w.grad")).max() > 0

@@ -1,4 +1,4 @@
-"""State, weights and activations in a file: the same bits, as much moved as planned, under a limit of memory."""
+"""State, weights and activations in files: the same bits, the planned transfers, and less memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH, SEQ, STEPS = 8, 32, 3
 
 
 def graph_of(dtype="f32", batch=BATCH, **changes):
-    """A small GPT-2 with AdamW, whose every weight is worth a transfer."""
+    """A small GPT-2 with AdamW, in which every weight is large enough for offloading."""
     graph = tw.ComputeGraph("gpt2")
     models.build_training_graph(graph, models.config_from_dict({**SIZES, **changes}), batch, SEQ, dtype)
     graph.optimize(tw.optim.AdamW())
@@ -53,15 +53,15 @@ def trained(model, steps=STEPS, first=0):
 
 
 def run(plan, tmp_path, steps=STEPS):
-    """As `trained`, of a new model, and what it has moved in one step."""
+    """Like `trained` for a new model, with the bytes moved in one step."""
     with GraphInstance(plan, offload_directory=tmp_path) as model:
         model.initialize(seed=0)
-        found = trained(model, steps)
-        return found, model.file_traffic()
+        trace = trained(model, steps)
+        return trace, model.file_traffic()
 
 
 def expected_of(dtype="f32"):
-    """With everything in memory."""
+    """The result with everything in memory."""
     with graph_of(dtype).instantiate() as model:
         model.initialize(seed=0)
         return trained(model)
@@ -76,11 +76,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("dtype", "options"), CASES, ids=str)
-def test_steps_are_equal_and_move_what_was_planned(dtype, options, tmp_path):
-    """To the bit, on one device; bytes read and written are the plan's."""
+def test_steps_are_equal_with_the_planned_transfers(dtype, options, tmp_path):
+    """To the bit, on one device; the bytes read and written are the plan's."""
     plan = graph_of(dtype).plan({}, **{"workers_per_device": 1, **options})
-    found, moved = run(plan, tmp_path)
-    assert found == expected_of(dtype)
+    trace, moved = run(plan, tmp_path)
+    assert trace == expected_of(dtype)
     ((read, written),) = plan.file_traffic()
     assert (moved["bytes_read"], moved["bytes_written"]) == (STEPS * read, STEPS * written)
     assert read > 0 and written > 0 and moved["busy_ns"] > 0
@@ -92,17 +92,17 @@ def test_steps_are_equal_and_move_what_was_planned(dtype, options, tmp_path):
     ids=["ddp", "fsdp", "empty shards"],
 )
 def test_every_device_has_a_file(strategy, tmp_path):
-    """Several devices: what one reads and writes is its own share."""
+    """Several devices: each reads and writes only its own share."""
     graph = graph_of()
     graph.set_distribution(strategy)
     plan = graph.plan(offload=OFFLOADS, workers_per_device=1)
-    found, moved = run(plan, tmp_path)
-    assert found == expected_of()
+    trace, moved = run(plan, tmp_path)
+    assert trace == expected_of()
     assert moved["bytes_read"] == STEPS * sum(read for read, _ in plan.file_traffic())
 
 
-def test_state_goes_from_a_file_to_memory_and_back(tmp_path):
-    """A model goes on from the state of one that has it elsewhere."""
+def test_state_moves_between_file_and_memory(tmp_path):
+    """A model resumes from the state of one that stores it elsewhere."""
     graph = graph_of()
     one, other = graph.plan({}), graph.plan({}, offload=["optimizer", "parameters"])
     with GraphInstance(one) as model:
@@ -116,7 +116,7 @@ def test_state_goes_from_a_file_to_memory_and_back(tmp_path):
 
 
 def test_weights_in_a_file_serve_a_forward_pass(tmp_path):
-    """Without an optimizer, a layer's weights come when it runs."""
+    """Without an optimizer, a layer's weights are read when it runs."""
     results = []
     for offload in ("none", "parameters"):
         graph = tw.ComputeGraph("gpt2")
@@ -130,8 +130,8 @@ def test_weights_in_a_file_serve_a_forward_pass(tmp_path):
     assert plan.file_traffic("forward")[0][0] > 0
 
 
-def test_files_lower_memory_by_what_they_hold():
-    """The plan's figures: less in memory, and the words that explain it."""
+def test_files_lower_memory_by_their_size():
+    """The plan's figures: less memory, and its explanation."""
     graph = graph_of()
     memory = {o: graph.plan({}, offload=o).estimate_memory_usage()[0] for o in ("none", *OFFLOADS)}
     for offload in OFFLOADS:
@@ -186,15 +186,16 @@ print(json.dumps(found))
 
 
 def with_small_stacks():
-    """A thread's stack counts with all of its 8 MiB."""
+    """Make thread stacks small, because all of their 8 MiB count."""
     resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 
 
 @pytest.mark.slow
-def test_training_that_needs_half_as_much_again_as_the_limit_runs_under_it(tmp_path):
-    """The system refuses memory beyond two thirds of what the model takes: in memory it cannot be made; with its
-    optimizer and activations in a file it trains to the same bits."""
-    found = {}
+def test_offloading_trains_within_two_thirds_of_the_memory(tmp_path):
+    """The system limits memory to two thirds of the model's need: it cannot be made in memory, but
+    trains to the same bits with optimizer and activations in a file.
+    """
+    results = {}
     here = str(Path(__file__).parents[2])
     for kind in ("limited", "free"):
         command = [sys.executable, "-c", LIMITED, here, str(tmp_path), kind]
@@ -202,12 +203,12 @@ def test_training_that_needs_half_as_much_again_as_the_limit_runs_under_it(tmp_p
             command, capture_output=True, text=True, timeout=300, preexec_fn=with_small_stacks
         )
         assert done.returncode == 0, done.stderr
-        found[kind] = json.loads(done.stdout)
-    assert found["limited"]["refused"] is True
-    assert found["limited"]["needs"]["memory"] >= 1.5 * found["limited"]["limit"]
-    assert (found["limited"]["losses"], found["limited"]["digest"]) == (
-        found["free"]["losses"],
-        found["free"]["digest"],
+        results[kind] = json.loads(done.stdout)
+    assert results["limited"]["refused"] is True
+    assert results["limited"]["needs"]["memory"] >= 1.5 * results["limited"]["limit"]
+    assert (results["limited"]["losses"], results["limited"]["digest"]) == (
+        results["free"]["losses"],
+        results["free"]["digest"],
     )
 
 
@@ -215,7 +216,7 @@ def test_training_that_needs_half_as_much_again_as_the_limit_runs_under_it(tmp_p
 
 
 def put_back_of(plan):
-    """Calls that put back what an update has found in memory, each with the calls that brought it."""
+    """Calls that write a prefetched state back, each with the calls that read it."""
     made = {o: op for op in plan.graph.ops for o in op.outputs}
     for op in plan.graph.ops:
         if op.op == "call" and op.attrs["template"].startswith("put_back"):
@@ -226,8 +227,10 @@ def put_back_of(plan):
 @pytest.mark.parametrize("offload", ["optimizer", OFFLOADS], ids=str)
 @pytest.mark.parametrize("options", [{}, {"accumulation": 4}, {"recompute": "full"}], ids=str)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_memory_that_is_free_anyway_holds_states_for_updates(dtype, options, offload, monkeypatch):
-    """States come ahead of the gradients' norm, as many as fit: no byte more is needed, and no byte more is moved."""
+def test_states_are_prefetched_into_free_memory(dtype, options, offload, monkeypatch):
+    """As many as fit are read before the gradients' norm is known: no additional memory, and no
+    additional transfer.
+    """
     graph = graph_of(dtype)
     plan = graph.plan({}, offload=offload, workers_per_device=1, **options)
     monkeypatch.setattr(compute_graph, "choose_prefetched", lambda *_: {})
@@ -243,13 +246,13 @@ def test_memory_that_is_free_anyway_holds_states_for_updates(dtype, options, off
         assert all(op.phase == "update" and op.id < norm < back.id for op in prefetched)
 
 
-def test_prefetched_states_share_no_byte_with_what_is_live():
-    """The memory is that of activations, after their last reader."""
+def test_prefetched_states_share_no_byte_with_live_values():
+    """Their memory is that of activations after their last reader."""
     plan = graph_of().plan({}, offload="optimizer")
     buffers = [b for b in plan.buffers if b.category == "activations"]
-    held = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
-    ours = [b for b in buffers if b.key[1] in held]
-    assert len(ours) == len(held) and sum(b.bytes for b in ours) > plan.regions["activations"] // 2
+    put_back = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
+    ours = [b for b in buffers if b.key[1] in put_back]
+    assert len(ours) == len(put_back) and sum(b.bytes for b in ours) > plan.regions["activations"] // 2
     others = 0
     for one in ours:
         for other in buffers:
@@ -260,8 +263,8 @@ def test_prefetched_states_share_no_byte_with_what_is_live():
     assert others > len(ours)
 
 
-def test_a_plan_that_holds_states_is_made_again_from_its_file(tmp_path):
-    """What is chosen stands in the plan: planning what it says leads to it."""
+def test_a_plan_with_prefetches_is_restored_from_its_file(tmp_path):
+    """The choice is in the plan: planning with its settings gives the same."""
     plan = graph_of("bf16").plan({}, offload="optimizer")
     assert graph_of("bf16").plan({}, offload="optimizer").digest() == plan.digest()
     plan.save(tmp_path / "plan")
@@ -276,22 +279,22 @@ def hold_to_order(plan):
 
 @pytest.mark.parametrize("options", [{}, {"accumulation": 2, "offload": OFFLOADS}], ids=str)
 def test_a_prefetch_waits_for_the_last_user_of_its_bytes(options):
-    """Over the expanded tasks; entries that name no others of their bytes are found out."""
+    """Over the expanded tasks; entries without the other users of their bytes are detected."""
     plan = graph_of("bf16", n_layer=3).plan(
         {}, **{"offload": "optimizer", "workers_per_device": 1, **options}
     )
     hold_to_order(plan)
-    held = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
+    put_back = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
     (of,) = plan.program.classes
-    aliases = {n: others for n, others in of.aliases.items() if of.entries[n].key[1] not in held}
+    aliases = {n: others for n, others in of.aliases.items() if of.entries[n].key[1] not in put_back}
     assert len(aliases) < len(of.aliases)
     forged = replace(plan.program, classes=(replace(of, aliases=aliases),))
     with pytest.raises(InternalError, match="two uses of the same bytes"):
         hold_to_order(replace(plan, program=forged))
 
 
-def test_a_picture_shows_prefetches_where_they_happen():
-    """Prefetch calls states stand among those of the backward pass, and all others of the update behind it."""
+def test_a_picture_shows_prefetches_in_their_place():
+    """Prefetches are drawn among the calls of the backward pass, and all other calls of the update after it."""
     plan = graph_of().plan({}, offload="optimizer", workers_per_device=1)
     calls = draw_plan(plan).calls
     phases = [call.phase for call in calls]
@@ -306,7 +309,7 @@ def test_a_picture_shows_prefetches_where_they_happen():
 
 
 def without_calls(plan, prefix):
-    """A plan without the last of a step's calls of templates whose names begin so."""
+    """A plan without the step's last calls of templates with this prefix."""
     (of,) = plan.program.classes
     numbers = {n for n, template in enumerate(of.templates) if template.name.startswith(prefix)}
     calls = list(of.calls["step"])
@@ -316,8 +319,8 @@ def without_calls(plan, prefix):
 
 
 @pytest.mark.parametrize("prefix", ["fetch", "put_back"])
-def test_a_call_that_is_left_out_is_seen(prefix, tmp_path):
-    """States that are not brought, or not put back: the comparison is able to fail."""
+def test_a_missing_call_is_detected(prefix, tmp_path):
+    """The twin: states that are not read or not written back change the result."""
     plan = graph_of().plan({}, offload="optimizer", workers_per_device=1)
     with suppress(NotFinite):
         assert run(without_calls(plan, prefix), tmp_path)[0] != expected_of()
@@ -328,7 +331,7 @@ def test_a_call_that_is_left_out_is_seen(prefix, tmp_path):
 
 @pytest.mark.slow
 def test_a_saved_plan_runs_to_the_same_bits(tmp_path):
-    """The file says where the devices' files begin; a forged one is refused."""
+    """The file has the place of the devices' files; a forged one is rejected."""
     plan = graph_of().plan({}, offload=OFFLOADS)
     plan.save(tmp_path / "plan")
     loaded = tw.Plan.load(tmp_path / "plan")
@@ -346,7 +349,7 @@ def test_a_saved_plan_runs_to_the_same_bits(tmp_path):
 
 
 def changed(plan, kind, change):
-    """A plan in which the first transfer of that kind is changed."""
+    """A plan in which the first transfer of a kind is changed."""
     done = False
 
     def instructions(template):
@@ -367,7 +370,7 @@ def changed(plan, kind, change):
 
 
 def shifted(instruction):
-    """Half of what is moved comes from elsewhere."""
+    """Half of the transfer comes from elsewhere."""
     half = instruction.extent.constant // 2 // 32 * 32
     rows, file = instruction.operands
     parts = [o._replace(offset=o.offset + half) if i == 1 else o for i, o in enumerate((rows, file))]
@@ -382,23 +385,23 @@ def replace_constant(number, constant):
 @pytest.mark.parametrize(
     ("kind", "change"), [("store", lambda _: ()), ("fetch", lambda _: ()), ("fetch", shifted)]
 )
-def test_a_planted_fault_is_seen(kind, change, tmp_path, monkeypatch):
-    """A transfer of blocks left out or displaced: the comparison is able to fail."""
+def test_a_planted_fault_is_detected(kind, change, tmp_path, monkeypatch):
+    """The twin: a missing or displaced transfer of blocks changes the result."""
     monkeypatch.setattr(compute_graph, "choose_prefetched", lambda *_: {})
     plan = graph_of().plan({}, offload="optimizer")
     with suppress(NotFinite):  # what was never written may be anything
         assert run(changed(plan, kind, change), tmp_path)[0] != expected_of()
 
 
-@pytest.mark.parametrize("given", ["disk", ["optimizer", "gradients"], 3, {"optimizer": 1}, [None]])
-def test_unknown_kinds_are_refused(given):
+@pytest.mark.parametrize("kinds", ["disk", ["optimizer", "gradients"], 3, {"optimizer": 1}, [None]])
+def test_unknown_kinds_are_rejected(kinds):
     """Before anything is planned."""
     with pytest.raises(PlanError, match="optimizer, activations, parameters"):
-        graph_of().plan({}, offload=given)
+        graph_of().plan({}, offload=kinds)
 
 
-def test_what_gains_nothing_is_refused():
-    """A model whose states are all smaller than a transfer is worth."""
+def test_offloading_without_gain_is_rejected():
+    """A model whose states are all too small for a transfer."""
     graph = tw.ComputeGraph("tiny")
     sizes = {**SIZES, "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_positions": 8}
     models.build_training_graph(graph, models.config_from_dict(sizes), 2, 8, "f32")
@@ -408,8 +411,8 @@ def test_what_gains_nothing_is_refused():
             graph.plan({}, offload=offload)
 
 
-def test_directories_that_take_no_file_are_refused(tmp_path):
-    """Before a worker starts; plans that offload nothing need none."""
+def test_unusable_directories_are_rejected(tmp_path):
+    """Before a worker starts; plans without offloading need none."""
     graph = graph_of()
     plan = graph.plan({}, offload="optimizer")
     with pytest.raises(ResourceError, match="must take a file"):
@@ -419,20 +422,20 @@ def test_directories_that_take_no_file_are_refused(tmp_path):
     graph.instantiate(graph.plan({}), offload_directory=tmp_path / "none").close()
 
 
-def test_directories_need_no_name_in_utf8(tmp_path):
-    """Names of files are bytes; one that is not used may be anything."""
+def test_directories_need_not_be_utf8(tmp_path):
+    """Names are bytes; an unused one may be anything."""
     odd = tmp_path / os.fsdecode(b"\xff\n")
     odd.mkdir()
     graph = graph_of()
-    found, _ = run(graph.plan({}, offload="optimizer"), odd)
-    assert found == expected_of()
+    trace, _ = run(graph.plan({}, offload="optimizer"), odd)
+    assert trace == expected_of()
     graph.instantiate(graph.plan({}), offload_directory=odd / os.fsdecode(b"\xfe")).close()
     with pytest.raises(ResourceError, match="writable"):
         graph.instantiate(graph.plan({}, offload="optimizer"), offload_directory=odd / os.fsdecode(b"\xfe"))
 
 
 def spilled_files(directory):
-    """Descriptors of this process's files without names in a directory."""
+    """Descriptors of this process's unnamed files in a directory."""
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             where = os.readlink(link)
@@ -440,9 +443,10 @@ def spilled_files(directory):
                 yield int(link.name)
 
 
-def test_a_disk_that_fails_under_the_host_is_an_error(tmp_path):
-    """Reading and writing what lies in a file that the system cuts off: each call says so, and the process goes on;
-    once the disk is well, so is the model."""
+def test_a_failing_disk_is_an_error(tmp_path):
+    """Reading and writing a file that the system truncates: each call raises an error and the
+    process continues; with a working disk, so does the model.
+    """
     with GraphInstance(graph_of().plan({}, offload=OFFLOADS), offload_directory=tmp_path.resolve()) as model:
         model.initialize(seed=0)
         state = model.state_dict()
@@ -463,8 +467,8 @@ def test_a_disk_that_fails_under_the_host_is_an_error(tmp_path):
         assert trained(model) == expected_of()
 
 
-def test_weights_from_files_go_to_files(tmp_path):
-    """What a checkpoint holds reaches tensors in the devices' files; numbers that are not finite are refused."""
+def test_weights_of_a_checkpoint_go_to_device_files(tmp_path):
+    """A checkpoint is loaded into tensors in the devices' files; values that are not finite are rejected."""
     graph = graph_of("bf16")
     plan = graph.plan({}, offload=["parameters", "optimizer"])
     with GraphInstance(plan, offload_directory=tmp_path) as model:
@@ -472,18 +476,18 @@ def test_weights_from_files_go_to_files(tmp_path):
         weights = {name: np.array(value) for name, value in model.parameters().items()}
         save_tensors(tmp_path / "whole.safetensors", weights)
         name = next(n for n in weights if n.endswith("up_proj.weight"))
-        spoilt = {**weights, name: np.full_like(weights[name], np.inf)}
-        save_tensors(tmp_path / "spoilt.safetensors", spoilt)
+        bad = {**weights, name: np.full_like(weights[name], np.inf)}
+        save_tensors(tmp_path / "bad.safetensors", bad)
     with GraphInstance(plan, offload_directory=tmp_path) as model:
         report = model.load_parameters(tmp_path / "whole.safetensors")
         assert sum(report.bytes_read) == sum(value.nbytes for value in weights.values())
         for key, value in model.parameters().items():
             assert np.array_equal(np.array(value), weights[key])
         with pytest.raises(CheckpointError, match=re.escape(name)):
-            model.load_parameters(tmp_path / "spoilt.safetensors")
+            model.load_parameters(tmp_path / "bad.safetensors")
 
 
-def test_files_leave_nothing_behind(tmp_path):
+def test_files_leave_no_leftovers(tmp_path):
     """They have no names."""
     with graph_of().instantiate(
         graph_of().plan({}, offload="optimizer"), offload_directory=tmp_path

@@ -1,4 +1,4 @@
-"""A running model and its callers: threads, forked processes, closing, values that are no numbers."""
+"""A running model and its callers: threads, forked processes, closing, invalid values."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def state_of(model):
 
 
 class Held:
-    """An executor whose runs begin when they are let go."""
+    """An executor whose runs wait until they are released."""
 
     def __init__(self, executor):
         self.executor = executor
         self.entered, self.leave = threading.Event(), threading.Event()
 
     def run(self, *arguments):
-        """Tell that a run is under way, and wait."""
+        """Report that a run has started, and wait."""
         self.entered.set()
         self.leave.wait(30)
         self.executor.run(*arguments)
@@ -71,27 +71,27 @@ CALLS = {
 }
 
 
-def test_a_second_thread_is_refused_and_changes_nothing(model):
-    """While a step runs, every call of another thread raises PlanError; the step's result is not touched."""
+def test_a_second_thread_is_rejected_and_changes_nothing(model):
+    """During a step, every call of another thread raises PlanError; the step's result is not affected."""
     before = model.state_dict()
     expected = model.step(BATCH, 1e-3)
     model.load_state_dict(before)
-    held = model._executor = Held(model._executor)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(model.step(BATCH, 1e-3)))
+    blocked = model._executor = Held(model._executor)
+    errors = []
+    thread = threading.Thread(target=lambda: errors.append(model.step(BATCH, 1e-3)))
     thread.start()
-    assert held.entered.wait(30)
+    assert blocked.entered.wait(30)
     for name, call in {**CALLS, "close": lambda m: m.close()}.items():
         with pytest.raises(PlanError, match=rf"\[session.{name}\] a model runs one call at a time"):
             call(model)
-    held.leave.set()
+    blocked.leave.set()
     thread.join()
-    assert found == [expected]
-    model._executor = held.executor
+    assert errors == [expected]
+    model._executor = blocked.executor
 
 
-def test_something_else_next_to_a_forward(model):
-    """It is called once while the model computes, and may not call it; its error comes when the model has done."""
+def test_a_function_runs_during_a_forward_pass(model):
+    """It is called once while the model computes, and may not call it; its error is raised after the pass."""
     model.forward(**BATCH)
     expected, refused = model.get_tensor("loss"), []
 
@@ -109,33 +109,33 @@ def test_something_else_next_to_a_forward(model):
     assert not model.get_tensor("loss", copy=False).flags.writeable
 
 
-def test_views_are_what_copies_are(model):
-    """Of weights that lie packed, of inputs and of outputs, through a second run."""
+def test_views_equal_copies(model):
+    """Of packed weights, inputs and outputs, also during a second run."""
     for batch in (BATCH, OTHER):
         model.forward(**batch)
         for name in ("tokens", "loss", *model.parameter_names()):
             assert np.array_equal(model.get_tensor(name, copy=False), model.get_tensor(name)), name
 
 
-def test_closing_after_a_refused_close_gives_the_memory_back(model):
-    """A close that came too early is refused whole: the next one still closes."""
-    held = model._executor = Held(model._executor)
+def test_close_works_after_a_rejected_close(model):
+    """A close during a step is rejected completely: the next one still closes."""
+    blocked = model._executor = Held(model._executor)
     thread = threading.Thread(target=lambda: model.step(BATCH, 1e-3))
     thread.start()
-    assert held.entered.wait(30)
+    assert blocked.entered.wait(30)
     threads = len(os.listdir("/proc/self/task"))
     with pytest.raises(PlanError):
         model.close()
-    held.leave.set()
+    blocked.leave.set()
     thread.join()
     model.close()
     assert not hasattr(model, "_executor")
-    held.executor.close()
+    blocked.executor.close()
     assert len(os.listdir("/proc/self/task")) < threads
 
 
-def test_every_call_on_a_closed_model_says_so(model):
-    """One sentence for all of them; closing again is nothing."""
+def test_every_call_on_a_closed_model_is_rejected(model):
+    """With the same message; closing again has no effect."""
     model.close()
     model.close()
     for name, call in CALLS.items():
@@ -143,15 +143,15 @@ def test_every_call_on_a_closed_model_says_so(model):
             call(model)
 
 
-def test_a_closed_model_still_knows_its_names(model):
-    """What only the plan says needs no memory."""
+def test_a_closed_model_still_has_its_names(model):
+    """Facts of the plan need no memory."""
     names = model.parameter_names(), model.lasting_names()
     model.close()
     assert names[0] and (model.parameter_names(), model.lasting_names()) == names
 
 
-def test_a_forked_child_is_refused_at_once(model):
-    """The child has none of the workers: its calls say so, and its end leaves the parent's model as it was."""
+def test_a_forked_child_is_rejected_at_once(model):
+    """The child has no workers: its calls raise an error, and its end does not affect the parent's model."""
     model.step(BATCH, 1e-3)
     child = os.fork()
     if child == 0:
@@ -172,8 +172,8 @@ def test_a_forked_child_is_refused_at_once(model):
     [float("nan"), float("inf"), 1e300, -1e-3, True, np.array([1e-3])],
     ids=repr,
 )
-def test_a_rate_that_is_none_is_refused(model, rate):
-    """A learning rate is a finite number of fp32, at least 0; anything else changes no weight and counts no step."""
+def test_an_invalid_learning_rate_is_rejected(model, rate):
+    """A learning rate is a finite fp32 number of at least 0; anything else changes no weight and counts no step."""
     before = state_of(model)
     with pytest.raises(PlanError, match="lr must"):
         model.step(BATCH, rate)
@@ -183,7 +183,9 @@ def test_a_rate_that_is_none_is_refused(model, rate):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}], ids=str)
 def test_a_step_that_is_not_finite_changes_nothing(dtype, axes):
-    """Weights, masters and moments stay; the error names the step and the first tensor that is not finite."""
+    """Weights, masters and moments are unchanged; the error names the step and the first tensor
+    that is not finite.
+    """
     graph = training_graph(MODEL, dtype)
     with graph.instantiate(graph.plan(axes)) as model:
         model.initialize(0)
@@ -205,14 +207,14 @@ def test_a_step_that_is_not_finite_changes_nothing(dtype, axes):
 
 
 class NotGiven:
-    """As a tensor of PyTorch that needs a gradient."""
+    """Like a PyTorch tensor that requires a gradient."""
 
-    def __array__(self, *given, **named):
+    def __array__(self, *args, **named):
         raise RuntimeError("use tensor.detach().numpy() instead")
 
 
-def test_what_to_do_with_such_a_step_is_one_of_two(model):
-    """Any other word is refused before the step."""
+def test_on_non_finite_has_two_values(model):
+    """Any other word is rejected before the step."""
     with pytest.raises(PlanError, match="stop, skip"):
         model.step(BATCH, 1e-3, on_nonfinite="ignore")
 
@@ -236,8 +238,8 @@ def test_what_to_do_with_such_a_step_is_one_of_two(model):
         ("nonsense", np.zeros(1), "must have the tensor"),
     ],
 )
-def test_a_tensor_is_written_whole_or_not_at_all(model, name, value, words):
-    """Indices, shapes, kinds and ranges are looked at wherever a value enters."""
+def test_a_tensor_is_written_completely_or_not_at_all(model, name, value, words):
+    """Indices, shapes, kinds and ranges are checked wherever a value enters."""
     before = state_of(model)
     with pytest.raises((ShapeError, PlanError), match=words):
         model.set_tensor(name, value)
@@ -256,8 +258,8 @@ def test_a_tensor_is_written_whole_or_not_at_all(model, name, value, words):
         (lambda w: w[:-1], "shapes must agree"),
     ],
 )
-def test_weights_that_are_none_are_refused_whole(model, change, words):
-    """The last of many is wrong: none is loaded."""
+def test_invalid_weights_are_rejected_completely(model, change, words):
+    """If the last of many is wrong, none is loaded."""
     before = state_of(model)
     wrong = {name: value + 1 for name, value in model.state_dict().items() if name in model.parameter_names()}
     last = "norm.weight"
@@ -270,8 +272,8 @@ def test_weights_that_are_none_are_refused_whole(model, change, words):
 
 
 @pytest.mark.parametrize("odd", [-1e-6, np.nan])
-def test_means_of_squares_are_not_negative(model, odd):
-    """A step takes their roots: one below 0 became a weight that is no number, in a step that was said to be whole."""
+def test_second_moments_must_not_be_negative(model, odd):
+    """A step takes their roots: a negative one once made a weight NaN in a step that was reported as finite."""
     model.step(BATCH, 1e-3)
     before, name = state_of(model), "optimizer.exp_avg_sq.layers.1.mlp.up_proj.weight"
     wrong = model.get_tensor(name).copy()
@@ -290,8 +292,8 @@ def test_means_of_squares_are_not_negative(model, odd):
     model.load_state_dict(model.copy_state())
 
 
-def test_what_belongs_to_no_parameter_is_refused(model):
-    """A third layer in the file is another model."""
+def test_tensors_of_no_parameter_are_rejected(model):
+    """A third layer in the file belongs to another model."""
     stored = {name: model.get_tensor(name) for name in model.parameter_names()}
     with pytest.raises(CheckpointError, match=r"layers\.2\.norm"):
         model.load_parameters({**stored, "layers.2.norm": np.ones(3)})
@@ -300,16 +302,16 @@ def test_what_belongs_to_no_parameter_is_refused(model):
 @pytest.mark.parametrize(
     "count", [np.array([-1]), np.array([1.5]), np.array([[1]]), np.array([1 << 60]), None, "x"]
 )
-def test_a_step_count_is_a_count(model, count):
-    """An edited or missing one is refused, and nothing is changed."""
+def test_a_step_count_must_be_valid(model, count):
+    """An edited or missing one is rejected, and nothing is changed."""
     before = state_of(model)
     with pytest.raises(CheckpointError, match="one count of steps"):
         model.load_state_dict({**model.state_dict(), "optimizer.step": count})
     assert state_of(model) == before
 
 
-def test_a_backward_pass_is_of_what_was_read(model):
-    """A weight written after the forward pass would give the gradient of neither."""
+def test_a_backward_pass_needs_unchanged_weights(model):
+    """A weight written after the forward pass would give a gradient of neither value."""
     model.forward(**BATCH)
     model.set_tensor("norm.weight", np.ones(64, np.float32))
     with pytest.raises(PlanError, match="forward"):
@@ -343,8 +345,8 @@ sys.exit(status)
 """
 
 
-def test_a_forked_child_ends_by_itself():
-    """Its interpreter takes the copy of a model down without waiting for workers that it does not have."""
+def test_a_forked_child_ends():
+    """Its interpreter destroys the copy of a model without waiting for workers."""
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Every op in a graph by hand: its result and its gradient against PyTorch and finite differences, on odd sizes."""
+"""Every op in a small graph: result and gradient against PyTorch and finite differences, for odd sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = BATCH * SEQ
 
 
 def rotate(x, seq):
-    """RoPE in PyTorch with halves paired."""
+    """RoPE in PyTorch with paired halves."""
     table = torch.tensor(rope_table(Rope(10000.0, seq), HEAD, seq, seq))
     cos, sin = table[:, : HEAD // 2], table[:, HEAD // 2 :]
     heads = x.view(BATCH, seq, -1, HEAD)
@@ -143,7 +143,7 @@ OPS = {
 
 
 def run_both(op, torch_op):
-    """Result and gradients of `op(a, b) + b` here and in PyTorch, and our slopes by finite differences."""
+    """Result and gradients of `op(a, b) + b` here and in PyTorch, and our derivatives by finite differences."""
 
     def build(g, a, b):
         return g.add(op(g, a, b), b)
@@ -196,7 +196,7 @@ def run_both(op, torch_op):
 
 
 def finite_difference(model, name, value, gradient, x, labels):
-    """(slope along the gradient by central differences, slope the gradient promises)."""
+    """(derivative along the gradient by central differences, derivative by the gradient)."""
     direction = gradient / max(float(np.linalg.norm(gradient)), 1e-20)
     sums = []
     for sign in (1, -1):
@@ -209,7 +209,7 @@ def finite_difference(model, name, value, gradient, x, labels):
 
 @pytest.mark.parametrize("name", OPS)
 def test_result_and_gradient(name):
-    """fp32: 2e-6 for results, 1e-5 for gradients, relative to the largest element; slopes within 1%."""
+    """fp32: 2e-6 for results, 1e-5 for gradients, relative to the largest element; finite differences within 1%."""
     y, ty, gradients, expected, slopes = run_both(*OPS[name])
     assert np.abs(y - ty).max() <= 2e-6 * np.abs(ty).max()
     for n, g in gradients.items():
@@ -219,8 +219,8 @@ def test_result_and_gradient(name):
 
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("tb", [False, True])
-def test_products_of_results(ta, tb):
-    """`matmul` of two results in all transpose forms."""
+def test_products_of_activations(ta, tb):
+    """`matmul` of two activations in all transpose forms."""
     g = tw.ComputeGraph("matmul")
     shape_a, shape_b = ((9, 13) if ta else (13, 9)), ((11, 9) if tb else (9, 11))
     a, b = g.input(shape_a, name="a"), g.input(shape_b, name="b")
@@ -233,7 +233,7 @@ def test_products_of_results(ta, tb):
         assert np.abs(model.get_tensor("y") - exact).max() <= 1e-6 * np.abs(exact).max()
 
 
-def test_denormals_survive_whatever_the_caller_set():
+def test_denormals_do_not_depend_on_the_callers_mode():
     """Workers set their own floating-point modes: a caller that flushes denormals changes no bit."""
     tiny = np.full((2, 3), 1e-40, np.float32)
     g = tw.ComputeGraph("tiny")
@@ -242,10 +242,10 @@ def test_denormals_survive_whatever_the_caller_set():
     try:
         with g.instantiate() as model:
             model.forward(x=tiny)
-            found = model.get_tensor("y")
+            tensor = model.get_tensor("y")
     finally:
         torch.set_flush_denormal(False)
-    assert np.array_equal(found.view(np.uint32), (tiny * np.float32(0.5)).view(np.uint32)) and found.all()
+    assert np.array_equal(tensor.view(np.uint32), (tiny * np.float32(0.5)).view(np.uint32)) and tensor.all()
 
 
 def test_embedding_cast_and_rows():
@@ -266,7 +266,7 @@ def test_embedding_cast_and_rows():
 
 @pytest.mark.parametrize("in_layer", [False, True])
 def test_attention_without_a_batch_label(in_layer):
-    """Tiles hold whole sequences, also when attention stands in a layer and no input says what the batch is."""
+    """Tiles have whole sequences, also if attention is in a layer and no input has a batch label."""
 
     @tw.layer
     def attend(graph, q, k):
@@ -286,8 +286,8 @@ def test_attention_without_a_batch_label(in_layer):
         assert np.abs(model.get_tensor("y") - expected.reshape(5, 100, 16).numpy()).max() < 1e-6
 
 
-def test_sequences_that_tiles_would_cut_are_refused():
-    """Batched inputs of different sequence lengths: the plan says so before anything runs."""
+def test_sequences_cut_by_tiles_are_rejected():
+    """Batched inputs of different sequence lengths: planning reports it before anything runs."""
     g = tw.ComputeGraph("attention")
     batch = tw.BATCH
     g.output(g.scale(g.input([4, 6, 8], name="x", labels=[batch, None, None]), 2.0), "scaled")
@@ -338,8 +338,8 @@ def test_a_vector_used_twice():
             assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
 
 
-def test_elementwise_on_parameters():
-    """Vectors and weights are treated whole, as they lie, edge panels included; rows of panels are refused."""
+def test_elementwise_ops_on_parameters():
+    """Vectors and weights are processed whole in their storage, with edge panels; rows of panels are rejected."""
     g = tw.ComputeGraph("parameters")
     v, w = g.parameter([7], name="v"), g.parameter([37, 5], name="w")
     g.output(g.add(v, v), "v2")
@@ -374,8 +374,8 @@ def lower_sum(self, low, op):
 
 @pytest.mark.parametrize("pairs", ALTERNATIVES)
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=["one", "dp"])
-def test_a_result_that_may_lie_in_two_operands(pairs, axes, same_ops):
-    """Whichever memory a named result may have, it is the sum of both operands, equal to the bit."""
+def test_a_result_in_the_memory_of_an_operand(pairs, axes, same_ops):
+    """With any permitted memory, a named result is the sum of both operands, to the bit."""
     register(
         type(
             "Total", (Elementwise,), {"name": "total", "num_inputs": 2, "in_place": pairs, "lower": lower_sum}

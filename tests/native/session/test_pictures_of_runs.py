@@ -1,4 +1,4 @@
-"""Pages of plans with a run next to them: its tasks are those of the plan's calls."""
+"""Pages of plans with a run: its tasks are assigned to the plan's calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(axes, accumulation, seq=32, length=32):
     ("axes", "accumulation"), [({}, 1), ({"dp": 2}, 2), ({"fsdp": 2, "tp": 2}, 2)], ids=str
 )
 def test_every_task_belongs_to_a_call(axes, accumulation, tmp_path):
-    """When a call ran holds the times of the tasks with its labels, on every device."""
+    """A call's times are those of the tasks with its labels, on every device."""
     plan, timeline = run(axes, accumulation)
     picture = draw_plan(plan, timeline.tasks)
     assert len(picture.spans) == plan.mesh.num_devices
@@ -53,14 +53,14 @@ def test_every_task_belongs_to_a_call(axes, accumulation, tmp_path):
     assert "device 0 backward" in page and "device 0 worker 0" in page
 
 
-def test_a_shorter_run_has_its_calls():
-    """Of one plan for any length, sequences shorter than the bound."""
+def test_a_shorter_run_is_assigned_to_calls():
+    """For one plan of any length, with sequences shorter than the bound."""
     plan, timeline = run({}, 1, tw.Dim("seq", 1, 128), 20)
     assert len(draw_plan(plan, timeline.tasks).spans[0]) == len(plan.class_of(0).calls["step"])
 
 
-def test_a_run_with_other_tasks_has_lanes_alone(tmp_path):
-    """Such as one that was cut short: only workers are drawn. Of another plan's run a task is refused."""
+def test_a_run_with_other_tasks_has_only_lanes(tmp_path):
+    """Such as a truncated run: only workers are drawn. A task of another plan's run is rejected."""
     (_, other), (plan, timeline) = run({}, 2), run({}, 1)
     with pytest.raises(PlanError, match=r"\[plan.save_picture\]"):
         plan.save_picture(tmp_path / "run.html", other)

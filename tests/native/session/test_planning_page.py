@@ -1,4 +1,4 @@
-"""docs/planning.md cannot rot: its Python runs in order in one namespace, and prints what stands below it."""
+"""The Python of docs/planning.md runs in order in one namespace and prints the page's output."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_every_block_prints_what_the_page_shows(tmp_path, monkeypatch):
         ("factor=0.03125", "factor=1.0", 1),
     ],
 )
-def test_a_page_that_says_something_else_is_noticed(what, instead, block, tmp_path, monkeypatch):
-    """The twin: another number below a block is found, and at that block."""
+def test_a_wrong_page_is_detected(what, instead, block, tmp_path, monkeypatch):
+    """The twin: another number in an output is detected, with its block."""
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     assert what in text

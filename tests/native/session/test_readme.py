@@ -1,4 +1,4 @@
-"""README.md cannot rot: its Python blocks run as a reader would run them, after `make demo` left a model."""
+"""The Python blocks of README.md run as for a reader, after `make demo` has made a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"
 
 @pytest.fixture
 def demo_model(tmp_path, monkeypatch):
-    """A small model where the demo writes its own."""
+    """A small model in the place of the demo's."""
     tokenizer = train_tokenizer(["def main():\n    import os\n"] * 8, vocab_size=288)
     config = llama.LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
@@ -43,7 +43,7 @@ def demo_model(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_block_runs(number, demo_model, capsys):
-    """A block needs nothing that it does not import or define, and prints what it says."""
+    """A block needs only what it imports or defines, and prints what it says."""
     names: dict[str, object] = {}
     exec(compile(BLOCKS[number], f"README.md, block {number + 1}", "exec"), names)
     assert capsys.readouterr().out.strip()
@@ -53,5 +53,5 @@ def test_block_runs(number, demo_model, capsys):
 
 
 def test_there_are_blocks():
-    """The page still has what these tests look for."""
+    """The page still has the blocks that these tests need."""
     assert len(BLOCKS) == 3

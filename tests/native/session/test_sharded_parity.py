@@ -1,4 +1,4 @@
-"""Twenty steps with sharded state follow PyTorch's FSDP2 (`fully_shard`) on two processes."""
+"""Twenty steps with sharded state equal PyTorch's FSDP2 (`fully_shard`) on two processes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def of_fsdp2(folder: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_twenty_steps_follow_fsdp2(tmp_path):
-    """Losses within 1e-4; clipping and decay as there. Every label counts, so that means of halves are the mean."""
+    """Losses within 1e-4, with the same clipping and decay. Every label counts, so that the mean of
+    halves is the mean.
+    """
     model = llama.LlamaConfig(**SIZES)
     generator = np.random.default_rng(5)
     text = generator.integers(0, model.vocab_size, (4, BATCH, SEQ + 1)).astype(np.int32)
@@ -99,7 +101,7 @@ def test_twenty_steps_follow_fsdp2(tmp_path):
         names = {n if n.startswith("lm_head") else f"model.{n}": n for n in ours.parameter_names()}
         np.savez(tmp_path / "weights.npz", **{k: ours.get_tensor(n) for k, n in names.items()})
         np.savez(tmp_path / "data.npz", tokens=text[:, :, :-1], labels=text[:, :, 1:])
-        found = [ours.step({"tokens": t[:, :-1], "labels": t[:, 1:]}, 1e-3).loss for t in text]
+        losses = [ours.step({"tokens": t[:, :-1], "labels": t[:, 1:]}, 1e-3).loss for t in text]
     expected = of_fsdp2(tmp_path)
-    assert len(expected) == STEPS and found[0] - found[-1] > 0.1
-    assert np.abs(np.array(found) - expected).max() < 1e-4
+    assert len(expected) == STEPS and losses[0] - losses[-1] > 0.1
+    assert np.abs(np.array(losses) - expected).max() < 1e-4

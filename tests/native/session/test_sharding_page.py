@@ -1,4 +1,4 @@
-"""docs/sharding.md cannot rot: its Python runs in order in one namespace, and prints what stands below it."""
+"""The Python of docs/sharding.md runs in order in one namespace and prints the page's output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "sharding.md"
 
 @pytest.mark.slow
 def test_every_block_prints_what_the_page_shows(tmp_path, monkeypatch):
-    """Memory, names, transfers; the same losses whatever runs again; and pictures."""
+    """Memory, names, transfers; equal losses with any recomputation; and pictures."""
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     assert differences(PAGE.name, text) == []
@@ -22,8 +22,8 @@ def test_every_block_prints_what_the_page_shows(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_another_number_is_noticed(tmp_path, monkeypatch):
-    """The twin: of a page that says something else, the block is found."""
+def test_a_wrong_page_is_detected(tmp_path, monkeypatch):
+    """The twin: the block of a wrong number is found."""
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     assert "each: 0.00 MiB" in text

@@ -1,7 +1,9 @@
-"""Signals count epochs: the same template used again must not be taken for its earlier use, whatever finishes first.
+"""Signals count epochs: a second use of a template must not be mistaken for the first, whatever
+finishes first.
 
-Weight gradients of different layers do not depend on each other, so with several workers per device a later layer's
-may be complete before an earlier one's. A peer that waits for the earlier must not be told by the later.
+Weight gradients of different layers are independent, so with several workers per device a later
+layer's may be complete before an earlier one's. A peer that waits for the earlier one must not be
+released by the later.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ROWS = tw.BATCH
 
 @tw.layer
 def block(graph, x):
-    """A layer whose weight gradient needs nothing but what its callers hand over."""
+    """A layer whose weight gradient needs only the callers' values."""
     return graph.add(x, linear(graph, graph.silu(x), "weight", WIDTH))
 
 
@@ -54,7 +56,7 @@ def data():
 
 
 def running(axes, workers, **options):
-    """An initialised instance."""
+    """An initialized instance."""
     graph = build()
     model = graph.instantiate(graph.plan(axes, workers_per_device=workers), **options)
     model.initialize(0)
@@ -62,7 +64,9 @@ def running(axes, workers, **options):
 
 
 def test_a_late_gradient_is_waited_for():
-    """While device 0's first weight gradient is stopped, device 1 does not reduce it, though later ones are done."""
+    """While device 0's first weight gradient is delayed, device 1 does not reduce it, although
+    later ones are complete.
+    """
     with running({"dp": 2}, 2, deadline_s=1.0) as model:
         model.forward(**data())
         inject(model, "stall", 0, "linear_dw:weight", 0)
@@ -70,8 +74,8 @@ def test_a_late_gradient_is_waited_for():
             model.backward()
 
 
-def test_a_gradient_that_is_not_summed_is_seen():
-    """The comparison below can fail: a device that takes its own partial for its peer's gives other gradients."""
+def test_a_missing_reduction_is_detected():
+    """The twin: a device that takes its own partial value for its peer's gives other gradients."""
     graph = build()
     drop = change_first("linear_dw:weight/reduce_scatter", drop_partial, program="backward")
     plan = drop(graph.plan({"dp": 2}, workers_per_device=2))
@@ -86,7 +90,7 @@ def test_a_gradient_that_is_not_summed_is_seen():
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_gradients_with_several_workers(workers):
-    """Thirty passes over two devices: every gradient equals one device's to the bit, every time."""
+    """Thirty passes over two devices: every gradient equals one device's to the bit."""
     with running({}, 1) as one, running({"dp": 2}, workers) as two:
         one.forward(**data())
         one.backward()

@@ -1,4 +1,4 @@
-"""`load_parameters("model.pt")`: a state dict of PyTorch in a model, over devices too, and nothing of it is run."""
+"""`load_parameters("model.pt")`: a state dict of PyTorch, also over devices; nothing in it is executed."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def _model(mesh):
 @pytest.mark.parametrize("mesh", [{}, {"dp": 2}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_a_state_dict_is_loaded(tmp_path, mesh, dtype):
-    """Of every type, transposed storage included; the product is the one with these weights."""
+    """Of every dtype, with transposed storage; the product uses these weights."""
     weight = torch.arange(48.0).reshape(8, 6).T.to(dtype) / 16
     torch.save({"w": weight}, tmp_path / "model.pt")
     with _model(mesh) as model:
@@ -43,7 +43,7 @@ def _boxes_model(mesh):
 @pytest.mark.parametrize("mesh", [{}, {"dp": 2}], ids=str)
 @pytest.mark.parametrize("boxes", [BOXES, [((0, 0), (7, 10))]], ids=["chunks", "whole"])
 def test_a_distributed_checkpoint_is_loaded(tmp_path, mesh, boxes):
-    """A directory as PyTorch's processes write it, and a part of one; in chunks and whole."""
+    """A directory of PyTorch's processes, and a part of one; in chunks and whole."""
     write_chunks(tmp_path / "d", boxes)
     with _boxes_model(mesh) as model:
         for source in (tmp_path / "d", str(tmp_path / "d"), open_distributed(tmp_path / "d", "model")):
@@ -54,8 +54,8 @@ def test_a_distributed_checkpoint_is_loaded(tmp_path, mesh, boxes):
 
 
 @pytest.mark.parametrize("kind", ["state dict", "chunks", "whole"])
-def test_damage_is_found_before_anything_is_changed(tmp_path, kind):
-    """A flipped bit in a tensor: the error names tensor and file, and the weights are as before."""
+def test_damage_is_found_before_any_change(tmp_path, kind):
+    """A flipped bit: the error names tensor and file, and the weights are unchanged."""
     if kind == "state dict":
         torch.save({"w": WHOLE.clone()}, tmp_path / "model.pt")
         source = damaged = tmp_path / "model.pt"
@@ -73,14 +73,14 @@ def test_damage_is_found_before_anything_is_changed(tmp_path, kind):
         np.testing.assert_array_equal(model.get_tensor("w"), before)
 
 
-def test_a_file_that_would_run_code_changes_nothing(tmp_path):
-    """It is refused by name; the weights are as before, and nothing ran."""
+def test_a_file_with_code_is_rejected(tmp_path):
+    """By name; the weights are unchanged, and nothing was executed."""
     with _model({}) as model:
         model.initialize(3)
         before = model.get_tensor("w")
         write_archive(tmp_path / "model.pt", planted(tmp_path / "ran")["reduce"])
         with pytest.raises(
-            CheckpointError, match=r"model\.pt.*names 'posix\.system', which is no part of a tensor"
+            CheckpointError, match=r"model\.pt.*names 'posix\.system', which is not part of a tensor"
         ):
             model.load_parameters(tmp_path / "model.pt")
         assert not (tmp_path / "ran").exists()

@@ -15,7 +15,7 @@ BATCH, SEQ = 8, 24
 
 
 def sizes(**changes):
-    """A small Llama with grouped heads and sizes that do not divide by panels."""
+    """A small Llama with grouped heads and sizes that panels do not divide."""
     base = {
         "vocab_size": 330,
         "hidden_size": 48,
@@ -31,7 +31,7 @@ def sizes(**changes):
 
 
 def peers(model, dtype, seq=SEQ, **optimizer):
-    """The same model in PyTorch and here, equal weights."""
+    """The same model in PyTorch and here, with equal weights."""
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, model, BATCH, seq, dtype)
     graph.optimize(tw.optim.AdamW(**optimizer))
@@ -47,7 +47,7 @@ def peers(model, dtype, seq=SEQ, **optimizer):
 
 
 def data(model, steps):
-    """Token windows; a tenth of the labels is not counted."""
+    """Token windows; a tenth of the labels is ignored."""
     generator = np.random.default_rng(11)
     for _ in range(steps):
         t = generator.integers(0, model.vocab_size, (BATCH, SEQ + 1)).astype(np.int32)
@@ -63,7 +63,7 @@ def torch_loss(model, tokens, labels):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_loss_and_every_gradient(tied):
-    """fp32: relative error of every gradient tensor below 5e-6 of its largest element."""
+    """fp32: relative error of every gradient below 5e-6 of its largest element."""
     model = sizes(tie_word_embeddings=tied)
     ours, theirs, names = peers(model, "f32", max_grad_norm=0.0)
     tokens, labels = next(data(model, 1))
@@ -83,7 +83,7 @@ def test_loss_and_every_gradient(tied):
 
 @pytest.mark.parametrize("width", [17, 31])
 def test_padded_sequences(width):
-    """fp32: a padded batch is to PyTorch what its sequences are one by one, and what it is with `ignore_index`."""
+    """fp32: a padded batch equals its sequences one by one in PyTorch, and PyTorch's batch with `ignore_index`."""
     model = sizes()
     ours, theirs, names = peers(model, "f32", tw.Dim("seq", 1, 40), max_grad_norm=0.0)
     lengths = (17, 1, 9, 16, 2, 11, 5, 17)
@@ -108,7 +108,7 @@ def test_padded_sequences(width):
 
 
 def test_twenty_adamw_steps():
-    """Losses of twenty steps with clipping and decay follow PyTorch's within 1e-4."""
+    """Losses of twenty steps with clipping and decay equal PyTorch's within 1e-4."""
     model = sizes()
     ours, theirs, _ = peers(
         model, "f32", beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, max_grad_norm=1.0
@@ -124,13 +124,13 @@ def test_twenty_adamw_steps():
         loss.backward()
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         optimizer.step()
-        found = ours.step({"tokens": tokens, "labels": labels}, 1e-3)
-        assert abs(found.loss - loss.item()) < 1e-4, step
+        result = ours.step({"tokens": tokens, "labels": labels}, 1e-3)
+        assert abs(result.loss - loss.item()) < 1e-4, step
     ours.close()
 
 
 def test_bf16_errors_are_no_larger_than_pytorchs():
-    """bf16 logits' loss and gradients: mean error over all tensors at most 1.1 times, maximum twice, PyTorch's own."""
+    """bf16 loss and gradients: mean error over all tensors at most 1.1 times, maximum twice, PyTorch's own."""
     model = sizes()
     ours, theirs, names = peers(model, "bf16", max_grad_norm=0.0)
     for n in ours.parameter_names():  # all three models start from the bf16 weights
@@ -156,7 +156,7 @@ def test_bf16_errors_are_no_larger_than_pytorchs():
 
 
 def test_gradients_against_finite_differences():
-    """fp32 losses of nudged weights agree with the gradient along random directions."""
+    """fp32 losses of perturbed weights agree with the gradient along random directions."""
     model = sizes(num_hidden_layers=1)
     ours, _, _ = peers(model, "f32")
     tokens, labels = next(data(model, 1))
@@ -180,8 +180,10 @@ def test_gradients_against_finite_differences():
     ours.close()
 
 
-def test_random_weights_spread_by_width_and_depth():
-    """What is added to the residual stream spreads less, by the number of layers; the rest as it is asked for."""
+def test_random_weights_scale_with_width_and_depth():
+    """Outputs added to the residual stream have a smaller deviation, by the number of layers;
+    others the requested one.
+    """
     model = sizes(num_hidden_layers=2)
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, model, BATCH, SEQ, "f32")

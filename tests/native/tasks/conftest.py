@@ -1,4 +1,6 @@
-"""Native code for the tests of the task runtime, compiled once per session, and runtimes that are closed afterwards."""
+"""Native code for the tests of the task runtime, compiled once per session, and runtimes that are
+closed after tests.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def kernels(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def runtime():
-    """A runtime with two workers, closed after the test; what a failed test has left waiting is cancelled."""
+    """A runtime with two workers, closed after the test; waiting tasks of a failed test are cancelled."""
     rt = Runtime(num_workers=2, window=64)
     rescue = threading.Timer(20, rt.cancel_all)
     try:

@@ -28,7 +28,7 @@ PTO_CALL int mix(void* const* buffers, const uint64_t* scalars) {
   for (const int64_t end = now_ns() + static_cast<int64_t>(work.delay_ns); now_ns() < end;) {
   }
   if (work.fails != 0) {
-    pto_fail("it was told to fail");
+    pto_fail("failed as requested");
     return 7;
   }
   uint64_t hash = work.seed;

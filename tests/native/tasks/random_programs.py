@@ -1,8 +1,9 @@
-"""Random programs for the task runtime, and what a sequential run of them gives.
+"""Random programs for the task runtime, and the result of a sequential run.
 
-A program has submitters (one thread each) with buffers of their own and two shared ones, which submitters only commute
-or reduce on, so that the result does not depend on their order. `run_program` runs it on a runtime; `run_in_order`
-runs the same kernel one task after another and says which tasks a failure must, and which it may, take with it.
+A program has submitters (one thread each) with their own buffers and two shared ones, on which
+submitters only commute or reduce, so that the result does not depend on their order. `run_program`
+runs it on a runtime. `run_in_order` runs the same kernel one task after another and determines
+which tasks a failure must, and which it may, affect.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class _Work(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Access:
-    """What a task does with a buffer: "grid", "a", "b", "commuted", "reduced", or ("own", n): the n-th output that the
-    runtime made in this submitter. `box`: rows and columns of the grid."""
+    """A task's access to a buffer: "grid", "a", "b", "commuted", "reduced", or ("own", n): the n-th
+    output that the runtime allocated in this submitter. `box`: rows and columns of the grid.
+    """
 
     buffer: object
     mode: int
@@ -72,7 +74,7 @@ class Step:
 
 @dataclass
 class Program:
-    """Submitters of steps, and the sizes of the runtime."""
+    """Submitters with their steps, and the sizes of the runtime."""
 
     submitters: list[list[Step]]
     window: int
@@ -84,7 +86,7 @@ class Program:
 
 @st.composite
 def boxes(draw):
-    """Rows and columns of the grid; about one in three is all of it."""
+    """Rows and columns of the grid; about one in three is the whole grid."""
     if draw(st.integers(0, 2)) == 0:
         return None
     top, left = draw(st.integers(0, 7)), 4 * draw(st.integers(0, 7))
@@ -93,22 +95,22 @@ def boxes(draw):
 
 @st.composite
 def accesses(draw, owned, is_child=False):
-    """Up to four accesses; a buffer other than the grid stands in a task once."""
-    found = {}
+    """Up to four accesses; a buffer other than the grid occurs in a task once."""
+    accesses = {}
     for _ in range(draw(st.integers(1, 3 if is_child else 4))):
         choices = ["grid", "grid", "a", "b"] + ([] if is_child else ["commuted", "reduced"]) + owned
         buffer = draw(st.sampled_from(choices))
         if buffer == "commuted":
-            found[buffer] = Access(buffer, COMMUTE)
+            accesses[buffer] = Access(buffer, COMMUTE)
         elif buffer == "reduced":
-            found[buffer] = Access(buffer, REDUCE)
+            accesses[buffer] = Access(buffer, REDUCE)
         else:
             mode = draw(
                 st.sampled_from([INPUT, INPUT, OUTPUT, INOUT, INOUT] + ([COMMUTE] if buffer == "b" else []))
             )
             box = draw(boxes()) if buffer == "grid" else None
-            found[buffer, box] = Access(buffer, mode, box)
-    return list(found.values())
+            accesses[buffer, box] = Access(buffer, mode, box)
+    return list(accesses.values())
 
 
 @st.composite
@@ -155,7 +157,9 @@ def programs_of(draw, number, may_fail):
 
 @st.composite
 def programs(draw):
-    """Whole programs. Several submitters never fail: whom a failure reaches would depend on their order."""
+    """Whole programs. Several submitters never fail, because the tasks that a failure reaches would
+    depend on their order.
+    """
     num_submitters = draw(st.sampled_from([1, 1, 1, 2, 3]))
     may_fail = num_submitters == 1 and draw(st.booleans())
     return Program(
@@ -291,14 +295,16 @@ def _place(steps, index):
 
 @dataclass
 class _Writes:
-    """Who last wrote a buffer, per byte and per access that is not fully overwritten yet. Values: the task failed."""
+    """The last writers of a buffer, per byte and per access that is not completely overwritten yet.
+    Values: whether the task failed.
+    """
 
     bytes_failed: np.ndarray
     pieces: list[tuple[np.ndarray, bool]] = field(default_factory=list)
     group: list[tuple[np.ndarray, bool]] | None = None  # commuting tasks since the last other access
 
     def close_group(self):
-        """Commuting tasks do not wait for each other: their failures count for the tasks after them."""
+        """Commuting tasks do not wait for each other; their failures affect the tasks after them."""
         for where, is_failed in self.group or []:
             self.bytes_failed |= where & is_failed
             self.pieces.append((where, is_failed))
@@ -309,7 +315,8 @@ def run_in_order(program, mix, failed):
     """Run the tasks that did not fail one after another.
 
     Returns:
-        The memory, and messages about tasks whose failure, or success, the failures before them do not explain.
+        The memory, and messages about tasks whose failure, or success, earlier failures do not
+            explain.
     """
     memory = new_memory(len(program.submitters))
     strange = []

@@ -1,4 +1,4 @@
-"""Buffers: what can be registered, boxes, lifetimes, and errors before any work."""
+"""Buffers: registration, boxes, lifetimes, and errors before any work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilewise.runtime import (
 
 
 class Watched(np.ndarray):
-    """An array that can be watched for its end."""
+    """An array whose end can be observed."""
 
 
 def watched(size=16):
@@ -45,7 +45,7 @@ def triple(x):
 
 
 def test_copy_between_buffers(runtime):
-    """A built-in kernel copies one registered array into another."""
+    """A built-in kernel copies one registered array to another."""
     x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
     with runtime.registered(x, y) as (hx, hy):
         runtime.submit("copy", [Output(hy), Input(hx)], scalars=[x.nbytes]).wait()
@@ -53,7 +53,7 @@ def test_copy_between_buffers(runtime):
 
 
 def test_buffer_protocol(runtime):
-    """A bytearray is a buffer; immutable bytes can only be read."""
+    """A bytearray is a buffer; immutable bytes are read-only."""
     source, target = b"tilewise", bytearray(8)
     with runtime.registered(source, target) as (hs, ht):
         runtime.submit("copy", [Output(ht), Input(hs)], scalars=[8]).wait()
@@ -63,27 +63,27 @@ def test_buffer_protocol(runtime):
 
 
 @pytest.mark.parametrize("bad", [np.zeros((4, 4))[:, ::2], np.zeros(0), np.array([object()])])
-def test_refused_memory(runtime, bad):
-    """Strided, empty and object memory is refused at once."""
+def test_unsupported_memory_is_rejected(runtime, bad):
+    """Strided, empty and object memory."""
     with pytest.raises(ValueError, match="contiguous memory"):
         runtime.register(bad)
 
 
-def test_masked_memory_is_refused(runtime):
-    """Kernels would work on what lies under the mask."""
+def test_masked_memory_is_rejected(runtime):
+    """Kernels would ignore the mask."""
     with pytest.raises(ValueError, match="memory must be an array without a mask"):
         runtime.register(np.ma.masked_less(np.arange(4.0), 2))
 
 
 def test_registered_twice(runtime):
-    """Two handles of one memory would not see each other's tasks."""
+    """Two handles of one memory would not order each other's tasks."""
     x = np.zeros(4)
     with runtime.registered(x), pytest.raises(ValueError, match="registered once"):
         runtime.register(x)
 
 
-def test_buffer_holds_array_until_last_task(runtime):
-    """Registration holds the array; unregistering waits for its tasks, then lets go."""
+def test_registration_keeps_the_array_alive(runtime):
+    """Unregistering waits for its tasks, then releases it."""
     array, alive = watched()
     event = runtime.event()
     buffer = runtime.register(array)
@@ -101,7 +101,7 @@ def test_buffer_holds_array_until_last_task(runtime):
 
 
 def test_unregister_after_failure(runtime):
-    """The buffer of a failed task can be unregistered, and is let go."""
+    """The buffer of a failed task can be unregistered, and is released."""
     array, alive = watched()
     buffer = runtime.register(array)
 
@@ -127,7 +127,7 @@ def test_stale_handle(runtime):
 
 
 def test_stale_output(runtime):
-    """An output of the runtime's own ends with its scope."""
+    """An output that the runtime allocated ends with its scope."""
     with runtime.scope():
         output = runtime.submit("fill", [Output(bytes=64)], scalars=[64, 0]).outputs[0]
     with pytest.raises(ValueError, match="handle must be alive"):
@@ -135,7 +135,7 @@ def test_stale_output(runtime):
 
 
 def test_buffer_of_another_runtime(runtime):
-    """A handle means nothing to another runtime."""
+    """A handle is invalid in another runtime."""
     with Runtime(num_workers=1) as other:
         buffer = other.register(np.zeros(4))
         with pytest.raises(ValueError, match="belong to the runtime"):
@@ -143,7 +143,7 @@ def test_buffer_of_another_runtime(runtime):
 
 
 def test_closed_runtime():
-    """Every call after close is refused."""
+    """Every call after close is rejected."""
     rt = Runtime(num_workers=1)
     task, event, heap = rt.submit(None), rt.event(), rt.alloc(8)
     group = TaskGroup([task])
@@ -168,14 +168,14 @@ def test_closed_runtime():
         ({"num_workers": 2, "worker_types": [[WorkerType.CUBE]]}, "worker_types"),
     ],
 )
-def test_wrong_options(options, word):
-    """Sizes that cannot be are refused with the option's name."""
+def test_invalid_options(options, word):
+    """Invalid sizes are rejected with the option's name."""
     with pytest.raises(ValueError, match=word):
         Runtime(**options)
 
 
-def test_wrong_arguments(runtime):
-    """Each wrong argument of submit is a ValueError that says what to do."""
+def test_invalid_arguments(runtime):
+    """Each wrong argument of submit is a ValueError with advice."""
     buffer = runtime.register(np.zeros((8, 8), np.float32))
     for call, word in [
         (lambda: runtime.submit("no such kernel"), "kernel must be built in"),
@@ -207,11 +207,11 @@ def test_wrong_arguments(runtime):
 
 
 def test_regions_run_in_parallel(runtime):
-    """Tasks on boxes that do not overlap do not wait for each other; overlapping ones do."""
+    """Tasks on disjoint boxes do not wait for each other; overlapping ones do."""
     grid = np.zeros((8, 8), np.int64)
     event = runtime.event()
     with runtime.registered(grid) as (buffer,):
-        held = runtime.submit(None, [InOut(buffer[0:4, 0:4])], wait_for=[(event, 1)])
+        small_task = runtime.submit(None, [InOut(buffer[0:4, 0:4])], wait_for=[(event, 1)])
         runtime.submit(None, [InOut(buffer[0:4, 4:8])]).wait(5)
         runtime.submit(None, [InOut(buffer[4])]).wait(5)
         overlapping = runtime.submit(None, [Input(buffer[3, :])])
@@ -220,14 +220,14 @@ def test_regions_run_in_parallel(runtime):
             overlapping.wait(0.05)
         event.post()
         whole.wait(5)
-    assert held.is_complete() and overlapping.is_complete()
+    assert small_task.is_complete() and overlapping.is_complete()
 
 
 @pytest.mark.parametrize(
     "index", [np.s_[1:3], np.s_[..., 2], np.s_[1, 1:3, ::2], np.s_[0, 0, 0], np.s_[:, 1:2]]
 )
 def test_region_of_three_dimensions(runtime, index):
-    """A Python kernel sees exactly the box that NumPy's index means."""
+    """A Python kernel gets exactly the box of NumPy's index."""
     cube = np.zeros((4, 4, 8), np.int32)
     wanted = cube.copy()
     wanted[index] = 7
@@ -240,8 +240,8 @@ def test_region_of_three_dimensions(runtime, index):
     assert np.array_equal(cube, wanted)
 
 
-def test_outputs_of_the_runtime(runtime):
-    """Outputs have the shape asked for, are read-only, and feed other tasks."""
+def test_outputs_allocated_by_the_runtime(runtime):
+    """They have the requested shape, are read-only, and can be inputs of other tasks."""
 
     def fill(x, y):
         x[...], y[...] = 3, 4
@@ -260,8 +260,8 @@ def test_outputs_of_the_runtime(runtime):
 def test_results_outlive_the_runtime():
     """An array on the runtime's memory stays readable after close."""
     with Runtime(num_workers=1) as rt:
-        kept = rt.submit(lambda x: x.fill(2), [Output(shape=4)]).result()
-    assert kept.sum() == 8.0 and not rt._native.is_open
+        result = rt.submit(lambda x: x.fill(2), [Output(shape=4)]).result()
+    assert result.sum() == 8.0 and not rt._native.is_open
 
 
 def test_alloc_read_write(runtime):
@@ -275,7 +275,7 @@ def test_alloc_read_write(runtime):
 
 
 def test_reduce_and_commute(runtime):
-    """Partials are added in order; commuting tasks all count."""
+    """Partial values are added in order; all commuting tasks count."""
     total, count = np.zeros(4, np.float32), np.zeros(1, np.int64)
     with runtime.registered(total, count) as (ht, hc):
         for n in range(10):
@@ -296,13 +296,13 @@ def test_no_dep(runtime):
 
 
 def test_heap_too_small():
-    """An output larger than the heap is an error at once, with the knob."""
+    """An output larger than the heap is an error at once, with the option to raise."""
     with Runtime(num_workers=1, heap_bytes=1 << 20) as rt, pytest.raises(ResourceError, match="heap_bytes"):
         rt.submit(None, [Output(bytes=1 << 21)])
 
 
 def test_deadlock_is_reported():
-    """A scope that holds the whole heap while it asks for more is a proven deadlock, reported at once."""
+    """A scope that uses the whole heap while it requests more is a proven deadlock, reported at once."""
     with Runtime(num_workers=1, heap_bytes=1 << 20) as rt, rt.scope():
         rt.submit(None, [Output(bytes=1 << 19)])
         rt.submit(None, [Output(bytes=1 << 19)])
@@ -311,7 +311,7 @@ def test_deadlock_is_reported():
 
 
 def test_no_reference_is_kept(runtime):
-    """10,000 submissions leave the reference counts of kernel, buffer and parameters as they were."""
+    """10,000 submissions leave the reference counts of kernel, buffer and parameters unchanged."""
     buffer = runtime.register(np.zeros(4, np.float32))
     kernel, params = runtime.kernel("fill"), [InOut(buffer)]
     objects = (buffer, kernel, params, params[0])

@@ -1,4 +1,6 @@
-"""Forked children: their copy of a runtime has no threads, so it must refuse, and never wait or hold up an exit."""
+"""Forked children: their copy of a runtime has no threads, so it must reject calls, and never wait
+or delay an exit.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ DEADLINE_S = 60
 
 
 def in_child(body):
-    """What `body` returns in a forked child; the child is killed when it does not report in time."""
+    """The result of `body` in a forked child; the child is killed if it does not report in time."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -66,7 +68,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_calls_in_a_child(runtime, call):
-    """Every call that would wait, submit or lock raises the error of a closed runtime, and says why."""
+    """Every call that would wait, submit or lock raises the error of a closed runtime, with the reason."""
     event, x = runtime.event(), runtime.register(np.ones(4))
     task = runtime.submit(None, [InOut(x)], wait_for=[(event, 1)])
     reported = in_child(lambda: CALLS[call](runtime, task, x, event))
@@ -75,8 +77,8 @@ def test_calls_in_a_child(runtime, call):
     assert runtime.read(x)[0] == 1  # the parent's runtime goes on
 
 
-def test_a_child_opens_its_own(runtime):
-    """A child reads what it inherited, closes it quietly, and works with a runtime of its own."""
+def test_a_child_can_open_its_own_runtime(runtime):
+    """A child reads inherited memory, closes its copy, and works with a new runtime."""
     x = np.ones(4)
     task = runtime.submit("fill", [Output(shape=4)], scalars=[16, 0])
     result = task.result()
@@ -92,7 +94,9 @@ def test_a_child_opens_its_own(runtime):
 
 
 def test_fork_while_threads_work(runtime):
-    """A fork while workers and submitters are busy leaves a child that refuses at once, and a parent that goes on."""
+    """A fork while workers and submitters are busy: the child's calls are rejected at once, and the
+    parent continues.
+    """
     stop = threading.Event()
     buffers = [runtime.register(np.zeros(8)) for _ in range(4)]
     python = runtime.kernel(lambda *_: None)
@@ -250,8 +254,8 @@ assert codes == [7], codes
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs(name):
-    """A child ends, with its own exit code, and its parent after it."""
+def test_ends_of_forked_programs(name):
+    """A child ends with its own exit code, and its parent after it."""
     command = [sys.executable, "-c", HEAD + PROGRAMS[name]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr

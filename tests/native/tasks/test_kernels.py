@@ -1,4 +1,6 @@
-"""Kernels in every form: Python callables under the GIL, numba, ctypes, addresses, compiled libraries, recordings."""
+"""Kernels of every kind: Python callables with the GIL, numba, ctypes, addresses, compiled
+libraries, recordings.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_numba_cfunc(runtime):
 
 
 def test_ctypes_and_address(runtime, kernels):
-    """A ctypes function pointer, a ctypes callback and a bare address are kernels."""
+    """A ctypes function pointer, a ctypes callback and a plain address are kernels."""
     library = ctypes.CDLL(str(kernels))
     x = np.zeros(1, np.int64)
 
@@ -61,7 +63,7 @@ def test_ctypes_and_address(runtime, kernels):
 
 
 def test_compiled_library(runtime, kernels):
-    """Exported functions of a loaded library are kernels by name; scalars keep their bits."""
+    """Exported functions of a library are kernels by name; scalars keep their bits."""
     runtime.load_library(kernels)
     x, y = np.zeros(1, np.int64), np.zeros(1)
     with runtime.registered(x, y) as (hx, hy):
@@ -76,7 +78,7 @@ def test_compiled_library(runtime, kernels):
         runtime.submit("add_i64", scalars=["text"])
 
 
-def test_decorator_and_inputs_are_read_only(runtime):
+def test_decorator_and_read_only_inputs(runtime):
     """@rt.kernel makes a kernel; writing to an input fails the task."""
 
     @runtime.kernel
@@ -96,7 +98,7 @@ def test_decorator_and_inputs_are_read_only(runtime):
 
 
 def test_python_kernel_while_submitter_blocks():
-    """The main thread blocks on a full window and Python kernels still get the GIL."""
+    """The main thread blocks on a full window, and Python kernels still get the GIL."""
     with Runtime(num_workers=1, window=2) as rt:
         x = np.zeros(1, np.int64)
         with rt.registered(x) as (hx,):
@@ -107,7 +109,7 @@ def test_python_kernel_while_submitter_blocks():
 
 @pytest.mark.parametrize("what", ["wait", "full window"])
 def test_other_threads_run(kernels, what):
-    """Another thread of Python makes progress while one waits for, or helps with, native kernels."""
+    """Another Python thread makes progress while one waits for, or helps with, native kernels."""
     ticks = []
     stop = threading.Event()
 
@@ -130,7 +132,7 @@ def test_other_threads_run(kernels, what):
 
 
 def test_many_threads_submit():
-    """Eight threads submit Python and native tasks on buffers of their own."""
+    """Eight threads submit Python and native tasks on their own buffers."""
     with Runtime(num_workers=2, window=8) as rt:
         arrays = [np.zeros(1, np.int64) for _ in range(8)]
 
@@ -149,7 +151,9 @@ def test_many_threads_submit():
 
 
 def test_nested_tasks_in_python():
-    """A Python kernel submits children on what its parent declared, and may wait for them; others are refused."""
+    """A Python kernel submits children on buffers that its parent declared, and may wait for them;
+    others are rejected.
+    """
     with Runtime(num_workers=1, window=4) as rt:
         x, y = np.zeros(4, np.int64), np.zeros(1)
         with rt.registered(x, y) as (hx, hy):
@@ -169,8 +173,8 @@ def test_nested_tasks_in_python():
         assert np.array_equal(x, [1, 2, 3, 4])
 
 
-def test_leaf_must_not_wait(runtime):
-    """A native kernel without `submits` that calls the runtime is told so; with it, it may."""
+def test_a_leaf_kernel_must_not_wait(runtime):
+    """A native kernel without `submits` that calls the runtime gets an error; with it, it may."""
     seen = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -202,13 +206,13 @@ _PLACES = numba.types.CPointer(numba.types.uint64)
     ],
 )
 def test_a_compiled_kernel_returns_a_status(runtime, kernel):
-    """A function without one would fail its task, or never end it, by what a register happens to hold."""
+    """Without a status, the content of a register would decide whether its task fails or never ends."""
     with pytest.raises(ValueError, match=r"\[runtime.kernel\] a compiled kernel must be int"):
         runtime.kernel(kernel)
 
 
 def test_callables_are_freed(runtime):
-    """Callables and what they hold are freed once their tasks have run, been poisoned or been cancelled."""
+    """Callables and their references are freed once their tasks have run, been poisoned or been cancelled."""
 
     class Held:
         pass
@@ -216,9 +220,9 @@ def test_callables_are_freed(runtime):
     watchers = []
 
     def make(body):
-        held = Held()
-        watchers.append(weakref.ref(held))
-        return lambda *_, held=held: body()
+        holder = Held()
+        watchers.append(weakref.ref(holder))
+        return lambda *_, holder=holder: body()
 
     def fail():
         raise ValueError
@@ -242,8 +246,8 @@ def test_callables_are_freed(runtime):
     assert [w() for w in watchers] == [None] * len(watchers)
 
 
-def test_a_callable_is_held_when_its_submission_is_interrupted(runtime):
-    """A signal's handler that raises as soon as the task is submitted takes the handle, not what the task will run."""
+def test_a_callable_survives_an_interrupted_submission(runtime):
+    """A signal handler that raises right after the submission drops the handle, but the task keeps its callable."""
 
     class Argument:
         pass
@@ -252,7 +256,7 @@ def test_a_callable_is_held_when_its_submission_is_interrupted(runtime):
         pass
 
     event, seen, argument = runtime.event(), [], Argument()
-    held = weakref.ref(argument)
+    reference = weakref.ref(argument)
     before = runtime.stats().num_submitted
 
     def interrupt(*_):
@@ -263,25 +267,25 @@ def test_a_callable_is_held_when_its_submission_is_interrupted(runtime):
     sys.settrace(interrupt)
     try:
         with pytest.raises(Interrupted):
-            runtime.submit(lambda given: seen.append(given), scalars=[argument], wait_for=[(event, 1)])
+            runtime.submit(lambda value: seen.append(value), scalars=[argument], wait_for=[(event, 1)])
     finally:
         sys.settrace(None)
     del argument
     gc.collect()
-    is_held = held() is not None
+    is_held = reference() is not None
     if not is_held:
         runtime.cancel_all()  # what would run freed memory must not
     event.post()
     with suppress(CancelledError):
         runtime.wait_all()
-    assert is_held and seen == [held()]
+    assert is_held and seen == [reference()]
 
 
 @pytest.mark.parametrize(
     "text", ["日" * 400, "a" + "日" * 400, "ab" + "日" * 400, "\udc80 lone", "zero \0 here", None]
 )
-def test_whatever_an_exception_says_it_is_told(runtime, text):
-    """A failure arrives with its cause also when its text is long, not UTF-8, or cannot be had."""
+def test_any_exception_is_reported(runtime, text):
+    """A failure has its cause even if its text is long, not UTF-8, or raises itself."""
 
     class Odd(Exception):
         def __str__(self):
@@ -297,8 +301,8 @@ def test_whatever_an_exception_says_it_is_told(runtime, text):
         runtime.wait_all()
 
 
-def test_a_closed_runtime_leaves_nothing():
-    """A clean run lets go of the runtime, its arrays, buffers, regions, kernels, tasks, groups and traces."""
+def test_a_closed_runtime_leaves_no_references():
+    """A clean run releases the runtime, its arrays, buffers, regions, kernels, tasks, groups and traces."""
 
     def run():
         x = np.zeros((4, 4), np.float32)
@@ -325,7 +329,7 @@ def test_a_closed_runtime_leaves_nothing():
 
 
 def test_ten_thousand_callables(runtime):
-    """10,000 Python tasks leave no references behind."""
+    """10,000 Python tasks leave no references."""
     seen = []
 
     def count():
@@ -340,7 +344,7 @@ def test_ten_thousand_callables(runtime):
 
 
 def test_record_and_replay(runtime, kernels):
-    """A recording runs again, also on other buffers; Python kernels and wrong bindings are refused."""
+    """A recording runs again, also on other buffers; Python kernels and wrong bindings are rejected."""
     runtime.load_library(kernels)
     x, y, z = (np.zeros(2, np.int64) for _ in range(3))
     small = np.zeros(1, np.int64)

@@ -1,6 +1,6 @@
-"""Leaving: the interpreter's end with tasks that have not ended, and Ctrl-C in and at the end of a runtime's block.
+"""The interpreter's end with unfinished tasks, and Ctrl-C in and at the end of a runtime's block.
 
-Each program below runs in an interpreter of its own, all of them side by side.
+Each program below runs in its own interpreter, all of them concurrently.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ for body in (end_of_a_block_with_an_event, close_without_a_block, blocks_in_the_
 
 @pytest.fixture(scope="module")
 def ended():
-    """Of each program its lines, its complaints and its exit code."""
+    """The output, errors and exit code of each program."""
     running = {
         name: subprocess.Popen(
             [sys.executable, "-c", HEAD + body], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -160,41 +160,43 @@ def ended():
 
 
 def test_queued_tasks_run_at_exit(ended):
-    """The interpreter's end waits for what is queued, also for what another task's event releases."""
+    """The interpreter's end waits for queued tasks, also for those that another task's event releases."""
     lines, expected = ended["queued"].lines, [f"{which}{n}" for which in "ab" for n in range(10)]
     assert sorted(lines) == [*expected, "second"], ended["queued"]
     assert [line for line in lines if line[0] == "b"] == expected[10:]
     assert not ended["queued"].err and ended["queued"].code == 0
 
 
-def test_what_is_dropped_at_exit_is_said(ended):
-    """Tasks that wait for an event when nothing runs are cancelled aloud; so are failures not heard of."""
+def test_tasks_dropped_at_exit_are_reported(ended):
+    """Tasks that wait for an event when nothing runs are cancelled with a message; unreported
+    failures are printed.
+    """
     assert ended["said"].err.count("got 1 that wait for events") == 2 and not ended["said"].lines
     assert "got 'ZeroDivisionError: division by zero'" in ended["said"].err and ended["said"].code == 0
 
 
 @pytest.mark.parametrize("name", ["endless", "later", "interrupted twice", "block left by force"])
 def test_tasks_that_never_end_at_exit(ended, name):
-    """The process ends with a sentence and an exit code, without a crash, and keeps what was printed."""
+    """The process ends with a message and an exit code, without a crash, and earlier output is not lost."""
     assert ended[name].code == 1, ended[name]
     assert "[runtime.close] tasks must end before the interpreter does" in ended[name].err
     assert re.search(r"none has ended for \d+(\.\d+)? s;", ended[name].err)
     assert ended[name].lines == (["buffered"] if name == "endless" else [])
 
 
-def test_the_last_line_is_the_programs_own_error(ended):
-    """What a daemon thread still holds is not listed below the program's error."""
+def test_the_last_line_is_the_programs_error(ended):
+    """References of daemon threads are not listed below the program's error."""
     assert ended["mistake"].err.endswith("ValueError: a mistake\n") and ended["mistake"].code == 1
 
 
-def test_ctrl_c_at_exit(ended):
-    """Ctrl-C cancels what has not started."""
+def test_ctrl_c_at_exit_cancels_tasks(ended):
+    """Tasks that have not started are cancelled."""
     assert len(ended["interrupted"].lines) < 100
     assert "KeyboardInterrupt" in ended["interrupted"].err
 
 
-def test_ctrl_c_leaves_a_block(ended):
-    """Ctrl-C anywhere in a runtime's block ends it soon: what has not started never runs."""
+def test_ctrl_c_ends_a_block(ended):
+    """Ctrl-C anywhere in a runtime's block ends it soon: tasks that have not started never run."""
     lines = ended["blocks"].lines
     left = [line for line in lines if " " in line]
     assert len(left) == 6 and all(line.endswith(" True") for line in left), ended["blocks"]

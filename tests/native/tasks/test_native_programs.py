@@ -1,4 +1,4 @@
-"""Programs in C++: orchestrations loaded by path, a program built with CMake, and two processes."""
+"""C++ programs: orchestrations loaded by path, a program built with CMake, and two processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tilewise.runtime import InOut, Input, Output, Runtime
 
 
 def test_orchestration(runtime, kernels):
-    """A function of a library submits tasks with arguments; its failure is raised."""
+    """A library's function submits tasks with arguments; its failure is raised."""
     x = np.zeros(1, np.int64)
     with runtime.registered(x) as (hx,):
         runtime.run_orchestration(kernels, "orchestrate", [hx, 100, 3, 0])
@@ -37,7 +37,7 @@ def test_orchestration(runtime, kernels):
 
 
 def test_orchestration_that_throws(kernels):
-    """Its scopes are closed, so what they held can be had again, and the exception is told."""
+    """Its scopes are closed, so their memory can be used again, and the exception is reported."""
     with Runtime(num_workers=1, heap_bytes=1 << 20) as rt:
         for _ in range(3):
             with pytest.raises(TaskFailed, match="thrown on purpose"):
@@ -57,7 +57,7 @@ target_link_libraries(user_kernels PRIVATE tilewise::pto)
 
 
 def build_with_cmake(folder, text):
-    """Configure and build a user's project; returns the folder of what it built."""
+    """Configure and build a user's project; returns the build folder."""
     (folder / "CMakeLists.txt").write_text(text, encoding="utf-8")
     build = folder / "build"
     cmake = [str(Path(sys.executable).with_name("cmake"))]
@@ -70,7 +70,7 @@ def build_with_cmake(folder, text):
 
 
 def test_cmake_package(runtime, tmp_path):
-    """find_package(tilewise) gives a target with header and library; what it builds can be loaded."""
+    """find_package(tilewise) gives a target with header and library; the built library can be loaded."""
     build = build_with_cmake(tmp_path, CMAKE.format(source=SOURCE))
     x = np.zeros(1, np.int64)
     with runtime.registered(x) as (hx,):
@@ -83,7 +83,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "runtime_native.md"
 
 @pytest.mark.slow
 def test_the_page_of_native_programs(tmp_path):
-    """Every command of docs/runtime_native.md runs, in order, on the programs that stand in it."""
+    """Every command of docs/runtime_native.md runs, in order, on the page's programs."""
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     files = {"c": "first.c", "cpp": "program.cpp", "cmake": "CMakeLists.txt", "python": "run_matmul.py"}
@@ -103,7 +103,7 @@ def test_the_page_of_native_programs(tmp_path):
 
 
 def test_the_page_describes_the_graph(runtime, tmp_path):
-    """Its table names the fields of a task in the file, and no others."""
+    """Its table names exactly the fields of a task in the file."""
     with runtime.graph(tmp_path / "graph.json"):
         runtime.submit(None, name="alone")
     fields = set(json.loads((tmp_path / "graph.json").read_text())["tasks"][0])
@@ -114,7 +114,7 @@ def test_the_page_describes_the_graph(runtime, tmp_path):
 
 
 def start_workers(path, *libraries):
-    """The workers' process."""
+    """The process of the workers."""
     options = [part for library in libraries for part in ("--library", str(library))]
     return subprocess.Popen([sys.executable, "-m", "tilewise.runtime.workers", str(path), *options])
 
@@ -163,14 +163,14 @@ def test_killed_workers(kernels, tmp_path):
 
 
 def test_workers_without_orchestrator(tmp_path):
-    """The workers' process gives up when no orchestrator makes the shared file."""
+    """The workers' process ends if no orchestrator creates the shared file."""
     command = [sys.executable, "-m", "tilewise.runtime.workers", str(tmp_path / "none"), "--timeout", "0.1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2 and "start it first" in done.stderr
 
 
-def test_what_workers_cannot_serve_is_one_line(tmp_path):
-    """A file that no runtime made is refused in one sentence, with an exit code of its own."""
+def test_workers_reject_an_invalid_file_in_one_line(tmp_path):
+    """A file that no runtime made is rejected in one line, with its own exit code."""
     (tmp_path / "other").write_bytes(bytes(1 << 16))
     command = [sys.executable, "-m", "tilewise.runtime.workers", str(tmp_path / "other")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -181,13 +181,13 @@ def test_what_workers_cannot_serve_is_one_line(tmp_path):
 
 
 def test_missing_workers(tmp_path):
-    """A runtime whose workers do not come is an error after the time given."""
+    """A runtime without workers is an error after the given time."""
     with pytest.raises(TimeoutError, match="must attach"):
         Runtime(shared_path=tmp_path / "shared", num_workers=1, peer_timeout_s=0.1)
 
 
 def test_matmul_orchestration_example(runtime, tmp_path):
-    """The example in C++ gives NumPy's product, also for sides of different lengths."""
+    """The C++ example gives NumPy's product, also for sides of different lengths."""
     source = Path(__file__).parents[3] / "examples" / "06_matmul_orchestration.cpp"
     library = compile_library(source, tmp_path / "matmul.so")
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What a submission may say beyond its data: views for native kernels, names, deadlines; kernels that should stop."""
+"""Options of a submission: views for native kernels, names, deadlines; and kernels that should stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def scale(runtime, kernels):
 
 
 def test_native_kernels_see_boxes(runtime, scale):
-    """Sizes and strides are those of NumPy: of whole buffers, tiles, steps and new outputs."""
+    """Sizes and strides equal NumPy's: of whole buffers, tiles, steps and new outputs."""
     x = np.ones((6, 8), np.float32)
     wanted = x.copy()
     with runtime.registered(x) as (bx,):
@@ -66,7 +66,7 @@ def test_numba_kernels_see_boxes(runtime):
 
     @numba.njit
     def matrix(seen, dtype):
-        """The elements that a view of two dimensions shows, as an array with its strides."""
+        """The elements of a two-dimensional view, as an array with its strides."""
         return np.lib.stride_tricks.as_strided(
             numba.carray(pointer(seen.data), (1,), dtype),
             (np.intp(seen.size[0]), np.intp(seen.size[1])),
@@ -88,8 +88,8 @@ def test_numba_kernels_see_boxes(runtime):
         assert np.array_equal(runtime.read(by)[:, 0], x[1:4, 2:5].sum(axis=1))
 
 
-def test_refused_views(runtime, kernels):
-    """Views belong to native kernels, and a kernel is asked for in one way."""
+def test_invalid_views(runtime, kernels):
+    """Only native kernels have views, and the kind of kernel must be unique."""
     with pytest.raises(ConfigError, match="Python kernel gets arrays"):
         runtime.kernel(lambda x: None, views=True)
     runtime.load_library(kernels)
@@ -99,7 +99,7 @@ def test_refused_views(runtime, kernels):
 
 
 def test_names(runtime, tmp_path):
-    """A task's name stands in its error, in both kinds of trace and in the graph."""
+    """A task's name is in its error, in both kinds of trace and in the graph."""
     x = np.zeros(4, np.float32)
 
     def fail(_):
@@ -125,14 +125,14 @@ def test_names(runtime, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "n" * 64, 7, "a\0b"])
-def test_refused_names(runtime, name):
-    """A name is short printable text."""
+def test_invalid_names(runtime, name):
+    """A name must be short printable text."""
     with pytest.raises(ConfigError, match="name"):
         runtime.submit(None, name=name)
 
 
 def test_deadlines(runtime):
-    """A task that waits for an event beyond its deadline fails, and its heirs with it."""
+    """A task that waits for an event beyond its deadline fails, and its successors with it."""
     x = np.zeros(4, np.float32)
     event = runtime.event()
     with runtime.registered(x) as (bx,):
@@ -150,14 +150,14 @@ def test_deadlines(runtime):
 
 
 @pytest.mark.parametrize("deadline", [0, -1, float("nan"), "soon"])
-def test_refused_deadlines(runtime, deadline):
-    """A deadline is a number of seconds that lies ahead."""
+def test_invalid_deadlines(runtime, deadline):
+    """A deadline is a positive number of seconds."""
     with pytest.raises(ConfigError, match=r"deadline|timeout"):
         runtime.submit(None, deadline=deadline)
 
 
-def test_running_kernels_learn_that_they_should_stop(runtime):
-    """Cancelling a running task tells its kernel; what it does then is its own."""
+def test_running_kernels_can_detect_cancellation(runtime):
+    """Cancelling a running task sets a flag for its kernel, which decides what to do."""
     assert not should_stop()
     running = threading.Event()
 
@@ -167,7 +167,7 @@ def test_running_kernels_learn_that_they_should_stop(runtime):
         while not should_stop() and time.monotonic() < end:
             time.sleep(0.001)
         if not should_stop():
-            raise RuntimeError("it was never told")
+            raise RuntimeError("no notification came")
 
     task = runtime.submit(loop)
     running.wait(10)
@@ -178,8 +178,8 @@ def test_running_kernels_learn_that_they_should_stop(runtime):
     assert runtime.submit(loop, deadline=0.2).exception(10) is None
 
 
-def test_timeouts_are_said_as_they_were_given(runtime):
-    """Infinity waits, a negative number asks, and the sentence has the number of the call."""
+def test_timeouts_in_messages(runtime):
+    """Infinity waits, a negative number polls, and the message has the number of the call."""
     event = runtime.event()
     task = runtime.submit(None, wait_for=[(event, 1)])
     for timeout in (0.015, -1, 0):
@@ -196,14 +196,14 @@ def test_timeouts_are_said_as_they_were_given(runtime):
     runtime.wait_all(float("inf"))
 
 
-def test_refusals_name_what_was_given(runtime):
-    """A worker's number is not changed on its way into the sentence."""
+def test_errors_have_the_given_values(runtime):
+    """A worker's number is unchanged in the message."""
     with pytest.raises(ConfigError, match="got worker 7 of 2"):
         runtime.submit(None, hints=TaskExecutionHints(target_worker=7))
 
 
 def test_built_in_kernels_check_their_arguments(runtime):
-    """Wrong numbers and sizes are refused before anything is submitted."""
+    """Wrong numbers and sizes are rejected before anything is submitted."""
     x = np.zeros((4, 4), np.float32)
     with runtime.registered(x) as (bx,):
         before = runtime.stats().num_submitted
@@ -222,7 +222,7 @@ def test_built_in_kernels_check_their_arguments(runtime):
 
 
 def test_libraries_of_the_current_folder(runtime, kernels, monkeypatch):
-    """A library's name without a slash is the file next to the program."""
+    """A library's name without a slash is a file in the current folder."""
     monkeypatch.chdir(kernels.parent)
     x = np.zeros(1, np.int64)
     with runtime.registered(x) as (bx,):
@@ -234,32 +234,32 @@ def test_libraries_of_the_current_folder(runtime, kernels, monkeypatch):
 
 
 def test_an_orchestration_gets_whole_buffers_of_its_runtime(runtime, kernels):
-    """A region would become its whole buffer, and another runtime's handle may be that of a buffer here."""
+    """A region would become its whole buffer, and another runtime's handle might be a buffer here."""
     x = runtime.register(np.zeros(4, np.int64))
     with Runtime(num_workers=1) as other:
-        for given, error in [
+        for operand, error in [
             (x[0:2], "memory must be a Buffer"),
             (other.register(np.zeros(4)), "of another"),
         ]:
             with pytest.raises(ConfigError, match=error):
-                runtime.run_orchestration(str(kernels), "orchestrate", [given, 10, 1, 0])
+                runtime.run_orchestration(str(kernels), "orchestrate", [operand, 10, 1, 0])
     assert (runtime.read(x) == 0).all()
 
 
-def test_what_an_orchestration_says(runtime, kernels):
-    """Only errors of calls inside it are told as its own; it cannot close the runtime under its caller."""
-    for given, error in [
+def test_errors_of_an_orchestration(runtime, kernels):
+    """Only errors of calls inside it are reported as its own; it cannot close its caller's runtime."""
+    for operand, error in [
         (1, "a runtime must be open"),
         (0, "error was: none"),
         (2, "outside its orchestrations"),
     ]:
         with pytest.raises(TaskFailed, match=error):
-            runtime.run_orchestration(str(kernels), "orchestrate_status", [given])
+            runtime.run_orchestration(str(kernels), "orchestrate_status", [operand])
     runtime.submit(None).wait()
 
 
-def test_cancelled_tasks_are_cancelled_also_with_a_name(runtime):
-    """The name stands in the sentence of a cancelled task too."""
+def test_the_name_of_a_cancelled_task(runtime):
+    """The message of a cancelled task has its name, too."""
     event = runtime.event()
     task = runtime.submit(None, wait_for=[(event, 1)], name="never")
     task.cancel()

@@ -1,4 +1,4 @@
-"""Protocols whose larger scenarios `make test` has no time for: more threads, longer runs, every execution."""
+"""Larger scenarios of the protocols, too long for `make test`: more threads, longer runs, every execution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.soak
 
 @pytest.fixture(scope="module")
 def folder():
-    """Where the native test programs are, built as for their everyday run."""
+    """The folder of the native test programs, built as for everyday runs."""
     command = [str(ROOT / ".ci/native_tests"), "release"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -27,7 +27,7 @@ def folder():
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_protocol_holds_in_every_execution_of_its_largest_scenarios(folder, program):
-    """None of some millions of executions breaks the protocol."""
+    """None of some millions of executions violates the protocol."""
     done = subprocess.run(
         [folder / program, "deep"], capture_output=True, text=True, timeout=900, check=False
     )

@@ -1,4 +1,4 @@
-"""Random programs of tasks give the bytes of a sequential run, and a failure takes exactly its successors with it."""
+"""Random programs of tasks give the bytes of a sequential run, and a failure affects exactly its successors."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_random_programs(kernels, program):
 @settings(max_examples=10_000, **COMMON)
 @given(program=programs())
 def test_many_random_programs(kernels, program):
-    """10,000 programs, others each time."""
+    """10,000 programs, different ones each time."""
     assert _differences(program, kernels) == []
 
 
 def _slow_chain():
-    """Each task reads what the one before it writes, and every other one is slow."""
+    """Each task reads the result of the previous one, and every other task is slow."""
     names = ["a", "b"]
     steps = [
         Step(
@@ -67,13 +67,13 @@ def _slow_chain():
 
 
 def test_comparison_finds_dropped_edges(kernels):
-    """Planted fault: when the runtime does not see the inputs, the comparison must fail."""
+    """The twin: if the runtime does not see the inputs, the comparison fails."""
     assert _differences(_slow_chain(), kernels) == []
     assert any(_differences(_slow_chain(), kernels, drops_order=True) for _ in range(5))
 
 
 def test_comparison_finds_another_order(kernels):
-    """Planted fault: an oracle that runs two dependent tasks the other way round must disagree."""
+    """The twin: an oracle that swaps two dependent tasks disagrees."""
     program = _slow_chain()
     memory, failed = run_program(program, kernels)
     program.submitters[0][3], program.submitters[0][4] = program.submitters[0][4], program.submitters[0][3]

@@ -1,4 +1,4 @@
-"""Reading and writing a region of a buffer from Python: its own writers and failures, and no others."""
+"""Reading and writing a region of a buffer from Python involves only its own writers and failures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def fail(_):
     raise RuntimeError("planted")
 
 
-def test_regions_are_read_and_healed_one_by_one(runtime):
-    """A failure on one region outlives a write of another; its own write ends it."""
+def test_failures_are_per_region(runtime):
+    """A failure on one region survives a write of another; a write of the same region ends it."""
     x = np.zeros(8, np.float32)
     with runtime.registered(x) as (buffer,):
         runtime.submit(fail, [Output(buffer[0:4])])
@@ -29,7 +29,7 @@ def test_regions_are_read_and_healed_one_by_one(runtime):
         assert runtime.read(buffer).tolist() == [1] * 4 + [2] * 4
 
 
-def test_a_read_of_a_region_waits_for_its_writers_alone(runtime):
+def test_a_read_waits_only_for_writers_of_its_region(runtime):
     """Tasks on other regions may wait for an event meanwhile."""
     x, y = np.zeros(8, np.float32), np.ones(4, np.float32)
     event = runtime.event()

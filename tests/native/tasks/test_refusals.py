@@ -1,7 +1,7 @@
-"""Mistakes that the Python face must refuse, because the runtime below could not tell them from good calls.
+"""Mistakes that the Python interface must reject because the runtime could not detect them.
 
-Ids of two runtimes may be equal, an address of 0 is no kernel, NumPy takes True for a mask and not for an index,
-read-only memory stays so, and a forked child has none of the runtime's threads.
+Ids of two runtimes may be equal, an address of 0 is not a kernel, NumPy treats True as a mask,
+read-only memory must not be written, and a forked child has no threads of the runtime.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ sys.exit(os.waitstatus_to_exitcode(status))
 @pytest.mark.parametrize(
     "name", ["after", "wait_for", "predicate", "read", "write", "unregister", "freeze", "complete"]
 )
-def test_things_of_another_runtime_are_refused(runtime, name):
-    """A task, buffer or event works only with the runtime that made it, even where the ids are equal."""
+def test_objects_of_another_runtime_are_rejected(runtime, name):
+    """A task, buffer or event works only with its own runtime, even if ids are equal."""
     with Runtime(num_workers=1) as other:
         task, event = runtime.submit(None), runtime.event()
         mine, _ = runtime.register(np.ones(4)), other.register(np.ones(4))
@@ -53,13 +53,13 @@ def test_things_of_another_runtime_are_refused(runtime, name):
 
 
 def test_a_group_holds_tasks_of_one_runtime(runtime):
-    """A group refuses a task of a second runtime, whose id may equal one that it holds."""
+    """A group rejects a task of a second runtime, whose id may equal one of its tasks."""
     with Runtime(num_workers=1) as other, pytest.raises(ValueError, match="one runtime"):
         TaskGroup([runtime.submit(None), other.submit(None)])
 
 
 def test_a_replay_binds_buffers_of_its_runtime(runtime):
-    """A recording refuses buffers of another runtime."""
+    """A recording rejects buffers of another runtime."""
     mine = runtime.register(np.zeros(4, np.float32))
     with runtime.record() as recording:
         runtime.submit(None, [Input(mine)])
@@ -68,20 +68,20 @@ def test_a_replay_binds_buffers_of_its_runtime(runtime):
 
 
 @pytest.mark.parametrize("kernel", [0, -8, ctypes.CFUNCTYPE(ctypes.c_int)()])
-def test_no_address_is_no_kernel(runtime, kernel):
-    """Null pointers and negative addresses are refused, not called."""
+def test_invalid_addresses_are_rejected(runtime, kernel):
+    """Null pointers and negative addresses are not called."""
     with pytest.raises(ValueError, match=r"\[runtime.kernel\]"):
         runtime.submit(kernel)
 
 
-def test_a_truth_value_is_no_index(runtime):
-    """`buffer[True]` is refused: NumPy would give the kernel the whole array, the box would be row 1."""
+def test_a_boolean_index_is_rejected(runtime):
+    """`buffer[True]`: NumPy would give the whole array, but the box would be row 1."""
     with pytest.raises(ValueError, match="integers and non-empty"):
         runtime.register(np.zeros((4, 4)))[True]
 
 
 def test_read_only_memory_stays_read_only(runtime):
-    """Read-only memory can be neither unfrozen nor written by the host."""
+    """Read-only memory can be neither made writable nor written by the host."""
     buffer = runtime.register(b"constant")
     with pytest.raises(ValueError, match="read-only"):
         runtime.freeze(buffer, False)
@@ -90,7 +90,7 @@ def test_read_only_memory_stays_read_only(runtime):
 
 
 def test_numbers_too_large_for_the_runtime_are_named(runtime):
-    """Priorities, values of events and steps out of range raise ValueError in the house form."""
+    """Priorities, values of events and steps out of range raise a ValueError with our text."""
     event = runtime.event()
     with pytest.raises(ValueError, match="priority"):
         TaskExecutionHints(priority=1 << 40)
@@ -101,13 +101,13 @@ def test_numbers_too_large_for_the_runtime_are_named(runtime):
 
 
 def test_a_forked_child_ends():
-    """A child made by fork leaves through sys.exit without waiting for threads that it does not have."""
+    """A forked child leaves through sys.exit without waiting for threads that it does not have."""
     ended = subprocess.run([sys.executable, "-c", FORK], timeout=60, check=False)
     assert ended.returncode == 7
 
 
-def test_overlapping_memory_is_registered_once(runtime):
-    """Arrays that share bytes would be two buffers whose tasks do not see each other."""
+def test_overlapping_memory_is_rejected(runtime):
+    """Arrays that share bytes would be two buffers whose tasks are not ordered."""
     x = np.zeros(8)
     with runtime.registered(x[2:6]):
         for part in (x, x[5:], x[:3], x[3:4]):
@@ -135,7 +135,7 @@ time.sleep(0.2)
 
 
 def test_exit_with_a_thread_blocked_in_submit():
-    """The interpreter ends although a daemon thread keeps submitting tasks that wait for nothing."""
+    """The interpreter ends although a daemon thread keeps submitting tasks."""
     done = subprocess.run(
         [sys.executable, "-c", EXIT], timeout=60, capture_output=True, text=True, check=False
     )

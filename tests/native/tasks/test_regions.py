@@ -1,4 +1,4 @@
-"""Regions: what an index picks, boxes in bytes, grids of tiles, and what is refused when they are made."""
+"""Regions: indices, boxes in bytes, grids of tiles, and errors when they are made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rt():
 
 
 def random_entry(rng, length):
-    """An integer or an ascending slice that picks something of a dimension."""
+    """An integer or an ascending slice within a dimension."""
     start = rng.randrange(length)
     if rng.random() < 0.3:
         return rng.choice([start, start - length, np.int64(start)])
@@ -35,8 +35,8 @@ def random_entry(rng, length):
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 6), (3, 4, 5), (2, 3, 2, 3)])
-def test_an_index_picks_what_numpy_picks(rt, shape):
-    """The region's array is NumPy's view, wherever its bytes lie; a kernel writes exactly there."""
+def test_an_index_selects_what_numpy_selects(rt, shape):
+    """The region's array is NumPy's view; a kernel writes exactly there."""
     rng = random.Random(str(shape))
     x = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     with rt.registered(x) as (buffer,):
@@ -59,7 +59,9 @@ def test_an_index_picks_what_numpy_picks(rt, shape):
 
 
 def test_shapes_of_arrays(rt):
-    """Integers take a dimension away; one element stays an array, for a kernel to write to; () is the whole."""
+    """Integers remove a dimension; one element stays an array, so that a kernel can write to it; ()
+    is the whole buffer.
+    """
     x, scalar = np.zeros((4, 6)), np.zeros(())
     with rt.registered(x, scalar) as (buffer, point):
         assert buffer[1].shape == (6,) and buffer[:, 2].shape == (4,) and buffer[1, 2].shape == (1,)
@@ -69,7 +71,7 @@ def test_shapes_of_arrays(rt):
 
 
 def test_arrays_of_read_only_memory_and_odd_types(rt):
-    """What cannot be written cannot be written through a region; dates and records are shown as they are."""
+    """Read-only memory cannot be written through a region; dates and records are shown unchanged."""
     fixed = np.arange(4)
     fixed.flags.writeable = False
     dates = np.array(["2020-01-01", "2021-01-01"], "datetime64[D]")
@@ -93,8 +95,8 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_box_in_bytes_lies_inside(rt, name):
-    """A box that leaves its buffer, or is invalid, is refused when it is made, before an array could reach beyond."""
+def test_a_box_in_bytes_must_lie_inside(rt, name):
+    """A box that leaves its buffer, or is invalid, is rejected when it is made."""
     with (
         rt.registered(np.zeros(256, np.uint8)) as (buffer,),
         pytest.raises(ConfigError, match=r"^\[runtime\.region\]"),
@@ -103,7 +105,7 @@ def test_a_box_in_bytes_lies_inside(rt, name):
 
 
 def test_a_box_in_bytes_up_to_the_end(rt):
-    """Boxes whose last byte is the buffer's last are good, and their arrays are those bytes."""
+    """Boxes whose last byte is the buffer's last are valid, and their arrays have those bytes."""
     x = np.arange(256, dtype=np.uint8)
     with rt.registered(x) as (buffer,):
         assert buffer.region(255, (1,)).array.tolist() == [255]
@@ -114,7 +116,9 @@ def test_a_box_in_bytes_up_to_the_end(rt):
 
 
 def test_grid(rt):
-    """Tiles are regions, made once; the last are smaller; iterating gives all; places outside are refused."""
+    """Tiles are regions, made once; the last ones are smaller; iterating gives all; indices outside
+    are rejected.
+    """
     x = np.arange(10 * 6).reshape(10, 6)
     with rt.registered(x) as (buffer,):
         grid = buffer.tiles(4, 3)
@@ -133,7 +137,7 @@ def test_grid(rt):
 
 
 def test_a_grid_is_collected_with_its_buffer(rt):
-    """A buffer keeps its grids and they keep it: the circle is found when the program drops it."""
+    """A buffer and its grids refer to each other; the garbage collector frees the cycle."""
     buffer = rt.alloc((8, 8))
     gone = weakref.ref(buffer), weakref.ref(buffer.tiles(2, 2)[0, 0])
     del buffer
@@ -141,8 +145,8 @@ def test_a_grid_is_collected_with_its_buffer(rt):
     assert [ref() for ref in gone] == [None, None]
 
 
-def test_text(rt):
-    """A region says its buffer, its box, its shape and its dtype."""
+def test_repr(rt):
+    """A region's text has its buffer, box, shape and dtype."""
     with rt.registered(np.zeros((8, 8), np.float32)) as (buffer,):
         name = repr(buffer).split(",")[0]
         assert repr(buffer[0:4, ::2]) == f"Region({name})[0:4, ::2], shape=(4, 4), dtype=float32)"
@@ -154,8 +158,8 @@ def test_text(rt):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
-def test_a_reduction_adds_in_the_type_of_its_buffer(rt, dtype):
-    """Without a combine the partials are added as what they are."""
+def test_a_reduction_uses_the_dtype_of_its_buffer(rt, dtype):
+    """Without a combine function, partial values are added in their dtype."""
     with rt.registered(np.full(3, 10, dtype)) as (total,), rt.scope():
         for n in range(4):
             rt.submit(lambda part, n: part.fill(n), [Reduce(total)], scalars=[n])
@@ -163,8 +167,8 @@ def test_a_reduction_adds_in_the_type_of_its_buffer(rt, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint64, np.float16, ">f4", np.complex128, np.uint8])
-def test_a_reduction_without_a_sum_is_refused(rt, dtype):
-    """A dtype without a built-in sum is refused with what to pass; a combine that is given is taken."""
+def test_a_reduction_without_a_sum_is_rejected(rt, dtype):
+    """A dtype without a built-in sum needs a combine function, and the error says so."""
     with rt.registered(np.zeros(4, dtype)) as (total,):
         with pytest.raises(
             ConfigError, match=r"must be of float32, float64 or int64; got a buffer of .*; pass combine"
@@ -174,8 +178,8 @@ def test_a_reduction_without_a_sum_is_refused(rt, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:nanobind")
-def test_native_classes_are_not_made_half(rt):
-    """Regions and grids come from buffers only; what was made past their constructors is refused without a crash."""
+def test_native_classes_have_no_public_constructor(rt):
+    """Regions and grids come only from buffers; objects made without a constructor are rejected without a crash."""
     with rt.registered(np.zeros((4, 4))) as (buffer,):
         grid = buffer.tiles(2, 2)
         for kind in (type(buffer[0]), type(grid)):

@@ -22,10 +22,11 @@ def nothing(*_):
 
 
 def wavefront(rt, size=6):
-    """Tasks on a grid, each after its upper and left neighbour; the first waits until all have been submitted.
+    """Tasks on a grid, each after its upper and left neighbour; the first waits until all are
+    submitted.
 
     Returns:
-        Which tasks each must wait for, by id.
+        The tasks that each must wait for, by id.
     """
     grid = [[rt.register(np.zeros(4)) for _ in range(size)] for _ in range(size)]
     event, tasks = rt.event(), {}
@@ -43,13 +44,13 @@ def wavefront(rt, size=6):
 
 
 def without_one_edge(graph):
-    """The graph whose last task waits for one task less."""
+    """The graph with one dependency of the last task removed."""
     *others, last = graph.tasks
     return replace(graph, tasks=(*others, replace(last, producers=last.producers[1:])))
 
 
 def test_trace(runtime, tmp_path):
-    """A traced block gives one record per task, a Perfetto file, and nothing of what came before or after."""
+    """A traced block has one record per task, a Perfetto file, and nothing from before or after the block."""
     runtime.submit(None)
     begin = time.monotonic_ns()
     with runtime.trace(tmp_path / "trace.json") as tracing:
@@ -72,7 +73,7 @@ def test_trace(runtime, tmp_path):
 
 
 def test_graph(runtime, tmp_path):
-    """The graph's file has every task, and the offline check agrees with what the runtime did."""
+    """The graph's file has every task, and the offline check agrees with the run."""
     with runtime.graph(tmp_path / "graph.json") as log:
         expected = wavefront(runtime)
     assert {t.id: set(t.producers) for t in log.graph.tasks} == expected
@@ -85,18 +86,18 @@ def test_graph(runtime, tmp_path):
 
 
 def test_trace_and_graph_of_one_run(runtime, tmp_path):
-    """One run gives a page, a Perfetto file and the graph; the trace then knows the edges, and follows them."""
+    """One run gives a page, a Perfetto file and the graph; the trace then has the edges, and agrees with them."""
     paths = [tmp_path / name for name in ("run.html", "run.json", "graph.json")]
     with runtime.trace(*paths[:2], graph=paths[2]) as tracing:
         expected = wavefront(runtime)
     assert "36 tasks of 2 kernels took" in paths[0].read_text() and read_graph(paths[2]) == tracing.graph
     slices = [e for e in json.loads(paths[1].read_text())["traceEvents"] if e.get("cat") == "task"]
-    for found in (
+    for result in (
         {t.task: set(t.producers) for t in tracing.trace.tasks},
         {t.id: set(t.producers) for t in tracing.graph.tasks},
         {e["args"]["task"]: set(e["args"].get("producers", ())) for e in slices},
     ):
-        assert found == expected
+        assert result == expected
     path = tracing.trace.critical_path
     assert path.is_from_edges and len(path.tasks) == 11  # from corner to corner
     with runtime.graph(tmp_path / "a.html", tmp_path / "a.json") as log, runtime.trace() as inner:
@@ -109,7 +110,7 @@ def test_trace_and_graph_of_one_run(runtime, tmp_path):
 
 
 def test_failure_in_a_traced_block(runtime):
-    """A failed task does not spoil the trace; its handle still tells."""
+    """A failed task does not affect the trace; its handle still raises the error."""
 
     def bad():
         raise ValueError
@@ -122,7 +123,7 @@ def test_failure_in_a_traced_block(runtime):
 
 
 def test_stats_and_advice():
-    """Counters count, and advice names the knob of what was full or far too large."""
+    """Counters count, and advice names the option of a resource that was full or much too large."""
     with Runtime(num_workers=1, window=2, heap_bytes=1 << 20) as rt:
         event = rt.event()
         first = rt.submit(None, wait_for=[(event, 1)])
@@ -143,8 +144,8 @@ def test_stats_and_advice():
         assert "would do" in " ".join(rt.stats().advice())
 
 
-def test_a_block_that_ctrl_c_ends_writes_nothing(runtime, tmp_path):
-    """It does not wait for its tasks, so there is nothing whole; an error of the program's is no Ctrl-C."""
+def test_a_traced_block_ended_by_ctrl_c_writes_nothing(runtime, tmp_path):
+    """It does not wait for its tasks, so the trace would be incomplete; an error of the program still writes it."""
     event = runtime.event()
     rescue = threading.Timer(5, event.post)  # of a block that waits all the same
     rescue.start()
@@ -165,7 +166,7 @@ def test_a_block_that_ctrl_c_ends_writes_nothing(runtime, tmp_path):
 
 
 def test_one_trace_and_one_graph_at_a_time(runtime, tmp_path):
-    """A second one inside is refused and harms neither; one that Ctrl-C ended does not stand in the next one's way."""
+    """A nested one is rejected without effect; one that Ctrl-C ended does not block the next."""
     with runtime.trace() as tracing:
         runtime.submit(None, name="one")
         with pytest.raises(ConfigError, match="one trace at a time"), runtime.trace():

@@ -1,4 +1,4 @@
-"""Waiting for tasks: one, all, any; from threads and asyncio; with deadlines; cancelling and failing."""
+"""Waiting for tasks: one, all, any; with threads and asyncio; deadlines; cancelling and failing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fail(*_):
 
 
 def test_failure_reaches_successors(runtime):
-    """A failure is told at the wait with its cause, poisons what read its data, and nothing else."""
+    """A failure is raised by the wait with its cause, and affects only tasks that read its data."""
     x, y = np.zeros(4), np.zeros(4)
     with runtime.registered(x, y) as (hx, hy):
         bad = runtime.submit(fail, [InOut(hx)])
@@ -54,7 +54,7 @@ def test_failure_reaches_successors(runtime):
     runtime.wait_all()
 
 
-def test_unheard_failure_is_raised_at_the_end():
+def test_an_unreported_failure_is_raised_at_the_end():
     """The end of the block raises a failure that the program has not seen, and not one that it has."""
     with pytest.raises(TaskFailed, match="boom"), Runtime(num_workers=1) as rt:
         rt.submit(fail)
@@ -63,7 +63,7 @@ def test_unheard_failure_is_raised_at_the_end():
 
 
 def test_block_error_cancels():
-    """An error in the block is raised as it is; waiting tasks are skipped."""
+    """An error in the block is raised unchanged; waiting tasks are skipped."""
     ran = []
     with pytest.raises(KeyError), Runtime(num_workers=1) as rt:
         event = rt.event()
@@ -94,7 +94,7 @@ def test_timeout_and_cancel(runtime):
 
 
 def test_after_and_priority_and_target(runtime):
-    """Explicit edges hold; hints that can be honoured are."""
+    """Explicit edges hold; hints are followed if possible."""
     seen = []
     event = runtime.event()
     with runtime.trace() as tracing:
@@ -109,8 +109,8 @@ def test_after_and_priority_and_target(runtime):
     assert {task.priority for task in tracing.trace.tasks[1:]} == {3}
 
 
-def test_priorities_decide_what_runs_first():
-    """Of the tasks that are ready the most urgent runs first; equal ones run as they were submitted."""
+def test_priorities_order_ready_tasks():
+    """The most urgent ready task runs first; equal ones run in order of submission."""
     seen = []
     with Runtime(num_workers=0) as rt:
         event = rt.event()
@@ -134,7 +134,7 @@ def test_predicate(runtime):
 
 
 def test_worker_types():
-    """A type that no worker serves is an error; one that some serve runs there."""
+    """A type that no worker has is an error; otherwise the task runs on a matching worker."""
     with Runtime(worker_types=[[WorkerType.CUBE], [WorkerType.VECTOR, WorkerType.AI_CPU]]) as rt:
         assert rt.num_workers == 2
         kinds = [WorkerType.CUBE, WorkerType.VECTOR, WorkerType.AI_CPU] * 5
@@ -170,15 +170,15 @@ def test_later(runtime):
 
 
 @pytest.mark.parametrize("result", [1, 0, True, "LATER", np.ones(2)], ids=repr)
-def test_a_python_kernel_returns_nothing_or_later(runtime, result):
-    """A number is no status: what a kernel returns besides None and LATER fails its task, which ends."""
+def test_a_python_kernel_returns_none_or_later(runtime, result):
+    """Any other return value fails its task."""
     error = runtime.submit(lambda: result).exception(10)
     assert isinstance(error, TaskFailed) and "must return None, or LATER" in str(error)
     assert isinstance(error.__cause__, ConfigError)
 
 
 def test_later_is_one_object():
-    """LATER is known by identity, also after a copy, and says what it is."""
+    """LATER is recognized by identity, also after a copy, and has a readable repr."""
     assert copy.deepcopy(LATER) is LATER and pickle.loads(pickle.dumps(LATER)) is LATER
     assert repr(LATER) == "LATER" and LATER != 1
 
@@ -206,7 +206,7 @@ def test_with_handle_waits(runtime):
 
 
 def test_group(runtime):
-    """wait_all raises the first failure when all have ended; iteration yields as completed."""
+    """wait_all raises the first failure when all have ended; iteration yields tasks as they complete."""
     event, seen = runtime.event(), []
     group = TaskGroup(runtime.submit(None, wait_for=[(event, n + 1)]) for n in (2, 1, 0))
     order = list(group._tasks)
@@ -223,7 +223,7 @@ def test_group(runtime):
 
 
 def test_group_block(runtime):
-    """A group's block waits for all; when it raises, what has not started is cancelled."""
+    """A group's block waits for all; if it raises, tasks that have not started are cancelled."""
     seen = []
     with TaskGroup() as group:
         for n in range(5):
@@ -240,7 +240,7 @@ def test_group_block(runtime):
 
 
 def test_group_iterates_in_order(runtime):
-    """Iterating gives the tasks as they were added, as often as asked; as_completed hands out each once, as it ends."""
+    """Iterating gives the tasks in order of addition, any number of times; as_completed gives each once."""
     events = [runtime.event() for _ in range(3)]
     tasks = [runtime.submit(None, wait_for=[(event, 1)]) for event in events]
     group = TaskGroup(tasks)
@@ -256,7 +256,9 @@ def test_group_iterates_in_order(runtime):
 
 
 def test_async_group(runtime):
-    """`async with` waits for all without holding the thread, raises the first failure, and cancels with its block."""
+    """`async with` waits for all without blocking the thread, raises the first failure, and cancels
+    with its block.
+    """
 
     async def waits():
         event, seen = runtime.event(), []
@@ -303,7 +305,7 @@ def test_cancelling_an_await_cancels_its_task(runtime):
 
 
 def test_group_from_several_threads(runtime):
-    """Several threads add to and take from one group; each task is handed out once."""
+    """Several threads add to and take from one group; each task is returned once."""
     group, taken, lock = TaskGroup(), [], threading.Lock()
 
     def work(number):
@@ -323,7 +325,7 @@ def test_group_from_several_threads(runtime):
 
 
 def test_asyncio(runtime):
-    """await a handle, a failing one, many at once, and a group as completed, without holding a thread."""
+    """await a handle, a failing one, many at once, and a group as completed, without blocking a thread."""
 
     async def main():
         event = runtime.event()
@@ -351,7 +353,7 @@ def test_asyncio(runtime):
 
 
 def test_await_needs_workers():
-    """Without workers no thread would run an awaited task: it is refused; wait() runs it."""
+    """Without workers no thread would run an awaited task: await is rejected, wait() runs it."""
     with Runtime(num_workers=0) as rt:
         task = rt.submit(None)
         with pytest.raises(ValueError, match="needs a worker"):
@@ -364,7 +366,7 @@ async def _await(task):
 
 
 def run_python(code, *arguments):
-    """A program in an interpreter of its own."""
+    """A program in its own interpreter."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
@@ -398,7 +400,7 @@ def test_ctrl_c(where):
 
 
 def test_signal_handler_exception_is_raised(runtime):
-    """What a handler raises during a wait is what the wait raises."""
+    """An exception of a signal handler during a wait is raised by the wait."""
 
     class MyError(Exception):
         pass
@@ -418,7 +420,9 @@ def test_signal_handler_exception_is_raised(runtime):
 
 
 def test_submit_while_a_replay_waits_for_python():
-    """A replay holds the submission lock while it waits for a Python kernel: who submits meanwhile lets that run."""
+    """A replay holds the submission lock while it waits for a Python kernel; a concurrent submitter
+    lets that run.
+    """
     go = threading.Event()
     with Runtime(num_workers=1, window=4) as rt:
         x, y, z = (rt.register(np.ones(8, np.float32)) for _ in range(3))

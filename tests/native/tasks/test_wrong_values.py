@@ -1,7 +1,8 @@
-"""Values that the task runtime refuses because it would take them silently for something else, or read wrong memory.
+"""Invalid values that the task runtime must reject because they would otherwise be misinterpreted,
+or read wrong memory.
 
-Each case is a call that raises the project's error before anything starts. Types at which Python itself raises, such as
-text where a number belongs, are not listed.
+Each case is a call that raises the project's error before anything starts. Types for which Python
+itself raises, such as text instead of a number, are not listed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NAN, HUGE = float("nan"), 1 << 80
 
 @pytest.fixture(scope="module")
 def w():
-    """A world to make mistakes in: a runtime with one of each thing, and a second runtime with the same."""
+    """A runtime with one object of each kind, and a second runtime with the same."""
     with Runtime(num_workers=1, window=64) as rt, Runtime(num_workers=1, window=64) as other:
         x = rt.register(np.zeros((4, 4), np.float32))
         frozen = np.zeros(4)
@@ -68,7 +69,7 @@ def test_opening(name, value):
         Runtime(**{"num_workers": 1, name: value} if name != "worker_types" else {name: value})
 
 
-def test_worker_types_of_another_number():
+def test_worker_types_for_another_number_of_workers():
     """As many lists of worker types as workers."""
     with pytest.raises(TilewiseError, match=SENTENCE):
         Runtime(num_workers=2, worker_types=[[WorkerType.CUBE]])
@@ -89,8 +90,8 @@ WAITS = {
 
 
 @pytest.mark.parametrize("call", WAITS)
-def test_a_timeout_is_a_number(w, call):
-    """No time is before or after a NaN: a wait with one would not end. Invalid also if there is nothing to wait for."""
+def test_a_timeout_must_not_be_nan(w, call):
+    """A wait with NaN would not end. Also rejected if there is nothing to wait for."""
     with pytest.raises(TilewiseError, match=SENTENCE):
         WAITS[call](w, NAN)
 
@@ -99,8 +100,8 @@ def test_a_timeout_is_a_number(w, call):
     "timeout", [None, 0, 1, 0.5, -1, np.float32(1), np.int64(2), float("inf"), 1e300, HUGE]
 )
 @pytest.mark.parametrize("call", ["task.wait", "wait_all", "read", "group.wait_all", "as_completed"])
-def test_good_timeouts(w, call, timeout):
-    """Whole numbers, NumPy's and infinity are times; a negative one has passed already."""
+def test_valid_timeouts(w, call, timeout):
+    """Integers, NumPy numbers and infinity are valid; a negative timeout has passed already."""
     WAITS[call](w, timeout)
 
 
@@ -226,7 +227,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls(w, name):
+def test_invalid_calls(w, name):
     """The call raises the project's error and submits nothing."""
     before = w.rt.stats().num_submitted
     with pytest.raises(TilewiseError, match=SENTENCE):
@@ -235,7 +236,7 @@ def test_calls(w, name):
 
 
 def test_collections_of_other_kinds(w):
-    """Arrays, sets and NumPy's scalars stand for lists, integers and truth values."""
+    """Arrays, sets and NumPy scalars are accepted as lists, integers and booleans."""
     rt, x = w.rt, w.x
     with rt.scope():
         first = rt.submit("sum_f32", [InOut(x), Input(x)], scalars=np.array([4]), worker_type=np.int64(1))
@@ -244,8 +245,8 @@ def test_collections_of_other_kinds(w):
     rt.wait_all()
 
 
-def test_record_tells_the_first_error(w):
-    """An error in the block is the one that is raised, also when the runtime has ended the recording."""
+def test_record_raises_the_first_error(w):
+    """An error in the block is raised even if the runtime has ended the recording."""
     with pytest.raises(RuntimeError, match="mine"), w.rt.record():
         w.rt._native.record_end()
         raise RuntimeError("mine")

@@ -1,10 +1,10 @@
-"""Runs of `tilewise train` that are killed, and what must be true of their output after every kill.
+"""Runs of `tilewise train` that are killed, and the invariants of their output after every kill.
 
-A run is killed by itself, before the n-th operation on a file of its output (Python's audit hook tells of them), or
-from outside, some time after a checkpoint's temporary directory appears; the second also hits the middle of writing a
-file. After each kill, what has the name of a checkpoint is whole, the newest never goes back, and of the run before
-nothing hidden is left. Faults are planted by lines that the process runs before `tilewise`; the product knows nothing
-of kills.
+A run is killed by itself, before the n-th operation on a file of its output (through Python's audit
+hook), or from outside, shortly after a checkpoint's temporary directory appears; the second also
+hits the middle of writing a file. After each kill, every checkpoint with a final name is complete,
+the newest step never decreases, and no hidden files of the previous run remain. Faults are planted
+by lines that run before `tilewise`; the product does not know about kills.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def watch(event, arguments):
     global count
     if event not in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod"):
         return
-    if event in ("os.remove", "os.rmdir") and arguments[-1] != -1:  # of a whole tree, told by descriptor and name
+    if event in ("os.remove", "os.rmdir") and arguments[-1] != -1:  # rmtree passes a descriptor and a name
         is_meant = prefix.endswith(("/", "a tree"))
     else:
         is_meant = isinstance(arguments[0], str) and arguments[0].startswith(prefix)
@@ -61,12 +61,12 @@ training.remove_leftovers = run.remove_leftovers = lambda directory: None
 
 
 class KilledRun:
-    """A training run that is killed and resumed again and again.
+    """A training run that is repeatedly killed and resumed.
 
     Args:
         file: its configuration.
         out: its output directory.
-        fault: Python that each of its processes runs first.
+        fault: Python code that each of its processes runs first.
     """
 
     def __init__(self, file: Path, out: Path, fault: str = "") -> None:
@@ -77,12 +77,14 @@ class KilledRun:
         self.num_in_writing = 0  # kills that left something half written behind, under a hidden name
 
     def kill_at(self, operation: int, below: str = "") -> bool:
-        """Resume, and kill before the n-th operation on a path of the output that begins with `below` (`a tree`: on
-        what stands in a directory that is removed); False when the run ended before. 0: no kill."""
+        """Resume, and kill before the n-th operation on a path of the output that begins with
+        `below` (`a tree`: on entries of a directory that is removed); False if the run ended
+        before. 0: no kill.
+        """
         return self._is_killed(self._start(operation, below))
 
     def kill_while_writing(self, rng: random.Random) -> bool:
-        """Resume, and kill a moment after one of the first checkpoints begins to be written."""
+        """Resume, and kill shortly after one of the first checkpoints begins to be written."""
         process = self._start(0)
         for _ in range(rng.randint(1, 3)):
             before = self._hidden()
@@ -93,7 +95,7 @@ class KilledRun:
         return self._is_killed(process)
 
     def finish(self) -> None:
-        """Resume and let it come to its end."""
+        """Resume and let it finish."""
         assert not self.kill_at(0)
 
     def _start(self, operation: int, below: str = "") -> subprocess.Popen[str]:
@@ -109,7 +111,7 @@ class KilledRun:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def _is_killed(self, process: subprocess.Popen[str]) -> bool:
-        """Wait for its end and look at what it left."""
+        """Wait for its end and check its output."""
         said = process.communicate(timeout=600)[1]
         assert process.returncode in (0, -signal.SIGKILL), said
         assert "damaged" not in said, said  # no checkpoint was found that is not whole, so none was loaded
@@ -123,7 +125,7 @@ class KilledRun:
         return {*self.out.glob(HIDDEN), *self.checkpoints.glob(HIDDEN)}
 
     def check(self, pid: int) -> None:
-        """What must be true whenever no process runs; `pid` is the last one's."""
+        """The invariants when no process runs; `pid` is the last process."""
         steps = sorted(self.checkpoints.glob("step-*"))
         for path in steps:
             meta = path / "checkpoint.json"
@@ -143,7 +145,9 @@ class KilledRun:
 
 
 def is_equal(out: Path, alone: Path) -> bool:
-    """Whether two finished runs left the same: weights, last checkpoint and metrics to the bit, no other names."""
+    """Whether two finished runs have the same weights, last checkpoint and metrics to the bit, and
+    the same names.
+    """
     losses = [
         [(line["step"], line["loss"]) for line in read_metrics(path / "metrics.jsonl")]
         for path in (out, alone)

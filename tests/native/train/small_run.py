@@ -1,4 +1,4 @@
-"""A small run that every test of training shares: texts, a configuration, the command line, a comparison."""
+"""A small run for all tests of training: texts, a configuration, the command line, a comparison."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STRATEGIES = {
 
 
 def write_texts(root: Path, num_files: int = 30) -> Path:
-    """Small Python files to learn from."""
+    """Write small Python files as training text."""
     root.mkdir(parents=True, exist_ok=True)
     for i in range(num_files):
         body = "\n".join(f"def function_{i}_{j}(x):\n    return x + {i * j}\n" for j in range(12))
@@ -79,7 +79,7 @@ def write_toml(config: TrainConfig, path: Path) -> Path:
 
 
 def silent() -> Console:
-    """A console without a reader."""
+    """A console that discards its output."""
     return Console(file=io.StringIO(), width=120)
 
 
@@ -89,14 +89,14 @@ def run(config: TrainConfig, resume: bool = False) -> RunResult:
 
 
 def command(*arguments: object) -> list[str]:
-    """The command line of a `tilewise` process."""
+    """The words of a `tilewise` process."""
     return [sys.executable, "-c", "from tilewise.cli.main import main; main()", *map(str, arguments)]
 
 
 def tilewise(
     *arguments: object, timeout: float = 300, extra_environment: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run `tilewise` to its end as a process of its own."""
+    """Run `tilewise` to its end in its own process."""
     return subprocess.run(
         command(*arguments),
         capture_output=True,

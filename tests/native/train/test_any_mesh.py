@@ -1,4 +1,4 @@
-"""A checkpoint of any mesh goes on on any other: what is loaded, and what steps make of it, is equal to the bit."""
+"""A checkpoint of any mesh can be resumed on any other: loaded state and later steps are equal to the bit."""
 
 import json
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ def trainer_on(texts, data, mesh, **changes):
 
 
 def run_to(trainer, first, last):
-    """Do steps up to `last`; the state then."""
+    """Do steps up to `last`; returns the state."""
     for number in range(first, last):
         trainer.step(number)
     return trainer.instance.state_dict()
@@ -75,21 +75,21 @@ def require_all_go_on(texts, data, paths, meshes, never_stopped, last):
                 assert is_same(run_to(trainer, STOP, last), never_stopped[last]), (path, mesh)
 
 
-def test_some_meshes_go_on_on_each_other(texts, data, tmp_path, never_stopped):
-    """Each of four to each of four: the state of a run that never stopped, and so is the next step's."""
+def test_some_meshes_resume_on_each_other(texts, data, tmp_path, never_stopped):
+    """Each of four on each of four: the state, and that of the next step, equal an uninterrupted run."""
     paths = write(texts, data, tmp_path, EVERY_DAY)
     require_all_go_on(texts, data, paths, EVERY_DAY, never_stopped, STOP + 1)
 
 
 @pytest.mark.slow
-def test_every_mesh_goes_on_on_every_other(texts, data, tmp_path, never_stopped):
-    """Each of twelve to each of twelve, to the end of the run."""
+def test_every_mesh_resumes_on_every_other(texts, data, tmp_path, never_stopped):
+    """Each of twelve on each of twelve, to the end of the run."""
     paths = write(texts, data, tmp_path, MESHES)
     require_all_go_on(texts, data, paths, MESHES, never_stopped, END)
 
 
-def test_parts_that_change_places_show(texts, data, tmp_path, never_stopped):
-    """The twin: two parts of a matrix whose places are exchanged, with every checksum right, are another state."""
+def test_swapped_parts_are_detected(texts, data, tmp_path, never_stopped):
+    """The twin: two swapped parts of a matrix, with valid checksums, give another state."""
     mesh = {"fsdp": 2}
     (path,) = write(texts, data, tmp_path, [mesh])
     manifest = json.loads((path / "checkpoint.json").read_text())
@@ -111,9 +111,10 @@ WIDE = {
 
 
 @pytest.mark.parametrize("mesh", EVERY_DAY, ids=str)
-def test_each_device_writes_its_own_and_all_write_alike(texts, data, tmp_path, mesh):
-    """A file for each device of about equal size, each tensor once over all of them; a matrix that
-    is cut as stored lies in as many parts as it has storage shards."""
+def test_each_device_writes_its_own_part(texts, data, tmp_path, mesh):
+    """A file of about equal size per device, each tensor once over all of them; a sharded matrix
+    has as many parts as storage shards.
+    """
     (path,) = write(texts, data, tmp_path, [mesh], model=WIDE)
     opened = open_checkpoint(path)
     assert opened.mesh == mesh and len(opened.files) == DeviceMesh(mesh).num_devices
@@ -128,7 +129,7 @@ def test_each_device_writes_its_own_and_all_write_alike(texts, data, tmp_path, m
 
 
 def test_a_device_without_a_panel_writes_nothing_of_it(texts, data, tmp_path):
-    """Of a matrix of two panels two of four files have a part, of one of one panel one."""
+    """Of a matrix of two panels two of four files have a part, of one with one panel one."""
     (path,) = write(texts, data, tmp_path, [{"fsdp": 4}])
     files = open_checkpoint(path).files
     assert len(files) == 4
@@ -136,8 +137,8 @@ def test_a_device_without_a_panel_writes_nothing_of_it(texts, data, tmp_path):
         assert sum(name in file.parts for file in files) == count
 
 
-def test_a_state_of_parts_is_the_state(texts, data):
-    """`copy_state` holds the numbers of `state_dict`, and steps that follow change nothing in it."""
+def test_copy_state_equals_state_dict(texts, data):
+    """`copy_state` has the numbers of `state_dict`, and later steps do not change it."""
     with trainer_on(texts, data, {"dp": 2, "fsdp": 2, "tp": 2}) as trainer:
         whole = run_to(trainer, 0, 2)
         parts = trainer.instance.copy_state()

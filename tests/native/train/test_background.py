@@ -1,5 +1,6 @@
-"""Checkpoints are written while training goes on: they hold the moment that they are of, one copy at a time, and what
-goes wrong is said."""
+"""Checkpoints are written while training continues: they have the state of their step, one copy at
+a time, and errors are raised.
+"""
 
 import io
 import signal
@@ -41,7 +42,7 @@ def data(texts, tmp_path_factory):
 
 @contextmanager
 def training(texts, out, data, mesh=None, **changes):
-    """A trainer and where its checkpoints go."""
+    """A trainer and the directory of its checkpoints."""
     config = make_config(texts, out, mesh, **changes)
     with Trainer(config, data, *make_plan(config)) as trainer:
         yield trainer, out / "checkpoints"
@@ -63,39 +64,39 @@ class Held:
 
 
 @pytest.fixture
-def held(monkeypatch):
+def blocked(monkeypatch):
     disk = Held(monkeypatch)
     yield disk
     disk.released.set()
 
 
-def _steps_beside_a_held_writer(trainer, checkpoints, held):
-    """The state after two steps, and its checkpoint, written only when two more steps are done."""
+def _steps_beside_a_held_writer(trainer, checkpoints, blocked):
+    """The state after two steps, and its checkpoint, written only after two more steps."""
     for number in (0, 1):
         trainer.step(number)
     before = trainer.instance.state_dict()
     path = trainer.save(checkpoints, 2)
-    assert held.begun.wait(60)
+    assert blocked.begun.wait(60)
     for number in (2, 3):
         trainer.step(number)
     assert not checkpoint_paths(checkpoints)  # the steps are done, and nothing is written yet
-    held.released.set()
+    blocked.released.set()
     trainer.finish_saving(silent())
     return before, load_checkpoint(path, trainer.what_must_match()).tensors
 
 
 @pytest.mark.parametrize("mesh", [None, {"dp": 2}], ids=str)
-def test_steps_go_on_while_a_checkpoint_is_written(texts, data, tmp_path, held, mesh):
-    """With the disk held, steps are done; what is written in the end is the state when it was saved, to the bit."""
+def test_steps_continue_while_a_checkpoint_is_written(texts, data, tmp_path, blocked, mesh):
+    """With a blocked disk, steps continue; the checkpoint has the saved state, to the bit."""
     with training(texts, tmp_path, data, mesh) as (trainer, checkpoints):
-        before, saved = _steps_beside_a_held_writer(trainer, checkpoints, held)
+        before, saved = _steps_beside_a_held_writer(trainer, checkpoints, blocked)
         assert is_same(before, dict(saved)) and np.asarray(saved["optimizer.step"]).tolist() == [2]
         now = trainer.instance.state_dict()
         assert not is_same(before, now) and np.asarray(now["optimizer.step"]).tolist() == [4]
 
 
-def test_a_state_that_is_no_copy_is_found(texts, data, tmp_path, held, monkeypatch):
-    """The twin: a writer that reads weights when it writes them does not have those that were saved."""
+def test_a_state_without_a_copy_is_detected(texts, data, tmp_path, blocked, monkeypatch):
+    """The twin: a writer that reads the current weights writes another state."""
     with training(texts, tmp_path, data) as (trainer, checkpoints):
         read = trainer.instance.copy_state
 
@@ -103,8 +104,8 @@ def test_a_state_that_is_no_copy_is_found(texts, data, tmp_path, held, monkeypat
             state = read()
             step = trainer.instance.step
 
-            def step_in_place(*given, **named):
-                result = step(*given, **named)
+            def step_in_place(*args, **named):
+                result = step(*args, **named)
                 for name, tensor in read().items():
                     if name != "optimizer.step":
                         for part, now in zip(state[name].parts, tensor.parts):
@@ -119,28 +120,28 @@ def test_a_state_that_is_no_copy_is_found(texts, data, tmp_path, held, monkeypat
         before = trainer.instance.state_dict()
         monkeypatch.setattr(trainer.instance, "copy_state", alive)
         path = trainer.save(checkpoints, 2)
-        assert held.begun.wait(60)
+        assert blocked.begun.wait(60)
         trainer.step(2)
-        held.released.set()
+        blocked.released.set()
         with pytest.raises((AssertionError, DamagedCheckpoint)):
             trainer.finish_saving(silent())
             assert is_same(before, dict(load_checkpoint(path, trainer.what_must_match()).tensors))
 
 
-def test_the_next_save_waits_for_the_one_before(texts, data, tmp_path, held):
-    """No second copy is made while the first is being written; then both stand, and older ones go."""
+def test_the_next_save_waits_for_the_previous_one(texts, data, tmp_path, blocked):
+    """No second copy is made while the first is written; then both exist, and older ones are removed."""
     with training(texts, tmp_path, data, output={"keep_checkpoints": 2}) as (trainer, checkpoints):
         trainer.step(0)
         trainer.save(checkpoints, 1)
-        assert held.begun.wait(60)
+        assert blocked.begun.wait(60)
         copies, read = [], trainer.instance.copy_state
 
         def copied():
-            copies.append(held.released.is_set())
+            copies.append(blocked.released.is_set())
             return read()
 
         trainer.instance.copy_state = copied
-        threading.Timer(0.05, held.released.set).start()
+        threading.Timer(0.05, blocked.released.set).start()
         for number in (1, 2):
             trainer.step(number)
             trainer.save(checkpoints, number + 1)
@@ -150,8 +151,8 @@ def test_the_next_save_waits_for_the_one_before(texts, data, tmp_path, held):
 
 
 @pytest.mark.parametrize("where", ["step", "save", "end", "close"])
-def test_what_cannot_be_written_is_raised(texts, data, tmp_path, where, monkeypatch):
-    """A full disk is an error at the next step, the next save, the end or the close; what stood there is kept."""
+def test_write_errors_are_raised(texts, data, tmp_path, where, monkeypatch):
+    """A full disk is an error at the next step, the next save, the end or the close; older checkpoints are kept."""
     replace = writing.replace_directory
 
     def full(path, write):
@@ -180,22 +181,22 @@ def test_what_cannot_be_written_is_raised(texts, data, tmp_path, where, monkeypa
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000001"]
 
 
-def test_an_error_under_way_is_not_hidden(texts, data, tmp_path, held):
-    """What ended the run is raised, not what the writer had to say besides."""
+def test_an_exception_in_progress_is_not_hidden(texts, data, tmp_path, blocked):
+    """The exception that ended the run is raised, not the writer's."""
     with pytest.raises(ZeroDivisionError), training(texts, tmp_path, data) as (trainer, checkpoints):
         trainer.save(checkpoints, 0)
         trainer._writer._error = ResourceError("the disk is full")
-        held.released.set()
+        blocked.released.set()
         raise ZeroDivisionError
 
 
-def test_the_end_of_a_run_waits_and_says_so(texts, data, tmp_path, held):
-    """A line on the console; then the last checkpoint stands."""
+def test_the_end_of_a_run_waits_and_reports_it(texts, data, tmp_path, blocked):
+    """A line on the console; then the last checkpoint exists."""
 
     class Said(io.StringIO):
         def write(self, text):
             if "waiting for the last checkpoint" in text:
-                held.released.set()
+                blocked.released.set()
             return super().write(text)
 
     (tmp_path / "checkpoints").mkdir()
@@ -206,39 +207,39 @@ def test_the_end_of_a_run_waits_and_says_so(texts, data, tmp_path, held):
         assert [path.name for path in checkpoint_paths(checkpoints)] == ["step-00000002"]
 
 
-def test_a_second_interrupt_leaves_nothing_half(texts, data, tmp_path, held):
-    """What is being written is given up; the checkpoint before stands, and nothing hidden."""
+def test_a_second_interrupt_leaves_nothing_incomplete(texts, data, tmp_path, blocked):
+    """The checkpoint in progress is abandoned; the previous one exists, and no hidden files."""
     with pytest.raises(KeyboardInterrupt), training(texts, tmp_path, data) as (trainer, checkpoints):
         trainer.step(0)
-        held.released.set()
+        blocked.released.set()
         trainer.save(checkpoints, 1)
         trainer.finish_saving(silent())
-        held.begun.clear(), held.released.clear()
+        blocked.begun.clear(), blocked.released.clear()
         trainer.step(1)
         trainer.save(checkpoints, 2)
-        assert held.begun.wait(60)
-        threading.Timer(0.05, held.released.set).start()  # the disk answers while it is being given up
+        assert blocked.begun.wait(60)
+        threading.Timer(0.05, blocked.released.set).start()  # the disk answers while it is being given up
         raise KeyboardInterrupt
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000001"]
 
 
-def test_who_is_interrupted_while_waiting_knows_that_it_is_being_written(tmp_path, held):
-    """Ctrl-C while the last checkpoint is waited for, then giving it up: that returns when nothing is written."""
+def test_giving_up_after_an_interrupted_wait(tmp_path, blocked):
+    """After Ctrl-C while waiting for the last checkpoint, `give_up` returns when nothing is written any more."""
     writer = CheckpointWriter()
     writer.write(tmp_path, TrainingState(1, {"w": np.ones(3)}), {}, 1)
-    assert held.begun.wait(60)
+    assert blocked.begun.wait(60)
     interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         threading.Timer(0.05, interrupt).start()
         writer.wait()
     assert writer.is_busy
-    threading.Timer(0.05, held.released.set).start()
+    threading.Timer(0.05, blocked.released.set).start()
     writer.give_up()
-    assert held.released.is_set() and not writer.is_busy and not list(tmp_path.iterdir())
+    assert blocked.released.is_set() and not writer.is_busy and not list(tmp_path.iterdir())
 
 
 def test_without_a_thread_a_checkpoint_is_written_at_once(tmp_path, monkeypatch):
-    """Where the system gives no more threads."""
+    """If the system provides no thread."""
 
     def invalid(thread):
         raise RuntimeError("can't start new thread")
@@ -250,8 +251,8 @@ def test_without_a_thread_a_checkpoint_is_written_at_once(tmp_path, monkeypatch)
     writer.wait()
 
 
-def test_a_thread_that_never_begins_is_not_waited_for(tmp_path, monkeypatch):
-    """Where its start raises what no lack of threads does."""
+def test_a_thread_that_never_starts_is_not_joined(tmp_path, monkeypatch):
+    """If its start raises another error."""
 
     def invalid(thread):
         raise MemoryError
@@ -266,8 +267,8 @@ def test_a_thread_that_never_begins_is_not_waited_for(tmp_path, monkeypatch):
     assert open_checkpoint(path).step == 2
 
 
-def test_a_directory_is_held_as_long_as_it_is_written_to(texts, tmp_path, held):
-    """While the last checkpoint is being written, a second run is still refused."""
+def test_a_directory_stays_locked_while_it_is_written_to(texts, tmp_path, blocked):
+    """While the last checkpoint is written, a second run is still rejected."""
     config = make_config(texts, tmp_path / "out", steps=2)
     planned, refused = plan_run(config, resume=False), []
 
@@ -277,7 +278,7 @@ def test_a_directory_is_held_as_long_as_it_is_written_to(texts, tmp_path, held):
                 with pytest.raises(ConfigError, match="one run at a time"), lock_directory(tmp_path / "out"):
                     pass
                 refused.append(text)
-                held.released.set()
+                blocked.released.set()
             return super().write(text)
 
     run_training(planned, Console(file=Said(), width=120))
@@ -288,9 +289,10 @@ def test_a_directory_is_held_as_long_as_it_is_written_to(texts, tmp_path, held):
 
 @pytest.mark.parametrize("mesh", [None, {"dp": 2, "tp": 2}, {"dp": 2, "fsdp": 2}], ids=str)
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_the_copy_stands_in_the_plan(texts, data, tmp_path, mesh, dtype):
-    """Its bytes are those of the state, each device's those of the parts that it writes, and part of its total;
-    `explain` has a line for the most."""
+def test_the_plan_counts_the_copy(texts, data, tmp_path, mesh, dtype):
+    """Its bytes are those of the state, each device's those of its parts, and part of the total;
+    `explain` shows the largest.
+    """
     with training(texts, tmp_path, data, mesh, dtype=dtype) as (trainer, _):
         plan = trainer.instance.plan
         whole = sum(t.nbytes for name, t in trainer.instance.state_dict().items() if name != "optimizer.step")
@@ -307,7 +309,7 @@ def test_the_copy_stands_in_the_plan(texts, data, tmp_path, mesh, dtype):
         assert f"checkpoints  {max(each) / 2**20:10.2f} MiB" in plan.explain()
 
 
-def test_a_run_whose_copy_does_not_fit_is_refused_before_it_starts(texts, tmp_path, monkeypatch):
+def test_a_run_whose_copy_does_not_fit_is_rejected(texts, tmp_path, monkeypatch):
     """Memory for the devices alone is not enough; one byte more than both is."""
     config = make_config(texts, tmp_path / "out", {"tp": 2})
     _, plan = make_plan(config)
@@ -322,13 +324,13 @@ def test_a_run_whose_copy_does_not_fit_is_refused_before_it_starts(texts, tmp_pa
     plan_run(config, resume=False)
 
 
-def test_a_writer_tells_how_far_it_is(tmp_path, held):
+def test_a_writer_reports_progress(tmp_path, blocked):
     """Progress rises to all bytes, each read and written once."""
     writer, reported = CheckpointWriter(), []
     tensors = {f"w{i}": np.full((100,), i, np.float32) for i in range(5)}
     path = writer.write(tmp_path, TrainingState(3, tensors), {}, 1)
     assert writer.is_busy and path == Path(tmp_path / "step-00000003")
-    held.released.set()
+    blocked.released.set()
     writer.wait(lambda done, total: reported.append((done, total)))
     assert reported[-1] == (4000, 4000) and reported == sorted(reported) and not writer.is_busy
     assert open_checkpoint(path).step == 3

@@ -1,4 +1,6 @@
-"""Gradients have the memory that activations leave: less is reserved, no bit changes, nothing else is read as one."""
+"""Gradients reuse the memory of activations: less memory, equal bits, and nothing else is returned
+as a gradient.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ SIZES = {
 
 
 def make_graph(dtype="f32", **sizes):
-    """A step of training."""
+    """A training step."""
     graph = tw.ComputeGraph("gradients")
     models.build_training_graph(graph, llama.LlamaConfig(**{**SIZES, **sizes}), BATCH, SEQ, dtype)
     graph.optimize(tw.optim.AdamW())
@@ -36,7 +38,7 @@ def batch():
 
 
 def bits_after(model, steps=3):
-    """Of every gradient and parameter."""
+    """The bits of every gradient and parameter."""
     model.initialize(seed=1)
     for _ in range(steps):
         model.step(batch(), lr=1e-2)
@@ -44,8 +46,8 @@ def bits_after(model, steps=3):
     return b"".join(model.get_tensor(name).tobytes() for name in names)
 
 
-def test_less_is_reserved_than_both_would_take():
-    """As much as lives at one time, and every gradient lives from its segment to the end."""
+def test_activations_and_gradients_share_memory():
+    """The reserved memory is the largest live size, and every gradient lives from its segment to the end."""
     plan = make_graph(num_hidden_layers=8).plan(workers_per_device=1)
     passing = [b for b in plan.buffers if b.first >= 0 and b.category != "temporaries"]
     gradients = [b for b in passing if b.category == "gradients"]
@@ -59,8 +61,8 @@ def test_less_is_reserved_than_both_would_take():
     assert sum(usage.values()) - usage["total"] - usage["offloaded"] == usage["total"]
 
 
-def test_the_heads_gradient_does_not_wait_for_the_layers():
-    """Logits are given up before the last layer's backward pass begins."""
+def test_the_heads_gradient_is_computed_first():
+    """Logits are freed before the last layer's backward pass begins."""
     graph = make_graph(num_hidden_layers=8).complete()
     backward = [op for op in graph.ops if op.phase == "backward"]
     first = next(i for i, op in enumerate(backward) if op.op == "call")
@@ -71,20 +73,22 @@ def test_the_heads_gradient_does_not_wait_for_the_layers():
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_what_lay_there_before_changes_no_bit(dtype, tied, tmp_path):
-    """Not in the padding of panels either: with states in a file, gradients have memory of their own, and are equal."""
-    graph, found = make_graph(dtype, tie_word_embeddings=tied), {}
+def test_earlier_content_changes_no_bit(dtype, tied, tmp_path):
+    """Not in the padding of panels either: with states in a file, gradients have their own memory,
+    and are equal.
+    """
+    graph, states = make_graph(dtype, tie_word_embeddings=tied), {}
     for offload in ("none", "optimizer"):
         plan = graph.plan(offload=offload, workers_per_device=2)
         assert bool(plan.gradients_in_passing) == (offload == "none")
         with graph.instantiate(plan, offload_directory=tmp_path) as model:
-            found[offload] = bits_after(model)
+            states[offload] = bits_after(model)
             again = bits_after(model, 2)
-    assert found["none"] == found["optimizer"] != again
+    assert states["none"] == states["optimizer"] != again
 
 
-def test_a_gradient_is_read_behind_its_backward_pass_alone():
-    """Behind a forward pass its memory has activations, and behind a failed run it may have anything."""
+def test_a_gradient_is_readable_only_after_its_backward_pass():
+    """After a forward pass its memory has activations, and after a failed run any content."""
     with make_graph().instantiate() as model:
         model.initialize(seed=1)
         name = f"{model.parameter_names()[0]}.grad"

@@ -1,4 +1,4 @@
-"""Training that is killed around its checkpoints and its model's files goes on as if it had not been."""
+"""Training that is killed around its checkpoints and its model's files continues as if it had not been."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_KILLS = 200
 
 
 def _runs(folder, steps, fault="", mesh=None):
-    """A run that is left alone, finished, and one to be killed."""
+    """An uninterrupted, finished run, and one to be killed."""
     texts = write_texts(folder / "texts")
     settings = {"steps": steps, "output": {"checkpoint_every": 1}}
     run(make_config(texts, folder / "alone", mesh, **settings))
@@ -30,9 +30,11 @@ def _runs(folder, steps, fault="", mesh=None):
 
 @pytest.mark.soak
 def test_200_kills_change_no_bit(tmp_path):
-    """SIGKILL 200 times, of two devices that write a file each: before single operations on files, from outside while a
-    checkpoint is written, and around the finished model. After each, what has a name is whole; in the end weights,
-    state, metrics and names are those of a run left alone."""
+    """SIGKILL 200 times on two devices with a file each: before single file operations, from
+    outside while a checkpoint is written, and around the finished model. After each, everything
+    with a final name is complete; at the end weights, state, metrics and names equal an
+    uninterrupted run.
+    """
     rng = random.Random(7)
     alone, killed = _runs(tmp_path, 1000, mesh={"fsdp": 2})
     while killed.num_kills < 100:
@@ -56,8 +58,9 @@ def test_200_kills_change_no_bit(tmp_path):
     ids=["one device", "two devices"],
 )
 def test_kills_at_every_kind_of_operation_change_no_bit(tmp_path, mesh, operations):
-    """A device's file begun, one of two begun, no metadata yet, before and after the rename, an older checkpoint half
-    removed, half a model."""
+    """A device's file begun, one of two begun, no metadata yet, before and after the rename, an
+    older checkpoint half removed, half a model.
+    """
     alone, killed = _runs(tmp_path, 16, mesh=mesh)
     for operation in operations:
         assert killed.kill_at(operation, "checkpoints/.tilewise-tmp-step-0000000")
@@ -71,14 +74,14 @@ def test_kills_at_every_kind_of_operation_change_no_bit(tmp_path, mesh, operatio
 @pytest.mark.parametrize(
     ("fault", "place", "what"),
     [
-        (NON_ATOMIC_WRITER, (4, "checkpoints/step-00000001"), "a checkpoint must be whole"),
-        (REMOVED_IN_PLACE, (2, "a tree"), "a checkpoint must be whole"),
+        (NON_ATOMIC_WRITER, (4, "checkpoints/step-00000001"), "a checkpoint must be complete"),
+        (REMOVED_IN_PLACE, (2, "a tree"), "a checkpoint must be complete"),
         (LEFTOVERS_KEPT, (4, "checkpoints/.tilewise-tmp-step"), "tilewise-tmp-step"),
     ],
     ids=["non-atomic writer", "removed in place", "leftovers kept"],
 )
-def test_a_planted_fault_shows_after_a_kill(tmp_path, fault, place, what):
-    """The twin: writers that leave half a checkpoint under its name, and leftovers that stay, do not pass."""
+def test_a_planted_fault_is_detected_after_a_kill(tmp_path, fault, place, what):
+    """The twin: writers that leave an incomplete checkpoint under its name, and leftovers that stay, fail."""
     _, killed = _runs(tmp_path, 16, fault)
     with pytest.raises((AssertionError, CheckpointError), match=what):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Checkpoints of models of every shape: they load on any other mesh, and the run goes on to the bit."""
+"""Checkpoints of every model family load on any other mesh, and the run continues to the bit."""
 
 import numpy as np
 import pytest
@@ -46,9 +46,10 @@ def _config(texts, out, family, mesh):
     ],
     ids=lambda given: given if isinstance(given, str) else str(given or "one device"),
 )
-def test_a_checkpoint_of_any_family_goes_on_on_any_mesh(texts, tmp_path, family, before, after):
-    """Parameters and optimizer states after a stop on one mesh, and four steps in all, are those of a run that was not
-    stopped, on a third."""
+def test_a_checkpoint_of_any_family_resumes_on_any_mesh(texts, tmp_path, family, before, after):
+    """Parameters and optimizer states after a stop on one mesh, and after four steps on a third,
+    equal an uninterrupted run.
+    """
     run(_config(texts, tmp_path / "whole", family, None))
     config = _config(texts, tmp_path / "parts", family, before)
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
@@ -63,8 +64,8 @@ def test_a_checkpoint_of_any_family_goes_on_on_any_mesh(texts, tmp_path, family,
     assert is_same(*states) and any(name.startswith("optimizer.") for name in states[0])
 
 
-def test_a_planted_bit_shows_in_the_end(texts, tmp_path):
-    """The twin: one moment changed by one bit in what is restored, and the weights in the end differ."""
+def test_a_planted_bit_changes_the_result(texts, tmp_path):
+    """The twin: one flipped bit of a restored moment changes the final weights."""
     run(_config(texts, tmp_path / "whole", "qwen3", None))
     config = _config(texts, tmp_path / "parts", "qwen3", None)
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:

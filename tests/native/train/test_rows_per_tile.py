@@ -1,4 +1,4 @@
-"""How many rows a tile has decides tasks and nothing else."""
+"""The number of rows per tile affects only tasks."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ CONFIG = llama.LlamaConfig(
 
 
 def make_graph(dtype="f32"):
-    """A step of training."""
+    """A training step."""
     graph = tw.ComputeGraph("tiles")
     models.build_training_graph(graph, CONFIG, BATCH, SEQ, dtype)
     graph.optimize(tw.optim.AdamW())
@@ -55,14 +55,14 @@ def test_tiles_change_no_bit(dtype, mesh, rows):
 @pytest.mark.parametrize(
     ("rows", "tile"), [(None, 128), (1, 16), (31, 16), (40, 32), (127, 64), (10**6, 128)]
 )
-def test_a_tile_is_whole_sequences_of_a_batch_split(rows, tile):
-    """As many as fit into the rows and share the batch split equally; one at least."""
+def test_a_tile_has_whole_sequences_of_a_batch_split(rows, tile):
+    """As many as fit into the rows and divide the batch split; at least one."""
     plan = make_graph().plan(batch_splits=BATCH_SPLITS, rows_per_tile=rows)
     assert plan.settings.row_tile == tile
 
 
-def test_plans_keep_it_in_files(tmp_path):
-    """A loaded plan is the saved one, and one with a tile that planning would not choose is refused."""
+def test_plans_store_rows_per_tile(tmp_path):
+    """A loaded plan equals the saved one, and one with a tile that planning would not choose is rejected."""
     graph = make_graph()
     plan = graph.plan(batch_splits=BATCH_SPLITS, rows_per_tile=32)
     assert plan.digest() != graph.plan(batch_splits=BATCH_SPLITS).digest()
@@ -71,14 +71,14 @@ def test_plans_keep_it_in_files(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [0, 1.5, True, 1 << 25])
-def test_wrong_rows_are_refused(rows):
+def test_invalid_rows_are_rejected(rows):
     """Before anything is planned."""
     with pytest.raises(PlanError, match="rows_per_tile"):
         make_graph().plan(rows_per_tile=rows)
 
 
-def test_graphs_without_a_batch_have_no_such_rows():
-    """It would be a setting without effect."""
+def test_graphs_without_a_batch_have_no_rows_per_tile():
+    """The setting would have no effect."""
     graph = tw.ComputeGraph("no batch")
     graph.output(graph.silu(graph.input([4, 4], "f32", name="x")), "y")
     with pytest.raises(PlanError, match="without a batch"):

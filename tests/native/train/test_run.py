@@ -1,4 +1,4 @@
-"""A training run as a user starts it: leaves what it promises, and goes on to the bit after being stopped."""
+"""Training runs: their output, and resuming to the bit."""
 
 import io
 import json
@@ -73,8 +73,8 @@ def whole_run(texts, tmp_path_factory):
     return directory
 
 
-def test_run_leaves_what_it_promises(whole_run):
-    """Checkpoints, metrics, picture and a model directory stand in the output."""
+def test_a_run_writes_its_output(whole_run):
+    """Checkpoints, metrics, picture and a model directory."""
     names = {path.name for path in whole_run.iterdir()}
     assert names == {"checkpoints", "metrics.jsonl", "loss.png", "model"}
     lines = read_metrics(whole_run / "metrics.jsonl")
@@ -97,7 +97,7 @@ def _stop_after_three(config):
 
 
 def _checkpoints(config):
-    """Where a run keeps its checkpoints."""
+    """The checkpoint directory of a run."""
     return Path(config.output.directory) / "checkpoints"
 
 
@@ -127,15 +127,15 @@ def test_stopped_and_resumed_equals_never_stopped(texts, whole_run, tmp_path, be
     assert [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")] == whole[3:]
 
 
-def test_what_is_recomputed_and_accumulated_may_change_at_a_stop(texts, whole_run, tmp_path):
-    """Steps of two parts and layers that save nothing, from a stop on: weights are those of the whole run."""
+def test_recomputation_and_accumulation_may_change_on_resume(texts, whole_run, tmp_path):
+    """Two microbatches and recomputed layers after a stop: weights equal the uninterrupted run's."""
     _stop_after_three(make_config(texts, tmp_path))
     run(make_config(texts, tmp_path, recompute="full", accumulation=2), resume=True)
     assert is_same(weights(tmp_path), weights(whole_run))
 
 
-def test_what_is_offloaded_may_change_at_a_stop(texts, whole_run, tmp_path):
-    """Optimizer states in a file, then weights and activations in another; nothing of them is left."""
+def test_offloading_may_change_on_resume(texts, whole_run, tmp_path):
+    """Optimizer states in a file, then weights and activations in another; no files remain."""
     _stop_after_three(make_config(texts, tmp_path, FSDP, offload="optimizer"))
     elsewhere = tmp_path / "elsewhere"
     changes = {"offload": ("parameters", "activations"), "output": {"offload_directory": str(elsewhere)}}
@@ -145,8 +145,8 @@ def test_what_is_offloaded_may_change_at_a_stop(texts, whole_run, tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tilewise-")]
 
 
-def test_layers_to_recompute_are_named_or_refused(texts, tmp_path):
-    """`tilewise verify` compares what is computed again with saving it; a pattern that fits nothing is no run."""
+def test_recompute_patterns_must_match(texts, tmp_path):
+    """`tilewise verify` compares recomputation with saving; a pattern without a match is an error."""
     config = make_config(texts, tmp_path, recompute=["layers.1", "layers.*/silu_gate"])
     assert compare_strategy(config, DeviceMesh({"tp": 2}), 2, lambda text: None).equal
     with pytest.raises(PlanError, match=r"got 'blocks\.\*'; choose from layers.1, layers.0"):
@@ -163,7 +163,7 @@ def documents(tmp_path_factory):
     return root
 
 
-def test_padded_documents_are_trained_on_alike_everywhere(documents, tmp_path):
+def test_padded_documents_are_equal_on_any_mesh(documents, tmp_path):
     """A document per sequence, steps of many widths: equal to the bit over meshes, and after a stop."""
     padded = {"context": 128, "documents": "padded"}
     whole = make_config(documents, tmp_path / "whole", data=padded, accumulation=2)
@@ -179,15 +179,17 @@ def test_padded_documents_are_trained_on_alike_everywhere(documents, tmp_path):
 
 
 def test_padded_configurations_are_verified(documents, tmp_path):
-    """What `tilewise verify` runs for one: random sequences of random lengths, over a mesh as on one device."""
+    """`tilewise verify` with random sequences of random lengths, over a mesh and on one device."""
     config = make_config(documents, tmp_path, data={"documents": "padded"}, accumulation=2, dtype="f32")
     said = []
     report = compare_strategy(config, DeviceMesh({"dp": 2}), 3, said.append)
     assert report.equal and "3 steps" in report.text
 
 
-def test_what_is_verified_lies_in_the_directory_of_a_run(texts, tmp_path):
-    """`tilewise verify` puts the devices' files where `tilewise train` does: elsewhere there may be no room."""
+def test_verify_offloads_to_the_directory_of_a_run(texts, tmp_path):
+    """`tilewise verify` writes the devices' files where `tilewise train` does, because other disks
+    may be too small.
+    """
 
     def compare(where):
         output = {"directory": str(tmp_path / "run"), "offload_directory": str(where)}
@@ -211,8 +213,8 @@ def test_speed_counts_tokens_without_padding(documents, tmp_path):
         assert trainer.num_tokens == (batch["labels"] >= 0).sum() < batch["tokens"].size
 
 
-def test_one_wrong_bit_in_a_checkpoint_shows(texts, whole_run, tmp_path):
-    """The comparison above can fail: one flipped bit of one moment in the checkpoint gives other weights."""
+def test_a_flipped_bit_in_a_checkpoint_is_detected(texts, whole_run, tmp_path):
+    """The twin of the comparison above: one flipped bit of a moment gives other weights."""
     config = make_config(texts, tmp_path, DP)
     path = _stop_after_three(config)
     settings = json.loads((path / "checkpoint.json").read_text())["config"]
@@ -224,9 +226,10 @@ def test_one_wrong_bit_in_a_checkpoint_shows(texts, whole_run, tmp_path):
     assert not is_same(weights(tmp_path), weights(whole_run))
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(texts, whole_run, tmp_path):
-    """One flipped bit: `--resume` says which checkpoint is damaged and goes on from the older one; the weights in the
-    end are those of a run that was never stopped."""
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(texts, whole_run, tmp_path):
+    """`--resume` names the damaged checkpoint and resumes from the older one; the final weights
+    equal an uninterrupted run's.
+    """
     config = make_config(texts, tmp_path / "out", output={"checkpoint_every": 2})
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
         trainer.run(0, lambda number, result: number < 1)
@@ -238,13 +241,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(texts, whole_run,
     state.write_bytes(content)
     run_training(plan_run(config, resume=True), Console(file=(said := io.StringIO()), width=1000))
     text = said.getvalue()
-    assert re.search(r"checkpoint step-00000004 is damaged \(tensor .* does not have its checksum\)", text)
-    assert "going on from step-00000002 instead" in text and "going on after step 2" in text
+    assert re.search(r"checkpoint step-00000004 is damaged \(tensor .* has a wrong checksum\)", text)
+    assert "resuming from step-00000002 instead" in text and "resuming after step 2" in text
     assert is_same(weights(tmp_path / "out"), weights(whole_run))
 
 
-def test_a_run_that_may_resume_starts_without_a_checkpoint_and_goes_on_from_one(texts, tmp_path):
-    """`--auto-resume`: the same configuration twice; where only a damaged one is left, nothing is written over."""
+def test_auto_resume_starts_or_resumes(texts, tmp_path):
+    """`--auto-resume`: the same command twice; if only a damaged checkpoint exists, nothing is overwritten."""
     config = make_config(texts, tmp_path / "out", output={"checkpoint_every": 2})
     assert plan_run(config, None).resume is False
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
@@ -256,8 +259,8 @@ def test_a_run_that_may_resume_starts_without_a_checkpoint_and_goes_on_from_one(
         plan_run(config, None)
 
 
-def test_held_out_files_are_judged_by_the_saved_model(texts, whole_run, tmp_path):
-    """Where all weights are zero every token is as likely as any other; the trained model needs fewer bits."""
+def test_held_out_files_are_evaluated_with_the_saved_model(texts, whole_run, tmp_path):
+    """With zero weights all tokens are equally likely; the trained model needs fewer bits."""
     config = make_config(texts, tmp_path)
     data = prepare_data(config, silent())
     shutil.copytree(whole_run / "model", tmp_path / "zero")
@@ -270,8 +273,8 @@ def test_held_out_files_are_judged_by_the_saved_model(texts, whole_run, tmp_path
 
 
 @pytest.mark.parametrize(("devices", "microbatches", "batch_splits"), [(3, 1, 12), (2, 3, 6)], ids=str)
-def test_held_out_files_are_judged_at_every_width(texts, tmp_path, devices, microbatches, batch_splits):
-    """Also where the batch's default splits do not fit the devices, or any splits without microbatches."""
+def test_held_out_files_are_evaluated_on_any_mesh(texts, tmp_path, devices, microbatches, batch_splits):
+    """Also if the batch's default splits do not fit the devices, or any splits without microbatches."""
     counts = {"batch": 12, "batch_splits": batch_splits, "accumulation": microbatches, "steps": 1}
     config = make_config(texts, tmp_path, {"dp": devices}, **counts)
     run(config)
@@ -281,8 +284,8 @@ def test_held_out_files_are_judged_at_every_width(texts, tmp_path, devices, micr
     assert bits[0] == bits[1]
 
 
-def test_a_directory_in_use_is_refused(texts, tmp_path):
-    """While another run holds the output directory, planning refuses it, and so does a run that was planned before."""
+def test_a_directory_in_use_is_rejected(texts, tmp_path):
+    """While another run has locked the output directory, planning rejects it, and so does a run planned before."""
     config = make_config(texts, tmp_path / "out")
     planned = plan_run(config, resume=False)
     with lock_directory(tmp_path / "out"):
@@ -295,7 +298,7 @@ def test_a_directory_in_use_is_refused(texts, tmp_path):
 
 @pytest.mark.slow
 def test_two_runs_in_one_directory(texts, tmp_path):
-    """The second one is refused in one line with the first one's process id; a killed run blocks none."""
+    """The second is rejected in one line with the first one's process id; a killed run locks nothing."""
     config = make_config(texts, tmp_path / "out", steps=100_000, output={"checkpoint_every": 100_000})
     file = write_toml(config, tmp_path / "train.toml")
     process = subprocess.Popen(command("train", file), stderr=subprocess.PIPE, text=True)
@@ -334,7 +337,7 @@ main(sys.argv[2:])
     ids=["metrics", "checkpoint", "model"],
 )
 def test_a_full_disk_ends_a_run_in_one_line(texts, whole_run, tmp_path, limit_bytes, where, arguments):
-    """Whatever cannot be written: one line, exit code 1, nothing half; with room again the run goes on."""
+    """Whatever cannot be written: one line, exit code 1, nothing incomplete; with free space the run resumes."""
     every, steps = (1000, 100) if limit_bytes == 4096 else (4, STEPS)
     config = make_config(texts, tmp_path / "out", steps=steps, output={"checkpoint_every": every})
     file = write_toml(config, tmp_path / "train.toml")
@@ -355,14 +358,16 @@ def test_a_full_disk_ends_a_run_in_one_line(texts, whole_run, tmp_path, limit_by
         assert is_same(weights(tmp_path / "out"), weights(whole_run))
 
 
-def test_other_seed_is_another_run(texts, whole_run, tmp_path):
-    """Another seed gives other weights."""
+def test_another_seed_gives_another_run(texts, whole_run, tmp_path):
+    """Other weights."""
     run(make_config(texts, tmp_path, seed=1))
     assert not is_same(weights(tmp_path), weights(whole_run))
 
 
-def test_a_length_that_is_found_out_is_kept_to(texts, tmp_path):
-    """The budget's word changes the run's length and its rates while it runs; the last step has the lowest rate."""
+def test_a_measured_length_is_used(texts, tmp_path):
+    """The time budget changes the run's length and its learning rates while it runs; the last step
+    has the lowest rate.
+    """
 
     class Said:
         def step_done(self, seconds):
@@ -374,16 +379,17 @@ def test_a_length_that_is_found_out_is_kept_to(texts, tmp_path):
     (tmp_path / "out").mkdir()
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
         step = trainer.instance.step
-        trainer.instance.step = lambda batch, lr, **given: rates.append(lr) or step(batch, lr, **given)
+        trainer.instance.step = lambda batch, lr, **options: rates.append(lr) or step(batch, lr, **options)
         assert train_steps(trainer, 0, tmp_path / "out", silent(), Said()) == 5
         assert latest_checkpoint(tmp_path / "out" / "checkpoints").name == "step-00000005"
     top, least = config.optimizer.lr, config.optimizer.lr * config.optimizer.min_lr_ratio
     assert rates[0] == top and rates[-1] == pytest.approx(least) and len(said) == len(rates) == 5
 
 
-def test_a_run_that_has_finished_is_left_as_it_is(texts, whole_run, tmp_path):
-    """`--resume` of it says so, with exit code 0, and writes nothing, not even over a model that its user has changed
-    since; a model that is missing is written from the last checkpoint."""
+def test_a_finished_run_is_unchanged(texts, whole_run, tmp_path):
+    """`--resume` reports it with exit code 0 and writes nothing, not even over a changed model; a
+    missing model is written from the last checkpoint.
+    """
     shutil.copytree(whole_run, tmp_path / "out")
     (tmp_path / "out" / "model" / "README.md").write_text("of the user\n")
 
@@ -403,17 +409,17 @@ def test_a_run_that_has_finished_is_left_as_it_is(texts, whole_run, tmp_path):
 
 
 def test_checkpoints_are_not_mixed(texts, whole_run, tmp_path):
-    """A new run does not write over checkpoints; a resumed one needs a checkpoint of its configuration."""
+    """A new run does not overwrite checkpoints; a resumed one needs a checkpoint of its configuration."""
     with pytest.raises(ConfigError, match="--resume"):
         run(make_config(texts, whole_run))
     with pytest.raises(CheckpointError, match=r"got train\.seed = 1 instead of 0 in"):
         run(make_config(texts, whole_run, seed=1), resume=True)
-    with pytest.raises(CheckpointError, match="needs a whole checkpoint"):
+    with pytest.raises(CheckpointError, match="needs a complete checkpoint"):
         run(make_config(texts, tmp_path), resume=True)
 
 
 def test_interrupt_writes_a_checkpoint(texts, tmp_path):
-    """Ctrl-C ends a run with exit code 130 and a checkpoint that goes on."""
+    """Ctrl-C ends a run with exit code 130 and a checkpoint that can be resumed."""
     config = write_toml(make_config(texts, tmp_path / "out", steps=100_000), tmp_path / "train.toml")
     process = subprocess.Popen(
         command("train", config),
@@ -428,19 +434,19 @@ def test_interrupt_writes_a_checkpoint(texts, tmp_path):
     _, rest = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in rest and "--resume" in rest
     assert rest.endswith("tilewise: interrupted\n")
-    found = latest_checkpoint(tmp_path / "out" / "checkpoints")
-    assert found is not None and int(found.name.removeprefix("step-")) >= 1
+    latest = latest_checkpoint(tmp_path / "out" / "checkpoints")
+    assert latest is not None and int(latest.name.removeprefix("step-")) >= 1
 
 
-def test_a_run_may_have_a_thread_of_its_own(texts, whole_run, tmp_path):
-    """Signals reach the main thread alone; a run in another is the same run."""
+def test_a_run_in_another_thread(texts, whole_run, tmp_path):
+    """Only the main thread gets signals; a run in another thread has the same result."""
     with ThreadPoolExecutor(1) as threads:
         result = threads.submit(run, make_config(texts, tmp_path)).result()
     assert not result.interrupted and is_same(weights(tmp_path), weights(whole_run))
 
 
-def test_other_texts_are_another_run(texts, whole_run, tmp_path):
-    """The same path with other content is refused, and the tokens are named as what differs."""
+def test_other_texts_are_rejected_on_resume(texts, whole_run, tmp_path):
+    """The same path with other content; the message names the tokens."""
     other = write_texts(tmp_path / "texts", num_files=40)
     with pytest.raises(CheckpointError, match=r"got data\.tokens = \w+… instead of \w+… in"):
         run(make_config(other, whole_run), resume=True)
@@ -448,7 +454,7 @@ def test_other_texts_are_another_run(texts, whole_run, tmp_path):
 
 @pytest.mark.slow
 def test_resume_from_another_directory(texts, whole_run, tmp_path):
-    """Paths in a file start where it lies, so a run goes on from wherever the command is given."""
+    """Paths in a file are relative to it, so a run can be resumed from any current folder."""
     (tmp_path / "job").mkdir()
     (tmp_path / "elsewhere").mkdir()
     write_texts(tmp_path / "job" / "texts")
@@ -459,13 +465,13 @@ def test_resume_from_another_directory(texts, whole_run, tmp_path):
     out = tmp_path / "job" / "out"
     (out / "checkpoints" / f"step-{STEPS:08d}" / "checkpoint.json").unlink()
     again = tilewise("train", "../job/train.toml", "--resume", cwd=tmp_path / "elsewhere")
-    assert again.returncode == 0 and f"going on after step {STEPS - 1}" in again.stderr, again.stderr
+    assert again.returncode == 0 and f"resuming after step {STEPS - 1}" in again.stderr, again.stderr
     assert not list((tmp_path / "elsewhere").iterdir())
     assert is_same(weights(out), weights(whole_run))
 
 
 def test_diverging_run_stops_and_keeps_the_last_good_checkpoint(texts, tmp_path):
-    """A loss that is no number ends a run in one line; metrics and checkpoints hold finite numbers only."""
+    """A loss that is not finite ends a run in one line; metrics and checkpoints have only finite numbers."""
     config = make_config(
         texts, tmp_path / "out", steps=20, dtype="f32", optimizer={"lr": 1e30}, output={"checkpoint_every": 1}
     )
@@ -475,44 +481,44 @@ def test_diverging_run_stops_and_keeps_the_last_good_checkpoint(texts, tmp_path)
     assert last.startswith("tilewise: [") and "step" in last and "learning rate" in last
     text = (tmp_path / "out" / "metrics.jsonl").read_text()
     assert text and "NaN" not in text and "Infinity" not in text
-    kept = open_checkpoint(latest_checkpoint(tmp_path / "out" / "checkpoints")).tensors
-    assert kept and all(np.isfinite(tensor).all() for tensor in kept.values())
+    tensors = open_checkpoint(latest_checkpoint(tmp_path / "out" / "checkpoints")).tensors
+    assert tensors and all(np.isfinite(tensor).all() for tensor in tensors.values())
 
 
-def test_nothing_is_saved_that_is_not_finite(texts, tmp_path):
-    """Weights that are not finite are refused by `save`; the checkpoint before stays the latest."""
+def test_weights_that_are_not_finite_are_not_saved(texts, tmp_path):
+    """`save` rejects them; the previous checkpoint stays the latest."""
     config = make_config(texts, tmp_path)
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
         trainer.step(0)
         good = trainer.save(tmp_path / "checkpoints", 1)
         name = "layers.0.mlp.up_proj.weight"
-        spoilt = trainer.instance.get_tensor(name).copy()
-        spoilt[0, 0] = np.inf
-        trainer.instance.set_tensor(name, spoilt)
+        bad = trainer.instance.get_tensor(name).copy()
+        bad[0, 0] = np.inf
+        trainer.instance.set_tensor(name, bad)
         with pytest.raises(NotFinite, match="after step 2"):
             trainer.save(tmp_path / "checkpoints", 2)
-        spoilt[0, 0] = np.nan
-        trainer.instance.set_tensor(name, spoilt)
+        bad[0, 0] = np.nan
+        trainer.instance.set_tensor(name, bad)
         with pytest.raises(NotFinite, match=f"in step 2, first in the weight '{name}'"):
             trainer.step(1)
     assert latest_checkpoint(tmp_path / "checkpoints") == good
 
 
 def test_steps_that_are_not_finite_can_be_skipped(texts, tmp_path):
-    """With `skip` such a step changes no weight and is written down as one; ten in a row stop the run."""
+    """With `skip` such a step changes no weight and is recorded; ten in a row stop the run."""
     config = make_config(texts, tmp_path, steps=20, on_nonfinite="skip", output={"checkpoint_every": 99})
     name = "layers.0.mlp.up_proj.weight"
     (tmp_path / "out").mkdir()
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
         trainer.step(0)
         good = trainer.instance.get_tensor(name)
-        spoilt = good.copy()
-        spoilt[0, 0] = np.inf
-        trainer.instance.set_tensor(name, spoilt)
+        bad = good.copy()
+        bad[0, 0] = np.inf
+        trainer.instance.set_tensor(name, bad)
         assert trainer.step(1).is_skipped
         trainer.instance.set_tensor(name, good)
         assert not trainer.step(2).is_skipped and trainer.instance.step_count == 3
-        trainer.instance.set_tensor(name, spoilt)
+        trainer.instance.set_tensor(name, bad)
         with pytest.raises(NotFinite, match="in step 13"):
             train_steps(trainer, 3, tmp_path / "out", silent())
         assert trainer.instance.step_count == 12
@@ -521,7 +527,7 @@ def test_steps_that_are_not_finite_can_be_skipped(texts, tmp_path):
 
 
 def _train_and_kill(file, checkpoints, delay_s):
-    """Start or resume training and kill it some time after its first checkpoint; False when it ended before."""
+    """Start or resume training and kill it some time after its first checkpoint; False if it ended before."""
     before = latest_checkpoint(checkpoints)
     arguments = ["train", file, *([] if before is None else ["--resume"])]
     process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -534,8 +540,9 @@ def _train_and_kill(file, checkpoints, delay_s):
 
 @pytest.mark.slow
 def test_killed_and_resumed_equals_never_stopped(texts, tmp_path):
-    """SIGKILL at random moments, several times: the weights in the end are those of a run left alone, and the
-    metrics tell of every step once."""
+    """SIGKILL at random moments, several times: the final weights equal an uninterrupted run's, and
+    metrics have every step once.
+    """
     steps, rng = 400, random.Random(5)
     settings = {"steps": steps, "output": {"checkpoint_every": 2}}
     alone = make_config(texts, tmp_path / "alone", **settings)
@@ -555,8 +562,8 @@ def test_killed_and_resumed_equals_never_stopped(texts, tmp_path):
     ]
 
 
-def test_a_model_that_is_no_runs_own_is_not_replaced(texts, whole_run, tmp_path):
-    """Neither what the user has in `model` nor, through links too, the model that training starts from."""
+def test_a_model_of_others_is_not_replaced(texts, whole_run, tmp_path):
+    """Neither a user's `model` directory nor, also through links, the initial model."""
     config = make_config(texts, tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "precious").touch()
@@ -568,21 +575,22 @@ def test_a_model_that_is_no_runs_own_is_not_replaced(texts, whole_run, tmp_path)
     own = make_config(texts, tmp_path / "link", {})
     own = own.model_copy(update={"model": own.model.model_validate({"path": str(whole_run / "model")})})
     for resume in (False, True):
-        with pytest.raises(ConfigError, match="must not replace the one"):
+        with pytest.raises(ConfigError, match="must not replace the initial model"):
             plan_run(own, resume)
 
 
-def test_a_directory_for_offloading_is_looked_at_before_any_work(texts, tmp_path):
-    """A file in the way of it is refused as one in the way of the output is."""
+def test_the_offload_directory_is_checked_before_any_work(texts, tmp_path):
+    """A file in its place is rejected like one in the place of the output."""
     (tmp_path / "file").touch()
     changes = {"output": {"offload_directory": str(tmp_path / "file" / "deeper")}}
     with pytest.raises(ConfigError, match=r"can be written to; got .*deeper"):
         plan_run(make_config(texts, tmp_path / "out", offload=["optimizer"], **changes), False)
 
 
-def test_a_run_is_made_longer_by_what_the_command_line_says(texts, tmp_path, capsys):
-    """With a constant rate it equals to the bit a run that had that length from the start; the checkpoint records what
-    was changed, and a file that says the same goes on without the command line."""
+def test_a_run_can_be_made_longer(texts, tmp_path, capsys):
+    """With a constant rate it equals, to the bit, a run of that length; the checkpoint records the
+    change, and a file with the same setting resumes without the option.
+    """
     constant = {"optimizer": {"schedule": "constant"}}
     whole = make_config(texts, tmp_path / "whole", **constant)
     run(whole)
@@ -602,7 +610,7 @@ def test_a_run_is_made_longer_by_what_the_command_line_says(texts, tmp_path, cap
     assert "put train.steps = 3 into the file, or pass --set train.steps=3; to change the rest" in err
     assert "pass --set train.steps=4" in err
     code, _, err = command_line("train", file, "--resume", "--set", "train.steps=4")
-    assert code == 0 and "changed from here on: train.steps = 4 instead of 3" in err
+    assert code == 0 and "changed settings: train.steps = 4 instead of 3" in err
     file.write_text(text.replace("steps = 3\n", f"steps = {STEPS}\n"))
     run_training(plan_run(load_config(file), True, may_change=["train.steps"]), silent())
     assert is_same(weights(out), weights(tmp_path / "whole"))
@@ -622,9 +630,10 @@ def test_a_run_is_made_longer_by_what_the_command_line_says(texts, tmp_path, cap
         )
 
 
-def test_the_rest_of_a_run_follows_other_settings(texts, tmp_path):
-    """Rate, schedule and decay change from the checkpoint on, as if the trainer had been given them there; what decides
-    the data's order or the state is refused whatever the command line says."""
+def test_settings_can_change_on_resume(texts, tmp_path):
+    """Rate, schedule and decay change from the checkpoint on, as if the trainer had them from
+    there; settings of the data's order or the state are rejected.
+    """
     config = make_config(texts, tmp_path)
     _stop_after_three(config)
     changes = {"lr": 1e-3, "schedule": "linear", "weight_decay": 0.0}
@@ -657,7 +666,7 @@ def test_the_rest_of_a_run_follows_other_settings(texts, tmp_path):
 
 
 def test_optimizers_of_the_file_train(texts, tmp_path):
-    """SGD and Lion lower the loss, and go on to the bit after a stop, on another mesh."""
+    """SGD and Lion lower the loss and resume to the bit on another mesh."""
     for optimizer in (
         {"name": "sgd", "lr": 0.3, "nesterov": True, "schedule": "linear"},
         {"name": "lion", "lr": 1e-3, "weight_decay": 0.1, "schedule": "constant"},
@@ -682,7 +691,7 @@ def test_optimizers_of_the_file_train(texts, tmp_path):
     ids=str,
 )
 def test_held_out_text_is_evaluated_while_training(texts, whole_run, tmp_path, mesh, changes):
-    """Every window of it once, by the weights in training: the figures of any mesh, and no bit of the run changes."""
+    """Every window once, with the current weights: equal figures on any mesh, and no bit of the run changes."""
     config = make_config(texts, tmp_path, mesh, evaluate_every=2, **changes)
     console = Console(file=(said := io.StringIO()), width=1000)
     run_training(plan_run(config, False), console)
@@ -708,8 +717,8 @@ def test_held_out_text_is_evaluated_while_training(texts, whole_run, tmp_path, m
         assert count == len(held_out.stream) - (0 if padded else 1 + (len(held_out.stream) - 1) % 32)
 
 
-def test_held_out_text_that_is_too_little_is_refused(tmp_path):
-    """Evaluation while training needs a whole window."""
+def test_too_little_held_out_text_is_rejected(tmp_path):
+    """Evaluation during training needs a complete window."""
     texts = write_texts(tmp_path / "texts", num_files=2)
     with pytest.raises(
         ConfigError, match="evaluate_every needs at least 33 tokens of held-out text; got 0 in 0"
@@ -719,9 +728,10 @@ def test_held_out_text_that_is_too_little_is_refused(tmp_path):
         )
 
 
-def test_a_checkpoint_without_a_copy_is_the_same(texts, whole_run, tmp_path):
-    """Files are equal to those of one that is written in the background, from every device; the plan counts no copy,
-    and no thread writes."""
+def test_a_checkpoint_without_a_copy_is_equal(texts, whole_run, tmp_path):
+    """Files of all devices equal those of one written in the background; the plan counts no copy,
+    and no thread writes.
+    """
     for mesh in (ONE, {"fsdp": 2}):
         plain = make_config(texts, tmp_path / f"{mesh}0", mesh)
         config = make_config(texts, tmp_path / f"{mesh}1", mesh, output={"checkpoint_in_background": False})
@@ -740,8 +750,8 @@ def test_a_checkpoint_without_a_copy_is_the_same(texts, whole_run, tmp_path):
         assert saved[0] == saved[1]
 
 
-def test_four_lines_say_what_a_run_takes(texts, tmp_path, capsys, monkeypatch):
-    """Parameters, mesh, memory against what is there, tokens; the whole plan comes with --explain alone."""
+def test_describe_has_four_lines(texts, tmp_path, capsys, monkeypatch):
+    """Parameters, mesh, memory and what is available, tokens; the whole plan only with --explain."""
     monkeypatch.setattr("tilewise.train.run.available_memory", lambda: 3 << 30)  # the same at each call
     config = make_config(texts, tmp_path / "out", DP, steps=1)
     file = write_toml(config, tmp_path / "train.toml")

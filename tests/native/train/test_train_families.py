@@ -1,4 +1,4 @@
-"""Training any family from a configuration file, from nothing or from a model directory, and going on with it."""
+"""Training any family from a configuration file, from scratch or from a model directory, and using the result."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def texts(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*SIZES, "gpt2"])
-def test_a_family_is_trained_and_opened_again(family, texts, tmp_path):
-    """The loss falls; the directory is one that transformers opens, and that writes or encodes."""
+def test_a_trained_family_can_be_opened(family, texts, tmp_path):
+    """The loss falls; transformers opens the directory, and it generates or encodes."""
     documents = "padded" if family in ("qwen3", "bert") else "packed"
     run(configuration(texts, tmp_path, section(family), documents=documents))
     losses = [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")]
@@ -84,14 +84,14 @@ def test_a_family_is_trained_and_opened_again(family, texts, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "bert"])
-def test_verify_takes_any_family(family, texts, tmp_path):
-    """`tilewise verify` compares a strategy of what the configuration names."""
+def test_verify_accepts_any_family(family, texts, tmp_path):
+    """`tilewise verify` compares a strategy of the configuration's model."""
     config = configuration(texts, tmp_path, section(family), documents="padded")
     assert compare_strategy(config, DeviceMesh({"dp": 2, "tp": 2}), 2, lambda text: None).equal
 
 
 def test_training_starts_from_a_model_directory(texts, tmp_path):
-    """Its weights and its tokenizer; the first loss is that of the model, and the last one lower."""
+    """Its weights and tokenizer; the first loss is the model's, and the last one lower."""
     tokenizer = train_tokenizer([path.read_text() for path in sorted(texts.rglob("*.py"))], vocab_size=290)
     model = Case("start", "qwen2", {"num_key_value_heads": 2, "eos_token_id": 0}).model(vocab_size=290)
     model.save_pretrained(tmp_path / "start")
@@ -132,10 +132,11 @@ CARRIED = {
         ("float32", "float16"),
     ],
 )
-def test_a_finetuned_model_keeps_its_files_and_its_element_types(stored, asked, texts, tmp_path):
-    """Every file next to the weights is the same to the byte, config.json but for the type that `output.dtype` asks
-    for; weights are the fp32 masters rounded to the type of each in the source; `checkpoint convert` writes the same,
-    also where the source has gone; and the model runs in the type that it is stored in."""
+def test_a_finetuned_model_keeps_its_files_and_dtypes(stored, asked, texts, tmp_path):
+    """Every other file is equal to the byte, config.json except for the dtype of `output.dtype`;
+    weights are the fp32 masters rounded to their source dtypes; `checkpoint convert` writes the
+    same, even without the source; and the model runs in its stored dtype.
+    """
     start, out = tmp_path / "start", tmp_path / "run"
     tokenizer = train_tokenizer([path.read_text() for path in sorted(texts.rglob("*.py"))], vocab_size=290)
     model = Case("start", "qwen2", {"num_key_value_heads": 2, "eos_token_id": 0}).model(vocab_size=290)
@@ -150,12 +151,16 @@ def test_a_finetuned_model_keeps_its_files_and_its_element_types(stored, asked, 
         (start / name).parent.mkdir(exist_ok=True)
         (start / name).write_text(content)
     named = {"path": str(start), "ignore_config_fields": ["num_notes"]}
-    given = configuration(texts, out, named, held_out_percent=0)
+    base_config = configuration(texts, out, named, held_out_percent=0)
     changes = {
         "output": {"dtype": asked, "directory": str(out)},
         "train": {"steps": 2, "batch": 4, "batch_splits": 4},
     }
-    run(check_config({**given.model_dump(exclude_defaults=True), **changes, "distribution": {}}, "a test"))
+    run(
+        check_config(
+            {**base_config.model_dump(exclude_defaults=True), **changes, "distribution": {}}, "a test"
+        )
+    )
     files = {
         path.relative_to(start).as_posix(): path.read_bytes()
         for path in start.rglob("*")
@@ -168,9 +173,9 @@ def test_a_finetuned_model_keeps_its_files_and_its_element_types(stored, asked, 
     for directory in (out / "model", tmp_path / "converted"):
         for name in files.keys() - {"config.json"}:
             assert (directory / name).read_bytes() == files[name], name
-        found = json.loads((directory / "config.json").read_text())
+        saved = json.loads((directory / "config.json").read_text())
         kind = {None: config["dtype"], "fp32": "float32", "bf16": "bfloat16", "float16": "float16"}[asked]
-        assert found == json.loads(files["config.json"]) | {"dtype": kind}
+        assert saved == json.loads(files["config.json"]) | {"dtype": kind}
         masters = open_checkpoint(checkpoint_paths(out / "checkpoints")[-1]).tensors
         written = open_weights(directory)
         assert written.keys() == dtypes.keys()
@@ -183,8 +188,8 @@ def test_a_finetuned_model_keeps_its_files_and_its_element_types(stored, asked, 
         assert engine.model.dtype == ("f32" if kind == "float32" else "bf16")
 
 
-def test_a_weight_beyond_its_type_is_not_written():
-    """A float16 would be infinite; it names the weight and what to do."""
+def test_a_weight_beyond_its_dtype_is_an_error():
+    """A float16 would be infinite; the message names the weight and the option."""
     weights = {"a": np.array([1.0, 70000.0], np.float32), "b": np.array([np.inf, 1e30], np.float32)}
     cast = cast_tensors(weights, {"a": "F16", "b": "BF16"})
     assert np.isinf(np.asarray(cast["b"])[0])
@@ -192,22 +197,19 @@ def test_a_weight_beyond_its_type_is_not_written():
         np.asarray(cast["a"])
 
 
-def test_a_new_model_is_written_in_the_type_that_is_asked_for(texts, tmp_path):
-    """fp32 by default, bf16 where `output.dtype` says so, as its config.json says."""
-    given = configuration(texts, tmp_path, section("llama"), held_out_percent=0).model_dump(
+def test_output_dtype_of_a_new_model(texts, tmp_path):
+    """fp32 by default, bf16 with `output.dtype`, as in its config.json."""
+    config = configuration(texts, tmp_path, section("llama"), held_out_percent=0).model_dump(
         exclude_defaults=True
     )
     changes = {"output": {"dtype": "bfloat16", "directory": str(tmp_path)}, "train": {"steps": 1, "batch": 8}}
-    run(check_config({**given, **changes, "distribution": {}}, "a test"))
+    run(check_config({**config, **changes, "distribution": {}}, "a test"))
     assert {str(tensor.dtype) for tensor in open_weights(tmp_path / "model").values()} == {"bfloat16"}
     assert models.open(tmp_path / "model").dtype == "bfloat16"
 
 
-def test_a_directory_that_is_no_model_is_refused_before_memory_is_taken(
-    texts, tmp_path, monkeypatch, thread_count
-):
-    """Weights that do not belong to the configuration, and numbers in them that are invalid; no thread is left "
-    "behind."""
+def test_an_invalid_model_directory_is_rejected_before_allocation(texts, tmp_path, monkeypatch, thread_count):
+    """Weights that do not match the configuration, or are not finite; no thread remains."""
     tokenizer = train_tokenizer([path.read_text() for path in sorted(texts.rglob("*.py"))], vocab_size=290)
     model = Case("start", "qwen2", {"num_key_value_heads": 2, "eos_token_id": 0}).model(vocab_size=290)
     model.save_pretrained(tmp_path / "start")
@@ -228,9 +230,9 @@ def test_a_directory_that_is_no_model_is_refused_before_memory_is_taken(
         Trainer(config, data, graph, plan)
 
 
-def test_settings_next_to_a_path_are_refused(tmp_path):
-    """The directory says everything about the model."""
-    with pytest.raises(ConfigError, match="no settings of its own, got 'hidden_size'"):
+def test_settings_next_to_a_path_are_rejected(tmp_path):
+    """The directory determines the model."""
+    with pytest.raises(ConfigError, match="excludes other settings of the model, got 'hidden_size'"):
         check_config({"model": {"path": "x", "hidden_size": 3}}, "a test")
     with pytest.raises(ConfigError, match="model_type must be one of"):
         configuration(tmp_path, tmp_path, {"model_type": "mamba"}).what_must_match()

@@ -1,4 +1,4 @@
-"""docs/training.md cannot rot: its configurations, its Python and its commands run, with small sizes."""
+"""The configurations, Python and commands of docs/training.md run, with small sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEMPLATE = (
 
 
 def _write_inputs():
-    """What a reader has: articles, conversations and a chat model."""
+    """A reader's inputs: articles, conversations and a chat model."""
     texts = [f"Article {i}: one and {i} make {i + 1}, as anyone can count." for i in range(60)]
     Path("articles.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     chats = [
@@ -53,7 +53,7 @@ def _write_inputs():
 
 
 def test_the_page_runs(tmp_path, monkeypatch, capsys):
-    """Every configuration trains, the loop learns the answers alone, and every command ends well."""
+    """Every configuration trains, the loop learns only the answers, and every command succeeds."""
     monkeypatch.chdir(tmp_path)
     _write_inputs()
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
@@ -92,5 +92,5 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
                 ]
             assert _run(words) == 0, (command, capsys.readouterr().err)
     out = capsys.readouterr()
-    assert "changed from here on: train.steps = 3 instead of 2" in out.err
+    assert "changed settings: train.steps = 3 instead of 2" in out.err
     assert '"held_out_loss"' in Path("runs/small/metrics.jsonl").read_text()

@@ -1,4 +1,4 @@
-"""`tilewise tune`: steps are run under settings that change no bit, and the fastest is told."""
+"""`tilewise tune`: steps run under settings that change no bit, and the fastest is reported."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def tune(config, seconds=1000, lines=None):
 
 
 def pretend(monkeypatch, tokens_per_s):
-    """Have trials take what a function of their configuration says, instead of what they took."""
+    """Replace the measured times of trials by a function of their configuration."""
     run = tuning._Search._run
 
     def of(self, config, graph, plan):
@@ -29,7 +29,9 @@ def pretend(monkeypatch, tokens_per_s):
 
 
 def test_the_fastest_wins(monkeypatch, tmp_path):
-    """Every mesh is tried, then microbatches and tiles from the fastest on; in turns it beats the given one."""
+    """Every mesh is tried, then microbatches and tiles from the fastest on; measured in turns, it
+    beats the original.
+    """
     speeds = {"fsdp": 1500.0, "dp": 1200.0, "tp": 800.0}
 
     def speed(config):
@@ -38,11 +40,11 @@ def test_the_fastest_wins(monkeypatch, tmp_path):
     pretend(monkeypatch, speed)
     monkeypatch.setattr("tilewise.train.alternatives.num_cores", lambda: 2)
     lines = []
-    found = tune(make_config(tmp_path, tmp_path, batch=8, rows_per_tile=32), lines=lines)
-    best = found.best.config
+    result = tune(make_config(tmp_path, tmp_path, batch=8, rows_per_tile=32), lines=lines)
+    best = result.best.config
     assert best.distribution.mesh == {"fsdp": 2} and best.train.rows_per_tile == 64
-    assert found.gain == 1501 / 1000.5 and found.num_left == 0
-    tried = [(dict(t.config.distribution.mesh), t.config.train.accumulation) for t in found.trials]
+    assert result.gain == 1501 / 1000.5 and result.num_untried == 0
+    tried = [(dict(t.config.distribution.mesh), t.config.train.accumulation) for t in result.trials]
     assert tried == [
         ({}, 1),
         ({"dp": 2}, 1),
@@ -52,26 +54,26 @@ def test_the_fastest_wins(monkeypatch, tmp_path):
         ({"fsdp": 2}, 1),
     ]
     assert len(lines) == len(tried) + 1
-    assert all(t.losses == found.best.losses and len(t.losses) == STEPS + 1 for t in found.trials)
+    assert all(t.losses == result.best.losses and len(t.losses) == STEPS + 1 for t in result.trials)
 
 
-def test_a_draw_is_won_by_the_file(monkeypatch, tmp_path):
+def test_small_gains_are_ignored(monkeypatch, tmp_path):
     """Half a percent is noise."""
     pretend(monkeypatch, lambda config: 1005.0 if config.distribution.mesh else 1000.0)
     config = make_config(tmp_path, tmp_path)
-    found = tune(config)
-    assert found.best.config == config and found.gain == 1.0
+    result = tune(config)
+    assert result.best.config == config and result.gain == 1.0
 
 
 def test_the_time_ends_the_search(tmp_path):
-    """The given settings are tried in any case, others are counted."""
-    found = tune(make_config(tmp_path, tmp_path), seconds=0)
-    assert len(found.trials) == 1 and found.gain == 1.0 and found.num_left >= 2
+    """The original settings are always tried; skipped candidates are counted."""
+    result = tune(make_config(tmp_path, tmp_path), seconds=0)
+    assert len(result.trials) == 1 and result.gain == 1.0 and result.num_untried >= 2
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_encoders_and_padded_documents(padded, tmp_path):
-    """Whatever can be trained can be tuned."""
+    """Every trainable configuration can be tuned."""
     model = {
         "model_type": "bert",
         "vocab_size": 300,
@@ -86,23 +88,23 @@ def test_encoders_and_padded_documents(padded, tmp_path):
     assert tune(config, seconds=0).best.tokens_per_s > 0
 
 
-def test_memory_is_saved_until_it_fits(monkeypatch, tmp_path):
-    """Where the file's own settings need too much, the next that fits is taken; where none does, that is said."""
+def test_memory_is_saved_until_a_candidate_fits(monkeypatch, tmp_path):
+    """If the file's settings need too much memory, the next that fit are used; without any, an error."""
     config = make_config(tmp_path, tmp_path, batch=8, batch_splits=8, data={"context": 64})
     need = make_plan(config)[1]
     need = need.device_bytes + sum(need.checkpoint_bytes)
     monkeypatch.setattr(plans, "available_memory", lambda: need - 1)
     lines = []
-    found = tune(config, seconds=0, lines=lines)
-    assert found.gain is None and found.trials and all(t.memory_bytes < need for t in found.trials)
-    assert lines[0].startswith("refused: one device") and "must fit" in lines[0]
+    result = tune(config, seconds=0, lines=lines)
+    assert result.gain is None and result.trials and all(t.memory_bytes < need for t in result.trials)
+    assert lines[0].startswith("not possible: one device") and "must fit" in lines[0]
     monkeypatch.setattr(plans, "available_memory", lambda: 1)
     with pytest.raises(ResourceError, match="must fit"):
         tune(config)
 
 
-def test_meshes_that_the_model_refuses_are_told(monkeypatch, tmp_path):
-    """Three batch splits cannot be shared out to two devices; the others are tried all the same."""
+def test_rejected_meshes_are_reported(monkeypatch, tmp_path):
+    """Three batch splits do not divide among two devices; the others are still tried."""
     monkeypatch.setattr("tilewise.train.alternatives.num_cores", lambda: 2)
     lines = []
     trials = tune(make_config(tmp_path, tmp_path, batch=3, batch_splits=3), lines=lines)
@@ -111,40 +113,40 @@ def test_meshes_that_the_model_refuses_are_told(monkeypatch, tmp_path):
     assert {"tp"} in [set(t.config.distribution.mesh) for t in trials.trials]
 
 
-def test_a_setting_that_changes_a_bit_is_an_error(monkeypatch, tmp_path):
+def test_settings_that_change_a_bit_are_an_error(monkeypatch, tmp_path):
     """Planted: the second trial's last loss is the next float."""
     step, count = GraphInstance.step, []
 
-    def spoilt(self, *args, **kwargs):
+    def failing(self, *args, **kwargs):
         result = step(self, *args, **kwargs)
         count.append(result)
         if len(count) < 2 * (STEPS + 1):
             return result
         return type(result)(float(np.nextafter(result.loss, np.inf)), result.grad_norm)
 
-    monkeypatch.setattr(GraphInstance, "step", spoilt)
-    with pytest.raises(InternalError, match="the same to the bit"):
+    monkeypatch.setattr(GraphInstance, "step", failing)
+    with pytest.raises(InternalError, match="must be bit-identical"):
         tune(make_config(tmp_path, tmp_path))
 
 
-def test_what_is_asked_for_is_checked(tmp_path):
+def test_arguments_are_checked(tmp_path):
     """Before any step."""
     config = make_config(tmp_path, tmp_path)
-    for given in ((config, 0, 1.0), (config, 1, float("nan")), (config, True, 1.0)):
+    for args in ((config, 0, 1.0), (config, 1, float("nan")), (config, True, 1.0)):
         with pytest.raises((PlanError, ValueError)):
-            tune_run(*given, print)
+            tune_run(*args, print)
 
 
 def test_the_command_prints_lines_for_the_file(tmp_path):
-    """Standard output is TOML alone, of what the file said where nothing else was tried; nothing is written."""
+    """Standard output has only TOML, with the file's own settings if no other was tried; nothing is written."""
     path = write_toml(make_config(tmp_path, tmp_path / "out"), tmp_path / "train.toml")
     done = tilewise("tune", path, "--steps", 1, "--minutes", 0)
     assert done.returncode == 0, done.stderr
     assert "1.000" in done.stderr and "as fast as any" in done.stderr and not (tmp_path / "out").exists()
     (tmp_path / "found.toml").write_text(done.stdout)
-    given, found = load_config(path), load_config(tmp_path / "found.toml")
-    assert found.distribution == given.distribution
+    config, tuned = load_config(path), load_config(tmp_path / "found.toml")
+    assert tuned.distribution == config.distribution
     for key in ("accumulation", "recompute", "rows_per_tile"):
-        assert getattr(found.train, key) == getattr(given.train, key)
+        assert getattr(tuned.train, key) == getattr(config.train, key)
     done = tilewise("tune", tmp_path / "none.toml")
     assert done.returncode == 2 and done.stderr.count("\n") == 1

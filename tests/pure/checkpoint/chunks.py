@@ -1,4 +1,4 @@
-"""A distributed checkpoint of one tensor in chunks, as several processes of PyTorch write it."""
+"""A distributed checkpoint of one tensor in chunks, as several PyTorch processes write it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOXES = [((0, 0), (4, 6)), ((0, 6), (4, 4)), ((4, 0), (3, 10))]
 def write_chunks(
     root: Path, boxes: Sequence[Any] = BOXES, size: tuple[int, ...] = (7, 10), **more: Any
 ) -> Metadata:
-    """Each box of `model.w` in a file of its own; returns what `.metadata` says."""
+    """Each box of `model.w` in its own file; returns the content of `.metadata`."""
     root.mkdir(exist_ok=True)
     chunks, places = [], {}
     for number, (offsets, sizes) in enumerate(boxes):

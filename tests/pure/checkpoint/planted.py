@@ -1,4 +1,4 @@
-"""Pickles that would run code, and archives to put them in: shared by the tests of what reads them."""
+"""Pickles that would run code, and archives for them, for the tests of their readers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Planted:
-    """Unpickled, it writes a file."""
+    """Writes a file when unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -21,7 +21,7 @@ class Planted:
 
 
 def planted(file: Path) -> dict[str, bytes]:
-    """Pickles that write `file` when they are unpickled, in the ways that there are."""
+    """Pickles that write `file` when unpickled, in every known way."""
     path = str(file).encode()
     call = b"cos\nsystem\n(X" + (6 + len(path)).to_bytes(4, "little") + b"touch " + path + b"tR."
     stack = b"\x80\x04\x8c\x02os\x8c\x06system\x93(X" + (6 + len(path)).to_bytes(4, "little")
@@ -47,7 +47,7 @@ def planted(file: Path) -> dict[str, bytes]:
 
 @cache
 def tricks() -> dict[str, bytes]:
-    """Pickles that would take all memory, all time or the whole stack."""
+    """Pickles that would use all memory, all time or the whole stack."""
     deep = 100_000
     laughs = b"\x80\x02]q\x00" + b"".join(
         b"](" + (b"h" + bytes([i])) * 10 + b"eq" + bytes([i + 1]) for i in range(60)
@@ -84,7 +84,7 @@ def tricks() -> dict[str, bytes]:
 
 
 def write_archive(path: Path, content: bytes, parts: dict[str, bytes] | None = None) -> Path:
-    """An archive as `torch.save` writes it, with any pickle."""
+    """An archive in the format of `torch.save`, with any pickle."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, part in {"data.pkl": content, "byteorder": b"little", **(parts or {})}.items():
             archive.writestr(f"archive/{name}", part)

@@ -1,4 +1,4 @@
-"""Boxes of a tensor, and tensors in parts: whatever the cuts, what is read is what was cut; no hole goes unnoticed."""
+"""Boxes of a tensor and tensors in parts: any partition is read correctly; gaps are found."""
 
 from math import prod
 
@@ -17,7 +17,7 @@ SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 
 
 def cut(draw, box, depth):
-    """A box in random pieces, which are no grid: every cut is of one piece alone."""
+    """A box cut into random pieces that do not form a grid."""
     dims = [d for d, size in enumerate(box.sizes) if size > 1]
     if depth == 0 or not dims or draw(st.integers(0, 3)) == 0:
         return [box]
@@ -33,7 +33,7 @@ def cut(draw, box, depth):
 
 @st.composite
 def cuts(draw):
-    """A shape and boxes that make it, in any order."""
+    """A shape and boxes that partition it, in any order."""
     shape = draw(SHAPES)
     boxes = cut(draw, Box.whole(shape), 4)
     return shape, draw(st.permutations(boxes))
@@ -49,16 +49,16 @@ def inner_boxes(draw, shape):
 
 
 def counted(shape, boxes):
-    """How often each element is covered, by counting: what `misfit` is compared with."""
-    found = np.zeros(shape, int)
+    """How often each element is covered, by counting; `misfit` is compared with it."""
+    counts = np.zeros(shape, int)
     for box in boxes:
-        found[box.slices] += 1
-    return found
+        counts[box.slices] += 1
+    return counts
 
 
 @settings(max_examples=60, deadline=None)
 @given(cuts())
-def test_any_cuts_make_the_whole(given_cuts):
+def test_any_partition_is_accepted(given_cuts):
     """What a tensor is cut into makes it."""
     shape, boxes = given_cuts
     assert misfit(shape, boxes) is None and (counted(shape, boxes) == 1).all()
@@ -66,8 +66,8 @@ def test_any_cuts_make_the_whole(given_cuts):
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_a_hole_or_an_overlap_is_found(data):
-    """One box taken away, moved, grown or there twice: found exactly where counting finds it, with the right boxes."""
+def test_gaps_and_overlaps_are_found(data):
+    """One box removed, moved, enlarged or doubled: found exactly if counting finds it, with the right boxes."""
     shape, boxes = data.draw(cuts())
     boxes = list(boxes)
     place = data.draw(st.integers(0, len(boxes) - 1))
@@ -99,14 +99,14 @@ def test_a_hole_or_an_overlap_is_found(data):
         (Box((0, 0), (3, 2)), "3 of 9 elements are missing"),
     ],
 )
-def test_boxes_that_are_none_of_it(box, words):
-    """Beyond an edge, before it, of other dims, of numbers that overflow."""
+def test_invalid_boxes_are_found(box, words):
+    """Beyond an edge, before it, with other dims, with numbers that overflow."""
     assert words in misfit((3, 3), [box]).words
     assert "overlap" in misfit((), [Box((), ())] * 2).words
 
 
 def in_files(folder, whole, boxes):
-    """A tensor's parts, each in a file of its own, and those at even places in memory."""
+    """A tensor's parts, each in its own file, those at even places in memory."""
     parts = []
     for number, box in enumerate(boxes):
         part = np.array(whole[box.slices], order="C")
@@ -119,8 +119,8 @@ def in_files(folder, whole, boxes):
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_parts_are_the_tensor_that_they_were_cut_from(tmp_path_factory, data):
-    """Whole and any box of it, from arrays and files, in several types; a planted exchange of two parts shows."""
+def test_parts_give_the_original_tensor(tmp_path_factory, data):
+    """Whole and any box of it, from arrays and files, in several dtypes; two swapped parts are detected."""
     shape, boxes = data.draw(cuts())
     dtype = data.draw(st.sampled_from([np.float32, ml_dtypes.bfloat16, np.int64, np.uint8]))
     whole = np.arange(prod(shape)).reshape(shape).astype(dtype)
@@ -128,9 +128,9 @@ def test_parts_are_the_tensor_that_they_were_cut_from(tmp_path_factory, data):
     assert read_array(parted).tobytes() == np.asarray(parted).tobytes() == whole.tobytes()
     assert (parted.ndim, parted.nbytes) == (whole.ndim, whole.nbytes)
     box = data.draw(inner_boxes(shape))
-    found = parted.read_box(box)
-    assert found.shape == box.sizes and found.dtype == whole.dtype
-    assert found.tobytes() == whole[box.slices].tobytes()
+    tensor = parted.read_box(box)
+    assert tensor.shape == box.sizes and tensor.dtype == whole.dtype
+    assert tensor.tobytes() == whole[box.slices].tobytes()
     first, last = parted.parts[0], parted.parts[-1]
     values = [np.asarray(part.values) for part in (first, last)]
     if values[0].shape == values[1].shape and values[0].tobytes() != values[1].tobytes():
@@ -142,8 +142,8 @@ def test_parts_are_the_tensor_that_they_were_cut_from(tmp_path_factory, data):
         assert np.asarray(PartedTensor(shape, whole.dtype, swapped)).tobytes() != whole.tobytes()
 
 
-def test_a_box_reads_its_own_bytes(tmp_path, monkeypatch):
-    """Rows of the parts that hold it, and of these their columns alone; nothing of the others."""
+def test_a_box_reads_only_its_own_bytes(tmp_path, monkeypatch):
+    """Rows of the parts that contain it, and only its columns."""
     whole = np.arange(80, dtype=np.float32).reshape(8, 10)
     boxes = [Box((0, 0), (4, 6)), Box((0, 6), (4, 4)), Box((4, 0), (4, 10))]
     save_tensors(tmp_path / "f", {str(i): np.ascontiguousarray(whole[b.slices]) for i, b in enumerate(boxes)})
@@ -156,5 +156,5 @@ def test_a_box_reads_its_own_bytes(tmp_path, monkeypatch):
         counts.clear()
         assert parted.read_box(box).tobytes() == whole[box.slices].tobytes()
         assert sum(counts) == 4 * box.num_elements
-    with pytest.raises(ValueError, match="without being brought together"):
+    with pytest.raises(ValueError, match="without being copied"):
         np.array(parted, copy=False)

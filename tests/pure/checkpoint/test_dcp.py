@@ -1,4 +1,4 @@
-"""PyTorch's distributed checkpoints: tensors to the bit from any number of chunks, and nothing is run."""
+"""PyTorch's distributed checkpoints: tensors to the bit from any number of chunks, and nothing is executed."""
 
 import pickle
 import warnings
@@ -16,8 +16,8 @@ from tilewise.checkpoint import open_distributed
 from tilewise.core import CheckpointError
 
 
-def test_what_pytorch_saves_is_read(tmp_path):
-    """Types, empty tensors and elements, as `dcp.save` writes them."""
+def test_checkpoints_of_pytorch_are_read(tmp_path):
+    """Dtypes, empty tensors and single elements, as `dcp.save` writes them."""
     state = {
         "w": WHOLE,
         "half": torch.ones(3, dtype=torch.bfloat16),
@@ -28,24 +28,24 @@ def test_what_pytorch_saves_is_read(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save({"model": state, "step": 3}, checkpoint_id=tmp_path / "d")
-    found = open_distributed(tmp_path / "d", "model")
-    assert found.keys() == state.keys()
-    for name, tensor in found.items():
+    tensors = open_distributed(tmp_path / "d", "model")
+    assert tensors.keys() == state.keys()
+    for name, tensor in tensors.items():
         array = np.asarray(tensor)
         assert array.shape == tuple(state[name].shape)
         assert array.astype(np.float32).tobytes() == state[name].to(torch.float32).numpy().tobytes()
-    assert str(np.asarray(found["half"]).dtype) == "bfloat16"
-    with pytest.raises(CheckpointError, match="holds 'step', which is no tensor; name the part"):
+    assert str(np.asarray(tensors["half"]).dtype) == "bfloat16"
+    with pytest.raises(CheckpointError, match="holds 'step', which is not a tensor; name the part"):
         open_distributed(tmp_path / "d")
-    with pytest.raises(CheckpointError, match=r"no tensor's name begins with 'optimizer\.'"):
+    with pytest.raises(CheckpointError, match=r"no tensor whose name begins with 'optimizer\.'"):
         open_distributed(tmp_path / "d", "optimizer")
 
 
-def test_chunks_are_brought_together(tmp_path):
-    """Boxes of rows and columns in several files make the tensor that they were cut from."""
+def test_chunks_are_assembled(tmp_path):
+    """Boxes of rows and columns in several files give the original tensor."""
     write_chunks(tmp_path / "d")
-    found = open_distributed(tmp_path / "d", "model")
-    np.testing.assert_array_equal(np.asarray(found["w"]), WHOLE.numpy())
+    tensors = open_distributed(tmp_path / "d", "model")
+    np.testing.assert_array_equal(np.asarray(tensors["w"]), WHOLE.numpy())
     write_chunks(tmp_path / "d", [((i, 0), (1, 10)) for i in range(7)])
     np.testing.assert_array_equal(np.asarray(open_distributed(tmp_path / "d")["model.w"]), WHOLE.numpy())
 
@@ -70,7 +70,7 @@ def _of_type(dtype):
 
 
 def _laughs():
-    """What has words without end, though it is small."""
+    """A small value whose text grows exponentially."""
     value: object = ("w",)
     for _ in range(60):
         value = (value, value)
@@ -85,25 +85,28 @@ def _deep():
 
 
 WRONG = {
-    "a path of laughs": (_changed_place(relative_path=_laughs()), "a tuple is not the plain name"),
-    "a deep path": (_changed_place(relative_path=_deep()), "a tuple is not the plain name"),
-    "a path": (_changed_place(relative_path="../__0_0.distcp"), "not the plain name"),
-    "an absolute path": (_changed_place(relative_path="/etc/passwd"), "not the plain name"),
+    "a path of laughs": (_changed_place(relative_path=_laughs()), "a tuple is not the name of a file"),
+    "a deep path": (_changed_place(relative_path=_deep()), "a tuple is not the name of a file"),
+    "a path": (_changed_place(relative_path="../__0_0.distcp"), "not the name of a file"),
+    "an absolute path": (_changed_place(relative_path="/etc/passwd"), "not the name of a file"),
     "no file": (_changed_place(relative_path="other"), "no such file"),
     "beyond the file": (_changed_place(length=1 << 40), "lies outside"),
     "before the file": (_changed_place(offset=-1), "lies outside"),
-    "another place": (_changed_place(offset=7), "no whole archive|lies outside"),
-    "another chunk": (_changed_place(relative_path="__1_0.distcp"), "no whole archive|in its file"),
+    "another place": (_changed_place(offset=7), "not a complete torch.save archive|lies outside"),
+    "another chunk": (
+        _changed_place(relative_path="__1_0.distcp"),
+        "not a complete torch.save archive|in its file",
+    ),
     "encrypted": (_changed_place(transform_descriptors=["aes"]), "compressed or encrypted"),
-    "no place": (_without_place, "does not say where the chunk"),
+    "no place": (_without_place, "have no place for the chunk"),
     "another type": (_of_type(torch.float64), "is float32"),
     "a type that is invalid": (_of_type(torch.complex64), "names 'torch.complex64'"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_places_and_types_are_held_to_the_files(tmp_path, name):
-    """What metadata say of a chunk and what its file holds agree, and no other file is opened."""
+def test_metadata_must_match_the_files(tmp_path, name):
+    """Place and dtype of a chunk match its file, and no other file is opened."""
     change, words = WRONG[name]
     metadata = write_chunks(tmp_path / "d")
     change(tmp_path / "d", metadata)
@@ -118,15 +121,15 @@ def test_places_and_types_are_held_to_the_files(tmp_path, name):
     [BOXES[:2], [*BOXES, ((0, 0), (1, 1))], [BOXES[0], BOXES[1], ((3, 0), (3, 10))], []],
     ids=["hole", "twice", "shifted", "none"],
 )
-def test_chunks_that_do_not_cover_are_refused(tmp_path, boxes):
-    """A hole would be numbers from nowhere."""
+def test_chunks_that_do_not_cover_are_rejected(tmp_path, boxes):
+    """A gap would have undefined values."""
     write_chunks(tmp_path / "d", boxes)
-    with pytest.raises(CheckpointError, match=r"do not cover it once|lies in no chunk"):
+    with pytest.raises(CheckpointError, match=r"do not cover it once|must have 1 to"):
         open_distributed(tmp_path / "d")
 
 
-def test_what_is_no_tensor_is_named(tmp_path):
-    """Bytes, of which only an unpickler would know what they are."""
+def test_entries_that_are_not_tensors_are_named(tmp_path):
+    """Bytes that only an unpickler could interpret."""
     write_chunks(tmp_path / "d", step=BytesStorageMetadata())
     with pytest.raises(CheckpointError, match="holds 'step'"):
         open_distributed(tmp_path / "d")
@@ -135,7 +138,7 @@ def test_what_is_no_tensor_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", planted(""))
 @pytest.mark.parametrize("where", ["metadata", "chunk"])
-def test_nothing_is_run(tmp_path, name, where):
+def test_nothing_is_executed(tmp_path, name, where):
     """Neither from the metadata, nor from a chunk's own description."""
     proof, content = tmp_path / "ran", planted(tmp_path / "ran")[name]
     metadata = write_chunks(tmp_path / "d", [((0, 0), (7, 10))])
@@ -153,27 +156,27 @@ def test_nothing_is_run(tmp_path, name, where):
 
 
 @pytest.mark.parametrize("name", tricks())
-def test_tricks_end_in_a_refusal(tmp_path, name):
-    """Depth, counts, lengths and loops in the metadata."""
+def test_hostile_metadata_is_rejected(tmp_path, name):
+    """Depth, counts, lengths and cycles in the metadata."""
     (tmp_path / ".metadata").write_bytes(tricks()[name])
     with pytest.raises(CheckpointError) as caught:
         open_distributed(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_chunk_that_says_much_is_refused(tmp_path):
-    """What is said of one chunk is short, for there may be as many chunks as a file has room to name."""
+def test_a_large_chunk_description_is_rejected(tmp_path):
+    """Descriptions are limited, because a file may have very many chunks."""
     metadata = write_chunks(tmp_path / "d", [((0, 0), (7, 10))])
     blob = write_archive(tmp_path / "blob", b"\x80\x02" + b"N0" * 40_000 + b"N.").read_bytes()
     (tmp_path / "d" / "__0_0.distcp").write_bytes(blob)
     _changed_place(offset=0, length=len(blob))(tmp_path / "d", metadata)
     (tmp_path / "d" / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match="a part of it has 80004 bytes, more than 65536"):
+    with pytest.raises(CheckpointError, match="one of its entries has 80004 bytes, more than 65536"):
         open_distributed(tmp_path / "d")
 
 
-def test_a_directory_that_is_none(tmp_path):
-    """Nothing there, or a file."""
+def test_a_directory_without_a_checkpoint(tmp_path):
+    """A missing one, or a file."""
     for place in (tmp_path, tmp_path / "absent"):
         with pytest.raises(CheckpointError, match="no such file"):
             open_distributed(place)

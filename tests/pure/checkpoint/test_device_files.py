@@ -1,4 +1,4 @@
-"""Checkpoints of several devices: a file each, and whatever happens to one is said of that one."""
+"""Checkpoints of several devices: a file each, and errors name the file."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ MESH = {"fsdp": 2, "tp": 2}
 
 
 def state(step, seed=0):
-    """What four devices have: rows of two matrices, a vector that the third has, the count that the first has."""
+    """The state of four devices: rows of two matrices, a vector of the third, the step count of the first."""
     rng = np.random.default_rng([seed, step])
     tensors = {"optimizer.step": np.array([step])}
     for name in ("v", "w"):
@@ -59,7 +59,9 @@ def bytes_of(tensors):
 
 
 def test_each_device_has_a_file(tmp_path):
-    """With its own parts under the tensors' names, which any reader of safetensors opens; the whole comes back."""
+    """With its own parts under the tensors' names, which any safetensors reader opens; the whole
+    tensors are restored.
+    """
     path = save_checkpoint(tmp_path, state(3), CONFIG)
     assert sorted(os.listdir(path)) == [
         "checkpoint.json",
@@ -76,8 +78,8 @@ def test_each_device_has_a_file(tmp_path):
     assert opened.nbytes == sum(file.nbytes for file in opened.files) == 2 * 8 * 6 * 4 + 6 * 4 + 8
 
 
-def test_what_was_loaded_can_be_saved_again(tmp_path):
-    """Parts stay those of their devices; what comes back is the same."""
+def test_a_loaded_state_can_be_saved_again(tmp_path):
+    """Parts stay on their devices, and the second load is equal."""
     path = save_checkpoint(tmp_path / "one", state(3), CONFIG)
     again = save_checkpoint(tmp_path / "two", load_checkpoint(path, CONFIG), CONFIG)
     assert bytes_of(load_checkpoint(again, CONFIG).tensors) == bytes_of(state(3).tensors)
@@ -86,8 +88,8 @@ def test_what_was_loaded_can_be_saved_again(tmp_path):
 
 @settings(max_examples=10, deadline=None)
 @given(st.data())
-def test_any_cuts_over_any_devices_come_back(tmp_path_factory, data):
-    """Tensors in random pieces, one a device at most: what is loaded is what was saved, to the bit."""
+def test_any_partition_over_any_devices_is_restored(tmp_path_factory, data):
+    """Tensors in random pieces, at most one per device: the loaded state equals the saved one, to the bit."""
     folder, tensors = tmp_path_factory.mktemp("cuts"), {}
     for name in ("a", "b", "c"):
         shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=3)))
@@ -99,9 +101,9 @@ def test_any_cuts_over_any_devices_come_back(tmp_path_factory, data):
         ]
         tensors[name] = PartedTensor(shape, whole.dtype, tuple(parts))
     path = save_checkpoint(folder, TrainingState(1, tensors, mesh={"dp": 8}), CONFIG)
-    found = load_checkpoint(path, CONFIG).tensors
-    assert bytes_of(found) == bytes_of(tensors)
-    assert all(found[n].shape == t.shape and found[n].dtype == t.dtype for n, t in tensors.items())
+    restored = load_checkpoint(path, CONFIG).tensors
+    assert bytes_of(restored) == bytes_of(tensors)
+    assert all(restored[n].shape == t.shape and restored[n].dtype == t.dtype for n, t in tensors.items())
     shutil.rmtree(folder)
 
 
@@ -131,23 +133,23 @@ LOST = {
     "empty": (lambda p: os.truncate(device(p, 0), 0), r"device-00000.safetensors: .*0 bytes"),
     "flipped bit": (
         lambda p: flip(device(p, 2)),
-        r"tensor '\w+' in device-00002.safetensors does not have its checksum",
+        r"tensor '\w+' in device-00002.safetensors has a wrong checksum",
     ),
     "exchanged": (
         lambda p: exchange(device(p, 1), device(p, 3)),
-        "tensor 'v' in device-00001.safetensors does not have .*tensor 'v' in device-00003.safetensors does not",
+        "tensor 'v' in device-00001.safetensors has a wrong .*tensor 'v' in device-00003.safetensors has a wrong",
     ),
     "another's": (
         lambda p: shutil.copy(device(p, 2), device(p, 1)),
-        "device-00001.safetensors holds other parts than the manifest says: tensor 'norm' is there besides",
+        "device-00001.safetensors differs from the manifest: tensor 'norm' is not in the manifest",
     ),
     "of another step": (
         lambda p: shutil.copy(device(p.with_name("step-00000001"), 1), device(p, 1)),
-        "tensor 'v' in device-00001.safetensors does not have its checksum",
+        "tensor 'v' in device-00001.safetensors has a wrong checksum",
     ),
     "of another type": (
         lambda p: retyped(device(p, 1)),
-        r"device-00001.safetensors holds other parts .*tensor 'v' is F16 \[2, 6\] instead of F32 \[2, 6\]",
+        r"device-00001.safetensors differs from the manifest.*tensor 'v' is F16 \[2, 6\] instead of F32 \[2, 6\]",
     ),
     "two at once": (
         lambda p: [device(p, d).unlink() for d in (0, 3)],
@@ -158,8 +160,8 @@ LOST = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_damaged_file_is_named_and_gone_round(tmp_path, name):
-    """Each way a device's file can be lost: its name is said, and the older checkpoint is used."""
+def test_a_damaged_file_is_named_and_an_older_checkpoint_used(tmp_path, name):
+    """Each kind of damage of a device's file is reported with its name."""
     damage, words = LOST[name]
     save_checkpoint(tmp_path, state(1), CONFIG)
     newer = save_checkpoint(tmp_path, state(2), CONFIG)
@@ -175,7 +177,7 @@ def test_a_damaged_file_is_named_and_gone_round(tmp_path, name):
 
 
 def change(path, edit):
-    """Edit the manifest and make its own checksum right."""
+    """Edit the manifest and correct its digest."""
     manifest = json.loads((path / "checkpoint.json").read_text())
     edit(manifest)
     (path / "checkpoint.json").write_text(Manifest.model_validate(manifest).signed().content())
@@ -209,14 +211,17 @@ LIES = {
     "no such device": (set_part("w", 1, device=4), "tensor 'w' must be of different devices among 4"),
     "fewer devices": (lambda m: m.update(devices=3), "must be of different devices among 3"),
     "more devices": (lambda m: m.update(devices=5), "device-00004.safetensors: .*no such file"),
-    "exchanged places": (set_part("w", 1, sha256="0" * 64), "'w' in device-00001.safetensors does not have"),
+    "exchanged places": (
+        set_part("w", 1, sha256="0" * 64),
+        "'w' in device-00001.safetensors has a wrong checksum",
+    ),
     "other dims": (set_part("norm", 0, begin=[0, 0]), "tensor 'norm' in device-00002"),
 }
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_manifest_that_lies_is_refused(tmp_path, name):
-    """Parts that do not make their tensor, or are not those of the files, with every checksum right."""
+def test_a_wrong_manifest_is_rejected(tmp_path, name):
+    """Parts that do not cover their tensor, or differ from the files, with valid checksums."""
     edit, words = LIES[name]
     path = save_checkpoint(tmp_path, state(2), CONFIG)
     change(path, edit)
@@ -226,8 +231,8 @@ def test_a_manifest_that_lies_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("num_given", [0, 1])
-def test_work_is_done_with_the_threads_there_are(num_given, monkeypatch):
-    """A system that starts no further thread, or none, costs time and no checkpoint."""
+def test_missing_threads_only_cost_time(num_given, monkeypatch):
+    """The system starts no further thread, or none."""
     start, started, done = threading.Thread.start, [], []
 
     def start_some(thread):
@@ -242,7 +247,7 @@ def test_work_is_done_with_the_threads_there_are(num_given, monkeypatch):
 
 
 def test_a_count_of_steps_is_one_number(tmp_path):
-    """A file may say that it is as large as memory; it is not read to be compared with the manifest."""
+    """A file may claim to be as large as memory; it is not read for the comparison."""
     path = save_checkpoint(tmp_path, TrainingState(2, {"w": np.zeros(8)}), CONFIG)
     num_bytes = 1 << 40
     entry = {"dtype": "I64", "shape": [num_bytes // 8], "data_offsets": [0, num_bytes]}
@@ -258,7 +263,7 @@ def test_a_count_of_steps_is_one_number(tmp_path):
 
 
 def test_an_older_format_is_named(tmp_path):
-    """A checkpoint of the format before, which had one file, is refused by its number and not as something broken."""
+    """A checkpoint of the previous format, which had one file, is rejected by its version number."""
     path, sha256 = save_checkpoint(tmp_path, state(2), CONFIG), "0" * 64
     manifest = {"version": 3, "step": 2, "config": CONFIG, "tokenizer": None, "digest": sha256}
     manifest["tensors"] = {"w": {"dtype": "F32", "shape": [8, 6], "sha256": sha256}}
@@ -267,8 +272,8 @@ def test_an_older_format_is_named(tmp_path):
         load_checkpoint(path, CONFIG)
 
 
-def parts(*given):
-    return PartedTensor((4,), np.dtype(np.float32), tuple(given))
+def parts(*pieces):
+    return PartedTensor((4,), np.dtype(np.float32), tuple(pieces))
 
 
 def half(begin, device, dtype=np.float32):
@@ -289,8 +294,8 @@ def half(begin, device, dtype=np.float32):
     ],
     ids=["hole", "nothing", "overlap", "one device", "no device", "negative", "type", "size"],
 )
-def test_parts_that_make_no_tensor_are_not_saved(tmp_path, tensor):
-    """Refused before anything is written."""
+def test_parts_that_do_not_cover_are_not_saved(tmp_path, tensor):
+    """Rejected before anything is written."""
     with pytest.raises(CheckpointError, match="parts of a tensor are of different devices among 2"):
         save_checkpoint(tmp_path, TrainingState(1, {"w": tensor}, mesh={"dp": 2}), CONFIG)
     assert not list(tmp_path.iterdir())
@@ -299,16 +304,17 @@ def test_parts_that_make_no_tensor_are_not_saved(tmp_path, tensor):
 @pytest.mark.parametrize(
     "mesh", [{"dp": 0}, {"dp": 1 << 20}, {"a": 1024, "b": 1024}, {"dp": 2.0}, 3], ids=str
 )
-def test_meshes_that_are_none_are_not_saved(tmp_path, mesh):
-    """Refused before anything is written."""
+def test_invalid_meshes_are_not_saved(tmp_path, mesh):
+    """Rejected before anything is written."""
     with pytest.raises(CheckpointError):
         save_checkpoint(tmp_path, TrainingState(1, {}, mesh=mesh), CONFIG)
     assert not list(tmp_path.iterdir())
 
 
-def test_files_are_written_next_to_one_another(tmp_path, monkeypatch):
-    """Two devices' files are under way at the same time where there are two cores; one that fails ends the others, and
-    nothing is left."""
+def test_files_are_written_concurrently(tmp_path, monkeypatch):
+    """With two cores, two devices' files are written at the same time; an error in one stops the
+    others, and nothing remains.
+    """
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     both, save = threading.Barrier(2, timeout=60), device_files.save_tensors
 
@@ -332,8 +338,8 @@ def test_files_are_written_next_to_one_another(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_work_is_done_once_and_ends_at_an_error(monkeypatch):
-    """Each piece once; after an error of one thread no other begins another piece, and it is the caller's."""
+def test_work_runs_once_and_stops_at_an_error(monkeypatch):
+    """Each piece once; after an error of one thread no other starts a piece, and the caller gets the error."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     done = []
     run_concurrently([partial(done.append, i) for i in range(50)])
@@ -363,8 +369,8 @@ time.sleep(0.1)
 """
 
 
-def test_threads_do_not_hold_up_the_end_of_a_process():
-    """A writer that hangs in the background is left after a short while."""
+def test_threads_do_not_delay_the_end_of_a_process():
+    """A hanging background writer is abandoned after a short while."""
     subprocess.run([sys.executable, "-c", UNFINISHED], check=True, timeout=60)
 
 
@@ -379,8 +385,8 @@ for step in range(int(sys.argv[3]), 10**9):
 """
 
 
-def test_a_killed_writer_of_several_files_leaves_a_whole_checkpoint(tmp_path):
-    """SIGKILL at moments of writing four files: all of one step, or all of another; steps never go back."""
+def test_a_killed_writer_of_several_files_leaves_a_complete_checkpoint(tmp_path):
+    """SIGKILL while four files are written: all files are of one step or all of another; steps never decrease."""
     rng, reached, tests = np.random.default_rng(0), 0, os.path.join(os.path.dirname(__file__), "..", "..")
     for _ in range(4):
         process = subprocess.Popen(
@@ -400,8 +406,10 @@ def test_a_killed_writer_of_several_files_leaves_a_whole_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "device-00002.safetensors", "model/tokenizer.json"])
-def test_a_file_that_may_not_be_read_is_no_damage(tmp_path, monkeypatch, name):
-    """It is named with the system's reason, no older checkpoint is taken for it, and it stays when others go."""
+def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch, name):
+    """It is named with the system's reason, no older checkpoint is used instead, and it is not
+    removed with old ones.
+    """
     for step in (1, 2):
         save_checkpoint(
             tmp_path, replace(state(step), model=FinishedModel({"tokenizer.json": b"{}"})), CONFIG
@@ -449,8 +457,8 @@ print(sorted(os.listdir(root)))
 """
 
 
-def test_a_checkpoint_is_not_damaged_because_no_file_can_be_opened(tmp_path):
-    """With more devices than descriptors an older checkpoint stays; it was once removed as one that is not whole."""
+def test_a_checkpoint_is_not_damaged_if_no_file_can_be_opened(tmp_path):
+    """With more devices than descriptors an older checkpoint stays; it was once removed as incomplete."""
     done = subprocess.run(
         [sys.executable, "-c", SHORT_OF_FILES, str(tmp_path)], capture_output=True, text=True
     )

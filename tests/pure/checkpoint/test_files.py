@@ -1,4 +1,4 @@
-"""Writing: the old or the new, whatever the system says; one run at a time in a directory."""
+"""Writing: the old or the new content, whatever the system reports; one run at a time in a directory."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ def _fill(directory):
     (directory / "new").touch()
 
 
-def test_what_the_system_refuses_is_one_error(tmp_path):
+def test_system_errors_are_one_error(tmp_path):
     """Files and directories that cannot be written raise a ResourceError with the reason, and leave nothing."""
 
     def fail(temporary):
@@ -38,8 +38,8 @@ def test_what_the_system_refuses_is_one_error(tmp_path):
     assert (tmp_path / "file").read_text() == "old"
 
 
-def test_a_directory_that_cannot_take_its_place_leaves_the_old_one(tmp_path, monkeypatch):
-    """When the last rename fails, what was moved aside comes back."""
+def test_a_failed_replacement_restores_the_old_directory(tmp_path, monkeypatch):
+    """If the last rename fails, the old directory gets its name back."""
     replace_directory(tmp_path / "folder", lambda directory: (directory / "old").touch())
     rename, calls = os.rename, []
 
@@ -56,23 +56,24 @@ def test_a_directory_that_cannot_take_its_place_leaves_the_old_one(tmp_path, mon
 
 
 def test_only_files_are_replaced(tmp_path):
-    """A directory, a pipe, a link to one and no name at all are refused and stay what they are; a link to a file is
-    replaced."""
+    """A directory, a pipe, a link to one, and an invalid name are rejected and unchanged; a link to
+    a file is replaced.
+    """
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("old")
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link to a pipe").symlink_to("pipe")
     for path in (*(tmp_path / name for name in ("folder", "pipe", "link to a pipe")), Path(), Path("/")):
-        with pytest.raises(ResourceError, match=r"writable as a file; got .* is something else"):
+        with pytest.raises(ResourceError, match=r"writable as a file; got .* is not a regular file"):
             replace_text(path, "new")
     assert (tmp_path / "pipe").is_fifo() and (tmp_path / "folder").is_dir()
     replace_text(tmp_path / "link", "new")
     assert (tmp_path / "file").read_text() == "old" and (tmp_path / "link").read_text() == "new"
 
 
-def test_a_name_of_another_kind_is_refused(tmp_path):
-    """A directory where a file shall be written, and the reverse, are errors beforehand; a link is what it leads to."""
+def test_a_path_of_another_kind_is_rejected(tmp_path):
+    """A directory in the place of a file, and the reverse, are rejected beforehand; a link counts as its target."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
@@ -102,8 +103,8 @@ def _assert_held(directory, process_id):
         pass
 
 
-def test_a_directory_is_held_by_one_run(tmp_path):
-    """The second is refused with the first one's process id; a process that was killed holds nothing."""
+def test_a_directory_is_locked_by_one_run(tmp_path):
+    """The second is rejected with the first one's process id; a killed process locks nothing."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "out"], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"held\n"
     _assert_held(tmp_path / "out", process.pid)
@@ -117,8 +118,8 @@ def test_a_directory_is_held_by_one_run(tmp_path):
     assert os.listdir(tmp_path / "out") == []
 
 
-def test_a_held_directory_that_stays_empty_goes(tmp_path):
-    """What a refused run has made is removed; what holds anything, or was there, stays."""
+def test_a_locked_directory_that_stays_empty_is_removed(tmp_path):
+    """A directory that a rejected run created is removed; one with content, or an older one, stays."""
     (tmp_path / "there").mkdir()
     with lock_directory(tmp_path / "there" / "a" / "b"):
         assert (tmp_path / "there" / "a" / "b").is_dir()
@@ -130,8 +131,8 @@ def test_a_held_directory_that_stays_empty_goes(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["new", "there"]
 
 
-def test_many_runs_at_once_go_one_by_one(tmp_path):
-    """However runs come and go, two never hold a directory together."""
+def test_concurrent_runs_are_serialized(tmp_path):
+    """Two runs never lock a directory at the same time."""
     inside, most = [], []
 
     def enter(_):
@@ -147,8 +148,8 @@ def test_many_runs_at_once_go_one_by_one(tmp_path):
     assert set(most) == {1}
 
 
-def test_a_directory_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypatch):
-    """Another run's end removes the directory just when this one finds that it is there."""
+def test_a_directory_removed_during_its_creation_is_made_again(tmp_path, monkeypatch):
+    """Another run removes the directory just when this one finds it."""
     real, calls = Path.mkdir, []
 
     def mkdir(path, **options):
@@ -166,7 +167,7 @@ def test_a_directory_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypa
 
 
 def test_a_lock_that_cannot_be_written_is_one_error(tmp_path):
-    """Something else of the lock's name is not opened, written to or waited for."""
+    """Something else with the lock's name is not opened, written to or awaited."""
     (tmp_path / "precious").write_text("x")
     for make in (os.mkdir, os.mkfifo, lambda path: os.symlink("precious", path)):
         make(tmp_path / ".tilewise-lock")
@@ -179,18 +180,18 @@ def test_a_lock_that_cannot_be_written_is_one_error(tmp_path):
         pass
 
 
-def test_links_that_lead_nowhere_are_no_place_for_output(tmp_path):
-    """Nothing can be made over one: a run would train until its first checkpoint, and then lose it."""
+def test_dangling_links_are_rejected_as_output(tmp_path):
+    """Nothing can be created over one: a run would fail at its first checkpoint."""
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "good").symlink_to(tmp_path)
     for place in ("link", "link/below"):
-        with pytest.raises(ConfigError, match="link that leads nowhere"):
+        with pytest.raises(ConfigError, match="link is dangling"):
             check_writable(tmp_path / place)
     check_writable(tmp_path / "good" / "below")
 
 
-def test_what_is_no_place_for_a_lock_is_refused(tmp_path):
-    """A name that the system does not take, and what is no name, in the words of the house."""
+def test_invalid_lock_paths_are_rejected(tmp_path):
+    """A name that the system rejects, and an invalid one, with our error."""
     for place, kind in (("x" * 300, ResourceError), ("x\0y", ConfigError), (5, ConfigError)):
         with pytest.raises(kind), lock_directory(tmp_path / place if isinstance(place, str) else place):
             pass

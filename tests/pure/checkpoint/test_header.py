@@ -1,4 +1,4 @@
-"""The header of safetensors: equal arrays or one error, whatever the bytes."""
+"""The header of safetensors: correct arrays or one error, for any bytes."""
 
 import json
 import math
@@ -46,9 +46,9 @@ def _one(**changes):
     ("data", "words"),
     [
         (b"", "0 bytes"),
-        (b"\2\0\0\0\0\0\0\0{", "header should take 2 bytes"),
-        (b"\xff" * 8 + b"{}", "header should take"),
-        ((10**8 + 1).to_bytes(8, "little") + b"{}", "header should take"),
+        (b"\2\0\0\0\0\0\0\0{", "header should have 2 bytes"),
+        (b"\xff" * 8 + b"{}", "header should have"),
+        ((10**8 + 1).to_bytes(8, "little") + b"{}", "header should have"),
         (_file(b" {}", 0), "begin with"),
         (_file(b"[]"), "begin with"),
         (_file(b"{]"), "not JSON"),
@@ -65,10 +65,10 @@ def _one(**changes):
         (_file(_one(shape=[-2])), "a.shape.0"),
         (_file(_one(shape=[-1, -2])), "a.shape.0"),
         (_file(_one(shape=[10**30])), "a.shape.0"),
-        (_file(_one(shape=[1 << 61, 1 << 61])), "impossible shape"),
-        (_file(_one(shape=[1 << 60])), "impossible shape"),
+        (_file(_one(shape=[1 << 61, 1 << 61])), "invalid shape"),
+        (_file(_one(shape=[1 << 60])), "invalid shape"),
         (_file(_one(shape=[(1 << 60) - 1])), "does not fit its 8 bytes"),
-        (_file(_one(shape=[0, 1 << 61, 1 << 61], data_offsets=[0, 0]), 0), "impossible shape"),
+        (_file(_one(shape=[0, 1 << 61, 1 << 61], data_offsets=[0, 0]), 0), "invalid shape"),
         (_file(_one(shape=[1] * 33)), "a.shape"),
         (_file(_one(shape=[3])), "does not fit its 8 bytes"),
         (_file(_one(data_offsets=[0])), "a.data_offsets"),
@@ -82,20 +82,20 @@ def _one(**changes):
         (_file({}, 1), "end at byte"),
         (_file(_two([0, 4], [0, 4])), "overlaps"),
         (_file(_two([0, 4], [2, 6])), "overlaps"),
-        (_file(_two([0, 4], [5, 9]), 9), "1 bytes of no tensor before 'b'"),
-        (_file(_two([4, 8], [8, 12]), 12), "4 bytes of no tensor before 'a'"),
+        (_file(_two([0, 4], [5, 9]), 9), "1 bytes before 'b' belong to no tensor"),
+        (_file(_two([4, 8], [8, 12]), 12), "4 bytes before 'a' belong to no tensor"),
         (
             _file(
                 b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"I32","shape":[1],"data_offsets":[4,8]}}'
             ),
-            "'a' stands twice",
+            "'a' appears twice",
         ),
         (_file({"__metadata__": {"x": 1}} | _one()), "__metadata__.x"),
         (_file({"__metadata__": "x"} | _one()), "__metadata__"),
     ],
 )
-def test_a_header_that_breaks_a_rule_is_refused(data, words, tmp_path):
-    """Every rule of the format has its reason, in one short line; the file is named when it is one."""
+def test_a_header_that_violates_a_rule_is_rejected(data, words, tmp_path):
+    """Every rule of the format has its reason in one short line; the file is named if there is one."""
     with pytest.raises(Unreadable) as caught:
         parse_header(data)
     assert words in str(caught.value) and len(str(caught.value)) < 300
@@ -118,18 +118,20 @@ def _same(ours, theirs):
     )
 
 
-def test_what_the_library_writes_is_read(tmp_path):
-    """All dtypes and shapes, empty ones too, and no tensor at all."""
+def test_files_of_the_library_are_read(tmp_path):
+    """All dtypes and shapes, also empty ones, and no tensor at all."""
     assert _same(_arrays(WHOLE, tmp_path / "f"), TENSORS)
     assert _arrays(save({}), tmp_path / "g") == {}
 
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_a_spoilt_file_gives_the_arrays_it_says_or_one_error(data, tmp_path_factory):
-    """Bytes of a valid file changed, taken out and put in: what the format's own library reads, or refused.
+def test_a_changed_file_gives_correct_arrays_or_one_error(data, tmp_path_factory):
+    """Bytes of a valid file changed, removed and inserted: the result of the safetensors library,
+    or an error.
 
-    What we refuse beyond the library (keys that stand twice, say) is refused here too; what it refuses, we never read.
+    Files that only we reject (with duplicate keys, for example) are rejected; files that the
+    library rejects are never read.
     """
     content = bytearray(WHOLE)
     header_end = 8 + int.from_bytes(WHOLE[:8], "little")
@@ -138,7 +140,7 @@ def test_a_spoilt_file_gives_the_arrays_it_says_or_one_error(data, tmp_path_fact
         content[place : place + data.draw(st.integers(0, 2))] = data.draw(
             st.binary(max_size=2) | st.sampled_from([b"0", b"9", b"-", b"1e40", b",", b"]", b'"a"', b'"F32"'])
         )
-    path = tmp_path_factory.getbasetemp() / "spoilt.safetensors"
+    path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
     try:
         ours = _arrays(bytes(content), path)
     except CheckpointError:
@@ -154,8 +156,8 @@ def test_a_spoilt_file_gives_the_arrays_it_says_or_one_error(data, tmp_path_fact
     [(b'"a"', b'"e"'), (b"[2,3]", b"[3,2]"), (b"[2,3]", b"[6,1]"), (b'"F32"', b'"I32"'), (b'"pt"', b'"tp"')],
     ids=str,
 )
-def test_another_whole_file_gives_what_it_says(old, new, tmp_path):
-    """The twin: other names, shapes, dtypes and metadata are read, as the format's own library reads them."""
+def test_other_valid_files_are_read(old, new, tmp_path):
+    """The twin: other names, shapes, dtypes and metadata are read like the library reads them."""
     content = WHOLE.replace(old, new, 1)
     assert content != WHOLE
     theirs = {name: (list(entry["shape"]), bytes(entry["data"])) for name, entry in deserialize(content)}
@@ -168,7 +170,7 @@ WIDTHS = {"F32": 4, "BF16": 2, "U8": 1, "I64": 8}
 
 @st.composite
 def _headers(draw):
-    """Tensors one behind the other, in any order of names; at times one number of them is another."""
+    """Tensors one after another with names in any order; sometimes with one wrong number."""
     header, end = {}, 0
     for name in draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4)):
         dtype = draw(st.sampled_from(sorted(WIDTHS)))
@@ -186,8 +188,8 @@ def _headers(draw):
 
 @settings(max_examples=100)
 @given(_headers())
-def test_headers_at_random_cover_their_data_or_are_refused(drawn):
-    """Whatever is accepted covers every byte of the file once; what covers it is accepted."""
+def test_random_headers_cover_their_data_or_are_rejected(drawn):
+    """Every accepted header covers each byte of the file once; a covering one is accepted."""
     header, num_data_bytes, is_whole = drawn
     data = _file(header, num_data_bytes)
     try:

@@ -1,4 +1,6 @@
-"""Wrong values in any argument of the calls that read and write files: the project's own errors, nothing written."""
+"""Wrong values in any argument of the calls that read and write files: the project's own errors,
+nothing written.
+"""
 
 from __future__ import annotations
 
@@ -89,14 +91,14 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_refuse_in_their_own_words(name, place):
-    """Every value that would be written to a file; the table has what a file can hold."""
+def test_calls_reject_with_our_errors(name, place):
+    """Every value that would be written to a file; the table has the valid ones."""
     assert accepted(*CALLS[name]) == TAKEN.get(name, {})
 
 
 @pytest.mark.parametrize("tensor", [np.zeros(3, np.complex64), np.array(["a"]), np.zeros(3, "M8[s]")])
-def test_what_a_file_cannot_hold_is_refused_before_it_is_written(tensor, tmp_path):
-    """Types that safetensors lacks; what stood there is left alone."""
+def test_unsupported_values_are_rejected_before_writing(tensor, tmp_path):
+    """Dtypes that safetensors lacks; existing files are unchanged."""
     write_weights(tmp_path, [("w", TENSORS["w"])])
     save_checkpoint(tmp_path, TrainingState(1, TENSORS), {})
     before = sorted(path.name for path in tmp_path.rglob("*"))
@@ -108,8 +110,8 @@ def test_what_a_file_cannot_hold_is_refused_before_it_is_written(tensor, tmp_pat
     np.testing.assert_array_equal(open_weights(tmp_path)["w"], TENSORS["w"])
 
 
-def test_masked_arrays_are_refused_before_anything_is_written(tmp_path):
-    """What lies under a mask was written as if it were there: of whole arrays, of parts, of what is fetched later."""
+def test_masked_arrays_are_rejected_before_writing(tmp_path):
+    """Masked values were once written as if they were valid: of whole arrays, of parts, of lazy tensors."""
     masked = np.ma.masked_less(np.arange(4, dtype=np.float32), 2)
     save_checkpoint(tmp_path, TrainingState(1, TENSORS), {})
     write_weights(tmp_path, [("w", TENSORS["w"])])
@@ -131,14 +133,14 @@ def test_masked_arrays_are_refused_before_anything_is_written(tmp_path):
     )  # nothing is masked
 
 
-def test_a_name_that_comes_twice_is_refused(tmp_path):
+def test_a_duplicate_name_is_rejected(tmp_path):
     """The second array of a name would hide the first."""
     with pytest.raises(CheckpointError, match="once"):
         write_weights(tmp_path, [("w", TENSORS["w"]), ("w", TENSORS["w"])])
 
 
 @pytest.mark.parametrize("config", [{"a": (1, 2)}, {1: 2}, {"a": float("nan")}, {"a": {3: 4}}, {"a": b"x"}])
-def test_a_configuration_that_json_would_change_is_refused(config, tmp_path):
-    """What comes back would be another configuration, or none."""
+def test_a_configuration_that_json_would_change_is_rejected(config, tmp_path):
+    """The loaded configuration would be different."""
     with pytest.raises(CheckpointError, match=r"JSON can hold|dictionary"):
         save_checkpoint(tmp_path, TrainingState(1, TENSORS), config)

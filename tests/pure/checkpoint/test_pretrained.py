@@ -253,8 +253,8 @@ def test_settings_of_generation_that_are_allowed(tmp_path, caplog):
         ' "trust_remote_code": false}'
     )
     for _ in range(2):
-        found = load_generation_config(tmp_path, 8)
-    assert found == {"eos_token_id": [1, 7], "top_p": 0.5, "temperature": 1.0}
+        settings = load_generation_config(tmp_path, 8)
+    assert settings == {"eos_token_id": [1, 7], "top_p": 0.5, "temperature": 1.0}
     (line,) = (record.getMessage() for record in caplog.records)
     assert "unknown fields are ignored: style, trust_remote_code" in line and str(tmp_path) in line
 

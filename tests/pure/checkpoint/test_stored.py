@@ -38,28 +38,28 @@ def test_tables_round_trip(tmp_path, in_files):
     if in_files:
         write_weights(tmp_path, stored.items(), max_shard_bytes=100)
         stored = open_weights(tmp_path)
-    found = StoredWeights(stored, TABLE)
-    assert list(found) == list(_parameters())
+    weights = StoredWeights(stored, TABLE)
+    assert list(weights) == list(_parameters())
     for name, value in _parameters().items():
-        assert found[name].shape == value.shape
-        np.testing.assert_array_equal(found[name], value)
-        np.testing.assert_array_equal(found[name][1:2], value[1:2])
+        assert weights[name].shape == value.shape
+        np.testing.assert_array_equal(weights[name], value)
+        np.testing.assert_array_equal(weights[name][1:2], value[1:2])
         if in_files and value.ndim == 2:
-            np.testing.assert_array_equal(found[name].rows(1, 1).columns(1, 2).read(), value[1:2, 1:3])
+            np.testing.assert_array_equal(weights[name].rows(1, 1).columns(1, 2).read(), value[1:2, 1:3])
 
 
 def test_files_may_omit_a_prefix(tmp_path):
     """From all names, as headless models are saved; another prefix is another name."""
     stored = {name.removeprefix("model."): tensor for name, tensor in _stored().items()}
     np.testing.assert_array_equal(StoredWeights(stored, TABLE, prefix="model.")["k"], _parameters()["k"])
-    with pytest.raises(CheckpointError, match=r"none called 'model\.embed'"):
+    with pytest.raises(CheckpointError, match=r"got no 'model\.embed'"):
         StoredWeights(stored, TABLE, prefix="bert.")
 
 
 @pytest.mark.parametrize(
     "change,words",
     [
-        ({"model.mlp": None}, r"none called 'model\.mlp'"),
+        ({"model.mlp": None}, r"got no 'model\.mlp'"),
         ({"model.more": np.ones(3)}, r"'model\.more' and 0 more"),
         ({"model.mlp": np.ones((9, 3), np.float32)}, r"'model\.mlp' with the 10 rows.*\[9, 3\]"),
         ({"model.attn": np.ones((8, 3), np.float32)}, r"'model\.attn' with the 8 columns.*\[8, 3\]"),
@@ -100,13 +100,13 @@ def test_errors_name_the_file(tmp_path, change):
 def test_whole_shapes_are_checked(tmp_path):
     """Columns too, which are not in the table; the error names the tensor and its file."""
     write_weights(tmp_path, _stored().items())
-    found = StoredWeights(open_weights(tmp_path), TABLE)
+    weights = StoredWeights(open_weights(tmp_path), TABLE)
     shapes = {name: tensor.shape for name, tensor in _parameters().items()}
-    found.require_shapes(shapes)
+    weights.require_shapes(shapes)
     for name, stored in (("k", "model.attn"), ("embed", "model.embed")):
         words = rf"'{stored}' with '{name}' in the shape \[\d, 4\].*\[\d, 3\] in .*model\.safetensors"
         with pytest.raises(CheckpointError, match=words):
-            found.require_shapes({**shapes, name: (shapes[name][0], 4)})
+            weights.require_shapes({**shapes, name: (shapes[name][0], 4)})
 
 
 def test_copies_and_ignored_tensors_are_accepted(tmp_path):

@@ -63,11 +63,11 @@ def test_vocabulary_and_merges_are_read_as_by_transformers(tmp_path, kind, confi
 
 def test_kinds_differ(tmp_path):
     """The twin: a file of one kind read as the other kind gives other ids."""
-    found = []
+    ids = []
     for kind in ("Qwen2Tokenizer", "GPT2Tokenizer"):
         tokenizer = load_tokenizer(_save(tmp_path, kind), SIZE)
-        found.append([tokenizer.encode(text).ids for text in TEXTS])
-    assert found[0] != found[1]
+        ids.append([tokenizer.encode(text).ids for text in TEXTS])
+    assert ids[0] != ids[1]
 
 
 @pytest.mark.parametrize("has_begin", [True, False])
@@ -97,7 +97,7 @@ def test_lone_sentencepiece_model_is_rejected_with_advice(tmp_path):
     """The error says how to convert it."""
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     with pytest.raises(
-        CheckpointError, match=r"tokenizer\.model \(SentencePiece\) alone; convert it: .*save_pre"
+        CheckpointError, match=r"tokenizer\.model \(SentencePiece\) only; convert it: .*save_pre"
     ):
         load_tokenizer(tmp_path, SIZE)
 
@@ -107,7 +107,7 @@ def test_lone_sentencepiece_model_is_rejected_with_advice(tmp_path):
     [
         ("vocab.json", '{"a": -1}', "vocab.json: a: "),
         ("vocab.json", '{"a": 1, "b": 1}', "two texts have one id"),
-        ("vocab.json", '{"a": 1, "a": 2}', "stands twice"),
+        ("vocab.json", '{"a": 1, "a": 2}', "appears twice"),
         ("vocab.json", '{"a": "1"}', "vocab.json: a: "),
         ("vocab.json", '{"a\\n\\u001b[2J": "1"}', r"vocab.json: a\\n\\x1b\[2J: "),
         ("vocab.json", "[", "not JSON"),
@@ -129,11 +129,11 @@ def test_lone_sentencepiece_model_is_rejected_with_advice(tmp_path):
         (
             "tokenizer_config.json",
             '{"added_tokens_decoder": {"999": {"content": "<u>"}}}',
-            "has id 999 where",
+            "has id 999 in the file, but the next free id",
         ),
         ("tokenizer_config.json", "[]", "tokenizer_config.json"),
         ("chat_template.jinja", b"\xff", "chat_template.jinja.*not UTF-8"),
-        ("added_tokens.json", '{"<u>": 999}', "has id 999 where"),
+        ("added_tokens.json", '{"<u>": 999}', "has id 999 in the file, but the next free id"),
     ],
 )
 def test_damaged_files_are_one_error(tmp_path, name, content, words):
@@ -149,12 +149,15 @@ def test_damaged_files_are_one_error(tmp_path, name, content, words):
 @pytest.mark.parametrize(
     ("added", "words"),
     [
-        ([(FIRST + 3, "<u>")], rf"'<u>' has id {FIRST + 3} in the file, .* gives it {FIRST}"),
-        ([(1, "<u>")], rf"'<u>' has id 1 in the file, .* gives it {FIRST}"),
-        ([(FIRST, "h")], rf"'h' has id {FIRST} in the file, .* gives it {TRAINED.token_to_id('h')}"),
+        ([(FIRST + 3, "<u>")], rf"'<u>' has id {FIRST + 3} in the file, .* assigns it {FIRST}"),
+        ([(1, "<u>")], rf"'<u>' has id 1 in the file, .* assigns it {FIRST}"),
+        ([(FIRST, "h")], rf"'h' has id {FIRST} in the file, .* assigns it {TRAINED.token_to_id('h')}"),
         ([(FIRST + 1, "<u>"), (FIRST, "<v>")], f"has id {FIRST + 1} in the file"),
-        ([(FIRST, "<u>"), (FIRST + 1, "<u>")], f"'<u>' has id {FIRST + 1} in the file, .* gives it {FIRST}"),
-        ([(FIRST, "")], "gives it none"),
+        (
+            [(FIRST, "<u>"), (FIRST + 1, "<u>")],
+            f"'<u>' has id {FIRST + 1} in the file, .* assigns it {FIRST}",
+        ),
+        ([(FIRST, "")], "assigns no id"),
         ([("x", "<u>")], "added_tokens"),
         ([(FIRST, "<u>"), (FIRST + 1, "<v>"), (TRAINED.token_to_id("h"), "h")], None),
     ],

@@ -58,9 +58,9 @@ def _bits(tensor):
 def test_every_tensor_equals_torch_to_the_bit(tmp_path, protocol, name):
     """All types, views, parameters, shared storages and pickle protocols; compared with PyTorch."""
     torch.save(STATE, tmp_path / name, pickle_protocol=protocol)
-    found = open_weights(tmp_path / name)
-    assert list(found) == list(STATE)
-    for key, tensor in found.items():
+    tensors = open_weights(tmp_path / name)
+    assert list(tensors) == list(STATE)
+    for key, tensor in tensors.items():
         array = tensor.read()
         assert (array.shape, str(array.dtype), array.tobytes()) == _bits(STATE[key]), key
 
@@ -70,30 +70,30 @@ def test_state_dict_of_a_module_is_read(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     torch.save(model.state_dict(), tmp_path / "m.pt")
     assert isinstance(model.state_dict(), OrderedDict)
-    found = open_state_dict(tmp_path / "m.pt")
-    assert list(found) == list(model.state_dict())
-    np.testing.assert_array_equal(found["0.weight"].read(), model[0].weight.detach().numpy())
+    tensors = open_state_dict(tmp_path / "m.pt")
+    assert list(tensors) == list(model.state_dict())
+    np.testing.assert_array_equal(tensors["0.weight"].read(), model[0].weight.detach().numpy())
 
 
 def test_only_the_rows_asked_for_are_read(tmp_path):
     """A tensor of such a file supports reading rows and columns in place."""
     torch.save(STATE, tmp_path / "m.pt")
-    found = open_state_dict(tmp_path / "m.pt")
-    np.testing.assert_array_equal(found["transposed"][1:3], BASE.T[1:3].numpy())
-    np.testing.assert_array_equal(found["columns"].rows(1, 2).read(), BASE[1:3, 2:5].numpy())
+    tensors = open_state_dict(tmp_path / "m.pt")
+    np.testing.assert_array_equal(tensors["transposed"][1:3], BASE.T[1:3].numpy())
+    np.testing.assert_array_equal(tensors["columns"].rows(1, 2).read(), BASE[1:3, 2:5].numpy())
 
 
 def test_state_dict_is_chosen_by_key(tmp_path):
     """In a training script's file; the log message names the key."""
     torch.save({"epoch": 3, "model": {"w": BASE}}, tmp_path / "m.pt")
     with pytest.raises(
-        CheckpointError, match="no tensor; name the part that is the state dict: --part model"
+        CheckpointError, match="not a tensor; name the part that is the state dict: --part model"
     ):
         open_state_dict(tmp_path / "m.pt")
     assert list(open_state_dict(tmp_path / "m.pt", "model")) == ["w"]
     with pytest.raises(CheckpointError, match="no part 'optimizer', only 'epoch', 'model'"):
         open_state_dict(tmp_path / "m.pt", "optimizer")
-    with pytest.raises(CheckpointError, match="no dictionary"):
+    with pytest.raises(CheckpointError, match="not a dictionary"):
         open_state_dict(tmp_path / "m.pt", "epoch")
 
 
@@ -126,12 +126,12 @@ def test_hostile_pickles_are_rejected(tmp_path, name):
 
 def test_pickle_is_read_as_data():
     """Calls are recorded with their arguments; nothing is looked up."""
-    found = parse_pickle(pickle.dumps({"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}, 4))
-    assert found == {"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}
+    value = parse_pickle(pickle.dumps({"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}, 4))
+    assert value == {"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}
     record = parse_pickle(b"\x80\x02ctorch\nSize\nK\x02K\x03\x86\x85R.")
     assert isinstance(record, Record) and record.name == Name("torch", "Size")
     assert record.arguments == ((2, 3),)
-    with pytest.raises(Unreadable, match=r"names 'torch\.load', which is no part of a tensor"):
+    with pytest.raises(Unreadable, match=r"names 'torch\.load', which is not part of a tensor"):
         parse_pickle(b"\x80\x02ctorch\nload\n.")
 
 
@@ -149,21 +149,24 @@ def _tensor(
 WRONG = {
     "too large": ({"shape": "K\x03K\x03\x86"}, "beyond its storage"),
     "an offset": ({"offset": "K\x01"}, "beyond its storage"),
-    "a negative offset": ({"offset": "J\xff\xff\xff\xff"}, "no plain tensor"),
-    "a negative size": ({"shape": "J\xff\xff\xff\xffK\x03\x86"}, "sizes that are invalid"),
-    "a huge size": ({"shape": "\x8a\x08" + "\xff" * 7 + "\x3fK\x03\x86"}, "sizes that are invalid"),
+    "a negative offset": ({"offset": "J\xff\xff\xff\xff"}, "not a plain tensor"),
+    "a negative size": ({"shape": "J\xff\xff\xff\xffK\x03\x86"}, "sizes of a tensor in it are invalid"),
+    "a huge size": (
+        {"shape": "\x8a\x08" + "\xff" * 7 + "\x3fK\x03\x86"},
+        "sizes of a tensor in it are invalid",
+    ),
     "overlapping rows": ({"strides": "K\x01K\x01\x86"}, "view of a larger tensor"),
-    "no strides": ({"strides": ")"}, "no plain tensor"),
+    "no strides": ({"strides": ")"}, "not a plain tensor"),
     "another count": ({"count": "K\x07"}, "another size"),
     "another type": ({"storage": "DoubleStorage"}, "another size"),
     "no storage": ({"storage": "Size"}, "unknown kind"),
-    "a truth as size": ({"shape": "\x88K\x06\x86"}, "sizes that are invalid"),
+    "a truth as size": ({"shape": "\x88K\x06\x86"}, "sizes of a tensor in it are invalid"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_tensors_stay_in_their_storage(tmp_path, name):
-    """Sizes, offsets and strides that a file makes up are refused, and name the tensor or what it is."""
+    """Invented sizes, offsets and strides are rejected; the error names the tensor or the record."""
     changes, words = WRONG[name]
     parts = {"data/0": np.arange(6, dtype=np.float32).tobytes()}
     whole = open_state_dict(write_archive(tmp_path / "whole.pt", _tensor(), parts))
@@ -172,8 +175,8 @@ def test_tensors_stay_in_their_storage(tmp_path, name):
         open_state_dict(write_archive(tmp_path / "wrong.pt", _tensor(**changes), parts))
 
 
-def test_archives_with_tricks_are_refused(tmp_path):
-    """Cut off, compressed, twice the same name, counts and places that are not so, big-endian numbers, two pickles."""
+def test_hostile_archives_are_rejected(tmp_path):
+    """Truncated, compressed, duplicate names, wrong counts and offsets, big-endian numbers, two pickles."""
     whole = write_archive(tmp_path / "a.pt", pickle.dumps({}, 2)).read_bytes()
     end = whole.rindex(b"PK\x05\x06")
 
@@ -190,14 +193,14 @@ def test_archives_with_tricks_are_refused(tmp_path):
     with pytest.warns(UserWarning, match="Duplicate name"):
         twice = zipped("a/data.pkl", "a/data.pkl")
     cases = {
-        "no whole archive": whole[:-1],
-        "cut off": edited(end + 10, struct.pack("<H", 9)),
+        "not a complete torch.save archive": whole[:-1],
+        "is truncated": edited(end + 10, struct.pack("<H", 9)),
         "lies outside": edited(end + 12, struct.pack("<II", 1 << 30, 0)),
         "compressed": zipped("a/data.pkl", compression=zipfile.ZIP_DEFLATED),
-        "stands twice": twice,
+        "appears twice": twice,
         "little-endian": zipped("a/data.pkl", "a/byteorder"),
         "one data.pkl": zipped("a/data.pkl", "b/data.pkl"),
-        "has one data.pkl": zipped("a/other"),
+        "must have one data.pkl": zipped("a/other"),
     }
     assert dict(open_state_dict(tmp_path / "a.pt")) == {}
     for words, content in cases.items():
@@ -206,18 +209,18 @@ def test_archives_with_tricks_are_refused(tmp_path):
             open_state_dict(tmp_path / "b.pt")
 
 
-def test_a_file_that_shrinks_is_an_error(tmp_path):
-    """Its tensors are read, not mapped: an error names the file, and no signal ends the process."""
+def test_file_that_shrinks_is_an_error(tmp_path):
+    """Its tensors are read, not mapped: an error names the file instead of a signal that ends the process."""
     torch.save({"w": torch.zeros(1 << 16)}, tmp_path / "m.pt")
-    found = open_state_dict(tmp_path / "m.pt")
+    tensors = open_state_dict(tmp_path / "m.pt")
     (tmp_path / "m.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="become shorter"):
-        found["w"].read()
+        tensors["w"].read()
 
 
 @pytest.mark.parametrize("has_checksums", [True, False])
-def test_a_flipped_bit_is_found(tmp_path, has_checksums):
-    """Each part is held to its CRC-32 when it is read; torch can be told to write none, and then there is none."""
+def test_flipped_bit_is_detected(tmp_path, has_checksums):
+    """Each part's CRC-32 is checked when it is read; torch can omit checksums, and then none is checked."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(has_checksums)
     try:
@@ -227,29 +230,29 @@ def test_a_flipped_bit_is_found(tmp_path, has_checksums):
     content = bytearray((tmp_path / "m.pt").read_bytes())
     content[content.index(BASE.numpy().tobytes()) + 7] ^= 1
     (tmp_path / "m.pt").write_bytes(content)
-    found = open_state_dict(tmp_path / "m.pt", "model")
-    np.testing.assert_array_equal(found["first"].read(), 1)
+    tensors = open_state_dict(tmp_path / "m.pt", "model")
+    np.testing.assert_array_equal(tensors["first"].read(), 1)
     for name in ("w", "rows"):
         if not has_checksums:
-            assert found[name].read().shape == (4 if name == "w" else 2, 6)
+            assert tensors[name].read().shape == (4 if name == "w" else 2, 6)
             continue
-        for read in (found[name].read, lambda name=name: found[name][:1]):
+        for read in (tensors[name].read, lambda name=name: tensors[name][:1]):
             with pytest.raises(CheckpointError, match=f"CRC-32 .* for '{name}' in .*m\\.pt"):
                 read()
     content[content.index(b"first")] ^= 1  # in the pickle
     (tmp_path / "m.pt").write_bytes(content)
     if has_checksums:
-        with pytest.raises(CheckpointError, match=r"m\.pt.*does not have its checksum"):
+        with pytest.raises(CheckpointError, match=r"m\.pt.*has a wrong checksum"):
             open_state_dict(tmp_path / "m.pt", "model")
     else:
         assert "first" not in open_state_dict(tmp_path / "m.pt", "model")
 
 
 def test_large_archives_are_read(tmp_path, monkeypatch):
-    """Archives with numbers of 64 bits, as those above 4 GiB have them."""
+    """ZIP64 archives, which files above 4 GiB use."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
     parts = {"data/0": np.arange(6, dtype=np.float32).tobytes()}
-    found = open_state_dict(write_archive(tmp_path / "m.pt", _tensor(), parts))
+    tensors = open_state_dict(write_archive(tmp_path / "m.pt", _tensor(), parts))
     assert b"PK\x06\x06" in (tmp_path / "m.pt").read_bytes()
-    assert found["w"].read().sum() == 15 and found["w"].dtype != ml_dtypes.bfloat16
+    assert tensors["w"].read().sum() == 15 and tensors["w"].dtype != ml_dtypes.bfloat16

@@ -113,7 +113,7 @@ def test_allowed_differences_are_recorded(tmp_path):
     assert state.changes == (first, ConfigChange(step=2, key="layers", old=6, new=7))
     file = path / "checkpoint.json"
     file.write_text(file.read_text().replace('"new": 0.2', '"new": 0.3'))
-    with pytest.raises(DamagedCheckpoint, match="does not have its own checksum"):
+    with pytest.raises(DamagedCheckpoint, match="its digest is wrong"):
         open_checkpoint(path)
 
 
@@ -134,7 +134,7 @@ def test_truncated_latest_falls_back(tmp_path):
     file = newer / "device-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
     assert latest_checkpoint(tmp_path) == older
-    with pytest.raises(DamagedCheckpoint, match="must be whole"):
+    with pytest.raises(DamagedCheckpoint, match="must be complete and unchanged"):
         load_checkpoint(newer, CONFIG)
 
 
@@ -157,19 +157,19 @@ def _swap(file):
 
 
 DAMAGES = [
-    (lambda path: _flip(path / "device-00000.safetensors"), "does not have its checksum"),
-    (lambda path: _swap(path / "device-00000.safetensors"), "does not have its checksum"),
-    (lambda path: _set_meta(path, step=9), "its own checksum"),
-    (lambda path: _set_meta(path, config={}), "its own checksum"),
-    (lambda path: _set_meta(path, digest="0" * 64), "its own checksum"),
+    (lambda path: _flip(path / "device-00000.safetensors"), "has a wrong checksum"),
+    (lambda path: _swap(path / "device-00000.safetensors"), "has a wrong checksum"),
+    (lambda path: _set_meta(path, step=9), "its digest is wrong"),
+    (lambda path: _set_meta(path, config={}), "its digest is wrong"),
+    (lambda path: _set_meta(path, digest="0" * 64), "its digest is wrong"),
     (lambda path: _set_meta(path, step=2.0), "step"),
     (lambda path: _set_meta(path, step=True), "step"),
     (lambda path: _set_meta(path, step=-1), "step"),
-    (lambda path: _set_meta(path, step=10**40), "its own checksum"),
+    (lambda path: _set_meta(path, step=10**40), "its digest is wrong"),
     (lambda path: _set_meta(path, version=2), "version"),
     (lambda path: _set_meta(path, tokenizer=7), "tokenizer"),
     (lambda path: _set_meta(path, config=[1]), "config"),
-    (lambda path: _set_meta(path, tensors={}), "its own checksum"),
+    (lambda path: _set_meta(path, tensors={}), "its digest is wrong"),
     (lambda path: _set_meta(path, tensors={"w": 3}), "tensors.w"),
     (lambda path: _set_meta(path, colour=1), "colour"),
     (lambda path: (path / "checkpoint.json").write_text("[" * 10**6), "not JSON"),
@@ -180,7 +180,10 @@ DAMAGES = [
     (lambda path: (path / "device-00000.safetensors").write_bytes(b""), "0 bytes"),
     (lambda path: _replace(path / "checkpoint.json", os.mkdir), "a directory"),
     (lambda path: _replace(path / "device-00000.safetensors", os.mkfifo), "named pipe"),
-    (lambda path: save_file({"w": np.zeros(3)}, path / "device-00000.safetensors"), "holds other parts"),
+    (
+        lambda path: save_file({"w": np.zeros(3)}, path / "device-00000.safetensors"),
+        "differs from the manifest",
+    ),
     (lambda path: _replace(path, lambda place: place.touch()), "Not a directory"),
 ]
 
@@ -191,14 +194,16 @@ def _replace(path, make):
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES)
-def test_any_damage_is_found_named_and_gone_round(tmp_path, damage, words):
-    """A flipped bit, swapped tensors, edited or missing metadata: refused by path; the older one is used, aloud."""
+def test_any_damage_is_detected(tmp_path, damage, words):
+    """A flipped bit, swapped tensors, edited or missing metadata: rejected by path; the older one
+    is used, with a warning.
+    """
     for step in (1, 2):
         state = _state(step)
         tensors = {**state.tensors, "v": np.full((3, 2), 7, np.float32)}
         newer = save_checkpoint(tmp_path, TrainingState(step, tensors), CONFIG)
     damage(newer)
-    with pytest.raises(DamagedCheckpoint, match="must be whole") as caught:
+    with pytest.raises(DamagedCheckpoint, match="must be complete and unchanged") as caught:
         load_checkpoint(newer, CONFIG)
     assert words in caught.value.reason and "\n" not in str(caught.value)
     reported = []
@@ -209,19 +214,19 @@ def test_any_damage_is_found_named_and_gone_round(tmp_path, damage, words):
         and reported[0].startswith("checkpoint step-00000002 is damaged (")
         and words in reported[0]
     )
-    assert reported[0].endswith("; going on from step-00000001 instead")
+    assert reported[0].endswith("; resuming from step-00000001 instead")
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda file: _flip(file), "tokenizer.json does not have its checksum"),
+        (lambda file: _flip(file), "tokenizer.json has a wrong checksum"),
         (lambda file: file.unlink(), "tokenizer.json: no such file"),
         (lambda file: _replace(file, os.mkfifo), "named pipe"),
     ],
 )
-def test_files_of_the_model_are_kept_and_checked(tmp_path, damage, words):
-    """Their bytes stand in model/ and are part of what is verified; other ones are another checkpoint."""
+def test_files_of_the_model_are_kept_and_verified(tmp_path, damage, words):
+    """Their bytes are in model/ and are verified; other files make another checkpoint."""
     files = {"tokenizer.json": b'{"model": 1}', "1_Pooling/config.json": b"{}"}
     state = TrainingState(1, _state(1).tensors, FinishedModel(files, {"w": "BF16"}))
     path = save_checkpoint(tmp_path, state, CONFIG)
@@ -251,14 +256,14 @@ def test_files_of_the_model_are_kept_and_checked(tmp_path, damage, words):
     ],
     ids=str,
 )
-def test_files_that_would_lie_elsewhere_are_not_saved(tmp_path, model):
-    """Names stay in model/, and weights are numbers; nothing is written."""
+def test_files_outside_the_directory_are_not_saved(tmp_path, model):
+    """Names stay inside model/, and weights are numbers; nothing is written otherwise."""
     with pytest.raises(CheckpointError, match=r"\[checkpoint.save_checkpoint\]"):
         save_checkpoint(tmp_path, TrainingState(1, _state(1).tensors, model), CONFIG)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_from_before_has_a_tokenizer_next_to_it(tmp_path):
+def test_earlier_checkpoint_has_a_tokenizer_next_to_it(tmp_path):
     """It has the digest that it was saved with, and its tokenizer is verified."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
     (path / "tokenizer.json").write_bytes(b"{}")
@@ -271,22 +276,22 @@ def test_a_checkpoint_from_before_has_a_tokenizer_next_to_it(tmp_path):
     (path / "checkpoint.json").write_text(json.dumps(content))
     assert load_checkpoint(path, CONFIG).step == 1 and open_checkpoint(path).read_model() is None
     (path / "tokenizer.json").write_bytes(b"[]")
-    with pytest.raises(DamagedCheckpoint, match=r"tokenizer\.json does not have its checksum"):
+    with pytest.raises(DamagedCheckpoint, match=r"tokenizer\.json has a wrong checksum"):
         load_checkpoint(path, CONFIG)
 
 
-def test_a_directory_that_was_renamed_is_no_later_checkpoint(tmp_path):
-    """The number in the name, in the metadata and in the optimizer's state are one."""
+def test_renamed_directory_is_rejected(tmp_path):
+    """The numbers in the name, the metadata and the optimizer's state must be equal."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
     path.rename(tmp_path / "step-00000099")
-    with pytest.raises(CheckpointError, match="needs a whole checkpoint; got step-00000099 is damaged"):
+    with pytest.raises(CheckpointError, match="needs a complete checkpoint; got step-00000099 is damaged"):
         load_latest(tmp_path, CONFIG, print)
-    with pytest.raises(CheckpointError, match="must be of the step it is saved as"):
+    with pytest.raises(CheckpointError, match="must equal the step it is saved as"):
         save_checkpoint(tmp_path, TrainingState(3, _state(2).tensors), CONFIG)
 
 
-def test_a_newer_damaged_checkpoint_costs_no_good_one(tmp_path):
-    """Pruning counts whole checkpoints before the new one; a later damaged one stays until it is replaced."""
+def test_damaged_later_checkpoint_removes_no_good_one(tmp_path):
+    """Pruning counts complete checkpoints before the new one; a later damaged one stays until it is replaced."""
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, _state(step), CONFIG, keep_last=3)
     _flip(tmp_path / "step-00000003" / "device-00000.safetensors")
@@ -299,8 +304,8 @@ def test_a_newer_damaged_checkpoint_costs_no_good_one(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
-def test_damaged_checkpoints_are_not_among_those_kept(tmp_path):
-    """Of three to keep, a damaged one goes and an older whole one stays."""
+def test_damaged_checkpoints_do_not_count_as_kept(tmp_path):
+    """Of three to keep, a damaged one is removed and an older complete one stays."""
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, _state(step), CONFIG, keep_last=4)
     (tmp_path / "step-00000002" / "checkpoint.json").unlink()
@@ -308,8 +313,8 @@ def test_damaged_checkpoints_are_not_among_those_kept(tmp_path):
     assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["1", "3", "4"]
 
 
-def test_a_whole_checkpoint_is_not_written_again(tmp_path):
-    """Saving what stands there keeps it; other content of that step replaces it."""
+def test_complete_checkpoint_is_not_rewritten(tmp_path):
+    """Saving the same content keeps the files; other content of that step replaces them."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
     before = (path / "device-00000.safetensors").stat().st_ino
     save_checkpoint(tmp_path, _state(1), CONFIG)
@@ -319,8 +324,8 @@ def test_a_whole_checkpoint_is_not_written_again(tmp_path):
     assert load_checkpoint(path, {**CONFIG, "layers": 7}).step == 1
 
 
-def test_names_that_are_no_steps_are_left_alone(tmp_path):
-    """Other names, other digits and too many of them are no checkpoints."""
+def test_other_directory_names_are_ignored(tmp_path):
+    """Other names, non-ASCII digits and too many digits are not checkpoints."""
     for name in ("step-1", "step-00000001x", f"step-{'9' * 40}", "step-٠٠٠٠٠٠٠١"):
         (tmp_path / name).mkdir()
     assert not has_checkpoints(tmp_path) and latest_checkpoint(tmp_path) is None
@@ -337,8 +342,8 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63
         st.text(max_size=5), NUMBERS | st.text(max_size=5) | st.dictionaries(st.text(max_size=3), NUMBERS)
     )
 )
-def test_any_configuration_comes_back_whole(tmp_path_factory, config):
-    """Whatever numbers a configuration has, its checkpoint is whole and of that configuration."""
+def test_any_configuration_round_trips(tmp_path_factory, config):
+    """Whatever numbers a configuration has, its checkpoint is complete and of that configuration."""
     directory = tmp_path_factory.mktemp("any")
     tensors = {"w": np.ones((0, 2), np.float32), "x": np.array([1.5], ml_dtypes.bfloat16)}
     path = save_checkpoint(directory, TrainingState(3, tensors), config)
@@ -348,8 +353,8 @@ def test_any_configuration_comes_back_whole(tmp_path_factory, config):
 
 @settings(max_examples=60)
 @given(st.data())
-def test_no_changed_byte_goes_unnoticed(tmp_path_factory, data):
-    """Any byte of any file changed, and the checkpoint is refused, or gives exactly what was saved."""
+def test_any_changed_byte_is_detected(tmp_path_factory, data):
+    """With any byte of any file changed, the checkpoint is rejected or gives exactly what was saved."""
     path = tmp_path_factory.getbasetemp() / "changed" / "step-00000005"
     if not path.exists():
         save_checkpoint(path.parent, _state(5), CONFIG)
@@ -384,8 +389,8 @@ except ResourceError as error:
 """
 
 
-def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
-    """What cannot be written is one error; the older checkpoint stands whole, with nothing next to it."""
+def test_full_disk_keeps_the_previous_checkpoint(tmp_path):
+    """A failed write is one error; the older checkpoint is complete, with no partial files next to it."""
     save_checkpoint(tmp_path, _state(1), CONFIG)
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, check=True
@@ -399,8 +404,8 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
         save_checkpoint(tmp_path / "step-00000001" / "checkpoint.json" / "x", _state(1), CONFIG)
 
 
-def test_files_of_a_checkpoint_have_the_ordinary_mode(tmp_path):
-    """State and metadata can be read by the same people."""
+def test_files_of_a_checkpoint_have_default_mode(tmp_path):
+    """State and metadata are readable by the same users."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
     (path / "other").touch()
     assert len({file.stat().st_mode for file in path.iterdir()}) == 1
@@ -412,8 +417,10 @@ def test_no_checkpoint(tmp_path):
     assert latest_checkpoint(tmp_path / "absent") is None
 
 
-def test_killed_writer_leaves_a_whole_checkpoint(tmp_path):
-    """SIGKILL at random moments of writing always leaves a checkpoint that loads, and steps never go back."""
+def test_killed_writer_leaves_a_complete_checkpoint(tmp_path):
+    """After SIGKILL at random moments of writing there is always a checkpoint that loads, and steps
+    never decrease.
+    """
     rng = random.Random(0)
     save_checkpoint(tmp_path, _state(0), {"layers": 6})
     reached = 0
@@ -457,8 +464,8 @@ DEEP = json.loads('{"a":' * 250 + "1" + "}" * 250)
     ],
     ids=["reserved", "name", "dims", "size", "value", "key", "deep", "axis"],
 )
-def test_what_could_not_be_read_again_costs_no_checkpoint(tmp_path, tensors, config, mesh):
-    """It is refused before anything is written or removed."""
+def test_unreadable_state_is_rejected_before_writing(tmp_path, tensors, config, mesh):
+    """Nothing is written or removed."""
     older = save_checkpoint(tmp_path, _state(1), CONFIG)
     with pytest.raises(CheckpointError, match=r"\[checkpoint.save_checkpoint\]"):
         save_checkpoint(tmp_path, TrainingState(2, tensors, mesh=mesh), config, keep_last=1)
@@ -479,7 +486,7 @@ def _parted(box=((0, 0), (2, 2)), **changes):
      {"box": (None, None)}, {"box": ((0, 0), [2, 2])}, {"device": 0.0}, {"device": 2**70}],
     ids=str,
 )  # fmt: skip
-def test_parts_of_something_else_are_refused(tmp_path, changes):
+def test_mismatched_parts_are_rejected(tmp_path, changes):
     """Boxes when they are made, tensors in parts when they are saved."""
     with pytest.raises(CheckpointError, match=r"\[checkpoint\."):
         save_checkpoint(tmp_path, TrainingState(1, {"w": _parted(**changes)}), {})
@@ -487,7 +494,7 @@ def test_parts_of_something_else_are_refused(tmp_path, changes):
     save_checkpoint(tmp_path, TrainingState(1, {"w": _parted()}), {})
 
 
-def test_what_is_refused_is_shown_as_it_was_given(tmp_path):
+def test_errors_show_rejected_values(tmp_path):
     """An array by its type and shape; parts of two devices without a mesh by what is missing."""
     with pytest.raises(CheckpointError, match=r"got complex128 \[2\] for 'w'; convert it"):
         save_checkpoint(tmp_path, TrainingState(1, {"w": np.ones(2, np.complex128)}), {})
@@ -497,14 +504,14 @@ def test_what_is_refused_is_shown_as_it_was_given(tmp_path):
     save_checkpoint(tmp_path, TrainingState(1, {"w": _parted(parts=parts)}, mesh={"dp": 2}), {})
 
 
-def test_numbers_of_numpy_are_numbers_of_devices(tmp_path):
-    """A mesh whose sizes come from an array is written as any other."""
+def test_numpy_integers_are_accepted_in_meshes(tmp_path):
+    """A mesh whose sizes come from an array is written like any other."""
     path = save_checkpoint(tmp_path, TrainingState(1, {"w": WHOLE}, None, {"dp": np.int64(2)}), {})
     assert open_checkpoint(path).mesh == {"dp": 2}
 
 
-def test_arguments_of_other_kinds_are_refused(tmp_path):
-    """What is told of progress is a function; the writer takes a state; a number that JSON lacks is no setting."""
+def test_arguments_of_other_types_are_rejected(tmp_path):
+    """The progress callback is a function; the writer takes a state; a number that JSON lacks is not a setting."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
     for call in (
         lambda: save_checkpoint(tmp_path, _state(2), CONFIG, 2, 5),
@@ -520,16 +527,16 @@ def test_arguments_of_other_kinds_are_refused(tmp_path):
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_a_difference_in_foreign_text_is_printable(tmp_path):
-    """Neither a key nor a value of a checkpoint reaches the terminal's controls."""
+def test_foreign_text_in_differences_is_printable(tmp_path):
+    """Neither a key nor a value of a checkpoint sends control characters to the terminal."""
     path = save_checkpoint(tmp_path, _state(1), {"a\x1b[2J": "\x1b]0;x\x07"})
     with pytest.raises(CheckpointError, match="instead of") as caught:
         load_checkpoint(path, {})
     assert str(caught.value).isprintable() and r"\x1b]0;x\x07" in str(caught.value)
 
 
-def test_an_older_checkpoint_that_is_a_link_leaves_nothing(tmp_path):
-    """The link goes, what it leads to stays."""
+def test_older_checkpoint_that_is_a_link_is_unlinked(tmp_path):
+    """The link is removed, its target stays."""
     real, root = tmp_path / "real", tmp_path / "root"
     real.mkdir()
     root.mkdir()
@@ -563,8 +570,8 @@ for call in calls:
 """
 
 
-def test_a_directory_that_cannot_be_listed_is_not_empty(tmp_path):
-    """It was once said to have no checkpoints, so that a new run would have begun there."""
+def test_unlistable_directory_is_not_empty(tmp_path):
+    """Otherwise a new run would begin where checkpoints exist."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
     words = [sys.executable, "-c", NO_DESCRIPTOR, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True)

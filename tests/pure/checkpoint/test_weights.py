@@ -86,7 +86,7 @@ def test_truncated_file_is_rejected(tmp_path, keep):
     write_weights(tmp_path, _tensors().items())
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match="must be a whole safetensors file"):
+    with pytest.raises(CheckpointError, match="must be a complete safetensors file"):
         open_weights(tmp_path)
 
 
@@ -120,17 +120,17 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda m: m.update({"a.weight": "../" + FIRST}), "not the plain name"),
-        (lambda m: m.update({"a.weight": "/etc/passwd"}), "not the plain name"),
-        (lambda m: m.update({"a.weight": ".."}), "not the plain name"),
-        (lambda m: m.update({"a.weight": ""}), "not the plain name"),
+        (lambda m: m.update({"a.weight": "../" + FIRST}), "not the name of a file"),
+        (lambda m: m.update({"a.weight": "/etc/passwd"}), "not the name of a file"),
+        (lambda m: m.update({"a.weight": ".."}), "not the name of a file"),
+        (lambda m: m.update({"a.weight": ""}), "not the name of a file"),
         (lambda m: m.update({"a.weight": "absent"}), "no such file"),
         (lambda m: m.update({"a.weight": "nul\0"}), "null"),
         (lambda m: m.update({"a.weight": "pipe"}), "named pipe"),
         (lambda m: m.update({"a.weight": 3}), "weight_map.a.weight"),
         (lambda m: m.update({"a.weight": None}), "weight_map.a.weight"),
-        (lambda m: m.update({"a.weight": SECOND}), "which is not so"),
-        (lambda m: m.pop("b.weight"), "does not say"),
+        (lambda m: m.update({"a.weight": SECOND}), "which does not have it"),
+        (lambda m: m.pop("b.weight"), "does not list"),
     ],
 )
 def test_index_maps_tensors_to_files_of_the_directory(tmp_path, change, words):
@@ -161,7 +161,7 @@ def test_two_models_in_one_directory_are_rejected(tmp_path):
     assert set(open_weights(tmp_path)) == set(_tensors())
     write_weights(tmp_path / "..", _tensors().items())
     (tmp_path / ".." / "model.safetensors").rename(tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="none of its files"):
+    with pytest.raises(CheckpointError, match="not one of its files"):
         open_weights(tmp_path)
     write_weights(tmp_path, _tensors().items())
     assert set(open_weights(tmp_path)) == set(_tensors())
@@ -171,7 +171,7 @@ def test_two_models_in_one_directory_are_rejected(tmp_path):
     "content,words",
     [
         (b"PK\x03\x04" + b"\0" * 60, "an archive of torch.save"),
-        (b"PK\x03\x04\x14" + b"\0" * 60, "no whole archive of torch.save"),
+        (b"PK\x03\x04\x14" + b"\0" * 60, "not a complete torch.save archive"),
         (b"\x80\x02}q\x00." + b"\0" * 60, "pickled objects, .*, which may run any code"),
     ],
 )

@@ -72,7 +72,7 @@ def test_no_arguments_show_the_help(arguments, capsys):
         (["launch", "-n", "0", "train", "nowhere.toml"], "-n"),
         (["launch", "-n", "2"], "COMMAND"),
         (["launch", "-n", "2", "fly"], "No such command"),
-        (["launch", "-n", "2", "launch", "-n", "2", "demo"], "not `launch`"),
+        (["launch", "-n", "2", "launch", "-n", "2", "demo"], "must not be `launch`"),
         (["launch", "-n", "2", "train", "nowhere.toml"], "nowhere.toml"),
         (["launch", "-n", "2", "generate", "nowhere", "hello", "--wings", "2"], "--wings"),
         (["generate", "nowhere", "hello", "--wings", "2"], "--wings"),
@@ -268,5 +268,5 @@ def test_demo_replaces_only_its_own_files(name, tmp_path, capsys):
     (tmp_path / name).mkdir()
     (tmp_path / name / "precious").touch()
     code, _, err = _run(["demo", "--steps", "1", "--out", str(tmp_path)], capsys)
-    assert code == 2 and "a directory of the demo's own" in err
+    assert code == 2 and "without other programs' files" in err
     assert [path.name for path in tmp_path.rglob("*")] == [name, "precious"]

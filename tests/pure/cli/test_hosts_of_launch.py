@@ -16,34 +16,34 @@ from tilewise.cli.main import main
 from tilewise.core import ConfigError
 
 WRONG = {  # a file's text, and what is said of it
-    "": "there must be a host",
-    "# only this\n": "there must be a host",
-    "a:0\n": "line 1: slots are a number",
-    "a\nb:\n": "line 2: slots are a number",
-    "a:two": "line 1: slots are a number",
-    "a:-1": "line 1: slots are a number",
-    "a:99999": "line 1: slots are a number",
-    "a:1:2": "line 1: slots are a number",
-    "a slots=0": "line 1: slots are a number",
-    "a\nb slots=two": "line 2: slots are a number",
-    "a slots": "line 1: after a host there may be slots=SLOTS",
-    "a ifname": "line 1: after a host there may be slots=SLOTS",
-    "me@a slots=2": "line 1: a host has no user, .*got 'me@a'; write a and set User me",
-    "a b": "line 1: after a host there may be",
-    "a:2 slots=2": "line 1: a line says once",
+    "": "there must be at least one host",
+    "# only this\n": "there must be at least one host",
+    "a:0\n": "line 1: slots must be a number",
+    "a\nb:\n": "line 2: slots must be a number",
+    "a:two": "line 1: slots must be a number",
+    "a:-1": "line 1: slots must be a number",
+    "a:99999": "line 1: slots must be a number",
+    "a:1:2": "line 1: slots must be a number",
+    "a slots=0": "line 1: slots must be a number",
+    "a\nb slots=two": "line 2: slots must be a number",
+    "a slots": "line 1: the options of a host are slots=SLOTS",
+    "a ifname": "line 1: the options of a host are slots=SLOTS",
+    "me@a slots=2": "line 1: a host must not have a user, .*got 'me@a'; write a and set User me",
+    "a b": "line 1: the options of a host are",
+    "a:2 slots=2": "line 1: a line must set the slots of a host only once",
     "a slots=4 max_slots=2": "line 1: max_slots must be at least slots; got 2 and 4",
-    "slots=2": "line 1: a host is a name",
-    "n[1-3": "line 1: a host is a name",
-    "n[3-1]": "line 1: brackets hold numbers",
-    "n[1,,2]": "line 1: brackets hold numbers",
-    "n[1-999999999]": "line 1: brackets hold numbers",
-    "n[]": "line 1: a host is a name",
-    "a\n-oProxyCommand=x": "line 2: a host is a name",
-    "a\nb;c": "line 2: a host is a name",
-    "a,b": "line 1: a host is a name",
-    ":2": "line 1: a host is a name",
-    "\x00": "line 1: a host is a name",
-    "ä": "line 1: a host is a name",
+    "slots=2": "line 1: a host must be a name",
+    "n[1-3": "line 1: a host must be a name",
+    "n[3-1]": "line 1: brackets must have numbers",
+    "n[1,,2]": "line 1: brackets must have numbers",
+    "n[1-999999999]": "line 1: brackets must have numbers",
+    "n[]": "line 1: a host must be a name",
+    "a\n-oProxyCommand=x": "line 2: a host must be a name",
+    "a\nb;c": "line 2: a host must be a name",
+    "a,b": "line 1: a host must be a name",
+    ":2": "line 1: a host must be a name",
+    "\x00": "line 1: a host must be a name",
+    "ä": "line 1: a host must be a name",
 }
 
 
@@ -111,7 +111,7 @@ def test_hosts_in_the_option(tmp_path, monkeypatch):
     many = [f"node{number:04}" for number in range(1000)]
     assert [host.name for host in read_hosts(",".join(many))] == many
     for path in ("./absent", "./", "./a\x00"):
-        with pytest.raises(ConfigError, match=r"\[cli.hosts\] --hosts is a file"):
+        with pytest.raises(ConfigError, match=r"\[cli.hosts\] --hosts must be a file"):
             read_hosts(path)
     (tmp_path / "large").write_bytes(b"#" * (1 << 21))
     with pytest.raises(ConfigError, match="at most"):
@@ -125,7 +125,7 @@ def test_processes_are_placed_in_blocks():
     assert place_processes([Host("a", 2), Host("b", 2)], 2) == [("a", 2)]
     with pytest.raises(ConfigError, match="got 2 for 3 hosts"):
         place_processes([Host("a"), Host("b"), Host("c")], 2)
-    with pytest.raises(ConfigError, match="got 4 for 3 slots"):
+    with pytest.raises(ConfigError, match="got 4 for 3; give more slots"):
         place_processes([Host("a", 2), Host("b")], 4)
 
 
@@ -141,22 +141,22 @@ def test_arguments_of_mpiexec(tmp_path):
 
 def test_choice_of_mpiexec(tmp_path, monkeypatch):
     """The named one, next to this Python, or on the path; without one, one line says what to do."""
-    beside, on_path = tmp_path / "bin", tmp_path / "path"
-    for folder in (beside, on_path):
+    next_to, on_path = tmp_path / "bin", tmp_path / "path"
+    for folder in (next_to, on_path):
         folder.mkdir()
         (folder / "mpiexec").write_text("#!/bin/sh\n")
         (folder / "mpiexec").chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    monkeypatch.setattr(sys, "executable", str(next_to / "python"))
     monkeypatch.setenv("PATH", str(on_path))
-    assert find_mpiexec() == str(beside / "mpiexec")
+    assert find_mpiexec() == str(next_to / "mpiexec")
     assert find_mpiexec(on_path / "mpiexec") == str(on_path / "mpiexec")
-    (beside / "mpiexec").unlink()
+    (next_to / "mpiexec").unlink()
     assert find_mpiexec() == str(on_path / "mpiexec")
     (on_path / "mpiexec").unlink()
     with pytest.raises(ConfigError, match="pip install mpich"):
         find_mpiexec()
     for wrong in (Path("absent"), tmp_path):
-        with pytest.raises(ConfigError, match="is a program"):
+        with pytest.raises(ConfigError, match="must be a program"):
             find_mpiexec(wrong)
 
 
@@ -216,9 +216,9 @@ def test_unknown_launcher_is_rejected():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--hosts", "a,a,b slots=x"), "slots are a number"),
-        (("--hosts", "a,b,c"), "every host runs a process"),
-        (("--hosts", "a", "--restart", "2", "--mpiexec", "absent"), "is a program"),
+        (("--hosts", "a,a,b slots=x"), "slots must be a number"),
+        (("--hosts", "a,b,c"), "every host must get a process"),
+        (("--hosts", "a", "--restart", "2", "--mpiexec", "absent"), "must be a program"),
         (("--launcher-exec", "in"), "needs --hosts"),
     ],
 )

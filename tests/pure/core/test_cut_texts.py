@@ -11,12 +11,12 @@ WORDS = st.lists(st.text("abc.,'", min_size=1, max_size=12), min_size=1, max_siz
 @given(WORDS, st.integers(30, 80))
 def test_text_is_cut_after_a_word(text, limit):
     """A text that is too long ends after a whole word and an ellipsis, within the limit; others are unchanged."""
-    found = cut(text, limit)
+    shortened = cut(text, limit)
     if len(text) <= limit:
-        assert found == text
+        assert shortened == text
     else:
-        kept = found.removesuffix("…")
-        assert kept != found and len(found) <= limit and text.startswith(kept + " ")
+        start = shortened.removesuffix("…")
+        assert start != shortened and len(shortened) <= limit and text.startswith(start + " ")
 
 
 def test_long_word_is_cut():

@@ -60,26 +60,26 @@ def cuts_of_a_tree(draw):
     count = draw(st.integers(2, 60))
     _, parents = built(count)
     children = {node: pair for pair, node in parents.items()}
-    held = [(0, count)]
+    nodes = [(0, count)]
     for _ in range(draw(st.integers(1, 12))):
-        place = draw(st.integers(0, len(held) - 1))
-        held[place : place + 1] = children.get(held[place], (held[place],))
-    return count, held
+        place = draw(st.integers(0, len(nodes) - 1))
+        nodes[place : place + 1] = children.get(nodes[place], (nodes[place],))
+    return count, nodes
 
 
 @given(cuts_of_a_tree(), st.data())
 def test_fold_reaches_the_root_or_is_rejected(cut, data):
     """Nodes in order fold, however unequal; a dropped, duplicated, swapped or moved one does not."""
-    count, held = cut
-    assert fold_intervals(held, count) == ""
-    place = data.draw(st.integers(0, len(held) - 1))
-    dropped = held[:place] + held[place + 1 :]
+    count, nodes = cut
+    assert fold_intervals(nodes, count) == ""
+    place = data.draw(st.integers(0, len(nodes) - 1))
+    dropped = nodes[:place] + nodes[place + 1 :]
     assert "missing" in fold_intervals(dropped, count)
-    assert "present twice or out of order" in fold_intervals([*held[: place + 1], *held[place:]], count)
-    if len(held) > 1:
-        other = data.draw(st.integers(0, len(held) - 1).filter(lambda i: i != place))
-        swapped = list(held)
-        swapped[place], swapped[other] = held[other], held[place]
+    assert "present twice or out of order" in fold_intervals([*nodes[: place + 1], *nodes[place:]], count)
+    if len(nodes) > 1:
+        other = data.draw(st.integers(0, len(nodes) - 1).filter(lambda i: i != place))
+        swapped = list(nodes)
+        swapped[place], swapped[other] = nodes[other], nodes[place]
         assert fold_intervals(swapped, count)
 
 

@@ -333,8 +333,8 @@ def test_padded_documents_are_predicted_once_an_epoch(lengths, context, is_whole
     stream = documents(lengths)[: None if is_whole or sum(lengths) == 0 else -1]
     data = PaddedBatches(stream, 1, context)
     before = np.concatenate([[0], stream[:-1]])
-    found = scored(data, range(data.num_windows))
-    assert sorted(found) == sorted(zip(before.tolist(), stream.tolist()))
+    pairs = scored(data, range(data.num_windows))
+    assert sorted(pairs) == sorted(zip(before.tolist(), stream.tolist()))
     assert max(data.at(step)["tokens"].shape[1] for step in range(data.num_windows)) <= context
 
 
@@ -368,8 +368,8 @@ def test_stream_is_a_vector_of_ids(stream):
 def test_ids_may_have_any_integer_type(kind):
     """Tokens and labels are int32 whatever the stream's type; invalid ids are rejected before any step."""
     for dtype in (np.uint16, np.int64, np.uint64):
-        found = kind(np.arange(40, dtype=dtype), 2, 8).at(0)
-        assert found["tokens"].dtype == found["labels"].dtype == np.int32
+        batch = kind(np.arange(40, dtype=dtype), 2, 8).at(0)
+        assert batch["tokens"].dtype == batch["labels"].dtype == np.int32
     for wrong in (-1, 1 << 31, 1 << 40):
         with pytest.raises(ConfigError, match="an id of a stream must lie in"):
             kind(np.array([*range(40), wrong]), 2, 8)

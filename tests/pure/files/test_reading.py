@@ -1,4 +1,4 @@
-"""Files and JSON from outside: what every reader would read alike, or one error in a few words."""
+"""Reading files and JSON of users: accepted as every reader would accept them, or one short error."""
 
 import contextlib
 import io
@@ -57,10 +57,10 @@ class _Sizes(BaseModel):
         ('{"size": 1}'.encode("utf-16"), "not JSON"),
         (b'{"size": 1, "names": ["\xff"]}', "not JSON"),
         (b'{"size": 1, "names": ["\\ud800"]}', "not JSON"),
-        (b'{"size": 1, "size": 2}', "'size' stands twice"),
+        (b'{"size": 1, "size": 2}', "'size' appears twice"),
         (b'{"size": 1, "rate": NaN}', "NaN"),
         (b'{"size": 1, "rate": -Infinity}', "-Infinity"),
-        (b'{"size": 1, "rate": 1e400}', "beyond what a double holds"),
+        (b'{"size": 1, "rate": 1e400}', "beyond the range of a double"),
         (b'{"size": 1e40}', "size"),
         (b'{"size": 4096.9}', "size"),
         (b'{"size": 4096.0}', "size"),
@@ -72,28 +72,28 @@ class _Sizes(BaseModel):
         (b'{"size": 1, "names": "abc"}', "names"),
         (b'{"size": 1, "names": [1]}', "names.0"),
         (b'{"size": 1, "colour": 2}', "colour must be a known key"),
-        (b'{"rate": 1}', "size must be there"),
+        (b'{"rate": 1}', "size is required"),
         (b'{"size": ' + b"9" * 5000 + b"}", "not JSON"),
         (b'{"size": ' + b"[" * 100_000, "not JSON"),
         (b'{"size": ' + b'{"a":' * 500 + b"1" + b"}" * 500 + b"}", "not JSON"),
     ],
 )
-def test_content_of_another_kind_is_refused(content, words):
-    """Syntax, encoding, ambiguity and types are held to the letter; the reason is short and one line."""
+def test_invalid_content_is_rejected(content, words):
+    """Syntax, encoding, duplicate keys and types are checked strictly; the reason is one short line."""
     with pytest.raises(Unreadable) as caught:
         parse_json(content, _Sizes)
     assert words.lower() in str(caught.value).lower() and len(str(caught.value)) < 200
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_that_stands_twice_is_found_at_any_depth():
-    """Also where the model takes anything."""
-    with pytest.raises(Unreadable, match="'b' stands twice"):
+def test_duplicate_key_is_detected_at_any_depth():
+    """Also where the model accepts any value."""
+    with pytest.raises(Unreadable, match="'b' appears twice"):
         parse_json(b'{"a": [{"b": 1, "b": 1}]}', _Anything)
 
 
-def test_numbers_are_read_as_they_are():
-    """An integer is a number where a fraction is asked for, and nothing is rounded."""
+def test_numbers_are_not_rounded():
+    """An integer is accepted as a float, and nothing is rounded."""
     assert parse_json(b'{"size": 12345678901234567890, "rate": 3}', _Sizes) == _Sizes(
         size=12345678901234567890, rate=3.0
     )
@@ -101,14 +101,14 @@ def test_numbers_are_read_as_they_are():
 
 @settings(max_examples=50)
 @given(st.dictionaries(st.text(), VALUES, max_size=5))
-def test_what_json_writes_is_read_back(value):
-    """Every object with finite numbers comes back equal."""
+def test_json_round_trips(value):
+    """Every object with finite numbers is equal after reading."""
     assert parse_json(json.dumps(value, allow_nan=False).encode(), _Anything).model_dump() == value
 
 
 @settings(max_examples=100)
 @given(st.data(), st.dictionaries(st.text(max_size=4), VALUES, max_size=3))
-def test_spoilt_json_is_read_as_others_read_it_or_refused(data, value):
+def test_damaged_json_is_read_or_rejected(data, value):
     """Bytes changed anywhere give what the standard library reads, or `Unreadable`; never another error."""
     content = bytearray(json.dumps(value).encode())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -116,16 +116,16 @@ def test_spoilt_json_is_read_as_others_read_it_or_refused(data, value):
         content[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
         content = content or bytearray(b"{")
     try:
-        found = parse_json(bytes(content), _Anything).model_dump()
+        parsed = parse_json(bytes(content), _Anything).model_dump()
     except Unreadable:
         return
-    assert found == json.loads(content)
+    assert parsed == json.loads(content)
 
 
 @settings(max_examples=100)
 @given(st.binary(max_size=60))
-def test_bytes_of_any_kind_are_refused_or_read(content):
-    """Random bytes are read as Python reads them, or refused as `Unreadable`; never another error."""
+def test_any_bytes_are_read_or_rejected(content):
+    """Random bytes are read as Python reads them, or are `Unreadable`; never another error."""
     assert _read_or_none(lambda: decode_text(content)) == _text_of(content)
     with contextlib.suppress(Unreadable):
         assert parse_json(content, _Anything).model_dump() == json.loads(content)
@@ -147,14 +147,14 @@ def _text_of(content):
 
 
 def test_only_regular_files_are_read(tmp_path):
-    """A pipe, a directory, a device, a socket and a link to nothing are named for what they are, at once."""
+    """A pipe, a directory, a device, a socket and a dangling link are named in the error, without waiting."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
     for name, words in (
         ("pipe", "named pipe"),
         (".", "a directory"),
-        ("link", "a link that leads nowhere"),
+        ("link", "the link is dangling"),
         ("loop", "symbolic links"),
         ("absent", "no such file"),
         ("file/deeper", "Not a directory"),
@@ -170,8 +170,8 @@ def test_only_regular_files_are_read(tmp_path):
             read_whole(tmp_path / "s")
 
 
-def test_a_file_without_permission_is_refused(tmp_path):
-    """What may not be read is one error."""
+def test_file_without_permission_is_rejected(tmp_path):
+    """An unreadable file is one error."""
     (tmp_path / "f").touch(mode=0)
     if os.access(tmp_path / "f", os.R_OK):
         pytest.skip("this user may read everything")
@@ -179,8 +179,8 @@ def test_a_file_without_permission_is_refused(tmp_path):
         read_whole(tmp_path / "f")
 
 
-def test_files_that_are_too_large_are_refused(tmp_path):
-    """No more than the limit is read; a file of just that size is fine, also through a link."""
+def test_too_large_files_are_rejected(tmp_path):
+    """At most the limit is read; a file of exactly that size is accepted, also through a link."""
     (tmp_path / "f").write_bytes(b"12345")
     (tmp_path / "link").symlink_to("f")
     assert read_whole(tmp_path / "link", 5) == b"12345"
@@ -188,7 +188,7 @@ def test_files_that_are_too_large_are_refused(tmp_path):
         read_whole(tmp_path / "f", 4)
 
 
-def test_a_name_that_is_not_utf8_is_a_name(tmp_path):
+def test_name_that_is_not_utf8_is_accepted(tmp_path):
     """File names are bytes to the system."""
     path = os.path.join(os.fsencode(tmp_path), b"\xff.json")
     with open(path, "wb") as file:
@@ -196,19 +196,19 @@ def test_a_name_that_is_not_utf8_is_a_name(tmp_path):
     assert read_json(os.fsdecode(path), _Sizes).size == 1
 
 
-def test_values_in_messages_are_short_and_harmless():
-    """Neither a long value nor one with control characters spoils a line."""
+def test_values_in_messages_are_short_and_printable():
+    """Neither a long value nor one with control characters breaks the line."""
     assert shown("a\x1b[2J\ud800\n") == "'a\\x1b[2J\\ud800\\n'"
     assert len(shown("x" * 10**6)) < 110
 
 
-def test_a_file_that_has_nothing_to_say_now_is_refused(tmp_path, monkeypatch):
-    """Some of the system's files answer a read that does not wait with nothing at all."""
+def test_file_without_data_is_rejected(tmp_path, monkeypatch):
+    """Some files of the system return no data to a non-blocking read."""
 
     class Silent(io.BytesIO):
         def read(self, size=-1):
             return None
 
     monkeypatch.setattr(reading, "open_regular", lambda path: Silent())
-    with pytest.raises(Unreadable, match="at once"):
+    with pytest.raises(Unreadable, match="without blocking"):
         read_whole(tmp_path / "kmsg")

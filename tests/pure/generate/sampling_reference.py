@@ -95,7 +95,7 @@ def candidates(scores: Array, sampling: Sampling) -> tuple[Array, Array]:
 
 
 def _nucleus(scaled: Array, top_p: float) -> Array:
-    """Places of the likeliest, in order, until they have the probability together."""
+    """Indices of the likeliest, in order, until their probabilities reach the sum."""
     mass = top_p * np.exp(scaled).sum()
     order = np.argsort(-scaled, kind="stable")
     if top_p == 1:
@@ -104,7 +104,7 @@ def _nucleus(scaled: Array, top_p: float) -> Array:
 
 
 def _is_typical(scaled: Array, weights: Array, mass: float) -> Array:
-    """Which tokens' surprise is nearest to the entropy, until they have the mass (Meister et al. 2022)."""
+    """Which tokens' surprise is nearest to the entropy, until they reach the mass (Meister et al. 2022)."""
     total = weights.sum()
     probability, log = weights / total, scaled - np.log(total)
     with np.errstate(invalid="ignore"):  # nothing times infinity, for what is too unlikely for a double

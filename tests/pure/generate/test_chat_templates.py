@@ -1,4 +1,4 @@
-"""Chat templates: rendered as transformers renders them, and harmless whatever they do."""
+"""Chat templates: rendered as by transformers, and contained whatever they do."""
 
 import contextlib
 import gc
@@ -179,7 +179,7 @@ def _theirs(template, talk, **options):
 
 
 def _rendered(call):
-    """The text, or the template's own refusal."""
+    """The text, or the template's own error."""
     try:
         return call()
     except Exception as error:
@@ -188,13 +188,13 @@ def _rendered(call):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_templates_are_rendered_as_by_transformers(tmp_path, name, monkeypatch):
-    """Conversations with system messages, tools, calls and thoughts, with and without what introduces an answer. One
-    template is rendered in its process each time, the others here, which is quicker."""
+    """Conversations with system messages, tools, calls and thoughts, with and without a generation
+    prompt. One template is rendered in its process each time, the others in this process, which is
+    faster.
+    """
     if name != "mistral":
         problem_of = template_process.template_child.problem_of
-        monkeypatch.setattr(
-            template_process.TemplateProcesses, "render", lambda _, *given: problem_of(*given)
-        )
+        monkeypatch.setattr(template_process.TemplateProcesses, "render", lambda _, *args: problem_of(*args))
     ours = ChatTemplate(_directory(tmp_path, TEMPLATES[name], as_file=name in ("gemma", "qwen")))
     for index, talk in enumerate(TALKS.values()):
         for tools in (None, [TOOL]):
@@ -217,11 +217,12 @@ ENDS = [
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_last_message_is_continued_as_by_transformers(tmp_path, name, monkeypatch):
-    """The text ends where the message does: also where later tokens hold the same text, with the blanks at its end
-    unless the template removes them, and where it is empty."""
+def test_last_message_is_continued_as_by_transformers(tmp_path, name, monkeypatch):
+    """The text ends where the message does: also where later tokens hold the same text, with
+    trailing spaces unless the template removes them, and where it is empty.
+    """
     problem_of = template_process.template_child.problem_of
-    monkeypatch.setattr(template_process.TemplateProcesses, "render", lambda _, *given: problem_of(*given))
+    monkeypatch.setattr(template_process.TemplateProcesses, "render", lambda _, *args: problem_of(*args))
     ours = ChatTemplate(_directory(tmp_path, TEMPLATES[name]))
     options = {"continue_final_message": True, "add_generation_prompt": False}
     for end in ENDS:
@@ -241,60 +242,60 @@ def test_a_last_message_is_continued_as_by_transformers(tmp_path, name, monkeypa
         ([], "x", "last message with text"),
     ],
 )
-def test_what_cannot_be_continued_is_refused(tmp_path, talk, template, words):
-    """A last message that the template leaves out, or that has no text; and an answer that begins as well."""
+def test_messages_that_cannot_be_continued_are_rejected(tmp_path, talk, template, words):
+    """A last message that the template omits, or without text; and continuing combined with a generation prompt."""
     ours = ChatTemplate(_directory(tmp_path, template))
     with pytest.raises(ConfigError, match=words):
         ours.render(talk, continue_final_message=True, add_generation_prompt=False)
-    with pytest.raises(ConfigError, match="leaves no room for add_generation_prompt"):
+    with pytest.raises(ConfigError, match="excludes add_generation_prompt"):
         ours.render(talk, continue_final_message=True)
 
 
-def test_documents_reach_the_template(tmp_path):
-    """As they are, in order."""
+def test_documents_are_passed_to_the_template(tmp_path):
+    """Unchanged, in order."""
     template = "{% for d in documents %}[{{ d.title }}: {{ d['text'] }}]{% endfor %}"
     documents = [{"title": "A", "text": "x"}, {"title": "B", "text": "y"}]
     wanted = _theirs(template, TALK, documents=documents)
     assert ChatTemplate(_directory(tmp_path, template)).render(TALK, documents=documents) == wanted
 
 
-def test_a_template_is_chosen_by_name(tmp_path):
-    """By its name; else the one for tools where there are tools, else the default."""
+def test_template_is_chosen_by_name(tmp_path):
+    """By its name; otherwise the one for tools where there are tools, otherwise the default."""
     templates = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
     ours = ChatTemplate(_directory(tmp_path, templates))
-    found = (ours.render(TALK), ours.render(TALK, tools=[TOOL]), ours.render(TALK, name="tool_use"))
-    assert found == ("d", "t", "t")
+    texts = (ours.render(TALK), ours.render(TALK, tools=[TOOL]), ours.render(TALK, name="tool_use"))
+    assert texts == ("d", "t", "t")
     with pytest.raises(ConfigError, match="must be one of 'default', 'tool_use'; got 'x'"):
         ours.render(TALK, name="x")
 
 
 HARMFUL = {
-    "escape": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "may not|undefined"),
-    "attribute": ("{{ cycler.__init__.__globals__.os.system('true') }}", "may not"),
-    "namespace": ("{% set ns = namespace(__init__=1) %}{{ ns }}", "no name like '__init__'"),
-    "change": ("{{ messages.append(1) }}", "may not"),
+    "escape": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "not allowed|undefined"),
+    "attribute": ("{{ cycler.__init__.__globals__.os.system('true') }}", "not allowed"),
+    "namespace": ("{% set ns = namespace(__init__=1) %}{{ ns }}", "got '__init__'"),
+    "change": ("{{ messages.append(1) }}", "not allowed"),
     "include": ("{% include '/etc/passwd' %}", "TypeError|no loader"),
     "memory": ("{{ 'a' * 9999999999 }}", "too much memory"),
     "power": ("{% set x = 'ab' * 400000 %}{% for i in range(99) %}{{ x }}{% endfor %}", "more than 4194304"),
-    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "without end"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses too deeply"),
     "syntax": ("{% if %}", "line 1"),
-    "refusal": ("{{ raise_exception('I will\\nnot') }}", "it says: I will not"),
+    "refusal": ("{{ raise_exception('I will\\nnot') }}", "it raises: I will not"),
     "undefined": ("{{ nothing.at.all }}", "'nothing' is undefined"),
     "surrogate": (r"{{ '\ud800' }}", "UnicodeEncodeError"),
 }
 
 
 @pytest.mark.parametrize("name", HARMFUL)
-def test_a_harmful_template_is_one_error(tmp_path, name):
-    """Ways out of the sandbox, texts and memory without end, mistakes: named in one line."""
+def test_harmful_template_is_one_error(tmp_path, name):
+    """Sandbox escapes, unlimited text and memory, mistakes: named in one line."""
     template, words = HARMFUL[name]
     with pytest.raises(ConfigError, match=words) as caught:
         ChatTemplate(_directory(tmp_path, template)).render(TALK)
     assert "\n" not in str(caught.value) and repr(str(tmp_path)) in str(caught.value)
 
 
-def test_a_template_without_end_is_stopped(tmp_path, monkeypatch):
-    """The process that renders it is killed; a template that ends is rendered in the same time."""
+def test_template_without_end_is_stopped(tmp_path, monkeypatch):
+    """The process that renders it is killed; a template that ends is rendered within the same limit."""
     monkeypatch.setattr(template_process, "_DEADLINE_S", 1.5)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(ConfigError, match=r"does not end within 1\.5 s"):
@@ -312,8 +313,8 @@ def test_a_template_without_end_is_stopped(tmp_path, monkeypatch):
         "import os; os.kill(os.getpid(), 9)",
     ],
 )
-def test_a_renderer_that_dies_is_one_error(tmp_path, monkeypatch, program):
-    """Whatever the process says that is no answer is not taken for one."""
+def test_renderer_that_dies_is_one_error(tmp_path, monkeypatch, program):
+    """Any output of the process that is not an answer is rejected."""
     (tmp_path / "child.py").write_text(program)
     ours = ChatTemplate(_directory(tmp_path, "x"))
     monkeypatch.setattr(template_process.template_child, "__file__", str(tmp_path / "child.py"))
@@ -321,9 +322,10 @@ def test_a_renderer_that_dies_is_one_error(tmp_path, monkeypatch, program):
         ours.render(TALK)
 
 
-def test_a_process_is_kept_while_it_answers_well(tmp_path):
-    """One renders again and again, a mistake of a template included; one that a template has killed is replaced, and
-    the last ends with its templates."""
+def test_renderer_process_is_reused(tmp_path):
+    """One process renders repeatedly, also after a template's error; one that a template has killed
+    is replaced, and the last ends with its templates.
+    """
     ours = ChatTemplate(_directory(tmp_path, "{{ messages[0].content * (n or 1) }}"))
     started = []
     for number in (1, 2, "x", 9999999999, 3):  # the last but one takes too much memory
@@ -342,7 +344,7 @@ def test_a_process_is_kept_while_it_answers_well(tmp_path):
     assert process.process.returncode is not None
 
 
-def test_threads_render_at_once(tmp_path):
+def test_threads_render_concurrently(tmp_path):
     """Each gets its own text."""
     ours = ChatTemplate(_directory(tmp_path, "{{ n }}"))
     with ThreadPoolExecutor(4) as threads:
@@ -350,16 +352,16 @@ def test_threads_render_at_once(tmp_path):
     assert texts == [str(n) for n in range(24)] and len(ours._processes._idle) <= 2
 
 
-def test_arguments_are_plain_values(tmp_path):
-    """What a template could use to reach Python is not handed to it."""
+def test_template_arguments_are_plain_values(tmp_path):
+    """Objects through which a template could reach Python are not passed to it."""
     ours = ChatTemplate(_directory(tmp_path, "x"))
-    given = {
+    arguments = {
         "messages": TALK,
         "tools": None,
         "documents": None,
         "variables": {},
     }
-    taken = accepted(lambda **options: ours.render(**options), given)
+    taken = accepted(lambda **options: ours.render(**options), arguments)
     none_or_empty = {"None", "()", "[]"}
     assert taken == {
         "messages": {"()", "[]"},
@@ -369,7 +371,7 @@ def test_arguments_are_plain_values(tmp_path):
     }
 
 
-def test_a_model_without_a_template_cannot_converse(tmp_path):
-    """It says what is missing."""
+def test_model_without_a_template_cannot_converse(tmp_path):
+    """The error says what is missing."""
     with pytest.raises(ConfigError, match=r"needs chat_template\.jinja"):
         ChatTemplate(tmp_path)

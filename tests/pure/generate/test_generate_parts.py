@@ -27,7 +27,7 @@ def _samples(sampling, count=2000):
 
 
 def test_greedy_takes_the_first_maximum():
-    """Temperature 0 is the likeliest token, the lower id on a tie."""
+    """Temperature 0 takes the likeliest token, the lower id on a tie."""
     assert choose_token(np.array([0.0, 3.0, 3.0], np.float32), Sampling(), History([])) == 1
 
 
@@ -41,8 +41,8 @@ def test_samples_follow_the_probabilities():
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-30])
 @pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"top_p": 0.9}])
-def test_a_tiny_temperature_takes_the_likeliest(temperature, more):
-    """Where logits over the temperature are beyond a double."""
+def test_tiny_temperature_takes_the_likeliest(temperature, more):
+    """Where logits over the temperature overflow a double."""
     sampling = Sampling(temperature=temperature, **more)
     assert set(_samples(sampling, 20)) == {int(np.argmax(LOGITS))}
 
@@ -80,8 +80,8 @@ def test_sample_depends_on_seed_and_position_only():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_logits_that_are_no_numbers_pick_nothing(bad, temperature):
-    """An overflow or damaged weights end in an error that names the token, not in text."""
+def test_nan_logits_are_an_error(bad, temperature):
+    """An overflow or damaged weights give an error that names the token, not text."""
     logits = LOGITS.copy()
     logits[7] = bad
     with pytest.raises(NotFinite, match="token 7 at position 9"):
@@ -132,8 +132,8 @@ def test_masked_logits_pick_nothing():
         {"n": 2},
     ],
 )
-def test_values_out_of_range_are_refused(wrong):
-    """Each setting has a range; the error names it."""
+def test_values_out_of_range_are_rejected(wrong):
+    """Each setting has a range; the error names the setting."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Sampling(**wrong)
 
@@ -155,14 +155,14 @@ def test_end_token_has_no_text():
 
 
 def test_incomplete_character_is_never_shown():
-    """Bytes of an unfinished character stay back."""
+    """Bytes of an unfinished character are held back."""
     ids = TOKENIZER.encode("a\U0001f680").ids
     detokenizer = Detokenizer(TOKENIZER, [])
     assert "".join(detokenizer.add(token) for token in ids[:-1]) == "a"
 
 
-def test_what_was_kept_back_is_shown_at_the_end():
-    """A text that ends within a character does not end before it; asked twice, nothing more comes."""
+def test_pending_bytes_are_shown_at_the_end():
+    """A text may end within a character; a second flush gives nothing more."""
     detokenizer = Detokenizer(TOKENIZER, [])
     for token in TOKENIZER.encode("a\U0001f680").ids[:-1]:
         detokenizer.add(token)
@@ -185,8 +185,9 @@ BYTES = {c: TOKENIZER.token_to_id(c) for c in pre_tokenizers.ByteLevel.alphabet(
     )
 )
 def test_streamed_bytes_are_the_decoded_bytes(ids):
-    """Any tokens, also such as are no text: what is streamed is what decoding them at once gives, but for the bytes
-    of the last seven tokens, which may still be mended."""
+    """For any tokens, including invalid text: the stream equals decoding them at once, except for
+    the bytes of the last seven tokens, which may still be completed.
+    """
     detokenizer, whole = Detokenizer(TOKENIZER, []), TOKENIZER.decode(ids)
     text = "".join(detokenizer.add(token) for token in ids)
     assert whole.startswith(text)
@@ -196,8 +197,8 @@ def test_streamed_bytes_are_the_decoded_bytes(ids):
     assert text + detokenizer.finish() == whole
 
 
-def test_a_character_after_many_broken_bytes_is_whole():
-    """Bytes that are no text are shown in time, and do not swallow the character that comes after them."""
+def test_character_after_many_broken_bytes_is_whole():
+    """Invalid bytes are shown in time, and do not swallow the next character."""
     garbage = [TOKENIZER.token_to_id("Â")] * 7  # byte 0xC2, which begins a character, again and again
     rocket = [BYTES[c] for c in "ðŁļĢ"]
     pieces = _streamed(TOKENIZER, [*garbage, *rocket])
@@ -205,8 +206,8 @@ def test_a_character_after_many_broken_bytes_is_whole():
     assert len("".join(_streamed(TOKENIZER, garbage * 4))) >= len(garbage * 4) - 1
 
 
-def test_bytes_of_a_sentencepiece_model_come_as_characters():
-    """A tokenizer that falls back to bytes: a character of three tokens, after others of its kind."""
+def test_sentencepiece_bytes_are_characters():
+    """A tokenizer with byte fallback: a character of three tokens, after others like it."""
     vocab = {"<unk>": 0, "a": 1, **{f"<0x{i:02X}>": i + 2 for i in range(256)}}
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -215,7 +216,7 @@ def test_bytes_of_a_sentencepiece_model_come_as_characters():
 
 
 def _sentencepiece():
-    """A tokenizer as Llama 2 and Mistral have it: a space before words, the first one dropped, and bytes."""
+    """A tokenizer like those of Llama 2 and Mistral: a space before words, the first one dropped, and bytes."""
     words = ["▁", "a", "h", "i", "hi", "▁hi"]
     vocab = {"<s>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}}
     vocab |= {word: n for n, word in enumerate(words, len(vocab))}
@@ -235,8 +236,9 @@ TOKENIZERS = {"bytes": TOKENIZER, "sentencepiece": _sentencepiece()}
 @settings(max_examples=60)
 @given(st.text(alphabet=st.sampled_from("hi a€😀한\n"), max_size=30))
 def test_bytes_of_tokens_are_those_of_the_text(name, text):
-    """Joined, they are the text, with the space that the tokenizer puts before it; each token begins at the character
-    that its first byte belongs to."""
+    """Concatenated, they are the text, with the tokenizer's leading space; each token begins at the
+    character that contains its first byte.
+    """
     tokenizer = TOKENIZERS[name]
     ids, token_bytes = tokenizer.encode(text).ids, TokenBytes(tokenizer)
     joined = b"".join(token_bytes[token] for token in ids)
@@ -250,12 +252,12 @@ def test_bytes_of_tokens_are_those_of_the_text(name, text):
 
 
 def test_bytes_of_tokens_of_any_kind():
-    """A space is kept wherever it stands; special and added tokens are their text, unknown ids are U+FFFD."""
+    """A space is kept in any position; special and added tokens are their text, unknown ids are U+FFFD."""
     made = TOKENIZERS["sentencepiece"]
     token_bytes = TokenBytes(made)
     names = ("▁hi", "hi", "▁", "<0x0A>", "<0xF0>", "<s>")
-    found = [token_bytes[made.token_to_id(name)] for name in names]
-    assert found == [b" hi", b"hi", b" ", b"\n", b"\xf0", b"<s>"]
+    pieces = [token_bytes[made.token_to_id(name)] for name in names]
+    assert pieces == [b" hi", b"hi", b" ", b"\n", b"\xf0", b"<s>"]
     assert token_bytes.text(made.token_to_id("<0xF0>")) == token_bytes.text(99999) == "\ufffd"
     grown = Tokenizer.from_str(TOKENIZER.to_str())
     grown.add_tokens(["a b", "日本"])
@@ -268,8 +270,10 @@ def test_bytes_of_tokens_of_any_kind():
     assert [TokenBytes(metaspace)[token] for token in (0, 1)] == [b" hi", b"hi"]
 
 
-def test_a_token_behind_broken_bytes_begins_behind_them():
-    """Bytes that no other completes are a character of their own; a token that is left out of the text has none."""
+def test_token_after_broken_bytes():
+    """Bytes that no other token completes are a character of their own; a token that is omitted
+    from the text has none.
+    """
     made = TOKENIZERS["sentencepiece"]
     ids = [
         made.token_to_id(name) for name in ("hi", "<0xE2>", "hi", "<0xF0>", "<0xF0>", "<s>", "<0x9F>", "a")
@@ -281,8 +285,10 @@ def test_a_token_behind_broken_bytes_begins_behind_them():
     assert [place for _, place in pieces] == [0, 2, 3, 5, 6, 7, 6, 8]
 
 
-def test_ids_that_the_tokenizer_does_not_know_are_shown():
-    """A padded vocabulary has ids without text; they are seen, what was waiting comes out, and text goes on after."""
+def test_unknown_ids_are_shown():
+    """A padded vocabulary has ids without text: they are visible, pending bytes are shown, and text
+    continues after.
+    """
     unknown = TOKENIZER.get_vocab_size() + 5
     hello = TOKENIZER.encode("hello").ids
     assert "".join(_streamed(TOKENIZER, [*hello, unknown, unknown, *hello])) == "hello\ufffd\ufffdhello"
@@ -291,8 +297,8 @@ def test_ids_that_the_tokenizer_does_not_know_are_shown():
 
 
 @pytest.mark.parametrize("prompt", ["\udcff", "a\ud800b", "x" * 100 + "\udc80"])
-def test_a_prompt_is_text(prompt):
-    """Bytes of a command line that are not UTF-8 are refused with their place."""
+def test_prompt_is_valid_text(prompt):
+    """Command line bytes that are not UTF-8 are rejected with their position."""
     with pytest.raises(
         ConfigError, match=rf"must be UTF-8 text; got '\\ud.* at character {prompt.find(max(prompt))}"
     ):
@@ -303,8 +309,8 @@ def test_a_prompt_is_text(prompt):
     )
 
 
-def test_a_prompt_without_tokens_is_refused():
-    """What a tokenizer cannot say, or comes to grief over, is one error."""
+def test_prompt_without_tokens_is_rejected():
+    """A prompt that the tokenizer cannot encode, or panics on, is one error."""
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
     assert encode_prompt(words, "a") == [0]
     with pytest.raises(ConfigError, match=r"must have tokens in tokenizer\.json; got 'b'"):
@@ -313,9 +319,10 @@ def test_a_prompt_without_tokens_is_refused():
     assert encode_prompt(words, "a") == [9, 0]
 
 
-def test_tokens_that_a_decoder_chokes_on_are_refused():
-    """A library that panics over ids (here a stripping decoder over an empty token) is one error of our own; the twin
-    has a decoder that does not."""
+def test_tokens_on_which_the_decoder_panics_are_rejected():
+    """A library that panics over ids (here a stripping decoder over an empty token) is one
+    TilewiseError; the twin has a decoder that does not.
+    """
     model = models.WordLevel({"": 0, "a": 1}, unk_token="a")
     broken = Tokenizer(model)
     broken.decoder = decoders.Strip(" ", 0, 1)
@@ -328,8 +335,8 @@ def test_tokens_that_a_decoder_chokes_on_are_refused():
     ("kind", "wanted"),
     [(type("PanicException", (BaseException,), {}), ConfigError), (KeyboardInterrupt, KeyboardInterrupt)],
 )
-def test_a_panic_of_the_tokenizer_is_refused_and_ctrl_c_is_not(kind, wanted):
-    """The library's panics are no Exceptions; what else is none goes through."""
+def test_panic_is_rejected_and_ctrl_c_is_not(kind, wanted):
+    """The library's panics do not derive from Exception; other such exceptions pass through."""
 
     class Broken:
         def encode(self, text, add_special_tokens):
@@ -340,7 +347,7 @@ def test_a_panic_of_the_tokenizer_is_refused_and_ctrl_c_is_not(kind, wanted):
 
 
 def test_prompt_must_leave_room():
-    """A prompt that fills the context is refused, one token less is not."""
+    """A prompt that fills the context is rejected, one token less is not."""
     check_prompt(63, 64)
     with pytest.raises(ConfigError, match="must leave room in the context of 64 tokens; got 64"):
         check_prompt(64, 64)

@@ -107,8 +107,8 @@ def test_probabilities_are_those_of_transformers(sampling, seed, prompt, written
 
 @pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("spread", [0.01, 1.0, 5.0])
-def test_large_vocabularies_are_cut_where_transformers_cuts(top_p, spread):
-    """Nuclei of few tokens and of many, with ties, among 5,000; sorted in parts or as a whole."""
+def test_nuclei_of_large_vocabularies_equal_transformers(top_p, spread):
+    """Nuclei of few tokens and of many, with ties, among 5,000; sorted in parts or completely."""
     logits = np.random.default_rng(1).normal(0, spread, 5000).round(3)
     sampling, history = Sampling(temperature=1.0, top_p=top_p), History([1])
     ids, _ = candidates(logits, sampling)
@@ -129,7 +129,7 @@ WIDE = st.builds(
     typical_p=st.sampled_from([1.0, 1.0, 1.0, 0.2, 0.95]),
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.5]),
     seed=st.integers(0, 2**63 - 1),
-)
+).filter(lambda sampling: sampling.typical_p == 1 or sampling.temperature < 1e9)  # else rounding decides
 
 
 def compare_samples(sampling, seed, size, spread, digits):
@@ -177,7 +177,7 @@ def test_a_wrong_sample_is_detected(wrong, monkeypatch):
         compare_samples(Sampling(temperature=1.0), 1, 300, 1.0, 9)
 
 
-def test_tokens_come_as_often_as_they_are_likely():
+def test_frequencies_match_probabilities():
     """Thirty thousand seeds: frequencies within four standard deviations of the probabilities."""
     logits = np.random.default_rng(3).normal(0, 1.5, 12).astype(np.float32)
     count = 30_000
@@ -188,8 +188,8 @@ def test_tokens_come_as_often_as_they_are_likely():
     assert (np.abs(counts - count * wanted) <= 4 * np.sqrt(count * wanted * (1 - wanted))).all()
 
 
-def test_one_wrong_row_says_nothing_about_the_others():
-    """Errors come in the places of their rows."""
+def test_error_of_one_row_leaves_others():
+    """Errors are at the indices of their rows."""
     rows = np.array([[0, 1, 2, 3], [1, np.nan, 0, 0], [0, -np.inf, 0, 0]], np.float32)
     forbidding, unknown = Sampling(bad_words_ids=[(0,), (1,), (2,), (3,)]), Sampling(logit_bias={7: 1.0})
     kinds = [(0, Sampling()), (1, Sampling()), (0, forbidding), (0, Sampling(temperature=1.0))]
@@ -248,8 +248,8 @@ def test_native_penalties_are_those_of_numpy(sampling, seed, prompt, written, ma
 
 
 @pytest.mark.parametrize("wrong", ["presence", "bias", "bad_words", "allowed", "ends", "mask"])
-def test_another_penalty_is_seen(wrong, monkeypatch):
-    """The twin: with one rule dropped on its way to the native code, scores differ."""
+def test_other_penalty_is_detected(wrong, monkeypatch):
+    """The twin: with one rule omitted for the native code, scores differ."""
     sampling = Sampling(
         presence_penalty=0.5,
         logit_bias={2: 1.0, 1: 1.0},
@@ -269,7 +269,7 @@ def test_another_penalty_is_seen(wrong, monkeypatch):
         compare_processors(sampling, 1, [1, 2], [5, 6, 8], VOCAB)
 
 
-def test_another_order_of_filters_is_seen():
+def test_other_order_of_filters_is_detected():
     """The twin: with filters in the opposite order the comparison fails."""
     sampling = Sampling(temperature=2.0, top_k=12, top_p=0.7, min_p=0.2, typical_p=0.5)
     history, apart = History([1, 2]), 0
@@ -288,7 +288,7 @@ def test_another_order_of_filters_is_seen():
     st.floats(-2, 2),
     st.floats(-2, 2),
 )
-def test_presence_and_frequency_count_what_was_written(seed, prompt, written, presence, frequency):
+def test_presence_and_frequency_count_generated_tokens(seed, prompt, written, presence, frequency):
     """Per token: frequency times its count, and presence once; the prompt does not count."""
     logits = np.random.default_rng(seed).normal(0, 3, VOCAB).astype(np.float32)
     counts = np.bincount(np.array(written, np.int64), minlength=VOCAB)
@@ -298,7 +298,7 @@ def test_presence_and_frequency_count_what_was_written(seed, prompt, written, pr
     assert np.abs(scores - wanted).max() < 1e-12
 
 
-def test_greedy_obeys_penalties():
+def test_greedy_applies_penalties():
     """The likeliest token after penalties, not before."""
     logits = np.array([3.0, 2.9, -1.0], np.float32)
     assert choose_token(logits, Sampling(), History([0])) == 0
@@ -310,7 +310,7 @@ def test_greedy_obeys_penalties():
 
 
 def test_extreme_penalties_forbid_nothing():
-    """A penalty beyond a double punishes, but does not leave nothing to choose; ids beyond the logits are passed by."""
+    """A penalty that overflows a double still leaves tokens to choose; ids beyond the logits are ignored."""
     logits = np.array([-3.0, 2.0], np.float32)
     sampling = Sampling(repetition_penalty=1.7e308, temperature=1.0)
     assert choose_token(logits, sampling, History([0, 1, 9])) == 1
@@ -321,21 +321,21 @@ def test_extreme_penalties_forbid_nothing():
     "settings_", [{"no_repeat_ngram_size": 1}, {"bad_words_ids": [(0,), (1,)]}, {"min_tokens": 1}]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nothing_left_to_choose_is_refused(settings_, temperature):
-    """Where every token is forbidden, no text is made up."""
+def test_all_tokens_forbidden_is_an_error(settings_, temperature):
+    """No text is generated."""
     sampling = Sampling(temperature=temperature, **settings_)
     ends = (0, 1) if "min_tokens" in settings_ else ()
-    with pytest.raises(ConfigError, match="a token must be left to choose"):
+    with pytest.raises(ConfigError, match="at least one token must be allowed"):
         choose_token(np.zeros(2, np.float32), sampling, History([0, 1]), ends)
 
 
-def test_bad_words_outside_the_vocabulary_are_refused():
-    """An id that the logits do not have is named."""
+def test_bad_words_outside_the_vocabulary_are_rejected():
+    """The error names the id."""
     with pytest.raises(ConfigError, match=r"below the vocabulary's 2; got 5"):
         choose_token(np.zeros(2, np.float32), Sampling(bad_words_ids=[(5,)]), History([]))
 
 
-def test_words_have_tokens_with_and_without_a_space():
+def test_bad_words_have_variants_with_and_without_a_space():
     """A word in a text has a space before it or not; both are forbidden."""
     tokenizer = train_tokenizer(["hello world " * 10], vocab_size=280)
     assert word_ids(tokenizer, ["world", "world"]) == [
@@ -360,8 +360,10 @@ TEXTS = st.text(alphabet="ab", max_size=12)
 
 @settings(max_examples=200)
 @given(TEXTS, st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3), st.booleans(), st.data())
-def test_a_text_ends_at_its_stop_string_however_it_is_cut(text, strings, is_included, data):
-    """The first place where a stop string is complete, found by trying all; nothing of it is shown before."""
+def test_text_ends_at_its_stop_string_however_it_is_split(text, strings, is_included, data):
+    """The first position at which a stop string is complete, found by brute force; nothing of it is
+    shown before.
+    """
     text += "cab"
     ends = [(end, end - len(s)) for end in range(1, len(text) + 1) for s in strings if text[:end].endswith(s)]
     wanted = text if not ends else text[: min(ends)[0] if is_included else min(ends)[1]]

@@ -31,7 +31,7 @@ def caching(graph, x, slots, *, rows):
 
 @layer
 def narrow(graph, x):
-    """Its result has another shape than what it reads."""
+    """Its result has another shape than its input."""
     return linear(graph, x, "weight", WIDTH // 2)
 
 
@@ -60,12 +60,12 @@ def describe(handle, item):
 
 
 def fail_at_seven(handle, item):
-    """Fails for one item."""
+    """Fail for one item."""
     handle.layer(block, "x", path=f"layers.{item}")
     if item in (7, 9):
         raise KeyError("seven")
 
 
-def die(*given):
+def die(*args):
     """End the worker."""
     os._exit(3)

@@ -1,4 +1,4 @@
-"""The builder checks at the call, keeps equal nodes once, and prints what it made."""
+"""The builder checks each call, keeps equal nodes once, and prints what it built."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ def test_wrong_shapes_fail_at_the_call():
         (lambda g: g.find("nonsense"), "must have the tensor; got 'nonsense'"),
     ],
 )
-def test_wrong_declarations(make, words):
-    """Taken names, ranks, sizes, dtypes and missing names are refused, each for its own reason."""
+def test_wrong_declarations_are_rejected(make, words):
+    """Duplicate names, ranks, sizes, dtypes and missing names are rejected, each for its own reason."""
     g = GraphBuilder()
     g.input([4], name="x")
     with pytest.raises(ShapeError, match=words):
         make(g)
 
 
-def test_a_name_means_one_tensor():
-    """Inputs, weights and outputs are read by name, so none hides another; the optimizer's names are its own."""
+def test_names_are_unique():
+    """Inputs, weights and outputs are read by name; the optimizer's names are reserved."""
     g = GraphBuilder("g")
     x = g.input([4, 8], name="x")
     g.output(x, "x")  # the same tensor
@@ -86,8 +86,8 @@ def test_a_name_means_one_tensor():
         g.output(y, "z")
 
 
-def test_a_second_thread_is_refused_while_one_describes():
-    """Both once wrote at the same places, which was found when the graph was planned, as a defect to report."""
+def test_second_thread_is_rejected():
+    """Two threads would write at the same indices, which planning would report as a defect."""
     g = GraphBuilder("g")
     x = g.input([4, 8], name="x")
     calls = (
@@ -113,8 +113,8 @@ def test_a_second_thread_is_refused_while_one_describes():
 
 
 @pytest.mark.parametrize(("seq", "name"), [(8, "positions"), (Dim("seq", 1, 8), "rows.positions")])
-def test_a_second_tensor_of_positions_is_refused_with_what_to_do(seq, name):
-    """Its name is not the caller's to change: the first is taken again, or one of the caller's own."""
+def test_second_tensor_of_positions_is_rejected_with_advice(seq, name):
+    """Its name is fixed: the caller takes the first one again, or an input of its own."""
     g = GraphBuilder()
     tokens = g.input([2, seq], "i32", name="tokens", storage="scalars")
     first = g.positions(tokens)
@@ -129,8 +129,8 @@ def test_a_second_tensor_of_positions_is_refused_with_what_to_do(seq, name):
         g.rope(g.input([2, seq, 8], name=f"x of {places.spec.name}"), places, table, head_dim=4)
 
 
-def test_a_weight_called_like_a_gradient_is_refused_when_planned():
-    """`w.grad` is where the gradient of `w` is read."""
+def test_weight_named_like_a_gradient_is_rejected_in_planning():
+    """`w.grad` is the gradient of `w`."""
     g = GraphBuilder("g")
     x, y = g.input([4, 8], name="x"), g.input([4], "i32", name="y")
     h = linear(g, linear(g, x, "w", 8), "w.grad", 8)
@@ -150,7 +150,7 @@ def test_equal_nodes_are_one():
 
 @pytest.mark.parametrize("name,options", [("silu", {}), ("gelu", {"approximate": "tanh"})])
 def test_gates_are_fused(name, options):
-    """An activation times something else is one op, whichever side it stands on; gelu by the error function is not."""
+    """An activation times another tensor is one op, in either order; gelu by the error function is not fused."""
     for swapped in (False, True):
         g = GraphBuilder()
         x, up = g.input([4, 6], name="x"), g.input([4, 6], name="up")
@@ -167,7 +167,7 @@ def test_gates_are_fused(name, options):
 
 
 def test_fusion_and_dead_code():
-    """silu * up and linear + residual become one op each; what no op reads goes; results keep their ids."""
+    """silu * up and linear + residual become one op each; unused ops are removed; results keep their ids."""
     g = GraphBuilder()
     x = g.input([4, 6], name="x")
     w = g.parameter([6, 6], name="w")
@@ -181,8 +181,8 @@ def test_fusion_and_dead_code():
     assert graph.ops[1].attrs["residual"] and graph.outputs["out"] == out.id
 
 
-def test_a_bias_joins_its_product():
-    """Before a residual does, which stays an op: it is added to a rounded sum, as elsewhere."""
+def test_bias_is_fused_before_a_residual():
+    """The residual stays an op: it is added to a rounded sum, as in other frameworks."""
     g = GraphBuilder()
     x, w = g.input([4, 6], name="x"), g.parameter([6, 6], name="w")
     biased = g.add_bias(g.matmul(x, w, transpose_b=True), g.parameter([6], name="b"))
@@ -196,8 +196,8 @@ def test_a_bias_joins_its_product():
         g.op("linear", inputs, num_terms=1, transpose=True, residual=True, bias=True)
 
 
-def test_no_fusion_where_others_read():
-    """A silu or product that has a second reader stays."""
+def test_no_fusion_with_other_readers():
+    """A silu or product with a second reader stays."""
     g = GraphBuilder()
     x = g.input([4, 6], name="x")
     w = g.parameter([6, 6], name="w")
@@ -236,7 +236,7 @@ def test_verify_finds_broken_rules():
 
 
 def test_gradient_needs_a_path():
-    """A parameter that does not influence the loss is refused by name."""
+    """A parameter that does not influence the loss is rejected by name."""
     g = GraphBuilder("g")
     x, labels = g.input([4, 6], name="x"), g.input([4], "i32", name="labels", storage="scalars")
     g.parameter([3, 3], name="unused")
@@ -266,8 +266,8 @@ def test_layer_names_follow_the_path():
         block(GraphBuilder(), y, path="elsewhere", size=6)
 
 
-def test_a_cache_is_read_as_it_was_written():
-    """Heads and blocks of another size would be other numbers; caches consist of whole blocks."""
+def test_cache_is_read_as_written():
+    """Heads and blocks of another size would be misread; caches consist of whole blocks."""
     g = GraphBuilder("cached")
     x, q = g.input([3, 16], name="x"), g.input([3, 16], name="q")
     ids = [g.input([3], "i32", name=name) for name in ("slots", "positions", "sequence")]
@@ -283,8 +283,8 @@ def test_a_cache_is_read_as_it_was_written():
         g.kv_write(cache, x, ids[0], head_dim=5)
 
 
-def test_layouts_of_results_that_are_fused_are_kept():
-    """What is computed in one with a hinted result is asked for as that was, unless it has a hint of its own."""
+def test_layouts_of_fused_results_are_kept():
+    """A fused op inherits the hint of the result it replaces, unless it has its own."""
 
     def build(*hinted):
         g = GraphBuilder()

@@ -1,4 +1,4 @@
-"""Wrong values in any argument of any call that describes: the project's own errors, and a graph as it was."""
+"""Wrong values in any argument of any builder call: only the project's own errors, and an unchanged graph."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
 }
 
 
-def test_every_call_of_the_builder_is_here():
-    """A method that describes and is not tried below would be a border without a guard."""
+def test_every_builder_call_is_tested():
+    """A new method must be added to the table below."""
     own = {
         "op_on_ids",
         "append",
@@ -162,8 +162,8 @@ def positions_of(arguments, keywords):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_refused_call_leaves_the_graph_as_it_was(name):
-    """Each argument in turn is replaced by everything that it should not be; what is taken stands in the table."""
+def test_rejected_call_leaves_the_graph_unchanged(name):
+    """Each argument in turn is replaced by every hostile value; accepted values are listed in the table."""
     reference, outside = described()
     function, arguments, keywords = CALLS[name](reference, outside)
     function(*arguments, **keywords)
@@ -190,7 +190,7 @@ def test_a_refused_call_leaves_the_graph_as_it_was(name):
 
 
 def test_calls_in_the_wrong_form():
-    """Operands too many or too few, attributes unknown or missing, ops that do not exist: each has its sentence."""
+    """Too many or too few operands, unknown or missing attributes, unknown ops: each has its message."""
     graph, t = described()
     before = show_graph(graph.freeze())
     x, rows = t["x"], t["rows"]
@@ -218,8 +218,8 @@ def test_calls_in_the_wrong_form():
     assert show_graph(graph.freeze()) == before
 
 
-def test_a_layer_takes_its_inputs_as_operands():
-    """An input declared inside a layer would be given by no call: refused, and nothing of the layer stays."""
+def test_layer_takes_inputs_as_operands():
+    """An input declared inside a layer would have no value: rejected, and nothing of the layer stays."""
 
     @layer
     def closed(graph, x):
@@ -232,8 +232,8 @@ def test_a_layer_takes_its_inputs_as_operands():
     assert show_graph(graph.freeze()) == before
 
 
-def test_a_layer_has_no_outputs_of_its_own():
-    """Nothing could read them, and a loss declared inside would be none of the graph's."""
+def test_layer_declares_no_outputs():
+    """Nothing could read them, and a loss inside would not be the graph's."""
 
     @layer
     def seen(graph, x):
@@ -254,7 +254,7 @@ def test_a_layer_has_no_outputs_of_its_own():
     assert show_graph(graph.freeze()) == before
 
 
-def test_what_fails_in_its_second_half_leaves_nothing():
+def test_call_that_fails_halfway_leaves_nothing():
     """A residual that does not fit the product; a loss whose name an output has."""
     graph, t = described()
     graph.output(graph.silu(t["x"]), "loss")
@@ -269,16 +269,16 @@ def test_what_fails_in_its_second_half_leaves_nothing():
     assert graph.draft.loss_id is None and show_graph(graph.freeze()) == before
 
 
-def test_numbers_beyond_fp32():
-    """Kernels compute in it: such an attribute would be infinite."""
+def test_numbers_beyond_fp32_are_rejected():
+    """Kernels compute in fp32: such an attribute would be infinite."""
     graph, t = described()
     for factor in (1e39, -1e39, 10**400):
         with pytest.raises(TilewiseError, match=r"\[graph.scale\] factor must"):
             graph.scale(t["x"], factor)
 
 
-def test_a_second_mean_over_labels():
-    """The count of labels is one input, which no one can rename: what to take instead is said."""
+def test_second_mean_over_labels_is_rejected():
+    """The count of labels is one input that cannot be renamed; the error gives an alternative."""
     graph = GraphBuilder("g")
     x, labels = graph.input([4, 8], name="x"), graph.input([4], "i32", name="labels")
     graph.mean_cross_entropy(x, labels)
@@ -286,7 +286,7 @@ def test_a_second_mean_over_labels():
         graph.mean_cross_entropy(graph.silu(x), labels)
 
 
-def test_attributes_that_look_alike_are_two_templates():
+def test_attributes_of_equal_text_are_two_templates():
     """Equal text is not equality: each layer is traced with its own attribute."""
 
     class Width:
@@ -339,7 +339,7 @@ def test_attributes_that_look_alike_are_two_templates():
         lambda: layer(3),
     ],
 )
-def test_values_that_would_be_wrong_in_silence_are_refused(make):
-    """Out of range, a fraction where a count belongs, a NaN, a truth value as a number, text as a sequence."""
+def test_silently_wrong_values_are_rejected(make):
+    """Out of range, a fraction as a count, NaN, a bool as a number, text as a sequence."""
     with pytest.raises(TilewiseError):
         make()

@@ -1,4 +1,4 @@
-"""Numbers for values: equal ones share one, whatever they are."""
+"""Numbers for values: equal ones share one, whatever their types."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def test_equal_values_share_a_number():
     """Whether they are one object or several, hashable or not."""
     numbers = ValueNumbers()
     first = (1, "a")
-    found = [numbers.number(v) for v in (first, first, (1, "a"), [1], [1], [2], {"k": [3]}, {"k": [3]}, (2,))]
-    assert found == [0, 0, 0, 1, 1, 2, 3, 3, 4]
+    ids = [numbers.number(v) for v in (first, first, (1, "a"), [1], [1], [2], {"k": [3]}, {"k": [3]}, (2,))]
+    assert ids == [0, 0, 0, 1, 1, 2, 3, 3, 4]
 
 
-def test_a_list_that_its_owner_changes_is_another_value():
+def test_list_changed_by_its_owner_is_another_value():
     """A layer's attribute that is changed between two calls makes another template."""
 
     @layer
@@ -32,8 +32,8 @@ def test_a_list_that_its_owner_changes_is_another_value():
     assert (two, three) == (2.0, 3.0)
 
 
-def test_a_failed_layer_leaves_no_number_and_no_hint():
-    """What a block did is undone when it raises: the next template has the failed one's name, hints are as before."""
+def test_failed_layer_leaves_no_number_and_no_hint():
+    """A block is undone when it raises: the next template has the failed one's name, hints are as before."""
 
     @layer
     def block(graph, x, *, good):

@@ -1,4 +1,4 @@
-"""bf16 products take what they sum in pairs: labels whose k splits begin in the middle of one are refused."""
+"""bf16 products add terms in pairs: labels whose k splits begin at odd elements are rejected."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def product(atom, size, dtype, *, is_summed):
 
 @pytest.mark.parametrize("is_summed", [True, False])
 @pytest.mark.parametrize("atom,size", [(3, 9), (1, 3), (3, 6), (7, 63)])
-def test_k_splits_that_begin_at_odd_elements_are_refused(atom, size, is_summed):
-    """In bf16, naming the label; fp32 takes them."""
+def test_k_splits_at_odd_elements_are_rejected(atom, size, is_summed):
+    """In bf16, naming the label; fp32 accepts them."""
     with pytest.raises(
         PlanError, match=rf"at even elements.*got \d+ of {size} of 'x' in pieces of {atom}.*'linear:w'"
     ):
@@ -33,13 +33,13 @@ def test_k_splits_that_begin_at_odd_elements_are_refused(atom, size, is_summed):
 
 
 @pytest.mark.parametrize("atom,size", [(2, 8), (1, 64), (6, 36), (9, 9)])
-def test_even_cuts_are_taken(atom, size):
+def test_even_cuts_are_accepted(atom, size):
     """Even pieces, single elements in even k splits, and one piece alone."""
     product(atom, size, "bf16", is_summed=True).plan()
 
 
-def test_heads_of_an_odd_size_are_refused():
-    """Of a model, before weights are loaded; it was a wrong sum."""
+def test_odd_head_sizes_are_rejected():
+    """For a model, before weights are loaded; sums would be wrong."""
     config = models.config_from_dict(
         {"model_type": "gpt2", "vocab_size": 199, "n_embd": 36, "n_layer": 1, "n_head": 4}
     )

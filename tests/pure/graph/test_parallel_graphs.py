@@ -1,4 +1,4 @@
-"""Graphs whose layers are described next to one another are those of the same calls one after the other."""
+"""Graphs whose layers are described in parallel equal those of the same calls in sequence."""
 
 import hashlib
 import pickle
@@ -52,8 +52,8 @@ LAYERS = st.lists(
 
 @settings(max_examples=40)
 @given(LAYERS, st.integers(1, 5))
-def test_any_threads_make_the_same_graph(layers, threads):
-    """Of any layers, with threads that are held up anywhere."""
+def test_any_threads_build_the_same_graph(layers, threads):
+    """For any layers, with threads delayed anywhere."""
     items = [(number, *layer) for number, layer in enumerate(layers)]
     expected = in_turn(items)
     for num_threads in (1, threads):
@@ -61,23 +61,23 @@ def test_any_threads_make_the_same_graph(layers, threads):
         assert built.freeze() == expected.freeze() and digest(built) == digest(expected)
 
 
-def test_a_planted_fault_is_found():
+def test_planted_fault_is_detected():
     """The twin: the same layers in another order, and one with another width, are other graphs."""
     items = [(number, 16, 1, False, 0) for number in range(4)]
     other = [*items[:3], (3, 24, 1, False, 0)]
     assert digest(build_in_parallel(items, 2)) != digest(build_in_parallel(other, 2))
 
 
-def test_a_hundred_times_the_same():
-    """Whatever threads do meanwhile."""
+def test_repetitions_build_the_same_graph():
+    """A hundred times, whatever threads do meanwhile."""
     items = [(number, 8 * (1 + number % 3), 1, number % 2 == 0, 0) for number in range(24)]
     assert {digest(build_in_parallel(items, threads)) for threads in (1, 2, 3, 16) for _ in range(25)} == {
         digest(in_turn(items))
     }
 
 
-def test_an_error_names_layer_and_thread():
-    """That of the first item that fails, for any threads."""
+def test_error_names_layer_and_thread():
+    """The error is that of the first item that fails, for any threads."""
     with pytest.raises(
         ShapeError,
         match=r"layer 7 \(7\) must be described.*KeyError: .*seven.* in thread 'layer_\d', after 'layers\.7'",
@@ -85,8 +85,8 @@ def test_an_error_names_layer_and_thread():
         ParallelGraphBuilder(3).specify(own.fail_at_seven, range(12)).result()
 
 
-def test_nothing_is_half_assembled():
-    """Whatever is wrong, the graph is what it was."""
+def test_failed_assembly_leaves_the_graph_unchanged():
+    """Whatever is wrong."""
     graph = own.start()
     before = graph.freeze()
     builder = ParallelGraphBuilder()
@@ -112,7 +112,7 @@ def test_nothing_is_half_assembled():
     assert len(graph.freeze().ops) == 1
 
 
-def test_what_is_said_of_a_layer_is_held_to_it():
+def test_declarations_of_layers_are_checked():
     """KV caches that are described alone, next to the layers that declare them."""
 
     def graph_of():
@@ -139,7 +139,7 @@ def test_what_is_said_of_a_layer_is_held_to_it():
     assert lone.find("shared").kind == "state"
 
 
-def test_groups_are_futures_that_run_at_once():
+def test_groups_are_futures_that_run_concurrently():
     """Two groups meet in the middle: each waits for the other's first item."""
     barrier = threading.Barrier(2, timeout=20)
 
@@ -153,7 +153,7 @@ def test_groups_are_futures_that_run_at_once():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"path": ""},
         {"path": 3},
@@ -176,15 +176,15 @@ def test_groups_are_futures_that_run_at_once():
             "tensors": (("state", TensorSpec((1,), "f32", name="a")),),
         },
     ],
-    ids=lambda given: "-".join(given),
+    ids="-".join,
 )
-def test_wrong_specifications_are_refused_when_they_are_made(given):
+def test_wrong_specifications_are_rejected_on_creation(fields):
     """Before there is a graph."""
     with pytest.raises(ShapeError):
-        LayerSpec(**{"path": "a", "operands": ("x",), "function": own.block, **given})
+        LayerSpec(**{"path": "a", "operands": ("x",), "function": own.block, **fields})
 
 
-def test_specifications_are_frozen_and_travel():
+def test_specifications_are_frozen_and_picklable():
     """In a pickle, a layer function is its name."""
     spec = LayerSpec("a", operands=("x",), function=own.block, attrs={"width": 8})
     with pytest.raises(AttributeError):
@@ -192,7 +192,7 @@ def test_specifications_are_frozen_and_travel():
     assert pickle.loads(pickle.dumps(spec)) == spec
 
 
-def test_what_is_none_is_refused():
+def test_arguments_of_other_types_are_rejected():
     """Threads, progress objects, functions, graphs."""
     for wrong in ({"threads": 0}, {"threads": 257}, {"threads": "2"}, {"progress": print}):
         with pytest.raises(ShapeError):

@@ -1,4 +1,4 @@
-"""Bars and reports of definition: silent where they should be, and every millisecond has a name."""
+"""Progress bars and reports of definition: no output where none is useful, and phases account for all time."""
 
 import io
 import json
@@ -17,8 +17,8 @@ def console(is_terminal=True):
     return Console(file=io.StringIO(), force_terminal=is_terminal, width=100)
 
 
-def test_a_phase_that_lasts_has_a_bar(monkeypatch):
-    """With what is done, a rate, and the time left; the last picture shows all of it."""
+def test_long_phase_has_a_bar(monkeypatch):
+    """With completed items, a rate, and the remaining time; the final bar shows all of it."""
     monkeypatch.setenv("TERM", "xterm")  # rich draws nothing before the end on a dumb terminal
     out, total = console(), 4000
     with ProgressTracker(out, delay_s=0.02).phase("specification", total) as phase:
@@ -37,8 +37,8 @@ def test_a_phase_that_lasts_has_a_bar(monkeypatch):
 @pytest.mark.parametrize(
     ("is_terminal", "delay_s"), [(True, 0.5), (False, 0.0)], ids=["short", "no terminal"]
 )
-def test_silent_where_nothing_is_to_be_seen(is_terminal, delay_s):
-    """Phases shorter than half a second, and files."""
+def test_short_phases_and_files_have_no_bar(is_terminal, delay_s):
+    """Phases shorter than half a second, and output to files."""
     out = console(is_terminal)
     tracker = ProgressTracker(out, delay_s=delay_s)
     for name in ("specification", "validation"):
@@ -48,8 +48,8 @@ def test_silent_where_nothing_is_to_be_seen(is_terminal, delay_s):
     assert out.file.getvalue() == ""
 
 
-def test_bars_end_with_their_phases_also_by_an_error():
-    """No thread draws on."""
+def test_bars_end_with_their_phases_also_after_errors():
+    """No thread continues to draw."""
     tracker = ProgressTracker(out := console(), delay_s=0.0)
     before = threading.active_count()
     with pytest.raises(KeyError), tracker.phase("assembly"):
@@ -62,8 +62,8 @@ def test_bars_end_with_their_phases_also_by_an_error():
     assert threading.active_count() == before and "assembly" in out.file.getvalue()
 
 
-def test_the_report_sums_to_wall_time():
-    """Phases in turn, one inside another, and two that overlap."""
+def test_report_sums_to_wall_time():
+    """Sequential, nested and overlapping phases."""
     debugger = ParallelDebugger()
     begin = time.perf_counter()
     with debugger.phase("a"):
@@ -88,8 +88,8 @@ def test_the_report_sums_to_wall_time():
     assert "unattributed" in debugger.report() and ParallelDebugger().seconds()["total"] == 0
 
 
-def test_pieces_are_taken_down_at_level_verbose_only():
-    """As a table of threads, of the slowest pieces, and a trace that says the same."""
+def test_pieces_are_recorded_only_at_level_verbose():
+    """As a table of threads, of the slowest pieces, and an equal trace."""
     for level, wanted in (("off", False), ("summary", False), ("verbose", True)):
         assert ParallelDebugger(level).wants_spans is wanted
     assert Progress(ParallelDebugger("verbose")).wants_spans
@@ -102,7 +102,7 @@ def test_pieces_are_taken_down_at_level_verbose_only():
     assert "thread 1: templates" in report and report.index("layers.4") < report.index("layers.3")
 
 
-def test_the_trace_opens_in_perfetto(tmp_path):
+def test_trace_opens_in_perfetto(tmp_path):
     """A track for phases and one per thread."""
     debugger = ParallelDebugger("verbose")
     with debugger.phase("templates", 1) as phase:
@@ -116,8 +116,8 @@ def test_the_trace_opens_in_perfetto(tmp_path):
     assert slices["templates"]["ts"] == 0 and slices["layers.3"]["ts"] >= 0
 
 
-def test_off_takes_nothing_down_and_passes_on():
-    """Others behind it see all."""
+def test_level_off_records_nothing_and_forwards():
+    """A following progress object still gets everything."""
     behind = ParallelDebugger()
     debugger = ParallelDebugger("off", behind)
     with debugger.phase("a"):
@@ -125,8 +125,8 @@ def test_off_takes_nothing_down_and_passes_on():
     assert debugger.report() == "" and not debugger.phases and [p.name for p in behind.phases] == ["a"]
 
 
-def test_wrong_levels_and_delays_are_refused():
-    """When they are given."""
+def test_wrong_levels_and_delays_are_rejected():
+    """On construction."""
     for level in ("loud", 1, None):
         with pytest.raises((ConfigError, ShapeError)):
             ParallelDebugger(level)

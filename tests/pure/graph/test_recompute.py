@@ -1,4 +1,4 @@
-"""What layers do not save, the backward pass computes again: which ops, in which layers, with how much memory."""
+"""Recomputation of results that layers do not save: which ops, in which layers, with how much memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def planned(recompute, axes=None, family="llama", layers=3, accumulation=1):
 
 
 def again(graph, key=".backward"):
-    """Labels of the ops that templates whose keys contain `key` compute again."""
+    """Labels of the ops that templates whose keys contain `key` recompute."""
     ops = (op for k, t in graph.templates.items() if key in k for op in t.graph.ops)
     return [op.label.removeprefix("recomputed ") for op in ops if op.label.startswith("recomputed ")]
 
@@ -76,13 +76,13 @@ def saved(graph, name):
     return [inside.ops[inside.tensors[t].producer].label for t in call.attrs["saved"]]
 
 
-def test_nothing_is_computed_again_unless_asked():
-    """The default saves what gradients use."""
+def test_default_recomputes_nothing():
+    """It saves what gradients use."""
     assert trained("none") == trained([]) and again(trained("none")) == []
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "phi3"])
-def test_full_saves_nothing_but_arguments(family):
+def test_full_saves_only_arguments(family):
     """All ops run again but the last product, whose result no gradient uses."""
     graph = trained("full", family)
     assert saved(graph, "layers.1") == []
@@ -92,24 +92,27 @@ def test_full_saves_nothing_but_arguments(family):
     assert sorted(again(graph)) == sorted(labels[: labels.index("linear:mlp.down_proj.weight")])
 
 
-def test_a_norm_behind_the_last_product_needs_it():
-    """Gemma's layers end in norms, whose gradients use what they had."""
+def test_norm_after_the_last_product_needs_it():
+    """Gemma's layers end in norms, whose gradients use their operands."""
     assert "linear:mlp.down_proj.weight" in again(trained("full", "gemma2"))
 
 
-def test_selective_keeps_products_and_attention():
-    """Norms and gates run again; no product does, and nothing that would save no memory: rotations are kept, in the
-    place of the products that they alone read."""
+def test_selective_saves_products_and_attention():
+    """Norms and gates run again; no product does, nor any op that would save no memory: rotations
+    are saved, instead of the products that only they read.
+    """
     graph = trained("selective")
     assert {label.partition(":")[0] for label in again(graph)} == {"rms_norm", "silu_gate"}
-    kept = saved(graph, "layers.0")
-    assert kept.count("rope") == 2 and kept.count("attention") == 2 and "linear:mlp.up_proj.weight" in kept
-    assert "linear:self_attn.q_proj.weight" not in kept
+    labels = saved(graph, "layers.0")
+    assert (
+        labels.count("rope") == 2 and labels.count("attention") == 2 and "linear:mlp.up_proj.weight" in labels
+    )
+    assert "linear:self_attn.q_proj.weight" not in labels
     assert "rope" in again(trained("selective", "qwen3"))  # behind a norm, whose gradient uses the product
 
 
 def test_names_choose_layers_and_ops():
-    """A pattern of layers; behind a slash labels or names of ops. Layers with equal choices share a template."""
+    """A pattern of layers; after a slash labels or names of ops. Layers with equal choices share a template."""
     graph = trained(["layers.[01]", "layers.*/silu*", "layers.*/rms_norm"], layers=5)
     assert saved(graph, "layers.0") == saved(graph, "layers.1") == []
     assert set(again(graph, ".named")) == {
@@ -121,8 +124,8 @@ def test_names_choose_layers_and_ops():
     assert [key.rpartition(".")[2] for key in backward] == ["named"] * 3 + ["full"] * 2
 
 
-def test_equal_choices_in_other_words_are_one_template():
-    """What comes to the same ops is the same template; other sets have keys of their own."""
+def test_equivalent_choices_are_one_template():
+    """Choices of the same ops are the same template; other sets have their own keys."""
     labels = [op.label for k, t in trained("none").templates.items() for op in t.graph.ops]
     assert "silu_gate_backward" in labels
     graph = trained(["layers.0/silu_gate", "layers.1/silu*", "layers.2/rms_norm"])
@@ -131,7 +134,7 @@ def test_equal_choices_in_other_words_are_one_template():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("choice", "words"),
     [
         ("some", r"none, selective, full; names go into a list; got 'some'"),
         ("layers.*", r"names go into a list; got 'layers.\*'"),
@@ -148,14 +151,14 @@ def test_equal_choices_in_other_words_are_one_template():
         (["layers.*/gelu"], r"match labels of ops .*; got 'layers.\*/gelu'; choose from rms_norm:input"),
     ],
 )
-def test_what_says_nothing_is_refused(given, words):
-    """An unknown word, something else than text, a pattern that fits nothing: in words that name it."""
+def test_choices_without_effect_are_rejected(choice, words):
+    """An unknown word, another type, a pattern that matches nothing: the error names it."""
     with pytest.raises(PlanError, match=rf"\[graph.recompute\] .*{words}"):
-        trained(given)
+        trained(choice)
 
 
-def test_a_graph_without_layers_is_refused():
-    """Where nothing would be computed again, and a loss is missed, too."""
+def test_graph_without_layers_is_rejected():
+    """Nothing would be recomputed; a missing loss is rejected too."""
     graph = GraphBuilder("flat")
     x = graph.input([4, 8], name="x", labels=[BATCH, None])
     loss = graph.mean(linear(graph, x, "w", 8))
@@ -165,21 +168,22 @@ def test_a_graph_without_layers_is_refused():
 
 @pytest.mark.parametrize("recompute", ["full", "selective", ["layers.0", "layers.*/rms_norm*"]], ids=str)
 def test_work_does_not_grow_with_depth(recompute):
-    """However many layers: the same templates are differentiated, laid out and lowered."""
-    found = []
+    """For any number of layers the same templates are differentiated, laid out and lowered."""
+    work = []
     for layers in (3, 8):
         counts.reset()
         planned(recompute, {"dp": 2}, layers=layers)
-        found.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
-    assert found[0] == found[1]
-    assert found[0][1] == (2 if isinstance(recompute, list) else 1)
+        work.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
+    assert work[0] == work[1]
+    assert work[0][1] == (2 if isinstance(recompute, list) else 1)
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}], ids=str)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_activation_memory(family, axes):
-    """Of twelve layers: a quarter or less with `full`, something between with `selective`; and what is planned besides
-    grows by one layer's activations at most."""
+    """Of twelve layers: at most a quarter with `full`, in between with `selective`; other memory
+    grows by at most one layer's activations.
+    """
     usage = {
         mode: planned(mode, axes, family, 12).estimate_memory_usage()[0]
         for mode in ("none", "selective", "full")
@@ -190,7 +194,7 @@ def test_activation_memory(family, axes):
     assert usage["full"]["total"] < usage["selective"]["total"] < usage["none"]["total"]
 
 
-def test_the_plan_says_what_layers_save():
+def test_plan_explains_what_layers_save():
     """By runs of equal layers, with the template that reads it."""
     text = planned(["layers.2", "layers.3"], layers=6).explain().splitlines()
     first = text.index("  layers save for the backward pass, per microbatch:") + 1
@@ -201,8 +205,8 @@ def test_the_plan_says_what_layers_save():
 
 
 @pytest.mark.parametrize("axes", [{"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
-def test_what_runs_again_is_laid_out_as_before(axes):
-    """Every tensor computed again has the layout of the first time, and the same records: sums are complete."""
+def test_recomputed_tensors_have_their_first_layouts(axes):
+    """Every recomputed tensor has the layout of the first time, and the same records: sums are complete."""
     plan = planned("full", axes)
     graph, layout = plan.graph, plan.layout
     calls = {op.label: op for op in graph.ops if op.op == "call"}
@@ -234,14 +238,14 @@ def with_gradients(graph, result):
 
 @layer
 def hinted(graph, x, *, axis):
-    """Its inner result has a layout that was asked for."""
+    """Its inner result has a hinted layout."""
     h = rms_norm(graph, x, "norm.weight", eps=1e-6)
     h = graph.constrain(h, (axis,))
     return graph.add(x, linear(graph, graph.silu(linear(graph, h, "up", 8)), "down", 8))
 
 
-def test_hints_hold_for_what_runs_again():
-    """A hint inside a layer is one of the recomputed tensor as well."""
+def test_hints_hold_for_recomputed_tensors():
+    """A hint inside a layer applies to the recomputed tensor as well."""
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x", labels=[BATCH, None])
     made = with_gradients(graph, hinted(graph, x, path="a", axis="dp"))
@@ -258,7 +262,7 @@ def scored(graph, x):
 
 
 def test_sums_over_the_batch_run_once():
-    """What they give is saved, though gradients use it."""
+    """Their results are saved, though gradients use them."""
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x", labels=[BATCH, None])
     made = with_gradients(graph, scored(graph, linear(graph, x, "first", 8), path="end"))
@@ -278,8 +282,9 @@ op_patterns = st.sampled_from([*NAMES, "linear:mlp.*", "*norm*", "*"])
     st.lists(st.tuples(layer_patterns, op_patterns), max_size=4),
 )
 def test_any_names(whole, inside):
-    """Per layer, exactly the ops that its patterns name and gradients need are computed again, from arguments and what
-    is saved; layers with equal ones share a template, and graphs keep all rules."""
+    """Per layer, exactly the named ops that gradients need are recomputed, from arguments and saved
+    results; layers with equal ones share a template, and graphs keep all rules.
+    """
     graph = trained([*whole, *(f"{a}/{b}" for a, b in inside)], layers=4)
     validate_graph(graph)
     calls = {op.label: op for op in graph.ops if op.op == "call"}
@@ -297,32 +302,32 @@ def test_any_names(whole, inside):
         assert sorted(op.label for op in mine) == sorted(
             f"recomputed {forward.graph.ops[i].label}" for i in expected
         )
-        kept = {forward.graph.tensors[t].producer for t in calls[name].attrs["saved"]}
-        assert not kept & expected
+        producers = {forward.graph.tensors[t].producer for t in calls[name].attrs["saved"]}
+        assert not producers & expected
         keys.setdefault(frozenset(expected), set()).add(key)
     assert all(len(same) == 1 for same in keys.values())
     assert len({*map(min, keys.values())}) == len(keys)
 
 
 def needed_by_names(forward, used, patterns):
-    """The definition, by asking again and again: a named op runs again if a gradient or such an op uses its result."""
+    """The definition, by brute force: a named op runs again if a gradient or such an op uses its result."""
     outside = {*forward.arguments, *forward.results}
     named = {
         op.id
         for op in forward.graph.ops
         if any(fnmatchcase(op.label, p) or fnmatchcase(op.op, p) for p in patterns)
     }
-    found: set[int] = set()
+    ops: set[int] = set()
     while True:
-        wanted = used | {i for op in found for i in forward.graph.ops[op].given}
+        wanted = used | {i for op in ops for i in forward.graph.ops[op].given}
         more = {i for i in named if wanted & ({*forward.graph.ops[i].outputs} - outside)}
-        if more == found:
-            return found
-        found = more
+        if more == ops:
+            return ops
+        ops = more
 
 
-def test_ops_twice_would_be_noticed():
-    """The twin of the above: another definition finds other ops."""
+def test_wrong_definition_is_detected():
+    """The twin: another definition gives other ops."""
     forward = next(iter(defined(layers=1)[0].templates.values()))
     used = set(differentiate_template(forward).imports)
     every = needed_by_names(forward, used, ["*"])

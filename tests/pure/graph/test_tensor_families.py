@@ -1,4 +1,4 @@
-"""What deep graphs store: specs that differ in a part of their names share the rest, and travel as they are."""
+"""Specs of deep graphs: those that differ in a part of their names share the rest, also when pickled."""
 
 import pickle
 from dataclasses import FrozenInstanceError, fields, replace
@@ -27,16 +27,17 @@ def trained(layers):
 
 
 def test_more_layers_have_no_more_families():
-    """A parameter, a state and a result of sixteen layers share what those of eight share: what is stored per tensor is
-    its node and, where it has a name, a spec of two fields."""
-    found = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
-    assert len(found[0]) == len(found[1])
+    """A parameter, a state and a result of sixteen layers share what those of eight share: per
+    tensor, a node and, where it has a name, a spec of two fields are stored.
+    """
+    families = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
+    assert len(families[0]) == len(families[1])
     assert all(not hasattr(t.spec, "__dict__") for t in trained(1).tensors)
     assert TensorSpec.__slots__ == ("family", "stem")
 
 
-def test_specs_that_share_nothing_are_noticed(monkeypatch):
-    """The twin: where every tensor has a family of its own, more layers have more of them."""
+def test_specs_that_share_nothing_are_detected(monkeypatch):
+    """The twin: with a family per tensor, more layers have more of them."""
     monkeypatch.setattr(
         TensorFamily,
         "member",
@@ -44,12 +45,12 @@ def test_specs_that_share_nothing_are_noticed(monkeypatch):
             *self.form[:3], f"{self.prefix}{stem}{self.suffix}", storage=self.storage
         ),
     )
-    found = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
-    assert len(found[1]) > len(found[0]) + 8 * 4
+    families = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
+    assert len(families[1]) > len(families[0]) + 8 * 4
 
 
-def test_names_are_put_together():
-    """Of what stands before and behind a tensor's own part; another name has parts of its own."""
+def test_names_are_composed():
+    """From prefix and suffix of a tensor's own part; another name has its own parts."""
     spec = TensorSpec.parameter((4, 8), "f32", "weight", storage="packed", init="zeros", init_scale=2.0)
     member = spec.named("optimizer.exp_avg.", ".bias").member("layers.3")
     assert member.name == "optimizer.exp_avg.layers.3.bias"
@@ -67,14 +68,14 @@ def test_names_are_put_together():
 
 
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_graphs_travel_whole(layers):
-    """A pickled graph comes back equal, and tensors that shared a spec share one again."""
+def test_graphs_round_trip_pickle(layers):
+    """A pickled graph is equal, and tensors that shared a spec still share one."""
     graph = trained(layers) if layers else GraphBuilder("empty").freeze()
     again = pickle.loads(pickle.dumps(graph))
     assert again == graph and again.templates == graph.templates
     assert len({id(t.spec) for t in again.tensors}) == len({id(t.spec) for t in graph.tensors})
 
 
-def test_an_input_keeps_its_label():
+def test_input_keeps_its_label():
     """A stream that counts the batch is one form for all layers."""
     assert trained(2).tensors[0].spec.labels == (BATCH, None)

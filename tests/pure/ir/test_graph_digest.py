@@ -1,4 +1,4 @@
-"""The digest of a graph: every field of every record counts, and no text can pass for another one."""
+"""The digest of a graph: every field of every record counts, and texts cannot collide."""
 
 from __future__ import annotations
 
@@ -136,13 +136,13 @@ CHANGES = {
 
 
 def test_every_field_has_a_change():
-    """What is added to a record has to be tried here, and so to be part of the digest."""
+    """A new field of a record must be changed here, and so be part of the digest."""
     for record in (Graph, TensorSpec, TensorNode, OpNode, Template):
         names = {f"{record.__name__}.{f.name}" for f in fields(record) if f.init}
         assert names == {name for name in CHANGES if name.startswith(f"{record.__name__}.")}
 
 
-def test_no_two_changes_have_one_digest():
+def test_all_changes_have_different_digests():
     """One field changed, another digest; different changes, different digests."""
     graph = small()
     digests = {name: digest_graph(change(graph)) for name, change in CHANGES.items()}
@@ -155,16 +155,16 @@ def test_no_two_changes_have_one_digest():
     assert digests["as it is"] == digest_graph(small())
 
 
-def test_a_field_that_is_left_out_is_found(monkeypatch):
+def test_omitted_field_is_detected(monkeypatch):
     """The twin: without the hint on tiles, the test before this one fails."""
     form = digest._form
     monkeypatch.setattr(digest, "_form", lambda spec: form(replace(spec, tile_hint=None)))
     with pytest.raises(AssertionError):
-        test_no_two_changes_have_one_digest()
+        test_all_changes_have_different_digests()
 
 
-def test_what_does_not_count():
-    """The order of hints and attributes, and types that stand for the same number or text."""
+def test_equal_graphs_have_equal_digests():
+    """The order of hints and attributes, and types of the same number or text, do not count."""
     graph = small()
     hints = replace(graph, hints=dict(reversed(graph.hints.items())))
     shared = _with_tensor(graph, lambda t: replace(t, spec=replace(t.spec, shape=(np.int64(4), 8))))
@@ -200,8 +200,8 @@ NAMES = st.text(st.sampled_from("ab'\"\\\n,()#%= é\u2028"), min_size=1, max_siz
 
 
 @given(st.lists(NAMES, min_size=2, max_size=3), st.lists(NAMES, min_size=2, max_size=3))
-def test_names_cannot_pass_for_other_names(first, second):
-    """Two graphs that differ in their names alone, whatever these are."""
+def test_names_do_not_collide(first, second):
+    """Two graphs that differ only in their names, whatever these are."""
     digests = []
     for names in (first, second):
         spec = TensorSpec((1,), DTYPES["f32"])
@@ -210,8 +210,8 @@ def test_names_cannot_pass_for_other_names(first, second):
     assert (digests[0] == digests[1]) == (first == second)
 
 
-def test_a_layer_is_hashed_once():
-    """However many calls it has, and however many layers call it: a chain of doublings is not walked in full."""
+def test_layer_is_hashed_once():
+    """For any number of calls and callers: a chain of doublings is not walked in full."""
     graph = small()
     (template,) = graph.templates.values()
     for _ in range(64):  # 2 ** 64 if every way counted
@@ -220,12 +220,12 @@ def test_a_layer_is_hashed_once():
     assert len(digest_graph(graph)) == 64
 
 
-def test_the_digest_is_linear_in_calls(monkeypatch):
-    """Counted, not timed: every layer more hashes as many bytes more."""
+def test_digest_is_linear_in_calls(monkeypatch):
+    """Counted, not timed: every further layer hashes the same number of bytes."""
     hashed = []
 
     class Counting:
-        def __init__(self, *given):
+        def __init__(self, *args):
             self.count = 0
             hashed.append(self)
 

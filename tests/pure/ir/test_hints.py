@@ -1,4 +1,4 @@
-"""Layouts as users write them: two spellings, one form; what is none is refused."""
+"""Layouts as users write them: two spellings, one form; invalid ones are rejected."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_two_spellings_have_one_form(hint, layout):
         ({1: Shard(0)}, "one of two forms"),
     ],
 )
-def test_what_is_no_layout(hint, words):
-    """Refused at the border, with both spellings shown."""
+def test_invalid_layouts_are_rejected(hint, words):
+    """By the public call, with both spellings in the message."""
     with pytest.raises(LayoutError, match=words):
         as_tensor_layout("test", hint, 3, "x")
     with pytest.raises(LayoutError, match=r"dim must lie in \[0, 63\]"):
@@ -51,7 +51,7 @@ def test_what_is_no_layout(hint, words):
 
 
 def test_hints_stay_with_their_tensors():
-    """Declared with a tensor or asked for later, through passes and thawing; a refused one leaves nothing."""
+    """Declared with a tensor or added later, through passes and thawing; a rejected one changes nothing."""
     g = GraphBuilder("g")
     x = g.input([4, 8], name="x", layout=("a", None))
     w = g.parameter([6, 8], name="w", layout={"b": Shard(0)})
@@ -81,9 +81,8 @@ def test_layouts_of_a_strategy_name_its_axes():
             DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, {}, layouts)
 
 
-def test_a_strategy_keeps_what_it_was_given():
-    """What was checked stays so when the caller goes on with its own lists and dictionaries, and nothing is put into
-    the strategy itself."""
+def test_strategy_copies_its_arguments():
+    """Later changes of the caller's lists and dictionaries have no effect, and the strategy is immutable."""
     by_dim, by_axis = ["tp", None], {"dp": Shard(0)}
     layouts = {"a": by_dim, "b": by_axis}
     strategy = DistributionStrategy(ParallelismMode.HYBRID, {"dp": 2, "tp": 2}, layouts=layouts)

@@ -1,4 +1,4 @@
-"""Graphs as Mermaid text: a strict grammar reads them back, whatever names say; equal layers are one box."""
+"""Graphs as Mermaid text: a strict grammar parses them, whatever names contain; equal layers are one box."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUTPUT = rf'\(\["{TEXT}"\]\)'
 
 @dataclass
 class Chart:
-    """What a chart says."""
+    """The content of a chart."""
 
     boxes: dict = field(default_factory=dict)
     layers: dict = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Chart:
 
 
 def read_chart(text):
-    """The whole grammar; a line that it has not is an error."""
+    """The whole grammar; any other line is an error."""
     lines = text.split("\n")
     assert lines[0] == "flowchart TD"
     chart, is_inside = Chart(), False
@@ -70,7 +70,7 @@ def add_box(chart, name, text):
 
 
 def decoded(text):
-    """What Mermaid shows; nothing in it is a list, a heading, bold or an icon."""
+    """The text as Mermaid shows it; nothing in it is a list, a heading, bold or an icon."""
     assert not re.search(r":(?! )|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", text)
     assert not text or text[0].isalpha() or text[0] == "#"
     return re.sub(r"#(\d+);", lambda m: chr(int(m[1])), text)
@@ -106,7 +106,9 @@ def titles(graph):
 
 
 def test_equal_layers_are_one_box():
-    """Their parameters are theirs; what they share is drawn; the call points to the layer, which is drawn once."""
+    """Their parameters are separate, shared tensors are drawn; the call points to the layer, which
+    is drawn once.
+    """
     chart = read_chart(to_mermaid(layered([2] * 36)))
     assert chart.layers == {"s0": "block"} and chart.calls == [("o1", "s0")]
     assert [text for name, text in chart.boxes.items() if name[0] != "s"] == [
@@ -117,24 +119,24 @@ def test_equal_layers_are_one_box():
     ]  # fmt: skip
 
 
-def test_layers_that_take_turns_are_one_box():
-    """Of two kinds, of six with one of another kind among them; what is left over stands behind it."""
+def test_alternating_layers_are_one_box():
+    """Of two kinds, of six with one of another kind among them; the remainder follows."""
     assert titles(layered([1, 2] * 5))[1:-1] == ["layers.0 … layers.9: 5 × (block + block#2)"]
     (six, rest) = titles(layered(([1] * 5 + [2]) * 3 + [1, 1]))[1:-1]
     assert six == "layers.0 … layers.17: 3 × (" + "block + " * 5 + "block#2)"
     assert rest == "layers.18 … layers.19: 2 × block"
 
 
-def test_layers_that_differ_are_boxes():
-    """Without repetition, a box each; a longest run is taken where there is one."""
+def test_different_layers_are_separate_boxes():
+    """Without repetition, a box each; otherwise the longest run is taken."""
     assert titles(layered([1, 2, 3]))[1:-1] == ["layers.0: block", "layers.1: block#2", "layers.2: block#3"]
     assert titles(layered([1, 2, 2, 2, 3]))[1:-1] == [
         "layers.0: block", "layers.1 … layers.3: 3 × block#2", "layers.4: block#3",
     ]  # fmt: skip
 
 
-def test_calls_that_are_bound_otherwise_are_not_repetitions():
-    """Each reads the first one's result instead of the one before; two outputs show what is in a weight."""
+def test_calls_with_other_operands_are_not_repetitions():
+    """Each reads the first one's result instead of the previous one; two outputs show the contents of a weight."""
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x")
     first = block(graph, x, path="a", factor=1.0)
@@ -155,7 +157,7 @@ def test_calls_that_are_bound_otherwise_are_not_repetitions():
 
 
 def test_weights_of_two_readers_are_drawn():
-    """A weight that an op reads besides the call belongs to no call."""
+    """A weight that an op reads as well as the call belongs to no call."""
     graph = GraphBuilder("g")
     x = block(graph, graph.input([4, 8], name="x"), path="a", factor=1.0)
     graph.matmul(x, graph.find("a.weight"), transpose_b=True)
@@ -175,8 +177,8 @@ def test_layers_in_layers_are_drawn_once():
     assert chart.boxes["o0"] == "layers.0 … layers.4: 5 × pair"
 
 
-def test_layers_that_were_traced_alike_are_one():
-    """Two layers call one of their own each, which are equal but not the same object."""
+def test_equal_layers_of_two_objects_are_one():
+    """Two layers each call a layer of their own; these are equal but not the same object."""
 
     @layer
     def other(graph, x):
@@ -190,15 +192,15 @@ def test_layers_that_were_traced_alike_are_one():
     assert [of for box, of in chart.calls if box.startswith("s")].count("s2") == 2
 
 
-def test_what_a_repetition_reads_is_counted():
+def test_elements_of_a_repetition_are_counted():
     """Elements of the parameters and states of one repetition."""
     (_, stretch, _) = outline_graph(layered([1, 2] * 4)).stretches
     assert (stretch.repeats, stretch.num_parameters, stretch.num_state) == (4, 128, 0)
     assert stretch.last.label == "layers.7"
 
 
-def test_the_chart_of_ten_thousand_layers_is_that_of_three():
-    """But for a few digits."""
+def test_chart_does_not_grow_with_layers():
+    """Ten thousand layers differ from three only in a few digits."""
     sizes = [len(to_mermaid(layered([1] * n))) for n in (3, 10_000)]
     assert 0 <= sizes[1] - sizes[0] < 20
 
@@ -217,8 +219,10 @@ NAMES = st.one_of(
 
 @given(st.lists(NAMES, min_size=6, max_size=6, unique=True))
 @pytest.mark.slow
-def test_names_stay_in_their_boxes(names):
-    """Of inputs, parameters, symbols, layers' paths, graphs, outputs: the grammar holds, and the text is the name."""
+def test_names_are_escaped(names):
+    """Of inputs, parameters, symbols, layers' paths, graphs, outputs: the grammar holds, and the
+    text is the name.
+    """
     named, weight, path, output, symbol, title = names
     graph = GraphBuilder(title)
     x = graph.input([Dim(symbol), 8], name="in" + named)
@@ -243,8 +247,8 @@ def test_hostile_names_one_by_one(name):
     assert shortened(f"{name}.0: block") in chart.boxes.values()
 
 
-def test_a_name_that_is_not_escaped_is_found(monkeypatch):
-    """The twin: the grammar refuses a chart with a bare quote."""
+def test_unescaped_name_is_detected(monkeypatch):
+    """The twin: the grammar rejects a chart with a bare quote."""
     monkeypatch.setattr(mermaid, "_quoted", lambda text: text)
     with pytest.raises(AssertionError, match="no line"):
         titles(layered([1, 2], 'a"b'))

@@ -1,4 +1,4 @@
-"""What an op's author does wrong is refused in words that name the op and the duty, not the user of the op."""
+"""Errors of an op's author are rejected in words that name the op and the rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("same_ops")
 
 
 def make(name="odd", **members):
-    """An elementwise op of one operand whose name is no kernel's."""
+    """An elementwise op of one operand whose name is not a kernel's."""
     return register(type("Odd", (Elementwise,), {"name": name, **members}))
 
 
@@ -57,16 +57,16 @@ def trained(name="odd"):
         (type("Call", (Elementwise,), {"name": "call"}), "'call' of Call, which exists already"),
     ],
 )
-def test_what_cannot_be_registered(cls, rule):
-    """A class that is no op, lacks a part or a name, or takes a name that is taken; the table stays as it was."""
+def test_invalid_classes_cannot_be_registered(cls, rule):
+    """A class that is not an op, lacks a member or a name, or takes a used name; the table is unchanged."""
     before = dict(op_table._OPS)
     with pytest.raises(InternalError, match=rf"\[ir.register\].*{rule}"):
         register(cls)
     assert before == op_table._OPS
 
 
-def test_what_is_optional_has_defaults():
-    """An op that says only what it must."""
+def test_optional_members_have_defaults():
+    """An op with required members only."""
     made = make()()
     assert (made.accumulates, made.in_place, made.must_alias, made.combine_rank) == ((), (), False, 0)
     assert made.is_costly is False
@@ -75,7 +75,7 @@ def test_what_is_optional_has_defaults():
 
 
 @pytest.mark.parametrize(
-    "given,words",
+    "contributions,words",
     [
         ([], r"one contribution per input.*got 0 for 1 inputs"),
         ([None, None], r"one contribution per input.*got 2 for 1 inputs"),
@@ -86,9 +86,9 @@ def test_what_is_optional_has_defaults():
         ([1], r"the shape of its tensor; got i32\[4, 3\] for input 0, f32\[4, 3, 8\]"),
     ],
 )
-def test_contributions_that_break_the_contract(given, words):
-    """Too few, too many, of a wrong kind or shape: the op is named, and what to correct in it."""
-    make(gradient=lambda self, tape, op, grads: given)
+def test_invalid_contributions_are_rejected(contributions, words):
+    """Too few, too many, of a wrong type or shape: the error names the op and what to correct."""
+    make(gradient=lambda self, tape, op, grads: contributions)
     with pytest.raises(InternalError, match=rf"\[graph.odd\].*{words}.*; correct Odd.gradient"):
         trained()
 
@@ -126,30 +126,30 @@ ASKED = [
 
 
 @pytest.mark.parametrize("ask,words", ASKED, ids=lambda v: v if isinstance(v, str) else "")
-def test_what_a_gradient_cannot_ask(ask, words):
-    """The op whose gradient asks is named, and nothing that it asks for is passed over."""
+def test_invalid_calls_in_gradients_are_rejected(ask, words):
+    """The error names the op whose gradient makes the call."""
     make(gradient=lambda self, tape, op, grads: [ask(tape, grads[0])])
     with pytest.raises(InternalError, match=rf"\[graph.odd\].*{words}.*; correct Odd.gradient"):
         trained()
 
 
 @pytest.mark.parametrize("total", [None, "x", 10**6, True, [1], 1], ids=repr)
-def test_what_terms_are_combined_to(total):
-    """A tensor's id, of its shape; without one, the parameters behind would be said not to count."""
+def test_combined_terms_are_one_tensor(total):
+    """A tensor's id, of its shape; without one, the parameters before it would have no gradient."""
     make(gradient=lambda self, tape, op, grads: [OwnTerm()], combine=lambda *_: total)
     with pytest.raises(InternalError, match=r"\[graph.odd\].*; correct Odd.combine"):
         trained()
 
 
-def test_an_op_without_a_gradient():
-    """A loss that depends on it is refused; nothing is silently left out of the gradient."""
+def test_op_without_a_gradient_is_rejected():
+    """In a loss that depends on it; no gradient is silently omitted."""
     make()
     with pytest.raises(PlanError, match=r"ops that have a gradient; got 'odd' \(odd\)"):
         trained()
 
 
-def test_a_by_product_has_no_gradient():
-    """A loss through the second output of an op is refused, not ignored."""
+def test_secondary_output_has_no_gradient():
+    """A loss through the second output of an op is rejected, not ignored."""
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x")
     labels = graph.input([4], "i32", name="labels", storage="scalars")
@@ -166,13 +166,13 @@ class OwnTerm(Term):
 
 
 def test_terms_need_an_op_that_combines_them():
-    """An op that terms name without combining them is told to."""
+    """An op that terms name without combining them is rejected with advice."""
     make(gradient=lambda self, tape, op, grads: [OwnTerm()])
     with pytest.raises(InternalError, match=r"'odd' does not; got 1 terms of OwnTerm; write Odd.combine"):
         trained()
 
 
-def test_terms_are_combined_behind_tensors_by_rank_then_name():
+def test_order_of_combined_terms():
     """The order in which contributions become one gradient: ids and Laters, then ops by rank and name."""
     seen = []
 
@@ -183,10 +183,10 @@ def test_terms_are_combined_behind_tensors_by_rank_then_name():
     for name, rank in (("z", 0), ("a", 0), ("b", -1)):
         make(name, combine=combine, combine_rank=rank)
     terms = [type("T", (Term,), {"combined_by": n})() for n in ("z", "a", "b", "z")]
-    given = iter([*terms, None])
+    pending = iter([*terms, None])
 
     def gradient(self, tape, op, grads):
-        term = next(given)
+        term = next(pending)
         return [tape.later("scale", [grads[0]], factor=2.0) if term is None else term]
 
     make("many", num_inputs=1, gradient=gradient)
@@ -210,7 +210,7 @@ def _again(graph, y):
 
 
 def test_terms_of_one_op_have_one_class():
-    """A term of another class that names the same op is refused."""
+    """A term of another class that names the same op is rejected."""
     term = LinearTerm(0, 1, True)
     assert terms_of(LinearTerm, [term]) == [term]
     with pytest.raises(
@@ -219,8 +219,8 @@ def test_terms_of_one_op_have_one_class():
         terms_of(LinearTerm, [term, OwnTerm()])
 
 
-def test_more_terms_than_one_contraction_takes():
-    """A tensor that goes into twenty products has a gradient: two contractions, one after the other."""
+def test_many_terms_take_several_contractions():
+    """A tensor used in twenty products has a gradient: two contractions, one after the other."""
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x")
     labels = graph.input([4], "i32", name="labels", storage="scalars")
@@ -234,7 +234,7 @@ def test_more_terms_than_one_contraction_takes():
     assert terms == [16, 4, 1]  # and the gradient of x
 
 
-def test_a_contribution_that_comes_too_late():
+def test_late_contribution_is_rejected():
     """`combine` may not contribute to a tensor whose gradient has been used."""
 
     def combine(self, tape, terms, total):
@@ -256,14 +256,14 @@ def test_a_contribution_that_comes_too_late():
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("rule,declared", [(LinearWeightGradient, ()), (CrossEntropy, (0, 1))])
 def test_accumulates_agrees_with_lower(rule, declared, accumulation, monkeypatch):
-    """A sum over the batch that is not declared, or declared and not written, is refused for any accumulation."""
+    """A sum over the batch that is not declared, or declared and not written, is rejected for any accumulation."""
     monkeypatch.setattr(rule, "accumulates", declared)
     with pytest.raises(InternalError, match=f"`accumulates`.*correct {rule.__name__}"):
         plan_graph(trained(""), {}, accumulation)
 
 
-def test_a_partial_by_batch_splits_is_a_sum_that_is_declared(monkeypatch):
-    """Where an op says that its parts are batch splits and declares no such sum, its factors are refused."""
+def test_partial_by_batch_splits_must_be_declared(monkeypatch):
+    """An op whose parts are batch splits but that declares no such sum has its factors rejected."""
     graph = trained("")
     monkeypatch.setattr(CrossEntropy, "accumulates", ())
     op = next(op for op in graph.ops if op.op == "cross_entropy")
@@ -271,8 +271,8 @@ def test_a_partial_by_batch_splits_is_a_sum_that_is_declared(monkeypatch):
         factors_of(graph, op)
 
 
-def test_an_elementwise_op_without_a_kernel():
-    """Its name is no kernel's and it has no lowering of its own: planning says where the kernel is missing."""
+def test_elementwise_op_without_a_kernel_is_rejected():
+    """Without a kernel of its name and a lowering: planning says where the kernel is missing."""
     make()
     graph = GraphBuilder("g")
     graph.output(graph.op("odd", [graph.input([4, 8], name="x")])[0], "y")
@@ -282,8 +282,8 @@ def test_an_elementwise_op_without_a_kernel():
         plan_graph(graph.freeze(), {})
 
 
-def test_a_later_contribution_is_a_tensor():
-    """`Later` is appended when the sum is asked for: the op's weight gradient stands behind the input gradients."""
+def test_later_contribution_is_a_tensor():
+    """`Later` is appended when the sum is needed: the op's weight gradient comes after the input gradients."""
     made = trained("")
     backward = [op.op for op in made.ops if op.phase == "backward"]
     assert backward.index("linear_dw") > max(i for i, name in enumerate(backward) if name == "linear")
@@ -295,8 +295,8 @@ def test_a_later_contribution_is_a_tensor():
     ("kind", "value"),
     [(list, [1]), (dict, {}), (tuple, ([1],)), (np.ndarray, np.ones(2)), (tuple, (np.ones(2),))],
 )
-def test_an_attribute_that_can_change_is_refused(kind, value):
-    """At the call: what is in a graph stays as it was, and equal ops are one."""
+def test_mutable_attribute_is_rejected(kind, value):
+    """By the call: what is in a graph must not change, and equal ops are one."""
     make(num_inputs=1, attributes={"given": kind})
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x")

@@ -1,4 +1,4 @@
-"""What an op's class says, and what its `infer`, `factors` and `index_bounds` return, is held to the contract."""
+"""Members of an op's class, and what its `infer`, `factors` and `index_bounds` return, are checked."""
 
 from __future__ import annotations
 
@@ -74,21 +74,21 @@ MEMBERS = [
 
 
 @pytest.mark.parametrize("members,words", MEMBERS, ids=lambda v: v if isinstance(v, str) else "")
-def test_members_that_cannot_be_registered(members, words):
-    """Each member of a class is held to its type and range; the table stays as it was."""
+def test_invalid_members_cannot_be_registered(members, words):
+    """Each member of a class has a type and a range; the table is unchanged."""
     before = dict(op_table._OPS)
     with pytest.raises(InternalError, match=rf"\[ir.register\] {words}.* of 'odd'; correct Odd\.") as error:
         make(**members)
     assert before == op_table._OPS and "\n" not in str(error.value)
 
 
-def test_every_op_that_there_is_can_be_registered():
-    """The rules are those that all ops follow; nothing of theirs is refused."""
-    found = dict(op_table._OPS)
+def test_every_existing_op_can_be_registered():
+    """The rules accept all ops of the package."""
+    ops = dict(op_table._OPS)
     op_table._OPS.clear()
-    for rule in found.values():
+    for rule in ops.values():
         register(type(rule))
-    assert found.keys() == op_table._OPS.keys()
+    assert ops.keys() == op_table._OPS.keys()
 
 
 INFERRED = [
@@ -121,8 +121,10 @@ INFERRED = [
 
 
 @pytest.mark.parametrize("members,words", INFERRED, ids=lambda v: v if isinstance(v, str) else "")
-def test_outputs_that_are_none(members, words):
-    """What `infer` returns, and what the class says of outputs that only it can count, when the op is first used."""
+def test_invalid_outputs_are_rejected(members, words):
+    """What `infer` returns, and the class's declarations of outputs that depend on it, on the first
+    use of the op.
+    """
     with pytest.raises(InternalError, match=rf"\[ir.odd\] {words}.*; correct Odd\."):
         build(**members)
 
@@ -134,13 +136,13 @@ def lowered(self, low, op):
     low.emit("add", op, over=x, dtype=x.dtype, tiles=tiles)
 
 
-def test_outputs_in_a_tuple():
-    """Any sequence will do that can be counted, everywhere that the op is asked."""
+def test_outputs_may_be_any_sequence():
+    """Any sequence with a length, everywhere that the op is called."""
     plan_graph(build(infer=lambda *_: (SPEC,), lower=lowered), {})
 
 
-def test_an_output_does_not_take_the_name_of_an_operand():
-    """Its spec may be an operand's as it is; the optimizer updates the parameter that bears the name, no result."""
+def test_output_does_not_take_the_name_of_an_operand():
+    """Its spec may be an operand's unchanged; the optimizer updates the parameter of that name, not the result."""
     make(infer=lambda self, inputs, attrs: [inputs[0]], lower=lowered)
     graph = GraphBuilder("g")
     a, b = (graph.parameter([8], name=name) for name in "ab")
@@ -151,8 +153,8 @@ def test_an_output_does_not_take_the_name_of_an_operand():
 
 
 @pytest.mark.parametrize("count", [None, "2", -1, True, 2.0], ids=repr)
-def test_a_count_of_operands_that_is_none(count):
-    """The op's author is told, not the one who calls it."""
+def test_invalid_count_of_operands_is_the_op_s_error(count):
+    """The message addresses the op's author, not its caller."""
     with pytest.raises(
         InternalError, match=r"\[ir.odd\] the function `signature.operands` must.*correct Odd.signature"
     ):
@@ -195,10 +197,12 @@ FACTORS = [
 ]
 
 
-@pytest.mark.parametrize("found,words", FACTORS, ids=lambda v: v if isinstance(v, str) else "")
-def test_factors_that_do_not_fit(found, words):
-    """Names for every dim of every operand and output, and partial values of what is named: else planning stops."""
-    graph = build(factors=lambda *_: found)
+@pytest.mark.parametrize("factors,words", FACTORS, ids=lambda v: v if isinstance(v, str) else "")
+def test_invalid_factors_are_rejected(factors, words):
+    """Names for every dim of every operand and output, and partial values of named dims: otherwise
+    planning stops.
+    """
+    graph = build(factors=lambda *_: factors)
     with pytest.raises(
         InternalError, match=rf"\[ir.odd\] `factors` returns .*{words}.*; correct Odd.factors"
     ) as error:
@@ -207,7 +211,7 @@ def test_factors_that_do_not_fit(found, words):
 
 
 @pytest.mark.parametrize("tree", ["k_splits", GROUPS])
-def test_factors_that_fit(tree):
+def test_valid_factors_are_accepted(tree):
     """A dim that stays whole, one whose axes may change, a partial value of either tree."""
     partial = PartialValue("p", ("d",), (0,), "max", tree, cut_by=(0, 1))
     said = Factors((DIMS, DIMS), (DIMS,), frozenset("d"), (partial,), frozenset("r"))
@@ -225,18 +229,18 @@ BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize("found", BOUNDS, ids=repr)
-def test_index_bounds_that_are_none(found):
-    """A range for each position of an operand: anything else is refused before a run."""
-    graph = build(index_bounds=lambda *_: found)
+@pytest.mark.parametrize("bounds", BOUNDS, ids=repr)
+def test_invalid_index_bounds_are_rejected(bounds):
+    """A range for each position of an operand: anything else is rejected before a run."""
+    graph = build(index_bounds=lambda *_: bounds)
     with pytest.raises(
         InternalError, match=r"\[ir.odd\] `index_bounds` returns \(low, high.*; correct Odd.index"
     ):
         index_bounds(graph)
 
 
-def test_indices_are_passed_on_by_an_op_that_holds_none_itself():
-    """What is asked of an output's indices is asked of the input that they come from."""
+def test_index_bounds_pass_through_other_ops():
+    """Bounds of an output's indices are those of the input that they come from."""
     make(num_inputs=1, passes_indices=((0, 0),), infer=lambda self, inputs, attrs: [inputs[0]])
     graph = GraphBuilder("g")
     ids = graph.input([8], "i32", name="ids", storage="scalars")

@@ -1,5 +1,6 @@
-"""Partial values: every shared contraction has a pending reduction, and validation finds what does
-not make up its tree."""
+"""Partial values: every shared contraction has a pending reduction, and validation detects those
+that do not make up its tree.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ RULES = {BATCH.name: "a", X.name: "b", Y.name: "b", "q": "b", "kv": "b"}
 
 
 def training(k_splits=8, batch=12, seq=4):
-    """Norm, two products and a loss over shared classes, with gradients; labels and axes have names of no meaning."""
+    """Norm, two products and a loss over shared classes, with gradients; labels and axes have arbitrary names."""
     g = GraphBuilder("net", k_splits=k_splits)
     x = g.input([batch, seq, 64], name="x", labels=[BATCH, None, None])
     y = g.input([batch, seq], "i32", name="y", labels=[BATCH, None], storage="scalars")
@@ -52,7 +53,7 @@ def pending_reductions_of(graph, layout):
 
 
 def test_each_partial_value_has_its_pending_reduction():
-    """Products over shared k splits, the loss's three values, gradients over the batch splits of the batch."""
+    """Products over shared k splits, the loss's three values, gradients over batch splits."""
     graph = training()
     layout = laid_out(graph, 2, 4, microbatches=2)
     by_name = {(op, name): r for op, name, r in pending_reductions_of(graph, layout)}
@@ -72,7 +73,7 @@ def test_each_partial_value_has_its_pending_reduction():
     validate_pending_reductions(graph, layout)
 
 
-def test_time_alone_is_shared_too():
+def test_microbatches_alone_share_sums_over_the_batch():
     """Microbatches of one device hold parts of the sums over the batch, and of nothing else."""
     graph = training()
     layout = laid_out(graph, 1, 1, microbatches=4)
@@ -91,8 +92,8 @@ def test_time_alone_is_shared_too():
         (2, 2, 4, ("a", MICRO)),
     ],
 )
-def test_where_time_stands(a, microbatches, batch_splits, axes):
-    """Devices stand outside of time where their part of a step is a node of the tree over batch splits."""
+def test_order_of_devices_and_microbatches(a, microbatches, batch_splits, axes):
+    """Devices are the outer level where their part of a step is a node of the tree over batch splits."""
     graph = training()
     layout = laid_out(graph, a, 1, microbatches, batch_splits)
     loss = next(r for op, name, r in pending_reductions_of(graph, layout) if name == "loss")
@@ -121,15 +122,15 @@ def test_where_time_stands(a, microbatches, batch_splits, axes):
         ),
     ],
 )
-def test_widths_that_do_not_fit(case, words):
-    """Refused with the widths, the k splits or the batch splits that would."""
+def test_invalid_widths_are_rejected(case, words):
+    """The error lists the widths, the k splits or the batch splits that would fit."""
     graph = training()
     with pytest.raises(LayoutError, match=words):
         validate_pending_reductions(graph, laid_out(graph, **case))
 
 
 def test_advice_about_devices_and_microbatches_works():
-    """Every accumulation, number of batch splits and batch that a refusal names is one that fits."""
+    """Every accumulation, number of batch splits and batch in an error message is one that fits."""
     for size, batch_splits, devices, microbatches in product(
         (1, 8, 12, 60, 512), (1, 4, 8), (1, 2, 3), (1, 2, 3, 7, 16)
     ):
@@ -172,7 +173,7 @@ def grouped(kv_heads, group, k_splits=8):
     ],
 )
 def test_shared_kv_heads_are_sums_over_their_query_heads(kv_heads, group, k_splits, b, leaf_ranges):
-    """Holders of one KV head are a device group; where heads lie whole on devices, nothing is partial."""
+    """Holders of one KV head are a device group; where devices hold whole heads, nothing is partial."""
     graph = grouped(kv_heads, group, k_splits)
     layout = laid_out(graph, 1, b)
     reductions = [r for op, name, r in pending_reductions_of(graph, layout) if op == "attention_backward"]
@@ -197,7 +198,7 @@ RECORDS = [r for _, _, r in pending_reductions_of(GRAPH, LAYOUT)]
 
 
 def changed(pending, leaf_ranges):
-    """The layout with another pending reduction in the place of one."""
+    """The layout with another pending reduction in place of one."""
     other = replace(pending, leaf_ranges=(tuple(leaf_ranges),))
     return replace(
         LAYOUT,
@@ -208,8 +209,10 @@ def changed(pending, leaf_ranges):
 
 
 @given(st.sampled_from(RECORDS), st.data())
-def test_faults_in_any_pending_reduction_are_found(pending, data):
-    """A pending reduction dropped on all devices alike; a part dropped, doubled, swapped, moved by a batch split."""
+def test_faults_in_any_pending_reduction_are_detected(pending, data):
+    """A pending reduction dropped on all devices alike; a part dropped, doubled, swapped, moved by
+    a batch split.
+    """
     validate_pending_reductions(GRAPH, LAYOUT)
     (leaf_ranges,) = pending.leaf_ranges
     i = data.draw(st.integers(0, len(leaf_ranges) - 1))
@@ -226,8 +229,8 @@ def test_faults_in_any_pending_reduction_are_found(pending, data):
             validate_pending_reductions(GRAPH, layout)
 
 
-def test_a_sum_that_no_partial_covers():
-    """Rows shared under a gradient, by devices: named with op, dim and what they count."""
+def test_uncovered_sum_is_rejected():
+    """Rows shared by devices under a gradient: the error names op, dim and what they count."""
     g = GraphBuilder("rows")
     x = g.input([4, 8, 16], name="x", labels=[BATCH, X, None])
     y = g.input([4, 8], "i32", name="y", labels=[BATCH, X], storage="scalars")
@@ -240,8 +243,8 @@ def test_a_sum_that_no_partial_covers():
         validate_pending_reductions(graph, laid_out(graph, 1, 2))
 
 
-def test_two_dims_of_one_sum():
-    """A sum shared along two of its dims would be a tree in a tree, which no product completes."""
+def test_two_dims_of_one_sum_are_rejected():
+    """A sum shared along two of its dims would be a tree within a tree, which no product completes."""
     g = GraphBuilder("two")
     x = g.input([4, 16], name="x", labels=[BATCH, X])
     g.output(linear(g, x, "w", 8, in_label=X), "y")

@@ -1,4 +1,4 @@
-"""Every family's config.json: read as files spell it, written back the same, refused by name when not computable."""
+"""Every family's config.json: read in all spellings, written unchanged, rejected by name when not computable."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def read(family: str, **changes: Any) -> models.ModelConfig:
     """The configuration of a file with those changes; None removes a key, "null" is null."""
-    given = {**FAMILIES[family], "model_type": family, **changes}
+    fields = {**FAMILIES[family], "model_type": family, **changes}
     return models.config_from_dict(
-        {key: None if value == "null" else value for key, value in given.items() if value is not None}
+        {key: None if value == "null" else value for key, value in fields.items() if value is not None}
     )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_written_is_read_back(family, tmp_path):
+def test_written_configuration_is_read_back(family, tmp_path):
     """The same configuration, found by the family's name and by its architecture alone."""
     config = read(family)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), allow_nan=False))
@@ -59,16 +59,16 @@ def test_what_is_written_is_read_back(family, tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"rms_norm_eps": 0}, {"model_type": "mamba"}, {"vocab_size": "9"}])
-def test_refusals_name_the_file(tmp_path, change):
-    """Of whatever is wrong in it: value, family, type."""
+def test_errors_name_the_file(tmp_path, change):
+    """For any error in it: value, family, type."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES, **change}))
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "config.json"))):
         models.open(tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_keys_that_no_table_knows_are_refused(family):
-    """They may change what a model computes; those that decide nothing are known by name."""
+def test_unknown_keys_are_rejected(family):
+    """They may change what a model computes; those without effect are listed by name."""
     assert (
         read(family, attention_dropout=0.1, torch_dtype="bfloat16", transformers_version="4.57.0") is not None
     )
@@ -84,9 +84,9 @@ def test_keys_that_no_table_knows_are_refused(family):
         ConfigError, match=r"num_experts.*--ignore-config-field num_experts.*ignore_config_fields"
     ):
         read(family, num_experts=8)
-    given = {**read(family).to_dict(), "num_experts": 8, "quantization_config": {"a": "b"}}
+    fields = {**read(family).to_dict(), "num_experts": 8, "quantization_config": {"a": "b"}}
     names = ("num_experts", "quantization_config", "not there")
-    assert models.config_from_dict(given, ignore=names) == read(family)
+    assert models.config_from_dict(fields, ignore=names) == read(family)
 
 
 UNKNOWN = {  # value of an unknown field -> whether it is left aside
@@ -118,11 +118,12 @@ UNKNOWN = {  # value of an unknown field -> whether it is left aside
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
-    """null, false, a name, a path or a version is left aside, and one line of the log says so; a part of the
-    computation never is, and a configuration that is written by hand has no such fields."""
+    """null, false, a name, a path or a version is ignored, with one log line; a field that affects
+    the computation never is, and a configuration written by hand has no such fields.
+    """
     value, is_left_aside = UNKNOWN[name]
-    given = {**FAMILIES["qwen2"], "model_type": "qwen2", name: value}
-    (tmp_path / "config.json").write_text(json.dumps({**given, "other_version": "1"}))
+    fields = {**FAMILIES["qwen2"], "model_type": "qwen2", name: value}
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "other_version": "1"}))
     if is_left_aside:
         assert models.open(tmp_path) == models.open(tmp_path) == read("qwen2")
         (line,) = (record.getMessage() for record in caplog.records)
@@ -132,7 +133,7 @@ def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
             models.open(tmp_path)
         assert models.open(tmp_path, ignore=[name]) == read("qwen2")
     with pytest.raises(ConfigError, match=f"{name} must be a field that"):
-        models.config_from_dict(given, only_known=True)
+        models.config_from_dict(fields, only_known=True)
 
 
 @pytest.mark.parametrize(
@@ -150,38 +151,38 @@ def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
         ("gpt2", {"use_rope": False}),
     ],
 )
-def test_what_the_family_computes_anyway_is_accepted(family, same):
-    """Fields that say what a family does, in words of other programs, change nothing of what is computed."""
-    found = read(family, **same).to_dict()
-    (found.get("rope_scaling") or {}).pop("finetuned", None)
-    assert models.config_from_dict(found) == read(family)
+def test_fields_that_state_the_family_s_behaviour_are_accepted(family, same):
+    """Fields that restate what a family computes, in words of other programs, have no effect."""
+    fields = read(family, **same).to_dict()
+    (fields.get("rope_scaling") or {}).pop("finetuned", None)
+    assert models.config_from_dict(fields) == read(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_headless_classes_are_read(family):
-    """Files of a family's base class name it, with a model_type and without; so do LLaMA's first ones."""
+    """Files of a family's base class, with a model_type and without; LLaMA's first ones too."""
     for name in models.FAMILIES[family].config.also:
         assert read(family, architectures=[name]) == read(family)
         assert read(family, architectures=[name], model_type=None) == read(family)
 
 
-def test_fields_that_a_model_is_computed_by_are_not_ignored():
-    """Else another model would be run; what stands in rope_scaling is named with a dot."""
+def test_fields_of_the_computation_are_not_ignored():
+    """Otherwise another model would run; fields of rope_scaling are named with a dot."""
     for name in ("rope_theta", "rope_scaling", "rope_parameters", "hidden_size"):
         with pytest.raises(ConfigError, match=f"{name} must not be ignored"):
             models.config_from_dict({**FAMILIES["llama"], "model_type": "llama"}, ignore=[name])
-    given = {**FAMILIES["llama"], "model_type": "llama", "rope_scaling": {**YARN, "attn_factor": 1.5}}
+    fields = {**FAMILIES["llama"], "model_type": "llama", "rope_scaling": {**YARN, "attn_factor": 1.5}}
     with pytest.raises(ConfigError, match=r"--ignore-config-field rope_scaling\.attn_factor"):
-        models.config_from_dict(given)
-    assert models.config_from_dict(given, ignore=["rope_scaling.attn_factor"]) == read("llama")
+        models.config_from_dict(fields)
+    assert models.config_from_dict(fields, ignore=["rope_scaling.attn_factor"]) == read("llama")
     for names in ("a", [3], [""]):
         with pytest.raises(ConfigError, match="ignore"):
-            models.config_from_dict(given, ignore=names)
+            models.config_from_dict(fields, ignore=names)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sizes_must_be_there(family):
-    """None has a default of its own: a file without them is not a 7B."""
+def test_sizes_are_required(family):
+    """None has a default: a file without them is not a 7B."""
     required = GPT2 if family == "gpt2" else SIZES
     for key in required:
         if key == "n_positions":
@@ -213,7 +214,7 @@ def test_sizes_must_be_there(family):
         ("qwen2", {"use_mrope": True}, "use_mrope"),
         ("qwen3", {"head_dim": 7}, "head_dim must be even"),
         ("qwen3", {"attention_bias": "no"}, "attention_bias"),
-        ("gemma2", {"hidden_act": "silu", "hidden_activation": "gelu"}, "hidden_act must say what"),
+        ("gemma2", {"hidden_act": "silu", "hidden_activation": "gelu"}, "hidden_act must equal"),
         ("gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping"),
         ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
@@ -231,7 +232,7 @@ def test_sizes_must_be_there(family):
                 "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
                 "rope_scaling": None,
             },
-            "must be plain",
+            "rope_theta and no scaling",
         ),
         ("phi3", {"rope_scaling": {**LONG, "long_factor": [1.0]}}, "long_factor must be a list of 4"),
         ("phi3", {"rope_scaling": {**LONG, "short_factor": [1.0] * 3 + ["x"]}}, "short_factor"),
@@ -240,16 +241,16 @@ def test_sizes_must_be_there(family):
         ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
         ("gpt2", {"n_embd": 30}, "n_embd must divide by n_head"),
         ("gpt2", {"n_embd": 4}, "n_embd / n_head must lie in"),
-        ("gpt2", {"hidden_size": 32}, "hidden_size must be a field .* spell it n_embd"),
+        ("gpt2", {"hidden_size": 32}, "hidden_size must be a field .* name it n_embd"),
         ("bert", {"hidden_size": 4}, "hidden_size / num_attention_heads must lie in"),
-        ("llama", {"dtype": "bfloat16", "torch_dtype": "float16"}, "torch_dtype must say what dtype says"),
+        ("llama", {"dtype": "bfloat16", "torch_dtype": "float16"}, "torch_dtype must equal dtype"),
         (
             "llama",
             {"rope_theta": 1e4, "rope_scaling": None, "rope_parameters": {"rope_theta": 500.0}},
-            "rope_theta must say what",
+            "rope_theta must equal",
         ),
-        ("gemma2", {"sliding_window": 8, "sliding_window_size": 9}, "sliding_window_size must say what"),
-        ("gemma3_text", {"sliding_window_pattern": 3}, "_sliding_window_pattern must say what"),
+        ("gemma2", {"sliding_window": 8, "sliding_window_size": 9}, "sliding_window_size must equal"),
+        ("gemma3_text", {"sliding_window_pattern": 3}, "_sliding_window_pattern must equal"),
         (
             "gemma3_text",
             {
@@ -257,12 +258,12 @@ def test_sizes_must_be_there(family):
                 "rope_scaling": None,
                 "rope_local_base_freq": 7.0,
             },
-            "rope_local_base_freq must say what",
+            "rope_local_base_freq must equal",
         ),
         (
             "phi3",
             {"rope_scaling": {**LONG, "original_max_position_embeddings": 7}},
-            "original_max_position_embeddings must say what",
+            "original_max_position_embeddings must equal",
         ),
         ("gpt2", {"activation_function": "relu6"}, "activation_function must be one of"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
@@ -277,14 +278,14 @@ def test_sizes_must_be_there(family):
         ("llama", {"rope_scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 2.0}}, "beta_slow must be below"),
         ("llama", {"rope_scaling": {**YARN, "truncate": 1}}, "truncate"),
         ("llama", {"rope_scaling": {**YARN, "finetuned": 1}}, "finetuned"),
-        ("llama", {"rope_scaling": {"type": "llama3", "factor": 2.0, "finetuned": True}}, "must hold"),
+        ("llama", {"rope_scaling": {"type": "llama3", "factor": 2.0, "finetuned": True}}, "must have"),
         ("llama", {"is_causal": False}, "is_causal"),
         ("qwen3", {"use_rope": False}, "use_rope"),
         ("bert", {"is_causal": True}, "is_causal"),
         (
             "llama",
             {"rope_scaling": YARN, "original_max_position_embeddings": 33},
-            "original_max_position_embeddings must say what",
+            "original_max_position_embeddings must equal",
         ),
         ("llama", {"rope_scaling": YARN, "rope_theta": 0.5}, "rope_theta must be above 1"),
         (
@@ -295,7 +296,7 @@ def test_sizes_must_be_there(family):
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(family, changes, words):
+def test_unsupported_fields_are_rejected_by_name(family, changes, words):
     """One line that names the family and the field."""
     read(family)
     with pytest.raises(ConfigError, match=words) as caught:
@@ -304,7 +305,7 @@ def test_what_is_not_computed_is_refused_by_name(family, changes, words):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {},
         {"model_type": "mamba"},
@@ -315,14 +316,14 @@ def test_what_is_not_computed_is_refused_by_name(family, changes, words):
     ],
     ids=str,
 )
-def test_other_models_are_refused(given):
-    """What there is, is named."""
+def test_other_models_are_rejected(fields):
+    """The error lists the supported ones."""
     with pytest.raises(ConfigError, match="model_type must be one of llama, mistral"):
-        models.config_from_dict({**SIZES, **given})
+        models.config_from_dict({**SIZES, **fields})
 
 
 def test_missing_and_null_differ_where_none_is_a_value():
-    """Mistral's first files have a window without saying so; null is none."""
+    """Mistral's first files have a window without the field; null means none."""
     assert read("mistral", sliding_window=None).decoder.layers[0].window == 4096
     assert read("mistral", sliding_window="null").decoder.layers[0].window is None
     assert read("gemma2", attn_logit_softcapping=None).decoder.attention_softcap == 50.0
@@ -339,7 +340,7 @@ def test_zero_in_yarn_means_not_set():
 
 
 def test_contexts_follow_from_scaling():
-    """YaRN and linear scaling stretch the context; llama3 and longrope files say the stretched one."""
+    """YaRN and linear scaling multiply the context; llama3 and longrope files have the multiplied one."""
     assert models.max_context(read("llama", max_position_embeddings=32)) == 128
     linear = {"rope_type": "linear", "factor": 2.5}
     assert models.max_context(read("llama", max_position_embeddings=32, rope_scaling=linear)) == 80
@@ -357,15 +358,15 @@ def test_contexts_follow_from_scaling():
 
 
 def test_kinds_of_layers():
-    """Windows and ropes stand where the files say."""
+    """Windows and ropes are at the layers of the files."""
     qwen, gemma2, gemma3 = (read(f).decoder.layers for f in ("qwen2", "gemma2", "gemma3_text"))
     assert [kind.window for kind in qwen] == [None, None, 9, 9]
     assert [kind.window for kind in gemma2] == [4096, None, 4096, None]
     assert [(kind.window, kind.rope) for kind in gemma3] == [(4096, 1), (None, 0), (4096, 1), (None, 0)]
 
 
-def test_a_stretched_gemma_counts_its_context_once():
-    """Its max_position_embeddings counts what rope_scaling stretches; other families' does not."""
+def test_scaled_gemma_multiplies_its_context_once():
+    """Its max_position_embeddings includes rope_scaling's factor; other families' does not."""
     scaling = {"rope_type": "linear", "factor": 8.0}
     for family, times in (("gemma3_text", 1), ("llama", 8)):
         config = read(family, rope_scaling=scaling, max_position_embeddings=64)
@@ -376,8 +377,8 @@ STRANGE = [0, -1, 1, True, 1.5, None, "x", 1 << 63, float("nan"), [1], (), b"x",
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whatever_is_constructed_is_read_back(family):
-    """Any value of any field: refused with a ConfigError, or a configuration that its own file describes."""
+def test_any_valid_configuration_is_read_back(family):
+    """Any value of any field: a ConfigError, or a configuration that equals its written file."""
     kind = models.FAMILIES[family].config
     count = 0
     for name in (field.name for field in fields(kind)):

@@ -1,4 +1,4 @@
-"""Llama configurations and names: read as files spell them, refused when not computable."""
+"""Llama configurations and names: read in all spellings, rejected when not computable."""
 
 import json
 import os
@@ -30,7 +30,7 @@ LLAMA3 = {
 
 
 def test_round_trip(tmp_path):
-    """What is written is read back, RoPE scaling and several EOS ids included."""
+    """A written configuration is read back, RoPE scaling and several EOS ids included."""
     config = LlamaConfig(**SIZES, rope_scaling=LLAMA3, eos_token_ids=(1, 2), tie_word_embeddings=True)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     assert LlamaConfig.from_pretrained(tmp_path) == config
@@ -43,7 +43,7 @@ def test_defaults_follow_from_sizes():
 
 
 def test_both_spellings_of_rope():
-    """transformers 5 puts theta and scaling into `rope_parameters`, earlier ones into two fields."""
+    """transformers 5 puts theta and scaling into `rope_parameters`, earlier versions into two fields."""
     new = LlamaConfig.from_dict({**SIZES, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}})
     old = LlamaConfig.from_dict({**SIZES, "rope_theta": 5e5, "rope_scaling": LLAMA3})
     assert new == old and new.rope_theta == 5e5
@@ -88,7 +88,7 @@ def test_both_spellings_of_rope():
         ({"rope_parameters": {**LLAMA3, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         (
             {"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "factor": 4.0}},
-            "rope_scaling must say what",
+            "rope_scaling must equal",
         ),
         ({"rope_scaling": "llama3"}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": ["llama3"]}}, "rope_scaling"),
@@ -99,14 +99,16 @@ def test_both_spellings_of_rope():
         ({"dtype": 32}, "dtype"),
     ],
 )
-def test_unsupported_is_refused_by_name(change, word):
-    """What the graph does not compute is an error that names the field."""
+def test_unsupported_fields_are_rejected_by_name(change, word):
+    """A field that the graph does not compute is an error with its name."""
     with pytest.raises(ConfigError, match=word):
         LlamaConfig.from_dict({**SIZES, **change})
 
 
 def test_end_tokens_beyond_the_vocabulary_are_ignored(caplog):
-    """The model never generates them. A file loads with one warning; a hand-written configuration is an error."""
+    """The model never generates them. A file loads with one warning; a configuration written by
+    hand is an error.
+    """
     for ends, left in (([1, 128, 500], (1,)), (128, ()), ([128], ())):
         values = {**SIZES, "eos_token_id": ends}
         for _ in range(2):
@@ -139,7 +141,7 @@ def test_end_tokens_beyond_the_vocabulary_are_ignored(caplog):
         ("original_max_position_embeddings", 64.5),
     ],
 )
-def test_impossible_rope_scaling_is_refused_by_name(name, value):
+def test_invalid_rope_scaling_is_rejected_by_name(name, value):
     """Numbers that the formula cannot use are errors with the field's name."""
     with pytest.raises(ConfigError, match=f"rope_scaling.*{'freq' if 'freq' in name else name}"):
         LlamaConfig(**SIZES, rope_scaling={**LLAMA3, name: value})
@@ -160,22 +162,22 @@ def test_impossible_rope_scaling_is_refused_by_name(name, value):
         {"bos_token_id": 1.0},
     ],
 )
-def test_wrong_types_are_refused_when_made_by_hand(wrong):
-    """A configuration made in Python is held to the same types."""
+def test_wrong_types_are_rejected_in_python(wrong):
+    """A configuration made in Python has the same types."""
     with pytest.raises(ConfigError, match=next(iter(wrong)).removesuffix("s")):
         LlamaConfig(**{**SIZES, **wrong})
 
 
-def test_missing_and_broken_files(tmp_path):
-    """No config.json, one that is not JSON, no object or no file are clear errors; a pipe is not waited for."""
+def test_missing_and_damaged_files_are_errors(tmp_path):
+    """No config.json, invalid JSON, not an object or not a file are clear errors; a pipe is not waited for."""
     with pytest.raises(ConfigError, match=r"must hold config\.json"):
         LlamaConfig.from_pretrained(tmp_path)
     whole = json.dumps(LlamaConfig(**SIZES).to_dict())
     for content, words in (
         ("{", "not JSON"),
         ("[]", "object"),
-        ('{"vocab_size": 128, ' + whole[1:], "'vocab_size' stands twice"),
-        ('{"a": 1e999, ' + whole[1:], "beyond what a double holds"),
+        ('{"vocab_size": 128, ' + whole[1:], "'vocab_size' appears twice"),
+        ('{"a": 1e999, ' + whole[1:], "beyond the range of a double"),
         ("[" * 10**6, "not JSON"),
     ):
         (tmp_path / "config.json").write_text(content)
@@ -187,8 +189,8 @@ def test_missing_and_broken_files(tmp_path):
         LlamaConfig.from_pretrained(tmp_path)
 
 
-def test_the_stored_dtype_is_known():
-    """Both spellings of the key; what the weights are stored in is part of what is written again."""
+def test_stored_dtype_is_read():
+    """Both spellings of the key; the stored dtype is also written."""
     assert LlamaConfig.from_dict({**SIZES, "torch_dtype": "float32"}).dtype == "float32"
     config = LlamaConfig.from_dict({**SIZES, "dtype": "bfloat16"})
     assert config.dtype == "bfloat16" and config.to_dict()["torch_dtype"] == "bfloat16"
@@ -197,7 +199,7 @@ def test_the_stored_dtype_is_known():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_num_parameters_equals_sum_of_shapes(tied):
-    """The count is that of all shapes."""
+    """The count equals the sum over all shapes."""
     config = LlamaConfig(**SIZES, tie_word_embeddings=tied)
     assert models.num_parameters(config) == sum(
         int(np.prod(shape)) for _, shape in models.parameter_shapes(config)
@@ -220,7 +222,7 @@ def _stored(config, dtype=np.float32):
 
 
 def test_renaming_checks_names_and_shapes():
-    """A missing or misshapen parameter is named; a stored copy of a tied head is left aside."""
+    """A missing or misshapen parameter is named; a stored copy of a tied head is ignored."""
     config = LlamaConfig(**SIZES, tie_word_embeddings=True)
     stored = _stored(config)
     stored["lm_head.weight"] = stored["model.embed_tokens.weight"]
@@ -245,8 +247,10 @@ def test_renaming_checks_names_and_shapes():
         "else",
     ],
 )
-def test_tensors_beyond_the_configuration_are_refused(name):
-    """Layers, biases and scales that config.json does not describe, and a parameter under both spellings, are named."""
+def test_tensors_beyond_the_configuration_are_rejected(name):
+    """Layers, biases and scales that config.json does not describe, and a parameter under both
+    spellings, are named.
+    """
     config = LlamaConfig(**SIZES)
     stored = _stored(config)
     models.file_layout(config).weights(stored)
@@ -254,15 +258,15 @@ def test_tensors_beyond_the_configuration_are_refused(name):
         models.file_layout(config).weights({**stored, name: np.zeros((2, 2), np.float32)})
 
 
-def test_fewer_layers_than_stored_are_refused():
+def test_more_stored_layers_than_configured_are_rejected():
     """A config.json with a smaller num_hidden_layers is not a smaller model."""
     stored = _stored(LlamaConfig(**SIZES))
     with pytest.raises(CheckpointError, match=r"layers\.1\..*num_hidden_layers"):
         models.file_layout(LlamaConfig(**{**SIZES, "num_hidden_layers": 1})).weights(stored)
 
 
-def test_frequencies_that_older_files_hold_are_left_aside():
-    """They follow from config.json; any dtype will do."""
+def test_frequencies_in_older_files_are_ignored():
+    """They follow from config.json; any dtype is accepted."""
     config = LlamaConfig(**SIZES)
     buffers = ("model.layers.1.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
     stored = {**_stored(config), **{name: np.zeros(4, np.int64) for name in buffers}}
@@ -270,8 +274,8 @@ def test_frequencies_that_older_files_hold_are_left_aside():
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.bool_])
-def test_integers_are_no_weights(dtype):
-    """A parameter stored as integers or flags is refused by name; every floating type is a weight's."""
+def test_integer_weights_are_rejected(dtype):
+    """A parameter stored as integers or booleans is rejected by name; every floating type is accepted."""
     config = LlamaConfig(**SIZES)
     for good in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16):
         models.file_layout(config).weights(_stored(config, good))
@@ -283,7 +287,7 @@ def test_integers_are_no_weights(dtype):
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_a_tied_head_must_be_the_embedding(dtype):
-    """A stored head that differs anywhere from the embedding it is tied to has no one meaning, and is refused."""
+    """A stored head that differs anywhere from the embedding it is tied to is ambiguous, and rejected."""
     config = LlamaConfig(**{**SIZES, "vocab_size": 10_000}, tie_word_embeddings=True)
     stored = _stored(config, dtype)
     stored["lm_head.weight"] = stored["model.embed_tokens.weight"].copy()

@@ -46,15 +46,15 @@ def built(purpose, config):
     return graph.freeze()
 
 
-def test_every_family_is_here():
+def test_every_family_is_tested():
     """And no other."""
     assert set(GIVEN) == set(models.FAMILIES)
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)
 @pytest.mark.parametrize("family", GIVEN)
-def test_the_same_graph_for_any_number_of_threads(family, purpose):
-    """Or the same refusal."""
+def test_same_graph_for_any_number_of_threads(family, purpose):
+    """Or the same error."""
     config = config_of(family)
     if purpose == ("decoding" if family == "bert" else "encoding"):
         for build in (ParallelModelBuilder, models.model_parts):
@@ -68,8 +68,8 @@ def test_the_same_graph_for_any_number_of_threads(family, purpose):
         assert graph.freeze() == expected
 
 
-def test_the_fine_grained_form():
-    """Caches and layers as futures, put together by hand; layers alone give the same."""
+def test_building_parts_by_hand():
+    """Caches and layers as futures, assembled by hand; layers alone give the same graph."""
     config = config_of("qwen3")
     for with_caches in (True, False):
         builder, graph = (
@@ -87,8 +87,8 @@ def test_the_fine_grained_form():
     ]
 
 
-def test_wrong_caches_and_missing_layers_are_refused():
-    """With nothing written."""
+def test_wrong_caches_and_missing_layers_are_rejected():
+    """The graph is unchanged."""
     config, sizes = config_of("llama"), PURPOSES["decoding"]
     builder, graph = ParallelModelBuilder(config, "decoding", **sizes), GraphBuilder("model")
     other = ParallelModelBuilder(config, "decoding", **{**sizes, "num_blocks": 4})
@@ -101,7 +101,7 @@ def test_wrong_caches_and_missing_layers_are_refused():
         with pytest.raises(ShapeError, match=words):
             builder.assemble(graph, *groups)
         assert not graph.freeze().tensors
-    with pytest.raises(ShapeError, match="KV caches are those of decoding"):
+    with pytest.raises(ShapeError, match="must have KV caches"):
         ParallelModelBuilder(config, batch=1, seq=4).create_kv_caches()
 
 
@@ -115,11 +115,11 @@ def test_wrong_caches_and_missing_layers_are_refused():
         ("training", {"batch": 1, "seq": 1 << 30}),
     ],
 )
-def test_wrong_sizes_are_refused(purpose, sizes):
+def test_wrong_sizes_are_rejected(purpose, sizes):
     """When the builder is made."""
     with pytest.raises((ConfigError, ShapeError), match=r"\[models"):
         ParallelModelBuilder(config_of("llama"), purpose, **sizes)
-    with pytest.raises(ShapeError, match="parts have their sizes"):
+    with pytest.raises(ShapeError, match="ModelParts already have sizes"):
         ParallelModelBuilder(models.model_parts(config_of("llama"), "training", batch=1, seq=4), batch=3)
 
 
@@ -128,7 +128,7 @@ WINDOWS = st.lists(st.sampled_from([None, *range(1, 12)]), min_size=1, max_size=
 
 @settings(max_examples=25)
 @given(WINDOWS, st.integers(1, 4), st.sampled_from(["training", "decoding"]))
-def test_drawn_models(windows, threads, purpose):
+def test_random_models(windows, threads, purpose):
     """Layers of any kinds, mixed."""
     kinds = ["full_attention" if w is None else "sliding_attention" for w in windows]
     config = models.config_from_dict(
@@ -145,7 +145,7 @@ def test_drawn_models(windows, threads, purpose):
     assert graph.freeze() == built(purpose, config)
 
 
-def test_every_name_of_the_package_is_there():
-    """They are loaded when they are asked for; others are refused."""
+def test_every_name_of_the_package_is_exported():
+    """They are loaded on access; others are rejected."""
     assert all(getattr(models, name) is not None for name in models.__all__)
     assert set(models.__all__) <= set(dir(models)) and not hasattr(models, "no_such_name")

@@ -1,4 +1,4 @@
-"""config.json files with the keys that well-known models are published with: each is read, and says what it says."""
+"""config.json files with the keys that well-known models are published with."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_are_read(name):
-    """Every key of a published file is known, and means what it means there."""
+    """Every key of a published file is recognised, with its meaning."""
     text, expected = PUBLISHED[name]
     config = models.config_from_dict(json.loads(text))
     assert {key: getattr(config, key) for key in expected} == expected

@@ -1,4 +1,4 @@
-"""What an optimizer's author may say: states and numbers by names of their own, steps of values."""
+"""Optimizers written by users: names of states and numbers, values of steps."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def make(update=lambda self, parameter: None, **members):
     [("master",), ("hyper",), ("a", "hyper.1"), ("a", "a"), (5,), ("",), ("a\nb",), "ab"],
     ids=str,
 )
-def test_states_have_names_of_their_own(names):
-    """`master` and `hyper` are taken: session would read that state where it asks for the weight, or write a step's
-    numbers to that of a parameter called `1`."""
+def test_states_have_valid_names(names):
+    """`master` and `hyper` are reserved: a session would read that state in place of the weight, or
+    write a step's numbers to that of a parameter called `1`.
+    """
     with pytest.raises(ConfigError, match=r"\[optim.Own\] states"):
         make(states=names)
     if names not in (("master",), ("hyper",), ("a", "hyper.1")):
@@ -37,8 +38,8 @@ def test_states_have_names_of_their_own(names):
             make(per_step=names)
 
 
-def test_what_is_never_negative_is_a_state():
-    """Another name would be held to nothing."""
+def test_non_negative_values_are_states():
+    """Another name would have no effect."""
     with pytest.raises(
         ConfigError, match=r"\[optim.Own\] a state in nonnegative must be one of a, b; got 'c'"
     ):
@@ -49,22 +50,22 @@ def test_what_is_never_negative_is_a_state():
     "values", [(0.1,), (0.1, 0.2, 0.3), "ab", (0.1, float("nan")), (0.1, 1e300), (0.1, "b"), None], ids=str
 )
 def test_each_number_of_a_step_has_a_value(values):
-    """Fewer numbers than names, or what is none in fp32: refused before a step runs."""
+    """Fewer numbers than names, or values that fp32 cannot hold: rejected before a step runs."""
     own = make(per_step=("lr", "b"), values=lambda self, step, lr: values)
     with pytest.raises(ConfigError, match=r"\[optim.Own\] (a value|values)"):
         own._hyper_values(1, 0.1)
 
 
 @pytest.mark.parametrize("names", ["", (), ("a", 5)], ids=str)
-def test_a_group_has_patterns(names):
-    """Text, or a sequence of texts that are not empty."""
+def test_group_has_patterns(names):
+    """Text, or a sequence of non-empty texts."""
     with pytest.raises(ConfigError, match=r"\[optim.ParameterGroup\] names"):
         ParameterGroup(names)
 
 
 @pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.int64(2), 2], ids=repr)
 def test_settings_of_a_group_are_plain_numbers(value, tmp_path):
-    """Any real number will do, and a plan with it can be saved; the caller's dictionary stays the caller's."""
+    """Any real number is accepted, and a plan with it can be saved; the caller's dictionary is copied."""
     changes = {"eps": value}
     group = ParameterGroup("*norm.weight", changes=changes)
     changes["eps"] = "nonsense"
@@ -77,8 +78,8 @@ def test_settings_of_a_group_are_plain_numbers(value, tmp_path):
             ParameterGroup("*norm.weight", changes={"eps": wrong})
 
 
-def test_a_group_without_parameters_is_refused():
-    """A slip in a pattern is no silent change of settings."""
+def test_group_without_parameters_is_rejected():
+    """A typo in a pattern must not silently change settings."""
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x", labels=[BATCH, None])
     graph.loss(graph.sum(linear(graph, x, "w", 8)))
@@ -91,7 +92,7 @@ def test_a_group_without_parameters_is_refused():
 
 
 def test_functions_of_an_update_take_values_and_numbers():
-    """A number may stand in any place but not in all."""
+    """A number may be any argument but not every one."""
 
     def update(parameter):
         parameter.weight = fused(0.5, parameter.weight, maximum(0.0, parameter.gradient))
@@ -127,13 +128,13 @@ def test_operations_that_no_program_has_are_refused(operation, got):
     "operation", [lambda v: v > 0, lambda v: v**2, lambda v: 2 % v, abs, len, list, math.sqrt]
 )
 def test_other_operations_are_type_errors(operation):
-    """Python has no answer to them for a value."""
+    """Python does not define them for a value."""
     with pytest.raises(TypeError):
         record_update(lambda parameter: operation(parameter.weight), (), ())
 
 
-def test_numbers_of_numpy_are_numbers():
-    """On either side; arrays are invalid. Values are distinguished, and may be keys."""
+def test_numpy_numbers_are_accepted():
+    """On either side; arrays are invalid. Values are hashable and distinct."""
 
     def update(parameter):
         w = parameter.weight
@@ -162,8 +163,8 @@ def test_numbers_of_numpy_are_numbers():
         (lambda p: p.hyper[1], "got 1; declared: lr; declare it"),
     ],
 )
-def test_an_update_leaves_what_its_optimizer_names(update, words):
-    """Whatever it does to the parameter that it is given; a state may have any name."""
+def test_update_returns_what_its_optimizer_names(update, words):
+    """Whatever it does to its parameter argument; a state may have any name."""
     with pytest.raises(ConfigError, match=r"\[optim.rule\] an update .*" + words):
         record_update(update, ("weight",), ("lr",))
 
@@ -174,8 +175,8 @@ def test_a_step_brings_a_number():
         make(per_step=())
 
 
-def test_an_optimizer_has_parameters_to_train():
-    """Said by the optimizer, not by the op that would add their gradients."""
+def test_optimizer_needs_trainable_parameters():
+    """The error comes from the optimizer, not from the op that would add their gradients."""
     graph = GraphBuilder("g")
     graph.loss(graph.sum(graph.input([4, 8], name="x", labels=[BATCH, None])))
     described, gradients = differentiate(graph.freeze(), graph.draft.loss_id)

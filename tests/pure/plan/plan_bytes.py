@@ -1,4 +1,4 @@
-"""A small plan without native code, and plan files with something changed: shared by the tests of plan files."""
+"""A small plan without native code, and changed plan files: shared by the tests of plan files."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def small_file() -> bytes:
 
 
 def sealed(body: bytes, version: int = 2) -> bytes:
-    """A file around a body, with the digest that fits it."""
+    """A file around a body, with a matching digest."""
     return f"tilewise plan {version} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
 
 def parts(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """What a file's JSON holds, and its arrays."""
+    """A file's JSON and its arrays."""
     body = content[content.index(b"\n") + 1 :]
     end = 8 + int.from_bytes(body[:8], "little")
     return json.loads(body[8:end]), body[end:]
@@ -89,25 +89,25 @@ def packed(rows: bytes, arrays: bytes) -> bytes:
 
 
 def edited(change: Callable[[dict[str, Any]], object], content: bytes | None = None) -> bytes:
-    """The small plan's file with its JSON changed in place, and a digest that fits."""
-    found, arrays = parts(small_file() if content is None else content)
-    change(found)
-    return packed(json.dumps(found).encode(), arrays)
+    """The small plan's file with its JSON changed in place, and a matching digest."""
+    document, arrays = parts(small_file() if content is None else content)
+    change(document)
+    return packed(json.dumps(document).encode(), arrays)
 
 
-def place(found: dict[str, Any], record: str, field: str) -> tuple[int, int]:
+def place(document: dict[str, Any], record: str, field: str) -> tuple[int, int]:
     """Numbers of a class and, in its rows, of a field."""
-    names = [name for name, _ in found["records"]]
+    names = [name for name, _ in document["records"]]
     number = names.index(record)
-    return number, found["records"][number][1].index(field) + 1
+    return number, document["records"][number][1].index(field) + 1
 
 
 def set_field(record: str, field: str, value: Any, which: int = 0) -> Callable[[dict[str, Any]], object]:
-    """A change of one field of the which-th row of a class; a callable gets what stands there."""
+    """A change of one field of the which-th row of a class; a callable gets the old value."""
 
-    def change(found: dict[str, Any]) -> None:
-        number, at = place(found, record, field)
-        row = [r for r in found["rows"] if r[0] == number][which]
+    def change(document: dict[str, Any]) -> None:
+        number, at = place(document, record, field)
+        row = [r for r in document["rows"] if r[0] == number][which]
         row[at] = value(row[at]) if callable(value) else value
 
     return change

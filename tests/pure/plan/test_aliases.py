@@ -1,4 +1,4 @@
-"""Which results lie in an operand's memory: in one at most, and never in what a later op reads."""
+"""Results in an operand's memory: in at most one, and never in one that a later op reads."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def aliases(pairs, *, is_kept, num_outputs=1, shape=(4, 8), **members):
     def infer(self, inputs, attrs):
         return [TensorSpec(shape, DTYPES["f32"])] * num_outputs
 
-    found = {"name": "odd", "num_inputs": 2, "in_place": pairs, "infer": infer, **members}
-    register(type("Odd", (Elementwise,), found))
+    attributes = {"name": "odd", "num_inputs": 2, "in_place": pairs, "infer": infer, **members}
+    register(type("Odd", (Elementwise,), attributes))
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x")
     a, b = graph.scale(x, 2.0), graph.scale(x, 3.0)
@@ -35,14 +35,14 @@ def aliases(pairs, *, is_kept, num_outputs=1, shape=(4, 8), **members):
 
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("pairs,first", [(((0, 0), (0, 1)), "a"), (((0, 1), (0, 0)), "b")])
-def test_a_result_lies_in_the_memory_of_one_operand(pairs, first, is_kept):
-    """Two pairs of one output are alternatives: the first that is possible counts, also where the output is kept."""
-    found = aliases(pairs, is_kept=is_kept)
-    assert found == ({first: "y0"} if is_kept else {"y0": first})
+def test_result_aliases_one_operand(pairs, first, is_kept):
+    """Two pairs of one output are alternatives: the first possible one is used, also where the output is kept."""
+    pairs_by_name = aliases(pairs, is_kept=is_kept)
+    assert pairs_by_name == ({first: "y0"} if is_kept else {"y0": first})
 
 
-def test_the_second_alternative_counts_where_the_first_is_read_later():
-    """An operand that a later op reads keeps its memory; the other one gives its own."""
+def test_second_alternative_is_used_where_the_first_is_read_later():
+    """An operand that a later op reads keeps its memory; the other one is reused."""
     register(type("Odd", (Elementwise,), {"name": "odd", "num_inputs": 2, "in_place": ((0, 0), (0, 1))}))
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x")
@@ -55,8 +55,8 @@ def test_the_second_alternative_counts_where_the_first_is_read_later():
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_an_operand_gives_its_memory_to_one_output(is_kept):
-    """Two outputs over one operand would lie over each other; two over one each do not."""
+def test_operand_is_aliased_by_one_output(is_kept):
+    """Two outputs in one operand would overlap; two in one each do not."""
     (one,) = aliases(((0, 0), (1, 0)), is_kept=is_kept, num_outputs=2).items()
     assert one == (("a", "y0") if is_kept else ("y0", "a"))
     op_table._OPS.pop("odd")
@@ -65,13 +65,13 @@ def test_an_operand_gives_its_memory_to_one_output(is_kept):
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_a_result_of_another_form_has_memory_of_its_own(is_kept):
-    """An operand's memory has room for what is like it."""
+def test_result_of_another_form_has_its_own_memory(is_kept):
+    """An operand's memory fits only results of its form."""
     assert aliases(((0, 0),), is_kept=is_kept, shape=(4, 12)) == {}
 
 
-def test_what_was_written_in_place_is_not_written_over():
-    """A cache that an op wrote on is the caller's still: an op behind it that could work in place does not."""
+def test_tensor_written_in_place_is_not_overwritten():
+    """A cache that an op wrote still belongs to the caller: a later op that could work in place does not."""
     members = {"name": "write", "num_inputs": 1, "in_place": ((0, 0),), "must_alias": True}
     register(type("Write", (Elementwise,), members))
     graph = GraphBuilder("g")

@@ -24,7 +24,7 @@ def template(ranges):
 
 
 def test_sites_begin_at_the_same_signal():
-    """A range of signals is as large as its largest need; numbers within it stay."""
+    """A range of signals is as large as its largest use; numbers within it stay."""
     placed = place_signals([template([3, 1, 4]), template([1, 5, 2])], 100, 0)
     for t, ranges in zip(placed, ([3, 1, 4], [1, 5, 2])):
         (i,) = t.instructions
@@ -35,7 +35,7 @@ def test_sites_begin_at_the_same_signal():
 
 
 def test_signals_of_rings_are_the_same_in_all_variants():
-    """A variant's own signals lie elsewhere, those of its rings where the first variant has them."""
+    """A variant's own signals are elsewhere, those of its rings where the first variant has them."""
     ring = ring_signal_range(1)
     instruction = Instruction("", "x", Number(1), 0, (), waits=(Wait(ring + 2, True, 1), Wait(1, True, 1)))
     made = LoweredTemplate("t", (instruction,), (), (), (4,), (5, 3))
@@ -46,7 +46,7 @@ def test_signals_of_rings_are_the_same_in_all_variants():
 
 
 def test_credits_of_a_ring():
-    """A use waits for the one that had its place before; the last use waits for all that are left."""
+    """A use waits for the previous one in its place; the last use waits for all that remain."""
     assert [place_of_use(u, 0) for u in range(4)] == [0, 1, 0, 1]
     assert place_of_use(0, 1) == 1
     numbers = credits_of_uses([7, 9, 12])
@@ -55,7 +55,7 @@ def test_credits_of_a_ring():
 
 
 def without(program, number, place, field):
-    """The program whose instruction has no waits (or posts) any more, in the first class."""
+    """The program whose instruction has no waits (or posts), in the first class."""
     first, *others = program.classes
     listed = list(first.templates[number].instructions)
     listed[place] = replace(listed[place], **{field: ()})
@@ -66,7 +66,9 @@ def without(program, number, place, field):
 
 @pytest.mark.parametrize("axes", [{"dp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}], ids=str)
 def test_every_read_of_a_peer_is_acknowledged(axes):
-    """All templates hold the rule; without one acknowledgement, or with one that waits for nothing, it fails."""
+    """All templates keep the rule; without one acknowledgement, or with one that waits for nothing,
+    the check fails.
+    """
     program = plan_llama(1, axes).program
     validate_acknowledgements(program)
     broken = unread = 0

@@ -1,4 +1,4 @@
-"""What an op emits is held to the kernel table when planning: each mistake is an error that names op and kernel."""
+"""Emitted instructions are checked against the kernel table in planning: each error names op and kernel."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PRODUCT = {
 
 
 def make(kernel, base, **changes):
-    """An instruction of a base call, with changes to its named parts; None takes a part away."""
+    """An instruction of a base call, with changes to its named parts; None removes a part."""
     call = {"ints": {}, "floats": {}, **base}
     for what, named in changes.items():
         if isinstance(named, dict):
@@ -76,8 +76,8 @@ def accesses(instruction):
     return [Access(o.access).name for o in instruction.operands]
 
 
-def test_a_call_as_the_table_says():
-    """Order, access and name come from the table; lists take turns; counts and types are filled in."""
+def test_valid_call():
+    """Order, access and name come from the table; lists alternate; counts and types are filled in."""
     norm = make("rms_norm", NORM)
     assert (norm.kernel, [o.slot for o in norm.operands]) == ("rms_norm_f32", [0, 2, 1, 3])
     assert accesses(norm) == ["OUT", "OUT", "IN", "IN"] and norm.floats == (1e-5, 0.0)
@@ -86,9 +86,10 @@ def test_a_call_as_the_table_says():
     assert product.ints == (1, 2, 2, 0, 2, 0, 2, 2, 6, 2, 6)
 
 
-def test_operands_that_view_other_columns_speak_for_themselves():
-    """Where a tensor's tiles are some of its columns, parts and the whole of it are different tiles; elsewhere one
-    operand speaks for all, as it does for two views of the same columns."""
+def test_operands_that_view_other_columns_have_their_own_access():
+    """Where a tensor's tiles are some of its columns, parts and the whole of it are different
+    tiles; elsewhere one operand represents all, as for two views of the same columns.
+    """
 
     def copied(slot):
         parts = [Operand(slot, Mode.ROWCOLS, part=p, parts=D) for p in (0, D)]
@@ -238,8 +239,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("kernel,base,change,words", REFUSED, ids=lambda v: v if isinstance(v, str) else "")
-def test_what_is_refused(kernel, base, change, words):
-    """Each rule of the table by itself; the call is right without the change, so the check can pass."""
+def test_invalid_calls_are_rejected(kernel, base, change, words):
+    """Each rule of the table by itself; the call is valid without the change, so the check can pass."""
     make(kernel, base)
     with pytest.raises(InternalError) as error:
         make(kernel, base, **change)
@@ -262,7 +263,7 @@ def norm_draft(call):
     return make_instruction("rms_norm", maker="op 'mine' (l)", label="l", ref_of=REFS.__getitem__, **options)
 
 
-def test_a_repeated_instruction_is_the_one_that_would_be_emitted():
+def test_repeated_instruction_equals_an_emitted_one():
     """On tensors of equal form; waits of the first are not repeated."""
     draft = norm_draft(NORM)
     draft.waits.append(Wait(0, True, 1))
@@ -282,14 +283,14 @@ def test_a_repeated_instruction_is_the_one_that_would_be_emitted():
         ({"x": row(0)}, "as many tensors as before"),
     ],
 )
-def test_a_repetition_of_another_form_is_refused(tiles, words):
-    """What was held to the table for one tensor does not hold for another kind of tensor."""
+def test_repetition_of_another_form_is_rejected(tiles, words):
+    """A check for one tensor does not hold for a tensor of another form."""
     with pytest.raises(InternalError, match=words):
         repeat_instruction(norm_draft(NORM), tiles, REFS.__getitem__)
 
 
-def test_a_repetition_knows_no_lists():
-    """Places of a list's members are not names."""
+def test_repetition_has_no_list_names():
+    """Indices of a list's members are not names."""
     options = {"extent": Number(ROWS), "step": 4, "ints": {}, "floats": {}, **PRODUCT}
     draft = make_instruction("matmul", maker="op 'm' (l)", label="l", ref_of=REFS.__getitem__, **options)
     with pytest.raises(InternalError, match="got another for 'out'"):
@@ -297,7 +298,7 @@ def test_a_repetition_knows_no_lists():
 
 
 def test_one_access_per_tile():
-    """In place, a task's reads and writes of a tile are one access; parts of a tile keep the rest of it."""
+    """In place, a task's reads and writes of a tile are one access; writing parts of a tile keeps the rest."""
     silu = {"dtype": "f32", "tiles": {"out": row(0), "x": row(0)}}
     assert accesses(make("silu", silu)) == ["INOUT", "NONE"]
     twice = {"dtype": "f32", "tiles": {"out": row(0), "a": row(1), "b": row(1)}}
@@ -308,8 +309,8 @@ def test_one_access_per_tile():
     assert accesses(copied) == ["INOUT", "NONE", "NONE", "NONE"]
 
 
-def test_symbolic_rows_are_compared_as_such():
-    """A tensor with a symbol's rows fits a loop over them, and no other."""
+def test_symbolic_rows_are_compared_as_symbols():
+    """A tensor with a symbol's rows fits only a loop over them."""
     tiles = {"out": row(10), "x": row(10)}
     make("silu", {"dtype": "f32", "tiles": tiles, "extent": Number(0, 0, 1)})
     with pytest.raises(InternalError, match="must have as many rows"):
@@ -317,17 +318,17 @@ def test_symbolic_rows_are_compared_as_such():
 
 
 def test_every_kernel_can_be_written_from_its_table_line():
-    """The line of every kernel parses into operands with roles that are known, and ints that name operands of it."""
+    """The line of every kernel parses into operands with valid roles, and ints that name operands."""
     for spec in KERNELS.values():
         names = {o.name for o in spec.operands}
         assert names and {o.role for o in spec.operands} <= {"in", "out", "inout"}, spec.base
         assert all(i.source is None or i.source[1] in names for i in spec.ints), spec.base
-        known = {i.name for i in spec.ints}
-        assert all(f.isdigit() or f in known for i in spec.ints for f in i.length), spec.base
+        ints = {i.name for i in spec.ints}
+        assert all(f.isdigit() or f in ints for i in spec.ints for f in i.length), spec.base
 
 
 class Forgetful:
-    """A lowering that changes what an op says on its way."""
+    """A lowering that changes arguments on their way."""
 
     def __init__(self, low, change):
         self.low, self.change = low, change
@@ -335,8 +336,8 @@ class Forgetful:
     def __getattr__(self, name):
         return getattr(self.low, name)
 
-    def emit(self, kernel, op, **given):
-        return self.low.emit(kernel, op, **self.change(given))
+    def emit(self, kernel, op, **arguments):
+        return self.low.emit(kernel, op, **self.change(arguments))
 
 
 @pytest.mark.parametrize(
@@ -352,13 +353,13 @@ class Forgetful:
         ("linear", "ints", "range", r"none for 'range' for kernel 'matmul"),
     ],
 )
-def test_a_forgetful_op_is_found_when_planning(name, what, left_out, words, monkeypatch):
-    """An operand, a float or an integer left out of a real op, which was memory read at random when it ran."""
+def test_changed_arguments_are_detected_in_planning(name, what, left_out, words, monkeypatch):
+    """An operand, a float or an integer left out of a real op, which would read random memory in a run."""
     rule = type(op_named(name))
     lower = rule.lower
 
-    def forget(given):
-        return {**given, what: {k: v for k, v in given[what].items() if k != left_out}}
+    def forget(arguments):
+        return {**arguments, what: {k: v for k, v in arguments[what].items() if k != left_out}}
 
     monkeypatch.setattr(rule, "lower", lambda self, low, op: lower(self, Forgetful(low, forget), op))
     graph = GraphBuilder("g")
@@ -369,12 +370,12 @@ def test_a_forgetful_op_is_found_when_planning(name, what, left_out, words, monk
         plan_graph(graph.freeze(), {})
 
 
-def test_elementwise_ops_are_what_the_table_says():
+def test_elementwise_ops_match_the_table():
     """Arity, outputs and attributes of every elementwise op with a kernel of its name."""
-    found = {name: op for name, op in op_table._OPS.items() if name in KERNELS and hasattr(op, "num_inputs")}
-    assert {"add", "multiply", "scale", "silu", "silu_gate_backward", "softmax"} <= set(found)
-    assert found["silu_gate_backward"].num_inputs == 3 and found["silu_gate_backward"].num_outputs == 2
-    assert dict(found["scale"].signature.attributes) == {"factor": float}
-    for name, op in found.items():
+    ops = {name: op for name, op in op_table._OPS.items() if name in KERNELS and hasattr(op, "num_inputs")}
+    assert {"add", "multiply", "scale", "silu", "silu_gate_backward", "softmax"} <= set(ops)
+    assert ops["silu_gate_backward"].num_inputs == 3 and ops["silu_gate_backward"].num_outputs == 2
+    assert dict(ops["scale"].signature.attributes) == {"factor": float}
+    for name, op in ops.items():
         roles = [o.role for o in KERNELS[name].operands]
         assert op.signature.operands == roles.count("in") and op.num_outputs == roles.count("out")

@@ -1,4 +1,4 @@
-"""Entries of what users read and of what lives inside a template never stand for each other."""
+"""Entries that users read and those inside a template are never confused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from small_llama import config, training_graph
 
 
 @pytest.mark.parametrize("microbatches", [8, 16])
-def test_parts_of_microbatches_are_their_own(microbatches):
+def test_parts_of_microbatches_are_bound_alike(microbatches):
     """A tensor with a part per microbatch has its parts bound alike, whatever numbers variants and tensors have."""
     plan = training_graph(config(), "f32").plan({}, batch_splits=16, accumulation=microbatches)
     (of,) = plan.program.classes

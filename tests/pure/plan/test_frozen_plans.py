@@ -1,4 +1,4 @@
-"""A plan never changes, and says so where it is asked for what it has not."""
+"""A plan is immutable, and looking up anything it lacks is an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewise.plan import Plan
 
 
 def parts_of(value: object) -> Iterator[object]:
-    """Everything that a record is made of, fields and items, itself first."""
+    """A record's fields and items, recursively, itself first."""
     yield value
     if is_dataclass(value):
         inside: Iterable[object] = [getattr(value, f.name) for f in fields(value)]
@@ -36,15 +36,15 @@ def laid_out() -> Plan:
     return plan
 
 
-def test_nothing_in_a_plan_can_be_changed():
-    """Its digest, its file and its memory stay what they were: mappings and arrays inside are read-only, too."""
+def test_plan_cannot_be_changed():
+    """Its digest, file and memory stay the same: mappings and arrays inside are read-only, too."""
     plan = laid_out()
     before = plan.digest()
     parts = [*parts_of(plan), *parts_of(plan.stored_parts)]
     assert not [part for part in parts if isinstance(part, list | set | bytearray)]
     mappings = {id(part): part for part in parts if isinstance(part, Mapping)}.values()
     graph, program = plan.graph, plan.program.classes[0]
-    for known in (
+    for mapping_of_plan in (
         plan.regions,
         program.calls,
         graph.hints,
@@ -52,7 +52,7 @@ def test_nothing_in_a_plan_can_be_changed():
         graph.ops[0].attrs,
         graph.outputs,
     ):
-        assert any(known is mapping for mapping in mappings)
+        assert any(mapping_of_plan is mapping for mapping in mappings)
     for mapping in mappings:
         with pytest.raises(ConfigError, match=r"\[core.FrozenMap\] mappings of frozen records are read"):
             mapping["zz"] = 1
@@ -76,8 +76,8 @@ def test_nothing_in_a_plan_can_be_changed():
         lambda m: m.__ior__({"b": 1}),
     ],
 )
-def test_no_way_leads_into_a_frozen_mapping(change):
-    """Whatever a dictionary can be changed by is refused; what is made of one is a dictionary."""
+def test_frozen_mappings_reject_all_changes(change):
+    """Every mutating method of a dictionary is rejected; copies are dictionaries."""
     mapping = FrozenMap(a=1)
     with pytest.raises(
         ConfigError, match=r"are read-only; got a change of one with 1 entries; change dict\(mapping\)"
@@ -98,8 +98,8 @@ def test_copies_of_a_plan_are_read_only_and_equal(remade):
     assert not any(value.flags.writeable for value in other.graph.constant_values.values())
 
 
-def test_a_plan_is_a_dictionary_where_one_is_wanted():
-    """`dataclasses.asdict` takes it apart, mappings and all, and `replace` makes another of it."""
+def test_plan_works_with_dataclass_functions():
+    """`dataclasses.asdict` converts it, mappings included, and `replace` makes a changed one."""
     plan = small()
     apart = asdict(plan)
     assert apart["regions"] == plan.regions
@@ -123,15 +123,15 @@ def test_a_plan_is_a_dictionary_where_one_is_wanted():
         (lambda p, t: p.holder(t, [0]), r"holder\] device must be an integer; got \[0\]"),
     ],
 )
-def test_what_a_plan_has_not_is_refused(ask, words):
-    """Devices, tensors and parts by numbers of its own, none counted from the end."""
+def test_unknown_parts_of_a_plan_are_rejected(ask, words):
+    """Devices, tensors and parts by number, none counted from the end."""
     plan = make(mesh={"dp": 2})
     with pytest.raises(PlanError, match=r"\[plan\." + words):
         ask(plan, plan.graph.of_kind("input")[0].id)
 
 
-def test_a_tensor_of_the_devices_alone_has_no_entry():
-    """What is made and used up within a step is nowhere for users."""
+def test_temporary_tensor_has_no_entry():
+    """A tensor made and used within a step is not visible to users."""
     plan = small()
     inner = next(t.id for t in plan.graph.tensors if t.id not in plan.outside)
     with pytest.raises(

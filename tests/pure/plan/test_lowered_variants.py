@@ -1,4 +1,4 @@
-"""Lowered templates: the same from workers as from this process, and the values that they read and write."""
+"""Lowered templates: equal from workers and from this process, and the values that they read and write."""
 
 import sys
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_workers_make_the_same_plan(pool, options):
 
 
 @pytest.mark.parametrize("planted", [gradients._differentiate_in_worker, variants._lower_in_worker])
-def test_a_wrong_result_of_a_worker_is_found(pool, monkeypatch, planted):
+def test_wrong_result_of_a_worker_is_detected(pool, monkeypatch, planted):
     """The planted fault: two results in exchanged places."""
     compute = WorkerPool.map
 
@@ -73,8 +73,8 @@ def test_a_wrong_result_of_a_worker_is_found(pool, monkeypatch, planted):
     assert digest != plan(None).digest()
 
 
-def test_errors_are_those_of_one_process(pool, monkeypatch):
-    """Of a template that cannot be lowered, and of a worker that dies; the pool works on."""
+def test_errors_equal_those_of_one_process(pool, monkeypatch):
+    """Of a template that cannot be lowered, and of a worker that dies; the pool remains usable."""
     expected = plan(None).digest()
     words = []
     for used in (None, pool):
@@ -90,9 +90,10 @@ def test_errors_are_those_of_one_process(pool, monkeypatch):
 
 
 @pytest.mark.parametrize("spoil", ["makes", "needs"])
-def test_values_are_believed_of_the_lowering_alone(monkeypatch, spoil):
-    """What a template reads and writes comes with its lowering; the twin says something else, which is refused where it
-    contradicts the calls."""
+def test_values_come_from_the_lowering(monkeypatch, spoil):
+    """What a template reads and writes comes with its lowering; the twin has other values, which
+    are rejected where they contradict the calls.
+    """
     made = plan(None)
     validate_plan(made)  # reads all instructions again
 
@@ -109,8 +110,8 @@ def test_values_are_believed_of_the_lowering_alone(monkeypatch, spoil):
 
 
 @pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({}, 4), ({"dp": 2}, 1)])
-def test_values_are_those_of_all_instructions(monkeypatch, axes, accumulation):
-    """A template that other devices have a part in has none of its own."""
+def test_values_of_all_instructions(monkeypatch, axes, accumulation):
+    """A template that other devices take part in has no values of its own."""
     asked, check = [], make.validate_plan
 
     def note(plan, values):

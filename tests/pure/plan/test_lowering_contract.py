@@ -1,4 +1,4 @@
-"""What an own op's lowering does wrong is refused when planning, in one line that names the op; nothing runs."""
+"""Errors in a user's op's lowering are rejected in planning, in one line that names the op; nothing runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("same_ops")
 
 
 def plan(lower, axes=None, *, rows=(8,), **members):
-    """The plan of a graph with an op of two operands `[8, 6]`, or other rows of 6, that is lowered so."""
-    found = {"name": "odd", "num_inputs": 2, "lower": lambda self, low, op: lower(low, op), **members}
-    register(type("Odd", (Elementwise,), found))
+    """The plan of a graph with an op of two operands `[8, 6]`, or another number of rows, with this lowering."""
+    attributes = {"name": "odd", "num_inputs": 2, "lower": lambda self, low, op: lower(low, op), **members}
+    register(type("Odd", (Elementwise,), attributes))
     graph = GraphBuilder("g")
     labels = [BATCH, *[None] * len(rows)]
     a, b = (graph.input([*rows, 6], name=name, labels=labels) for name in "ab")
@@ -29,7 +29,7 @@ def plan(lower, axes=None, *, rows=(8,), **members):
 
 
 def adding(tiles=None, /, **changes):
-    """A lowering that adds its operands, with other tiles and settings in some places."""
+    """A lowering that adds its operands, with other tiles and settings in some calls."""
 
     def lower(low, op):
         a, b = op.given
@@ -101,15 +101,17 @@ PARTS = [
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=["one", "dp"])
 @pytest.mark.parametrize("lower", RIGHT.values(), ids=RIGHT)
-def test_what_is_right(lower, axes):
+def test_valid_lowerings(lower, axes):
     """Each way to view what the loop runs over."""
     plan(lower, axes)
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=["one", "dp"])
 @pytest.mark.parametrize("names,view,words", PARTS, ids=lambda v: v if isinstance(v, str) else "")
-def test_parts_that_are_not_the_loops(names, view, words, axes):
-    """Columns under a loop over rows, divisions that do not come out, rows that are not there: wrong numbers if run."""
+def test_mismatched_parts_are_rejected(names, view, words, axes):
+    """Columns under a loop over rows, divisions with a remainder, rows out of range: they would
+    give wrong numbers.
+    """
     tiles = {
         name: lambda low, a, out, of=name: view(low, out if of == "out" else a) for name in names.split()
     }
@@ -134,8 +136,8 @@ GROWING = [
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=["one", "dp"])
 @pytest.mark.parametrize("view,words", GROWING, ids=lambda v: v if isinstance(v, str) else "")
-def test_parts_of_rows_that_a_run_brings(view, words, axes):
-    """A division comes out for every length or for none; a kernel reads as many rows of each operand."""
+def test_parts_of_symbolic_rows(view, words, axes):
+    """A division is exact for every length or for none; a kernel reads equally many rows of each operand."""
     rows = (8, Dim("seq", 1, 12))
     plan(adding(), axes, rows=rows)
     op_table._OPS.pop("odd")
@@ -144,18 +146,18 @@ def test_parts_of_rows_that_a_run_brings(view, words, axes):
 
 
 def over_an_operand(low, op):
-    """Right, but for one thing more."""
+    """Valid except for one added instruction."""
     adding()(low, op)
     adding({"out": lambda low, a, out: low.row(a)})(low, op)
 
 
 def reading_another(low, op):
-    """An addition that also reads a tensor of the graph that the op was not given."""
+    """An addition that also reads a tensor of the graph that is not an operand."""
     adding({"b": lambda low, a, out: low.row(len(low.graph.tensors) - 1)})(low, op)
 
 
-def test_what_is_read_are_operands_and_outputs():
-    """Nothing orders a read of another tensor behind what writes it."""
+def test_only_operands_and_outputs_are_read():
+    """A read of another tensor would not be ordered after its writes."""
     register(
         type(
             "Odd",
@@ -181,7 +183,7 @@ def test_what_is_read_are_operands_and_outputs():
         (over_an_operand, r"the operands in `in_place`; got a write to f32\[8, 6\]"),
     ],
 )
-def test_what_is_written_are_the_outputs(lower, words):
+def test_exactly_the_outputs_are_written(lower, words):
     """All of them, and no operand."""
     with pytest.raises(InternalError, match=rf"{words} in op 'odd' \(odd\); correct its lowering"):
         plan(lower)
@@ -196,8 +198,8 @@ def test_what_is_written_are_the_outputs(lower, words):
         ([(1, 3)], "rows 0 to 1", "row 0"),
     ],
 )
-def test_rows_that_no_instruction_writes(parts, of_eight, of_four):
-    """They would hold what lay there before: named by number, on the device that is lowered for."""
+def test_unwritten_rows_are_rejected(parts, of_eight, of_four):
+    """They would hold old memory: named by number, for each device."""
     for axes, words in (({}, of_eight), ({"dp": 2}, of_four)):
         with pytest.raises(
             InternalError,
@@ -209,7 +211,7 @@ def test_rows_that_no_instruction_writes(parts, of_eight, of_four):
 
 
 def test_rows_of_any_length_are_written():
-    """Where a run brings how many rows there are, fixed ones reach to the bound or are refused."""
+    """With a symbolic number of rows, fixed ones reach to the bound or are rejected."""
     rows = (8, Dim("seq", 1, 12))
     plan(by_quarters((0, 4)), rows=rows)
     op_table._OPS.pop("odd")
@@ -223,8 +225,8 @@ def test_a_loop_over_no_rows_writes_nothing():
         plan(by_quarters((0, 4), over=0))
 
 
-def test_an_output_is_not_read_before_it_is_written():
-    """What lay there before would be a part of the result."""
+def test_output_is_not_read_before_it_is_written():
+    """Old memory would be part of the result."""
     reading = adding({"b": lambda low, a, out: low.row(out)})
     with pytest.raises(
         InternalError,
@@ -248,13 +250,13 @@ class Two(Op):
         return Factors((("r", "d"),) * 2, (("r", "d"),) * 2)
 
     def lower(self, low, op):
-        for out, given in zip(op.outputs, op.given):
-            tiles = {"out": low.row(out), "x": low.row(given)}
+        for out, operand in zip(op.outputs, op.given):
+            tiles = {"out": low.row(out), "x": low.row(operand)}
             low.emit("scale", op, over=low.tensor(out), dtype="f32", tiles=tiles, floats={"factor": 2.0})
 
 
-def test_what_has_another_s_memory_may_be_read():
-    """An operand of which the shape counts, where the other operand lies in its memory."""
+def test_aliased_operand_may_be_read():
+    """An operand of which only the shape is used, where the other operand has its memory."""
     register(Two)
     reads_other = lambda self, low, op: adding({"a": lambda low, a, out: low.row(op.given[1])})(low, op)  # noqa: E731
     members = {"name": "seen", "num_inputs": 2, "shape_of": frozenset({0}), "lower": reads_other}
@@ -265,8 +267,8 @@ def test_what_has_another_s_memory_may_be_read():
     plan_graph(graph.freeze(), {})
 
 
-def test_an_operand_is_given_once_where_two_outputs_must_lie_in_it():
-    """One of them would have memory of its own."""
+def test_operand_is_aliased_once_where_two_outputs_ask_for_it():
+    """One of them has its own memory."""
     register(Two)
     graph = GraphBuilder("g")
     x = graph.input([8, 6], name="x")
@@ -301,8 +303,8 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("changes,words", SETTINGS, ids=lambda v: "" if isinstance(v, dict) else v)
-def test_settings_of_another_kind(changes, words):
-    """Each setting of `emit` is held to its type; no other exception comes of it."""
+def test_settings_of_other_types_are_rejected(changes, words):
+    """Each setting of `emit` has a type; a wrong one raises no other exception."""
     with pytest.raises(InternalError, match=rf"{words}.* in op 'odd' \(odd\); correct"):
         plan(adding(**changes))
 
@@ -413,8 +415,8 @@ ASKED = [
 
 
 @pytest.mark.parametrize("ask,words", ASKED, ids=lambda v: v if isinstance(v, str) else "")
-def test_what_a_lowering_cannot_ask(ask, words):
-    """Tensors and dims that are not there, temporaries of no size, sums without a pending reduction."""
+def test_invalid_requests_of_a_lowering_are_rejected(ask, words):
+    """Unknown tensors and dims, temporaries without size, sums without a pending reduction."""
     with pytest.raises(
         InternalError, match=rf"\[plan.lower\] {words}.* in op 'odd' \(odd\); correct its lowering"
     ):
@@ -432,13 +434,13 @@ HELD = [
 ]
 
 
-@pytest.mark.parametrize("given,words", HELD, ids=lambda v: v if isinstance(v, str) else "")
-def test_holds_of_another_kind(given, words):
-    """`hold` is held to the same rules as `emit`."""
+@pytest.mark.parametrize("arguments,words", HELD, ids=lambda v: v if isinstance(v, str) else "")
+def test_holds_of_other_types_are_rejected(arguments, words):
+    """`hold` follows the same rules as `emit`."""
 
     def lower(low, op):
         adding()(low, op)
-        low.hold(op, *given(low, low.tensor(op.given[0])), "odd/held")
+        low.hold(op, *arguments(low, low.tensor(op.given[0])), "odd/held")
 
     with pytest.raises(
         InternalError, match=rf"{words}.* for a hold in op 'odd' \(odd\); correct what it emits"

@@ -58,12 +58,12 @@ def test_shared_bytes_are_all_listed(specs):
 
 
 def test_reuse_saves_memory():
-    """Ten buffers one after another need the room of one."""
+    """Ten buffers one after another need the memory of one."""
     made = buffers([(1000, i, 0) for i in range(10)])
     assert place_buffers(made, 0) == 1024
 
 
-def test_lasting_buffers_follow_each_other():
+def test_permanent_buffers_follow_each_other():
     """Without lifetimes nothing is shared."""
     made = [Buffer((i,), 100, "parameters") for i in range(3)]
     assert place_in_sequence(made, 64) == 64 + 3 * 128
@@ -71,8 +71,8 @@ def test_lasting_buffers_follow_each_other():
 
 
 @given(st.lists(st.tuples(lifetimes, st.booleans()), min_size=1, max_size=30), st.integers(0, 40_000))
-def test_what_others_read_lingers_where_there_is_room(specs, more):
-    """Lives are kept apart as before and nothing ends behind the room; with room for all, nothing shares with it."""
+def test_buffers_read_by_peers_live_longer_where_memory_permits(specs, more):
+    """Lifetimes stay separate and no buffer ends beyond the region; with memory for all, none shares."""
     made = buffers([spec for spec, _ in specs])
     tight = place_buffers(made, 0)
     before, room = [b.offset for b in made], tight + more
@@ -90,9 +90,10 @@ def test_what_others_read_lingers_where_there_is_room(specs, more):
     assert not any(shared.get(made.index(b)) for b in lingering)
 
 
-def test_it_lingers_as_long_as_room_permits():
-    """In the room of one nothing moves; in that of two, with three to linger, each does for one position, and one alone
-    for good."""
+def test_lifetimes_grow_as_far_as_memory_permits():
+    """In the memory of one nothing changes; in that of two, with three to extend, each lives one
+    position longer, and a single one permanently.
+    """
     made = buffers([(1000, at, 0) for at in range(4)])
     place_buffers(made, 0)
     place_lingering(made, made[:3], 1024)
@@ -104,7 +105,7 @@ def test_it_lingers_as_long_as_room_permits():
 
 
 def read_and_shared(plan):
-    """Temporaries of a layer's backward pass that other devices read, and all of them that share bytes there."""
+    """Temporaries of a layer's backward pass that other devices read, and those of them that share bytes there."""
     templates = plan.program.classes[0].templates
     number, template = next(
         (n, t) for n, t in enumerate(templates) if "layer" in t.name and ".backward" in t.name
@@ -121,14 +122,16 @@ def read_and_shared(plan):
 @pytest.mark.parametrize(
     ("axes", "kinds"), [({"fsdp": 2}, {"temp"}), ({"fsdp": 2, "tp": 2}, {"temp", "inner"})]
 )
-def test_what_others_read_lingers_in_room_that_another_template_needs(monkeypatch, axes, kinds):
-    """Behind a large embedding, whose gradient takes the room, nothing that peers read is written anew in the same use
-    of a layer, and other temporaries share as before; the arena is as large as where all is placed tightly."""
+def test_buffers_read_by_peers_use_memory_of_another_template(monkeypatch, axes, kinds):
+    """With a large embedding, whose gradient takes the memory, nothing that peers read is
+    overwritten in the same use of a layer, and other temporaries share as before; the arena is as
+    large as with tight placement.
+    """
     monkeypatch.setitem(test_recompute.SIZES, "vocab_size", 8192)
     plan = planned("full", axes)
     read, shared = read_and_shared(plan)
     assert {kind for kind, _ in read} == kinds and not read & shared and shared
-    monkeypatch.setattr(of_plans, "place_lingering", lambda *given: None)
+    monkeypatch.setattr(of_plans, "place_lingering", lambda *args: None)
     tight = planned("full", axes)
     assert {kind for kind, _ in read & read_and_shared(tight)[1]} == kinds
     assert tight.regions == plan.regions

@@ -1,4 +1,4 @@
-"""Files of plans that are damaged, changed or made to harm: one sentence of ours, before anything is used."""
+"""Damaged, changed or hostile plan files: one TilewiseError of one line, before anything is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewise.plan.file import content as file_content
 
 
 def refusal(path, content=None):
-    """What `Plan.load` says about a file; it is one line, and nothing else is raised."""
+    """The error of `Plan.load` for a file; it is one line, and nothing else is raised."""
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(PlanError) as caught:
@@ -33,20 +33,20 @@ def refusal(path, content=None):
 
 @pytest.fixture
 def path(tmp_path):
-    """Where the file goes."""
+    """The path of the file."""
     return tmp_path / "step.plan"
 
 
-def test_files_cut_short_are_refused(path):
-    """At any byte of the first hundreds, and at many of the others."""
+def test_truncated_files_are_rejected(path):
+    """At any of the first hundreds of bytes, and at many of the others."""
     whole = small_file()
     for end in [*range(0, 200, 7), *range(200, len(whole), 4001), len(whole) - 1]:
         refusal(path, whole[:end])
     refusal(path, whole + b"\0")
 
 
-def test_any_bit_counts(path):
-    """A digest is over everything behind the first line, and the line has one form."""
+def test_any_changed_bit_is_detected(path):
+    """The digest covers everything after the first line, and the line has one form."""
     whole = small_file()
     for at in [*range(0, 100, 3), *range(100, len(whole), 5003)]:
         changed = bytearray(whole)
@@ -54,7 +54,7 @@ def test_any_bit_counts(path):
         refusal(path, bytes(changed))
 
 
-def test_what_is_no_file_of_ours_is_refused(path):
+def test_other_files_are_rejected(path):
     """A missing file, a directory, a pipe, other formats."""
     assert "no such file" in refusal(path)
     path.mkdir()
@@ -67,23 +67,23 @@ def test_what_is_no_file_of_ours_is_refused(path):
         assert "does not begin with the line of a plan" in refusal(path, other)
 
 
-def test_a_file_of_the_future_says_so(path):
-    """Another number of format, and records with other fields, are what another version writes."""
+def test_file_of_a_later_version_is_named(path):
+    """Another format number, and records with other fields, are reported as another version."""
     body = small_file()[small_file().index(b"\n") + 1 :]
     assert "it has format 3, and this version of Tilewise reads 2" in refusal(path, sealed(body, 3))
 
-    def more(found):
-        number, _ = place(found, "PlanSettings", "seq")
-        found["records"][number][1].append("speed")
+    def more(document):
+        number, _ = place(document, "PlanSettings", "seq")
+        document["records"][number][1].append("speed")
 
     assert "a PlanSettings must have the fields" in refusal(path, edited(more))
     assert "there is no record class 'Popen'" in refusal(
-        path, edited(lambda found: found["records"][0].__setitem__(0, "Popen"))
+        path, edited(lambda document: document["records"][0].__setitem__(0, "Popen"))
     )
 
 
-def test_large_files_are_not_read(path, monkeypatch):
-    """What is larger than a plan may be is refused before it is read; a plan that would be so is not written."""
+def test_too_large_files_are_not_read(path, monkeypatch):
+    """A file above the limit is rejected before it is read; such a plan is not written."""
     path.write_bytes(small_file())
     monkeypatch.setattr(file_content, "MAX_BYTES", len(small_file()) - 1)
     assert "larger than" in refusal(path)
@@ -91,8 +91,8 @@ def test_large_files_are_not_read(path, monkeypatch):
         small().save(path)
 
 
-def test_sizes_that_lie_are_refused(path):
-    """Lengths and shapes beyond the file, and arrays that nothing describes."""
+def test_false_sizes_are_rejected(path):
+    """Lengths and shapes beyond the file, and arrays without a description."""
     rows, arrays = parts(small_file())
     text = json.dumps(rows).encode()
     assert "its rows should take" in refusal(path, sealed((1 << 62).to_bytes(8, "little") + text))
@@ -107,15 +107,15 @@ def test_sizes_that_lie_are_refused(path):
         [],
         None,
     ):
-        refusal(path, edited(lambda found, e=entry: found["arrays"].__setitem__(0, e)))
+        refusal(path, edited(lambda document, e=entry: document["arrays"].__setitem__(0, e)))
 
 
-def test_json_that_readers_disagree_on_is_refused(path):
-    """Keys that stand twice, NaN, endless nesting, numbers without end, texts that are invalid."""
+def test_ambiguous_json_is_rejected(path):
+    """Duplicate keys, NaN, unlimited nesting and numbers, invalid texts."""
     rows, arrays = parts(small_file())
     text = json.dumps(rows)
     twice = text.replace('"arrays"', '"records": [], "arrays"')
-    assert "stands twice" in refusal(path, packed(twice.encode(), arrays))
+    assert "appears twice" in refusal(path, packed(twice.encode(), arrays))
     for odd in ("NaN", "Infinity", "1e999", "[" * 200_000, "9" * 5000, '"\\ud800"', "\xff"):
         changed = text.replace('"rows": [', f'"rows": [{odd}, ', 1)
         refusal(path, packed(changed.encode("latin-1"), arrays))
@@ -128,13 +128,13 @@ def below_zero(was):
 
 
 def other_rate(was):
-    """The same optimizer with its first float another one, so that it says 0.5."""
+    """The same optimizer with its first float 0.5."""
     mark, name, ((first, _), *others) = was
     return [mark, name, [[first, ["f", "0x1.0000000000000p-1"]], *others]]
 
 
 def no_reductions(content):
-    """No template says of a value that it completes it."""
+    """No template declares that it completes a value."""
     number, at = place(content, "LoweredTemplate", "reductions")
     for row in content["rows"]:
         if row[0] == number:
@@ -142,13 +142,14 @@ def no_reductions(content):
 
 
 def forged_update(at, value):
-    """A change of one integer of every update: counted from the front its settings and steps, from the end what is
-    left."""
+    """A change of one integer of every update: counted from the front its settings and steps, from
+    the end the rest.
+    """
 
-    def change(found):
-        number, kernel = place(found, "Instruction", "kernel")
-        _, ints = place(found, "Instruction", "ints")
-        updates = [r for r in found["rows"] if r[0] == number and r[kernel].startswith("update")]
+    def change(document):
+        number, kernel = place(document, "Instruction", "kernel")
+        _, ints = place(document, "Instruction", "ints")
+        updates = [r for r in document["rows"] if r[0] == number and r[kernel].startswith("update")]
         assert updates
         for row in updates:
             row[ints] = [*row[ints]]
@@ -158,13 +159,13 @@ def forged_update(at, value):
 
 
 def forged_rule(at, value):
-    """The same of a graph's op, whose optimizer is left out, and of nothing else."""
+    """The same for a graph's op, whose optimizer is left out, alone."""
 
-    def change(found):
-        set_field("Plan", "optimizer", None)(found)
-        number, op = place(found, "OpNode", "op")
-        _, attrs = place(found, "OpNode", "attrs")
-        for row in [r for r in found["rows"] if r[0] == number and r[op] == "update"]:
+    def change(document):
+        set_field("Plan", "optimizer", None)(document)
+        number, op = place(document, "OpNode", "op")
+        _, attrs = place(document, "OpNode", "attrs")
+        for row in [r for r in document["rows"] if r[0] == number and r[op] == "update"]:
             steps = dict(row[attrs])["steps"]
             steps[1][at] = value
 
@@ -266,15 +267,15 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("what", FIELDS)
-def test_changed_fields_are_refused(what, path):
-    """A file that was changed by hand, with a digest that fits, names what does not."""
+def test_changed_fields_are_rejected(what, path):
+    """A file with a change and a matching digest is an error that names the mismatch."""
     change, words = FIELDS[what]
-    found = refusal(path, edited(change))
-    assert words in found, found
+    message = refusal(path, edited(change))
+    assert words in message, message
 
 
 def with_old_names(content):
-    """Gives records, fields and values the names that files of earlier versions have."""
+    """Rename records, fields and values to the names in files of earlier versions."""
     for (record, field), values in RENAMED_VALUES.items():
         if record in (name for name, _ in content["records"]):
             number, at = place(content, record, field)
@@ -307,43 +308,44 @@ UNUSED = {  # nothing is looked up, reserved or counted with these
 }  # fmt: skip
 
 
-def test_what_every_number_leads_to_is_looked_at(path):
-    """Whatever number in the rows is made larger than all others, the file is refused, or nothing follows from it."""
-    found, arrays = parts(small_file())
-    kept = set()
-    for number, (name, fields) in enumerate(found["records"]):
-        rows = [row for row in found["rows"] if row[0] == number]
+def test_every_number_is_checked(path):
+    """With any number in the rows larger than all others, the file is rejected, or nothing depends on it."""
+    document, arrays = parts(small_file())
+    unused = set()
+    for number, (name, fields) in enumerate(document["records"]):
+        rows = [row for row in document["rows"] if row[0] == number]
         for at, field in enumerate(fields, 1):
             row = next((r for r in rows if type(r[at]) is int), None)
             if row is None:
                 continue
             was, row[at] = row[at], (1 << 41) + 1
-            path.write_bytes(packed(json.dumps(found).encode(), arrays))
+            path.write_bytes(packed(json.dumps(document).encode(), arrays))
             row[at] = was
             try:
                 Plan.load(path)
             except PlanError as error:
                 assert "\n" not in str(error)
             else:
-                kept.add(f"{name}.{field}")
-    assert kept == UNUSED, kept ^ UNUSED
+                unused.add(f"{name}.{field}")
+    assert unused == UNUSED, unused ^ UNUSED
 
 
-def test_templates_that_call_each_other_without_end_are_refused(path):
-    """Forty layouts that each call the one before twice would be walked a trillion times."""
+def test_exponential_calls_of_templates_are_rejected(path):
+    """Forty layouts that each call the previous one twice would be walked a trillion times."""
 
-    def doubled(found):
+    def doubled(document):
         graphs, layouts = (
-            place(found, name, "name" if name == "Graph" else "calls")[0] for name in ("Graph", "GraphLayout")
+            place(document, name, "name" if name == "Graph" else "calls")[0]
+            for name in ("Graph", "GraphLayout")
         )
-        template = place(found, "Template", "key")[0]
-        names = dict(found["records"])
-        graph = next(r for r in found["rows"] if r[0] == graphs)
-        base, rows = found["rows"][:-1], []
+        template = place(document, "Template", "key")[0]
+        names = dict(document["records"])
+        graph = next(r for r in document["rows"] if r[0] == graphs)
+        base, rows = document["rows"][:-1], []
         last = len(base)
         empty = [graphs, *graph[1:]]
         at = {f: i for i, f in enumerate(names["Graph"], 1)}
-        op = place(found, "OpNode", "op")[0]
+        op = place(document, "OpNode", "op")[0]
         rows.append(empty)
         for depth in range(40):
             inner = last + len(rows) - 1
@@ -367,16 +369,16 @@ def test_templates_that_call_each_other_without_end_are_refused(path):
             outer[at["constant_values"]], outer[at["hints"]] = [], []
             outer[at["templates"]] = [["t", last + first - 1]]
             rows.append(outer)
-        plan = list(found["rows"][-1])
+        plan = list(document["rows"][-1])
         plan[1 + list(names["Plan"]).index("graph")] = last + len(rows) - 1
-        found["rows"] = [*base, *rows, plan]
+        document["rows"] = [*base, *rows, plan]
         assert layouts != graphs
 
     assert "call each other too often" in refusal(path, edited(doubled))
 
 
-def test_an_op_of_a_user_must_be_defined_where_a_plan_is_read(path, monkeypatch):
-    """A file names ops; it imports nothing. The error says which op is missing."""
+def test_user_s_op_must_be_defined_where_a_plan_is_read(path, monkeypatch):
+    """A file names ops; it imports nothing. The error names the missing op."""
     small().save(path)
     assert Plan.load(path).digest() == small().digest()
     monkeypatch.delitem(ops._OPS, op_named("rope").name)

@@ -1,4 +1,4 @@
-"""Files of plans: equal plans have equal files, every field counts, and what was read is what was written."""
+"""Files of plans: equal plans have equal files, every field counts, and files round-trip."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tilewise.plan.file import encode_plan
 
 def count_rows(content):
     """Rows per class of records."""
-    found, _ = parts(content)
-    return Counter(found["records"][row[0]][0] for row in found["rows"])
+    document, _ = parts(content)
+    return Counter(document["records"][row[0]][0] for row in document["rows"])
 
 
 MESHES = {
@@ -53,8 +53,8 @@ def same(first, second):
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_a_loaded_plan_is_the_saved_one(name, tmp_path):
-    """Every field of every record comes back, bit for bit and in order."""
+def test_plan_round_trips(name, tmp_path):
+    """Every field of every record is equal to the bit and in order."""
     plan = make(**MESHES[name])
     plan.save(tmp_path / "step.plan")
     loaded = Plan.load(tmp_path / "step.plan")
@@ -74,13 +74,13 @@ def test_equal_plans_have_equal_files():
     assert encode_plan(make()) == small_file()
 
 
-def test_the_first_line_says_the_digest():
-    """`head -1` of a file tells which plan it is."""
+def test_first_line_has_the_digest():
+    """`head -1` of a file identifies the plan."""
     assert small_file().split(b"\n")[0].decode() == f"tilewise plan 2 {small().digest()}"
 
 
 def test_every_field_is_written():
-    """No field of a record that a plan holds is left out, but what is computed from others."""
+    """No field of a record of a plan is left out, except those computed from others."""
     for record in records_of(Plan).values():
         own = record._fields if hasattr(record, "_fields") else [f.name for f in fields(record) if f.init]
         assert list(fields_of(record)) == list(own)
@@ -95,7 +95,7 @@ def _with_constant(plan, change):
 
 
 def _with_float(plan, value):
-    """The first float of an op's attributes is another one."""
+    """Set the first float of an op's attributes."""
     ops = list(plan.graph.ops)
     at = next(i for i, op in enumerate(ops) if any(isinstance(v, float) for v in op.attrs.values()))
     attrs = {k: value if isinstance(v, float) else v for k, v in ops[at].attrs.items()}
@@ -135,14 +135,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_differs_has_another_digest(what):
+def test_different_plans_have_different_digests(what):
     """Inputs of planning, and every part of a plan."""
     digests = {small().digest(), _with_float(small(), 0.0).digest(), CHANGES[what]().digest()}
     assert len(digests) == 3
 
 
-def test_plans_compare_by_all_they_say(tmp_path):
-    """A plan with constants equals the one that comes back from its file, and no other; nothing is set on it."""
+def test_plans_compare_by_content(tmp_path):
+    """A plan with constants equals its loaded file, and no other plan; comparing sets no attribute."""
     plan = small()
     assert any(value.size > 1 for value in plan.graph.constant_values.values())
     plan.save(tmp_path / "a.plan")
@@ -152,14 +152,14 @@ def test_plans_compare_by_all_they_say(tmp_path):
         plan.note = 1
 
 
-def test_mappings_of_other_kinds_are_the_same():
-    """A digest is of what a plan says, not of the types that say it."""
+def test_mappings_of_other_types_have_equal_digests():
+    """A digest covers values, not the types of mappings."""
     proxied = replace(small(), outside=MappingProxyType(dict(small().outside)))
     assert proxied.digest() == small().digest()
 
 
-def test_a_deep_model_is_a_small_file():
-    """What a layer adds are its tensors' names and entries: templates are written once."""
+def test_deep_model_is_a_small_file():
+    """A layer adds its tensors' names and entries: templates are written once."""
     files = [encode_plan(make(layers=n)) for n in (2, 12, 22)]
     sizes = [len(content) for content in files]
     assert sizes[2] - sizes[1] < 1.2 * (sizes[1] - sizes[0])
@@ -168,8 +168,8 @@ def test_a_deep_model_is_a_small_file():
     assert {n: counts[0][n] for n in once} == {n: counts[1][n] for n in once}
 
 
-def test_names_are_only_names(tmp_path):
-    """A tensor may be called like a path: nothing is written where it points."""
+def test_names_are_not_paths(tmp_path):
+    """A tensor may be called like a path: nothing is written there."""
     builder = GraphBuilder("../graph")
     x = builder.input([4, 8], "f32", name="../../escaped")
     builder.output(builder.scale(x, 2.0), "/y")
@@ -182,7 +182,7 @@ def test_names_are_only_names(tmp_path):
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(Optimizer):
-    """An optimizer of a user's."""
+    """An optimizer of a user."""
 
     decay: float = 0.9
     states = ("velocity",)
@@ -194,15 +194,15 @@ class Momentum(Optimizer):
         parameter.states["velocity"] = velocity
 
 
-def test_an_optimizer_of_a_user_comes_back(tmp_path):
+def test_optimizer_of_a_user_is_read_back(tmp_path):
     """It is found by name among the classes of this process."""
     plan = make(optimizer=Momentum(decay=0.8))
     plan.save(tmp_path / "a.plan")
     assert Plan.load(tmp_path / "a.plan").optimizer == Momentum(decay=0.8)
 
 
-def test_names_that_only_a_function_knows_do_no_harm(tmp_path):
-    """A class whose annotations cannot be looked up later is found by its name all the same."""
+def test_class_with_unresolvable_annotations_is_found(tmp_path):
+    """A class whose annotations are local to a function is found by its name all the same."""
 
     class Local:
         pass
@@ -216,8 +216,8 @@ def test_names_that_only_a_function_knows_do_no_harm(tmp_path):
     assert type(Plan.load(tmp_path / "a.plan").optimizer) is Remembering
 
 
-def test_a_name_that_another_class_has_taken_is_refused(tmp_path):
-    """Two classes of one name cannot be distinguished in a file; the later one has it."""
+def test_name_taken_by_another_class_is_rejected(tmp_path):
+    """Two classes of one name are ambiguous in a file; the later one owns the name."""
     taken = type("Taken", (Momentum,), {})
     plan = replace(small(), optimizer=taken())
     type("Taken", (Momentum,), {})
@@ -232,8 +232,8 @@ def nested(depth):
     return 1 if depth == 0 else (nested(depth - 1),)
 
 
-def test_what_is_saved_can_be_loaded(tmp_path):
-    """Values of attributes as deep as a file has them, and mappings by text or number."""
+def test_saved_attributes_can_be_loaded(tmp_path):
+    """Values of attributes of the allowed depth, and mappings by text or number."""
     value = {"a": nested(16), 1: {"b": (None, True, 0.5)}}
     _with_attribute(value).save(tmp_path / "a.plan")
     with pytest.raises(
@@ -253,8 +253,8 @@ def _with_attribute(value):
     [..., 1 << 64, float("nan"), [1], {1}, "a\nb", np.ones(2), {(1,): 2}, {0.5: 1}, {True: 1}, nested(18)],
     ids=repr,
 )
-def test_what_is_no_plain_data_is_refused_with_its_op(value, tmp_path):
-    """An attribute of a user's op that no file can hold; what stood there is kept."""
+def test_attributes_that_are_not_plain_data_are_rejected(value, tmp_path):
+    """A user's op attribute that a file cannot hold: the error names the op, and the old file is kept."""
     small().save(tmp_path / "a.plan")
     op = small().graph.ops[0].op
     with pytest.raises(
@@ -266,8 +266,8 @@ def test_what_is_no_plain_data_is_refused_with_its_op(value, tmp_path):
         _with_attribute(value).digest()
 
 
-def test_what_cannot_be_written_is_one_error(tmp_path):
-    """A missing directory, a directory in the way, no path."""
+def test_unwritable_path_is_one_error(tmp_path):
+    """A missing directory, a directory at the path, an invalid path."""
     with pytest.raises(ResourceError, match="writable"):
         small().save(tmp_path / "missing" / "a.plan")
     (tmp_path / "a.plan").mkdir()
@@ -279,8 +279,10 @@ def test_what_cannot_be_written_is_one_error(tmp_path):
 
 
 @pytest.mark.parametrize("longest", [8, 64])
-def test_a_plan_whose_rows_and_tiles_grow_with_one_length_is_loaded(longest, tmp_path):
-    """Signals of a loop are counted for lengths that a run may have: rows and rows per tile of the same one."""
+def test_rows_and_tiles_of_one_length_are_loaded(longest, tmp_path):
+    """Signals of a loop are counted for lengths that a run may have: rows and rows per tile depend
+    on the same one.
+    """
     label = tw.DimLabel("x", 2)
     graph = tw.ComputeGraph("lengths", k_splits=12)
     x = graph.input([4, tw.Dim("seq", 1, longest), 24], name="x", labels=[tw.BATCH, None, label])

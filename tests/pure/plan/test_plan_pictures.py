@@ -1,4 +1,4 @@
-"""Pages of plans: their figures are the plan's own, names are text alone, nothing is loaded, and size has a bound."""
+"""Pages of plans: their figures are the plan's own, names are escaped, nothing is loaded, and size is bounded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MESHES = [({}, 1), ({}, 2), ({"dp": 2}, 4), ({"tp": 2}, 1), ({"dp": 2, "tp": 2},
 
 
 class Page(HTMLParser):
-    """Known tags, each closed in turn, none of which loads anything; the cells of tables."""
+    """Known tags, each closed in order, none of which loads anything; the cells of tables."""
 
     def __init__(self, content):
         super().__init__(convert_charrefs=True)
@@ -72,33 +72,33 @@ class Page(HTMLParser):
 
 
 def page_of(plan):
-    """As it is written."""
+    """The page as it is written."""
     return Page(render_plan(draw_plan(plan)))
 
 
 @pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
-def test_calls_are_those_of_the_schedule(axes, accumulation):
+def test_calls_equal_the_schedule(axes, accumulation):
     """Phase, microbatch and layer of every call, found from the tensors that it is bound to."""
     plan = planned(["layers.1"], axes, accumulation=accumulation, layers=4)
     segments = cut_segments(plan.graph)
     order = one_stage([s.phase for s in segments], accumulation)
-    found = [(c.phase, c.microbatch, c.name) for c in draw_plan(plan).calls]
-    for turn, (phase, microbatch, name) in zip(order, found, strict=True):
+    calls = [(c.phase, c.microbatch, c.name) for c in draw_plan(plan).calls]
+    for turn, (phase, microbatch, name) in zip(order, calls, strict=True):
         segment = segments[turn.segment]
         assert (turn.kind, turn.microbatch) == (phase, microbatch)
         assert name.startswith(segment.ops[0].label)
 
 
 @pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
-def test_bytes_are_those_of_the_plan(axes, accumulation):
-    """What lasts, what lives while a segment runs, what templates need; and the table of what is reserved."""
+def test_bytes_equal_the_plan(axes, accumulation):
+    """Permanent memory, memory per segment, memory per template; and the table of what is reserved."""
     plan = planned("selective", axes, accumulation=accumulation)
     plan = replace(  # as a plan for training counts what lies next to its buffers
         plan, overhead={"engine": 1000}, settings=replace(plan.settings, is_checkpointed=True)
     )
     picture = draw_plan(plan)
-    beside = 1000 + max(plan.checkpoint_bytes)
-    assert plan.checkpoint_bytes[0] > 0 and sum(picture.lasting.values()) == plan.regions["lasting"] + beside
+    extra = 1000 + max(plan.checkpoint_bytes)
+    assert plan.checkpoint_bytes[0] > 0 and sum(picture.lasting.values()) == plan.regions["lasting"] + extra
     segments = {s.ops[0].label: s.index for s in cut_segments(plan.graph)}
     for call in picture.calls:
         at = segments[call.name.split(" to ")[0]]
@@ -121,7 +121,7 @@ def test_bytes_are_those_of_the_plan(axes, accumulation):
 
 
 @pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
-def test_reads_are_those_of_the_plan(axes, accumulation):
+def test_reads_equal_the_plan(axes, accumulation):
     """Per class of devices and label, over all calls; and in the table, call by call."""
     plan = planned("full", axes, accumulation=accumulation)
     picture = draw_plan(plan)
@@ -139,20 +139,20 @@ def test_reads_are_those_of_the_plan(axes, accumulation):
     ]
 
 
-def test_another_plan_has_another_picture():
-    """The twin: what is compared above differs where plans do."""
+def test_other_plan_has_another_picture():
+    """The twin: the compared values differ where plans do."""
     pages = {str(page_of(planned(mode)).rows) for mode in ("none", "selective", "full")}
     assert len(pages) == 3
 
 
 @layer
 def strange(graph, x):
-    """A layer whose names are no HTML."""
+    """A layer whose names contain HTML."""
     return graph.silu(linear(graph, x, "<img src=x>&\"'", 8))
 
 
-def test_names_are_text():
-    """Of graphs, layers and parameters; a reader sees them as they are."""
+def test_names_are_escaped():
+    """Of graphs, layers and parameters; a reader gets them unchanged."""
     graph = GraphBuilder("</title><script>alert(1)</script>")
     x = graph.input([4, 8], name="<b>x</b>", labels=[BATCH, None])
     y = strange(graph, linear(graph, x, "w'\"<i>", 8), path="<a href='q'>layer</a>")
@@ -164,7 +164,7 @@ def test_names_are_text():
     assert any("linear_dw:<img" in word or "<i>" in word for word in page.words)
 
 
-def test_a_graph_without_a_loss():
+def test_graph_without_a_loss():
     """Its only program is drawn."""
     graph = GraphBuilder("forward")
     x = graph.input([4, 8], name="x", labels=[BATCH, None])
@@ -175,8 +175,8 @@ def test_a_graph_without_a_loss():
 
 
 @pytest.mark.slow
-def test_pages_of_deep_models_have_a_bound():
-    """Columns and rows are so many at most, and the page says what it leaves out."""
+def test_pages_of_deep_models_are_bounded():
+    """Columns and rows have a maximum, and the page says what it leaves out."""
     content = render_plan(draw_plan(planned("none", {"dp": 2}, layers=120)))
     page = Page(content)
     assert len(content) < 1_000_000 and content.count("<rect") < 2 * 4000
@@ -201,8 +201,8 @@ def test_a_trace_of_another_plan_is_invalid(row, tmp_path):
     plan.save_picture(tmp_path / "a.html", Trace.of_program([TASK], 1))
 
 
-def test_a_picture_is_a_file(tmp_path):
-    """The same plan gives the same file; a path that is invalid is refused."""
+def test_picture_is_deterministic(tmp_path):
+    """The same plan gives the same file; an invalid path is rejected."""
     plan = planned("none")
     plan.save_picture(tmp_path / "a.html")
     plan.save_picture(str(tmp_path / "b.html"))

@@ -1,4 +1,4 @@
-"""Planning grows with what a graph has that is new: equal layers ask for nothing twice, and cost the same each."""
+"""Planning time depends on the distinct parts of a graph: equal layers repeat no work, and each costs the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 
 def define_layers(layers, unlike=""):
-    """A small Llama's graph; with `unlike`, each layer has a window, or an MLP's width, of its own."""
+    """A small Llama's graph; with `unlike`, each layer has its own window, or MLP width."""
     config = LlamaConfig(
         vocab_size=512,
         hidden_size=64,
@@ -82,7 +82,7 @@ def count_calls(work):
 
 
 def count_sizes(monkeypatch, layers, axes):
-    """How often local sizes are worked out for a plan."""
+    """How often local sizes are computed for a plan."""
     asked = []
     work_out = LocalShapes._sizes
     with monkeypatch.context() as patched:
@@ -94,22 +94,22 @@ def count_sizes(monkeypatch, layers, axes):
 @pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}])
 def test_more_layers_lower_nothing_more(axes):
     """Sixteen layers are traced, differentiated, laid out and lowered as often as eight."""
-    found = []
+    work = []
     for layers in (8, 16):
         counts.reset()
         plan_layers(layers, axes)
-        found.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
-    assert found[0] == found[1]
+        work.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
+    assert work[0] == work[1]
 
 
 @pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}])
-def test_more_layers_ask_for_no_more_sizes(monkeypatch, axes):
-    """Local sizes are worked out once per shape, layout and device: sixteen layers ask for what eight ask for."""
+def test_more_layers_compute_no_more_sizes(monkeypatch, axes):
+    """Local sizes are computed once per shape, layout and device: equally often for sixteen layers as for eight."""
     assert count_sizes(monkeypatch, 16, axes) == count_sizes(monkeypatch, 8, axes)
 
 
-def test_forgotten_sizes_are_noticed(monkeypatch):
-    """The count of sizes can fail: where they are not kept, more layers work out more."""
+def test_missing_cache_of_sizes_is_detected(monkeypatch):
+    """The twin: without the cache, more layers compute more."""
     monkeypatch.setattr(LocalShapes, "sizes", lambda self, spec, layout: self._sizes(spec, layout))
     monkeypatch.setattr(
         RootTensors,
@@ -122,7 +122,7 @@ def test_forgotten_sizes_are_noticed(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}])
 def test_calls_grow_linearly_in_layers(axes):
-    """Eight layers more cost as many calls of functions behind sixteen as behind eight, within one in fifty."""
+    """Eight layers more cost as many function calls after sixteen as after eight, within one in fifty."""
     plan_layers(8, axes)  # what is kept for the process is kept now
     calls = [count_calls(lambda n=n: plan_layers(n, axes)) for n in (8, 16, 24)]
     first, second = calls[1] - calls[0], calls[2] - calls[1]
@@ -131,40 +131,40 @@ def test_calls_grow_linearly_in_layers(axes):
 
 @pytest.mark.parametrize("unlike", ["window", "width"])
 @pytest.mark.slow
-def test_calls_grow_linearly_in_layers_that_differ(unlike):
-    """Where no template is used twice, each costs as many calls of functions as the ones before."""
+def test_calls_grow_linearly_in_different_layers(unlike):
+    """Where no template is used twice, each costs as many function calls as the ones before."""
     plan_layers(8, {}, unlike)
     calls = [count_calls(lambda n=n: plan_layers(n, {}, unlike)) for n in (8, 16, 24)]
     first, second = calls[1] - calls[0], calls[2] - calls[1]
     assert abs(second - first) <= first / 20
 
 
-def test_templates_of_layers_that_differ_are_made_once():
-    """Eight layers more that differ are eight more templates to trace, differentiate, lay out and lower."""
-    found = []
+def test_templates_of_different_layers_are_made_once():
+    """Eight more different layers are eight more templates to trace, differentiate, lay out and lower."""
+    work = []
     for layers in (8, 16):
         counts.reset()
         plan_layers(layers, {}, "window")
-        found.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
-    more = [b - a for a, b in zip(*found)]
+        work.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
+    more = [b - a for a, b in zip(*work)]
     assert more == [8, 8, 16, 16]  # forward and backward are laid out and lowered
 
 
 def count_pairs(layers):
-    """How many entries of a plan must know of another one that shares its bytes."""
+    """How many entries of a plan depend on another one that shares its bytes."""
     (of,) = plan_layers(layers, {}, "width").program.classes
     return sum(map(len, of.aliases.values()))
 
 
-def test_shared_bytes_grow_linearly_in_layers_that_differ():
-    """Templates of ever other sizes meet those behind which they run, not all."""
+def test_shared_bytes_grow_linearly_in_different_layers():
+    """Templates of increasing sizes conflict with those before them, not with all."""
     pairs = [count_pairs(n) for n in (8, 16, 24)]
     assert pairs[2] - pairs[1] <= 1.1 * (pairs[1] - pairs[0])
 
 
 @pytest.mark.slow
-def test_all_pairs_of_shared_bytes_are_noticed(monkeypatch):
-    """The count of pairs can fail: were all templates to know each other, more layers would have ever more pairs."""
+def test_quadratic_pairs_of_shared_bytes_are_detected(monkeypatch):
+    """The twin: if all templates conflicted with each other, the count would grow quadratically."""
 
     def all_of(uses):
         every = {t.entries: t for live_intervals in uses for t in live_intervals}.values()
@@ -180,7 +180,7 @@ def test_all_pairs_of_shared_bytes_are_noticed(monkeypatch):
 
 @pytest.mark.parametrize("unlike", ["", "window", "width"])
 def test_definition_grows_linearly_in_layers(unlike):
-    """A layer costs as many calls of functions behind twenty others as behind ten."""
+    """A layer costs as many function calls after twenty others as after ten."""
     define_layers(10, unlike)
     calls = [count_calls(lambda n=n: define_layers(n, unlike)) for n in (10, 20, 30)]
     first, second = calls[1] - calls[0], calls[2] - calls[1]
@@ -188,7 +188,7 @@ def test_definition_grows_linearly_in_layers(unlike):
 
 
 def count_comparisons(monkeypatch, layers):
-    """How often kinds of layers are compared while layers with windows of their own are described."""
+    """How often kinds of layers are compared while layers with their own windows are described."""
     compared, is_equal = [], LayerKind.__eq__
     with monkeypatch.context() as patched:
         patched.setattr(LayerKind, "__eq__", lambda a, b: (compared.append(a), is_equal(a, b))[1])
@@ -196,20 +196,20 @@ def count_comparisons(monkeypatch, layers):
     return len(compared)
 
 
-def test_layers_are_distinguished_without_comparing_each_with_all(monkeypatch):
-    """Twice as many different layers are compared twice as often."""
+def test_layers_are_not_compared_with_all_others(monkeypatch):
+    """Twice as many different layers take twice as many comparisons."""
     few, many = (count_comparisons(monkeypatch, n) for n in (10, 20))
     assert many <= 2 * few + 2
 
 
-def test_comparing_each_layer_with_all_is_noticed(monkeypatch):
-    """The count of comparisons can fail: where attributes are sought one by one, it grows with the square."""
+def test_quadratic_comparison_of_layers_is_detected(monkeypatch):
+    """The twin: with a linear search for attributes, the count grows with the square."""
     seen = []
 
     def search(self, value):
-        found = next((i for i, other in enumerate(seen) if other == value), len(seen))
-        seen.extend([value] if found == len(seen) else [])
-        return found
+        index = next((i for i, other in enumerate(seen) if other == value), len(seen))
+        seen.extend([value] if index == len(seen) else [])
+        return index
 
     monkeypatch.setattr(ValueNumbers, "number", search)
     few, many = (count_comparisons(monkeypatch, n) for n in (10, 20) if not seen.clear())

@@ -1,4 +1,4 @@
-"""Templates in the same bytes: who a write waits for is enough, and no more than lies behind it."""
+"""Templates in the same bytes: a write waits for all earlier uses of its bytes, and for no more than needed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def templates_of(given_templates):
 
 
 def unordered(uses, conflicts, seed):
-    """A write and an earlier use of its byte that nothing puts before it, byte by byte; what no template must write, a
-    use may leave alone."""
+    """A write and an earlier use of its byte that are not ordered, byte by byte; bytes that a
+    template may leave unwritten are no write.
+    """
     generator, handle_of = random.Random(seed), {t.entries[0]: t.handle for use in uses for t in use}
     before: list[list[tuple[int, set[int]]]] = [
         [] for _ in range(SIZE)
@@ -54,28 +55,28 @@ def unordered(uses, conflicts, seed):
     st.lists(st.integers(0, 4), max_size=20),
     st.integers(0, 9),
 )
-def test_every_write_comes_behind_all_earlier_uses_of_its_bytes(drawn, order, seed):
-    """Through those that it meets, whatever templates follow each other, however often."""
+def test_every_write_is_ordered_after_all_earlier_uses(drawn, order, seed):
+    """Through its conflicts, whatever templates follow each other, however often."""
     templates = templates_of(drawn)
     uses = [templates[i % len(templates)] for i in order]
     assert unordered(uses, find_conflicts(uses), seed) is None
 
 
-def test_a_forgotten_conflict_is_noticed():
-    """The test above can fail: two templates that do not know each other are not ordered."""
+def test_missing_conflict_is_detected():
+    """The twin: two templates without a conflict are not ordered."""
     uses = templates_of([[(0, 8, 1.0)], [(0, 9, 1.0)]])
     assert unordered(uses, find_conflicts(uses), 0) is None
     assert unordered(uses, {}, 0) is not None
 
 
-def test_what_is_written_anew_stands_between():
-    """Of growing sizes each meets the one before it; in the second round, the last one too."""
+def test_rewritten_bytes_separate_earlier_uses():
+    """Of growing sizes each conflicts with the previous one; in the second round, the last one too."""
     uses = templates_of([[(0, 4, 1.0)], [(0, 8, 1.0)], [(0, 12, 1.0)]])
     assert find_conflicts(uses) == {(1,): {0}, (2,): {1}}
     assert find_conflicts([*uses, *uses]) == {(0,): {2}, (1,): {0, 2}, (2,): {1}}
 
 
-def test_what_may_not_be_written_hides_nothing():
-    """Behind memory that a use may leave alone, all before it are met."""
+def test_optional_writes_hide_nothing():
+    """After memory that a use may leave unwritten, all earlier uses remain conflicts."""
     first, never, last = templates_of([[(0, 8, 1.0)], [(0, 9, 0.0)], [(0, 10, 1.0)]])
     assert find_conflicts([first, never, last])[last[0].entries] == {0, 1}

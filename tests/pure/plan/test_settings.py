@@ -1,4 +1,4 @@
-"""What a plan decides where nothing is said."""
+"""Defaults of a plan."""
 
 import math
 import os
@@ -16,8 +16,8 @@ from tilewise.strategy import DistributionStrategy, propagate_layouts
 @pytest.mark.parametrize(
     ("quota", "devices", "workers"), [(math.inf, 1, 64), (6.0, 1, 6), (6.0, 4, 1), (2.5, 1, 3), (0.5, 1, 1)]
 )
-def test_workers_are_as_many_as_the_group_has_time_for(monkeypatch, quota, devices, workers):
-    """By default, whatever the system's own count of cores."""
+def test_default_workers_follow_the_cpu_quota(monkeypatch, quota, devices, workers):
+    """Whatever the system's own count of cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: 96)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr(limits, "core_quota", lambda _: quota)

@@ -45,9 +45,10 @@ def plan_graph(graph, axes, accumulation=1):
 
 
 @pytest.mark.parametrize("layers", [1, 7])
-def test_once_per_template(layers):
-    """However many layers: one trace, one gradient; a layout and a lowering each for forward, backward, and the updates
-    of seven kinds of parameters."""
+def test_work_is_done_once_per_template(layers):
+    """For any number of layers: one trace, one gradient; a layout and a lowering each for forward,
+    backward, and the updates of seven kinds of parameters.
+    """
     counts.reset()
     plan_llama(layers, {"dp": 2})
     assert (counts.traced, counts.differentiated, counts.sharded, counts.lowered) == (1, 1, 9, 9)
@@ -60,9 +61,10 @@ def test_accumulation_makes_variants_of_the_backward_only():
     assert (counts.traced, counts.differentiated, counts.sharded, counts.lowered) == (1, 1, 9, 12)
 
 
-def test_a_step_has_one_program_for_all():
-    """Forward layers, backward layers in reverse, each microbatch; then the update. The forward pass of all
-    microbatches can be run alone, for evaluation; a backward pass cannot."""
+def test_step_has_one_schedule():
+    """Forward layers, backward layers in reverse, each microbatch; then the update. The forward
+    pass of all microbatches can be run alone, for evaluation; a backward pass cannot.
+    """
     plan = plan_llama(3, {}, accumulation=2)
     program = plan.class_of(0)
     names = [program.templates[c.template].name for c in program.calls["step"]]
@@ -74,7 +76,7 @@ def test_a_step_has_one_program_for_all():
 
 
 def test_explain_and_why():
-    """The plan says in words what it allocates, moves and why."""
+    """The plan explains what it allocates, moves and why."""
     plan = plan_llama(2, {"dp": 2, "tp": 2})
     text = plan.explain()
     assert "dp=2,tp=2" in text and "optimizer" in text and "elements from peers" in text

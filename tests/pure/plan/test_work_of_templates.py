@@ -1,4 +1,4 @@
-"""The work of one template depends on what it is given alone: sent through bytes and back, it makes the same plan."""
+"""The work of one template depends only on its arguments: pickled and unpickled, they give the same plan."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def plan_of(axes, accumulation):
     """A small Gemma's plan: two kinds of layers."""
     builder = GraphBuilder("gemma")
     build_training_graph(builder, GEMMA, 8, 32, "bf16")
-    graph, found = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
+    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
     thawed = GraphBuilder.thaw(graph)
-    AdamW().add_to(thawed, found)
+    AdamW().add_to(thawed, gradients)
     graph, mesh = thawed.freeze(), DeviceMesh(axes)
     batch = cut_batch(graph, accumulation)
     layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
@@ -39,21 +39,21 @@ def plan_of(axes, accumulation):
 
 
 def sent(thing):
-    """A copy that bytes could make in another process."""
+    """A pickled copy."""
     return pickle.loads(pickle.dumps(thing))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({"dp": 2, "tp": 2}, 1), ({"dp": 2}, 4)])
-def test_work_that_is_sent_makes_the_same_plan(monkeypatch, axes, accumulation):
-    """Tracing, gradients, layouts and lowering, each on copies of what it is given."""
+def test_work_on_pickled_arguments_gives_the_same_plan(monkeypatch, axes, accumulation):
+    """Tracing, gradients, layouts and lowering, each on copies of its arguments."""
     plan, asked = plan_of(axes, accumulation), []
     for module, name in WORK:
         work = getattr(module, name)
 
-        def on_copies(*given, work=work, name=name):
+        def on_copies(*args, work=work, name=name):
             asked.append(name)
-            return sent(work(*(sent(g) for g in given)))
+            return sent(work(*(sent(g) for g in args)))
 
         monkeypatch.setattr(module, name, on_copies)
     again = plan_of(axes, accumulation)
@@ -62,8 +62,8 @@ def test_work_that_is_sent_makes_the_same_plan(monkeypatch, axes, accumulation):
     assert again.digest() == plan.digest()
 
 
-def test_numbers_in_wrong_places_are_noticed(monkeypatch):
-    """The test above can fail: a variant's numbers of devices in other places make no plan."""
+def test_exchanged_device_numbers_are_detected(monkeypatch):
+    """The twin: with a variant's device numbers exchanged, planning fails."""
     take = variants.DeviceNumbers.take
     monkeypatch.setattr(
         variants.DeviceNumbers,
@@ -74,8 +74,10 @@ def test_numbers_in_wrong_places_are_noticed(monkeypatch):
         plan_of({"dp": 2, "tp": 2}, 1)
 
 
-def test_a_layer_is_sent_by_its_name():
-    """As functions are: another process finds it in its module; one without a place in a module is refused."""
+def test_layer_is_pickled_by_name():
+    """As functions are: another process finds it in its module; one that is not a module's
+    attribute is rejected.
+    """
 
     @tw.layer
     def inner(graph, x):

@@ -7,12 +7,12 @@ from tilewise.processes.children import Spawned
 MODULE = "import socket\n\ndef main(number):\n    socket.socket(fileno=number).sendall(__file__.encode())\n"
 
 
-def test_a_child_finds_what_its_parent_finds(tmp_path, monkeypatch):
-    """Of two modules of one name it runs the one that comes first for its parent, not the one that is installed."""
+def test_child_imports_what_its_parent_imports(tmp_path, monkeypatch):
+    """Of two modules of one name it runs the one first on its parent's path, not the installed one."""
     wanted = tmp_path / "this.py"  # the standard library has one, too
     wanted.write_text(MODULE)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    spawned = Spawned("this", is_heard=False)
-    found = spawned.link.makefile("rb").read()
+    spawned = Spawned("this", shares_stdout=False)
+    output = spawned.link.makefile("rb").read()
     spawned.end()
-    assert found.decode() == str(wanted)
+    assert output.decode() == str(wanted)

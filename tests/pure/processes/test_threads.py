@@ -11,8 +11,8 @@ import pytest
 from tilewise.processes.threads import BackgroundThread
 
 
-def test_an_interrupted_wait_is_one_that_can_be_repeated():
-    """After Ctrl-C `join` takes the thread for ended; this waits until it is."""
+def test_interrupted_wait_can_be_repeated():
+    """After Ctrl-C `join` takes the thread for finished; this waits until it is."""
     released = threading.Event()
     thread = BackgroundThread(released.wait, (60,), "held", stop=released.set)
     thread.start()
@@ -26,15 +26,15 @@ def test_an_interrupted_wait_is_one_that_can_be_repeated():
     assert released.is_set() and thread.wait_briefly()
 
 
-def test_a_thread_that_never_begins_is_over():
-    """Its start was refused, or interrupted before it began."""
+def test_thread_that_never_starts_counts_as_finished():
+    """Its start failed, or was interrupted before it began."""
     thread = BackgroundThread(pytest.fail, stop=pytest.fail)
     thread.wait()
     assert thread.wait_briefly()
 
 
-def test_a_thread_does_not_wait_for_itself():
-    """It would for ever, and the end of the program with it."""
+def test_thread_does_not_wait_for_itself():
+    """It would wait forever, and block the end of the program."""
     said = []
 
     def work():
@@ -66,6 +66,6 @@ for number in range(3):
 
 
 def test_threads_are_stopped_and_joined_at_exit():
-    """A program that ends without a word to them ends after all of them."""
+    """A program that ends without stopping them ends after all of them."""
     done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stderr, sorted(done.stdout.split())) == (0, "", ["0", "1", "2"])

@@ -1,4 +1,4 @@
-"""`WorkerPool`: results in order, one clear error, nothing left behind."""
+"""`WorkerPool`: results in order, one clear error, no processes left."""
 
 import math
 import os
@@ -20,7 +20,7 @@ def pool():
 
 
 def where(seconds):
-    """Take a while, and return the process."""
+    """Wait a while, and return the process id."""
     time.sleep(seconds)
     return os.getpid()
 
@@ -32,17 +32,17 @@ def nested(count):
 
 
 def code_of(text):
-    """Return what cannot be pickled."""
+    """Return a value that cannot be pickled."""
     return compile(text, "x", "eval")
 
 
-def test_results_come_in_order_from_other_processes(pool):
+def test_results_are_in_order_from_other_processes(pool):
     """With one worker, and inside a worker, no process is started."""
     calls = [(n,) for n in range(50)]
     assert list(pool.map(math.factorial, calls)) == [math.factorial(n) for n in range(50)]
     assert list(pool.map(math.factorial, [])) == []
-    found = set(pool.map(where, [(0.05,)] * 16))
-    assert len(found) == pool.count == 2 and os.getpid() not in found
+    processes = set(pool.map(where, [(0.05,)] * 16))
+    assert len(processes) == pool.count == 2 and os.getpid() not in processes
     with WorkerPool(1) as alone:
         assert set(alone.map(where, [(0.0,)] * 4)) == {os.getpid()}
     for pids in pool.map(nested, [(2,)] * 2):
@@ -65,15 +65,15 @@ def test_results_come_in_order_from_other_processes(pool):
     ],
     ids=["error", "our_error", "argument", "result", "exit"],
 )
-def test_the_first_error_is_raised_and_the_pool_works_on(pool, function, calls, error, words):
+def test_first_error_is_raised_and_the_pool_remains_usable(pool, function, calls, error, words):
     """By the order of the calls, not of time. After a worker has died, the next call starts new workers."""
     with pytest.raises(error, match=words):
         list(pool.map(function, calls))
     assert list(pool.map(math.factorial, [(4,)])) == [24]
 
 
-def test_closed_pools_and_wrong_numbers_are_refused():
-    """In our own words."""
+def test_closed_pools_and_wrong_numbers_are_rejected():
+    """With a TilewiseError."""
     pool = WorkerPool(1)
     pool.close()
     with pytest.raises(ResourceError, match="must be open"):
@@ -97,7 +97,7 @@ pool.close()
 
 
 @pytest.mark.parametrize("ending", ["close", "kill"])
-def test_a_script_without_a_guard_runs_once_and_leaves_no_process(tmp_path, ending):
+def test_script_without_a_guard_runs_once_and_leaves_no_process(tmp_path, ending):
     """No worker runs the main module. Workers end when the pool is closed, and when its process is killed."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

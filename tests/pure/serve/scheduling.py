@@ -1,4 +1,4 @@
-"""Histories of a scheduler, and a cache that remembers what each slot should hold: what all of its tests share."""
+"""Histories of a scheduler, and a simulated cache with known contents: shared by all scheduler tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_CONTEXT = 4 * BLOCK_SIZE
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request: a prompt that is the beginning of one of a few streams, and what is asked of it."""
+    """A request: a prompt that is the beginning of one of a few streams, and its settings."""
 
     stream: int
     length: int
@@ -51,14 +51,14 @@ def _ids(stream: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Cancel:
-    """A sequence, counted over all that ever arrived, is cancelled."""
+    """Cancel a sequence, counted over all that ever arrived."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Steps:
-    """So many steps go by."""
+    """Run this many steps."""
 
     count: int
 
@@ -97,22 +97,22 @@ def limits(draw):
 
 def start(request: Request, guesses: tuple[bool, ...] = ()) -> list[Sequence]:
     """The texts of a request."""
-    found: list[Sequence] = []
+    sequences: list[Sequence] = []
     for choice in range(request.sampling.n):
         history = History(request.ids)
         drafter = Guesses(history, choice, guesses) if guesses else None
-        found.append(Sequence(request, choice, history, found[0] if found else None, drafter))
-    return found
+        sequences.append(Sequence(request, choice, history, sequences[0] if sequences else None, drafter))
+    return sequences
 
 
 def next_token(ids: list[int], choice: int) -> int:
-    """What a text goes on with."""
+    """The next token of a text."""
     return (sum(ids) * 5 + choice) % 11
 
 
 @dataclass
 class Guesses:
-    """A drafter that is right where it was told to be."""
+    """A drafter whose guesses are right as configured."""
 
     history: History
     choice: int
@@ -128,10 +128,10 @@ class Guesses:
 
 @dataclass
 class Machine:
-    """A scheduler with a model that writes what a text's own tokens decide, and a cache that remembers.
+    """A scheduler with a model whose tokens are a function of a text, and a simulated cache.
 
-    Every slot holds a hash of the text up to it with the scope of its request, as the KV cache of a model does. `check`
-    asserts what must hold after a decision.
+    Every slot holds a hash of the text up to it with the scope of its request, as the KV cache of a
+    model does. `check` asserts the invariants after a decision.
     """
 
     scheduler: Scheduler
@@ -171,7 +171,7 @@ class Machine:
         )
         before = None if oldest is None else oldest.done
         is_preview = self.preview is not None and self.preview[1] == self._statuses()
-        num_writing = sum(s.status is Status.RUNNING and s.left == 1 for s in self.sequences)
+        num_writing = sum(s.status is Status.RUNNING and s.num_uncached == 1 for s in self.sequences)
         parts = self.scheduler.schedule()
         self.num_steps += 1
         if self.preview is not None and is_preview:
@@ -193,7 +193,7 @@ class Machine:
         for part in parts:
             sequence = part.sequence
             sequence.num_prompt_rows = max(sequence.num_prompt_rows, part.end)
-            if sequence.left == 0:
+            if sequence.num_uncached == 0:
                 assert part.first_row < part.confirmed_end
                 self._write(part)
         self.check_blocks()
@@ -203,7 +203,7 @@ class Machine:
         return [sequence.status for sequence in self.sequences]
 
     def _write(self, part: Scheduled) -> None:
-        """A token, and another for each guess that was right."""
+        """A token, and another for each right guess."""
         sequence = part.sequence
         for guess in (*part.drafts, None):
             token = next_token(sequence.history.ids, sequence.choice)
@@ -217,7 +217,7 @@ class Machine:
             self.scheduler.accept(sequence)
 
     def _compute(self, part: Scheduled) -> None:
-        """Read what stands before, write the new positions."""
+        """Read the earlier positions, write the new ones."""
         texts = self.texts.setdefault(part.sequence, [])
         for token in part.sequence.history.ids[len(texts) :]:
             texts.append(hash((texts[-1] if texts else part.sequence.request.scope, token)))
@@ -251,14 +251,16 @@ class Machine:
                 assert holders[part.blocks[index]] == 1, "a block is written that another sequence holds"
 
     def check_reading(self, parts: list[Scheduled], num_writing: int) -> None:
-        """Those that write wait for few tokens of prompts: those that are nearly free, or as many as they are."""
+        """Decoding texts wait only for few prompt tokens: those that are nearly free, or as many as
+        there are texts.
+        """
         chunks = [part.confirmed_end - part.start for part in parts]
         read = sum(count for count in chunks if count > 1)
         if num_writing and self.scheduler.limits.paces_prompts:
             assert read <= max(self.scheduler.free_tokens, num_writing)
 
     def check_blocks(self) -> None:
-        """No block is lost, none is used twice: counts are those of the sequences that run."""
+        """No block is lost, none is used twice: counts equal those of the running sequences."""
         num_owners = Counter(block for sequence in self.sequences for block in sequence.blocks)
         pool = self.scheduler.pool
         assert pool.ref_counts() == [num_owners[block] for block in range(pool.num_blocks)]

@@ -1,4 +1,4 @@
-"""The engine without thread and model: logits come from a function, so that each may be what it likes."""
+"""The engine without thread and model: logits come from a function of the test."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ LIMITS = Limits(4, 64, 8, 8, MAX_CONTEXT)
 
 
 class Oracle:
-    """Wants the token that is the number of positions, but for what a test says of a step."""
+    """Wants the token equal to the number of positions, unless a test overrides a step."""
 
     def __init__(self):
         self.num_calls = 0
@@ -81,7 +81,7 @@ def core(oracle):
 
 
 def test_requests_are_answered(core):
-    """Each writes what the logits of its own rows say."""
+    """Each text follows the logits of its own rows."""
     core.add(_request("a"))
     core.add(_request("b", 70))
     reported = _end(core)
@@ -90,8 +90,8 @@ def test_requests_are_answered(core):
 
 
 @pytest.mark.parametrize("error", [TaskFailed("[x.y] it failed"), ShapeError("[x.y] no such token")])
-def test_a_call_that_fails_is_an_error_of_its_requests(core, oracle, error):
-    """One error each, also where a request has several texts in it; those that waited go on."""
+def test_failed_call_is_an_error_of_its_requests(core, oracle, error):
+    """One error each, also where a request has several texts in it; waiting requests continue."""
     for name in "ab":
         core.add(_request(name, n=2, temperature=1.0, seed=1))
     reported = []
@@ -106,8 +106,8 @@ def test_a_call_that_fails_is_an_error_of_its_requests(core, oracle, error):
     assert core.scheduler.pool.num_free == 8 and not core._states and not core._sequences
 
 
-def test_logits_that_are_no_numbers_are_one_request_s(core, oracle):
-    """The others of the call are not touched."""
+def test_nan_logits_fail_one_request(core, oracle):
+    """The others of the call are unaffected."""
     oracle.broken = {"b"}
     for name in "abc":
         core.add(_request(name))
@@ -116,21 +116,21 @@ def test_logits_that_are_no_numbers_are_one_request_s(core, oracle):
     assert _tokens(reported, "a") == _tokens(reported, "c") == [3, 4, 5, 6]
 
 
-def test_settings_that_leave_no_token_are_one_request_s(core):
-    """Found out only where the text has got to."""
+def test_settings_that_leave_no_token_fail_one_request(core):
+    """Detected only at the position that has none."""
     core.add(_request("a", allowed_token_ids=[3, 4], no_repeat_ngram_size=1))
     core.add(_request("b"))
     reported = _end(core)
     assert set(_errors(reported)) == {"a"} and _tokens(reported, "b") == [3, 4, 5, 6]
 
 
-def test_aborted_requests_are_told_once(core):
-    """A delta without a token for every text that had not ended; none for a request that had."""
+def test_aborted_requests_are_reported_once(core):
+    """A delta without a token for every unfinished text; none for a request that had ended."""
     core.add(_request("a", n=2, temperature=1.0, seed=1))
     core.step(lambda _: None)
     reported = core.abort("a")
     ends = [(event.choice, event.token, event.finish_reason) for _, event in reported]
-    assert ends[0][0] == 0 and ends[0][1] is not None  # the step's token was not told yet
+    assert ends[0][0] == 0 and ends[0][1] is not None  # the step's token was not yet reported
     assert ends[1:] == [
         (0, None, "abort"),
         (1, None, "abort"),
@@ -138,8 +138,8 @@ def test_aborted_requests_are_told_once(core):
     assert core.abort("a") == [] and core.abort("never there") == [] and not core.has_work
 
 
-def test_an_error_of_another_kind_leaves_as_it_is(core, oracle):
-    """A defect is not a failing call: the engine's thread tells all requests of it."""
+def test_unexpected_error_is_raised(core, oracle):
+    """A defect is not a failed call: the engine's thread reports it to all requests."""
     core.add(_request("a"))
     oracle.failures = {1: ZeroDivisionError()}
     with pytest.raises(ZeroDivisionError):
@@ -148,8 +148,8 @@ def test_an_error_of_another_kind_leaves_as_it_is(core, oracle):
     assert set(_errors(reported)) == {"a"} and not core.has_work
 
 
-def test_many_texts_of_a_prompt_are_looked_at_a_few_times_each(core, monkeypatch):
-    """Ends are found in about as many looks as there are texts, on the engine's side and on the caller's."""
+def test_ends_of_many_texts_take_linear_work(core, monkeypatch):
+    """Checks for ended texts grow with the number of texts, on the engine's side and on the caller's."""
     looks = []
     is_live, finished = Sequence.is_live.fget, CompletionOutput.finished
     monkeypatch.setattr(Sequence, "is_live", property(lambda self: looks.append(self) or is_live(self)))

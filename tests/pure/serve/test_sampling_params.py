@@ -1,4 +1,4 @@
-"""Settings with vLLM's names: what they refuse, what they become; biases, allowed tokens and logprobs by hand."""
+"""Settings with vLLM's names: rejected values, resolved values; biases, allowed tokens and logprobs by hand."""
 
 import math
 from dataclasses import fields
@@ -84,21 +84,21 @@ TAKEN = {
 }
 
 
-def test_names_and_defaults_are_those_of_vllm():
-    """A request that says nothing is the same request there."""
+def test_names_and_defaults_equal_vllm():
+    """A request with default settings is the same request there."""
     assert {name: getattr(SamplingParams(), name) for name in DEFAULTS} == DEFAULTS
 
 
-def test_settings_refuse_in_their_own_words():
-    """Every setting, when it is made; what is taken stands in the table."""
+def test_invalid_settings_are_rejected():
+    """Every setting, when it is made; accepted values are in the table."""
     assert accepted(SamplingParams, RIGHT) == TAKEN
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"stop": "x", "detokenize": False}, "stop strings need text"),
-        ({"allowed_token_ids": []}, "must leave a token"),
+        ({"stop": "x", "detokenize": False}, "stop strings need detokenize=True"),
+        ({"allowed_token_ids": []}, "must not be empty"),
         ({"n": 2, "temperature": 0}, "n must be 1"),
         ({"min_tokens": 20}, "min_tokens must not be above"),
         ({"top_k": -2}, "top_k"),
@@ -107,15 +107,16 @@ def test_settings_refuse_in_their_own_words():
         ({"max_tokens": -2}, "max_tokens"),
     ],
 )
-def test_contradictions_are_refused(wrong, words):
+def test_contradictions_are_rejected(wrong, words):
     """At once, before an engine sees them."""
     with pytest.raises(ConfigError, match=words):
         SamplingParams(**wrong)
 
 
-def test_what_is_not_said_is_filled_in():
-    """No limit is what the context has room for; no seed is another one for each request, and so is -1, as in vLLM and
-    llama.cpp; one stop string is a list."""
+def test_defaults_are_filled_in():
+    """No limit becomes the room in the context; no seed, or -1 as in vLLM and llama.cpp, becomes a
+    random one per request; one stop string becomes a list.
+    """
     for none in (None, -1):
         open_ended = SamplingParams(max_tokens=none, seed=none, stop="x", top_k=-1)
         first, second = open_ended.sampling(37), open_ended.sampling(37)
@@ -125,8 +126,8 @@ def test_what_is_not_said_is_filled_in():
     assert len({SamplingParams(seed=seed).sampling(1).seed for seed in (-3, -2, 0, 2)}) == 4
 
 
-def test_settings_of_a_file_are_the_same_as_params():
-    """There and back nothing is lost, and none of them is a default."""
+def test_settings_of_a_file_round_trip_as_params():
+    """Nothing is lost in either direction, and none of them is a default."""
     values = {
         "max_tokens": 9,
         "temperature": 0.5,
@@ -162,14 +163,14 @@ LOGITS = np.array([0.5, 2.0, 1.0, 2.0, -3.0], np.float32)
 
 
 def test_top_p_of_zero_leaves_the_likeliest_token():
-    """Whatever the draw: of equally likely tokens the lowest id."""
+    """For any random number: of equally likely tokens the lowest id."""
     wild = {"temperature": 9.0, "top_p": 0.0, "max_tokens": 1}
     drawn = {choose_token(LOGITS, SamplingParams(**wild).sampling(1), History([1])) for _ in range(50)}
     assert drawn == {1}
 
 
 def test_biases_and_allowed_tokens():
-    """A bias moves a logit, after penalties; of allowed tokens the likeliest comes; none may be none."""
+    """A bias changes a logit, after penalties; the likeliest allowed token is drawn; an empty list allows none."""
     greedy = {"temperature": 0.0, "max_tokens": 1}
     history = History([1])
     assert choose_token(LOGITS, Sampling(**greedy), history) == 1
@@ -179,7 +180,7 @@ def test_biases_and_allowed_tokens():
     assert choose_token(LOGITS, Sampling(**greedy, allowed_token_ids=(0, 4), logit_bias={4: 9}), history) == 4
     with pytest.raises(ConfigError, match="below the vocabulary's 5; got 5"):
         choose_token(LOGITS, Sampling(**greedy, allowed_token_ids=(5,)), history)
-    with pytest.raises(ConfigError, match="a token must be left to choose"):
+    with pytest.raises(ConfigError, match="at least one token must be allowed"):
         choose_token(
             LOGITS, Sampling(**greedy, allowed_token_ids=(3,), bad_words_ids=((3,),), min_tokens=1), history
         )
@@ -187,14 +188,14 @@ def test_biases_and_allowed_tokens():
 
 @given(st.lists(st.sampled_from([-3.0, 0.0, 0.5, 2.0, 7.0]), min_size=1, max_size=9), st.data())
 def test_logprobs_are_those_of_the_raw_logits(logits, data):
-    """Logarithms of a softmax; ranks count from the likeliest, lower ids first; the token that came comes first."""
+    """Logarithms of a softmax; ranks count from the likeliest, lower ids first; the drawn token comes first."""
     token = data.draw(st.integers(0, len(logits) - 1))
     count = data.draw(st.integers(-1, 10))
-    found = token_logprobs(np.array(logits, np.float32), token, count)
+    logprobs = token_logprobs(np.array(logits, np.float32), token, count)
     total = sum(math.exp(x) for x in logits)
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     wanted = order if count < 0 else order[:count]
-    assert list(found) == list(dict.fromkeys([token, *wanted]))
-    for id_, figure in found.items():
+    assert list(logprobs) == list(dict.fromkeys([token, *wanted]))
+    for id_, figure in logprobs.items():
         assert figure.logprob == pytest.approx(math.log(math.exp(logits[id_]) / total))
         assert order[figure.rank - 1] == id_

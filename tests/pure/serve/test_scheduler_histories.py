@@ -1,4 +1,4 @@
-"""The scheduler as a state machine: whatever comes, blocks are neither lost nor used twice, and all texts end."""
+"""The scheduler as a state machine: in any history, blocks are neither lost nor used twice, and all texts end."""
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +30,9 @@ def _play(bounds, history):
 @settings(max_examples=250)
 @given(limits(), histories)
 def test_every_history_ends_with_every_block_free(bounds, history):
-    """Budget, counts of holders, contents of every slot, and that the oldest sequence gets on: after every decision."""
+    """After every decision: budget, reference counts, contents of every slot, and progress of the
+    oldest sequence.
+    """
     _play(bounds, history)
 
 
@@ -38,7 +40,7 @@ def test_every_history_ends_with_every_block_free(bounds, history):
 @settings(max_examples=10_000)
 @given(limits(), histories)
 def test_ten_thousand_histories(bounds, history):
-    """The same, at length."""
+    """The same, more of them."""
     _play(bounds, history)
 
 
@@ -57,8 +59,8 @@ GUESSED = [
 ]
 
 
-def test_a_busy_history_preempts_and_finds_blocks_again():
-    """What the faults below disturb does happen."""
+def test_busy_history_preempts_and_reuses_blocks():
+    """The behaviour that the faults below disturb does occur."""
     machine = _play(SMALL, [*BUSY, *GUESSED])
     assert machine.scheduler.num_preemptions > 0
     assert any(s.num_cached for s in machine.sequences)
@@ -179,8 +181,8 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_planted_faults_are_found(monkeypatch, plant):
-    """The checks above can fail: every one of these breaks a history."""
+def test_planted_faults_are_detected(monkeypatch, plant):
+    """The twin: every one of these breaks a history."""
     plant(monkeypatch)
     history = [
         *BUSY,
@@ -202,8 +204,10 @@ def test_planted_faults_are_found(monkeypatch, plant):
         _play(SMALL, history)
 
 
-def test_none_waits_for_ever_under_an_unending_stream():
-    """A request of low priority ends while ones of higher priority keep arriving, with as many as can run at a time."""
+def test_no_request_starves():
+    """A request of low priority ends while ones of higher priority keep arriving, with as many as
+    can run at a time.
+    """
     machine = Machine(Scheduler(Limits(2, 8, 2, 4, MAX_CONTEXT)))
     scheduler_module_steps = scheduler_module.PRIORITY_STEPS
     machine.add(Arrival(0, 20, 5, priority=1))
@@ -218,7 +222,7 @@ def test_none_waits_for_ever_under_an_unending_stream():
 
 
 def test_priorities_go_first():
-    """Of requests that arrive together, lower numbers are admitted first, and give up their blocks last."""
+    """Of requests that arrive together, lower numbers are admitted first, and preempted last."""
     machine = Machine(Scheduler(Limits(1, 64, 1, 4, MAX_CONTEXT)))
     for priority in (1, 0, -1, 0):
         machine.add(Arrival(0, 8, 2, priority=priority))
@@ -229,8 +233,7 @@ def test_priorities_go_first():
 
 
 def test_prompts_are_read_at_once_only_where_no_text_waits():
-    """A prompt alone: as much as a step holds. Next to a text: what is nearly free; next to many:
-    as many as they are."""
+    """A prompt alone: a full step. Next to one text: what is nearly free; next to many: as many tokens as texts."""
     machine = Machine(Scheduler(Limits(8, 64, 8, 32, MAX_CONTEXT)))
     machine.scheduler.free_tokens = 5
 
@@ -248,8 +251,8 @@ def test_prompts_are_read_at_once_only_where_no_text_waits():
     assert [chunks() for _ in range(3)] == [[7], [7], [6]]
 
 
-def test_full_steps_where_speed_of_all_counts():
-    """As offline: what texts leave of a step reads prompts."""
+def test_throughput_mode_fills_steps():
+    """As offline: the rest of each step reads prompts."""
     machine = Machine(Scheduler(Limits(8, 64, 8, 32, MAX_CONTEXT, paces_prompts=False)))
     machine.add(Arrival(0, 100, 60))
     machine.step()
@@ -259,7 +262,9 @@ def test_full_steps_where_speed_of_all_counts():
 
 
 def test_texts_of_one_prompt_share_its_blocks():
-    """Four texts of a prompt of three blocks and a bit: the three are held by all, the rest is each text's own."""
+    """Four texts of a prompt of three and a fraction blocks: the three are shared, the fraction is
+    copied per text.
+    """
     machine = Machine(Scheduler(Limits(4, 300, 4, 12, MAX_CONTEXT)))
     machine.scheduler.free_tokens = 3 * 5
     machine.add(Arrival(0, 3 * BLOCK_SIZE + 5, 9, n=4))
@@ -270,8 +275,10 @@ def test_texts_of_one_prompt_share_its_blocks():
     assert [s.num_cached for s in machine.sequences] == [0, *[3 * BLOCK_SIZE] * 3]
 
 
-def test_the_least_recently_used_goes_first():
-    """A prefix that was used again outlives one that was not; the end of a chain goes before its beginning."""
+def test_least_recently_used_block_is_evicted_first():
+    """A prefix that was used again outlives one that was not; the end of a chain is evicted before
+    its beginning.
+    """
     pool = BlockPool(4)
     blocks = pool.take(4)
     for block in blocks:
@@ -284,19 +291,19 @@ def test_the_least_recently_used_goes_first():
     assert pool.take(4) == [blocks[3], blocks[2], blocks[1], blocks[0]]
 
 
-def test_defects_are_told_and_not_passed_on():
-    """More blocks than are free, and a block given back twice, are defects."""
+def test_defects_are_detected():
+    """Taking more blocks than are free, and freeing a block twice, are defects."""
     pool = BlockPool(2)
     block = pool.take(1)
     pool.release(block)
-    with pytest.raises(InternalError, match="only a held block"):
+    with pytest.raises(InternalError, match="only a referenced block"):
         pool.release(block)
     with pytest.raises(InternalError, match="only free blocks"):
         pool.take(3)
 
 
-def test_keys_tell_fields_apart():
-    """No field can pass for another, nor a scope's end for a parent's beginning."""
+def test_keys_separate_fields():
+    """No field can be taken for another, nor a scope's end for a parent's beginning."""
     scope = ((b"model", b"m"), (b"salt", b"s"))
     keys = [
         block_key(scope, b"", [1, 2]),
@@ -320,7 +327,7 @@ def test_keys_tell_fields_apart():
         (True, 8, 8, 4, 64),
     ],
 )
-def test_limits_that_cannot_be_kept_are_refused(wrong):
+def test_impossible_limits_are_rejected(wrong):
     """Each sequence has a token and a row a step, and a full one fits the cache."""
     with pytest.raises(ConfigError, match=r"\[serve\.limits\]"):
         Limits(*wrong)

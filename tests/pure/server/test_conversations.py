@@ -1,4 +1,4 @@
-"""Conversations as clients send them back, and what templates get of them; what clients hear of templates."""
+"""Conversations as clients send them back, as templates get them, and warnings about templates for clients."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ def _call(arguments="{}", id_="call_1"):
 
 
 def _text(folder, template, *messages, has_short_ids=False, **fields):
-    """What a template makes of a body."""
+    """The rendered prompt of a body."""
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     body = ChatBody.model_validate({"messages": [USER, *messages], **fields})
     return Renderer(folder, TOKENIZER, has_short_ids=has_short_ids).render(Conversation.of(body))
@@ -52,7 +52,7 @@ def test_null_content_stays_null_next_to_calls(tmp_path, message, shown):
 
 
 def test_templates_that_cannot_show_null_get_an_empty_text(tmp_path):
-    """One that would print `None`, and one that fails; a text that says None is left alone."""
+    """One that would print `None`, and one that fails; a text that contains None is unchanged."""
     said = {"role": "assistant", "content": None, "tool_calls": [_call()]}
     assert _text(tmp_path, PLAIN, said).text == "user: hi\nassistant: \n"
     assert _text(tmp_path, CONCATENATES, said).text == "<user>hi<assistant>"
@@ -77,8 +77,8 @@ def test_templates_that_cannot_show_null_get_an_empty_text(tmp_path):
         ('{"a": NaN}', '{"a": NaN}'),
     ],
 )
-def test_arguments_are_objects_or_the_text_that_came(tmp_path, arguments, shown):
-    """Arguments that `max_tokens` has cut come back as text."""
+def test_arguments_are_objects_or_the_original_text(tmp_path, arguments, shown):
+    """Arguments that `max_tokens` has truncated are text again."""
     text = _text(tmp_path, SHOWS_CALLS, {"role": "assistant", "tool_calls": [_call(arguments)]}).text
     assert json.loads(text)[0]["function"]["arguments"] == shown
     with pytest.raises(ConfigError, match=r"messages\.1\.tool_calls\.0\.function\.arguments must be JSON"):
@@ -88,7 +88,7 @@ def test_arguments_are_objects_or_the_text_that_came(tmp_path, arguments, shown)
         _text(tmp_path, SHOWS_CALLS, {"role": "assistant", "tool_calls": [_call(), custom]})
 
 
-def test_a_response_says_its_calls_in_the_same_way(tmp_path):
+def test_response_items_of_calls_are_equal(tmp_path):
     """Items of `/v1/responses`: a message of calls alone has no content."""
     call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a'}
     body = chat_body(ResponseBody.model_validate({"input": [USER, call]}))
@@ -98,7 +98,7 @@ def test_a_response_says_its_calls_in_the_same_way(tmp_path):
 
 
 def test_ids_of_calls_have_nine_characters_for_mistral(tmp_path):
-    """Ids of other servers become such; a call and its answer keep one id; right ones stay."""
+    """Ids of other servers are shortened; a call and its answer keep one id; valid ones are unchanged."""
     talk = [
         {
             "role": "assistant",
@@ -123,8 +123,8 @@ def test_ids_of_calls_have_nine_characters_for_mistral(tmp_path):
     )
 
 
-def test_tools_that_a_template_does_not_show_are_a_warning(tmp_path, caplog):
-    """In every such answer, and once in the log; templates that show them warn of nothing."""
+def test_tools_that_a_template_ignores_are_a_warning(tmp_path, caplog):
+    """In every such answer, and once in the log; templates that show tools give no warning."""
     with caplog.at_level(logging.WARNING, "tilewise.server"):
         assert not _text(tmp_path, WITH_TOOLS, tools=[TOOL]).warnings
         assert not _text(tmp_path, PLAIN, tools=[TOOL], tool_choice="none").warnings

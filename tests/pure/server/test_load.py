@@ -1,4 +1,4 @@
-"""Load: requests come when the settings say, and figures follow from their times."""
+"""Load generation: requests arrive as configured, and figures follow from their times."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewise.core import ConfigError
-from tilewise.server.load import Load, Played, Target, Wanted, load_figures, play, require_answer
+from tilewise.server.load import Load, LoadRequest, LoadResult, Target, load_figures, play, require_answer
 
 LOAD = Load("/v1/completions", "m")
 EVENTS = (
@@ -24,7 +24,7 @@ def chunk(data):
 
 
 def answered(answer, count=1, load=LOAD):
-    """What is taken down of requests to a server that answers so, and what it saw of them."""
+    """Results of requests to a server with these answers, and the requests it received."""
     seen = []
 
     async def serve(reader, writer):
@@ -40,13 +40,13 @@ def answered(answer, count=1, load=LOAD):
             f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {"authorization": "Bearer k"}
         )
         async with server:
-            return await play(target, load, [Wanted("p", 1, 5)] * count)
+            return await play(target, load, [LoadRequest("p", 1, 5)] * count)
 
     return asyncio.run(run()), seen
 
 
 async def whole(writer):
-    """Two pieces of text, then what they were, cut where no event ends."""
+    """Two pieces of text, then their usage, split in the middle of events."""
     data = HEAD + b"".join(map(chunk, EVENTS)) + b"0\r\n\r\n"
     for begin in range(0, len(data), 37):
         writer.write(data[begin : begin + 37])
@@ -54,11 +54,11 @@ async def whole(writer):
         await asyncio.sleep(0.001)
 
 
-def test_an_answer_is_read_however_it_is_cut():
+def test_answer_is_read_however_it_is_split():
     """Pieces, their times, the server's own counts; the key and the request arrive."""
     (played,), ((head, body, _),) = answered(whole)
     assert (played.error, played.num_prompt, played.num_new, len(played.delta_times)) == ("", 3, 5, 2)
-    assert played.asked < played.delta_times[0] < played.delta_times[1] <= played.ended
+    assert played.submitted < played.delta_times[0] < played.delta_times[1] <= played.ended
     assert b"authorization: Bearer k" in head and b'"max_tokens": 5' in body
 
 
@@ -70,17 +70,17 @@ def test_an_answer_is_read_however_it_is_cut():
             "status 429: too many",
         ),
         (HEAD + chunk(b'data: {"error":{"message":"it broke"}}\n\n'), "it broke"),
-        (HEAD + chunk(b"data: nonsense\n\n"), "no JSON"),
-        (HEAD + chunk(b"data: [1]\n\n"), "no object"),
-        (HEAD + chunk(b'data: {"choices": 7}\n\n'), "another form"),
+        (HEAD + chunk(b"data: nonsense\n\n"), "is not JSON"),
+        (HEAD + chunk(b"data: [1]\n\n"), "is not an object"),
+        (HEAD + chunk(b'data: {"choices": 7}\n\n'), "unexpected form"),
         (HEAD + chunk(EVENTS[0])[:20], "incomplete"),
         (HEAD + b"0\r\n\r\n", "no text"),
-        (b"SSH-2.0-OpenSSH\r\n", "no answer of HTTP"),
-        (b"", "no answer of HTTP"),
+        (b"SSH-2.0-OpenSSH\r\n", "the answer is not HTTP"),
+        (b"", "the answer is not HTTP"),
     ],
 )
-def test_a_failed_request_is_one(data, words):
-    """Whatever a server answers is the error of that request, and no more."""
+def test_failed_request_is_an_error_of_its_own(data, words):
+    """Any response of a server affects only that request."""
 
     async def answer(writer):
         writer.write(data)
@@ -91,8 +91,8 @@ def test_a_failed_request_is_one(data, words):
     assert load_figures([played], [99])["failed"] == 1
 
 
-def test_no_more_at_a_time_than_allowed():
-    """The gate holds; without it all come at once."""
+def test_concurrency_is_limited():
+    """The limit holds; without it all arrive at once."""
     most = now = 0
 
     async def slow(writer):
@@ -116,7 +116,7 @@ def test_no_more_at_a_time_than_allowed():
     seed=st.integers(0, 9),
 )
 def test_arrivals_keep_their_rate(count, rate, burstiness, seed):
-    """As many waits as requests, none before the first, together what the rate says; the same for a seed."""
+    """As many waits as requests, none before the first, in total the rate; the same for a seed."""
     load = Load("/v1/completions", "m", rate, burstiness, seed=seed)
     waits = list(load.waits(count))
     assert len(waits) == count and waits[0] == 0 and min(waits) >= 0
@@ -125,18 +125,22 @@ def test_arrivals_keep_their_rate(count, rate, burstiness, seed):
 
 
 def test_figures_of_known_times():
-    """Times that can be added up in the head; what failed is in no metric."""
+    """Times that can be added by hand; failed requests are in no metric."""
     played = [
-        Played(10, 1.0, [1.5, 1.7, 2.1], 4, 2.2),
-        Played(20, 1.5, [2.0], 1, 2.0),
-        Played(5, 1.0, [], 0, 9.0, "broken"),
+        LoadResult(10, 1.0, [1.5, 1.7, 2.1], 4, 2.2),
+        LoadResult(20, 1.5, [2.0], 1, 2.0),
+        LoadResult(5, 1.0, [], 0, 9.0, "broken"),
     ]
-    found = load_figures(played, [50, 99])
-    assert (found["completed"], found["failed"], found["errors"]) == (2, 1, ["broken"])
-    assert (found["total_input_tokens"], found["total_output_tokens"], found["duration"]) == (30, 5, 8.0)
-    assert found["mean_ttft_ms"] == pytest.approx(500) and found["p50_itl_ms"] == pytest.approx(300)
-    assert found["mean_tpot_ms"] == pytest.approx(200) and found["median_e2el_ms"] == pytest.approx(850)
-    assert found["request_throughput"] == 0.25
+    figures = load_figures(played, [50, 99])
+    assert (figures["completed"], figures["failed"], figures["errors"]) == (2, 1, ["broken"])
+    assert (figures["total_input_tokens"], figures["total_output_tokens"], figures["duration"]) == (
+        30,
+        5,
+        8.0,
+    )
+    assert figures["mean_ttft_ms"] == pytest.approx(500) and figures["p50_itl_ms"] == pytest.approx(300)
+    assert figures["mean_tpot_ms"] == pytest.approx(200) and figures["median_e2el_ms"] == pytest.approx(850)
+    assert figures["request_throughput"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_figures_of_known_times():
         *("http://a..b", f"http://{'a' * 64}", "http://x/a b", "http://x/ü", "http://ü", "http://x/\udcff"),
     ],
 )
-def test_what_is_no_server_is_refused(url):
+def test_invalid_servers_are_rejected(url):
     """Before anything is sent."""
     with pytest.raises(ConfigError, match="address"):
         Target(url)
@@ -154,7 +158,7 @@ def test_what_is_no_server_is_refused(url):
         Target("http://x", {"authorization": "Bearer a\r\nhost: y"})
 
 
-def test_a_server_that_is_not_there_is_told_of():
-    """One clear error, with the address."""
+def test_unreachable_server_is_one_error():
+    """It has the address."""
     with pytest.raises(ConfigError, match=r"a server must answer at 'http://127\.0\.0\.1:9'"):
         asyncio.run(require_answer(Target("http://127.0.0.1:9"), None))

@@ -1,4 +1,4 @@
-"""Calls and thoughts are found in what models write, wherever its pieces are cut; what is none of them is text."""
+"""Calls and thoughts in generated text, wherever its pieces are split; the rest is text."""
 
 import json
 from itertools import pairwise
@@ -97,19 +97,19 @@ def _cut(text, places):
 
 def _calls(parts):
     """Names and arguments, joined."""
-    found = []
+    calls = []
     for part in parts:
         if part.kind == "call":
-            found.append([part.name, ""])
+            calls.append([part.name, ""])
         elif part.kind == "arguments":
-            found[-1][1] += part.text
-    return found
+            calls[-1][1] += part.text
+    return calls
 
 
 @pytest.mark.parametrize(("form", "text", "calls"), CALLS)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=12))
-def test_calls_are_found_wherever_pieces_are_cut(form, text, calls, places):
-    """Names and arguments, in order, or the first call only; text before them is text."""
+def test_calls_are_found_wherever_pieces_are_split(form, text, calls, places):
+    """Names and arguments, in order, or only the first call; text before them is text."""
     every, first = (
         _read(OutputFormat(tools=form, is_single=single), _cut(text, places)) for single in (False, True)
     )
@@ -124,8 +124,8 @@ def test_calls_are_found_wherever_pieces_are_cut(form, text, calls, places):
 
 @pytest.mark.parametrize(("form", "text", "name", "arguments", "content"), BROKEN)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=6))
-def test_calls_that_break_off_have_what_came(form, text, name, arguments, content, places):
-    """No valid JSON, so that no client takes it for the whole."""
+def test_truncated_calls_have_partial_arguments(form, text, name, arguments, content, places):
+    """Not valid JSON, so that no client takes them for complete."""
     parts = _read(OutputFormat(tools=form), _cut(text, places))
     assert _calls(parts) == [[name, arguments]]
     assert "".join(part.text for part in parts if part.kind == "content") == content
@@ -133,8 +133,9 @@ def test_calls_that_break_off_have_what_came(form, text, name, arguments, conten
 
 @pytest.mark.parametrize(("form", "text", "calls"), CALLS)
 def test_names_come_first_and_arguments_piece_by_piece(form, text, calls):
-    """Of each call a part with its name alone, as soon as its arguments begin; when the call is whole, where it has its
-    name last, or perhaps an id behind its arguments."""
+    """For each call a delta with only its name, as soon as its arguments begin; at the end of the
+    call where its name comes last, or possibly an id after its arguments.
+    """
     reader, reported = Reader(OutputFormat(tools=form)), []
     for place, letter in enumerate(text):
         reported += [(place, part) for part in reader.add(letter)]
@@ -162,8 +163,8 @@ IDS = [
 
 @pytest.mark.parametrize(("text", "ids"), IDS)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=8))
-def test_ids_that_a_mistral_model_writes_are_kept(text, ids, places):
-    """Nine letters and digits, before or behind the arguments; other formats have none."""
+def test_ids_written_by_a_mistral_model_are_kept(text, ids, places):
+    """Nine letters and digits, before or after the arguments; other formats have none."""
     parts = _read(OutputFormat(tools="mistral"), _cut(f"[TOOL_CALLS]{text}", places))
     assert [part.id for part in parts if part.kind == "call"] == ids
     assert {part.id for part in _read(OutputFormat(tools="hermes"), [f"<tool_call>{text}"])} <= {""}
@@ -197,8 +198,8 @@ _PIECES += [
     text=st.lists(st.sampled_from(_PIECES), max_size=14).map("".join),
     places=st.lists(st.integers(0, 1 << 16), max_size=6),
 )
-def test_what_is_told_does_not_depend_on_the_pieces(form, thinks, text, places):
-    """A stream, joined, is the whole answer, whatever a model writes."""
+def test_result_does_not_depend_on_the_pieces(form, thinks, text, places):
+    """A concatenated stream is the whole answer, whatever a model writes."""
     format = OutputFormat(tools=form, thinks=thinks)
     assert _read(format, _cut(text, places)) == _read(format, [text])
     assert _read(OutputFormat(calls=True), _cut(text, places)) == _read(OutputFormat(calls=True), [text])
@@ -206,8 +207,8 @@ def test_what_is_told_does_not_depend_on_the_pieces(form, thinks, text, places):
 
 @pytest.mark.parametrize(("form", "text"), TEXTS)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=4))
-def test_what_is_no_call_is_text(form, text, places):
-    """All of it comes, unchanged."""
+def test_other_text_is_unchanged(form, text, places):
+    """All of it is content."""
     parts = _read(OutputFormat(tools=form), _cut(text, places))
     assert [part.kind for part in parts] == ["content"] and parts[0].text == text
 
@@ -216,8 +217,8 @@ def test_what_is_no_call_is_text(form, text, places):
     form=st.sampled_from(sorted(FORMATS)),
     pieces=st.lists(st.text(alphabet='<tool_call>/[]{}":, nameTOOLCALLSf', max_size=9)),
 )
-def test_nothing_that_a_model_writes_is_an_error(form, pieces):
-    """Whatever comes, reading it ends; without calls nothing but blanks is lost."""
+def test_no_generated_text_is_an_error(form, pieces):
+    """Parsing always ends; without calls only whitespace is lost."""
     parts = _read(OutputFormat(tools=form, thinks=True), pieces)
     if not any(part.kind == "call" for part in parts):
         parts_so_far = "".join(part.text for part in parts)
@@ -236,15 +237,15 @@ THOUGHTS = [
 
 @pytest.mark.parametrize(("text", "inside", "thought", "content"), THOUGHTS)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=8))
-def test_thoughts_are_distinguished(text, inside, thought, content, places):
+def test_thoughts_are_separated(text, inside, thought, content, places):
     """Whether the model or the prompt begins them, and whether they end."""
     parts = _read(OutputFormat(thinks=True, is_thinking=inside), _cut(text, places))
     assert "".join(part.text for part in parts if part.kind == "reasoning") == thought
     assert "".join(part.text for part in parts if part.kind == "content") == content
 
 
-def test_calls_that_had_to_come():
-    """A named function's text is its arguments, and a list of calls is told, piece by piece."""
+def test_required_calls():
+    """A named function's text is its arguments, and a list of calls is parsed, piece by piece."""
     parts = _read(OutputFormat(function="f"), ['{"a"', ": 1}"])
     assert parts == [Part("call", "", "f"), Part("arguments", '{"a": 1}')]
     text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'

@@ -1,4 +1,4 @@
-"""Parts of the server alone: frames, the queue to the HTTP process, hosts, keys, figures, sizes, errors."""
+"""Parts of the server: frames, the queue to the HTTP process, hosts, keys, figures, sizes, errors."""
 
 import socket
 import threading
@@ -50,7 +50,7 @@ _FIGURES = st.dictionaries(
         begun_s=st.none() | st.floats(0, 1e9),
     )
 )
-def test_pieces_cross_the_border_unchanged(delta):
+def test_messages_round_trip_frames(delta):
     """Text of any characters, every bit of every figure."""
     frame = pack([row_of(delta)])
     assert HEAD.unpack(frame[: HEAD.size])[0] == len(frame) - HEAD.size
@@ -58,16 +58,17 @@ def test_pieces_cross_the_border_unchanged(delta):
     assert back == delta and back.begun_s == delta.begun_s
 
 
-def test_vectors_cross_the_border_unchanged():
+def test_vectors_round_trip_frames():
     """To the bit."""
     vector = np.float32([1 / 3, -0.0, 3e-42, 1e38])
     back = delta_of(unpack(pack(row_of(Delta(0, 0, None, "", "stop", vector=vector)))[HEAD.size :])).vector
     assert back.tobytes() == vector.tobytes()
 
 
-def test_the_queue_makes_its_writer_wait():
-    """A reader that stands still holds the engine up at the bound; nothing is lost when it goes on; its end is an
-    error of the thread that sends."""
+def test_full_queue_blocks_its_writer():
+    """A reader that stops blocks the engine at the bound; nothing is lost when it continues; its
+    end is an error in the sending thread.
+    """
     ours, theirs = socket.socketpair()
     outbox = Outbox(ours.sendall, most=4)
     put = []
@@ -90,14 +91,14 @@ def test_the_queue_makes_its_writer_wait():
         if count and count == len(put):
             break
     assert len(put) < 40  # what the socket holds, the frame that is sent, and four
-    left, found = b"", []
-    while len(found) < 64:
+    left, received = b"", []
+    while len(received) < 64:
         left += theirs.recv(1 << 20)
         while len(left) >= HEAD.size and len(left) >= HEAD.size + HEAD.unpack(left[: HEAD.size])[0]:
             end = HEAD.size + HEAD.unpack(left[: HEAD.size])[0]
-            found += [number for _, number, _ in unpack(left[HEAD.size : end])]
+            received += [number for _, number, _ in unpack(left[HEAD.size : end])]
             left = left[end:]
-    assert found == list(range(64))
+    assert received == list(range(64))
     writer.join()
     theirs.close()
     outbox.put("delta", 0, "x")
@@ -107,8 +108,8 @@ def test_the_queue_makes_its_writer_wait():
 
 
 @pytest.mark.slow
-def test_what_is_long_is_several_frames():
-    """Pieces with many figures do not gather in one frame; none is lost, and their order is kept."""
+def test_long_messages_are_several_frames():
+    """Pieces with many figures do not accumulate in one frame; none is lost, and their order is kept."""
     figures = {token: Logprob(-1.0, token + 1) for token in range(100)}
     deltas = [Delta(0, 0, number, "x", prompt_logprobs=[None, *[figures] * 40]) for number in range(20)]
     messages = [["delta", 1, delta] for delta in deltas]
@@ -121,7 +122,7 @@ def test_what_is_long_is_several_frames():
     )
 
 
-def test_hosts_that_are_known():
+def test_allowed_hosts():
     """Addresses and own names, with a port or without."""
     names = ("localhost", "box")
     for host in ("localhost", "LOCALHOST:80", "box:1", "127.0.0.1", "10.0.0.1:80", "[::1]:8000"):
@@ -139,7 +140,7 @@ def test_hosts_that_are_known():
 
 
 def test_keys_and_their_salts():
-    """One of them opens, each with a salt of its own, which is not the key; without keys all are let in."""
+    """Any one of them is accepted, each with its own salt, which is not the key; without keys all are accepted."""
     settings = ServerSettings(api_keys=("one", "two"))
     salts = {settings.find_key(key) for key in ("one", "two")}
     assert len(salts) == 2 and None not in salts and not salts & {"one", "two", ""}
@@ -148,8 +149,8 @@ def test_keys_and_their_salts():
     assert ServerSettings().find_key(None) == ""
 
 
-def test_settings_are_held_to_their_ranges():
-    """Before anything starts."""
+def test_settings_have_ranges():
+    """Checked before anything starts."""
     for name, value in (
         ("port", 65536), ("host", ""), ("stream_interval", 0), ("max_request_bytes", 0), ("api_keys", ("",)),
         ("api_keys", ("é",)), ("api_keys", (" a",)), ("allowed_hosts", ("a:80",)), ("allowed_hosts", ("*",)),
@@ -161,8 +162,8 @@ def test_settings_are_held_to_their_ranges():
     ServerSettings(api_keys=("a b",), allowed_hosts=("Box.example",), allowed_origins=("*", "http://a:80"))
 
 
-def test_figures_in_prometheus_words():
-    """Counters, gauges and buckets that add up; names of models may hold any character."""
+def test_figures_in_prometheus_format():
+    """Counters, gauges and buckets with consistent sums; names of models may hold any character."""
     metrics = Metrics('a"b\\c')
     times = RequestTimes(1.0)
     metrics.read_prompt(100, 64)
@@ -207,7 +208,7 @@ def test_rates_of_the_last_two_minutes_are_kept():
 
 
 def test_sizes_as_people_write_them():
-    """Large letters count in 1024, small ones in 1000."""
+    """Upper case units are powers of 1024, lower case ones of 1000."""
     reported = {"2G": 2 << 30, "32K": 32 << 10, "1k": 1000, "4096": 4096, "1.5M": 3 << 19, "2GiB": 2 << 30}
     assert {text: size(text, "--option") for text in reported} == reported and size(None, "--option") is None
     for text in ("", "-1", "G", "1e9", "2X", "1 G", "9" * 20):
@@ -215,16 +216,16 @@ def test_sizes_as_people_write_them():
             size(text, "--option")
 
 
-def test_a_defect_is_not_told():
-    """Clients hear of their own mistakes and of failed kernels, of nothing else."""
+def test_defects_are_not_shown_to_clients():
+    """Clients get their own errors and failed kernels, nothing else."""
     assert of_exception(ConfigError("[x] a; got b; c")).status == 400
     assert of_exception(TaskFailed("[x] a; got b; c")).status == 500
     reported = of_exception(KeyError("secret of another"))
     assert reported.status == 500 and "secret" not in reported.message
 
 
-def test_what_is_wrong_with_a_body_is_said_briefly():
-    """The field, the rule, and no more of the value than fits."""
+def test_errors_of_a_body_are_short():
+    """The field, the rule, and a shortened value."""
     for body, place in (
         ({"prompt": "x", "n": 0}, "n"),
         ({"prompt": "x", "stop": ["b", "a" * 9999]}, "stop.1"),
@@ -270,20 +271,20 @@ def test_settings_of_a_body():
     assert sampling_params(CompletionBody(prompt="x"), {}).max_tokens == 16
 
 
-def test_conversations_as_templates_want_them():
-    """Parts are joined, developers are systems, arguments are objects, tools and choices are heard."""
+def test_conversations_for_templates():
+    """Parts are joined, developers are systems, arguments are objects, tools and choices are applied."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     talk = [{"role": "developer", "content": parts}, {"role": "assistant", "tool_calls": [call]}]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     body = ChatBody.model_validate({"messages": talk, "tools": [tool], "reasoning_effort": "low"})
-    found = Conversation.of(body)
-    assert found.messages[0] == {"role": "system", "content": "a\nb"}
-    assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    conversation = Conversation.of(body)
+    assert conversation.messages[0] == {"role": "system", "content": "a\nb"}
+    assert conversation.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert (
-        found.tools == [tool]
-        and found.variables == {"reasoning_effort": "low"}
-        and found.add_generation_prompt
+        conversation.tools == [tool]
+        and conversation.variables == {"reasoning_effort": "low"}
+        and conversation.add_generation_prompt
     )
     assert Conversation.of(body.model_copy(update={"tool_choice": "none"})).tools is None
     goes_on = Conversation.of(body.model_copy(update={"continue_final_message": True}))
@@ -291,8 +292,9 @@ def test_conversations_as_templates_want_them():
 
 
 def test_thoughts_and_calls_are_parts_of_a_message():
-    """A prompt that ends within a thought, a text that calls: the body of the answer, and no thoughts where a grammar
-    leaves no room for them."""
+    """A prompt that ends within a thought, a text that calls: the body of the answer, and no
+    thoughts where a grammar permits none.
+    """
     params = SamplingParams(max_tokens=9)
     rendered = Rendered("user: x\nassistant: <think>\n", [1, 2, 3])
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})

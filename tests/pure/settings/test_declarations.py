@@ -55,7 +55,7 @@ def settings_table(group):
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-def test_each_setting_of_sampling_is_in_every_interface(name):
+def test_each_sampling_setting_is_in_every_interface(name):
     """The command line, bodies of requests, generation_config.json, the resolved form and the docstring have it."""
     one = SAMPLING[name]
     in_generate = set(one.option_names) <= option_names(COMMANDS["generate"])
@@ -76,7 +76,7 @@ def test_each_setting_of_sampling_is_in_every_interface(name):
 
 @pytest.mark.parametrize("group", [SamplingParams, Sampling, EngineSettings, ServerSettings])
 def test_declared_ranges_hold(group):
-    """Values at the bounds of a setting are accepted, values beyond them are refused by its name."""
+    """Values at the bounds of a setting are accepted, values beyond them are rejected by its name."""
     for name, one in settings_of(group).items():
         beyond = [*([one.low - 1] if one.low is not None else []), *([one.high + 1] if one.high else [])]
         beyond += [one.low] if one.is_low_excluded else []
@@ -89,7 +89,7 @@ def test_declared_ranges_hold(group):
 
 
 @pytest.mark.parametrize(("command", "group"), [("serve", EngineSettings), ("serve", ServerSettings)])
-def test_each_setting_of_a_server_has_an_option(command, group):
+def test_each_server_setting_has_an_option(command, group):
     """`tilewise serve` has every setting that is declared for the command line, with its help text."""
     params = {param.name: param for param in COMMANDS[command].params}
     for name, one in settings_of(group).items():
@@ -107,12 +107,12 @@ def test_each_setting_of_a_server_has_an_option(command, group):
     ],
     ids=["sampling", "engine", "server"],
 )
-def test_tables_of_the_documentation_are_the_declarations(page, made):
+def test_tables_of_the_documentation_match_the_declarations(page, made):
     """Rows of the pages' tables are made from the declarations; on failure the expected table is printed."""
     assert made in (ROOT / "docs" / page).read_text("utf-8"), f"docs/{page} must have this table:\n\n{made}"
 
 
-def test_a_setting_is_named_where_it_is_declared_and_where_it_acts():
+def test_setting_is_named_only_where_declared_and_used():
     """No module of the command line, the server or the engine repeats the name of `min_p`, an ordinary setting."""
     named = {
         path.relative_to(ROOT / "src" / "tilewise").as_posix()
@@ -126,7 +126,7 @@ def test_a_setting_is_named_where_it_is_declared_and_where_it_acts():
     assert named == {"settings/sampling.py"}
 
 
-def test_a_declared_field_is_checked_and_has_an_option():
+def test_declared_field_is_checked_and_has_an_option():
     """Declaring a field is enough: checks, options and JSON types have it."""
 
     @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One device with one microbatch is not looked at op by op: its layout is the one that propagation would find."""
+"""One device with one microbatch skips propagation: its layout is the one that propagation would find."""
 
 import pytest
 
@@ -26,14 +26,14 @@ def trained(config):
 
 
 def decoding(config):
-    """A step of writing, with KV caches."""
+    """A decoding step, with KV caches."""
     builder = GraphBuilder("model")
     build_decoding_graph(builder, config, max_tokens=8, max_sequences=2, num_blocks=4)
     return simplify(builder.freeze())
 
 
 def found_by_propagation(graph, mesh, strategy):
-    """What looking at every op finds."""
+    """The layout by propagation over every op."""
     batch = cut_batch(graph)
     every = propagate._Propagation(mesh, strategy, batch)
     outside = {t.id: every.ruled(t) for t in graph.tensors if t.kind != "result"}
@@ -44,23 +44,23 @@ def found_by_propagation(graph, mesh, strategy):
 @pytest.mark.parametrize(
     "graph", [trained(LLAMA), trained(GEMMA), decoding(LLAMA)], ids=["llama", "gemma", "write"]
 )
-def test_it_is_what_propagation_finds(graph, axes):
-    """Layouts, pending reductions, reshards, and those of layers, to the last one."""
+def test_layout_equals_propagation(graph, axes):
+    """Layouts, pending reductions, reshards, and those of layers."""
     mesh = DeviceMesh(axes)
     strategy = DistributionStrategy.for_mesh(mesh)
     alone = propagate_layouts(graph, mesh, strategy, cut_batch(graph))
     assert alone == found_by_propagation(graph, mesh, strategy)
 
 
-def test_another_layout_is_noticed():
-    """The twin: what two devices share is no layout of one."""
+def test_other_layout_is_detected():
+    """The twin: a layout of two devices is not that of one."""
     graph, mesh = trained(LLAMA), DeviceMesh({"dp": 2})
     alone = propagate_layouts(graph, DeviceMesh({}), DistributionStrategy.single(), cut_batch(graph))
     assert alone.compute != found_by_propagation(graph, mesh, DistributionStrategy.for_mesh(mesh)).compute
 
 
-def test_names_and_layouts_are_held_to_their_rules():
-    """Also where they share nothing."""
+def test_names_and_layouts_are_checked():
+    """Also on one device."""
     graph = trained(LLAMA)
     for layouts, words in (
         ({"no.such.*": ("dp", None)}, "matches none"),

@@ -1,4 +1,4 @@
-"""Groups of query heads on devices that they do not fit: the refusal says which do."""
+"""Groups of query heads on devices that they do not fit: the error says which do."""
 
 from __future__ import annotations
 
@@ -36,10 +36,8 @@ def plan_layouts(heads, kv_heads, k_splits, tp):
         (10, 5, 24, 6, "1", 10, "1, 5, 10"),
     ],
 )
-def test_devices_that_groups_of_heads_fit_are_named(
-    heads, kv_heads, k_splits, tp, fitting, other, fitting_then
-):
-    """And those do fit, with the k splits that are named."""
+def test_error_names_numbers_of_devices_that_fit(heads, kv_heads, k_splits, tp, fitting, other, fitting_then):
+    """And those do fit, with the k splits in the message."""
     got = f"{tp} devices on tp for {kv_heads} groups of {heads // kv_heads} in .*"
     also = f", or set graph.k_splits to {other} for {fitting_then}" if other else ""
     with pytest.raises(

@@ -63,20 +63,20 @@ def test_axes_of_size_one_shard_nothing():
         (lambda: DistributionStrategy.for_mesh(DeviceMesh({"x": 2})), "mesh axes are dp, fsdp and tp; got x"),
     ],
 )
-def test_impossible_strategies(make, words):
+def test_impossible_strategies_are_rejected(make, words):
     """Sizes and axis names are checked when a strategy is declared."""
     with pytest.raises(LayoutError, match=words):
         make()
 
 
-def test_an_axis_that_is_not_named_has_one_device():
+def test_unnamed_axis_has_one_device():
     """A hybrid over one axis leaves the other at one device."""
     assert DistributionStrategy.hybrid(tp=2).mesh() == DeviceMesh({"dp": 1, "tp": 2})
     assert DistributionStrategy.hybrid(dp=2).mesh() == DeviceMesh({"dp": 2, "tp": 1})
 
 
-def test_a_strategy_keeps_what_it_was_made_of():
-    """What the caller does to its dictionaries afterwards changes no strategy."""
+def test_strategy_copies_its_arguments():
+    """Later changes of the caller's dictionaries have no effect."""
     axes, rules = {"data": 2}, {"batch": "data"}
     strategy = DistributionStrategy(ParallelismMode.DDP, axes, rules)
     assert strategy.axes_for("batch") == ("data",) and strategy.axes_for("mlp") == ()

@@ -1,4 +1,4 @@
-"""Disagreements about layouts become ops, where and of the kind that priorities say; strict plans refuse them."""
+"""Disagreements about layouts become reshards, placed by priorities; strict plans reject them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spread(graph, axes=None, rules=None, *, layouts=None, strict=False, microbat
 
 
 def require_agreement(graph, layout):
-    """Behind reshards, all tensors of an op have one layout per factor; reshards say what they do by their layouts."""
+    """After reshards, all tensors of an op have one layout per factor; the layouts of a reshard give its kind."""
     assert not layout.reshards and len(layout.compute) == len(graph.tensors)
     for op in graph.ops:
         if op.op == "call":
@@ -60,12 +60,12 @@ def require_agreement(graph, layout):
 
 
 def ops_of(graph):
-    """Names of the reshards and of what reads them."""
+    """Names of the reshards and of the ops that read them."""
     made = [op for op in graph.ops if op.op in ("all_gather", "slice")]
     return [(op.op, next(o.op for o in graph.ops if op.outputs[0] in o.inputs)) for op in made]
 
 
-def test_what_agrees_is_left_alone():
+def test_agreeing_layouts_are_unchanged():
     """Column and row weights with one label: nothing is inserted, strict or not."""
     g = GraphBuilder()
     x = g.input([4, 8], name="x", labels=[BATCH, None])
@@ -76,7 +76,7 @@ def test_what_agrees_is_left_alone():
 
 
 @pytest.mark.parametrize(
-    ("in_label", "given", "made", "is_shared"),
+    ("in_label", "weight_label", "made", "is_shared"),
     [
         (A, None, ["slice"], True),  # the weight says where the sum is cut; rows follow
         (A, B, ["slice"], True),
@@ -84,10 +84,10 @@ def test_what_agrees_is_left_alone():
         (A, A, [], True),
     ],
 )
-def test_a_sum_is_shared_only_where_it_is_cut(in_label, given, made, is_shared):
+def test_sum_is_shared_only_where_its_weight_is_cut(in_label, weight_label, made, is_shared):
     """A product's k splits are those of its weight's label; without one, the shared operand is gathered."""
     g = GraphBuilder()
-    x = g.input([4, 16], name="x", labels=[None, given])
+    x = g.input([4, 16], name="x", labels=[None, weight_label])
     g.output(linear(g, x, "w", 8, in_label=in_label), "y")
     graph, layout = spread(g.freeze())
     assert [name for name, _ in ops_of(graph)] == made and bool(layout.pending_reductions) == is_shared
@@ -105,8 +105,8 @@ def test_terms_are_cut_each_by_its_own_weight():
     assert cut == [(None, A), (None, B)]
 
 
-def test_what_an_op_needs_whole_is_gathered():
-    """A norm's dim comes together in front of it."""
+def test_whole_operands_are_gathered():
+    """A norm's dim is gathered before it."""
     g = GraphBuilder()
     x = g.input([4, 16], name="x", labels=[None, A])
     g.output(rms_norm(g, x, "gamma", eps=1e-5), "y")
@@ -114,8 +114,8 @@ def test_what_an_op_needs_whole_is_gathered():
     assert ops_of(graph) == [("all_gather", "rms_norm")] and layout.compute[graph.outputs["y"]] == ((), ())
 
 
-def test_a_free_operand_is_sliced():
-    """Elementwise, the shared operand wins over one that nothing asks of; slices take the other's label."""
+def test_unconstrained_operand_is_sliced():
+    """Elementwise, the shared operand takes precedence over an unconstrained one; slices take the other's label."""
     g = GraphBuilder()
     x, z = g.input([4, 16], name="x", labels=[None, A]), g.input([4, 16], name="z")
     g.output(g.add(x, z), "y")
@@ -125,8 +125,8 @@ def test_a_free_operand_is_sliced():
     assert graph.spec(cut).labels == (None, A) and layout.compute[cut] == ((), ("b",))
 
 
-def test_hints_go_before_rules():
-    """A hint on a tensor, or by name, decides against the label's rule; replicated is a hint too."""
+def test_hints_take_precedence_over_rules():
+    """A hint on a tensor, or by name, overrides the label's rule; replicated is a hint too."""
     for layouts, hint, expected in (
         ({}, None, ("b",)),
         ({}, (None, "a"), ("a",)),
@@ -144,8 +144,8 @@ def test_hints_go_before_rules():
         )
 
 
-def test_a_layout_by_name_that_fits_nothing_is_refused():
-    """A slip in a pattern is no silent loss of a layout."""
+def test_layout_by_name_without_a_match_is_rejected():
+    """A typo in a pattern must not silently drop a layout."""
     g = GraphBuilder("g")
     g.output(g.silu(g.input([4, 16], name="x", labels=[None, A])), "y")
     for layouts in ({"x.weight": (None, "a")}, {"*": (), "z": ()}):
@@ -153,8 +153,8 @@ def test_a_layout_by_name_that_fits_nothing_is_refused():
             spread(g.freeze(), layouts=layouts)
 
 
-def test_a_hint_on_a_result_goes_back_to_where_it_costs_nothing():
-    """What is asked behind elementwise ops is sliced in front of them; behind a product, the sum arrives in shards."""
+def test_hint_on_a_result_moves_back_to_where_it_is_free():
+    """A hint after elementwise ops is a slice before them; after a product, the sum arrives in shards."""
     g = GraphBuilder()
     x = g.input([4, 16], name="x")
     g.output(g.constrain(g.silu(g.silu(x)), (None, "a")), "y")
@@ -170,8 +170,8 @@ def test_a_hint_on_a_result_goes_back_to_where_it_costs_nothing():
     assert not ops_of(graph) and pending.group == ("b",) and pending.arrives == (((), ("b",)),)
 
 
-def test_a_hint_that_an_op_cannot_meet_is_a_reshard_behind_it():
-    """All readers and the output take the tensor as it was asked for; strict allows it, since it was."""
+def test_hint_that_an_op_cannot_meet_is_a_reshard_after_it():
+    """All readers and the output take the hinted layout; strict plans allow it, since it is explicit."""
     g = GraphBuilder()
     x = g.input([4, 16], name="x", labels=[None, A])
     y = g.constrain(g.silu(x), (None, ("b", "a")))
@@ -185,8 +185,8 @@ def test_a_hint_that_an_op_cannot_meet_is_a_reshard_behind_it():
     assert sorted(op.op for op in graph.ops if op.op in ("slice", "all_gather")) == ["all_gather", "slice"]
 
 
-def test_strict_refuses_what_no_hint_asks_for():
-    """The error names op, operand, both layouts and where each came from; a hint makes it asked for."""
+def test_strict_rejects_implicit_reshards():
+    """The error names op, operand, both layouts and their origins; a hint makes it explicit."""
 
     def build(hint):
         g = GraphBuilder()
@@ -203,7 +203,7 @@ def test_strict_refuses_what_no_hint_asks_for():
         spread(build(None), strict=True)
 
 
-def test_the_batch_is_shared_alike():
+def test_batch_is_not_resharded():
     """A tensor that counts the batch is not resharded along it: its parts are cut in time as well."""
     g = GraphBuilder()
     x = g.input([4, 16], name="x", labels=[BATCH, None])
@@ -215,9 +215,10 @@ def test_the_batch_is_shared_alike():
         spread(g.freeze(), microbatches=2)
 
 
-def test_an_op_over_the_whole_batch_says_what_can_be_sharded():
-    """A contrastive loss compares all rows with all: the error speaks of no hint, for there is none, and its advice
-    works."""
+def test_op_over_the_whole_batch_names_what_can_be_sharded():
+    """A contrastive loss compares all rows with all: the error mentions no hint, for there is none,
+    and its advice works.
+    """
     width = DimLabel("width")
     g = GraphBuilder()
     sides = [g.input([4, 16], name=name, labels=[BATCH, None]) for name in ("x", "y")]
@@ -235,7 +236,7 @@ def gated(graph, x, *, width):
     return linear(graph, rms_norm(graph, x, "gamma", eps=1e-5), "w", width, out_label=A)
 
 
-def test_layers_get_a_copy_per_layout():
+def test_layers_have_a_copy_per_layout():
     """The first layer's operand is whole, the others' are shared: these have reshards inside and another name."""
     g = GraphBuilder()
     x = g.input([4, 16], name="x")
@@ -249,8 +250,8 @@ def test_layers_get_a_copy_per_layout():
     assert graph.templates[graph.ops[1].attrs["template"]].graph.ops[0].op == "all_gather"
 
 
-def test_states_follow_what_they_belong_to():
-    """A hint on a weight is one on its optimizer's states and its gradient, whatever their labels say."""
+def test_hints_of_a_weight_apply_to_its_states():
+    """A hint on a weight applies to its optimizer's states and its gradient, whatever their labels are."""
     from tilewise.optim import AdamW
 
     g = GraphBuilder()
@@ -266,8 +267,8 @@ def test_states_follow_what_they_belong_to():
     assert len(layouts) >= 3 and set(layouts.values()) == {((), ())}
 
 
-def test_changes_are_explained_with_their_cost():
-    """What reads most stands first; layers that change the same are one line."""
+def test_reshards_are_explained_with_their_cost():
+    """The most expensive first; equal layers are one line."""
     g = GraphBuilder()
     x = g.input([4, 16], name="x")
     for i in range(3):
@@ -322,9 +323,10 @@ def laid_out_graphs(draw):
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
 @given(laid_out_graphs(), st.sampled_from([{"a": 2, "b": 2}, {"a": 4, "b": 1}, {"a": 1, "b": 8}]))
-def test_any_labels_and_hints_become_agreement(graph, axes):
-    """Whatever is labelled and asked for: every op's operands agree, every shared sum has a pending
-    reduction, hints are met."""
+def test_any_labels_and_hints_become_consistent(graph, axes):
+    """For any labels and hints: every op's operands agree, every shared sum has a pending
+    reduction, hints are met.
+    """
     try:
         spread_graph, layout = spread(graph, axes, {A.name: "b", B.name: ("a",)})
     except LayoutError as error:

@@ -1,4 +1,4 @@
-"""What `tilewise tune` may set otherwise: only what changes no bit, each once, and as lines that a file takes."""
+"""What `tilewise tune` may change: only settings without effect on results, each once, and as lines of a file."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ def meshes(config):
     return [(c.distribution.mesh, c.distribution.workers_per_device) for c in other_meshes(config)]
 
 
-def test_meshes_share_out_the_machines_cores(monkeypatch):
+def test_meshes_divide_the_machine_s_cores(monkeypatch):
     """One device, and every axis in every width that is a power of two; workers are left to the plan."""
     monkeypatch.setattr(alternatives, "num_cores", lambda: 5)
     of_one = [{}, *({axis: width} for width in (2, 4) for axis in ("dp", "fsdp", "tp"))]
@@ -36,25 +36,32 @@ def test_meshes_share_out_the_machines_cores(monkeypatch):
     ]
 
 
-def test_meshes_keep_to_the_workers_that_a_file_counts(monkeypatch):
-    """Who gives a run six of a machine's cores is not given more."""
+def test_meshes_keep_the_workers_of_the_file(monkeypatch):
+    """A file with six of a machine's cores gets no more."""
     monkeypatch.setattr(alternatives, "num_cores", lambda: 64)
     config = make(distribution={"strategy": "ddp", "mesh": {"dp": 2}, "workers_per_device": 3})
-    found = meshes(config)
-    assert found[:2] == [({"dp": 2}, 3), ({}, 6)]
-    assert all((workers or 0) * max(mesh.values(), default=1) <= 6 for mesh, workers in found)
-    assert len(found) == len({str(f) for f in found}) == 7
+    found_meshes = meshes(config)
+    assert found_meshes[:2] == [({"dp": 2}, 3), ({}, 6)]
+    assert all((workers or 0) * max(mesh.values(), default=1) <= 6 for mesh, workers in found_meshes)
+    assert len(found_meshes) == len({str(f) for f in found_meshes}) == 7
 
 
-def test_settings_of_sharding_stay_where_state_is_sharded():
-    """Other axes know none of them."""
+def test_sharding_settings_are_tried_only_where_state_is_sharded():
+    """Other axes do not use them."""
     own = {"strategy": "fsdp", "mesh": {"fsdp": 4}, "prefetch": 3, "workers_per_device": 1}
-    found = {str(c.distribution.mesh): c.distribution.prefetch for c in other_meshes(make(distribution=own))}
-    assert found["{'fsdp': 4}"] == found["{'fsdp': 2}"] == 3 and found["{'tp': 2}"] == found["{}"] == 1
+    prefetches = {
+        str(c.distribution.mesh): c.distribution.prefetch for c in other_meshes(make(distribution=own))
+    }
+    assert (
+        prefetches["{'fsdp': 4}"] == prefetches["{'fsdp': 2}"] == 3
+        and prefetches["{'tp': 2}"] == prefetches["{}"] == 1
+    )
 
 
-def test_memory_is_saved_where_it_costs_least_first():
-    """Nothing saved comes first, everything computed again and all microbatches last; the file's own are among them."""
+def test_memory_savings_are_ordered_by_cost():
+    """Saving nothing comes first, recomputing everything and all microbatches last; the file's own
+    are among them.
+    """
     config = make(train={"batch_splits": 4, "accumulation": 3, "recompute": ["layers.0"]})
     rungs = [(c.train.recompute, c.train.accumulation) for c in memory_ladder(config)]
     assert rungs[:4] == [("none", 1), ("selective", 1), ("none", 2), ("none", 3)]
@@ -77,8 +84,8 @@ def test_tiles_are_whole_sequences_of_a_batch_split():
     st.sampled_from(["none", "full"]) | st.lists(st.sampled_from(["layers.*", "a[0-3]/b", "é"]), min_size=1),
     st.integers(1, 1 << 20),
 )
-def test_the_printed_lines_are_the_settings(tmp_path_factory, mesh, workers, accumulation, recompute, rows):
-    """A file with them says what was found, and no other result."""
+def test_printed_lines_are_the_settings(tmp_path_factory, mesh, workers, accumulation, recompute, rows):
+    """A file with them has exactly the found settings, and the same result."""
     strategy = {(): "single", ("dp",): "ddp", ("fsdp",): "fsdp", ("tp",): "tensor_parallel"}
     own = {"strategy": strategy.get(tuple(mesh), "hybrid"), "mesh": mesh, "workers_per_device": workers}
     train = {"accumulation": accumulation, "recompute": recompute, "rows_per_tile": rows}
@@ -92,8 +99,8 @@ def test_the_printed_lines_are_the_settings(tmp_path_factory, mesh, workers, acc
 
 
 @pytest.mark.parametrize("find", [other_meshes, memory_ladder, larger_and_smaller_tiles])
-def test_no_alternative_is_another_run(find):
-    """All go on from each other's checkpoints."""
+def test_alternatives_can_resume_each_other(find):
+    """All continue from each other's checkpoints."""
     config = make(train={"batch": 16, "batch_splits": 8}, distribution={"strategy": "ddp", "mesh": {"dp": 2}})
     for other in [*find(config), with_more_microbatches(config)]:
         assert other.what_must_match() == config.what_must_match()

@@ -1,4 +1,4 @@
-"""Training configurations: every key known, every mistake one line."""
+"""Training configurations: every key checked, every error one line."""
 
 import os
 from pathlib import Path
@@ -35,15 +35,15 @@ def test_example_is_valid_and_complete():
     assert not missing
 
 
-def test_a_key_of_an_earlier_version_is_read_with_a_warning(tmp_path, caplog):
+def test_key_of_an_earlier_version_is_read_with_a_warning(tmp_path, caplog):
     """`train.leaves` is `train.batch_splits` in a file and in a checkpoint's settings."""
     (tmp_path / "train.toml").write_text("[train]\nleaves = 4\n")
     assert load_config(tmp_path / "train.toml").train.batch_splits == 4
     assert "train.leaves is now called train.batch_splits" in caplog.text
 
 
-def test_batch_splits_follow_from_the_batch(tmp_path):
-    """Where they are not set: the largest power of two up to 8 that divides the batch."""
+def test_default_batch_splits_follow_from_the_batch(tmp_path):
+    """The largest power of two up to 8 that divides the batch."""
     for batch, splits in ((1, 1), (4, 4), (6, 2), (8, 8), (12, 4), (64, 8)):
         assert load_config(_write(tmp_path, f"[train]\nbatch = {batch}\n")).train.batch_splits == splits
     path = _write(tmp_path, "[train]\nbatch_splits = 16\n")
@@ -93,7 +93,7 @@ def test_batch_splits_follow_from_the_batch(tmp_path):
         ("[distribution]\nstrategy = 'fsdp'\nmesh = { dp = 2 }\n", "must name fsdp or dp, fsdp, got"),
         (
             "[distribution]\nstrategy = 'ddp'\nmesh = { dp = 2 }\nprefetch = 2\n",
-            "prefetch is about state cut over the mesh's axis fsdp",
+            "prefetch needs axis fsdp in the mesh",
         ),
         (
             "[distribution]\nstrategy = 'fsdp'\nmesh = { fsdp = 2 }\nprefetch = 65\n",
@@ -172,15 +172,15 @@ def test_batch_splits_follow_from_the_batch(tmp_path):
         ("\ufeff[train]\n", "byte order mark"),
     ],
 )
-def test_mistakes_are_one_line_with_their_place(tmp_path, text, words):
-    """A wrong key, type, value or combination is one line that says where and what."""
+def test_errors_are_one_line_with_their_place(tmp_path, text, words):
+    """A wrong key, type, value or combination is one line with place and reason."""
     with pytest.raises(ConfigError, match=words) as caught:
         load_config(_write(tmp_path, text))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
-def test_missing_file_is_named(tmp_path):
-    """A file that is not there, or is invalid, is one clear error; a pipe is not waited for."""
+def test_missing_file_is_an_error(tmp_path):
+    """A missing or invalid file is one clear error; a pipe is not waited for."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "latin").write_bytes(b"[data]\npath = 'caf\xe9'\n")
     (tmp_path / "huge").write_bytes(b"#" * (2 << 20))
@@ -197,7 +197,7 @@ def test_missing_file_is_named(tmp_path):
 
 
 def test_files_of_other_systems_are_read(tmp_path):
-    """Lines may end as on Windows; an integer will do where a fraction is asked for; an empty file is all defaults."""
+    """Lines may end as on Windows; an integer is accepted as a float; an empty file is all defaults."""
     path = tmp_path / "train.toml"
     path.write_bytes(b"[train]\r\nsteps = 3\r\n[optimizer]\r\nlr = 1\r\n")
     config = load_config(path)
@@ -207,7 +207,7 @@ def test_files_of_other_systems_are_read(tmp_path):
 
 
 def test_spellings_of_a_dtype_are_one_configuration(tmp_path):
-    """However the type is spelled, a checkpoint is of the same run."""
+    """With any spelling of the type, a checkpoint belongs to the same run."""
     texts = [f"[train]\ndtype = '{name}'\n" for name in ("f32", "fp32", "float32")]
     assert {load_config(_write(tmp_path, text)).train.dtype for text in texts} == {"f32"}
     assert (
@@ -216,8 +216,8 @@ def test_spellings_of_a_dtype_are_one_configuration(tmp_path):
     )
 
 
-def test_what_changes_no_bit_is_no_part_of_a_run(tmp_path):
-    """It changes no bit, so a checkpoint of the same run fits."""
+def test_settings_without_effect_on_results_may_change(tmp_path):
+    """They change no bit, so a checkpoint of the same run fits."""
     for text in (
         "recompute = 'full'",
         "recompute = ['layers.[0-3]', 'layers.*/silu_gate']",
@@ -231,8 +231,8 @@ def test_what_changes_no_bit_is_no_part_of_a_run(tmp_path):
         assert config.what_must_match() == TrainConfig().what_must_match()
 
 
-def test_paths_that_are_not_utf8_are_paths():
-    """Names are bytes to the system; a configuration made from arguments holds them as they came."""
+def test_paths_that_are_not_utf8_are_accepted():
+    """Names are bytes to the system; a configuration made from arguments keeps them."""
     name = os.fsdecode(b"\xff")
     config = TrainConfig(data=DataSection(path=name), output=OutputSection(directory=name))
     assert (config.data.path, config.output.directory) == (name, name) and name not in str(
@@ -250,8 +250,8 @@ def test_paths_are_relative_to_the_file(tmp_path):
     assert config.output.offload_directory == str(tmp_path / "disk")
 
 
-def test_strategy_and_output_do_not_decide_the_result():
-    """What must match when resuming leaves out devices and places."""
+def test_strategy_and_output_do_not_affect_the_result():
+    """The settings compared when resuming exclude devices and paths."""
     here = TrainConfig()
     there = TrainConfig.model_validate(
         {
@@ -266,7 +266,7 @@ def test_strategy_and_output_do_not_decide_the_result():
 
 
 @pytest.mark.parametrize(
-    ("setting", "found"),
+    ("setting", "value"),
     [
         ("train.steps=4_000", 4000),
         ("train.recompute=full", "full"),
@@ -279,26 +279,26 @@ def test_strategy_and_output_do_not_decide_the_result():
         ("train.steps=many", "train.steps: .*; got 'many'"),
         ("train.steps=3\nbatch = 4", "train.steps: "),
         ("train.step=3", r"--set; did you mean train.steps\?"),
-        ("steps=3", "--set takes SECTION.KEY=VALUE"),
-        ("train.steps", "--set takes SECTION.KEY=VALUE"),
+        ("steps=3", "--set must be SECTION.KEY=VALUE"),
+        ("train.steps", "--set must be SECTION.KEY=VALUE"),
     ],
 )
-def test_settings_of_the_command_line_override_the_file(tmp_path, setting, found):
+def test_settings_of_the_command_line_override_the_file(tmp_path, setting, value):
     """A value is TOML or a string without quotes, and is checked as the file is."""
     file = "[train]\nsteps = 7\n[distribution]\nstrategy = 'ddp'\nmesh = { dp = 2 }\n"
-    if isinstance(found, str) and found not in ("full", "/a dir/'x'.txt"):
-        with pytest.raises(ConfigError, match=found):
+    if isinstance(value, str) and value not in ("full", "/a dir/'x'.txt"):
+        with pytest.raises(ConfigError, match=value):
             load_config(_write(tmp_path, file), [setting])
         return
     config = load_config(_write(tmp_path, file), ["train.steps=5", setting])
     name = setting.partition("=")[0].strip()
     section, key = name.split(".")
-    assert getattr(getattr(config, section), key) == found
+    assert getattr(getattr(config, section), key) == value
     assert config.train.steps == (4000 if key == "steps" else 5)
     assert setting_names([setting]) == {name}
 
 
-def test_optimizers_and_what_a_run_may_change(tmp_path):
+def test_optimizers_and_settings_that_a_run_may_change(tmp_path):
     """Each optimizer has the defaults of its class; a run may change its settings, but not the optimizer."""
     made = {
         name: make_optimizer(load_config(_write(tmp_path, "[optimizer]\nlr = 1e-3\n" + text)))

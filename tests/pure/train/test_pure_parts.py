@@ -19,7 +19,7 @@ from tilewise.train.schedule import learning_rate
 
 
 def test_schedule_rises_then_falls_to_its_floor():
-    """Warm-up is linear to the top, decay ends at the floor exactly."""
+    """Warm-up is linear to the maximum, decay ends at the floor exactly."""
     rates = [learning_rate(step, 100, 1e-3, 10, 0.1) for step in range(100)]
     assert (
         rates[0] == pytest.approx(1e-4)
@@ -40,8 +40,8 @@ def test_schedule_rises_then_falls_to_its_floor():
 )
 def test_schedules_after_the_warm_up(schedule, rates):
     """A constant rate stays; a linear and a cosine one reach the floor at the last step."""
-    found = [learning_rate(step, 6, 1.0, 2, 0.1, schedule) for step in range(6)]
-    assert found == pytest.approx(rates)
+    rates_of_steps = [learning_rate(step, 6, 1.0, 2, 0.1, schedule) for step in range(6)]
+    assert rates_of_steps == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_schedules_after_the_warm_up(schedule, rates):
     ],
 )
 def test_schedule_of_short_runs(steps, warmup, rates):
-    """No run is too short for the schedule: it rises while it warms up, then falls to the floor of 0.1."""
-    found = [learning_rate(step, steps, 1.0, warmup, 0.1) for step in range(steps)]
-    assert found == pytest.approx(rates)
+    """No run is too short for the schedule: it rises in the warm-up, then falls to the floor of 0.1."""
+    rates_of_steps = [learning_rate(step, steps, 1.0, warmup, 0.1) for step in range(steps)]
+    assert rates_of_steps == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("context", [1, 2, 3, 8])
@@ -74,21 +74,21 @@ def test_windows_score_each_token_once(length, context):
 
 
 @pytest.mark.parametrize("context", [0, -1, True, 1.5, None, 1 << 70])
-def test_windows_have_a_size(context):
-    """What is none is refused by its name."""
+def test_windows_check_their_size(context):
+    """An invalid size is rejected by its name."""
     with pytest.raises(ConfigError, match="context must"):
         sliding_windows([1, 2, 3], context, start=0)
 
 
 def test_no_window_is_empty():
-    """There is no window that scores nothing."""
+    """Every window scores a token."""
     for length in range(1, 60):
         _, labels = sliding_windows(range(length), 16, start=0)
         assert (labels != IGNORED).any(axis=1).all()
 
 
 class Guessing:
-    """A model that finds every token of 512 equally likely, and notes what it was asked."""
+    """A model for which every token of 512 is equally likely, and that records its calls."""
 
     def __init__(self):
         self.scored, self.shapes = [], []
@@ -102,7 +102,7 @@ class Guessing:
         return {"loss": np.array([math.log(512)], np.float32)}[name]
 
 
-def test_a_model_that_guesses_needs_nine_bits_per_token():
+def test_uniform_model_needs_nine_bits_per_token():
     """Every token and each file's end count once, over the bytes of all files; the last batch is filled up."""
     tokenizer = train_tokenizer(["a"], vocab_size=300)
     files = [TextFile("a.txt", "\N{EURO SIGN}" * 21), TextFile("b.txt", "b" * 5)]
@@ -128,8 +128,8 @@ def test_compressors_profit_from_joining():
     assert 0 < report.xz_joined < report.xz_each < 8
 
 
-def test_metrics_forget_what_comes_after_the_resumed_step(tmp_path):
-    """Resuming drops later lines and a half-written last one."""
+def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
+    """Later lines and a half-written last one."""
     path = tmp_path / "metrics.jsonl"
     metrics = MetricsFile(path)
     for step in range(5):
@@ -160,8 +160,8 @@ def test_metrics_forget_what_comes_after_the_resumed_step(tmp_path):
     ],
     ids=lambda line: repr(line[:60]),
 )
-def test_a_spoilt_line_ends_the_metrics_with_a_warning(tmp_path, line, caplog):
-    """A run goes on whatever its metrics look like; what is left out is said, but for half a line at the end."""
+def test_damaged_line_ends_the_metrics_with_a_warning(tmp_path, line, caplog):
+    """A run continues with any metrics file; a warning counts dropped lines, except half a line at the end."""
     path = tmp_path / "metrics.jsonl"
     whole = b'{"step": 0, "loss": 1.5}\n'
     path.write_bytes(whole + whole.replace(b"0", b"1") + line + whole)
@@ -173,8 +173,8 @@ def test_a_spoilt_line_ends_the_metrics_with_a_warning(tmp_path, line, caplog):
     assert path.read_bytes() == whole
 
 
-def test_metrics_are_a_file(tmp_path):
-    """Something else of that name is one error and is not waited for; a disk that is full at a line's half is one."""
+def test_metrics_path_must_be_a_file(tmp_path):
+    """Another kind of path is one error and is not waited for; so is a disk that is full at half a line."""
     for make in (os.mkdir, os.mkfifo):
         make(tmp_path / f"{make.__name__}.jsonl")
         with pytest.raises(ConfigError, match="must be a readable file"):
@@ -192,7 +192,7 @@ def test_metrics_are_a_file(tmp_path):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_metrics_hold_finite_numbers_only(tmp_path, value):
-    """What JSON does not know is refused and leaves no line."""
+    """Numbers that JSON lacks are rejected and leave no line."""
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     with pytest.raises(ValueError, match="JSON"):
         metrics.add(step=0, loss=value)
@@ -210,8 +210,8 @@ def test_loss_curve_is_a_picture(tmp_path):
     assert plain[:8] == b"\x89PNG\r\n\x1a\n" and path.read_bytes() != plain
 
 
-def test_a_log_gets_a_line_now_and_then(monkeypatch):
-    """Where no terminal is: the first step, one in ten seconds, the last; speed and time left since the run began."""
+def test_log_has_a_line_every_ten_seconds(monkeypatch):
+    """Without a terminal: the first step, one in ten seconds, the last; with average speed and remaining time."""
     clock, lines = [0.0], io.StringIO()
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     with StepProgress(Console(file=lines, width=120), 30, 10) as shown:
@@ -228,8 +228,8 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch):
     ]
 
 
-def test_live_line_says_it_all():
-    """Loss, speed and time left stand in one line."""
+def test_live_line_has_loss_speed_and_time():
+    """In one line."""
     line = describe_step(10, 100, 3.14159, 12345.6, 125)
     assert line == "step 10/100  loss 3.142  12,346 tokens/s  2:05 left"
     assert "loss 3.142  held-out loss 2.718  12,346" in describe_step(10, 100, 3.14159, 12345.6, 125, 2.71828)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-bench = App(name="bench", help="Measure how quickly a model writes, with vLLM's arguments and figures.")
+bench = App(name="bench", help="Measure how fast a model generates, with vLLM's arguments and figures.")
 
 _MOST_BYTES = 1 << 30
 _OUT = "Results"
@@ -36,7 +36,7 @@ _ENGINE = (
 )
 _JSON = typer.Option(rich_help_panel=_OUT, metavar="FILE", help="Write the figures here, as JSON.")
 _PICTURE = typer.Option(
-    rich_help_panel=_OUT, metavar="FILE", help="Draw them into this picture (.png or .svg)."
+    rich_help_panel=_OUT, metavar="FILE", help="Draw the figures into this file (.png or .svg)."
 )
 _SEED = typer.Option(min=0, help="Seed of prompts and sampling.")
 
@@ -48,8 +48,8 @@ def latency(
     output_len: Annotated[int, typer.Option(min=1, help="New tokens of a text.")] = 128,
     batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Prompts at a time.")] = 8,
     n: Annotated[int, typer.Option("--n", min=1, max=4096, help="Texts of a prompt.")] = 1,
-    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Rounds before those that count.")] = 10,
-    num_iters: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 30,
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Rounds before the measured ones.")] = 10,
+    num_iters: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 30,
     seed: Annotated[int, _SEED] = 0,
     output_json: Annotated[Path | None, _JSON] = None,
     picture: Annotated[Path | None, _PICTURE] = None,
@@ -98,16 +98,16 @@ def latency(
 def throughput(
     model: Annotated[str, MODEL],
     dataset_name: Annotated[
-        str, typer.Option(help="random, or sharegpt: prompts of a file, whatever its lines look like.")
+        str, typer.Option(help="random, or sharegpt: prompts of a file in either format.")
     ] = "random",
     dataset_path: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Prompts: a ShareGPT file, or lines of JSON with `prompt` and perhaps `output_len`.",
+            help="Prompts: a ShareGPT file, or lines of JSON with `prompt` and optionally `output_len`.",
         ),
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, max=1_000_000, help="Prompts in all.")] = 64,
+    num_prompts: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of prompts.")] = 64,
     random_input_len: Annotated[
         int, typer.Option("--random-input-len", "--input-len", min=1, help="Tokens of a prompt.")
     ] = 128,
@@ -115,7 +115,7 @@ def throughput(
         int, typer.Option("--random-output-len", "--output-len", min=1, help="New tokens of a text.")
     ] = 128,
     random_prefix_len: Annotated[
-        int, typer.Option(min=0, help="Tokens before these that all prompts have in common.")
+        int, typer.Option(min=0, help="Tokens before these that all prompts share.")
     ] = 0,
     n: Annotated[int, typer.Option("--n", min=1, max=4096, help="Texts of a prompt.")] = 1,
     seed: Annotated[int, _SEED] = 0,
@@ -128,7 +128,7 @@ def throughput(
     """Generate many texts at once, and print requests and tokens per second.
 
     Texts are generated to their full length, past end tokens. Prompts of a file without `output_len` get as many new
-    tokens as `--random-output-len` says.
+    tokens as `--random-output-len`.
 
     Example: `tilewise bench throughput demo/model --num-prompts 16 --output-json throughput.json --picture t.png`
     """
@@ -139,14 +139,14 @@ def throughput(
     if dataset_name not in ("random", "sharegpt"):
         raise typer.BadParameter(f"{dataset_name!r} is not one of random, sharegpt")
     if (dataset_name == "sharegpt") != (dataset_path is not None):
-        raise typer.BadParameter("--dataset-path goes with --dataset-name sharegpt")
+        raise typer.BadParameter("--dataset-path needs --dataset-name sharegpt")
     read: list[tuple[str, int | None]] = []
     if dataset_path is not None:
         try:
             read = read_prompts(decode_text(read_whole(dataset_path, _MOST_BYTES)), num_prompts)
         except Unreadable as error:
             raise ConfigError(
-                f"[cli.bench] --dataset-path must be a file of JSON; got {str(dataset_path)!r}: {error}; correct it"
+                f"[cli.bench] --dataset-path must be a JSON file; got {str(dataset_path)!r}: {error}; correct it"
             ) from None
     _check_files(output_json, picture)
     is_random = dataset_path is None
@@ -202,7 +202,7 @@ def _check_files(output_json: Path | None, picture: Path | None) -> None:
     from tilewise.checkpoint import check_replaceable, check_writable
 
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
-        raise typer.BadParameter(f"--picture ends in .png or .svg; got {str(picture)!r}")
+        raise typer.BadParameter(f"--picture must end in .png or .svg; got {str(picture)!r}")
     for file in (output_json, picture):
         if file is not None:
             check_writable(file.parent)
@@ -221,8 +221,8 @@ def _finish(
 
     for name, words in (("ttft_ms", "Time to first token"), ("itl_ms", "Inter-token latency")):
         if name in figures:
-            found = figures[name]["percentiles"]
-            print(f"{words}: median {found['50']:.1f} ms, 90% {found['90']:.1f} ms, 99% {found['99']:.1f} ms")
+            p50, p90, p99 = (figures[name]["percentiles"][rank] for rank in ("50", "90", "99"))
+            print(f"{words}: median {p50:.1f} ms, 90% {p90:.1f} ms, 99% {p99:.1f} ms")
     for file in (output_json, picture):
         if file is not None:
             with writing(file):
@@ -243,10 +243,10 @@ def _draw(path: Path, times: Sequence[Times], title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    begin = min(one.asked for one in times)
-    texts = [(one.asked, text) for one in times for text in one.texts]
+    begin = min(one.submitted for one in times)
+    texts = [(one.submitted, text) for one in times for text in one.texts]
     token_times = np.array([token - begin for _, text in texts for token in text])
-    first = [1e3 * (text[0] - asked) for asked, text in texts if text]
+    first = [1e3 * (text[0] - submitted) for submitted, text in texts if text]
     between = np.concatenate([np.diff(text) for _, text in texts]) * 1e3
     figure, (over_time, to_first, gaps) = pyplot.subplots(1, 3, figsize=(13, 4), dpi=120)
     counts, edges = np.histogram(token_times, bins=40)
@@ -256,7 +256,7 @@ def _draw(path: Path, times: Sequence[Times], title: str) -> None:
     to_first.set(xlabel="milliseconds", ylabel="share of texts", title="time to first token")
     if len(between):
         gaps.ecdf(between, color="#08519c")
-    gaps.set(xlabel="milliseconds", ylabel="share of tokens", title="between two tokens")
+    gaps.set(xlabel="milliseconds", ylabel="share of tokens", title="time between two tokens")
     for axes in (over_time, to_first, gaps):
         axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -20,7 +20,7 @@ from tilewise.files.reading import Unreadable, decode_text, read_whole
 from tilewise.settings import SamplingSettings
 
 if TYPE_CHECKING:
-    from tilewise.server.load import Wanted
+    from tilewise.server.load import LoadRequest
 
 __all__ = ["serve"]
 
@@ -31,7 +31,7 @@ _SERVER, _PROMPTS, _ARRIVALS, _OUT = "Server", "Prompts", "Arrivals", "Results"
 
 def serve(
     base_url: Annotated[
-        str, typer.Option(metavar="URL", rich_help_panel=_SERVER, help="Where the server is.")
+        str, typer.Option(metavar="URL", rich_help_panel=_SERVER, help="Address of the server.")
     ] = "http://127.0.0.1:8000",
     backend: Annotated[
         str,
@@ -42,13 +42,17 @@ def serve(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", rich_help_panel=_SERVER, help="The model's name there; default: its first."
+            metavar="NAME",
+            rich_help_panel=_SERVER,
+            help="Name of the model on the server; default: its first one.",
         ),
     ] = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", rich_help_panel=_SERVER, help="A file whose first line is a key of the server."
+            metavar="FILE",
+            rich_help_panel=_SERVER,
+            help="A file whose first line is an API key of the server.",
         ),
     ] = None,
     header: Annotated[
@@ -62,7 +66,7 @@ def serve(
         typer.Option(
             metavar="MODEL",
             rich_help_panel=_PROMPTS,
-            help="Directory or name of a model whose tokens random prompts have; default: --model.",
+            help="Directory or hub name of the model whose tokenizer makes random prompts; default: --model.",
         ),
     ] = None,
     dataset_name: Annotated[
@@ -73,11 +77,11 @@ def serve(
         typer.Option(
             metavar="FILE",
             rich_help_panel=_PROMPTS,
-            help="Prompts: a ShareGPT file, or lines of JSON with `prompt` and perhaps `output_len`.",
+            help="Prompts: a ShareGPT file, or lines of JSON with `prompt` and optionally `output_len`.",
         ),
     ] = None,
     num_prompts: Annotated[
-        int, typer.Option(min=1, max=1_000_000, rich_help_panel=_PROMPTS, help="Requests in all.")
+        int, typer.Option(min=1, max=1_000_000, rich_help_panel=_PROMPTS, help="Number of requests.")
     ] = 64,
     random_input_len: Annotated[
         int, typer.Option(min=1, max=_MOST_TOKENS, rich_help_panel=_PROMPTS, help="Tokens of a prompt.")
@@ -91,13 +95,16 @@ def serve(
             min=0,
             max=0.999,
             rich_help_panel=_PROMPTS,
-            help="Lengths are drawn evenly between 1 - this and 1 + this times those.",
+            help="Lengths are uniformly random between 1 - this and 1 + this times the given ones.",
         ),
     ] = 0.0,
     random_prefix_len: Annotated[
         int,
         typer.Option(
-            min=0, max=_MOST_TOKENS, rich_help_panel=_PROMPTS, help="Tokens that all prompts begin with."
+            min=0,
+            max=_MOST_TOKENS,
+            rich_help_panel=_PROMPTS,
+            help="Tokens at the beginning that all prompts share.",
         ),
     ] = 0,
     ignore_eos: Annotated[
@@ -105,24 +112,24 @@ def serve(
         typer.Option(
             "--ignore-eos/--no-ignore-eos",
             rich_help_panel=_PROMPTS,
-            help="Texts to their full length (a field that not every server knows); default: for random prompts.",
+            help="Generate texts to their full length (not every server supports it); default: for random prompts.",
         ),
     ] = None,
     request_rate: Annotated[
-        float, typer.Option(min=0, rich_help_panel=_ARRIVALS, help="Requests a second; inf: all at once.")
+        float, typer.Option(min=0, rich_help_panel=_ARRIVALS, help="Requests per second; inf: all at once.")
     ] = float("inf"),
     burstiness: Annotated[
         float,
         typer.Option(
-            min=0.01, rich_help_panel=_ARRIVALS, help="1: as by chance; less: in bursts; more: more evenly."
+            min=0.01, rich_help_panel=_ARRIVALS, help="1: Poisson process; less: burstier; more: more even."
         ),
     ] = 1.0,
     max_concurrency: Annotated[
         int | None,
-        typer.Option(min=1, rich_help_panel=_ARRIVALS, help="Requests at a time; default: no limit."),
+        typer.Option(min=1, rich_help_panel=_ARRIVALS, help="Maximum requests at a time; default: no limit."),
     ] = None,
     num_warmups: Annotated[
-        int, typer.Option(min=0, rich_help_panel=_ARRIVALS, help="Requests before those that count.")
+        int, typer.Option(min=0, rich_help_panel=_ARRIVALS, help="Requests before the measured ones.")
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, arrivals and sampling.")] = 0,
     metric_percentiles: Annotated[
@@ -151,11 +158,11 @@ def serve(
     from tilewise.train.progress import track_work
 
     if backend not in _BACKENDS:
-        raise typer.BadParameter(f"--backend is one of {', '.join(_BACKENDS)}; got {backend!r}")
+        raise typer.BadParameter(f"--backend must be one of {', '.join(_BACKENDS)}; got {backend!r}")
     if dataset_name not in ("random", "sharegpt") or (dataset_name == "sharegpt") != (
         dataset_path is not None
     ):
-        raise typer.BadParameter("--dataset-name is random, or sharegpt with --dataset-path")
+        raise typer.BadParameter("--dataset-name must be random, or sharegpt with --dataset-path")
     if not request_rate > 0:
         raise typer.BadParameter("--request-rate must be above 0")
     ranks = _ranks(metric_percentiles)
@@ -169,11 +176,11 @@ def serve(
     name = asyncio.run(require_answer(target, model))
     count = num_prompts + num_warmups
     if dataset_path is not None:
-        wanted = _of_file(dataset_path, count, random_output_len)
+        requests = _of_file(dataset_path, count, random_output_len)
     else:
         lengths = (random_input_len, random_output_len, random_range_ratio, random_prefix_len)
-        wanted = _drawn(tokenizer or model or name, revision, count, lengths, seed, backend)
-    num_warmups = min(num_warmups, len(wanted) - 1)
+        requests = _drawn(tokenizer or model or name, revision, count, lengths, seed, backend)
+    num_warmups = min(num_warmups, len(requests) - 1)
     load = Load(
         _BACKENDS[backend],
         name,
@@ -187,26 +194,31 @@ def serve(
 
     async def run() -> dict[str, Any]:
         with track_work(make_console(stderr=True), "requests") as bar:
-            warm = await play(target, load, wanted[:num_warmups])
+            warm = await play(target, load, requests[:num_warmups])
             if warm and all(one.error for one in warm):
                 raise ConfigError(
-                    f"[cli.bench] a server must answer before it is measured; got {warm[0].error!r}; correct it"
+                    f"[cli.bench] warm-up requests must succeed; got {warm[0].error!r}; check the server"
                 )
             num_ended = 0
 
             def show() -> None:
                 nonlocal num_ended
                 num_ended += 1
-                bar.show(num_ended, len(wanted) - num_warmups)
+                bar.show(num_ended, len(requests) - num_warmups)
 
-            return load_figures(await play(target, load, wanted[num_warmups:], show), ranks)
+            return load_figures(await play(target, load, requests[num_warmups:], show), ranks)
 
     figures = asyncio.run(run())
     _print(figures)
     if output_json is not None:
         from tilewise.files.writing import replace_text, writing
 
-        about = {"backend": backend, "model_id": name, "num_prompts": len(wanted) - num_warmups, "seed": seed}
+        about = {
+            "backend": backend,
+            "model_id": name,
+            "num_prompts": len(requests) - num_warmups,
+            "seed": seed,
+        }
         about |= {
             "request_rate": request_rate if request_rate != float("inf") else "inf",
             "burstiness": burstiness,
@@ -226,22 +238,22 @@ def _ranks(text: str) -> list[float]:
     except ValueError:
         ranks = []
     if not ranks or not all(0 <= rank <= 100 for rank in ranks):
-        raise typer.BadParameter(f"--metric-percentiles is a list such as 50,90,99; got {text!r}")
+        raise typer.BadParameter(f"--metric-percentiles must be a list such as 50,90,99; got {text!r}")
     return ranks
 
 
-def _of_file(path: Path, count: int, length: int) -> list[Wanted]:
+def _of_file(path: Path, count: int, length: int) -> list[LoadRequest]:
     """Prompts of a file; the server counts their tokens."""
     from tilewise.serve.measure import read_prompts
-    from tilewise.server.load import Wanted
+    from tilewise.server.load import LoadRequest
 
     try:
         read = read_prompts(decode_text(read_whole(path, _MOST_BYTES)), count)
     except Unreadable as error:
         raise ConfigError(
-            f"[cli.bench] --dataset-path must be a file of JSON; got {str(path)!r}: {error}; correct it"
+            f"[cli.bench] --dataset-path must be a JSON file; got {str(path)!r}: {error}; correct it"
         ) from None
-    return [Wanted(prompt, 0, length if wanted is None else wanted) for prompt, wanted in read]
+    return [LoadRequest(prompt, 0, length if num_new is None else num_new) for prompt, num_new in read]
 
 
 def _drawn(
@@ -251,18 +263,18 @@ def _drawn(
     lengths: tuple[int, int, float, int],
     seed: int,
     backend: str,
-) -> list[Wanted]:
+) -> list[LoadRequest]:
     """Random prompts: token ids if the endpoint accepts them, otherwise their text."""
     import random
 
     from tilewise import models
     from tilewise.checkpoint import find_model, load_tokenizer
     from tilewise.serve.measure import random_prompts
-    from tilewise.server.load import Wanted
+    from tilewise.server.load import LoadRequest
 
     place = find_model(name, revision)
     try:
-        made = load_tokenizer(place, _MOST_TOKENS)
+        tokenizer = load_tokenizer(place, _MOST_TOKENS)
     except CheckpointError as error:
         raise ConfigError(
             f"[cli.bench] random prompts need a tokenizer; got {name!r}: {error}; pass --tokenizer MODEL"
@@ -274,16 +286,14 @@ def _drawn(
         return max(1, rng.randint(round(middle * (1 - ratio)), round(middle * (1 + ratio))))
 
     longest = round(length * (1 + ratio))
-    known = made.get_vocab_size()
-    if os.path.lexists(
-        place / "config.json"
-    ):  # a tokenizer may know tokens that the model has no weights for
+    vocab_size = tokenizer.get_vocab_size()
+    if os.path.lexists(place / "config.json"):  # the tokenizer may have tokens without weights in the model
         size = models.config_content(place).get("vocab_size")
-        known = min(known, size) if isinstance(size, int) and size > 0 else known
-    ids = random_prompts(count, max(1, longest), known, seed, prefix)
+        vocab_size = min(vocab_size, size) if isinstance(size, int) and size > 0 else vocab_size
+    ids = random_prompts(count, max(1, longest), vocab_size, seed, prefix)
     cut = [one[: prefix + near(length)] for one in ids]
     is_chat = backend == "openai-chat"
-    return [Wanted(made.decode(one) if is_chat else one, len(one), near(num_new)) for one in cut]
+    return [LoadRequest(tokenizer.decode(one) if is_chat else one, len(one), near(num_new)) for one in cut]
 
 
 def _print(figures: dict[str, Any]) -> None:

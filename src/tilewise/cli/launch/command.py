@@ -25,7 +25,7 @@ def launch(
             "--processes",
             min=1,
             max=MAX_DEVICES,
-            help="Processes, this one among them.",
+            help="Number of processes, including this one.",
             show_default=False,
         ),
     ],
@@ -33,7 +33,7 @@ def launch(
         list[str],
         typer.Argument(
             metavar="COMMAND...",
-            help="What to run: `train`, `verify`, `generate`, `serve`, ... with its arguments.",
+            help="The command to run: `train`, `verify`, `generate`, `serve`, ... with its arguments.",
             show_default=False,
         ),
     ],
@@ -42,27 +42,29 @@ def launch(
         typer.Option(
             min=0,
             max=10**6,
-            help="Start the command again, so many times at most, when a process is lost.",
+            help="Maximum number of times to start the command again when a process is lost.",
         ),
     ] = 0,
     hosts: Annotated[
         str | None,
         typer.Option(
             metavar="HOSTS",
-            help="Run on these hosts, over MPI: names with commas between them, or a file as mpiexec takes it, with a "
+            help="Run on these hosts, over MPI: names separated by commas, or a file in mpiexec's format, with a "
             "host on each line. `name:2`, `name slots=2` and a name on two lines run two processes.",
             show_default=False,
         ),
     ] = None,
     launcher_exec: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="With --hosts: this program instead of ssh.", show_default=False),
+        typer.Option(
+            metavar="PATH", help="With --hosts: a program to use instead of ssh.", show_default=False
+        ),
     ] = None,
     mpiexec: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="With --hosts: this mpiexec (of MPICH) instead of the one next to this Python, or on the path.",
+            help="With --hosts: the mpiexec (MPICH's) to use. Default: the one next to this Python, or on the path.",
             show_default=False,
         ),
     ] = None,
@@ -92,11 +94,11 @@ def launch(
     """
     program = context.find_root().command
     if command[0] == "launch":
-        raise typer.BadParameter("a launch starts one command that is not `launch`", param_hint="COMMAND")
+        raise typer.BadParameter("the command must not be `launch`", param_hint="COMMAND")
     refuse_several(
         "cli.launch",
-        "a launch starts processes where no launcher has",
-        "leave out `launch` and its options, or the launcher",
+        "`launch` must not run under another launcher",
+        "remove `launch` and its options, or the other launcher",
     )
     placed = None
     if hosts is not None:
@@ -108,9 +110,11 @@ def launch(
         from tilewise.cli.launch.restart import run_again
 
         options = ["-n", str(processes)]
-        given = {"--hosts": hosts, "--launcher-exec": launcher_exec, "--mpiexec": mpiexec}
-        options += [word for name, value in given.items() if value is not None for word in (name, str(value))]
-        raise SystemExit(run_again(options, command, restart))  # which has said what there is to say
+        more_options = {"--hosts": hosts, "--launcher-exec": launcher_exec, "--mpiexec": mpiexec}
+        options += [
+            word for name, value in more_options.items() if value is not None for word in (name, str(value))
+        ]
+        raise SystemExit(run_again(options, command, restart))  # it has reported errors
     if placed is not None:
         words = [sys.executable, "-m", "tilewise", *command]
         raise SystemExit(run_over_hosts(placed, words, mpiexec, launcher_exec))

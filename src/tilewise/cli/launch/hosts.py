@@ -23,13 +23,13 @@ from tilewise.core.mesh import MAX_DEVICES
 __all__ = ["Host", "place_processes", "read_hosts"]
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-_LIST = re.compile(r"([^\[\]]*)\[([0-9,-]+)\](.*)")  # of Slurm
+_LIST = re.compile(r"([^\[\]]*)\[([0-9,-]+)\](.*)")  # Slurm's format
 _OUTSIDE = re.compile(r",(?![^\[]*\])")  # commas that are not inside brackets
-_SLOTS = ("slots", "cpu", "count")  # Open MPI's words
+_SLOTS = ("slots", "cpu", "count")  # Open MPI's keys
 _MOST_SLOTS = tuple(
     f"{a}{sign}{b}" for word in _SLOTS for a, b in ((word, "max"), ("max", word)) for sign in "_-"
 )
-_WITHOUT_EFFECT = ("binding", "ifname", "user", "port")  # Hydra's words
+_WITHOUT_EFFECT = ("binding", "ifname", "user", "port")  # Hydra's keys
 _MAX_BYTES = 1 << 20
 
 
@@ -55,7 +55,7 @@ def read_hosts(text: str) -> list[Host]:
             read; says where.
     """
     path = Path(text)
-    if "/" not in text and not os.path.isfile(text):  # which no length is too much for
+    if "/" not in text and not os.path.isfile(text):  # false for a text that is too long for a path
         entries = enumerate(_OUTSIDE.split(text), 1)
         return _read((f"--hosts, entry {number}", entry.strip()) for number, entry in entries)
     try:
@@ -63,12 +63,12 @@ def read_hosts(text: str) -> list[Host]:
             content = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"[cli.hosts] --hosts is a file with a host on each line, or names with commas between them; got {error}; "
+            f"[cli.hosts] --hosts must be a file with one host per line, or names separated by commas; got {error}; "
             "correct the path"
         ) from None
     if len(content) > _MAX_BYTES:
         raise ConfigError(
-            f"[cli.hosts] a file of hosts has at most {_MAX_BYTES} bytes; got more; give the right file"
+            f"[cli.hosts] a file of hosts must have at most {_MAX_BYTES} bytes; got more; give another file"
         )
     lines = content.decode("utf-8-sig", "replace").splitlines()
     stripped = ((number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1))
@@ -89,13 +89,13 @@ def _read(entries: Iterable[tuple[str, str]]) -> list[Host]:
             user, at, host = name.rpartition("@")
             if at and _NAME.fullmatch(user) and _NAME.fullmatch(host):
                 raise ConfigError(
-                    f"[cli.hosts] {where}: a host has no user, since the launcher logs in as ssh is configured; got "
+                    f"[cli.hosts] {where}: a host must not have a user, because ssh's configuration determines it; got "
                     f"{name!r}; write {host} and set User {user} for it in ~/.ssh/config"
                 )
             if not _NAME.fullmatch(name):
                 raise ConfigError(
-                    f"[cli.hosts] {where}: a host is a name or an IPv4 address, then perhaps :SLOTS or slots=SLOTS; "
-                    f"got {entry[:80]!r}; write one host"
+                    f"[cli.hosts] {where}: a host must be a name or an IPv4 address, then maybe :SLOTS or slots=SLOTS; "
+                    f"got {entry[:80]!r}; correct it"
                 )
             if name in hosts:
                 hosts[name] = Host(name, (hosts[name].slots or 1) + (slots or 1))
@@ -103,17 +103,17 @@ def _read(entries: Iterable[tuple[str, str]]) -> list[Host]:
                 hosts[name] = Host(name, slots)
             if len(hosts) > MAX_DEVICES:
                 raise ConfigError(
-                    f"[cli.hosts] {where}: at most {MAX_DEVICES} hosts run processes; got more; name fewer"
+                    f"[cli.hosts] {where}: at most {MAX_DEVICES} hosts are supported; got more; name fewer"
                 )
     if not hosts:
-        raise ConfigError("[cli.hosts] there must be a host; got none; write one on each line")
+        raise ConfigError("[cli.hosts] there must be at least one host; got none; name one per line")
     return list(hosts.values())
 
 
 def _slots(where: str, number: str) -> int:
     if not (re.fullmatch("[0-9]{1,4}", number) and 1 <= int(number) <= MAX_DEVICES):
         raise ConfigError(
-            f"[cli.hosts] {where}: slots are a number from 1 to {MAX_DEVICES}; got {number[:80]!r}; say how many "
+            f"[cli.hosts] {where}: slots must be a number from 1 to {MAX_DEVICES}; got {number[:80]!r}; set how many "
             "processes the host runs"
         )
     return int(number)
@@ -129,15 +129,15 @@ def _option_slots(where: str, options: list[str], slots: int | None) -> int | No
             continue
         if not equals or key not in (*_SLOTS, *_MOST_SLOTS):
             raise ConfigError(
-                f"[cli.hosts] {where}: after a host there may be slots=SLOTS and max_slots=SLOTS; got {option[:80]!r}; "
-                "leave it out"
+                f"[cli.hosts] {where}: the options of a host are slots=SLOTS and max_slots=SLOTS; got {option[:80]!r}; "
+                "remove it"
             )
         if key in _MOST_SLOTS:
             most = _slots(where, number)
         elif slots is not None:
             raise ConfigError(
-                f"[cli.hosts] {where}: a line says once how many slots a host has; got {option[:80]!r} again; "
-                "leave it out"
+                f"[cli.hosts] {where}: a line must set the slots of a host only once; got {option[:80]!r} again; "
+                "remove it"
             )
         else:
             slots = _slots(where, number)
@@ -160,7 +160,7 @@ def _expanded(where: str, names: str) -> Iterator[str]:
         first, last = (0, -1) if bounds is None else (int(bounds[1]), int(bounds[2] or bounds[1]))
         if bounds is None or not first <= last < first + MAX_DEVICES:
             raise ConfigError(
-                f"[cli.hosts] {where}: brackets hold numbers and ranges of at most {MAX_DEVICES}, such as [01-03,07]; "
+                f"[cli.hosts] {where}: brackets must have numbers and ranges up to {MAX_DEVICES}, such as [01-03,07]; "
                 f"got {one[:80]!r}; correct it"
             )
         for number in range(first, last + 1):
@@ -171,7 +171,7 @@ def place_processes(hosts: list[Host], processes: int) -> list[tuple[str, int]]:
     """The number of processes of each host, as contiguous blocks: by slots, or as evenly as
     possible.
 
-    If any host has slots, a host without slots counts as one. Hosts without processes are left out.
+    If any host has slots, a host without slots counts as one. The result has no hosts without processes.
 
     Raises:
         ConfigError: there are fewer slots than processes, or a host without slots would get no
@@ -180,17 +180,17 @@ def place_processes(hosts: list[Host], processes: int) -> list[tuple[str, int]]:
     if all(host.slots is None for host in hosts):
         if processes < len(hosts):
             raise ConfigError(
-                f"[cli.hosts] every host runs a process; got {processes} for {len(hosts)} hosts; name fewer hosts"
+                f"[cli.hosts] every host must get a process; got {processes} for {len(hosts)} hosts; name fewer hosts"
             )
         share, more = divmod(processes, len(hosts))
         return [(host.name, share + (number < more)) for number, host in enumerate(hosts)]
-    placed, left = [], processes
+    placed, num_left = [], processes
     for host in hosts:
-        here = min(left, host.slots or 1)
-        placed.append((host.name, here))
-        left -= here
-    if left:
+        share_here = min(num_left, host.slots or 1)
+        placed.append((host.name, share_here))
+        num_left -= share_here
+    if num_left:
         raise ConfigError(
-            f"[cli.hosts] processes need a slot each; got {processes} for {processes - left} slots; give the hosts more"
+            f"[cli.hosts] every process needs a slot; got {processes} for {processes - num_left}; give more slots"
         )
     return [(name, count) for name, count in placed if count]

@@ -24,19 +24,19 @@ from pathlib import Path
 from types import FrameType
 
 from tilewise.cli.launch import stand_in
-from tilewise.cli.launch.stand_in import END, MARK, TOLD
+from tilewise.cli.launch.stand_in import END, FORWARDED, MARK
 from tilewise.core.errors import LOST, ConfigError
 
 __all__ = ["Reports", "build_command", "find_mpiexec", "run_over_hosts"]
 
-_BEGIN_S = 60.0  # from the first process's beginning to the last's
-_REPORT_S = 20.0  # from a loss to what the first process says of it
+_BEGIN_S = 60.0  # from the first process's start to the last's
+_REPORT_S = 20.0  # from a loss to the first process's report of it
 _OTHERS_S = 2.0  # from the first process's end to the others'
-_SURVIVORS_S = 5.0  # the same, where others have a loss to report
-_LEAVE_S = 1.0  # from the end of all to that of mpiexec
+_SURVIVORS_S = 5.0  # the same, if others have a loss to report
+_LEAVE_S = 1.0  # from the end of all processes to that of mpiexec
 _END_S = 5.0
 _CHUNK = 1 << 16
-_LONGEST = 400  # of what a stand-in tells
+_LONGEST = 400  # bytes of a stand-in's report
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,9 +49,7 @@ def find_mpiexec(named: Path | None = None) -> str:
     """
     if named is not None:
         if not os.access(named, os.X_OK) or named.is_dir():
-            raise ConfigError(
-                f"[cli.launch] --mpiexec is a program; got {str(named)!r}; give the path of one"
-            )
+            raise ConfigError(f"[cli.launch] --mpiexec must be a program; got {str(named)!r}; give its path")
         return str(named.absolute())
     own_mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
     mpiexec = own_mpiexec or shutil.which("mpiexec")
@@ -94,13 +92,13 @@ class Reports:
         self.begun: dict[int, str] = {}
         self.ended: dict[int, int] = {}
         self._opening = f"{MARK}{word} ".encode()
-        self._held = b""
+        self._partial = b""
 
     def take(self, data: bytes) -> bytes:
-        """The next bytes of standard error without reports. An end that may begin a report is held
+        """The next bytes of standard error without reports. A beginning of a report at the end is held
         back.
         """
-        data, self._held, out = self._held + data, b"", b""
+        data, self._partial, out = self._partial + data, b"", b""
         while data:
             before, mark, after = data.partition(MARK.encode())
             out += before
@@ -111,7 +109,7 @@ class Reports:
                 continue
             report, closing, rest = data[1:].partition(MARK.encode())
             if not closing and len(data) < _LONGEST:
-                self._held = data
+                self._partial = data
                 break
             if closing and self._read(report.decode("utf-8", "replace").split(" ")):
                 data = rest
@@ -120,18 +118,18 @@ class Reports:
         return out
 
     def rest(self) -> bytes:
-        """The bytes held back, at the end."""
-        held, self._held = self._held, b""
-        return held
+        """The bytes that were held back, at the end of the stream."""
+        partial, self._partial = self._partial, b""
+        return partial
 
     def _read(self, words: list[str]) -> bool:
         with suppress(ValueError):
-            _, rank, what, more = words
-            if what == "begun":
+            _, rank, event, more = words
+            if event == "begun":
                 self.begun[int(rank)] = more
-            elif what == "ended":
+            elif event == "ended":
                 self.ended[int(rank)] = int(more)
-            return what in ("begun", "ended")
+            return event in ("begun", "ended")
         return False
 
 
@@ -146,7 +144,7 @@ def run_over_hosts(
     Args:
         placed: hosts, and the number of processes of each.
         command: with its arguments; a program has the same path on all hosts.
-        mpiexec: to use instead of the one that is found.
+        mpiexec: to use; None: the result of `find_mpiexec`.
         launcher: a program that is called like ssh.
 
     Returns:
@@ -162,45 +160,47 @@ def run_over_hosts(
 
 
 class _Run:
-    """mpiexec with everything that it has started."""
+    """mpiexec with all processes that it has started."""
 
     def __init__(self, words: Sequence[str], word: str, processes: int) -> None:
         self._reports = Reports(word)
         self._processes = processes
-        self._asked: int | None = None
-        self._is_given_up = False  # it was to end before the first process had begun
+        self._signal: int | None = None
+        self._is_given_up = False  # a signal arrived before the first process had started
         self._is_cut = False  # mpiexec has ended before the first process
-        self._first_s = self._loss_s = self._end_s = 0.0  # when that was heard
-        libc = ctypes.CDLL(None)  # loaded here: between fork and exec little may be done
+        self._first_s = self._loss_s = self._end_s = (
+            0.0  # times of the first start, the first loss and the first process's end; 0.0 before
+        )
+        libc = ctypes.CDLL(None)  # loaded before the fork, because little is allowed between fork and exec
         self._process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches the first process through here, once
+            start_new_session=True,  # this process forwards Ctrl-C once to the first process
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
 
     def wait(self) -> int:
-        before = {number: signal.signal(number, self._hand_on) for number in TOLD}
+        before = {number: signal.signal(number, self._forward) for number in FORWARDED}
         try:
-            self._hear()
+            self._read_reports()
         finally:
             self._end()
             for number, handler in before.items():
                 signal.signal(number, handler)
-        if self._asked == signal.SIGINT and 0 not in self._reports.ended:
+        if self._signal == signal.SIGINT and 0 not in self._reports.ended:
             _write(b"tilewise: interrupted\n")
         return self._code()
 
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
-        self._asked = number
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number
         if 0 in self._reports.begun:
-            self._process.send_signal(TOLD[signal.Signals(number)])
+            self._process.send_signal(FORWARDED[signal.Signals(number)])
         else:
             self._is_given_up = True
 
-    def _hear(self) -> None:
-        """Read until mpiexec has closed its standard error, or waiting has become useless."""
+    def _read_reports(self) -> None:
+        """Read until mpiexec has closed its standard error, or there is nothing more to wait for."""
         assert self._process.stderr is not None
         stream = self._process.stderr.fileno()
         while not self._is_over():
@@ -212,32 +212,32 @@ class _Run:
             elif self._process.poll() is not None:
                 break
         else:
-            self._say_losses()
+            self._report_losses()
             return
-        self._is_cut = 0 not in self._reports.ended and self._asked is None
-        self._say_losses()
+        self._is_cut = 0 not in self._reports.ended and self._signal is None
+        self._report_losses()
         if self._is_cut:
-            self._say_end_of_mpiexec()
+            self._report_early_end()
 
-    def _say_losses(self) -> None:
+    def _report_losses(self) -> None:
         """Print losses that the first process does not know, or can no longer report."""
         ended = self._reports.ended
-        for rank, code in sorted(ended.items()) if self._asked is None else ():
+        for rank, code in sorted(ended.items()) if self._signal is None else ():
             if code < 0 or (code and 0 not in ended):
                 host = self._reports.begun.get(rank, "its host")
                 _write(
                     f"tilewise: [cli.launch] process {rank} on {host} has ended {_ending(code)}\n".encode()
                 )
 
-    def _say_end_of_mpiexec(self) -> None:
+    def _report_early_end(self) -> None:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_LEAVE_S)
         code = self._process.poll()
         how = "with its output closed" if code is None else _ending(code)
         text = (
-            f"tilewise: [cli.launch] mpiexec must start {self._processes} processes and stay until they end; got its "
-            f"end {how} after {len(self._reports.begun)} had begun; see what it says above, and that every host can be "
-            f"reached and has this folder, {sys.executable} and the installation in it\n"
+            f"tilewise: [cli.launch] mpiexec must start {self._processes} processes and run until they end; it ended "
+            f"{how} after {len(self._reports.begun)} had started; see its messages above, and check that every host "
+            f"can be reached and has this folder, {sys.executable} and its installation of tilewise\n"
         )
         _write(text.encode())
 
@@ -251,8 +251,8 @@ class _Run:
         if len(begun) < self._processes and self._first_s and now > self._first_s + _BEGIN_S:
             late = ", ".join(str(rank) for rank in range(self._processes) if rank not in begun)
             text = (
-                f"tilewise: [cli.launch] all processes must begin within {_BEGIN_S:g} s; got none of {late}; see "
-                f"that {sys.executable} and the installation in it are there on every host\n"
+                f"tilewise: [cli.launch] all processes must start within {_BEGIN_S:g} s; these did not: {late}; check "
+                f"that {sys.executable} and its installation of tilewise exist on every host\n"
             )
             _write(text.encode())
             return True
@@ -281,9 +281,9 @@ class _Run:
         self._process.wait()
         self._pass_on_rest()
         until = time.monotonic() + (_LEAVE_S if self._is_given_up else _END_S)
-        while (left := [child for child in children if _is_running(child)]) and time.monotonic() < until:
+        while (running := [child for child in children if _is_running(child)]) and time.monotonic() < until:
             time.sleep(0.01)
-        for child in left:
+        for child in running:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
 
@@ -299,8 +299,8 @@ class _Run:
         first = ended.get(0)
         if first is not None and first >= 0:
             return first
-        if self._asked is not None:
-            return 128 + self._asked
+        if self._signal is not None:
+            return 128 + self._signal
         if self._is_cut and len(self._reports.begun) == self._processes:
             return LOST
         return LOST if any(code < 0 or code == LOST for code in ended.values()) else 1

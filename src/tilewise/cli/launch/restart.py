@@ -35,14 +35,14 @@ def run_again(options: Sequence[str], command: Sequence[str], times: int) -> int
     before = ["launch", *options, "--"]
     arguments = [*before, *command]
     resumes = command[0] == "train" and "--resume" not in command
-    for left in range(times, -1, -1):
+    for num_left in range(times, -1, -1):
         code, is_asked = _run_once(arguments)
         is_lost = code == LOST or code < 0
-        if not is_lost or is_asked or left == 0:
+        if not is_lost or is_asked or num_left == 0:
             return 128 - code if code < 0 else code
         how = f"signal {-code}" if code < 0 else "the loss of a process"
-        done = f"{times - left + 1} of {times}"
-        print(f"tilewise: [cli.launch] ended by {how}; starting again ({done})", file=sys.stderr, flush=True)
+        done = f"{times - num_left + 1} of {times}"
+        print(f"tilewise: [cli.launch] ended by {how}; restarting ({done})", file=sys.stderr, flush=True)
         if resumes:
             arguments, resumes = [*before, "train", "--auto-resume", *command[1:]], False
     raise AssertionError("the last attempt returns")
@@ -54,13 +54,13 @@ def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
     """
     from tilewise.comm.channel import Channel
 
-    asked: list[int] = []
+    signals: list[int] = []
     spawned = Spawned("tilewise.cli.restarted", apart=True)
     channel = Channel(spawned.link, "the command")
     channel.send({"arguments": list(arguments)})
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
         with suppress(CommError):
             channel.send({"signal": number})
 
@@ -72,7 +72,7 @@ def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
     handlers = {signal.SIGINT: pass_on, signal.SIGTERM: pass_on, signal.SIGTSTP: pause}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        return spawned.process.wait(), bool(asked)
+        return spawned.process.wait(), bool(signals)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -26,14 +26,14 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-__all__ = ["END", "MARK", "TOLD", "main"]
+__all__ = ["END", "FORWARDED", "MARK", "main"]
 
 MARK = "\x1e"
-TOLD = {signal.SIGINT: signal.SIGALRM, signal.SIGTERM: signal.SIGUSR1}
-"""What the launch sends for a signal: the launcher hands these on and says nothing."""
+FORWARDED = {signal.SIGINT: signal.SIGALRM, signal.SIGTERM: signal.SIGUSR1}
+"""The signals that the launch sends instead of these; MPICH's launcher forwards them silently."""
 END = signal.SIGQUIT
-"""What it sends when all commands have ended."""
-_PATIENCE_S = 60.0  # for a launch that cannot be reached
+"""The signal that the launch sends when all commands have ended."""
+_PATIENCE_S = 60.0  # for a launch that does not answer
 _READ_S = 5.0
 _ANSWER_S = 0.2
 
@@ -43,26 +43,26 @@ def main() -> None:
     word, command = sys.argv[1], sys.argv[2:]
     if "PMI_RANK" not in os.environ:
         sys.exit(
-            "tilewise: [cli.launch] mpiexec must be MPICH's or its kin; got one without PMI_RANK; see --mpiexec"
+            "tilewise: [cli.launch] mpiexec must be MPICH's or compatible; got one without PMI_RANK; see --mpiexec"
         )
     rank = int(os.environ["PMI_RANK"])
-    for number in (*TOLD.values(), END):  # the command inherits that
+    for number in (*FORWARDED.values(), END):  # the command inherits this
         signal.signal(number, signal.SIG_IGN)
-    _tell(word, rank, "begun", socket.gethostname())
+    _report(word, rank, "begun", socket.gethostname())
     process = subprocess.Popen(command, close_fds=False)
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         if rank == 0:
-            process.send_signal(next(given for given, sent in TOLD.items() if sent == number))
+            process.send_signal(next(original for original, sent in FORWARDED.items() if sent == number))
 
-    for number in TOLD.values():
-        signal.signal(number, hand_on)
-    for number in TOLD:  # sent to the launcher by another: the command has heard it too
+    for number in FORWARDED.values():
+        signal.signal(number, forward)
+    for number in FORWARDED:  # sent to the whole process group: the command has received it, too
         signal.signal(number, lambda number, frame: None)
     code = process.wait()
     _wait_for_reader()
     signal.signal(END, lambda number, frame: _leave())
-    _tell(word, rank, "ended", str(code))
+    _report(word, rank, "ended", str(code))
     time.sleep(_PATIENCE_S)
     sys.exit(1 if code else 0)
 
@@ -80,14 +80,14 @@ def _wait_for_reader() -> None:
 def _leave() -> None:
     """End, after reporting that MPI has ended; without this the launcher prints a long error."""
     with suppress(OSError, KeyError, ValueError):
-        own = int(os.environ["PMI_FD"])
-        os.write(own, b"cmd=finalize\n")
-        select.select([own], [], [], _ANSWER_S)
+        descriptor = int(os.environ["PMI_FD"])
+        os.write(descriptor, b"cmd=finalize\n")
+        select.select([descriptor], [], [], _ANSWER_S)
     sys.exit()
 
 
-def _tell(word: str, rank: int, what: str, more: str) -> None:
-    os.write(2, f"{MARK}{word} {rank} {what} {more}{MARK}".encode())
+def _report(word: str, rank: int, event: str, more: str) -> None:
+    os.write(2, f"{MARK}{word} {rank} {event} {more}{MARK}".encode())
 
 
 if __name__ == "__main__":

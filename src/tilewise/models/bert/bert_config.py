@@ -41,7 +41,7 @@ class BertConfig(ModelConfig):
         "is_causal": (False,),
         "causal": (False,),
     }
-    # of the pooler and of TensorFlow's first files
+    # fields of the pooler and of early files for TensorFlow
     without_effect: ClassVar[frozenset[str]] = frozenset(
         (
             "directionality",
@@ -76,7 +76,7 @@ class BertConfig(ModelConfig):
             "tie_word_embeddings",
             "must be true",
             tied,
-            "encoders with a head of their own are not supported",
+            "encoders whose head is not the embedding are not supported",
         )
 
     @classmethod

@@ -12,7 +12,7 @@ __all__ = ["file_layout", "parameter_shapes"]
 
 _WORDS = "bert.embeddings.word_embeddings.weight"
 _HEAD = "cls.predictions"
-# A pooler and heads of other tasks decide nothing of what is computed here.
+# A pooler and heads of other tasks are not computed here.
 _DERIVED = r"embeddings\.(position_ids|token_type_ids)|(pooler\.dense|cls\.seq_relationship)\.(weight|bias)"
 _COPIES = {f"{_HEAD}.decoder.weight": _WORDS, f"{_HEAD}.decoder.bias": f"{_HEAD}.bias"}
 

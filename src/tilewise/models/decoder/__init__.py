@@ -1,4 +1,4 @@
-"""What all decoder families share: one description of their choices, and the graphs of every
+"""The common part of all decoder families: one description of their choices, and the graphs of every
 combination.
 """
 

@@ -71,7 +71,7 @@ def _after_attention(
 ) -> TensorNode:
     """Output projection, MLP, and the two residuals."""
     d, f = decoder.hidden_size, decoder.intermediate_size
-    scale = (2 * len(decoder.layers)) ** -0.5  # so many sums spread as far as one: GPT-2's initialisation
+    scale = (2 * len(decoder.layers)) ** -0.5  # as in GPT-2: the sum of all residuals has the variance of one
     attended = linear(
         graph,
         attended,
@@ -189,12 +189,12 @@ def _written_caches(
     num_blocks: int,
 ) -> tuple[TensorNode, TensorNode]:
     """Keys and values of all tokens, written into a layer's caches."""
-    found = []
+    caches = []
     for name, spec in zip("kv", _caches(decoder, num_blocks, h.spec.dtype)):
         new = _projected(graph, name, h, positions, tables, decoder)
         cache = graph.state(spec.shape, spec.dtype, name=spec.name, labels=spec.labels)
-        found.append(graph.kv_write(cache, new, slots, head_dim=decoder.head_dim, block_size=BLOCK_SIZE))
-    keys, values = found
+        caches.append(graph.kv_write(cache, new, slots, head_dim=decoder.head_dim, block_size=BLOCK_SIZE))
+    keys, values = caches
     return keys, values
 
 
@@ -240,7 +240,7 @@ def _embed(
 
 
 def _rounded(factor: float, dtype: str) -> float:
-    """A factor in the type that it multiplies, as the reference holds it."""
+    """A factor, rounded to the dtype that it multiplies, as in transformers."""
     return float(np.asarray(factor, dtype_of(dtype).numpy))
 
 
@@ -257,7 +257,7 @@ def _table_name(rope: int) -> str:
 
 
 def _table_of(kind: LayerKind) -> tuple[str, ...]:
-    """The RoPE table that layers of a kind read, where they read one."""
+    """The RoPE table that layers of a kind read, if any."""
     return () if kind.rope is None else (_table_name(kind.rope),)
 
 
@@ -334,16 +334,16 @@ def decoding_parts(
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:
         T, S = Dim("tokens", 1, max_tokens), Dim("sequences", 1, max_sequences)
-        tokens, *found = (graph.input([T], "i32", name=n, storage="scalars") for n in ("tokens", *places))
+        tokens, *scalars = (graph.input([T], "i32", name=n, storage="scalars") for n in ("tokens", *places))
         max_blocks = min(num_blocks, -(-longest // BLOCK_SIZE))
         block_table = graph.input([S, max_blocks], "i32", name="block_table")
         rows = graph.input([Dim("rows", 1, most_rows)], "i32", name="rows", storage="scalars")
         tables = _tables(graph, decoder, longest, context)
-        x, embedding = _embed(graph, decoder, tokens, found[0], dtype)
+        x, embedding = _embed(graph, decoder, tokens, scalars[0], dtype)
         named = {STREAM: x, "block_table": block_table, "rows": rows, "embedding": embedding}
-        positions, _, sequence = found
+        positions, _, sequence = scalars
         of_rows = (graph.gather_rows(x, rows) for x in (positions, sequence))
-        return {**named, **dict(zip(places, found)), **dict(zip(row_places, of_rows)), **tables}
+        return {**named, **dict(zip(places, scalars)), **dict(zip(row_places, of_rows)), **tables}
 
     def layer_of(number: int) -> LayerUse:
         kind = decoder.layers[number]

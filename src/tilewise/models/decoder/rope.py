@@ -28,11 +28,11 @@ __all__ = ["ORIGINAL", "SCALING_FIELDS", "SLOWEST", "Rope", "checked_scaling", "
 
 _validate = Validator("models")
 
-SLOWEST = 1e-9  # of theta and of what divides frequencies: the angle at the longest position is finite
+SLOWEST = 1e-9  # least theta and divisor of frequencies; the angle at the longest position is finite
 ORIGINAL = "original_max_position_embeddings"
-"""Positions that a model was trained with before its RoPE was stretched."""
-# Per type: fields that must be there, and fields that may be. `finetuned` (of Yarn-Llama-2's files) says how the model
-# came to be. transformers computes `linear` and `dynamic` without the original length.
+"""Positions that a model was trained with before its RoPE was scaled."""
+# Per type: required fields and optional fields. `finetuned` (in Yarn-Llama-2's files) describes how the model
+# was made. transformers computes `linear` and `dynamic` without the original length.
 _FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": (("factor",), (ORIGINAL, "finetuned")),
     "dynamic": (("factor",), (ORIGINAL, "finetuned")),
@@ -58,7 +58,7 @@ SCALING_FIELDS = frozenset(("rope_type", "type", "rope_theta", "partial_rotary_f
 """Every field that `rope_scaling` or `rope_parameters` has for some type of scaling."""
 # As in transformers, 0 in one of these fields of yarn means that the field is not set.
 _UNSET_AT_ZERO = frozenset(("mscale", "mscale_all_dim", "beta_fast", "beta_slow"))
-_ALIASES = {"su": "longrope"}  # as Phi-3's first files spell it
+_ALIASES = {"su": "longrope"}  # the name in early files of Phi-3
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Rope:
     Attributes:
         theta: base of the wavelengths.
         max_positions: the model's `max_position_embeddings`.
-        scaling: None, or what `checked_scaling` returned.
+        scaling: None, or the result of `checked_scaling`.
     """
 
     theta: float
@@ -77,7 +77,7 @@ class Rope:
 
     @property
     def longest_context(self) -> int:
-        """Positions that the model is meant for."""
+        """Positions that the model supports."""
         scaling = self.scaling or {}
         kind, factor = scaling.get("rope_type"), min(scaling.get("factor", 1.0), float(MAX_POSITIONS))
         if kind == "dynamic":  # its frequencies change beyond max_positions, whatever the original length
@@ -89,7 +89,7 @@ class Rope:
 
     @property
     def default_context(self) -> int:
-        """The limit where none is asked for: `dynamic` stretches only what is asked to be longer."""
+        """The default context limit; `dynamic` scales only for a longer one."""
         is_dynamic = self.scaling is not None and self.scaling["rope_type"] == "dynamic"
         return self.max_positions if is_dynamic else self.longest_context
 
@@ -107,7 +107,7 @@ def checked_scaling(
         family: `model_type`, for messages.
 
     Raises:
-        ConfigError: an unknown type, a field that is missing, unknown or has no such value; names it.
+        ConfigError: an unknown type, a field that is missing, unknown or has an invalid value; names it.
     """
     _validate.require(
         family, isinstance(scaling, Mapping), "rope_scaling", "must be a dictionary", scaling, "correct it"
@@ -122,12 +122,12 @@ def checked_scaling(
     _validate.require(
         family, partial == 1, "partial_rotary_factor", "must be 1", partial, "others are not supported"
     )
-    known = ", ".join(_FIELDS)
+    kinds = ", ".join(_FIELDS)
     _validate.require(
         family,
         kind in _FIELDS,
         "rope_scaling",
-        f"must have a rope_type of {known}",
+        f"must have a rope_type of {kinds}",
         kind,
         "others are not supported",
     )
@@ -135,10 +135,10 @@ def checked_scaling(
         values = {name: value for name, value in values.items() if not _is_unset(name, value)}
     needed, optional = _FIELDS[kind]
     for name in needed:
-        rule = f"must hold {', '.join(needed)} when its type is {kind}"
+        rule = f"must have {', '.join(needed)} if its type is {kind}"
         _validate.require(family, name in values, "rope_scaling", rule, f"no {name}", "add it")
     for name in values:
-        rule = f"must hold {', '.join((*needed, *optional))} and no more when its type is {kind}"
+        rule = f"must have only {', '.join((*needed, *optional))} if its type is {kind}"
         _validate.require(family, name in needed or name in optional, "rope_scaling", rule, name, "remove it")
         _check_field(name, values[name], head_dim, family)
     if kind == "llama3":
@@ -154,7 +154,7 @@ def checked_scaling(
             family, slow < fast, place, "must be below beta_fast", f"{slow} and {fast}", "correct them"
         )
         _validate.require(
-            family, theta > 1, "rope_theta", "must be above 1 when rope_scaling is yarn", theta, "correct it"
+            family, theta > 1, "rope_theta", "must be above 1 if rope_scaling is yarn", theta, "correct it"
         )
     if kind in ("yarn", "longrope"):
         _validate.integer(family, f"rope_scaling.{ORIGINAL}", values.get(ORIGINAL, max_positions), 2, 1 << 30)
@@ -171,7 +171,7 @@ def _check_field(name: str, value: object, head_dim: int, family: str) -> None:
         _validate.integer(family, place, value, 2, 1 << 30)
     elif name in ("truncate", "finetuned"):
         _validate.require(
-            family, isinstance(value, bool), place, "must be true or false", value, "write one of them"
+            family, isinstance(value, bool), place, "must be true or false", value, "correct it"
         )
     elif name in ("long_factor", "short_factor"):
         rule = f"must be a list of {head_dim // 2} numbers, one per pair of a head"
@@ -192,7 +192,7 @@ def rope_table(rope: Rope, head_dim: int, num_positions: int, context: int) -> N
         num_positions: rows of the table.
         context: the limit of positions, which `dynamic` and `longrope` choose their frequencies by.
     """
-    # PyTorch computes frequencies, angles and their cosines in fp32; so do we, to write the same text
+    # fp32 for frequencies, angles and cosines, as in PyTorch, so that texts are equal
     frequency, factor = _frequencies(rope, head_dim, context)
     angles = np.arange(num_positions, dtype=np.float32)[:, None] * frequency.astype(np.float32)[None, :]
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
@@ -200,7 +200,7 @@ def rope_table(rope: Rope, head_dim: int, num_positions: int, context: int) -> N
 
 
 def _frequencies(rope: Rope, head_dim: int, context: int) -> tuple[NDArray[np.float64], float]:
-    """Angles per position of each pair, and what cosines and sines are multiplied by."""
+    """Angles per position of each pair, and the factor of cosines and sines."""
     half, scaling = head_dim // 2, rope.scaling or {}
     exponent = np.arange(half, dtype=np.float64) / half
     plain = rope.theta**-exponent
@@ -238,19 +238,19 @@ def _llama3(plain: NDArray[np.float64], scaling: Mapping[str, Any]) -> NDArray[n
 def _yarn(
     rope: Rope, plain: NDArray[np.float64], scaling: Mapping[str, Any]
 ) -> tuple[NDArray[np.float64], float]:
-    """Long wavelengths are stretched, short ones kept, those between blended."""
+    """Long wavelengths are scaled, short ones unchanged, those in between blended."""
     half, factor = len(plain), scaling["factor"]
     original = scaling.get(ORIGINAL, rope.max_positions)
 
-    def pair_that_turns(rotations: float) -> float:
+    def pair_with(rotations: float) -> float:
         return half * math.log(original / (rotations * 2 * math.pi)) / math.log(rope.theta)
 
-    low, high = pair_that_turns(scaling.get("beta_fast", 32)), pair_that_turns(scaling.get("beta_slow", 1))
+    low, high = pair_with(scaling.get("beta_fast", 32)), pair_with(scaling.get("beta_slow", 1))
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
     if low == high:
-        high += 0.001  # as the reference does, so that the ramp has a slope
+        high += 0.001  # as in transformers, so that the ramp has a slope
     stretched = np.clip((np.arange(half) - low) / (high - low), 0.0, 1.0)
     frequency = plain / factor * stretched + plain * (1 - stretched)
     if "attention_factor" in scaling:

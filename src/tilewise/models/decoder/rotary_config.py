@@ -21,9 +21,9 @@ __all__ = ["ACTIVATIONS", "MAX_HEAD_DIM", "RotaryConfig", "layer_kinds"]
 _validate = Validator("models")
 
 MAX_HEAD_DIM = 1024  # of attention's kernels
-_SCALINGS = ("rope_scaling", "rope_parameters")  # two spellings of one field
+_SCALINGS = ("rope_scaling", "rope_parameters")  # two names of one field
 
-# What `hidden_act` calls an activation, and what the graph calls it.
+# Names of activations in `hidden_act` and in the graph.
 ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu",
     "swish": "silu",
@@ -54,7 +54,7 @@ class RotaryConfig(ModelConfig):
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
 
-    # Features that these decoders always have: a file that switches one off describes another model.
+    # Features that these decoders always have: a file that disables one describes another model.
     only: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(
         (
             "use_rope",
@@ -67,16 +67,15 @@ class RotaryConfig(ModelConfig):
         ),
         (True,),
     )
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        ("type_vocab_size",)
-    )  # in some files; transformers ignores it
+    # some files have it; transformers ignores it
+    without_effect: ClassVar[frozenset[str]] = frozenset(("type_vocab_size",))
 
     def __post_init__(self) -> None:
         family = self.model_type
         for name in ("num_key_value_heads", "head_dim", "num_attention_heads", "hidden_size"):
             value = getattr(self, name)
             is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            _validate.require(family, is_count, name, "must be an integer, 0 or more", value, "correct it")
+            _validate.require(family, is_count, name, "must be an integer of at least 0", value, "correct it")
         if not self.num_key_value_heads:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if not self.head_dim:
@@ -98,7 +97,7 @@ class RotaryConfig(ModelConfig):
             f"{self.num_attention_heads} over {self.num_key_value_heads}",
             "choose a divisor",
         )
-        advice = "choose an even size (RoPE turns pairs)"
+        advice = "choose an even size (RoPE rotates pairs)"
         _validate.require(family, self.head_dim % 2 == 0, "head_dim", "must be even", self.head_dim, advice)
         _validate.choice(family, self.spelled("hidden_act"), self.hidden_act, ACTIVATIONS)
         _validate.number(family, "rms_norm_eps", self.rms_norm_eps, MIN_F32, MAX_F32)
@@ -121,29 +120,31 @@ class RotaryConfig(ModelConfig):
 
     @classmethod
     def _without_unknown_nested(
-        cls, given: dict[str, Any], ignore: Collection[str]
+        cls, data: dict[str, Any], ignore: Collection[str]
     ) -> tuple[dict[str, Any], dict[str, object]]:
         unknown: dict[str, object] = {}
         ignored = {name.partition(".")[2] for name in ignore if name.partition(".")[0] in _SCALINGS}
 
-        def known(place: str, scaling: Mapping[str, Any]) -> dict[str, Any]:
-            found: dict[str, Any] = {}
+        def known_fields(place: str, scaling: Mapping[str, Any]) -> dict[str, Any]:
+            fields: dict[str, Any] = {}
             for key, value in scaling.items():
-                if isinstance(value, Mapping):  # of one kind of layer
-                    found[key] = known(f"{place}.{key}", value)
+                if isinstance(value, Mapping):  # the entry of one kind of layer
+                    fields[key] = known_fields(f"{place}.{key}", value)
                 elif key in SCALING_FIELDS:
-                    found[key] = value
+                    fields[key] = value
                 elif key not in ignored:
                     unknown[f"{place}.{key}"] = value
-            return found
+            return fields
 
-        nested = {key: known(key, given[key]) for key in _SCALINGS if isinstance(given.get(key), Mapping)}
-        return {**given, **nested}, unknown
+        nested = {
+            key: known_fields(key, data[key]) for key in _SCALINGS if isinstance(data.get(key), Mapping)
+        }
+        return {**data, **nested}, unknown
 
     @classmethod
-    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        original = None if ORIGINAL in cls.__dataclass_fields__ else given.pop(ORIGINAL, None)
-        partial = given.pop("partial_rotary_factor", None)
+    def _adapted(cls, data: dict[str, Any]) -> dict[str, Any]:
+        original = None if ORIGINAL in cls.__dataclass_fields__ else data.pop(ORIGINAL, None)
+        partial = data.pop("partial_rotary_factor", None)
         _validate.require(
             cls.model_type,
             partial in (None, 1),
@@ -152,25 +153,25 @@ class RotaryConfig(ModelConfig):
             partial,
             "others are not supported",
         )
-        scaling, parameters = given.get("rope_scaling"), given.pop("rope_parameters", None)
+        scaling, parameters = data.get("rope_scaling"), data.pop("rope_parameters", None)
         if isinstance(parameters, Mapping) and isinstance(scaling, Mapping):
             same = {**scaling, "rope_theta": None} == {**parameters, "rope_theta": None}
-            rule, got = "must say what rope_parameters says", "two answers"
+            rule, got = "must equal rope_parameters", "different values"
             _validate.require(cls.model_type, same, "rope_scaling", rule, got, "remove one of them")
         one = parameters if parameters is not None else scaling
         if isinstance(one, Mapping):
             one = dict(one)
             theta = one.pop("rope_theta", None)
-            given["rope_theta"] = cls.one_answer(
-                "rope_theta", given.get("rope_theta"), "rope_parameters.rope_theta", theta
+            data["rope_theta"] = cls.agreed_value(
+                "rope_theta", data.get("rope_theta"), "rope_parameters.rope_theta", theta
             )
             kind = one.get("rope_type", one.get("type", "default"))
             one = None if kind == "default" and one.get("partial_rotary_factor") in (None, 1) else one
-        if original is not None and isinstance(one, Mapping):  # without scaling it decides nothing
+        if original is not None and isinstance(one, Mapping):  # without scaling it has no effect
             place = f"rope_scaling.{ORIGINAL}"
-            one = {**one, ORIGINAL: cls.one_answer(ORIGINAL, original, place, one.get(ORIGINAL))}
-        given["rope_scaling"] = one
-        return super()._adapted(given)
+            one = {**one, ORIGINAL: cls.agreed_value(ORIGINAL, original, place, one.get(ORIGINAL))}
+        data["rope_scaling"] = one
+        return super()._adapted(data)
 
     def rope(self) -> Rope:
         """The rotary positions of `rope_theta` and `rope_scaling`."""
@@ -214,16 +215,21 @@ def layer_kinds(
     family, count = config.model_type, config.num_hidden_layers
     names = ("full_attention",) * count if layer_types is None else layer_types
     _validate.require(
-        family, isinstance(names, tuple | list), "layer_types", "must be a tuple of names", names, "write one"
+        family,
+        isinstance(names, tuple | list),
+        "layer_types",
+        "must be a tuple of names",
+        names,
+        "correct it",
     )
-    rule = f"must name {count} layers, as num_hidden_layers says"
+    rule = f"must name {count} layers, the value of num_hidden_layers"
     _validate.require(
         family, len(names) == count, "layer_types", rule, f"{len(names)}", "correct one of them"
     )
     for name in names:
         _validate.choice(family, "layer_types", name, ("full_attention", "sliding_attention"))
     slides = "sliding_attention" in names
-    rule = "must be set where layer_types has sliding_attention"
+    rule = "must be set if layer_types has sliding_attention"
     _validate.require(
         family, not slides or window is not None, "sliding_window", rule, None, "correct one of them"
     )

@@ -18,8 +18,8 @@ __all__ = ["Gemma2Config", "GemmaConfig"]
 
 _validate = Validator("models")
 
-# What the first files hold besides the field of that meaning.
-_TWICE = {"hidden_act": "hidden_activation", "sliding_window_size": "sliding_window"}
+# Fields of early files, and the field with the same meaning.
+_DUPLICATES = {"hidden_act": "hidden_activation", "sliding_window_size": "sliding_window"}
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class GemmaConfig(RotaryConfig):
         self.kinds()
 
     @classmethod
-    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        given = dict(given)
-        for twice, name in _TWICE.items():
-            value = cls.one_answer(twice, given.pop(twice, None), name, given.get(name))
+    def _adapted(cls, data: dict[str, Any]) -> dict[str, Any]:
+        data = dict(data)
+        for duplicate, name in _DUPLICATES.items():
+            value = cls.agreed_value(duplicate, data.pop(duplicate, None), name, data.get(name))
             if value is not None:
-                given[name] = value
-        return super()._adapted(given)
+                data[name] = value
+        return super()._adapted(data)
 
     def every(self, period: int) -> tuple[str, ...]:
         """Names of layers of which each `period`-th has full attention."""
@@ -109,5 +109,5 @@ class Gemma2Config(GemmaConfig):
 
     @property
     def decoder(self) -> Decoder:
-        """What the model computes."""
+        """The computation of the model."""
         return self.as_gemma(self.kinds())

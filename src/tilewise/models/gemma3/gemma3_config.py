@@ -46,14 +46,17 @@ class Gemma3Config(GemmaConfig):
         _validate.number(self.model_type, "rope_local_base_freq", self.rope_local_base_freq, SLOWEST, MAX_F32)
 
     @classmethod
-    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        given = dict(given)
-        name, hidden = "sliding_window_pattern", "_sliding_window_pattern"  # as transformers 5 writes it
-        given[name] = cls.one_answer(hidden, given.pop(hidden, None), name, given.get(name))
-        parameters = given.get("rope_parameters")
+    def _adapted(cls, data: dict[str, Any]) -> dict[str, Any]:
+        data = dict(data)
+        name, hidden = (
+            "sliding_window_pattern",
+            "_sliding_window_pattern",
+        )  # the name that transformers 5 writes
+        data[name] = cls.agreed_value(hidden, data.pop(hidden, None), name, data.get(name))
+        parameters = data.get("rope_parameters")
         if isinstance(parameters, Mapping) and {*parameters} & {"full_attention", "sliding_attention"}:
-            given = _flattened(cls, given, parameters)
-        return super()._adapted(given)
+            data = _flattened(cls, data, parameters)
+        return super()._adapted(data)
 
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kind of every layer; sliding ones have their own RoPE."""
@@ -63,24 +66,24 @@ class Gemma3Config(GemmaConfig):
 
     @property
     def decoder(self) -> Decoder:
-        """What the model computes."""
+        """The computation of the model."""
         local = Rope(self.rope_local_base_freq, self.max_position_embeddings)
         ropes = (self.rope(), local)
-        longest = self.max_position_embeddings  # which counts what rope_scaling stretches
+        longest = self.max_position_embeddings  # it includes the scaling of RoPE
         return self.as_gemma(self.kinds(), qk_norm=True, ropes=ropes, max_positions=longest)
 
 
 def _flattened(
-    cls: type[Gemma3Config], given: dict[str, Any], parameters: Mapping[str, Any]
+    cls: type[Gemma3Config], data: dict[str, Any], parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`rope_parameters` by kind of layer, as transformers 5 writes them, converted to the earlier
     fields.
     """
     family = cls.model_type
-    known = ("full_attention", "sliding_attention")
+    kinds = ("full_attention", "sliding_attention")
     for name in parameters:
         _validate.require(
-            family, name in known, "rope_parameters", f"must hold {' and '.join(known)}", name, "correct it"
+            family, name in kinds, "rope_parameters", f"must have {' and '.join(kinds)}", name, "correct it"
         )
     local = parameters.get("sliding_attention")
     local = {} if local is None else local
@@ -96,12 +99,12 @@ def _flattened(
         k: v for k, v in local.items() if k not in ("rope_theta", "rope_type", "type") and v is not None
     }
     is_plain = not others and local.get("rope_type", local.get("type")) in (None, "default")
-    rule = "must be plain: a rope_theta and no scaling"
+    rule = "must have a rope_theta and no scaling"
     _validate.require(
         family, is_plain, "rope_parameters.sliding_attention", rule, dict(local), "others are not supported"
     )
-    found = {**given, "rope_parameters": parameters.get("full_attention")}
+    flat = {**data, "rope_parameters": parameters.get("full_attention")}
     name = "rope_local_base_freq"
     place = "rope_parameters.sliding_attention.rope_theta"
-    found[name] = cls.one_answer(name, given.get(name), place, local.get("rope_theta"))
-    return found
+    flat[name] = cls.agreed_value(name, data.get(name), place, local.get("rope_theta"))
+    return flat

@@ -73,15 +73,15 @@ class GPT2Config(ModelConfig):
         _validate.truth(family, "scale_attn_weights", self.scale_attn_weights)
 
     @classmethod
-    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        width = given.get("n_embd")
-        if given.get("n_inner") is None and isinstance(width, int):
-            given = {**given, "n_inner": 4 * width}
-        return super()._adapted(given)
+    def _adapted(cls, data: dict[str, Any]) -> dict[str, Any]:
+        width = data.get("n_embd")
+        if data.get("n_inner") is None and isinstance(width, int):
+            data = {**data, "n_inner": 4 * width}
+        return super()._adapted(data)
 
     @property
     def decoder(self) -> Decoder:
-        """What the model computes."""
+        """The computation of the model."""
         return Decoder(
             self.vocab_size,
             self.hidden_size,

@@ -42,7 +42,7 @@ class LlamaConfig(RotaryConfig):
 
     @property
     def decoder(self) -> Decoder:
-        """What the model computes."""
+        """The computation of the model."""
         return self.as_decoder(
             (LayerKind(),) * self.num_hidden_layers,
             qkv_bias=self.attention_bias,

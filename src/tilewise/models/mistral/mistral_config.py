@@ -34,6 +34,6 @@ class MistralConfig(RotaryConfig):
 
     @property
     def decoder(self) -> Decoder:
-        """What the model computes."""
+        """The computation of the model."""
         kind = "full_attention" if self.sliding_window is None else "sliding_attention"
         return self.as_decoder(layer_kinds(self, (kind,) * self.num_hidden_layers, self.sliding_window))

@@ -57,22 +57,22 @@ class Phi3Config(RotaryConfig):
         _ = self.decoder
 
     @classmethod
-    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        given = dict(given)
+    def _adapted(cls, data: dict[str, Any]) -> dict[str, Any]:
+        data = dict(data)
         for key in ("rope_scaling", "rope_parameters"):
-            scaling = given.get(key)
+            scaling = data.get(key)
             if not isinstance(scaling, Mapping):
                 continue
             plain = {k: v for k, v in scaling.items() if k != "original_max_position_embeddings"}
-            if plain.get("rope_type", plain.get("type")) in ("su", "yarn"):  # names of the first files
+            if plain.get("rope_type", plain.get("type")) in ("su", "yarn"):  # the names in early files
                 plain = {**{k: v for k, v in plain.items() if k != "type"}, "rope_type": "longrope"}
-            given[key] = plain
+            data[key] = plain
             name = "original_max_position_embeddings"
-            given[name] = cls.one_answer(name, given.get(name), f"{key}.{name}", scaling.get(name))
-        return super()._adapted(given)
+            data[name] = cls.agreed_value(name, data.get(name), f"{key}.{name}", scaling.get(name))
+        return super()._adapted(data)
 
     def rope(self) -> Rope:
-        """The rotary positions; a field of its own separates short from long contexts."""
+        """The rotary positions; `original_max_position_embeddings` separates short from long contexts."""
         if self.rope_scaling is None:
             return super().rope()
         original = {"original_max_position_embeddings": self.original_max_position_embeddings}
@@ -80,6 +80,6 @@ class Phi3Config(RotaryConfig):
 
     @property
     def decoder(self) -> Decoder:
-        """What the model computes."""
+        """The computation of the model."""
         kind = "full_attention" if self.sliding_window is None else "sliding_attention"
         return self.as_decoder(layer_kinds(self, (kind,) * self.num_hidden_layers, self.sliding_window))

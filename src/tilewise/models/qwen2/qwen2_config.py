@@ -43,8 +43,10 @@ class QwenConfig(RotaryConfig):
         _validate.integer(self.model_type, "max_window_layers", self.max_window_layers, 0, 1 << 20)
         slides, window = self.use_sliding_window, self.sliding_window
         if window is not None:
-            _validate.integer(self.model_type, "sliding_window", window, 0, 1 << 30)  # 0 where none slides
-        rule = "must be set where use_sliding_window is true"
+            _validate.integer(
+                self.model_type, "sliding_window", window, 0, 1 << 30
+            )  # 0 without sliding layers
+        rule = "must be set if use_sliding_window is true"
         _validate.require(
             self.model_type,
             not slides or window is not None,
@@ -77,5 +79,5 @@ class Qwen2Config(QwenConfig):
 
     @property
     def decoder(self) -> Decoder:
-        """What the model computes."""
+        """The computation of the model."""
         return self.as_decoder(self.kinds(), qkv_bias=True)

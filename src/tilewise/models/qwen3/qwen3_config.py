@@ -35,6 +35,6 @@ class Qwen3Config(QwenConfig):
 
     @property
     def decoder(self) -> Decoder:
-        """What the model computes."""
+        """The computation of the model."""
         bias = self.attention_bias
         return self.as_decoder(self.kinds(), qk_norm=True, qkv_bias=bias, out_bias=bias)

@@ -58,8 +58,8 @@ class ChunkContent(NamedTuple):
     Attributes:
         text: complete characters.
         tokens: token ids.
-        logprobs: log probabilities at each token, where they were requested; else none.
-        offsets: characters of the whole text before each token, where log probabilities were requested.
+        logprobs: log probabilities at each token, if requested; else empty.
+        offsets: characters of the whole text before each token, if log probabilities were requested.
     """
 
     text: str
@@ -119,7 +119,7 @@ def usage_of(
         prompt_tokens: tokens of the prompts.
         completion_tokens: new tokens.
         cached_tokens: tokens of the prompts that were found in the prefix cache.
-        reasoning_tokens: those of the written tokens that are reasoning; None where these are not separated.
+        reasoning_tokens: number of reasoning tokens among them; None if reasoning is not separated.
     """
     usage = {
         "prompt_tokens": prompt_tokens,
@@ -179,19 +179,19 @@ def chat_logprobs(
     token_bytes: TokenBytes,
     as_ids: bool = False,
 ) -> dict[str, Any]:
-    """Log probabilities as chat completions have them.
+    """Log probabilities in the form of chat completions.
 
     Args:
         tokens: ids of a text.
         logprobs: at each of them.
-        top: how many of the likeliest tokens are listed at each.
+        top: number of most likely tokens to list at each.
         token_bytes: of the model's tokenizer.
         as_ids: names of tokens are `token_id:7`.
     """
 
     def entry(id_: int, row: TokenLogprobs) -> dict[str, Any]:
-        own = token_bytes[id_]
-        return {"token": _name(id_, own, as_ids), "logprob": row[id_].logprob, "bytes": list(own)}
+        content = token_bytes[id_]
+        return {"token": _name(id_, content, as_ids), "logprob": row[id_].logprob, "bytes": list(content)}
 
     content = []
     for token, row in zip(tokens, logprobs):
@@ -200,14 +200,14 @@ def chat_logprobs(
     return {"content": content}
 
 
-def _name(token: int, own: bytes, as_ids: bool) -> str:
-    """A token as text; bytes that are only a part of a character are written as OpenAI writes them, `bytes:\\xf0`."""
+def _name(token: int, content: bytes, as_ids: bool) -> str:
+    """A token as text; bytes that are only a part of a character in OpenAI's form, `bytes:\\xf0`."""
     if as_ids:
         return f"token_id:{token}"
     try:
-        return own.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
 def completion_choice(
@@ -234,7 +234,7 @@ def completion_logprobs(
     token_bytes: TokenBytes,
     as_ids: bool = False,
 ) -> dict[str, Any]:
-    """Log probabilities as completions have them, of a prompt's tokens as well; its first token has none.
+    """Log probabilities in the form of completions, also of a prompt's tokens; its first token has none.
 
     Args:
         tokens: ids of the text.

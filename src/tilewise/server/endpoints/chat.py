@@ -56,7 +56,7 @@ class Choice:
     has_begun: bool = False
 
     def take_parts(self) -> list[Part]:
-        """The parts to send now; all that is left where the text has ended."""
+        """The parts to send now; all remaining ones if the text has ended."""
         is_over = self.text.finish_reason is not None
         parts, self.parts = [*self.parts, *(self.reader.finish() if is_over else [])], []
         return merged(parts)

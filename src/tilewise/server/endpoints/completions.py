@@ -38,7 +38,7 @@ class _Prompt:
         offsets: characters of its text before each token, if the answer has them.
         texts: the texts that continue it.
         num_cached: tokens that were found in the prefix cache.
-        logprobs: log probabilities of its tokens, where they were requested.
+        logprobs: log probabilities of its tokens, if requested.
     """
 
     ids: list[int]
@@ -69,7 +69,7 @@ class CompletionRun:
 
     @property
     def writes(self) -> bool:
-        """Whether the answer has new tokens; `max_tokens: 0` asks for log probabilities of the prompt alone."""
+        """Whether the answer has new tokens; `max_tokens: 0` requests only log probabilities of the prompt."""
         return self.body.max_tokens != 0
 
     def add_prompt(self, prompt_or_ids: str | list[int], ids: list[int]) -> None:
@@ -110,9 +110,9 @@ class CompletionRun:
         if not self.writes:
             shown, tokens, logprobs, offsets = "", [], [], []
         echoes = bool(self.body.echo) and is_first
-        whole = (prompt.text if echoes else "") + shown
+        new_text = (prompt.text if echoes else "") + shown
         if self.body.logprobs is None:
-            return whole, None, tokens
+            return new_text, None, tokens
         rows: list[TokenLogprobs | None] = [*logprobs]
         ids = tokens
         if self.body.echo:
@@ -121,7 +121,7 @@ class CompletionRun:
             rows = [*(prompt.logprobs or [None] * len(prompt.ids)), *logprobs]
             ids, offsets = [*prompt.ids, *tokens], [*prompt.offsets, *offsets]
         as_ids = bool(self.body.return_tokens_as_token_ids)
-        return whole, completion_logprobs(ids, rows, offsets, self.files.token_bytes, as_ids), tokens
+        return new_text, completion_logprobs(ids, rows, offsets, self.files.token_bytes, as_ids), tokens
 
 
 def prompts_of(prompt_or_ids: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -142,7 +142,7 @@ async def _open_run(service: Service, body: CompletionBody) -> CompletionRun:
     prompts = prompts_of(body.prompt)
     if len(prompts) * params.n > MOST_PROMPTS:
         text = f"[server.request] prompts times n must be at most {MOST_PROMPTS}; got {len(prompts)} times {params.n}"
-        raise ApiError(400, f"{text}; ask for less", "n")
+        raise ApiError(400, f"{text}; lower n or send fewer prompts", "n")
     for one in prompts:
         truncate = body.truncate_prompt_tokens
         if isinstance(one, str):
@@ -150,7 +150,7 @@ async def _open_run(service: Service, body: CompletionBody) -> CompletionRun:
         else:
             ids = one
         if not ids:
-            text = "[server.request] a prompt must have a token; got none; write something"
+            text = "[server.request] a prompt must have at least one token; got none; send text"
             raise ApiError(400, text, "prompt")
         ids = service.fit(ids, truncate, "prompt", params.max_tokens if run.writes else 0)
         await service.run_in_thread(run.add_prompt, one, ids)

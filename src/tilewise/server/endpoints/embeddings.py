@@ -1,6 +1,6 @@
-"""`/v1/embeddings`: vectors of texts, as numbers or as base64, shortened where the request says so.
+"""`/v1/embeddings`: vectors of texts, as numbers or as base64, shortened on request.
 
-Vectors of a decoder have length one, as OpenAI's have; for an encoder, its files decide.
+Vectors of a decoder have length one, like OpenAI's; for an encoder, its files determine the length.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, caller: Calle
     name = service.check_model(body.model)
     width = service.files.config.hidden_size
     if body.dimensions is not None and body.dimensions > width:
-        text = f"[server.request] dimensions must be at most {width}; got {body.dimensions}; ask for less"
+        text = f"[server.request] dimensions must be at most {width}; got {body.dimensions}; lower it"
         raise ApiError(400, text, "dimensions")
     prompts: list[list[int]] = []
     for one in prompts_of(body.input):
@@ -41,7 +41,9 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, caller: Calle
         else:
             ids = one
         if not ids:
-            raise ApiError(400, "[server.request] a text must have a token; got none; write one", "input")
+            raise ApiError(
+                400, "[server.request] a text must have at least one token; got none; send text", "input"
+            )
         prompts.append(service.fit(ids, truncate, "input"))
     vectors: dict[int, NDArray[np.float32]] = {}
     with service.admit(len(prompts)):

@@ -1,7 +1,7 @@
 """`/v1/responses` without state: text and function calls, whole or as events.
 
 A request contains its whole conversation. It is converted to a request of `/v1/chat/completions`, and the answer back.
-Refuses what needs stored requests, and tools that the server would run itself.
+Rejects fields that need stored requests, and tools that the server would run itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def chat_body(body: ResponseBody) -> ChatBody:
     """Convert a body to one of the chat endpoint.
 
     Raises:
-        ApiError, ConfigError: the request needs what this server does not have.
+        ApiError, ConfigError: the request needs an unsupported feature.
     """
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
@@ -97,8 +97,8 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) ->
         if thought:
             messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
     else:
-        rule = "items are messages, reasoning, function_call and function_call_output"
-        _validate.invalid("request", rule, f"one of type {shown(kind, 40)} at {place}", "leave others out")
+        rule = "items of input must be messages, reasoning, function_call or function_call_output"
+        _validate.invalid("request", rule, f"one of type {shown(kind, 40)} at {place}", "remove others")
 
 
 def _content(value: Any, place: str) -> Any:
@@ -112,8 +112,8 @@ def _content(value: Any, place: str) -> Any:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        rule = "tools are functions, which the client runs"
-        _validate.invalid("request", rule, f"one of type {shown(tool.get('type'), 40)}", "leave others out")
+        rule = "tools must be functions, which the client runs"
+        _validate.invalid("request", rule, f"one of type {shown(tool.get('type'), 40)}", "remove others")
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}}
 
@@ -125,7 +125,7 @@ def _choice(value: Any) -> Any:
 
 
 def _format(value: Mapping[str, Any]) -> dict[str, Any]:
-    """`text.format`, as `response_format` has it."""
+    """`text.format` in the form of `response_format`."""
     if value.get("type") != "json_schema":
         return dict(value)
     inner = {name: value for name, value in value.items() if name != "type"}
@@ -316,8 +316,8 @@ async def stream_response(
                 raise
             api_error = of_exception(error)
             code = _CODES.get(api_error.status, "server_error")
-            whole = {**output.whole("failed"), "error": {"code": code, "message": api_error.message}}
-            yield output.event("response.failed", response=whole)
+            response = {**output.whole("failed"), "error": {"code": code, "message": api_error.message}}
+            yield output.event("response.failed", response=response)
 
 
 async def answer_response(service: Service, body: ResponseBody, caller: Caller) -> dict[str, Any]:
@@ -360,5 +360,5 @@ async def _events(service: Service, output: _Output, caller: Caller) -> AsyncIte
                         yield event
     for event in output.close():
         yield event
-    whole = output.whole("completed")
-    yield output.event(f"response.{whole['status']}", response=whole)
+    response = output.whole("completed")
+    yield output.event(f"response.{response['status']}", response=response)

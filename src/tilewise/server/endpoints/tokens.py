@@ -21,7 +21,10 @@ async def tokenize(service: Service, body: TokenizeBody, _: Caller) -> dict[str,
     service.check_ready()
     service.check_model(body.model)
     if (body.prompt is None) == (not body.messages):
-        raise ApiError(400, "[server.request] one of prompt and messages; got both or neither; correct it")
+        raise ApiError(
+            400,
+            "[server.request] exactly one of prompt and messages must be set; got both or neither; correct it",
+        )
     if body.prompt is not None:
         ids = await service.encode(body.prompt, body.add_special_tokens)
     else:

@@ -188,8 +188,8 @@ class EngineClient:
         elif kind == "stats":
             waiting = self._stats.pop(number, None)
             if waiting is not None and not waiting.done():
-                known = {field.name for field in fields(EngineStats)}
-                waiting.set_result(EngineStats(**values[1]) if known == {*values[1]} else None)
+                names = {field.name for field in fields(EngineStats)}
+                waiting.set_result(EngineStats(**values[1]) if names == {*values[1]} else None)
         elif kind == "ready":
             self.facts = values[0]
             self.ready.set()
@@ -201,7 +201,7 @@ class EngineClient:
     def _die(self) -> None:
         if self.cause is None:
             self.cause = ApiError(
-                503, "[server.engine] the engine's process must be alive; got its end; start the server again"
+                503, "[server.engine] the engine's process must be alive; it has ended; restart the server"
             )
         self.dead.set()
         self.fail_all(self.cause)

@@ -3,7 +3,7 @@
 Owns the engine. The parent has checked what clients send; the engine checks requests again. The process exits at once
 when the parent's end of the socket closes, whatever it is doing.
 
-Threads: the engine's own reports deltas by `Outbox.put`, which waits only where the parent has stopped reading; the
+Threads: the engine's thread reports deltas by `Outbox.put`, which waits only if the parent has stopped reading; the
 reader takes frames; preparing a request is done by two worker threads, one with a grammar by two others, since
 that may take a while.
 """
@@ -105,7 +105,9 @@ class EngineProcess:
 
     def __init__(self, outbox: Outbox, model: Engine | Encoder) -> None:
         self._outbox, self._model = outbox, model
-        self._names: dict[int, list[str]] = {}  # of the engine's requests, by number of the parent's request
+        self._names: dict[
+            int, list[str]
+        ] = {}  # names of the engine's requests, by number of the parent's request
         self._lock = threading.Lock()
         self._preparers = ThreadPoolExecutor(_PREPARERS, "tilewise-prepare")
         self._compilers = ThreadPoolExecutor(_PREPARERS, "tilewise-compile")
@@ -147,23 +149,23 @@ class EngineProcess:
         if kind == "vectors":
             requests = engine.pooling_requests(prompts)
         else:
-            given = dict(message["params"])
-            if given.get("structured_outputs") is not None:
-                given["structured_outputs"] = StructuredOutputsParams.of(given["structured_outputs"])
-            if given.get("logit_bias") is not None:  # keys of JSON are texts
-                given["logit_bias"] = {int(key): value for key, value in given["logit_bias"].items()}
-            requests = engine.requests(prompts, SamplingParams(**given), message["priority"])
+            params = dict(message["params"])
+            if params.get("structured_outputs") is not None:
+                params["structured_outputs"] = StructuredOutputsParams.of(params["structured_outputs"])
+            if params.get("logit_bias") is not None:  # keys of JSON objects are strings
+                params["logit_bias"] = {int(key): value for key, value in params["logit_bias"].items()}
+            requests = engine.requests(prompts, SamplingParams(**params), message["priority"])
         with self._lock:
-            if number in self._names:  # not ended before it began
+            if number in self._names:  # it was not aborted before it began
                 self._names[number] = [request.request_id for request in requests]
                 engine.submit(requests, partial(self._report, number))
 
     def _report(self, number: int, event: Delta | BaseException) -> None:
-        """On the engine's thread, mostly."""
+        """Report an event to the parent, usually on the engine's thread."""
         if isinstance(event, Delta):
             self._outbox.put("delta", number, event)
             return
-        if isinstance(event, PeerLost):  # nothing more can be computed; the parent notices the end
+        if isinstance(event, PeerLost):  # nothing more can be computed; the parent detects the end
             get_logger("server").error("%s", event)
             os._exit(1)
         if not isinstance(event, TilewiseError):
@@ -181,21 +183,21 @@ def main(descriptor: int) -> None:
     link = socket.socket(fileno=descriptor)
     outbox = Outbox(link.sendall)
     try:
-        given = _read(link)
-    except (EOFError, ConnectionError):  # the parent had nothing to serve
+        request = _read(link)
+    except (EOFError, ConnectionError):  # the parent ended before it sent a model
         return
     for package in (
         "models",
         "checkpoint",
     ):  # the HTTP process reads the same files and logs the same warnings
-        get_logger(package).addFilter(lambda record: given["model"] not in record.getMessage())
+        get_logger(package).addFilter(lambda record: request["model"] not in record.getMessage())
     threading.Thread(target=_send_all, args=(outbox,), daemon=True).start()
     ready: deque[EngineProcess] = deque()
     threading.Thread(target=_execute_all, args=(link, ready), daemon=True).start()
     try:
-        if given["processes"] > 1:
-            ProcessGroup(given["processes"])  # until this process ends
-        model = _load(given["model"], given["settings"], outbox)
+        if request["processes"] > 1:
+            ProcessGroup(request["processes"])  # until this process ends
+        model = _load(request["model"], request["settings"], outbox)
     except Exception as error:
         outbox.put("failed", type(error).__name__, str(error))
     else:
@@ -206,7 +208,7 @@ def main(descriptor: int) -> None:
 
 def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Encoder:
     if models.is_encoder(models.open(model, ignore=settings.get("ignore_config_fields", ()))):
-        changed = {  # options with their default values are accepted, also where encoders have no such setting
+        changed = {  # encoders accept further options that have their default values
             name: value
             for name, value in settings.items()
             if name in ENCODER_SETTINGS or value != settings_of(EngineSettings)[name].default
@@ -216,7 +218,7 @@ def _load(model: str, settings: dict[str, Any], outbox: Outbox) -> Engine | Enco
 
 
 def _facts(model: Engine | Encoder) -> dict[str, Any]:
-    """What the parent needs to know of a loaded model."""
+    """The facts of a loaded model that the parent needs."""
     if isinstance(model, Encoder):
         return {"max_context": model.max_context, "max_num_seqs": 1, "num_blocks": 0, "dtype": ""}
     served = model.model

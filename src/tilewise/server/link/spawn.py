@@ -34,7 +34,7 @@ def spawn_engine() -> EngineSpawned:
     """
     refuse_several(
         "server.serve",
-        "a server starts the processes of its engine itself, on one host",
+        "a server must start the processes of its engine itself, on one host",
         "start it without the launcher: `tilewise launch -n N serve ...`",
     )
     return EngineSpawned("tilewise.server.link.engine_process")

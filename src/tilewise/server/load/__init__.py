@@ -4,7 +4,7 @@ This package has the client side of HTTP, the arrival of requests, and the figur
 serve` prints.
 """
 
-from tilewise.server.load.arrivals import Load, Played, Wanted, play
+from tilewise.server.load.arrivals import Load, LoadRequest, LoadResult, play
 from tilewise.server.load.figures import METRICS, load_figures
 from tilewise.server.load.target import BadAnswer, Target, require_answer
 
@@ -12,9 +12,9 @@ __all__ = [
     "METRICS",
     "BadAnswer",
     "Load",
-    "Played",
+    "LoadRequest",
+    "LoadResult",
     "Target",
-    "Wanted",
     "load_figures",
     "play",
     "require_answer",

@@ -12,17 +12,17 @@ from typing import Any
 
 from tilewise.server.load.target import BadAnswer, Target
 
-__all__ = ["Load", "Played", "Wanted", "play"]
+__all__ = ["Load", "LoadRequest", "LoadResult", "play"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LoadRequest:
     """A request.
 
     Attributes:
         prompt: its text, or its tokens.
-        num_prompt: tokens of it, as far as they are known; the server's own count comes before.
-        num_new: tokens that are asked for.
+        num_prompt: number of its tokens, or 0; the count that the server reports takes precedence.
+        num_new: number of tokens to generate.
     """
 
     prompt: str | list[int]
@@ -31,20 +31,20 @@ class Wanted:
 
 
 @dataclass
-class Played:
-    """What came of a request; seconds of `time.perf_counter`.
+class LoadResult:
+    """The times and the answer of a request; times are seconds of `time.perf_counter`.
 
     Attributes:
         num_prompt: tokens of the prompt.
-        asked: when it was sent.
+        submitted: when it was sent.
         delta_times: when each delta of its text arrived.
         num_new: tokens of the text.
-        ended: when the answer was whole.
-        error: why it is not; empty where it is.
+        ended: when the answer was complete.
+        error: why it failed; empty if it did not.
     """
 
     num_prompt: int
-    asked: float = 0.0
+    submitted: float = 0.0
     delta_times: list[float] = field(default_factory=list)
     num_new: int = 0
     ended: float = 0.0
@@ -53,17 +53,17 @@ class Played:
 
 @dataclass(frozen=True)
 class Load:
-    """How requests come.
+    """The rate and the settings of requests.
 
     Attributes:
         endpoint: `/v1/completions` or `/v1/chat/completions`.
-        model: the name of it.
-        request_rate: requests a second on average; infinite: all at once.
-        burstiness: 1: as by chance (Poisson); below it in bursts, above it more evenly.
-        max_concurrency: at most so many at a time; None: no such limit.
-        ignore_eos: texts are written to the length that is asked for.
-        temperature: of the draws.
-        seed: of arrivals and of draws.
+        model: name of the model.
+        request_rate: average number of requests per second; infinite: all at once.
+        burstiness: 1: a Poisson process; smaller values are burstier, larger ones more even.
+        max_concurrency: maximum number of requests at a time; None: no limit.
+        ignore_eos: texts are generated to their full length.
+        temperature: of sampling.
+        seed: of arrivals and of sampling.
     """
 
     endpoint: str
@@ -76,28 +76,27 @@ class Load:
     seed: int = 0
 
     def waits(self, count: int) -> Iterator[float]:
-        """Seconds before each request after the first; drawn from the seed, and all together as many as the rate
-        says."""
+        """Seconds before each request: random numbers of the seed, scaled so that their sum gives the rate."""
         if self.request_rate == float("inf"):
             yield from [0.0] * count
             return
         rng = random.Random(self.seed)
-        drawn = [rng.gammavariate(self.burstiness, 1.0) for _ in range(count - 1)]
-        scale = (count - 1) / self.request_rate / (sum(drawn) or 1.0)
+        waits = [rng.gammavariate(self.burstiness, 1.0) for _ in range(count - 1)]
+        scale = (count - 1) / self.request_rate / (sum(waits) or 1.0)
         yield 0.0
-        yield from (wait * scale for wait in drawn)
+        yield from (wait * scale for wait in waits)
 
-    def body(self, wanted: Wanted) -> dict[str, Any]:
-        """Of a request."""
-        asked: dict[str, Any] = {"prompt": wanted.prompt}
+    def body(self, request: LoadRequest) -> dict[str, Any]:
+        """The body of a request."""
+        body: dict[str, Any] = {"prompt": request.prompt}
         if self.endpoint.endswith("/chat/completions"):
-            asked = {"messages": [{"role": "user", "content": wanted.prompt}]}
+            body = {"messages": [{"role": "user", "content": request.prompt}]}
         if self.ignore_eos:
-            asked["ignore_eos"] = True
+            body["ignore_eos"] = True
         return {
-            **asked,
+            **body,
             "model": self.model,
-            "max_tokens": wanted.num_new,
+            "max_tokens": request.num_new,
             "temperature": self.temperature,
             "seed": self.seed,
             "stream": True,
@@ -106,28 +105,28 @@ class Load:
 
 
 async def play(
-    target: Target, load: Load, wanted: Sequence[Wanted], on_end: Callable[[], object] = lambda: None
-) -> list[Played]:
-    """Send all requests, and wait for all; one that fails is taken down as such.
+    target: Target, load: Load, requests: Sequence[LoadRequest], on_end: Callable[[], object] = lambda: None
+) -> list[LoadResult]:
+    """Send all requests and wait for all; errors are recorded in the results.
 
     Args:
         target: the server.
-        load: how they come.
-        wanted: what they are.
+        load: rate and settings of the requests.
+        requests: the requests.
         on_end: called when an answer has ended.
     """
     gate = nullcontext() if load.max_concurrency is None else asyncio.Semaphore(load.max_concurrency)
 
-    async def one(request: Wanted) -> Played:
+    async def one(request: LoadRequest) -> LoadResult:
         async with gate:
-            played = await _ask(target, load, request)
+            result = await _ask(target, load, request)
         on_end()
-        return played
+        return result
 
-    tasks: list[asyncio.Future[Played]] = []
+    tasks: list[asyncio.Future[LoadResult]] = []
     due = time.perf_counter()
     try:
-        for request, wait in zip(wanted, load.waits(len(wanted))):
+        for request, wait in zip(requests, load.waits(len(requests))):
             due += wait
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             tasks.append(asyncio.ensure_future(one(request)))
@@ -137,31 +136,31 @@ async def play(
             task.cancel()
 
 
-async def _ask(target: Target, load: Load, request: Wanted) -> Played:
-    played = Played(request.num_prompt, time.perf_counter())
+async def _ask(target: Target, load: Load, request: LoadRequest) -> LoadResult:
+    result = LoadResult(request.num_prompt, time.perf_counter())
     try:
         async with aclosing(target.events(load.endpoint, load.body(request))) as events:  # type: ignore[type-var]
             async for event in events:
-                _take(played, event, time.perf_counter())
+                _take(result, event, time.perf_counter())
     except (OSError, BadAnswer, EOFError) as error:
-        played.error = str(error) or type(error).__name__
+        result.error = str(error) or type(error).__name__
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        played.error = f"an event of another form: {error!r}"
-    played.ended = time.perf_counter()
-    if not played.error and not played.delta_times:
-        played.error = "no text came"
-    return played
+        result.error = f"an event has an unexpected form: {error!r}"
+    result.ended = time.perf_counter()
+    if not result.error and not result.delta_times:
+        result.error = "the answer has no text"
+    return result
 
 
-def _take(played: Played, event: dict[str, Any], now: float) -> None:
+def _take(result: LoadResult, event: dict[str, Any], now: float) -> None:
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         if choice.get("text") or any(
             delta.get(name) for name in ("content", "reasoning_content", "reasoning")
         ):
-            played.delta_times.append(now)
-            played.num_new = max(played.num_new, len(played.delta_times))
+            result.delta_times.append(now)
+            result.num_new = max(result.num_new, len(result.delta_times))
     usage = event.get("usage")
     if usage:
-        played.num_prompt = int(usage["prompt_tokens"])
-        played.num_new = int(usage["completion_tokens"])
+        result.num_prompt = int(usage["prompt_tokens"])
+        result.num_new = int(usage["completion_tokens"])

@@ -22,25 +22,25 @@ __all__ = ["BadAnswer", "Target", "require_answer"]
 _validate = Validator("server.load")
 _MOST_LINE = 1 << 24
 _READ_BYTES = 1 << 16
-_URL = re.compile(r"[!-~]+")  # what a request's first line and headers can hold
+_URL = re.compile(r"[!-~]+")  # characters allowed in a request line and headers
 _NAME, _VALUE = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII), re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 
 class BadAnswer(Exception):
-    """A server answered with an error, or with what is no answer."""
+    """A server answered with an error, or with something that is not an answer."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to ask.
+    """The address of a server.
 
     Args:
-        url: of the server, `http://` or `https://`, perhaps with a path that all paths begin with; `/v1` at its end,
-            where clients of OpenAI's API have it, is left out.
+        url: of the server, `http://` or `https://`, optionally with a prefix of all paths; `/v1` at its end,
+            which clients of OpenAI's API add, is removed.
         headers: of every request.
 
     Raises:
-        ConfigError: no such address.
+        ConfigError: the address is invalid.
     """
 
     url: str
@@ -52,43 +52,43 @@ class Target:
             is_known = (
                 _URL.fullmatch(self.url)
                 and parts.scheme in ("http", "https")
-                and (parts.hostname or "").encode("idna")  # an error where no name service takes it
+                and (parts.hostname or "").encode("idna")  # raises for names that are invalid in DNS
                 and (parts.port is None or parts.port > 0)
             )
         except ValueError:
             is_known = False
         if not is_known:
-            _validate.invalid("target", "a server has an address", shown(self.url), "pass http://HOST:PORT")
+            _validate.invalid("target", "the address must be a URL", shown(self.url), "pass http://HOST:PORT")
         for name, value in self.headers.items():
             if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-                rule = "a header has a name and a value of printable ASCII"
+                rule = "a header must have a name and a value of printable ASCII"
                 _validate.invalid("target", rule, f"one called {shown(name)}", "correct it")
 
     async def look(self, path: str) -> Any:
         """The JSON of a GET.
 
         Raises:
-            BadAnswer: it has none.
-            OSError: the server is not there.
+            BadAnswer: the answer is an error or not JSON.
+            OSError: the server cannot be reached.
         """
         content = b"".join([part async for part in self._parts("GET", path, b"")])
         try:
             return json.loads(content)
         except (ValueError, RecursionError):
-            raise BadAnswer(f"{path} answered no JSON") from None
+            raise BadAnswer(f"the answer of {path} is not JSON") from None
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
         """The events of a streamed POST, until `[DONE]` or the answer's end.
 
         Raises:
-            BadAnswer: it has errors, or is no stream.
-            OSError: the server is not there, or disconnects.
+            BadAnswer: the answer is an error or not a stream.
+            OSError: the server cannot be reached, or disconnects.
         """
-        rest = b""
+        pending = b""
         async with aclosing(self._parts("POST", path, json.dumps(body).encode())) as parts:  # type: ignore[type-var]
             async for part in parts:
-                *lines, rest = (rest + part).split(b"\n")
-                if len(rest) > _MOST_LINE:
+                *lines, pending = (pending + part).split(b"\n")
+                if len(pending) > _MOST_LINE:
                     raise BadAnswer("an event is too long")
                 for line in lines:
                     data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
@@ -105,7 +105,7 @@ class Target:
         reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=context)
         try:
             connection = h11.Connection(h11.CLIENT)
-            own = {
+            headers = {
                 "host": parts.netloc.rpartition("@")[2],
                 "content-type": "application/json",
                 "content-length": str(len(body)),
@@ -113,7 +113,7 @@ class Target:
                 **self.headers,
             }
             target = parts.path.rstrip("/").removesuffix("/v1") + path
-            request = h11.Request(method=method, target=target, headers=list(own.items()))
+            request = h11.Request(method=method, target=target, headers=list(headers.items()))
             chunks = (
                 connection.send(request),
                 connection.send(h11.Data(body)),
@@ -137,7 +137,7 @@ class Target:
             if status != 200:
                 raise BadAnswer(f"status {status}: {_reason(bytes(failed))}")
         except h11.RemoteProtocolError as error:
-            raise BadAnswer(f"no answer of HTTP: {error}") from None
+            raise BadAnswer(f"the answer is not HTTP: {error}") from None
         finally:
             writer.close()
             with suppress(OSError):
@@ -148,34 +148,34 @@ def _event(data: bytes) -> Any:
     try:
         event = json.loads(data)
     except (ValueError, RecursionError):
-        raise BadAnswer("an event is no JSON") from None
+        raise BadAnswer("an event is not JSON") from None
     if not isinstance(event, dict):
-        raise BadAnswer("an event is no object")
+        raise BadAnswer("an event is not an object")
     if event.get("error"):
         raise BadAnswer(_reason(data))
     return event
 
 
 def _reason(content: bytes) -> str:
-    """What an error's body says."""
+    """The message of an error's body."""
     with suppress(ValueError, KeyError, TypeError, RecursionError):
         return cut(str(json.loads(content)["error"]["message"]), 300)
     return cut(content.decode("utf-8", "replace"), 300)
 
 
 async def require_answer(target: Target, model: str | None) -> str:
-    """The name of the model that a server has, before any work.
+    """The name of a model that a server has; checks that the server answers.
 
     Args:
         target: the server.
-        model: the name that was given; None: the server's first.
+        model: the required name; None: the server's first model.
 
     Raises:
-        ConfigError: the server is not there, refuses, or has no such model.
+        ConfigError: the server cannot be reached, answers with an error, or does not have the model.
     """
     try:
-        found = await target.look("/v1/models")
-        names = [str(one["id"]) for one in found["data"]]
+        models = await target.look("/v1/models")
+        names = [str(one["id"]) for one in models["data"]]
     except (OSError, BadAnswer, KeyError, TypeError) as error:
         raise ConfigError(
             f"[server.load] a server must answer at {target.url!r}; got {type(error).__name__}: {error}; start it, or "

@@ -40,14 +40,14 @@ class Asset:
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         content = b"" if scope["method"] == "HEAD" else self._content
         await send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await send({"type": "http.response.body", "body": content, "more_body": False})
 
 
 def assets() -> dict[str, Asset]:
-    """By their paths at the server."""
+    """The files by their paths on the server."""
     names = [entry.name for entry in files(__name__).iterdir()]
     static = {f"/static/{name}": name for name in names if name.endswith((".css", ".js"))}
     return {path: Asset(name) for path, name in {**_PAGES, **static}.items()}

@@ -9,14 +9,14 @@ const REASONING = ["reasoning_content", "reasoning"];
 let conversations = read();
 let current = null;
 let name = "";
-let running = null; // of the answer that is being written
+let running = null; // AbortController of the answer in progress
 
-// ---- what is kept ----------------------------------------------------------------------------------------
+// ---- storage -------------------------------------------------------------------------------------------
 
 function read() {
   try {
-    const found = JSON.parse(localStorage.getItem(STORE) || "[]");
-    return Array.isArray(found) ? found.filter((one) => Array.isArray(one.messages)) : [];
+    const stored = JSON.parse(localStorage.getItem(STORE) || "[]");
+    return Array.isArray(stored) ? stored.filter((one) => Array.isArray(one.messages)) : [];
   } catch {
     return [];
   }
@@ -26,7 +26,7 @@ function keep() {
   try {
     localStorage.setItem(STORE, JSON.stringify(conversations));
   } catch {
-    tell("This browser keeps no more conversations: delete some.");
+    tell("This browser cannot store more conversations: delete some.");
   }
 }
 
@@ -107,31 +107,31 @@ function drawn(message, place) {
 
 function fill(body, message) {
   if (message.tokens) body.replaceChildren(...message.tokens.map(token_of));
-  else if (message.role === "user") body.replaceChildren(message.content); // as the person wrote it
+  else if (message.role === "user") body.replaceChildren(message.content); // unformatted
   else body.replaceChildren(...blocks_of(message.content));
 }
 
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(?=\S)/;
 const INLINE = /(`+)(?!`)(.+?)(?<!`)\1(?!`)|\*\*(?=\S)((?:`[^`]+`|[^`])+?)(?<=\S)\*\*/g; // code, bold
 
-/** An answer as blocks: code between lines of three backticks, lists, other text; with bold and code in the lines. What
- * the formatting replaces, such as **, stays in the page as hidden text. */
+/** An answer as blocks: code between lines of three backticks, lists, and other text, with bold and code within lines.
+ * Marks such as ** stay in the page as hidden text. */
 function blocks_of(content) {
-  const found = [];
+  const blocks = [];
   let code = null;
-  let lists = []; // that are open, the outermost first: indentation, element
+  let lists = []; // open lists, outermost first: indentation, element
   for (const line of content.split(/(?<=\n)/)) {
     const item = ITEM.exec(line);
     const blanks = /^\s*/.exec(line)[0];
-    const entry_of = lists.filter(({ indent }) => indent < blanks.length); // of a line that goes on
+    const entry_of = lists.filter(({ indent }) => indent < blanks.length); // the entry that the line continues
     if (/^\s*```/.test(line)) {
-      found.push(element("span", line, "mark"));
+      blocks.push(element("span", line, "mark"));
       code = code ? null : element("code");
-      if (code) found.push(code);
+      if (code) blocks.push(code);
       lists = [];
     } else if (code) code.append(line);
     else if (item) {
-      lists = list_of(item, lists, found);
+      lists = list_of(item, lists, blocks);
       const entry = element("li");
       if (lists.at(-1).node.tagName === "OL") entry.value = parseInt(item[2], 10);
       entry.append(element("span", item[0], "mark"));
@@ -144,15 +144,15 @@ function blocks_of(content) {
       inline(entry, line.slice(blanks.length));
     } else {
       lists = [];
-      if (found.at(-1)?.tagName !== "SPAN" || found.at(-1).className) found.push(element("span"));
-      inline(found.at(-1), line);
+      if (blocks.at(-1)?.tagName !== "SPAN" || blocks.at(-1).className) blocks.push(element("span"));
+      inline(blocks.at(-1), line);
     }
   }
-  return found;
+  return blocks;
 }
 
-/** The open lists, the last of which an item belongs to: one of those before, or a new one within their last entry. */
-function list_of([, blanks, mark], lists, found) {
+/** The open lists after an item: its list comes last and is an open one, or a new one within their last entry. */
+function list_of([, blanks, mark], lists, blocks) {
   const kind = /\d/.test(mark) ? "OL" : "UL";
   const open = lists.filter(({ indent }) => indent <= blanks.length);
   const last = open.at(-1);
@@ -160,11 +160,11 @@ function list_of([, blanks, mark], lists, found) {
   const outer = last && blanks.length < last.indent + 2 ? open.slice(0, -1) : open;
   const made = { indent: blanks.length, node: element(kind.toLowerCase()) };
   if (outer.length) outer.at(-1).node.lastElementChild.append(made.node);
-  else found.push(made.node);
+  else blocks.push(made.node);
   return [...outer, made];
 }
 
-/** An element with a line of text added, its bold text and its code as elements of their own. */
+/** An element with a line of text added, with elements for bold text and code. */
 function inline(node, text) {
   let end = 0;
   for (const match of text.matchAll(INLINE)) {
@@ -178,7 +178,7 @@ function inline(node, text) {
   return node;
 }
 
-/** A piece of text; where its probability is known it is shaded, and shows it to pointer and keyboard. */
+/** An element for a token. If its probability is known, it is shaded and has a tooltip. */
 function token_of({ text, choices }) {
   const made = element("span", text);
   if (!choices) return made;
@@ -204,9 +204,9 @@ function bottom() {
 
 function body_of(messages) {
   const system = $("system").value.trim();
-  const told = messages.map(({ role, content }) => ({ role, content }));
+  const sent = messages.map(({ role, content }) => ({ role, content }));
   const body = { model: name, stream: true, stream_options: { include_usage: true } };
-  body.messages = system ? [{ role: "system", content: system }, ...told] : told;
+  body.messages = system ? [{ role: "system", content: system }, ...sent] : sent;
   for (const field of NUMBERS) {
     if ($(field).value !== "") body[field] = Number($(field).value);
   }
@@ -214,13 +214,13 @@ function body_of(messages) {
   return body;
 }
 
-/** The token that came first, then the likeliest others. */
+/** The chosen token, then the most likely others. */
 function choices_of({ token, logprob, top_logprobs }) {
   const others = (top_logprobs || []).filter((one) => one.token !== token || one.logprob !== logprob);
   return [{ token, logprob }, ...others.map(({ token, logprob }) => ({ token, logprob }))];
 }
 
-/** The tokens of a piece that came, with their probabilities where they were asked for. */
+/** The tokens of a delta, with their probabilities if requested. */
 function tokens_of(text, entries) {
   if (!entries.length) return [{ text }];
   if (entries.length > 1 && entries.map(({ token }) => token).join("") === text)
@@ -230,7 +230,7 @@ function tokens_of(text, entries) {
 
 async function write(conversation) {
   tell("");
-  const asked = body_of(conversation.messages);
+  const request = body_of(conversation.messages);
   const message = { role: "assistant", content: "", tokens: [] };
   conversation.messages.push(message);
   const box = drawn(message, conversation.messages.length - 1);
@@ -242,7 +242,7 @@ async function write(conversation) {
   const [sent, times] = [performance.now(), []];
   let written = 0;
   try {
-    for await (const { choices, usage } of ask("v1/chat/completions", asked, abort.signal)) {
+    for await (const { choices, usage } of ask("v1/chat/completions", request, abort.signal)) {
       if (usage) written = usage.completion_tokens;
       if (!choices.length) continue;
       const { delta, logprobs } = choices[0];
@@ -339,7 +339,7 @@ function tip(event) {
   $("tip").style.top = `${box.top > offsetHeight + 8 ? box.top - offsetHeight - 6 : box.bottom + 6}px`;
 }
 
-/** Arrows go from token to token; the text itself is one stop of the keyboard. */
+/** Arrow keys move from token to token; the text is one stop of the Tab key. */
 function step(event) {
   const at = event.target.closest(".token");
   const way = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
@@ -350,9 +350,9 @@ function step(event) {
 
 async function greet() {
   try {
-    const found = await model();
-    name = found.id;
-    $("model").textContent = `${name}, ${found.max_model_len.toLocaleString()} tokens of context`;
+    const served = await model();
+    name = served.id;
+    $("model").textContent = `${name}, ${served.max_model_len.toLocaleString()} tokens of context`;
     document.title = `${name}: chat`;
     if ($("key-label").hidden === false) tell("");
   } catch (error) {

@@ -1,9 +1,9 @@
-// What both pages ask of the server. The key lives in this module's memory and nowhere else.
+// Requests that both pages send. The key is stored only in this module's memory.
 
 let key = "";
 
-export function setKey(given) {
-  key = given.trim();
+export function setKey(text) {
+  key = text.trim();
 }
 
 export class Refused extends Error {
@@ -14,9 +14,9 @@ export class Refused extends Error {
 }
 
 function headers() {
-  const found = { "content-type": "application/json" };
-  if (key) found.authorization = `Bearer ${key}`;
-  return found;
+  const fields = { "content-type": "application/json" };
+  if (key) fields.authorization = `Bearer ${key}`;
+  return fields;
 }
 
 async function checked(answer) {
@@ -25,7 +25,7 @@ async function checked(answer) {
   try {
     text = (await answer.json()).error.message || text;
   } catch {
-    // no body of ours: a proxy's
+    // the body is not the server's: a proxy answered
   }
   throw new Refused(answer.status, text);
 }
@@ -35,18 +35,18 @@ export async function look(path) {
   return checked(await fetch(path, { headers: headers(), cache: "no-store" }));
 }
 
-/** A POST whose answer is a stream of events: yields the data of each, as it comes. */
+/** A POST whose answer is a stream of events: yields the data of each as it arrives. */
 export async function* ask(path, body, signal) {
   const answer = await checked(
     await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(body), signal }),
   );
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let partial = "";
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
+    const lines = (partial + value).split("\n");
+    partial = lines.pop();
     for (const line of lines) {
       if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
       const event = JSON.parse(line.slice(6));

@@ -1,28 +1,28 @@
-// The status page: what the server does now, from its figures and its last steps.
+// The status page: the server's current load, from its metrics and its last steps.
 
 import { $, element, look, model, setKey } from "./server.js";
 
 const PERIOD_MS = 1000;
 const KEPT = 120; // seconds that the server keeps
 const FIGURES = [
-  ["Texts being written", "vllm:num_requests_running", 0],
+  ["Texts being generated", "vllm:num_requests_running", 0],
   ["Texts waiting", "vllm:num_requests_waiting", 0],
   ["Cache in use", "vllm:kv_cache_usage_perc", "%"],
-  ["Tokens written", "vllm:generation_tokens_total", 0],
+  ["Tokens generated", "vllm:generation_tokens_total", 0],
   ["Tokens of prompts", "vllm:prompt_tokens_total", 0],
   ["Texts preempted", "vllm:num_preemptions_total", 0],
 ];
 const SVG = "http://www.w3.org/2000/svg";
 let timer = 0;
 
-/** Values by name: of the figures that have no labels of their own but the model's. */
+/** Values by name, of metrics without labels except the model's. */
 function figures_of(text) {
-  const found = new Map();
+  const figures = new Map();
   for (const line of text.split("\n")) {
     const match = /^([\w:]+)\{[^{}]*\} (\S+)$/.exec(line);
-    if (match) found.set(match[1], Number(match[2]));
+    if (match) figures.set(match[1], Number(match[2]));
   }
-  return found;
+  return figures;
 }
 
 function write(figures, rates) {
@@ -42,19 +42,19 @@ function write(figures, rates) {
   line(rates);
 }
 
-/** Tokens written in each of the last seconds; the server counts them, also while no page is open. */
+/** Tokens written in each of the last seconds; the server counts them even while no page is open. */
 function line(rates) {
   const most = Math.max(...rates, 1);
   const points = rates.map((rate, n) => `${(300 * n) / (KEPT - 1)},${58 - (56 * rate) / most}`);
   const made = document.createElementNS(SVG, "polyline");
   made.setAttribute("points", points.join(" "));
   $("rates").replaceChildren(made);
-  const said = `${rates.length} s, at most ${most.toFixed(0)}`;
-  $("rates-most").textContent = said;
-  $("rates").setAttribute("aria-label", `Tokens a second: ${said}`);
+  const summary = `${rates.length} s, at most ${most.toFixed(0)}`;
+  $("rates-most").textContent = summary;
+  $("rates").setAttribute("aria-label", `Tokens a second: ${summary}`);
 }
 
-/** Where each step is drawn: beside one another as they came, pauses no wider than a twentieth of all work. */
+/** The place of each step, in order of time; a pause is at most a twentieth of the total time of steps. */
 function places_of(steps) {
   const longest = steps.reduce((sum, [, seconds]) => sum + seconds, 0) / 20;
   let place = 0;
@@ -67,7 +67,7 @@ function places_of(steps) {
   });
 }
 
-/** A box for each step: begun at, seconds, tokens of prompts, tokens of texts. */
+/** Draw a box per step: start, seconds, tokens of prompts, tokens of texts. */
 function draw(steps) {
   if (!steps.length) return $("steps").replaceChildren();
   const places = places_of(steps);
@@ -75,7 +75,7 @@ function draw(steps) {
   const span = steps.at(-1)[0] + steps.at(-1)[1] - steps[0][0];
   const most = Math.max(...steps.map(([, , prompt, text]) => prompt + text), 1);
   const boxes = steps.flatMap(([, seconds, prompt, text], n) => {
-    const said = `${(seconds * 1000).toFixed(1)} ms, ${prompt} tokens of prompts, ${text} of texts`;
+    const label = `${(seconds * 1000).toFixed(1)} ms, ${prompt} tokens of prompts, ${text} of texts`;
     let top = 60;
     return [["text", text], ["prompt", prompt]].map(([kind, count]) => {
       const box = document.createElementNS(SVG, "rect");
@@ -85,23 +85,23 @@ function draw(steps) {
       const values = { x: at_x, y: top, width: Math.max((300 * seconds) / width - 0.15, 0.3), height, class: kind };
       for (const [name, value] of Object.entries(values)) box.setAttribute(name, value);
       box.append(document.createElementNS(SVG, "title"));
-      box.firstChild.textContent = said;
+      box.firstChild.textContent = label;
       return box;
     });
   });
   $("steps").replaceChildren(...boxes);
-  const told = `${steps.length} in ${span.toFixed(1)} s, at most ${most} tokens`;
-  $("steps-most").textContent = told;
-  $("steps").setAttribute("aria-label", `The last steps: ${told}`);
+  const summary = `${steps.length} in ${span.toFixed(1)} s, at most ${most} tokens`;
+  $("steps-most").textContent = summary;
+  $("steps").setAttribute("aria-label", `The last steps: ${summary}`);
 }
 
 async function update() {
   clearTimeout(timer);
   try {
     if (!document.title.includes(":")) document.title = "Tilewise: status";
-    const [found, figures, status] = await Promise.all([model(), look("metrics"), look("status.json")]);
+    const [served, figures, status] = await Promise.all([model(), look("metrics"), look("status.json")]);
     const { steps, rates } = await status.json();
-    $("model").textContent = found.id;
+    $("model").textContent = served.id;
     write(figures_of(await figures.text()), rates);
     draw(steps);
     $("problem").hidden = $("key-form").hidden = true;

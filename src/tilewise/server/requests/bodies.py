@@ -44,12 +44,12 @@ _Prompts = Annotated[list[str], _Several] | Annotated[list[_Ids], _Several]
 
 def _not_zero(value: int) -> int:
     if value == 0:
-        raise ValueError("must be at least 1, or -1 for as many as the context has room for")
+        raise ValueError("must be at least 1, or -1 for as many as fit the context")
     return value
 
 
 _Count = Annotated[int, Field(ge=-1, lt=_MOST), AfterValidator(_not_zero)]
-_Ignored = Field(default=None, description="Accepted; nothing depends on it.")
+_Ignored = Field(default=None, description="Accepted and ignored.")
 
 
 class BodyModel(BaseModel):
@@ -64,7 +64,7 @@ class BodyModel(BaseModel):
 
 
 class StreamOptions(BodyModel):
-    """What a stream reports besides text."""
+    """Reports of a stream in addition to text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -87,7 +87,7 @@ def _http_type(one: Setting) -> Any:
     if one.kind in (int, float, bool):
         return json_type(one)
     about = Field(description=one.help)
-    if one.name == "logit_bias":  # JSON has no numbers as keys
+    if one.name == "logit_bias":  # keys of JSON objects are strings
         return Annotated[dict[str, float], Field(max_length=_MOST_BIASES), about]
     if one.item_kind is int:
         return Annotated[_Ids, about]
@@ -262,7 +262,7 @@ class ResponseBody(_ResponseSettings):  # type: ignore[misc, valid-type]
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     background: bool | None = None
-    store: bool | None = Field(default=None, description="Nothing is stored, whatever it says.")
+    store: bool | None = Field(default=None, description="Accepted and ignored: nothing is stored.")
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = _Ignored
     metadata: dict[str, Any] | None = _Ignored

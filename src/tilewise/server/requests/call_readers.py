@@ -12,7 +12,16 @@ import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["SHORT_ID", "Call", "CallReader", "JsonCalls", "More", "PythonCalls"]
+__all__ = [
+    "SHORT_ID",
+    "ArgumentsDelta",
+    "Call",
+    "CallReader",
+    "JsonCalls",
+    "Parsed",
+    "PythonCalls",
+    "partial_length",
+]
 
 _MOST_HEAD = 1024
 _MOST_PYTHON = 1 << 14
@@ -23,7 +32,7 @@ _NAMED = re.compile(r"([\w.-]{1,128})(?:\[ARGS\])?\s*(?=\{)", re.ASCII)
 _NAMED_BEGUN = re.compile(r"[\w.-]{1,128}(?:\[(?:A(?:R(?:G(?:S\]?)?)?)?)?)?\s*", re.ASCII)
 _MARK = "[TOOL_CALLS]"
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
-"""Ids of calls as Mistral's models write them, and as their templates take them."""
+"""Ids of calls in Mistral's models and their templates."""
 _ID = re.compile(rf'"id"\s*:\s*"({SHORT_ID.pattern})"')
 _BETWEEN = " \t\r\n;,[]"
 _NEXT_OUTSIDE, _NEXT_WITHIN = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
@@ -31,11 +40,11 @@ _NEXT_OUTSIDE, _NEXT_WITHIN = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
 @dataclass(frozen=True)
 class Call:
-    """A call begins.
+    """The beginning of a call.
 
     Attributes:
         name: of the function.
-        id: that the model wrote for it; empty where it wrote none.
+        id: that the model wrote; empty if it wrote none.
     """
 
     name: str
@@ -43,43 +52,50 @@ class Call:
 
 
 @dataclass(frozen=True)
-class More:
-    """More of the arguments of the call that has begun.
+class ArgumentsDelta:
+    """The next part of a call's arguments.
 
     Attributes:
-        text: part of some JSON.
+        text: part of their JSON.
     """
 
     text: str
 
 
-Found = list["str | Call | More"]
+Parsed = list["str | Call | ArgumentsDelta"]
+"""Text, and parts of calls."""
+
+
+def partial_length(text: str, mark: str) -> int:
+    """Number of characters at the end of a text that may be the beginning of a mark."""
+    most = min(len(text), len(mark) - 1)
+    return next((count for count in range(most, 0, -1) if mark.startswith(text[-count:])), 0)
 
 
 class CallReader(Protocol):
-    """Reads what stands behind an opening.
+    """Reads the text after an opening.
 
     Attributes:
-        has_called: whether it was the beginning of a call.
+        has_called: whether the opening began a call.
     """
 
     has_called: bool
 
-    def add(self, text: str, found: Found) -> tuple[str, str] | None:
-        """More text came; what it makes goes to `found`. Where no call can follow: text that is none, and what is
-        left."""
+    def add(self, text: str, output: Parsed) -> tuple[str, str] | None:
+        """Add text; complete parts are appended to `output`. Returns None while calls may follow; otherwise the text
+        that was not a call, and the text that was not read."""
         ...
 
-    def finish(self, found: Found) -> str:
-        """All text has come; what of it is no call."""
+    def finish(self, output: Parsed) -> str:
+        """End the text; returns the part of it that is not a call."""
         ...
 
 
 class _Value:
-    """Where a value of JSON ends: strings and brackets are all that counts.
+    """Finds the end of a JSON value by its strings and brackets.
 
     Args:
-        depth: brackets that are open.
+        depth: number of open brackets.
     """
 
     def __init__(self, depth: int = 0) -> None:
@@ -88,12 +104,12 @@ class _Value:
         self._is_escaped = False
 
     def end(self, text: str, place: int, limit: int) -> int:
-        """The place behind the value, or -1; all before `limit` has been looked at then.
+        """The index after the value; -1 if it does not end before `limit`.
 
         Args:
-            text: that holds it.
-            place: the first that has not been looked at.
-            limit: behind the last.
+            text: that contains it.
+            place: index of the first character that was not scanned.
+            limit: index after the last character to scan.
         """
         if self._is_escaped and place < limit:
             self._is_escaped = False
@@ -116,43 +132,41 @@ class _Value:
 
 
 class JsonCalls:
-    """Objects with the name of a function and its arguments, one behind the other or in lists.
+    """Objects with the name of a function and its arguments, one after another or in lists.
 
     Args:
-        opening: that has come.
-        closing: text that ends them, wherever it stands; None: there is none.
-        has_names: calls are written as Mistral's models do. A name may stand before its arguments, and the opening
-            before each call. An object may hold an id behind its arguments, so a call in an object is returned when
+        opening: the opening that was read.
+        closing: text that ends them at any place; None: nothing does.
+        has_names: calls have Mistral's format. A name may precede its arguments, and the opening
+            may precede each call. An object may have an id after its arguments, so a call in an object is returned when
             its object has ended.
     """
 
     def __init__(self, opening: str, closing: str | None = None, has_names: bool = False) -> None:
         self._closing, self._has_names = closing, has_names
         is_object = opening == "{"
-        self._text = opening  # since the last part that was returned
+        self._text = opening  # text after the last returned part
         self._place = 0 if is_object else len(opening)
         self._begin = 0
         self._state = "between"
         self._value = _Value()
         self._is_wrapped = False
-        self._held: Found = []  # a call whose object has not ended
-        self._tail = ""  # what stands behind its arguments
+        self._pending: Parsed = []  # a call whose object has not ended
+        self._tail = ""  # the text after its arguments
         self.has_called = False
 
-    def add(self, text: str, found: Found) -> tuple[str, str] | None:
-        """More text came."""
+    def add(self, text: str, output: Parsed) -> tuple[str, str] | None:
         self._text += text
-        return self._read(found, is_over=False)
+        return self._read(output, is_over=False)
 
-    def finish(self, found: Found) -> str:
-        """All text has come."""
-        ended = self._read(found, is_over=True)
-        self._release(found)
+    def finish(self, output: Parsed) -> str:
+        ended = self._read(output, is_over=True)
+        self._release(output)
         if ended is not None:
             return "".join(ended)
         return "" if self.has_called else self._text
 
-    def _read(self, found: Found, is_over: bool) -> tuple[str, str] | None:
+    def _read(self, output: Parsed, is_over: bool) -> tuple[str, str] | None:
         steps = {
             "between": self._between,
             "object": self._object,
@@ -161,14 +175,14 @@ class JsonCalls:
         }
         while True:
             state, place = self._state, self._place
-            ended = steps[state](found, is_over)
+            ended = steps[state](output, is_over)
             if ended is not None:
                 return ended
             if (state, place) == (self._state, self._place):
                 return None
 
-    def _between(self, found: Found, is_over: bool) -> tuple[str, str] | None:
-        """Before a call, or behind one."""
+    def _between(self, output: Parsed, is_over: bool) -> tuple[str, str] | None:
+        """Before a call, or after one."""
         text = self._text
         while self._place < len(text):
             place = self._place
@@ -193,20 +207,20 @@ class JsonCalls:
                 return self._done()
             named = _NAMED.match(text, place)
             if named is not None:
-                self._call(found, named[1], named.end(), is_wrapped=False)
+                self._call(output, named[1], named.end(), is_wrapped=False)
             elif is_over or not _NAMED_BEGUN.fullmatch(text, place):
                 return self._done()
             return None
         return None
 
-    def _object(self, found: Found, is_over: bool) -> tuple[str, str] | None:
-        """Within an object of which it is not known what it is."""
+    def _object(self, output: Parsed, is_over: bool) -> tuple[str, str] | None:
+        """Within an object that may be a call."""
         text, begin = self._text, self._begin
         if self._place <= begin + _MOST_HEAD:
             head = _HEAD.match(text[begin : begin + _MOST_HEAD])
             name = None if head is None else _text_of(head[1])
             if head is not None and name is not None:
-                self._call(found, name, begin + head.end(), is_wrapped=True)
+                self._call(output, name, begin + head.end(), is_wrapped=True)
                 return None
         closing = self._find_closing()
         end = self._value.end(text, self._place, len(text) if closing < 0 else closing)
@@ -218,8 +232,8 @@ class JsonCalls:
                 call = None
             if call is None:
                 return self._done()
-            self._call(found, call[0], end, is_wrapped=False, id_=call[2] if self._has_names else "")
-            found.append(More(call[1]))
+            self._call(output, call[0], end, is_wrapped=False, id_=call[2] if self._has_names else "")
+            output.append(ArgumentsDelta(call[1]))
             self._state = "between"
         elif closing >= 0:
             self._place = closing + len(self._closing or "")
@@ -228,22 +242,26 @@ class JsonCalls:
             self._place = len(text)
         return None
 
-    def _call(self, found: Found, name: str, end: int, is_wrapped: bool, id_: str = "") -> None:
-        """It is a call; what is behind its name is next."""
-        target = self._held if self._has_names and is_wrapped else found
+    def _call(self, output: Parsed, name: str, end: int, is_wrapped: bool, id_: str = "") -> None:
+        """Begin a call; its arguments follow."""
+        target = self._pending if self._has_names and is_wrapped else output
         target.append(Call(name, id_))
         self._text, self._place = self._text[end:], 0
         self._state, self._value, self._is_wrapped = "value", _Value(), is_wrapped
         self.has_called = True
 
-    def _arguments(self, output: Found, is_over: bool) -> tuple[str, str] | None:
+    def _arguments(self, output: Parsed, is_over: bool) -> tuple[str, str] | None:
         """Within arguments, which are returned as they arrive."""
         text, closing = self._text, self._find_closing()
-        limit = closing if closing >= 0 else len(text) - (0 if is_over else self._num_held())
+        limit = (
+            closing
+            if closing >= 0
+            else len(text) - (0 if is_over else partial_length(self._text, self._closing or ""))
+        )
         end = self._value.end(text, 0, limit)
         arguments_text = text[: limit if end < 0 else end]
         if arguments_text:
-            (self._held or output).append(More(arguments_text))
+            (self._pending or output).append(ArgumentsDelta(arguments_text))
         if end < 0 and closing >= 0:
             self._place = closing + len(self._closing or "")
             return self._done()
@@ -253,67 +271,63 @@ class JsonCalls:
             self._value = _Value(depth=1)
         return None
 
-    def _rest(self, found: Found, is_over: bool) -> tuple[str, str] | None:
-        """Behind the arguments, within their object."""
+    def _rest(self, output: Parsed, is_over: bool) -> tuple[str, str] | None:
+        """After the arguments, within their object."""
         text, closing = self._text, self._find_closing()
-        limit = len(text) - self._num_held() if closing < 0 else closing
+        limit = len(text) - partial_length(self._text, self._closing or "") if closing < 0 else closing
         end = self._value.end(text, 0, limit)
         if end < 0 and closing >= 0:
             self._place = closing + len(self._closing or "")
             return self._done()
         passed = limit if end < 0 else end
-        if self._held and len(self._tail) < _MOST_HEAD:
+        if self._pending and len(self._tail) < _MOST_HEAD:
             self._tail += text[:passed]
         self._text, self._place = text[passed:], 0
         if end >= 0:
             self._state = "between"
-            self._release(found)
+            self._release(output)
         return None
 
-    def _release(self, found: Found) -> None:
-        """Return the held call, if there is one, with its id."""
-        if self._held:
-            (call, *parts), written = self._held, _ID.search(self._tail)
+    def _release(self, output: Parsed) -> None:
+        """Return the pending call, if there is one, with its id."""
+        if self._pending:
+            (call, *parts), written = self._pending, _ID.search(self._tail)
             assert isinstance(call, Call)
-            found.append(Call(call.name, written[1] if written else ""))
-            found.append(More("".join(part.text for part in parts if isinstance(part, More))))
-        self._held, self._tail = [], ""
+            output.append(Call(call.name, written[1] if written else ""))
+            output.append(
+                ArgumentsDelta("".join(part.text for part in parts if isinstance(part, ArgumentsDelta)))
+            )
+        self._pending, self._tail = [], ""
 
     def _find_closing(self) -> int:
-        """Where the closing stands, -1 where it does not."""
+        """Index of the closing; -1 if there is none."""
         if self._closing is None:
             return -1
         return self._text.find(self._closing, max(0, self._place - len(self._closing)))
-
-    def _num_held(self) -> int:
-        """Characters at the end that may begin the closing."""
-        closing = self._closing or ""
-        most = min(len(self._text), len(closing) - 1)
-        return next((count for count in range(most, 0, -1) if closing.startswith(self._text[-count:])), 0)
 
     def _done(self) -> tuple[str, str]:
         return "" if self.has_called else self._text[: self._place], self._text[self._place :]
 
 
 def _text_of(written: str) -> str | None:
-    """A string of JSON."""
+    """The value of a JSON string; None if it is something else."""
     try:
-        found = json.loads(written)
+        value = json.loads(written)
     except ValueError:
         return None
-    return found if isinstance(found, str) else None
+    return value if isinstance(value, str) else None
 
 
 def _of_value(value: Any) -> tuple[str, str, str] | None:
-    """Name, arguments and id of a call, however its object has them; the id is empty where there is none."""
+    """Name, arguments and id of a call from its object; the id is empty if there is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     id_ = value.get("id")
     id_ = id_ if isinstance(id_, str) and SHORT_ID.fullmatch(id_) else ""
-    given = value.get("arguments", value.get("parameters", {}))
-    if isinstance(given, str):  # JSON within JSON
-        return value["name"], given, id_
-    return value["name"], json.dumps({} if given is None else given, ensure_ascii=False), id_
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # JSON in a string
+        return value["name"], arguments, id_
+    return value["name"], json.dumps({} if arguments is None else arguments, ensure_ascii=False), id_
 
 
 _PYTHON_NAME = re.compile(r"([A-Za-z_][\w.]{0,127})\s*\(", re.ASCII)
@@ -327,39 +341,37 @@ class PythonCalls:
     """A list of calls with plain values, `[f(a=1), g()]`; arguments are returned one by one.
 
     Args:
-        opening: the bracket that has come.
+        opening: the bracket that was read.
     """
 
     def __init__(self, opening: str) -> None:
-        self._text = opening  # since the last part that was returned
+        self._text = opening  # text after the last returned part
         self._place = len(opening)
         self._state = "name"
         self._name = ""
         self._key = ""
-        self._num_returned = 0  # arguments of the call
+        self._num_returned = 0  # number of returned arguments of the call
         self.has_called = False
         self._scanned = 0
         self._depth = 0
         self._quote = ""
 
-    def add(self, text: str, found: Found) -> tuple[str, str] | None:
-        """More text came."""
+    def add(self, text: str, output: Parsed) -> tuple[str, str] | None:
         self._text += text
         while True:
             state, place, size = self._state, self._place, len(self._text)
             is_done = {"name": self._read_name, "key": self._read_key, "value": self._read_value}[state](
-                found
+                output
             )
             if is_done:
                 return "" if self.has_called else self._text[: self._place], self._text[self._place :]
             if (state, place, size) == (self._state, self._place, len(self._text)):
                 return None
 
-    def finish(self, found: Found) -> str:
-        """All text has come."""
+    def finish(self, output: Parsed) -> str:
         return "" if self.has_called else self._text
 
-    def _read_name(self, found: Found) -> bool:
+    def _read_name(self, output: Parsed) -> bool:
         self._skip()
         named = _PYTHON_NAME.match(self._text, self._place)
         if named is not None:
@@ -371,7 +383,7 @@ class PythonCalls:
             return True
         return not _PYTHON_NAME_BEGUN.fullmatch(self._text, self._place)
 
-    def _read_key(self, output: Found) -> bool:
+    def _read_key(self, output: Parsed) -> bool:
         self._skip()
         keyed = _PYTHON_KEY.match(self._text, self._place)
         if keyed is not None:
@@ -385,7 +397,7 @@ class PythonCalls:
             return False
         return not _PYTHON_KEY_BEGUN.fullmatch(self._text, self._place)
 
-    def _read_value(self, output: Found) -> bool:
+    def _read_value(self, output: Parsed) -> bool:
         end = self._value_end()
         if (len(self._text) if end < 0 else end) - self._place > _MOST_PYTHON:
             return True
@@ -404,13 +416,13 @@ class PythonCalls:
         return False
 
     def _skip(self) -> None:
-        """Pass over what stands between calls and between arguments."""
+        """Skip separators of calls and arguments."""
         between = _PYTHON_BETWEEN.match(self._text, self._place)
         assert between is not None
         self._place = between.end()
 
     def _value_end(self) -> int:
-        """Where the value ends: at a comma or bracket that is none of its own. -1: not yet."""
+        """The index of the comma or bracket after the value; -1 if it has not ended."""
         while self._scanned < len(self._text):
             mark = self._text[self._scanned]
             if self._quote:
@@ -429,10 +441,10 @@ class PythonCalls:
             self._scanned += 1
         return -1
 
-    def _append(self, output: Found, arguments_text: str, end: int) -> None:
-        """More of a call's arguments; its name before the first."""
+    def _append(self, output: Parsed, arguments_text: str, end: int) -> None:
+        """Append a part of a call's arguments; its name comes before the first."""
         if not self._num_returned:
             output.append(Call(self._name))
             self.has_called = True
-        output.append(More(arguments_text))
+        output.append(ArgumentsDelta(arguments_text))
         self._text, self._place = self._text[end:], 0

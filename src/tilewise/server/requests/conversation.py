@@ -1,6 +1,6 @@
 """Converts the messages of a body to the token ids of a prompt.
 
-Joins text parts, and passes tools to the template in its form. Refuses images, audio and files: nothing is fetched or
+Joins text parts, and passes tools to the template in its form. Rejects images, audio and files: nothing is fetched or
 decoded. The template runs in a child process that can be killed (`generate.chat`); this module only prepares its input.
 History is accepted as clients send it back: an empty list of calls counts as no calls, null content next to calls stays
 null if the template can show it, and arguments that `max_tokens` cut stay text.
@@ -102,7 +102,7 @@ class Renderer:
     Args:
         model: directory of the model.
         tokenizer: tokenizer of the model.
-        template: text of a template that is used instead of the model's.
+        template: text of a template to use instead of the model's.
         has_short_ids: whether the template requires ids of calls with nine letters and digits, as Mistral's do. Other
             ids, which a client may have from another server, are replaced.
     """
@@ -114,89 +114,91 @@ class Renderer:
         template: str | None = None,
         has_short_ids: bool = False,
     ) -> None:
-        self._model, self._tokenizer, self._given = model, tokenizer, template
+        self._model, self._tokenizer, self._template_text = model, tokenizer, template
         self._has_short_ids = has_short_ids
         self._template: ChatTemplate | None = None
-        self._shows_tools = False  # known of the model's own template
+        self._shows_tools = False  # whether the model's own template shows tools, once known
         self._has_warned = False
 
     def prepare(self) -> ChatTemplate:
         """The model's template, with a process that can render it.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no template.
         """
         if self._template is None:
-            template = ChatTemplate(self._model, self._given)
+            template = ChatTemplate(self._model, self._template_text)
             template.start()
             self._template = template
         return self._template
 
-    def render(self, wanted: Conversation) -> Rendered:
+    def render(self, conversation: Conversation) -> Rendered:
         """The prompt of a conversation.
 
         Args:
-            wanted: what the template is given.
+            conversation: input of the template.
 
         Raises:
-            ConfigError: there is no template, or it refuses the conversation.
+            ConfigError: there is no template, or it rejects the conversation.
         """
-        own = wanted.template
-        template = self.prepare() if own is None else ChatTemplate(self._model, own)
+        template_text = conversation.template
+        template = self.prepare() if template_text is None else ChatTemplate(self._model, template_text)
         if self._has_short_ids:
-            wanted = replace(wanted, messages=[_with_short_ids(message) for message in wanted.messages])
-        text = _text_of(template, wanted)
-        warnings = () if self._knows_tools(template, wanted, text) else (_UNKNOWN_TOOLS,)
+            conversation = replace(
+                conversation, messages=[_with_short_ids(message) for message in conversation.messages]
+            )
+        text = _text_of(template, conversation)
+        warnings = () if self._knows_tools(template, conversation, text) else (_UNKNOWN_TOOLS,)
         if warnings and not self._has_warned:
             self._has_warned = True
             get_logger("server").warning("%s", *warnings)
-        # a template's text holds the tokens that begin it
-        adds = wanted.add_special_tokens
+        # by default the template's text contains the special tokens
+        adds = conversation.add_special_tokens
         return Rendered(text, encode_prompt(self._tokenizer, text, add_special_tokens=adds), warnings)
 
-    def _knows_tools(self, template: ChatTemplate, wanted: Conversation, text: str) -> bool:
+    def _knows_tools(self, template: ChatTemplate, conversation: Conversation, text: str) -> bool:
         """Whether the tools of a conversation, if there are any, have changed its text."""
-        if not wanted.tools or (self._shows_tools and wanted.template is None):
+        if not conversation.tools or (self._shows_tools and conversation.template is None):
             return True
         try:
-            is_shown = text != _text_of(template, replace(wanted, tools=None))
-        except ConfigError:  # it cannot do without
+            is_shown = text != _text_of(template, replace(conversation, tools=None))
+        except ConfigError:  # the template requires tools
             is_shown = True
-        self._shows_tools = self._shows_tools or (is_shown and wanted.template is None)
+        self._shows_tools = self._shows_tools or (is_shown and conversation.template is None)
         return is_shown
 
 
-def _text_of(template: ChatTemplate, wanted: Conversation) -> str:
-    """What a template makes of a conversation.
+def _text_of(template: ChatTemplate, conversation: Conversation) -> str:
+    """The text of a conversation.
 
-    Content that is null, as clients send it back next to calls, is given to the template as null. A template that fails
-    over it, or prints `None`, gets an empty text instead. A message without content cannot be continued.
+    Null content, as clients send it back next to calls, is passed to the template as null. A template that fails
+    on it, or prints `None`, gets an empty text instead. A message without content cannot be continued.
     """
-    nulls = [message["content"] is None for message in wanted.messages]
-    if not any(nulls) or (wanted.continue_final_message and nulls[-1]):
-        return _rendered(template, wanted)
-    filled = [{**message, "content": message["content"] or ""} for message in wanted.messages]
+    nulls = [message["content"] is None for message in conversation.messages]
+    if not any(nulls) or (conversation.continue_final_message and nulls[-1]):
+        return _rendered(template, conversation)
+    filled = [{**message, "content": message["content"] or ""} for message in conversation.messages]
     try:
-        text = _rendered(template, wanted)
+        text = _rendered(template, conversation)
     except ConfigError:
-        return _rendered(template, replace(wanted, messages=filled))
+        return _rendered(template, replace(conversation, messages=filled))
     if "None" not in text:
         return text
     try:
-        other = _rendered(template, replace(wanted, messages=filled))
+        other = _rendered(template, replace(conversation, messages=filled))
     except ConfigError:
         return text
     return other if other == text.replace("None", "") else text
 
 
-def _rendered(template: ChatTemplate, wanted: Conversation) -> str:
+def _rendered(template: ChatTemplate, conversation: Conversation) -> str:
     return template.render(
-        wanted.messages,
-        tools=wanted.tools,
-        documents=wanted.variables.get("documents"),
-        add_generation_prompt=wanted.add_generation_prompt,
-        continue_final_message=wanted.continue_final_message,
-        variables={name: value for name, value in wanted.variables.items() if name != "documents"},
+        conversation.messages,
+        tools=conversation.tools,
+        documents=conversation.variables.get("documents"),
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        variables={name: value for name, value in conversation.variables.items() if name != "documents"},
     )
 
 
@@ -208,14 +210,14 @@ def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
             return id_
         return hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
-    found = dict(message)
-    if "tool_call_id" in found:
-        found["tool_call_id"] = short(found["tool_call_id"])
-    if "tool_calls" in found:
-        found["tool_calls"] = [
-            {**call, "id": short(call["id"])} if "id" in call else call for call in found["tool_calls"]
+    result = dict(message)
+    if "tool_call_id" in result:
+        result["tool_call_id"] = short(result["tool_call_id"])
+    if "tool_calls" in result:
+        result["tool_calls"] = [
+            {**call, "id": short(call["id"])} if "id" in call else call for call in result["tool_calls"]
         ]
-    return found
+    return result
 
 
 def _tool(tool: ToolModel) -> dict[str, Any]:
@@ -223,29 +225,29 @@ def _tool(tool: ToolModel) -> dict[str, Any]:
 
 
 def _message(message: MessageModel, place: str) -> dict[str, Any]:
-    """A message as templates know them. Errors name its place in the body."""
-    found: dict[str, Any] = {**message.model_dump(exclude_none=True)}
-    if found["role"] == "developer":
-        found["role"] = "system"
-    found.pop("tool_calls", None)
-    found["content"] = text_of(message.content, f"{place}.content")
+    """A message in the form that templates expect. Errors name its place in the body."""
+    result: dict[str, Any] = {**message.model_dump(exclude_none=True)}
+    if result["role"] == "developer":
+        result["role"] = "system"
+    result.pop("tool_calls", None)
+    result["content"] = text_of(message.content, f"{place}.content")
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
-        found["tool_calls"] = [_call(call, f"{place}.tool_calls.{n}") for n, call in calls]
+        result["tool_calls"] = [_call(call, f"{place}.tool_calls.{n}") for n, call in calls]
         if message.content is None:
-            found["content"] = None
-    return found
+            result["content"] = None
+    return result
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]] | None, place: str) -> str:
-    """The text of a message: its own, or that of its parts.
+    """The text of a message: its content, or the texts of its parts.
 
     Args:
         content: of the message.
-        place: of it in the body, which errors name.
+        place: its place in the body, for errors.
 
     Raises:
-        ConfigError: a part that is no text.
+        ConfigError: a part is not text.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -256,23 +258,26 @@ def _part(part: Mapping[str, Any], place: str) -> str:
     kind = part.get("type")
     name = "refusal" if kind == "refusal" else "text"
     if kind != "refusal" and kind not in _TEXTS:
-        rule, advice = f"{place}.type must be text, and nothing is fetched", "leave other parts out"
+        rule, advice = (
+            f"{place}.type must be text; images, audio and files are not supported",
+            "remove other parts",
+        )
         _validate.invalid("request", rule, shown(kind, 40), advice)
     return _validate.instance("request", f"{place}.{name}", part.get(name), str, "pass text")
 
 
 def _call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A call that the model has made, with its arguments as templates want them: a dictionary; text that is no JSON
-    object, for example because `max_tokens` has cut it, as it is."""
+    """A call that the model has made, with its arguments as a dictionary, as templates expect. Text that is not a JSON
+    object, for example because `max_tokens` has cut it, stays text."""
     kind = call.get("type", "function")
     if kind != "function":
         rule = f"{place}.type must be 'function'"
-        _validate.invalid("request", rule, shown(kind, 40), "leave calls of other types out")
+        _validate.invalid("request", rule, shown(kind, 40), "remove calls of other types")
     function = _validate.mapping("request", f"{place}.function", call.get("function"), "fields")
     name = _validate.text("request", f"{place}.function.name", function.get("name"))
     written = function.get("arguments")
     if written is not None and not isinstance(written, (str, dict)):
-        rule, advice = f"{place}.function.arguments must be JSON as text, or an object", "correct them"
+        rule, advice = f"{place}.function.arguments must be JSON text or an object", "correct them"
         _validate.invalid("request", rule, shown(written), advice)
     arguments = written or {}
     if isinstance(arguments, str):
@@ -285,5 +290,5 @@ def _call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """NaN and infinities are no JSON."""
+    """Reject NaN and infinities, which are not JSON."""
     raise ValueError(name)

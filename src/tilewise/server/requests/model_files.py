@@ -68,7 +68,7 @@ class ModelFiles:
     def fit(
         self, ids: list[int], truncate: int | None, max_context: int, max_tokens: int | None, what: str
     ) -> list[int]:
-        """Check that a prompt fits the context, and truncate its beginning if the request says so.
+        """Check that a prompt fits the context, and truncate its beginning on request.
 
         Args:
             ids: token ids of the prompt.

@@ -1,6 +1,6 @@
 """Converts a body to `SamplingParams`: OpenAI's defaults, defaults of generation_config.json, response formats.
 
-The server and batch files use the same code. Refuses fields that contradict each other; `SamplingParams` checks ranges.
+The server and batch files use the same code. Rejects fields that contradict each other; `SamplingParams` checks ranges.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def sampling_params(
 
     Args:
         body: body of either endpoint.
-        defaults: values where the body gives none, from `generate.served_settings`.
-        structure: what its texts follow, if tool calls decide it.
+        defaults: values for fields that the body does not set, from `generate.served_settings`.
+        structure: the grammar of its texts, if tool calls determine it.
 
     Raises:
         ConfigError: a value outside its range, or two that contradict each other.
     """
     if body.stream_options is not None and not body.stream:
-        _validate.invalid("request", "stream_options needs stream", "it alone", "add stream: true")
+        _validate.invalid("request", "stream_options needs stream", "no stream", "add stream: true")
     if body.prompt_logprobs is not None and body.stream:
-        rule, advice = "prompt_logprobs cannot be streamed", "leave one of them out"
+        rule, advice = "prompt_logprobs cannot be streamed", "remove one of them"
         _validate.invalid("request", rule, "stream: true", advice)
     names = [
         name for name, one in settings_of(SamplingParams).items() if one.in_body and name != "logit_bias"
@@ -51,7 +51,7 @@ def sampling_params(
         if body.logprobs:
             values["logprobs"] = body.top_logprobs or 0
         elif body.top_logprobs:
-            _validate.invalid("request", "top_logprobs needs logprobs", "it alone", "add logprobs: true")
+            _validate.invalid("request", "top_logprobs needs logprobs", "no logprobs", "add logprobs: true")
         values["max_tokens"] = None
     elif isinstance(body, CompletionBody):
         if body.logprobs is not None:
@@ -59,15 +59,13 @@ def sampling_params(
             if body.echo:
                 values["prompt_logprobs"] = body.logprobs
         if body.best_of is not None and body.best_of != (body.n or 1):
-            _validate.invalid("request", "best_of must be n", shown(body.best_of), "leave it out")
+            _validate.invalid("request", "best_of must equal n", shown(body.best_of), "remove it")
         if body.suffix:
             rule = "suffix is not supported, because text is only added at the end of the prompt"
-            _validate.invalid("request", rule, shown(body.suffix, 40), "leave it out")
+            _validate.invalid("request", rule, shown(body.suffix, 40), "remove it")
     values = {**values, **defaults, **{name: value for name, value in values.items() if value is not None}}
     if max_tokens is not None:
-        values["max_tokens"] = (
-            1 if max_tokens == 0 else max_tokens
-        )  # for 0 new tokens one is computed and not returned
+        values["max_tokens"] = max_tokens or 1  # for 0 new tokens, one is computed and not returned
     if body.logit_bias is not None:
         bad = [key for key in body.logit_bias if not (key.isascii() and key.isdigit() and len(key) <= 10)]
         if bad:
@@ -76,33 +74,35 @@ def sampling_params(
     requested = structured_outputs(body.response_format, body.structured_outputs)
     if structure is not None and requested is not None:
         name = "structured_outputs" if body.response_format is None else "response_format"
-        rule = f"{name} must be left out where tool_choice requires a call"
-        _validate.invalid("request", rule, "both", "leave one of them out")
+        rule = f"{name} must not be set if tool_choice requires a call"
+        _validate.invalid("request", rule, "both", "remove one of them")
     return SamplingParams(**values, structured_outputs=structure or requested)
 
 
 def structured_outputs(
     response_format: Mapping[str, Any] | None, structured: Mapping[str, Any] | None
 ) -> StructuredOutputsParams | None:
-    """What a text follows, from OpenAI's `response_format` or vLLM's `structured_outputs`.
+    """The grammar of a text, from OpenAI's `response_format` or vLLM's `structured_outputs`.
 
     Args:
         response_format: with `type`, and a schema in `json_schema` or, with `json_object`, in `schema`.
         structured: fields of `StructuredOutputsParams`.
 
     Raises:
-        ConfigError: both are named_schema, or the named_schema one is invalid.
+        ConfigError: both are set, or the one that is set is invalid.
     """
     if response_format is None:
         return None if structured is None else StructuredOutputsParams.of(structured)
     if structured is not None:
-        _validate.invalid("request", "one of response_format and structured_outputs", "both", "leave one out")
+        _validate.invalid(
+            "request", "only one of response_format and structured_outputs can be set", "both", "remove one"
+        )
     kinds = ("text", "json_object", "json_schema")
     kind = _validate.choice("request", "type of response_format", response_format.get("type"), kinds)
     if kind == "text":
         return None
     name_of_schema = "schema of response_format"
-    schema = response_format.get("schema")  # llama.cpp and others take one with json_object
+    schema = response_format.get("schema")  # llama.cpp and others accept a schema with json_object
     if schema is None and (kind == "json_schema" or response_format.get("json_schema") is not None):
         form = response_format.get("json_schema")
         named_schema = _validate.mapping("request", "json_schema of response_format", form, "fields")

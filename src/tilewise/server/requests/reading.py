@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewise.server.requests.tool_parsers import FORMATS, REQUIRED, Call, More, ToolReader, held
+from tilewise.server.requests.call_readers import ArgumentsDelta, Call, partial_length
+from tilewise.server.requests.tool_parsers import FORMATS, REQUIRED, ToolReader
 
 __all__ = ["REASONING_PARSERS", "OutputFormat", "Part", "Reader", "merged"]
 
@@ -72,7 +73,7 @@ class Reader:
         self._state = "before" if output_format.thinks else "text"
         if output_format.thinks and output_format.is_thinking:
             self._state = "thinking"
-        self._left = ""
+        self._unread = ""
         self._is_named = False
         self._has_thought = False
         self._num_calls = 0
@@ -90,33 +91,33 @@ class Reader:
         """
         if self._format.function is not None:
             return self._arguments(text)
-        found: list[Part] = []
-        text = self._thoughts(text, found)
-        return self._kept([*found, *self._parts(text)])
+        parts: list[Part] = []
+        text = self._thoughts(text, parts)
+        return self._returned([*parts, *self._parts(text)])
 
     def finish(self) -> list[Part]:
         """The last parts, after the text has ended."""
-        left, self._left = self._left, ""
+        unread, self._unread = self._unread, ""
         if self._format.function is not None:
             return self._arguments("")
-        found = [Part("reasoning", left)] if self._state == "thinking" and left else []
+        parts = [Part("reasoning", unread)] if self._state == "thinking" and unread else []
         if self._state == "before":
-            found = self._parts(left)
-        rest = [] if self._tools is None else self._tools.finish()
-        return self._kept([*found, *map(_part, rest)])
+            parts = self._parts(unread)
+        last = [] if self._tools is None else self._tools.finish()
+        return self._returned([*parts, *map(_part, last)])
 
-    def _kept(self, parts: list[Part]) -> list[Part]:
+    def _returned(self, parts: list[Part]) -> list[Part]:
         """The parts that are returned. A list of calls that `max_tokens` cut is not content."""
         if self._format.calls:
             parts = [part for part in parts if part.kind != "content"]
         if not self._format.is_single:
             return parts
-        found: list[Part] = []
+        first: list[Part] = []
         for part in parts:
             self._num_calls += part.kind == "call"
             if self._num_calls < 2 or part.kind not in ("call", "arguments"):
-                found.append(part)
-        return found
+                first.append(part)
+        return first
 
     def _arguments(self, text: str) -> list[Part]:
         parts = [] if self._is_named else [Part("call", "", self._format.function or "")]
@@ -126,61 +127,61 @@ class Reader:
     def _parts(self, text: str) -> list[Part]:
         if self._tools is None:
             return [Part("content", text)] if text else []
-        return [_part(found) for found in self._tools.add(text)]
+        return [_part(parsed) for parsed in self._tools.add(text)]
 
-    def _thoughts(self, text: str, found: list[Part]) -> str:
-        """Tell of thoughts; what is text remains."""
+    def _thoughts(self, text: str, parts: list[Part]) -> str:
+        """Append reasoning to `parts`; returns the text after it."""
         if self._state == "text":
             return text
-        if self._state == "behind":
-            return self._behind(text)
-        self._left += text
+        if self._state == "after":
+            return self._after_thought(text)
+        self._unread += text
         if self._state == "before":
-            begun = self._left.lstrip()
+            begun = self._unread.lstrip()
             if not begun or (_OPEN.startswith(begun) and begun != _OPEN):
                 return ""
             if not begun.startswith(_OPEN):
                 self._state = "text"
-                text, self._left = self._left, ""
+                text, self._unread = self._unread, ""
                 return text
-            self._state, self._left = "thinking", begun[len(_OPEN) :]
+            self._state, self._unread = "thinking", begun[len(_OPEN) :]
         if not self._has_thought:
-            self._left = self._left.lstrip("\n")
-            self._has_thought = bool(self._left)
-        end = self._left.find(_CLOSE)
+            self._unread = self._unread.lstrip("\n")
+            self._has_thought = bool(self._unread)
+        end = self._unread.find(_CLOSE)
         if end < 0:
-            count = len(self._left) - held(self._left, _CLOSE)
+            count = len(self._unread) - partial_length(self._unread, _CLOSE)
             if count:
-                found.append(Part("reasoning", self._left[:count]))
-                self._left = self._left[count:]
+                parts.append(Part("reasoning", self._unread[:count]))
+                self._unread = self._unread[count:]
             return ""
         if end:
-            found.append(Part("reasoning", self._left[:end]))
-        text, self._left, self._state = self._left[end + len(_CLOSE) :], "", "behind"
-        return self._behind(text)
+            parts.append(Part("reasoning", self._unread[:end]))
+        text, self._unread, self._state = self._unread[end + len(_CLOSE) :], "", "after"
+        return self._after_thought(text)
 
-    def _behind(self, text: str) -> str:
-        """Lines between a thought and the text belong to neither."""
+    def _after_thought(self, text: str) -> str:
+        """Drop blank lines between reasoning and text."""
         text = text.lstrip()
         if text:
             self._state = "text"
         return text
 
 
-def _part(found: str | Call | More) -> Part:
-    if isinstance(found, Call):
-        return Part("call", "", found.name, found.id)
-    if isinstance(found, More):
-        return Part("arguments", found.text)
-    return Part("content", found)
+def _part(parsed: str | Call | ArgumentsDelta) -> Part:
+    if isinstance(parsed, Call):
+        return Part("call", "", parsed.name, parsed.id)
+    if isinstance(parsed, ArgumentsDelta):
+        return Part("arguments", parsed.text)
+    return Part("content", parsed)
 
 
 def merged(parts: Sequence[Part]) -> list[Part]:
-    """Parts with neighbours of one kind put together."""
-    found: list[Part] = []
+    """Parts, with neighbours of one kind merged."""
+    result: list[Part] = []
     for part in parts:
-        if found and found[-1].kind == part.kind and part.kind in ("reasoning", "content", "arguments"):
-            found[-1] = Part(part.kind, found[-1].text + part.text)
+        if result and result[-1].kind == part.kind and part.kind in ("reasoning", "content", "arguments"):
+            result[-1] = Part(part.kind, result[-1].text + part.text)
         elif part.text or part.kind == "call":
-            found.append(part)
-    return found
+            result.append(part)
+    return result
