@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from small_llama import batches, config, training_graph
 
+from support.faults import inject
 from tilewise.core import CommTimeout, LayoutError, PlanError, ResourceError, ShapeError, TaskFailed
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.sizes import format_bytes
@@ -35,7 +36,7 @@ def test_task_that_throws(axes):
     """
     batch = batches(MODEL, 1)[0]
     with running(axes) as model:
-        model.inject("throw", len(DeviceMesh(axes).sizes) and 1, "attention_backward", 1)
+        inject(model, "throw", len(DeviceMesh(axes).sizes) and 1, "attention_backward", 1)
         start = time.monotonic()
         with pytest.raises(TaskFailed, match="attention_backward") as failure:
             model.step(batch, 1e-3)
@@ -55,7 +56,7 @@ def test_task_that_throws(axes):
 def test_worker_that_stops():
     """Peers wait only until the deadline; the error names the late device and signal."""
     with running({"dp": 2}, deadline_s=1.0) as model:
-        model.inject("stall", 1, "attention_backward", 0)
+        inject(model, "stall", 1, "attention_backward", 0)
         start = time.monotonic()
         with pytest.raises(CommTimeout, match="device 1"):
             model.step(batches(MODEL, 1)[0], 1e-3)
@@ -97,7 +98,7 @@ def test_no_threads_or_memory_are_left(thread_count):
     before = threading.active_count(), thread_count()
     for _ in range(3):
         with running({"dp": 2}) as model:
-            model.inject("throw", 0, "silu_gate", 0)
+            inject(model, "throw", 0, "silu_gate", 0)
             with pytest.raises(TaskFailed):
                 model.step(batches(MODEL, 1)[0], 1e-3)
     assert thread_count(before[1]) <= before[1] and threading.active_count() <= before[0]

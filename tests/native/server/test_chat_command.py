@@ -57,7 +57,7 @@ def test_a_failed_message_is_reported_and_removed(talk):
     assert said.out.strip() == first.strip() and "no answer: status 400" in said.err
     assert "no answer" in talk("--quick", "word " * 400, code=1).err
     assert "choose from small" in talk("--model", "another", "hello", code=2).err
-    assert "--quick answers" in talk("--quick", code=2).err
+    assert "--quick needs MESSAGE" in talk("--quick", code=2).err
 
 
 def test_unexpected_events_are_errors(talk, monkeypatch):

@@ -221,7 +221,7 @@ WRONG_RESPONSES = [
     ({"input": [{"type": "reasoning", "content": 7}]}, "input.0.content"),
     ({"input": [{"type": "reasoning", "content": [{"text": 7}]}]}, "input.0.content.0.text"),
     ({"input": [{"type": "function_call", "name": "f", "arguments": []}]}, None),
-    ({"input": [{"type": ["message"]}]}, None),
+    ({"input": [{"type": ["message"]}]}, "input"),
     ({"input": [{"role": 7, "content": "x"}]}, "messages.0.role"),
     ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
     ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text"),

@@ -176,7 +176,7 @@ def test_the_engines_death_is_one_error_and_an_exit_code(tmp_path):
             in json.loads(events[-2].removeprefix("data: "))["error"]["message"]
         )
         assert events[-1] == "data: [DONE]"
-        assert server.wait_end() == 1 and "engine's process must live" in "".join(server.log)
+        assert server.wait_end() == 1 and "engine's process must not end" in "".join(server.log)
         assert not place.exists()
         link.close()
     finally:
