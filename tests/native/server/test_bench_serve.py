@@ -91,7 +91,7 @@ def test_impossible_measurements_are_rejected(capsys):
         "pass --tokenizer",
         "above 0",
         "openai-chat",
-        "before it is",
+        "reduce the length of the prompt",
     ):
         assert words in said
     for header in ("a b=c", "no-value", "=x", "name=\x7f"):
