@@ -140,7 +140,7 @@ def test_a_signal_to_the_launch_is_not_restarted(tmp_path, number, is_terminal):
     assert run.wait(30) == (-9 if number == signal.SIGKILL else 128 + number)
     assert are_gone([leader, *workers])
     said = run.stderr.read()
-    assert "starting again" not in said and "Traceback" not in said
+    assert "restarting (" not in said and "Traceback" not in said
     if number == signal.SIGINT:
         assert "resume with --resume" in said and said.count("interrupted") == 1
 

@@ -280,7 +280,7 @@ def test_restarts_over_hosts(tmp_path):
     """A loss is restarted up to the limit; a mistake is reported once."""
     words = [sys.executable, "-m", "tilewise", "launch", "-n", "2", "--hosts", "localhost", "--restart", "2"]
     done = subprocess.run([*words, "train", "absent.toml"], capture_output=True, text=True)
-    assert done.returncode == 2 and "starting again" not in done.stderr
+    assert done.returncode == 2 and "restarting (" not in done.stderr
     losing = tmp_path / "mpiexec"
     losing.write_text(
         f'#!/bin/sh\necho "$@" >> {tmp_path}/starts\nprintf "\\036%s 0 ended 75\\036" "$9" >&2\n'
@@ -288,7 +288,7 @@ def test_restarts_over_hosts(tmp_path):
     losing.chmod(0o755)
     words += ["--mpiexec", str(losing), "train", "x.toml"]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 75 and done.stderr.count("starting again") == 2
+    assert done.returncode == 75 and done.stderr.count("restarting (") == 2
     starts = (tmp_path / "starts").read_text().splitlines()
     assert [line.endswith("train --auto-resume x.toml") for line in starts] == [False, True, True]
 
