@@ -136,8 +136,9 @@ void set_views(const std::vector<std::optional<View>>& descriptions, const pto_t
                std::vector<pto_view>& views) {
   views.resize(descriptions.size());
   for (size_t p = 0; p < std::min<size_t>(descriptions.size(), spec.num_params); ++p) {
-    if (!descriptions[p]) continue;
-    const auto& [type, item_bytes, sizes, strides] = *descriptions[p];
+    const std::optional<View>& description = descriptions[p];
+    if (!description) continue;
+    const auto& [type, item_bytes, sizes, strides] = *description;
     pto_view& view = views[p];
     view.ndim = static_cast<uint32_t>(sizes.size());  // the runtime rejects too many
     view.type = static_cast<pto_type>(type);
