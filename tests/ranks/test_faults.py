@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from small_llama import batches, config, training_graph
 
+from support.faults import inject
 from tilewise.core import CommTimeout, LayoutError, PlanError, ResourceError, ShapeError, TaskFailed
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.sizes import format_bytes
@@ -31,7 +32,7 @@ def test_a_task_that_throws(axes):
     """The error names op, tile, worker and device; the next step from the same weights has the same bits as ever."""
     batch = batches(MODEL, 1)[0]
     with running(axes) as model:
-        model.inject("throw", len(DeviceMesh(axes).sizes) and 1, "attention_backward", 1)
+        inject(model, "throw", len(DeviceMesh(axes).sizes) and 1, "attention_backward", 1)
         start = time.monotonic()
         with pytest.raises(TaskFailed, match="attention_backward") as failure:
             model.step(batch, 1e-3)
@@ -51,7 +52,7 @@ def test_a_task_that_throws(axes):
 def test_a_worker_that_stops():
     """Peers wait only until the deadline; the error names who is late and for what."""
     with running({"dp": 2}, deadline_s=1.0) as model:
-        model.inject("stall", 1, "attention_backward", 0)
+        inject(model, "stall", 1, "attention_backward", 0)
         start = time.monotonic()
         with pytest.raises(CommTimeout, match="device 1"):
             model.step(batches(MODEL, 1)[0], 1e-3)
@@ -93,7 +94,7 @@ def test_nothing_is_left_behind(thread_count):
     before = threading.active_count(), thread_count()
     for _ in range(3):
         with running({"dp": 2}) as model:
-            model.inject("throw", 0, "silu_gate", 0)
+            inject(model, "throw", 0, "silu_gate", 0)
             with pytest.raises(TaskFailed):
                 model.step(batches(MODEL, 1)[0], 1e-3)
     assert thread_count(before[1]) <= before[1] and threading.active_count() <= before[0]

@@ -85,13 +85,13 @@ def test_pages_need_no_key_and_bring_their_policy(path, guarded):
 def test_an_answer_is_written_and_kept(page):
     """Text, its speed, the probabilities under the pointer and by arrows; after a reload the conversation is there."""
     open_chat(page, usual_server(), logprobs=True)
-    talk(page, "hello")
+    talk(page, "hello", 60)
     answer = page.locator("article.assistant .body")
     text = answer.text_content()
     assert text and SPEED.fullmatch(page.text_content("#speed"))
     tokens = page.locator(".token")
-    assert tokens.count() >= 5  # those that end a character
-    tokens.nth(2).hover()
+    assert tokens.count() >= 2  # those that end a character; what comes in one piece may be one of them
+    tokens.nth(1).hover()
     said = page.text_content("#tip").splitlines()
     assert len(said) in (5, 6) and all("%" in line for line in said)
     tokens.nth(0).focus()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from support.faults import inject
 from tilewise import models
 from tilewise.core import PlanError, TaskFailed
 from tilewise.models import llama
@@ -100,7 +101,7 @@ def test_a_gradient_is_read_behind_its_backward_pass_alone():
         model.backward()
         assert np.isfinite(model.get_tensor(name)).all()
         of = model.plan.class_of(0)
-        model.inject("throw", 0, of.templates[of.calls["step"][0].template].instructions[0].label, 0)
+        inject(model, "throw", 0, of.templates[of.calls["step"][0].template].instructions[0].label, 0)
         with pytest.raises(TaskFailed):
             model.step(batch(), lr=1e-2)
         with pytest.raises(PlanError, match="a run that failed"):
