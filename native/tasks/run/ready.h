@@ -20,7 +20,7 @@ inline std::atomic<uint32_t>& count_of(Header& header, SharedQueue which) {
 bool can_help(const Engine& engine, uint32_t slot);
 /// A ready task; kNone: there is none. Urgent ones first, then one of its own, then others'.
 uint32_t take(Engine& engine, uint32_t thread, bool is_worker);
-/// A task that this thread has taken and may not run goes to a queue from which any worker takes it.
+/// Gives back a task that this thread has taken from a ring and may not run: to a queue from which any worker takes it.
 void pass_on(Engine& engine, uint32_t slot);
 /// Half of what another thread has ready; returns one of them, keeps the rest.
 uint32_t steal(Engine& engine, uint32_t thread, uint32_t classes);
