@@ -23,11 +23,7 @@ void push_special(Engine& engine, uint32_t slot) {
 }
 
 void pass_on(Engine& engine, uint32_t slot) {
-  const Slot& task = engine.store.slots[slot];
-  Header& header = *engine.store.header;
-  push(engine.store.queues[kOverflow * header.num_classes + task.type_class], engine.store.base,
-       {task.priority, sequence_of(engine, slot), slot});
-  count_of(header, kOverflow).fetch_add(1, std::memory_order_release);
+  push_special(engine, slot);
   wake_worker(engine);  // a worker that checked between the two queues saw neither
 }
 

@@ -20,7 +20,7 @@ inline std::atomic<uint32_t>& count_of(Header& header, SharedQueue which) {
 bool can_help(const Engine& engine, uint32_t slot);
 /// Takes a ready task; kNone: there is none. Urgent ones first, then the thread's own, then others'.
 uint32_t take(Engine& engine, uint32_t thread, bool is_worker);
-/// Moves a task that this thread has taken but may not run to a queue from which any worker takes it.
+/// Gives back a task that this thread has taken from a ring and may not run: to a queue from which any worker takes it.
 void pass_on(Engine& engine, uint32_t slot);
 /// Takes half of another thread's ready tasks; returns one of them and queues the rest.
 uint32_t steal(Engine& engine, uint32_t thread, uint32_t classes);

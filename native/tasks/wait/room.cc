@@ -60,9 +60,9 @@ bool is_blocked_parent(const Engine& engine, uint32_t slot) {
   return false;
 }
 
-/// Whether all `num_ready` ready tasks stay ready: each may submit, and no worker will run it, because every worker has
-/// no room and as many tasks on its stack as help_without_room() allows. A task that is in no queue was taken by a
-/// thread and will run.
+/// Whether no thread will run any of the ready tasks. That is so if every worker waits for room and has reached the
+/// depth limit of help_without_room(), and all ready tasks may submit and stand in queues. A ready task outside the
+/// queues has been taken by a thread, which will run it or give it back.
 bool stay_ready(const Engine& engine, uint32_t num_ready) {
   const Header& header = *engine.store.header;
   const uint32_t num_runners = header.num_workers == 0 ? engine.store.threads_in_use() : header.num_workers;

@@ -21,8 +21,8 @@ bool is_inside(const Engine& engine, uint32_t slot, uint32_t ancestor) {
   return outer == ancestor;
 }
 
-// A task that waits for itself or for an ancestor would wait for ever; so would one that a task without room runs, if
-// it waits for that task.
+// A task must not wait for itself or for a task that it stands inside. Nor must it wait for a task lower on its
+// thread's stack, which runs it because that task had no room to submit. None of these waits could end.
 void check_not_inside(const Engine& engine, pto_task task) {
   if (is_complete(engine, task)) return;
   const uint32_t slot = slot_of(task);
@@ -63,9 +63,9 @@ uint32_t take_best_queued(Engine& engine, uint32_t thread, Rank&& rank) {
   return kNone;
 }
 
-// A task that waits must be able to run what it waits for; otherwise workers that all wait would wait for ever. That
-// includes what its children have submitted, because their own kernels may have returned. It runs leaves and the tasks
-// inside it; other parents would pile up on this thread's stack.
+// A waiting task must be able to run what it waits for itself, or workers that all wait would wait for ever. That
+// includes tasks that its children have submitted, since the children's kernels may have returned. So it runs leaves
+// and the tasks inside it. Other tasks that may submit are left alone: each could wait in turn, and add to this stack.
 bool help_own_context(Engine& engine, uint32_t thread) {
   const uint32_t num_classes = engine.store.header->num_classes;
   const uint32_t classes = engine.thread_slot(thread).classes;

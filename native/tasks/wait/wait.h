@@ -25,8 +25,8 @@ void notify(Engine& engine, pto_task task, void (*callback)(void*), void* contex
 /// Runs a task while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves and
 /// the tasks inside it. Returns whether there was one.
 bool help(Engine& engine, uint32_t thread);
-/// The same for a thread that has no room to submit. All slots may have tasks that may themselves submit, so a task
-/// also runs other tasks of this kind, as long as fewer than kMaxHelpDepth scopes are open on its thread.
+/// The same for a thread that has no room to submit. Ready tasks that may submit can have all slots, so a task without
+/// room also runs such tasks of others, as long as its thread has fewer than kMaxHelpDepth open scopes.
 bool help_without_room(Engine& engine, uint32_t thread);
 inline constexpr uint32_t kMaxHelpDepth = PTO_MAX_SCOPES / 2;
 /// Makes the thread that completes the task wake sleepers. Returns false if the task has completed.
