@@ -146,10 +146,10 @@ def test_texts_follow_a_structure(model, run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--regex", "a", "--choice", "b"], "one of these: --regex, --choice"),
+        (["--regex", "a", "--choice", "b"], "only one of these is possible: --regex, --choice"),
         (["--json-schema", "{,}"], "json must be a JSON schema"),
-        (["--json-schema", "no.json"], "--json-schema must name a file"),
-        (["--grammar", "no.lark"], "--grammar must name a file"),
+        (["--json-schema", "no.json"], "--json-schema must name a UTF-8 text file"),
+        (["--grammar", "no.lark"], "--grammar must name a UTF-8 text file"),
         (["--json-schema", '{"type": "no"}'], "json must be a JSON schema that llguidance supports"),
         (["--regex", "("], "regex must be a regular expression in Rust's syntax"),
         (["--regex", ""], "regex must be non-empty UTF-8 text"),

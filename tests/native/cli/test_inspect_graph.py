@@ -105,9 +105,9 @@ def test_a_saved_graph_is_drawn(run, tmp_path):
 @pytest.mark.parametrize(
     ("source", "file", "code", "words"),
     [
-        ("model", "a.svg", 2, "ends in .html or .mmd"),
-        ("model", "none/a.html", 1, "must be writable"),
-        ("model", "model/dir.html", 1, "something else"),
+        ("model", "a.svg", 2, "must end in .html or .mmd"),
+        ("model", "none/a.html", 1, "must be written completely"),
+        ("model", "model/dir.html", 1, "not a regular file"),
         ("nothing", "a.html", 2, "config.json"),
         ("broken.toml", "a.html", 2, "broken.toml"),
         ("graph.json", "a.html", 2, "a graph file must be one"),

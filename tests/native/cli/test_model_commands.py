@@ -161,7 +161,7 @@ def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
 def test_evaluate_refuses_before_work(writer, encoder, run, tmp_path):
     """A context beyond the model's, a model that does not generate, missing data."""
     assert run("evaluate", writer[0], "stdlib", "--context", 257)[0] == 2
-    assert "1 to 256; got 0" in run("evaluate", writer[0], "stdlib", "--context", 0)[2]
+    assert "[1, 256], the model's context; got 0" in run("evaluate", writer[0], "stdlib", "--context", 0)[2]
     assert "needs a model that generates text" in run("evaluate", encoder[0], "stdlib")[2]
     assert run("evaluate", writer[0], tmp_path / "nowhere")[0] == 2
 

@@ -267,7 +267,7 @@ class TestBuildMpi:
         assert (
             run_main("build-mpi", "--mpicc", self.compiler(tmp_path, "true"), "--out", str(table_path)) == 2
         )
-        assert "nothing said" in capsys.readouterr().err
+        assert "no output" in capsys.readouterr().err
 
     def test_a_library_that_does_not_load(self, table_path, capsys, tmp_path):
         """The built library is loaded before it replaces another."""
