@@ -79,7 +79,7 @@ def test_inspect_shows_the_content_of_a_checkpoint(command, trained, place):
     """Step, configuration, tensors and bytes, for a run, its checkpoint folder, or one checkpoint."""
     code, out, _ = command("inspect", trained / place)
     assert code == 0 and "step: 6\n" in out and "  train.seed = 0\n" in out
-    assert "  model.model_type = llama\n" in out and "step-00000006: complete" in out
+    assert "  model.model_type = llama\n" in out and "step-00000006: valid" in out
     state = load_file(trained / "checkpoints" / "step-00000006" / "device-00000.safetensors")
     assert f"{format_bytes(sum(t.nbytes for t in state.values()))} together" in out
     assert f"{sum(not n.startswith('optimizer.') for n in state)} of the model" in out
@@ -374,7 +374,7 @@ def test_an_unreadable_checkpoint_does_not_hide_the_others(command, trained, tmp
         code, out, _ = command(look, tmp_path / "run")
         first, *others = out.splitlines()
         assert code == 1 and "step-00000001: cannot be read: " in first and "Permission denied" in first
-        assert any(line.startswith(f"{newest}: complete") for line in others)
+        assert any(line.startswith((f"{newest}: valid", f"{newest}: complete")) for line in others)
 
 
 def test_a_target_among_the_source_checkpoints_is_rejected(command, trained, tmp_path):
@@ -482,7 +482,8 @@ def test_a_checkpoint_that_a_run_removes_meanwhile_is_not_damaged(
 
     monkeypatch.setattr(checkpoint, "open_checkpoint", remove_first)
     code, out, _ = command(name, tmp_path)
-    assert code == 0 and f"{older}: was removed meanwhile\n" in out and "step-00000006: complete" in out
+    assert code == 0 and f"{older}: was removed meanwhile\n" in out
+    assert "step-00000006: " + {"inspect": "valid", "verify": "complete"}[name] in out
 
 
 def test_foreign_settings_are_printed_escaped(command, tmp_path):
