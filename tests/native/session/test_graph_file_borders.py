@@ -118,7 +118,7 @@ def test_other_files_are_rejected(path):
         whole.replace(b'"digest":"', b'"digest":"0', 1): "digest is another",
         b'{"tilewise graph":' + b"[" * 100_000: "nested too deeply",
         b'{"tilewise graph":' + b"9" * 5000: "not JSON",
-        b'{"tilewise graph":1,"digest":NaN}': "no number",
+        b'{"tilewise graph":1,"digest":NaN}': "not a number",
     }
     for content, words in cases.items():
         assert words in refusal(path, content), content[:60]

@@ -430,7 +430,7 @@ def test_directories_need_not_be_utf8(tmp_path):
     trace, _ = run(graph.plan({}, offload="optimizer"), odd)
     assert trace == expected_of()
     graph.instantiate(graph.plan({}), offload_directory=odd / os.fsdecode(b"\xfe")).close()
-    with pytest.raises(ResourceError, match="writable"):
+    with pytest.raises(ResourceError, match="must be written completely"):
         graph.instantiate(graph.plan({}, offload="optimizer"), offload_directory=odd / os.fsdecode(b"\xfe"))
 
 

@@ -108,8 +108,8 @@ def test_rejected_meshes_are_reported(monkeypatch, tmp_path):
     monkeypatch.setattr("tilewise.train.alternatives.num_cores", lambda: 2)
     lines = []
     trials = tune(make_config(tmp_path, tmp_path, batch=3, batch_splits=3), lines=lines)
-    refused = [line for line in lines if line.startswith("refused")]
-    assert {line.split()[1].rstrip(",") for line in refused} >= {"dp=2", "fsdp=2"}
+    rejected = [line for line in lines if line.startswith("rejected")]
+    assert {line.split()[1].rstrip(",") for line in rejected} >= {"dp=2", "fsdp=2"}
     assert {"tp"} in [set(t.config.distribution.mesh) for t in trials.trials]
 
 
