@@ -624,7 +624,7 @@ def test_a_run_can_be_made_longer(texts, tmp_path, capsys):
     file.write_text(text.replace("steps = 3\n", "steps = 2\n"))
     _, _, err = command_line("train", file, "--resume")
     assert f"put train.steps = {STEPS} into the file, or pass --set train.steps={STEPS}\n" in err
-    with pytest.raises(ConfigError, match=f"train.steps = 2 after {STEPS} steps"):
+    with pytest.raises(ConfigError, match=f"got 2 after {STEPS} steps"):
         run_training(
             plan_run(load_config(file, ["train.steps=2"]), True, may_change=["train.steps"]), silent()
         )
