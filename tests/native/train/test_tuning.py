@@ -97,7 +97,7 @@ def test_memory_is_saved_until_a_candidate_fits(monkeypatch, tmp_path):
     lines = []
     result = tune(config, seconds=0, lines=lines)
     assert result.gain is None and result.trials and all(t.memory_bytes < need for t in result.trials)
-    assert lines[0].startswith("not possible: one device") and "must fit" in lines[0]
+    assert lines[0].startswith("rejected: one device") and "must fit" in lines[0]
     monkeypatch.setattr(plans, "available_memory", lambda: 1)
     with pytest.raises(ResourceError, match="must fit"):
         tune(config)
