@@ -146,7 +146,7 @@ class _Search:
             return self._run_once(config, graph, plan)
         refused, reason = refusals[0]
         self._planning_error = self._planning_error or reason
-        self._report(f"not possible: {describe_settings(refused)}: {str(reason).partition(';')[0]}")
+        self._report(f"rejected: {describe_settings(refused)}: {str(reason).partition(';')[0]}")
         return None
 
     def _run_once(self, config: TrainConfig, graph: ComputeGraph, plan: Plan) -> Trial:

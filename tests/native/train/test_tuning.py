@@ -97,7 +97,7 @@ def test_memory_is_saved_until_a_candidate_fits(monkeypatch, tmp_path):
     lines = []
     result = tune(config, seconds=0, lines=lines)
     assert result.gain is None and result.trials and all(t.memory_bytes < need for t in result.trials)
-    assert lines[0].startswith("not possible: one device") and "must fit" in lines[0]
+    assert lines[0].startswith("rejected: one device") and "must fit" in lines[0]
     monkeypatch.setattr(plans, "available_memory", lambda: 1)
     with pytest.raises(ResourceError, match="must fit"):
         tune(config)
@@ -108,8 +108,8 @@ def test_rejected_meshes_are_reported(monkeypatch, tmp_path):
     monkeypatch.setattr("tilewise.train.alternatives.num_cores", lambda: 2)
     lines = []
     trials = tune(make_config(tmp_path, tmp_path, batch=3, batch_splits=3), lines=lines)
-    refused = [line.removeprefix("not possible: ") for line in lines if line.startswith("not possible")]
-    assert {line.split()[0].rstrip(",:") for line in refused} >= {"dp=2", "fsdp=2"}
+    rejected = [line for line in lines if line.startswith("rejected")]
+    assert {line.split()[1].rstrip(",") for line in rejected} >= {"dp=2", "fsdp=2"}
     assert {"tp"} in [set(t.config.distribution.mesh) for t in trials.trials]
 
 
