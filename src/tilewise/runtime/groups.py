@@ -69,7 +69,7 @@ class TaskGroup:
                 error = task.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 raise TimeoutError(
-                    f"[runtime.TaskGroup.wait_all] the group's tasks must end within the time given; got {task!r}, "
+                    f"[runtime.TaskGroup.wait_all] the group's tasks must end within the timeout; got {task!r}, "
                     f"which still runs or waits after {timeout} s; wait longer, or cancel the group"
                 ) from None
             first = first or error
@@ -193,7 +193,7 @@ class TaskGroup:
                 return task
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"[runtime.TaskGroup] a task must end within the time given; got none after {timeout} s; wait "
+                    f"[runtime.TaskGroup] a task must end within the timeout; got none after {timeout} s; wait "
                     "longer, or cancel the group"
                 )
 

@@ -127,7 +127,7 @@ def test_no_space_for_a_checkpoint(two_hosts, two_disks, tmp_path, by):
     run = Started(two_hosts, tmp_path, by)
     path = CHECKPOINTS / "step-00000010"
     run.require_refusal(
-        "[files.writing]", f"'{path}' on {two_hosts.names[0]}: No space left on device; make room"
+        "[files.writing]", f"'{path}' on {two_hosts.names[0]}: No space left on device; free space"
     )
     first = {name: data for name, data in contents(alone / "checkpoints").items() if name.startswith(FIRST)}
     assert contents(disk) == first and os.listdir(disk) == [FIRST]
@@ -154,7 +154,7 @@ def test_no_space_for_offloaded_state(two_hosts, two_disks, tmp_path, host, by):
     run.require_refusal(
         "[memory.SpillFile]",
         "got 'No space left on device' for ",
-        f" in 'offloaded'; make room, or choose another directory on {two_hosts.names[host]}",
+        f" in 'offloaded'; free disk space, or choose another directory on {two_hosts.names[host]}",
     )
     assert contents(tmp_path / "run") == before and os.listdir(disk) == []
     resize("16m")
