@@ -213,7 +213,7 @@ def test_errors_of_the_launcher(tmp_path):
         said[path] = run.communicate(timeout=30)[1].decode()
         assert run.returncode == 1
     assert said[failing].startswith("no such host\ntilewise: [cli.launch] mpiexec must start 3 processes")
-    assert "it ended with exit status 255 after 0 had begun" in said[failing]
+    assert "it ended with exit status 255 after 0 had started" in said[failing]
     assert "got none of 1, 2;" in said[silent]
 
 
