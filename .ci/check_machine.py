@@ -5,7 +5,7 @@ Runs before anything is installed, on whatever Python `make` found, so it uses n
 and nothing but the standard library. Checks: Python >= 3.10 with headers and venv, a C++20 compiler.
 """
 
-# An old Python must be able to read this file, to be told that it is too old.
+# An old Python must be able to run this file, which then reports that it is too old.
 
 import os
 import subprocess
@@ -19,10 +19,10 @@ PROGRAM = "#include <bit>\n#include <concepts>\n#include <span>\nint main() { re
 def python_problem():
     """What is wrong with this Python; an empty string when nothing is."""
     if sys.version_info < (3, 10):
-        found = "%d.%d" % sys.version_info[:2]
+        version = "%d.%d" % sys.version_info[:2]
         return (
             "Python 3.10 or newer is needed; got %s. Install one and run `make PYTHON=python3.12 ...`."
-            % found
+            % version
         )
     header = os.path.join(sysconfig.get_paths()["include"], "Python.h")
     if not os.path.exists(header):

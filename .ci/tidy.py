@@ -47,8 +47,8 @@ def commands() -> dict[Path, str]:
 def includes_of(path: Path) -> frozenset[Path]:
     """Our own headers that a file names."""
     names = re.findall(r'^\s*#\s*include\s+["<]([\w/.]+)[">]', path.read_text(encoding="utf-8"), re.MULTILINE)
-    found = (folder / name for name in names for folder in (NATIVE, NATIVE / "include"))
-    return frozenset(header for header in found if header.is_file())
+    headers = (folder / name for name in names for folder in (NATIVE, NATIVE / "include"))
+    return frozenset(header for header in headers if header.is_file())
 
 
 def inputs_of(source: Path) -> list[Path]:
@@ -72,7 +72,7 @@ def fingerprint(source: Path, command: str, version: bytes) -> str:
 
 
 def find(source: Path) -> str:
-    """What clang-tidy finds in a source; empty when nothing."""
+    """The findings of clang-tidy in a source; empty if there are none."""
     omitted = ",".join(f"-{name}" for name in TESTS_MAY.split()) if source.name.endswith("_test.cc") else ""
     command = [*TIDY, f"--checks={omitted}", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -90,10 +90,10 @@ def main() -> int:
     print(f"clang-tidy: {len(changed)} of {len(names)} sources", flush=True)
     num_bad = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for source, found in zip(changed, pool.map(find, changed), strict=True):
-            if found:
+        for source, findings in zip(changed, pool.map(find, changed), strict=True):
+            if findings:
                 num_bad += 1
-                print(found, flush=True)
+                print(findings, flush=True)
             else:
                 stamps[source].write_text(names[source])
     return 1 if num_bad else 0

@@ -57,25 +57,25 @@ void pin(int processor) {
 }
 
 // One side's wait for its own signal, as a task waits.
-class Seat {
+class SignalWait {
  public:
-  explicit Seat(tilewise::comm::Signal& own) : own_(own) {
-    waiter_.on_posted = [](Waiter* met, uint64_t) {
-      static_cast<Own*>(met)->has_come.store(true, std::memory_order_release);
+  explicit SignalWait(tilewise::comm::Signal& own) : own_(own) {
+    waiter_.on_posted = [](Waiter* posted, uint64_t) {
+      static_cast<Own*>(posted)->is_posted.store(true, std::memory_order_release);
     };
   }
   void await(uint64_t value) {
     uint64_t poison = 0;
     waiter_.threshold = value;
-    waiter_.has_come.store(false, std::memory_order_relaxed);
+    waiter_.is_posted.store(false, std::memory_order_relaxed);
     if (own_.wait(&waiter_, &poison)) return;
-    while (!waiter_.has_come.load(std::memory_order_acquire)) {
+    while (!waiter_.is_posted.load(std::memory_order_acquire)) {
     }
   }
 
  private:
   struct alignas(128) Own : Waiter {
-    std::atomic<bool> has_come{false};
+    std::atomic<bool> is_posted{false};
   };
   tilewise::comm::Signal& own_;
   Own waiter_;
@@ -125,9 +125,9 @@ std::vector<Times> in_threads(bool is_notified, const int* processors, uint64_t 
   Ball ball;
   const auto side = [&](int own) {
     pin(processors[own]);
-    Seat seat(signals[own]);
+    SignalWait wait(signals[own]);
     const auto await = [&](uint64_t value) {
-      if (is_notified) return seat.await(value);
+      if (is_notified) return wait.await(value);
       while (signals[own].value() < value) {
       }
     };

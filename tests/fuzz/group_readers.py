@@ -81,9 +81,9 @@ def valid_frames() -> list[bytes]:
     """A program that is copied, memory that is not, and questions."""
     own = os.open("/dev/null", os.O_RDWR)  # stays open with the tests
     paths = [5, "", f"/proc/{os.getpid()}/fd/{own}"]
-    questions = [{"id": 1, "what": "open", "executor": 1, "given": [{"num_devices": 2}], "paths": paths}]
+    questions = [{"id": 1, "what": "open", "executor": 1, "arguments": [{"num_devices": 2}], "paths": paths}]
     copied = HEAD.pack(1) + b"x"  # a frame of five bytes, all of which are the copy
-    return [pack({"id": 2, "what": "stats", "executor": 1, "given": []}), pack(questions[0]) + copied]
+    return [pack({"id": 2, "what": "stats", "executor": 1, "arguments": []}), pack(questions[0]) + copied]
 
 
 def valid_messages() -> list[bytes]:

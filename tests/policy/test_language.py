@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -24,8 +25,17 @@ WORDS = {  # what must not be written, and the field's term
     r"tenants?": "live interval",
     r"signal sites?": "signal range",
     r"raises? (a|the|its|this|that) signals?": "post",
+    r"foresees?": "precompile",
+    r"seats?": "thread slot",
+    r"told": "reported, notified, recorded",
+    r"beside": "next to, compared with, alongside",
+    r"(some|any|no)body": "the thread, process or user that is meant",
+    r"whoever": "the thread, process or user that is meant",
 }
-OPENINGS = re.compile(r"(?:^|[.!?]\s+|\"\"\"|//[/!]?\s*|#\s*)(What of|Where none|Of which|That is what)\b")
+OPENINGS = re.compile(
+    r"(?:^|[.!?]\s+|\"\"\"|//[/!]?\s*|#\s*)(What of|Where none|Of which|Whoever|That is what)\b"
+)
+LOCALS = {"found", "given", "known", "held", "kept"}  # a local has the noun of the value that it holds
 ALLOWED = {
     "tests/policy/test_language.py",
     "tests/policy/test_docs_form.py",
@@ -42,6 +52,17 @@ def problems(name: str, text: str) -> list[str]:
                 lines.append(f"{name}:{number}: write {better!r}: {line.strip()[:80]}")
         if OPENINGS.search(line):
             lines.append(f"{name}:{number}: name the subject first: {line.strip()[:80]}")
+    return lines
+
+
+def locals_without_noun(name: str, text: str) -> list[str]:
+    """Variables and parameters of a Python file with a name of LOCALS."""
+    lines = []
+    for node in ast.walk(ast.parse(text)):
+        stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        variable = node.id if stored else node.arg if isinstance(node, ast.arg) else ""
+        if variable in LOCALS:
+            lines.append(f"{name}:{node.lineno}: name what {variable!r} holds")
     return lines
 
 
@@ -67,7 +88,11 @@ def tracked() -> list[str]:
 
 def test_retired_words_do_not_return():
     """In no file of the project."""
-    lines = [line for name in tracked() for line in problems(name, (ROOT / name).read_text(encoding="utf-8"))]
+    lines = []
+    for name in tracked():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        lines += problems(name, text)
+        lines += locals_without_noun(name, text) if name.endswith(".py") else []
     assert not lines, "\n".join(lines)
 
 
@@ -83,3 +108,8 @@ def test_retired_words_do_not_return():
 def test_a_retired_word_is_detected(line):
     """The twin: a comment, an opening, a keyword."""
     assert problems("x.py", line)
+
+
+def test_a_local_without_a_noun_is_detected():
+    """A variable and a parameter; not an attribute."""
+    assert len(locals_without_noun("x.py", "def f(given): found = given.held")) == 2

@@ -59,13 +59,13 @@ def find_checkpoints(path: Path) -> list[Path]:
     is_named_so = path.name.startswith("step-")  # do not list unrelated parent directories
     if os.path.lexists(path / "checkpoint.json") or (is_named_so and path in checkpoint_paths(path.parent)):
         return [path]
-    found = checkpoint_paths(path) or checkpoint_paths(path / "checkpoints")
-    if not found:
+    paths = checkpoint_paths(path) or checkpoint_paths(path / "checkpoints")
+    if not paths:
         raise CheckpointError(
             f"[cli.checkpoint] there must be a training checkpoint step-N; got none in {str(path)!r}; give a "
             "checkpoint, or a run's output directory"
         )
-    return found
+    return paths
 
 
 def convert_checkpoint(

@@ -49,7 +49,7 @@ def doctor(
         return
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        print(f"{finding.state:8}{finding.name:{width}}  {finding.found}")
+        print(f"{finding.state:8}{finding.name:{width}}  {finding.description}")
         if finding.advice:
             print(f"{'':8}{'':{width}}  -> {finding.advice}")
     for name, unit, scale in _SPEEDS:

@@ -281,7 +281,12 @@ class Group:
             for peer in self._peers:
                 peer.skip_answers(_ANSWER_S)
             self._num_asked += 1
-            message = {"id": self._num_asked, "executor": executor, "what": what, "given": list(arguments)}
+            message = {
+                "id": self._num_asked,
+                "executor": executor,
+                "what": what,
+                "arguments": list(arguments),
+            }
             # otherwise some workers would wait for those that did not get the request
             with self._over_after(BaseException):
                 asked = [peer for peer in self._peers if only is None or peer.number in only]

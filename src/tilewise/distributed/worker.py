@@ -88,7 +88,7 @@ class Worker:
             if message["what"] == "close":
                 self._drop(message["executor"])
             if message["what"] == "compute":
-                self._answer(message, partial(compute, *message["given"]))
+                self._answer(message, partial(compute, *message["arguments"]))
             elif message["what"] == "clock":
                 self._answer(message, time.monotonic_ns)
             elif message["what"] == "make":
@@ -126,7 +126,7 @@ class Worker:
             while True:
                 executor.serve(program)
                 message = box.get()
-                self._answer(message, partial(questions[message["what"]], *message["given"]))
+                self._answer(message, partial(questions[message["what"]], *message["arguments"]))
                 if message["what"] == "close":
                     del self._boxes[message["executor"]]
                     return
@@ -155,7 +155,7 @@ class Worker:
         print(f"tilewise: {whose}: {error}", file=sys.stderr, flush=True)
 
     def _open(self, message: Message, files: Sequence[int], opened: list[tuple[Executor, Program]]) -> None:
-        (options,) = message["given"]
+        (options,) = message["arguments"]
         try:
             content, *made = files
             program = read_program(read_content(content, options.pop("content_bytes")))
@@ -189,11 +189,11 @@ class Worker:
         """Allocate the memory of this host's devices; returns paths. This process keeps it until
         the executor is closed.
         """
-        needed, is_own = message["given"]
-        kept = self._made.setdefault(message["executor"], [])
+        needed, is_own = message["arguments"]
+        descriptors = self._made.setdefault(message["executor"], [])
 
         def own(descriptor: int) -> int:
-            kept.append(descriptor)
+            descriptors.append(descriptor)
             return descriptor
 
         made = make_memory(needed, is_own, own)

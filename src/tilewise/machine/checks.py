@@ -40,13 +40,13 @@ class Finding:
     Attributes:
         name: its subject.
         state: `ok`; `note`: worth knowing; `warning`: it costs speed, or work will fail.
-        found: what was found.
+        description: what was found.
         advice: what to change; empty if nothing.
     """
 
     name: str
     state: Literal["ok", "note", "warning"]
-    found: str
+    description: str
     advice: str = ""
 
 

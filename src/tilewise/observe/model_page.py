@@ -112,10 +112,10 @@ def _uses(graph: Graph, layers: Layers) -> list[int]:
 
 def _calls(graph: Graph, layers: Layers) -> Counter[int]:
     keys = Counter(op.attrs["template"] for op in graph.ops if op.op == "call")
-    found: Counter[int] = Counter()
+    calls: Counter[int] = Counter()
     for key, count in keys.items():
-        found[layers.number[id(graph.templates[key])]] += count
-    return found
+        calls[layers.number[id(graph.templates[key])]] += count
+    return calls
 
 
 def _elements(tensors: Iterable[TensorNode]) -> int:

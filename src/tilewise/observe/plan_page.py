@@ -118,10 +118,10 @@ def _categories(picture: PlanPicture) -> dict[str, str]:
 def _fullest(picture: PlanPicture, calls: Sequence[CallPicture]) -> dict[str, int]:
     """Bytes by category during the call with most live bytes."""
     most = max(calls, key=lambda call: sum(call.alive.values()), default=None)
-    found = dict(picture.lasting)
+    nbytes = dict(picture.lasting)
     for name, count in most.alive.items() if most is not None else ():
-        found[name] = found.get(name, 0) + count
-    return found
+        nbytes[name] = nbytes.get(name, 0) + count
+    return nbytes
 
 
 def _stack(columns: Sequence[Mapping[str, int]], styles: Mapping[str, str], behind: Sequence[str]) -> str:
@@ -217,10 +217,10 @@ def _schedule(picture: PlanPicture, of: int) -> str:
     label = f'<text x="{LEFT - 8}" y="100" text-anchor="end">reads, up to</text>'
     most = f'<text class="soft" x="{LEFT - 8}" y="116" text-anchor="end">{max(reads, default=0):,}</text>'
     drawing = _svg(164, [*_marks(columns, 164), *parts, *([label, most] if total else [])])
-    said = ", ".join(f"{count:,} by {move}" for move, count in total.items()) or "nothing"
+    counts = ", ".join(f"{count:,} by {move}" for move, count in total.items()) or "nothing"
     return (
         f"<h2>Schedule of {text(picture.classes[of])}</h2><p class='soft'>{len(calls):,} calls. Elements read from "
-        f"other devices: {text(said)}. Point at a cell for its call.</p>"
+        f"other devices: {text(counts)}. Point at a cell for its call.</p>"
         f"<p class='legend'>{_legend({**PHASES, **{m: MOVES.get(m, 'cx') for m in total}})}</p>{drawing}"
     )
 
@@ -231,10 +231,10 @@ def _move(label: str) -> str:
 
 
 def _by_move(reads: Mapping[str, int]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    elements: Counter[str] = Counter()
     for label, count in reads.items():
-        found[_move(label)] += count
-    return found
+        elements[_move(label)] += count
+    return elements
 
 
 def _words_of(call: CallPicture, of: int) -> str:

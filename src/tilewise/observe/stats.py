@@ -51,20 +51,20 @@ class RuntimeStats:
 
     def advice(self) -> list[str]:
         """Sentences on how to size the runtime for the work so far; empty if no option needs a change."""
-        said = []
+        sentences = []
         if self.num_stalls > 0 and self.window_high >= self.window:
-            said.append(
+            sentences.append(
                 f"The window of {self.window} tasks was full; submitters stalled {self.num_stalls} times for "
                 f"{self.stall_ns / 1e6:.1f} ms. If workers idled meanwhile, try window={2 * self.window}."
             )
         if self.heap_high_bytes >= FULL * self.heap_bytes:
-            said.append(
+            sentences.append(
                 f"The heap of {self.heap_bytes} bytes was full; end scopes earlier, or try "
                 f"heap_bytes={2 * self.heap_bytes}."
             )
         elif self.heap_high_bytes <= ROOMY * self.heap_bytes:
-            said.append(
+            sentences.append(
                 f"The heap was never fuller than {self.heap_high_bytes} of {self.heap_bytes} bytes; "
                 f"heap_bytes={max(1 << 18, 2 * self.heap_high_bytes)} would do."
             )
-        return said
+        return sentences

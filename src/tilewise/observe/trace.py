@@ -229,7 +229,7 @@ class Trace:
         Every moment at which a worker ran nothing gets the first cause of IDLE_CAUSES that holds on its device then.
         Submitters that helped are no workers: what they do otherwise is not known here.
         """
-        found = []
+        times = []
         for device in self.devices:
             moments, spent = self._spent_by_cause(device)
             for worker in range(self.num_workers):
@@ -238,8 +238,8 @@ class Trace:
                     cause: round(float(np.diff(np.interp(gaps, moments, total), axis=1).sum()))
                     for cause, total in spent.items()
                 }
-                found.append(WorkerTime(device, worker, self.span_ns - sum(idle.values()), idle))
-        return tuple(found)
+                times.append(WorkerTime(device, worker, self.span_ns - sum(idle.values()), idle))
+        return tuple(times)
 
     @property
     def utilisation(self) -> float:
@@ -324,9 +324,9 @@ class Trace:
         }
         steps, open_ = np.diff(moments), np.ones(len(moments), bool)
         spent: dict[str, Times] = {}
-        for cause, held in holds.items():
-            spent[cause] = np.concatenate([[0], np.cumsum(steps * (held & open_)[:-1])])
-            open_ &= ~held
+        for cause, applies in holds.items():
+            spent[cause] = np.concatenate([[0], np.cumsum(steps * (applies & open_)[:-1])])
+            open_ &= ~applies
         return moments, spent
 
     def _gaps(self, device: int, worker: int) -> Times:

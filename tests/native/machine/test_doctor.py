@@ -121,8 +121,8 @@ def test_a_machine_without_problems(machine):
     findings = machine({})
     assert {finding.state for finding in findings.values()} == {"ok"}
     assert not any(finding.advice for finding in findings.values())
-    assert "Test 1" in findings["processor"].found
-    assert findings["memory"].found.endswith("1.00 GiB available")
+    assert "Test 1" in findings["processor"].description
+    assert findings["memory"].description.endswith("1.00 GiB available")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -138,7 +138,7 @@ def test_each_problem_is_found(machine, case):
         assert name not in findings
         return
     finding = findings[name]
-    assert finding.state == state and said in f"{finding.found} {finding.advice}"
+    assert finding.state == state and said in f"{finding.description} {finding.advice}"
     assert (finding.advice != "") == (state != "ok")
 
 
@@ -149,7 +149,7 @@ def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
     monkeypatch.setattr(checks, "isa_levels", lambda: ["baseline", "avx2", "other"])
     findings = machine({})
     assert findings["open files"].state == "warning" and "ulimit" in findings["open files"].advice
-    assert findings["compiler"].found == "no c++ and no cmake"
+    assert findings["compiler"].description == "no c++ and no cmake"
     assert findings["processor"].state == "note" and "TILEWISE_ISA" in findings["processor"].advice
     for levels in (["baseline"],):
         monkeypatch.setattr(checks, "isa_levels", lambda levels=levels: levels)
@@ -178,7 +178,9 @@ def test_which_mpi(machine, monkeypatch, library, absent, state, said):
         checks.shutil, "which", lambda name, path=None: None if path or name in absent else f"/bin/{name}"
     )
     findings = machine({})
-    assert findings["MPI"].state == state and said in f"{findings['MPI'].found} {findings['MPI'].advice}"
+    assert (
+        findings["MPI"].state == state and said in f"{findings['MPI'].description} {findings['MPI'].advice}"
+    )
     assert "only in trusted networks" in findings["MPI's ports"].advice
 
 
@@ -190,8 +192,10 @@ def test_a_variable_without_an_mpi_library(machine, monkeypatch, named):
     monkeypatch.undo()
     monkeypatch.setenv("TILEWISE_MPI", named)
     finding = machine({})["MPI"]
-    assert finding.state == "warning" and "TILEWISE_MPI is" in finding.found and "unset" in finding.advice
-    assert len(finding.found) < 200
+    assert (
+        finding.state == "warning" and "TILEWISE_MPI is" in finding.description and "unset" in finding.advice
+    )
+    assert len(finding.description) < 200
 
 
 def test_nothing_is_readable(tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def _config(texts, out, family, mesh):
             for meshes in ((BOTH, DP), (None, BOTH), (TP, BOTH))
         ),
     ],
-    ids=lambda given: given if isinstance(given, str) else str(given or "one device"),
+    ids=lambda value: value if isinstance(value, str) else str(value or "one device"),
 )
 def test_a_checkpoint_of_any_family_resumes_on_any_mesh(texts, tmp_path, family, before, after):
     """Parameters and optimizer states after a stop on one mesh, and after four steps on a third,

@@ -132,8 +132,8 @@ def test_every_false_edge_is_named(program, data):
     assume(free)
     added = data.draw(st.sampled_from(free))
     tasks = [replace(t, producers=(*t.producers, added[0])) if t.id == added[1] else t for t in whole.tasks]
-    found = check_graph(graph(*tasks))
-    assert (found.missing, found.unneeded) == ((), (added,))
+    errors = check_graph(graph(*tasks))
+    assert (errors.missing, errors.unneeded) == ((), (added,))
 
 
 @pytest.mark.parametrize(

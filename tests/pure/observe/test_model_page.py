@@ -40,9 +40,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         assert {name for name, _ in attrs} <= TAGS[tag], (tag, attrs)
-        found = dict(attrs)
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"]] if "href" in found else []
+        values = dict(attrs)
+        self.ids += [values["id"]] if "id" in values else []
+        self.links += [values["href"]] if "href" in values else []
         self.tags.append(tag)
         if tag not in VOID:
             self.open.append(tag)
