@@ -21,7 +21,7 @@ from tilewise.core.errors import InternalError, LayoutError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.models import llama
 from tilewise.nn import rms_norm
-from tilewise.plan.validate import validate_plan
+from tilewise.plan.prove import prove_plan
 from tilewise.session import require_origin, verify_strategy
 from tilewise.strategy import DistributionStrategy
 
@@ -334,9 +334,9 @@ def of_the_first(instruction):
 def test_shard_taken_for_empty_is_rejected(change, words):
     """Validation of plans knows which storage shards have rows."""
     _, plan = planned(DistributionStrategy.fsdp(3), batch=6)
-    validate_plan(plan)
+    prove_plan(plan)
     with pytest.raises(InternalError, match=words):
-        validate_plan(copies_of(plan, "all_gather_parameters:self_attn.o_proj.weight/all_gather", change))
+        prove_plan(copies_of(plan, "all_gather_parameters:self_attn.o_proj.weight/all_gather", change))
 
 
 def test_exchanged_shards_are_detected():

@@ -219,7 +219,7 @@ def test_wrong_columns_are_detected(kernel):
     g = in_shards(True) if kernel == "tree_add" else build(recipe)
     axes = {"a": 1, "b": 4} if kernel == "tree_add" else {"a": 1, "b": 2}
     g.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, axes, AXIS_OF))
-    with mock.patch("tilewise.plan.validate.validate_reductions") as check:
+    with mock.patch("tilewise.plan.prove.validate_reductions") as check:
         plan = g.plan(batch_splits=4)
     context = check.call_args.args[1:]
     validate_reductions(plan.program, *context)

@@ -14,7 +14,7 @@ from pure.plan.test_templates import plan_graph
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import fuse_into_table_gradients
-from tilewise.plan.validate import validate_plan
+from tilewise.plan.prove import prove_plan
 from tilewise.session import verify_strategy
 
 BATCH, SEQ, VOCAB, WIDTH = 8, 6, 72, 20
@@ -173,9 +173,9 @@ def test_missing_addition_of_a_reduced_sum_is_detected(axes):
     graph = build(vocab_size=SMALL_VOCAB)
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(axes)))
     plan = graph.plan(axes)
-    validate_plan(plan)
+    prove_plan(plan)
     with pytest.raises(InternalError, match="does not combine 'tokens'"):
-        validate_plan(forget(plan))
+        prove_plan(forget(plan))
 
 
 def test_microbatches_have_their_own_sums():

@@ -1,17 +1,19 @@
 """Everything that is decided before a run: tiles, memory, order and communication."""
 
-from tilewise.plan.make import make_plan
+from tilewise.plan.pipeline import make_plan
 from tilewise.plan.plan import Plan
-from tilewise.plan.prefetched_states import choose_prefetched
+from tilewise.plan.schedule import choose_prefetched, schedule_graph
 from tilewise.plan.settings import settings_for
-from tilewise.plan.shapes import LocalShapes, check_sizes, symbols_of
+from tilewise.plan.shapes import LocalShapes, PlanSettings, check_sizes, symbols_of
 
 __all__ = [
     "LocalShapes",
     "Plan",
+    "PlanSettings",
     "check_sizes",
     "choose_prefetched",
     "make_plan",
+    "schedule_graph",
     "settings_for",
     "symbols_of",
 ]

@@ -8,15 +8,19 @@ aliases, and the instruction issuer adds the edges.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 from tilewise.plan.shapes import round_up
 
 __all__ = [
     "ALIGNMENT",
     "FILE_PAGE",
+    "OFFLOADED",
     "Buffer",
+    "Placed",
+    "align_for_files",
+    "apart",
     "gap_for",
     "most_at_one_time",
     "place_buffers",
@@ -26,22 +30,22 @@ __all__ = [
 ]
 
 ALIGNMENT = 64
+OFFLOADED = "offloaded"  # category of buffers in the device's file
 FILE_PAGE = 4096  # the unit of disk transfers (native/memory/spill_file.h)
 _FEW = 512  # up to this many buffers, all pairs are compared
 _WASTE = 64  # a region at most 1/64 above the lower bound is good enough
 
 
-@dataclass(slots=True)
-class Buffer:
-    """A range of the arena.
+class Buffer(NamedTuple):
+    """A range of the arena, or what is to get one.
 
     Attributes:
         key: what it holds.
         bytes: its size, before alignment.
         category: parameters, gradients, carries, rings, optimizer, gathered, activations,
             temporaries or inputs; offloaded: in the device's file.
-        first, last: positions of the first and last use; None for buffers of the whole run.
-        offset: set by `place_buffers`.
+        first, last: positions of the first and last use; -1 for buffers of the whole run.
+        offset: its first byte; -1 before it is placed.
     """
 
     key: tuple[object, ...]
@@ -57,16 +61,33 @@ class Buffer:
         return self.offset + round_up(self.bytes, ALIGNMENT)
 
 
-def place_in_sequence(buffers: Sequence[Buffer], base: int) -> int:
-    """Place buffers of the whole run one after another; returns the end of the region."""
+def apart(buffers: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
+    """Buffers in memory, and buffers in the device's file."""
+    return [b for b in buffers if b.category != OFFLOADED], [b for b in buffers if b.category == OFFLOADED]
+
+
+def align_for_files(buffers: Sequence[Buffer]) -> list[Buffer]:
+    """Sizes rounded up to whole pages of a file, so that every buffer begins at a page if the first
+    does.
+    """
+    return [b._replace(bytes=round_up(b.bytes, FILE_PAGE)) for b in buffers]
+
+
+Placed = tuple[list[Buffer], int]
+"""Buffers with their offsets, and the end of their region."""
+
+
+def place_in_sequence(buffers: Sequence[Buffer], base: int) -> Placed:
+    """Place buffers of the whole run one after another."""
+    placed = []
     for buffer in buffers:
-        buffer.offset = base
+        placed.append(buffer._replace(offset=base))
         base += round_up(buffer.bytes, ALIGNMENT)
-    return base
+    return placed, base
 
 
-def place_buffers(buffers: Sequence[Buffer], base: int) -> int:
-    """Give every buffer an offset from `base` on; returns the end of the region.
+def place_buffers(buffers: Sequence[Buffer], base: int) -> Placed:
+    """Give every buffer an offset from `base` on.
 
     Buffers may share bytes if their live intervals `[first, last]` do not overlap. They are placed
     in the order in which they become live, each in the lowest gap that is large enough. This is
@@ -81,14 +102,14 @@ def place_buffers(buffers: Sequence[Buffer], base: int) -> int:
         other, other_end = _place_by_size(buffers, sizes)
         if other_end < end:
             offsets, end = other, other_end
-    for buffer, offset in zip(buffers, offsets):
-        buffer.offset = base + offset
-    return base + end
+    return [b._replace(offset=base + offset) for b, offset in zip(buffers, offsets)], base + end
 
 
-def place_lingering(buffers: Sequence[Buffer], lingering: Sequence[Buffer], room: int) -> None:
-    """Change the offsets of buffers that are placed from 0 on, so that some keep their bytes beyond
-    their last use.
+def place_lingering(
+    buffers: Sequence[Buffer], lingering: Set[tuple[object, ...]], room: int
+) -> Sequence[Buffer]:
+    """Place buffers that are placed from 0 on again, so that some keep their bytes beyond their
+    last use.
 
     Other devices may read a buffer after its last use here. If its bytes were overwritten
     immediately, this device would wait for the slowest reader, and small delays would spread to all
@@ -97,29 +118,29 @@ def place_lingering(buffers: Sequence[Buffer], lingering: Sequence[Buffer], room
 
     Args:
         buffers: all buffers, with offsets.
-        lingering: those that other devices read.
+        lingering: keys of those that other devices read.
         room: the largest end of a buffer.
     """
-    if not lingering:
-        return
-    others, end = {*map(id, lingering)}, max(b.last for b in buffers)
+    if lingering.isdisjoint(b.key for b in buffers):
+        return buffers
+    end = max(b.last for b in buffers)
 
     def longer(buffer: Buffer, positions: int) -> Buffer:
-        if id(buffer) not in others:
-            return replace(buffer)
+        if buffer.key not in lingering:
+            return buffer
         last = buffer.last + positions
-        return replace(buffer, last=last) if last <= end else replace(buffer, first=0, last=end)
+        return buffer._replace(last=last) if last <= end else buffer._replace(first=0, last=end)
 
-    fewest, most = 0, end + 1
+    result, fewest, most = buffers, 0, end + 1
     while fewest < most:
         positions = (fewest + most + 1) // 2
-        placed = [longer(b, positions) for b in buffers]
-        if place_buffers(placed, 0) > room:
+        placed, needed = place_buffers([longer(b, positions) for b in buffers], 0)
+        if needed > room:
             most = positions - 1
             continue
         fewest = positions
-        for buffer, of in zip(buffers, placed):
-            buffer.offset = of.offset
+        result = [b._replace(offset=of.offset) for b, of in zip(buffers, placed)]
+    return result
 
 
 def gap_for(buffer: Buffer, placed: Sequence[Buffer], base: int) -> int:

@@ -14,10 +14,9 @@ from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.program import Call, DeviceClass
 from tilewise.observe import CallPicture, PlanPicture, TaskSpan, Trace
-from tilewise.plan.buffers import OFFLOADED
 from tilewise.plan.explain import name_devices, num_tasks, short_name
-from tilewise.plan.memory import ALIGNMENT, Buffer, most_at_one_time
-from tilewise.plan.segments import Segment, cut_segments
+from tilewise.plan.memory import ALIGNMENT, OFFLOADED, Buffer, most_at_one_time
+from tilewise.plan.schedule import Segment, cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import TrafficCounter

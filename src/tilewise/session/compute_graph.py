@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,7 @@ from tilewise.core.progress import Progress
 from tilewise.core.validation import Validator
 from tilewise.files.reading import Unreadable
 from tilewise.files.writing import replace_file
-from tilewise.graph import (
-    GraphBuilder,
-    Recomputation,
-    differentiate,
-    fix_sizes,
-    fuse_into_table_gradients,
-    simplify,
-)
+from tilewise.graph import GraphBuilder, Recomputation
 from tilewise.graph.draft import GraphDraft
 from tilewise.graph.file import (
     Definition,
@@ -30,39 +22,19 @@ from tilewise.graph.file import (
     read_content,
     require_definition,
 )
-from tilewise.graph.gradients import calls_before
-from tilewise.ir.batch import cut_batch
 from tilewise.ir.digest import digest_graph
 from tilewise.ir.file import Unwritable
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.mermaid import to_mermaid
 from tilewise.ir.show import show_graph
-from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
-from tilewise.plan import (
-    Plan,
-    check_sizes,
-    choose_prefetched,
-    make_plan,
-    settings_for,
-    symbols_of,
-)
+from tilewise.plan import Plan
 from tilewise.processes.workers import WorkerPool
-from tilewise.session.assemble import device_overhead
-from tilewise.session.inputs import check_constants
 from tilewise.session.instance import GraphInstance
 from tilewise.session.own_plan import definition_of, require_own
-from tilewise.strategy import (
-    DistributionStrategy,
-    check_offload,
-    gather_table_rows,
-    insert_reshards,
-    offload_tensors,
-    one_stage,
-    prefetch_states,
-    propagate_layouts,
-    shard_states,
-)
+from tilewise.session.passes import PassOptions
+from tilewise.session.planning import PlanRequest, complete_graph, plan_graph
+from tilewise.strategy import DistributionStrategy, check_offload
 
 __all__ = ["ComputeGraph"]
 
@@ -139,26 +111,7 @@ class ComputeGraph(GraphBuilder):
         """
         recomputation = Recomputation.of(recompute)
         with collector_paused():
-            return self._completed(simplify(self.freeze()), recomputation, pool)
-
-    def _completed(self, graph: Graph, recomputation: Recomputation, pool: WorkerPool | None) -> Graph:
-        """`complete` for a simplified graph."""
-        loss = self.draft.loss_id
-        if loss is None:
-            validate_graph(graph)
-            recomputation.require_fit(graph, ())
-            return graph
-        # `differentiate` validates templates with a gradient, and the gradients
-        seen = {id(graph.templates[op.attrs["template"]].graph) for op in calls_before(graph, loss)}
-        validate_graph(graph, seen)
-        graph, gradients = differentiate(graph, loss, pool, recomputation)
-        seen |= {id(template.graph) for template in graph.templates.values()}
-        if self._optimizer is not None:
-            builder = GraphBuilder.thaw(graph)
-            self._optimizer.add_to(builder, gradients)
-            graph = builder.freeze()
-        validate_graph(graph, seen)
-        return graph
+            return complete_graph(self.freeze(), self.draft.loss_id, self._optimizer, recomputation, pool)
 
     def plan(
         self,
@@ -224,43 +177,19 @@ class ComputeGraph(GraphBuilder):
                 f"{used}",
                 "plan without a mesh, name them, or choose another strategy",
             )
-        seen = Progress() if progress is None else progress
         if pool is not None:
             _validate.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
+        options = PassOptions(
+            strict, strategy.sharding, offloaded, workers_per_device, checkpoints, rows_per_tile
+        )
         recomputation = Recomputation.of(recompute)
-        with collector_paused():
-            with seen.phase("gradients"):
-                graph = self._completed(simplify(self.freeze()), recomputation, pool)
-            with seen.phase("layouts"):
-                check_constants(graph)
-                fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
-                batch = cut_batch(graph, accumulation, batch_splits)
-                if batch.microbatches == 1:
-                    graph = fuse_into_table_gradients(graph)
-                if fixed:
-                    graph = fix_sizes(graph, fixed)
-                    batch = replace(cut_batch(graph, accumulation, batch_splits), bound=batch.bound)
-                layout = propagate_layouts(graph, used, strategy, batch)
-                graph, layout = insert_reshards(graph, layout, strict=strict)
-                graph, layout = gather_table_rows(graph, layout, batch)
-                if strategy.sharding is not None:
-                    graph, layout = shard_states(graph, layout, strategy.sharding, batch)
-                graph, layout = offload_tensors(graph, layout, offloaded, batch)
-                settings = settings_for(graph, layout, batch, workers_per_device, checkpoints, rows_per_tile)
-                if "optimizer" in offloaded:
-                    prefetched = choose_prefetched(graph, layout, settings)
-                    graph, layout = prefetch_states(graph, layout, prefetched, batch)
-            with seen.phase("plan"):
-                return make_plan(
-                    graph,
-                    layout,
-                    settings,
-                    one_stage,
-                    self._optimizer,
-                    device_overhead,
-                    pool,
-                    definition_of(self),
-                )
+        request = PlanRequest(
+            used, strategy, accumulation, batch_splits, recomputation, {} if sizes is None else sizes, options
+        )
+        definition = definition_of(self)
+        return plan_graph(
+            self.freeze(), self.draft.loss_id, self._optimizer, request, definition, pool, progress
+        )
 
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any

@@ -2,6 +2,7 @@
 
 from tilewise.strategy.alone import lay_out_alone, lay_out_whole
 from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors, prefetch_states
+from tilewise.strategy.outputs import gather_outputs
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
 from tilewise.strategy.schedule import one_stage
@@ -15,6 +16,7 @@ __all__ = [
     "ParallelismMode",
     "StateSharding",
     "check_offload",
+    "gather_outputs",
     "gather_table_rows",
     "insert_reshards",
     "lay_out_alone",

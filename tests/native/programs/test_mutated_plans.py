@@ -60,8 +60,8 @@ def planned(name: str) -> tuple[Plan, tuple, tuple]:
     batch_splits = options.get("batch_splits", 4)
     graph = training_graph(model, "f32", batch_splits, 8)
     with (
-        mock.patch("tilewise.plan.validate.validate_reductions") as flow,
-        mock.patch("tilewise.plan.make.validate_bindings") as bindings,
+        mock.patch("tilewise.plan.prove.validate_reductions") as flow,
+        mock.patch("tilewise.plan.prove.validate_bindings") as bindings,
     ):
         plan = graph.plan(axes, **{"batch_splits": batch_splits, **options})
     return plan, flow.call_args.args[1:], bindings.call_args.args[1:]

@@ -10,7 +10,7 @@ from tilewise.graph.ops.common import Elementwise
 from tilewise.ir import op as op_table
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.op import register
-from tilewise.plan.lower import alias_roots
+from tilewise.plan.schedule import alias_roots
 
 pytestmark = pytest.mark.usefixtures("same_ops")
 

@@ -15,7 +15,7 @@ from tilewise.ir.batch import cut_batch
 from tilewise.optim import AdamW
 from tilewise.plan import make, make_plan, settings_for, variants
 from tilewise.plan.lower import variant
-from tilewise.plan.validate import validate_plan
+from tilewise.plan.prove import prove_plan
 from tilewise.processes.workers import WorkerPool
 from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
@@ -95,7 +95,7 @@ def test_values_come_from_the_lowering(monkeypatch, spoil):
     are rejected where they contradict the calls.
     """
     made = plan(None)
-    validate_plan(made)  # reads all instructions again
+    prove_plan(made)  # reads all instructions again
 
     def wrong(template, layout):
         values = right(template, layout)
@@ -112,13 +112,13 @@ def test_values_come_from_the_lowering(monkeypatch, spoil):
 @pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({}, 4), ({"dp": 2}, 1)])
 def test_values_of_all_instructions(monkeypatch, axes, accumulation):
     """A template that other devices take part in has no values of its own."""
-    asked, check = [], make.validate_plan
+    asked, check = [], make.prove_plan
 
     def note(plan, values):
         asked.append(values)
         check(plan, values)
 
-    monkeypatch.setattr(make, "validate_plan", note)
+    monkeypatch.setattr(make, "prove_plan", note)
     made = plan(None, axes, accumulation, layers=3)
     assert bool(asked[0]) is (not axes)
     for number, values in asked[0].items():

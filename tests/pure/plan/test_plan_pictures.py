@@ -15,7 +15,7 @@ from tilewise.graph import GraphBuilder, differentiate, layer, simplify
 from tilewise.nn import linear
 from tilewise.observe import Trace, render_plan
 from tilewise.plan.picture import draw_plan
-from tilewise.plan.segments import cut_segments
+from tilewise.plan.schedule import cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.strategy import one_stage
 

@@ -19,7 +19,7 @@ from tilewise.models.decoder.sharding import BATCH
 from tilewise.models.llama import LlamaConfig
 from tilewise.optim import AdamW
 from tilewise.plan import entries, make_plan, settings_for
-from tilewise.plan.buffers import RootTensors
+from tilewise.plan.schedule import RootTensors
 from tilewise.plan.shapes import LocalShapes
 from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewise.plan.reuse import LiveInterval, find_conflicts
+from tilewise.plan.bind.reuse import LiveInterval, find_conflicts
 
 SIZE = 24
 live_intervals = st.tuples(st.integers(0, SIZE - 1), st.integers(1, SIZE), st.sampled_from([0.0, 0.5, 1.0]))

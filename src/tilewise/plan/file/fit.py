@@ -25,14 +25,14 @@ from tilewise.ir.kinds import Kind
 from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS, GraphLayout
 from tilewise.ir.program import upper
 from tilewise.ir.validate import validate_graph
-from tilewise.plan.buffers import OFFLOADED
 from tilewise.plan.classes import classes_of
 from tilewise.plan.file.fit_kernels import require_kernels
 from tilewise.plan.file.fit_program import require_program
+from tilewise.plan.memory import OFFLOADED
+from tilewise.plan.prove import prove_plan
 from tilewise.plan.settings import MAX_WORKERS, settings_for
 from tilewise.plan.shapes import LocalShapes, symbols_of
 from tilewise.plan.tables import CATEGORIES, REGIONS, PlanTables
-from tilewise.plan.validate import validate_plan
 
 __all__ = ["require_fit"]
 
@@ -56,7 +56,7 @@ def require_fit(plan: PlanTables) -> None:
         require_program(plan)
         require_kernels(plan)
         _require_outside(plan)
-        validate_plan(plan)
+        prove_plan(plan)
         _require_optimizer(plan)
     except Unreadable:
         raise

@@ -24,10 +24,10 @@ from tilewise.ir.program import (
 )
 from tilewise.ir.validate import Values, values_of
 from tilewise.plan.classes import DeviceNumbers, NumberTable
-from tilewise.plan.lower.aliases import alias_roots
 from tilewise.plan.lower.template import TemplateLowering
+from tilewise.plan.lower.written import written_slots
 from tilewise.plan.memory import Buffer, place_buffers
-from tilewise.plan.reuse import written_slots
+from tilewise.plan.schedule import alias_roots
 from tilewise.plan.shapes import LocalShapes
 
 __all__ = ["LoweredVariant", "LoweringTask", "lower_variant", "renumbered"]
@@ -167,8 +167,7 @@ def _temporaries(
     for i, temps in enumerate(zip(*(t.temps for t in templates))):
         op, size = temps[0].op, max(t.max_bytes for t in temps)
         made.append(Buffer(("temp", i), size, "temporaries", op, op))
-    place_buffers(made, 0)
-    return tuple(made)
+    return tuple(place_buffers(made, 0)[0])
 
 
 def _live_intervals(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:

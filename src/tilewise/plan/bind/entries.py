@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike, TensorEntry, tiles_across, upper
+from tilewise.plan.bind.reuse import LiveInterval, find_conflicts
 from tilewise.plan.memory import Buffer, shared_bytes
-from tilewise.plan.reuse import LiveInterval, find_conflicts
 
 __all__ = ["Cut", "EntryTable"]
 
@@ -112,7 +112,7 @@ class EntryTable:
             results: buffers that are live from one segment to another; all that share bytes are
                 listed.
             runs: for each order in which a run uses templates, the temporaries of each use;
-                `plan.reuse` finds their conflicts.
+                `plan.bind.reuse` finds their conflicts.
         """
         table = self.tables[0]
         aliases_of: dict[int, tuple[int, ...]] = {}

@@ -13,19 +13,17 @@ from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.op import import_ops, modules_of_ops
 from tilewise.ir.program import LoweredTemplate, Slot
-from tilewise.ir.schedule import Schedule
 from tilewise.ir.validate import Values
-from tilewise.plan.accumulation import BatchSums
-from tilewise.plan.classes import DeviceNumbers
+from tilewise.plan.classes import DeviceNumbers, NumberTable
 from tilewise.plan.collectives import place_signals
-from tilewise.plan.lower import LoweredVariant, LoweringTask, lower_variant, renumbered
+from tilewise.plan.lower.variant import LoweredVariant, LoweringTask, lower_variant, renumbered
 from tilewise.plan.memory import Buffer
 from tilewise.plan.rings import credits_of_uses
-from tilewise.plan.segments import Segment
+from tilewise.plan.schedule import Scheduled, Segment
 from tilewise.plan.shapes import LocalShapes
 from tilewise.processes.workers import ENOUGH, WorkerPool
 
-__all__ = ["Use", "Variant", "Variants", "lower_variants"]
+__all__ = ["Use", "Variant", "Variants", "lower"]
 
 
 @dataclass(frozen=True)
@@ -81,10 +79,17 @@ class Use:
 
 @dataclass(frozen=True)
 class Variants:
-    """All variants of a plan and the order in which a step uses them."""
+    """All variants of a plan and the order in which a step uses them.
+
+    Attributes:
+        variants: the lowered templates.
+        uses: the uses of a step, in order.
+        numbers: the numbers in which devices of a class differ.
+    """
 
     variants: tuple[Variant, ...]
     uses: tuple[Use, ...]
+    numbers: NumberTable
 
     def uses_alone(self, phase: str) -> tuple[Use, ...]:
         """The uses of one phase, with ring numbers for a list of these uses only.
@@ -106,30 +111,18 @@ class Variants:
         return max((v.scratch_bytes for v in self.variants), default=0)
 
 
-def lower_variants(
-    graph: Graph,
-    layout: GraphLayout,
-    shapes: LocalShapes,
-    segments: Sequence[Segment],
-    schedule: Schedule,
-    sums: BatchSums,
-    roots: dict[int, int],
-    numbers: DeviceNumbers,
-    pool: WorkerPool | None = None,
-) -> Variants:
-    """Lower every variant that the schedule uses.
+def lower(scheduled: Scheduled, pool: WorkerPool | None = None) -> Variants:
+    """Lower every variant that a schedule uses, for one device of each class.
 
     Args:
-        shapes: local sizes on all devices; one device of each class is lowered (`LocalShapes.kinds`).
-        sums: the tensors and ops that wait for the last microbatch.
-        roots: memory sharing of the root graph's tensors.
-        numbers: the numbers in which the devices of a class differ.
         pool: worker processes that lower templates, if there are many.
     """
+    graph, layout, sums = scheduled.graph, scheduled.layout, scheduled.sums
+    numbers = DeviceNumbers(scheduled.shapes)
     tasks: dict[tuple[object, ...], LoweringTask] = {}
     wanted: list[tuple[Segment, int, tuple[object, ...], tuple[object, ...]]] = []
-    for turn in schedule:
-        segment = segments[turn.segment]
+    for turn in scheduled.order:
+        segment = scheduled.segments[turn.segment]
         call, name = segment.call, segment.name(graph)
         if call is not None:
             template = graph.templates[call.attrs["template"]]
@@ -150,13 +143,21 @@ def lower_variants(
             )
         else:
             tasks[key] = LoweringTask(
-                name, graph, layout, ops, turn.microbatch, late.late_ops, None, frozenset(), roots
+                name,
+                graph,
+                layout,
+                ops,
+                turn.microbatch,
+                late.late_ops,
+                None,
+                frozenset(),
+                scheduled.tensors.roots,
             )
-    lowered = _lower_all(list(tasks.values()), shapes, numbers, pool)
+    lowered = _lower_all(list(tasks.values()), scheduled.shapes, numbers, pool)
     made = _numbered(tasks, lowered, numbers, {key: identity for _, _, identity, key in wanted})
     uses = [Use(segment, microbatch, made[key].number) for segment, microbatch, _, key in wanted]
     variants = tuple(made.values())
-    return Variants(variants, _with_credits(variants, uses))
+    return Variants(variants, _with_credits(variants, uses), numbers.table())
 
 
 def _lower_all(

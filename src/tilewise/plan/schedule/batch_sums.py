@@ -93,7 +93,7 @@ def require_whole_batch(graph: Graph, sums: BatchSums) -> None:
             require_whole_batch(graph.templates[op.attrs["template"]].graph, sums.calls[op.id])
         elif op.id in sums.late_ops and (op_named(op.op).accumulates or _counts_the_batch(graph, op)):
             raise PlanError(
-                "[plan.accumulation] with several microbatches, no part of the batch may depend on a total over "
+                "[plan.schedule] with several microbatches, no part of the batch may depend on a total over "
                 f"the whole batch; got {op.label!r} ({op.op}); use accumulation=1, or a loss whose "
                 "gradient does not depend on its own value"
             )

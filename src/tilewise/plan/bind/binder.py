@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tilewise.core.dtypes import dtype
@@ -10,16 +10,15 @@ from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
-from tilewise.plan.buffers import RootTensors, carry_or_ring_key, category_of, own_key
+from tilewise.plan.bind.entries import Cut, EntryTable
+from tilewise.plan.bind.reuse import LiveInterval
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import broadcast_instructions
-from tilewise.plan.entries import Cut, EntryTable
-from tilewise.plan.lower import flat_view
+from tilewise.plan.lower import Use, Variant, flat_view
 from tilewise.plan.memory import Buffer
-from tilewise.plan.reuse import LiveInterval
-from tilewise.plan.segments import tensors_seen
+from tilewise.plan.place import carry_or_ring_key, category_of, own_key
+from tilewise.plan.schedule import RootTensors, tensors_seen
 from tilewise.plan.shapes import LocalShapes, round_up
-from tilewise.plan.variants import Use, Variant
 
 __all__ = ["Binder"]
 
@@ -47,32 +46,25 @@ class Binder:
 
     Args:
         tensors: those of the root graph.
-        buffers: their buffers with offsets, as far as they are placed; `add` adds the others.
+        variants: all lowered templates.
+        buffers: all buffers with their offsets.
     """
 
-    def __init__(self, tensors: RootTensors, buffers: Iterable[Buffer]) -> None:
-        self.tensors, self.variants = tensors, list[Variant]()
+    def __init__(self, tensors: RootTensors, variants: Sequence[Variant], buffers: Iterable[Buffer]) -> None:
+        self.tensors, self.variants = tensors, variants
         self.table = EntryTable(len(tensors.shapes.kinds), tensors.shapes.bounds)
         self.buffers: dict[Key, Buffer] = {}  # all but those of root tensors
         self._memory: list[Buffer | None] = [None] * len(tensors.graph.tensors)  # of root tensors
-        self._note(buffers)
-        self._cuts: tuple[dict[int, Cut], dict[int, Cut]] = {}, {}  # by form; as they are, and as plain rows
-        self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
-        self._bindings: dict[int, _Binding] = {}  # by variant
-        # entries of root tensors, by microbatch and view
-        self._root_entries: dict[tuple[int, bool], list[int]] = {}
-
-    def _note(self, buffers: Iterable[Buffer]) -> None:
         for b in buffers:
             if b.key[0] == "tensor":
                 self._memory[b.key[1]] = b  # type: ignore[call-overload]
             else:
                 self.buffers[b.key] = b
-
-    def add(self, buffers: Iterable[Buffer], variants: Iterable[Variant] = ()) -> None:
-        """Add buffers that are now placed, and the next templates, whose temporaries are among them."""
-        self.variants.extend(variants)
-        self._note(buffers)
+        self._cuts: tuple[dict[int, Cut], dict[int, Cut]] = {}, {}  # by form; as they are, and as plain rows
+        self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
+        self._bindings: dict[int, _Binding] = {}  # by variant
+        # entries of root tensors, by microbatch and view
+        self._root_entries: dict[tuple[int, bool], list[int]] = {}
 
     def outside(self) -> dict[int, tuple[int, ...]]:
         """Entries of all tensors that users read or write, one for each of their parts."""

@@ -10,34 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewise.ir.graph import Graph
-from tilewise.ir.layout import GraphLayout
 from tilewise.ir.reshards import is_prefetch
-from tilewise.plan.accumulation import find_batch_sums
-from tilewise.plan.buffers import RootTensors, align_for_files, apart, result_buffers
-from tilewise.plan.lower import alias_roots
-from tilewise.plan.memory import FILE_PAGE, Buffer, gap_for, place_buffers
-from tilewise.plan.segments import cut_segments
-from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
+from tilewise.plan.memory import FILE_PAGE, Buffer, align_for_files, apart, gap_for, place_buffers
+from tilewise.plan.schedule.results import result_buffers
+from tilewise.plan.schedule.scheduled import Scheduled
+from tilewise.plan.shapes import round_up
 
-__all__ = ["choose_prefetched", "place_prefetched", "prefetched_apart"]
+__all__ = ["choose_prefetched", "prefetched_apart"]
 
 
-def choose_prefetched(graph: Graph, layout: GraphLayout, settings: PlanSettings) -> Mapping[int, int]:
+def choose_prefetched(scheduled: Scheduled) -> Mapping[int, int]:
     """The states in files to prefetch, each with the op before which its prefetch call is inserted.
 
     Each state is prefetched at the first segment of the backward pass from which on a gap of its
     size stays free until its update. If several states fit, those that are needed first come first.
     """
-    shapes = LocalShapes(layout.mesh, settings, graph.k_splits, symbols_of(graph))
-    roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()))
-    tensors = RootTensors(graph, layout, shapes, find_batch_sums(graph), roots)
-    segments = cut_segments(graph)
+    tensors, segments = scheduled.tensors, scheduled.segments
     results, _ = apart(result_buffers(tensors, segments))
-    align_for_files(results)
-    for buffer in results:  # leaves positions between segments for prefetch and put-back calls
-        buffer.first, buffer.last = 2 * buffer.first, 2 * buffer.last
-    end = place_buffers(results, 0)
-    states = tensors.files.intersection(t.id for t in graph.of_kind("state"))
+    # leaves positions between segments for prefetch and put-back calls
+    results = [b._replace(first=2 * b.first, last=2 * b.last) for b in align_for_files(results)]
+    placed, end = place_buffers(results, 0)
+    states = tensors.files.intersection(t.id for t in scheduled.graph.of_kind("state"))
     waiting = {
         t: Buffer(("tensor", t), round_up(tensors.bytes(t), FILE_PAGE), "activations", last=2 * s.index + 1)
         for s in segments
@@ -50,24 +43,27 @@ def choose_prefetched(graph: Graph, layout: GraphLayout, settings: PlanSettings)
     update = next((s.index for s in segments if s.phase == "update"), -1)
     first_ops: dict[int, int] = {}
     for before in segments[first : update + 1]:
-        for t in _that_fit(waiting, results, end, 2 * before.index - 1):
+        for t, buffer in _that_fit(waiting, placed, end, 2 * before.index - 1).items():
             first_ops[t] = before.ops[0].id
-            results.append(waiting.pop(t))
+            placed.append(buffer)
+            del waiting[t]
     return first_ops
 
 
-def _that_fit(waiting: Mapping[int, Buffer], placed: Sequence[Buffer], end: int, first: int) -> list[int]:
+def _that_fit(
+    waiting: Mapping[int, Buffer], placed: Sequence[Buffer], end: int, first: int
+) -> dict[int, Buffer]:
     """States for which there is room from a position on until their update, with their offsets."""
-    everything, fitting = [*placed], list[int]()
+    everything, fitting = [*placed], dict[int, Buffer]()
     least = end + 1  # a later state of this size does not fit either, because it would have to stay longer
     for t, buffer in waiting.items():
         if buffer.bytes >= least:
             continue
-        buffer.first = first
-        buffer.offset = gap_for(buffer, everything, 0)
-        if buffer.end <= end:
-            everything.append(buffer)
-            fitting.append(t)
+        live = buffer._replace(first=first)
+        live = live._replace(offset=gap_for(live, everything, 0))
+        if live.end <= end:
+            everything.append(live)
+            fitting[t] = live
         else:
             least = buffer.bytes
     return fitting
@@ -79,13 +75,3 @@ def prefetched_apart(graph: Graph, results: Sequence[Buffer]) -> tuple[list[Buff
     prefetched = dict.fromkeys(o for op in updates for o in op.outputs)
     by_tensor = {b.key[1]: b for b in results}
     return [b for b in results if b.key[1] not in prefetched], [by_tensor[t] for t in prefetched]
-
-
-def place_prefetched(prefetched: Sequence[Buffer], placed: Sequence[Buffer], base: int) -> None:
-    """Offsets of prefetched states, in the order in which they were chosen, among buffers that are
-    already placed.
-    """
-    everything = [*placed]
-    for buffer in prefetched:
-        buffer.offset = gap_for(buffer, everything, base)
-        everything.append(buffer)

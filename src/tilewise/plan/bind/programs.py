@@ -1,0 +1,96 @@
+"""Binds every use of a template to memory, and lists the calls of each program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilewise.ir.program import Call, DeviceClass, TileProgram
+from tilewise.plan.bind.binder import Binder
+from tilewise.plan.bind.reuse import LiveInterval
+from tilewise.plan.classes import DeviceNumbers
+from tilewise.plan.lower import Use, Variants
+from tilewise.plan.memory import OFFLOADED
+from tilewise.plan.place import Placement
+from tilewise.plan.schedule import Scheduled
+
+__all__ = ["Bound", "bind", "phases_of_programs"]
+
+_PASSED = ("gradients", "gathered", "activations", OFFLOADED)  # categories of results
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Programs whose templates refer to memory.
+
+    Attributes:
+        program: templates, entries and calls per class, and each device's numbers.
+        outside: per tensor that users read or write, its entries: one, or one per microbatch.
+        num_handles: handles of the entries' tiles.
+    """
+
+    program: TileProgram
+    outside: Mapping[int, tuple[int, ...]]
+    num_handles: int
+
+
+def bind(scheduled: Scheduled, lowered: Variants, placement: Placement) -> Bound:
+    """Make an entry for each way in which a program views a buffer, and a call for each use of a
+    template. On several devices there is also the program `broadcast`.
+    """
+    binder = Binder(scheduled.tensors, lowered.variants, placement.buffers)
+    outside = binder.outside()
+    calls: list[tuple[Use, Call]] = []
+    live_intervals: dict[int, list[LiveInterval]] = {}  # of each variant's first use
+    for use in lowered.uses:
+        call = binder.use(use)
+        calls.append((use, call))
+        if use.variant not in live_intervals:
+            live_intervals[use.variant] = binder.live_intervals(use, call)
+    programs = {
+        name: tuple(call for use, call in calls if use.segment.phase in phases)
+        for name, phases in phases_of_programs(scheduled).items()
+    }
+    runs = [lowered.uses]
+    # all microbatches' forward passes in a row, an order that no step has
+    if scheduled.shapes.settings.accumulation > 1:
+        runs.append(lowered.uses_alone("forward"))
+        programs["forward"] = tuple(
+            call if call.numbers == use.numbers else replace(call, numbers=use.numbers)
+            for call, use in zip(programs["forward"], runs[1])
+        )
+    numbers, classes = DeviceNumbers(scheduled.shapes), scheduled.classes
+    numbers.take(lowered.numbers)
+    templates = [[v.templates[c] for v in lowered.variants] for c in range(len(classes))]
+    if scheduled.shapes.mesh.num_devices > 1:
+        copies, call = binder.broadcast(numbers)
+        programs["broadcast"] = (call,)
+        templates = [[*of, copy] for of, copy in zip(templates, copies)]
+    aliases = binder.table.aliases(
+        [b for b in placement.buffers if b.category in _PASSED],
+        [[live_intervals[use.variant] for use in uses] for uses in runs],
+    )
+    class_of = {device: c for c, devices in enumerate(classes) for device in devices}
+    program = TileProgram(
+        tuple(
+            DeviceClass(tuple(of), tuple(entries), aliases, programs)
+            for of, entries in zip(templates, binder.table.tables)
+        ),
+        numbers.bindings(class_of),
+    )
+    return Bound(program, outside, binder.table.num_handles)
+
+
+def phases_of_programs(scheduled: Scheduled) -> Mapping[str, tuple[str, ...]]:
+    """The programs of a graph, and the phases that each runs: `forward`, and with a loss `backward`
+    and `step`.
+
+    With several microbatches, a separate backward pass would have only the activations of the last
+    one, so there is no program `backward`.
+    """
+    programs: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
+    if any(segment.phase == "backward" for segment in scheduled.segments):
+        if scheduled.shapes.settings.accumulation == 1:
+            programs["backward"] = ("backward",)
+        programs["step"] = ("forward", "backward", "update")
+    return programs

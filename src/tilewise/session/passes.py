@@ -1,0 +1,160 @@
+"""Passes: changes of a laid-out graph between propagation of layouts and scheduling, in one list.
+
+A pass is a pure function from a laid-out graph to a laid-out graph. It declares which properties of
+the graph it relies on and which it establishes; a list in which a pass comes too early is rejected.
+`docs/adding_a_pass.md` adds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilewise.core.errors import PlanError
+from tilewise.ir.batch import BatchCut
+from tilewise.ir.graph import Graph
+from tilewise.ir.layout import GraphLayout
+from tilewise.plan import PlanSettings, choose_prefetched, schedule_graph, settings_for
+from tilewise.strategy import (
+    StateSharding,
+    gather_outputs,
+    gather_table_rows,
+    insert_reshards,
+    offload_tensors,
+    one_stage,
+    prefetch_states,
+    shard_states,
+)
+
+__all__ = ["PASSES", "LaidOut", "Pass", "PassOptions", "run_passes"]
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A graph, the layouts of its tensors, and how its batch is divided."""
+
+    graph: Graph
+    layout: GraphLayout
+    batch: BatchCut
+
+    def changed(self, graph_and_layout: tuple[Graph, GraphLayout]) -> LaidOut:
+        """The same batch with another graph and layout."""
+        return LaidOut(*graph_and_layout, self.batch)
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """The settings that passes read, checked.
+
+    Attributes:
+        strict: reject reshards that no hint asks for.
+        sharding: how state is sharded; None if it is not.
+        offloaded: kinds of tensors that are stored in files.
+        workers_per_device, is_checkpointed, rows_per_tile: as in `plan.settings_for`.
+    """
+
+    strict: bool = False
+    sharding: StateSharding | None = None
+    offloaded: frozenset[str] = frozenset()
+    workers_per_device: int | None = None
+    is_checkpointed: bool = False
+    rows_per_tile: int | None = None
+
+    def settings(self, laid_out: LaidOut) -> PlanSettings:
+        """The plan's settings for a laid-out graph.
+
+        Raises:
+            PlanError, LayoutError: as `plan.settings_for`.
+        """
+        return settings_for(
+            laid_out.graph,
+            laid_out.layout,
+            laid_out.batch,
+            self.workers_per_device,
+            self.is_checkpointed,
+            self.rows_per_tile,
+        )
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One change of a laid-out graph.
+
+    Attributes:
+        run: returns the changed graph, or the same object if nothing changes.
+        needs: properties that earlier passes have established.
+        gives: properties that hold afterwards.
+    """
+
+    run: Callable[[LaidOut, PassOptions], LaidOut]
+    needs: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+def _insert_reshards(laid_out: LaidOut, options: PassOptions) -> LaidOut:
+    """Operands in the layouts that their ops read."""
+    return laid_out.changed(insert_reshards(laid_out.graph, laid_out.layout, strict=options.strict))
+
+
+def _gather_table_rows(laid_out: LaidOut, _: PassOptions) -> LaidOut:
+    """Gradients of tables from gathered rows, where that reads less."""
+    return laid_out.changed(gather_table_rows(laid_out.graph, laid_out.layout, laid_out.batch))
+
+
+def _shard_states(laid_out: LaidOut, options: PassOptions) -> LaidOut:
+    """Weights, gradients and optimizer states in storage shards."""
+    if options.sharding is None:
+        return laid_out
+    return laid_out.changed(shard_states(laid_out.graph, laid_out.layout, options.sharding, laid_out.batch))
+
+
+def _offload_tensors(laid_out: LaidOut, options: PassOptions) -> LaidOut:
+    """Tensors in files, with calls that fetch and store them."""
+    return laid_out.changed(
+        offload_tensors(laid_out.graph, laid_out.layout, options.offloaded, laid_out.batch)
+    )
+
+
+def _prefetch_states(laid_out: LaidOut, options: PassOptions) -> LaidOut:
+    """Optimizer states prefetched into memory that the backward pass frees."""
+    if "optimizer" not in options.offloaded:
+        return laid_out
+    scheduled = schedule_graph(laid_out.graph, laid_out.layout, options.settings(laid_out), one_stage)
+    places = choose_prefetched(scheduled)
+    return laid_out.changed(prefetch_states(laid_out.graph, laid_out.layout, places, laid_out.batch))
+
+
+def _gather_outputs(laid_out: LaidOut, _: PassOptions) -> LaidOut:
+    """Sharded outputs gathered on the device that the host reads."""
+    return laid_out.changed(gather_outputs(laid_out.graph, laid_out.layout))
+
+
+PASSES = (
+    Pass(_insert_reshards, ("layouts",), ("operands agree",)),
+    Pass(_gather_table_rows, ("operands agree",), ("gradients of tables",)),
+    Pass(_shard_states, ("operands agree", "gradients of tables"), ("storage layouts",)),
+    Pass(_offload_tensors, ("storage layouts",), ("files",)),
+    Pass(_prefetch_states, ("files",), ("states in memory",)),
+    Pass(_gather_outputs, ("operands agree", "states in memory"), ("outputs on one device",)),
+)
+"""What `ComputeGraph.plan` runs, in order."""
+
+
+def run_passes(laid_out: LaidOut, options: PassOptions, passes: Sequence[Pass] = PASSES) -> LaidOut:
+    """Run passes in order.
+
+    Raises:
+        PlanError: a pass needs a property that no earlier pass gives.
+        LayoutError, PlanError: as the passes.
+    """
+    established = {"layouts"}
+    for one in passes:
+        missing = [name for name in one.needs if name not in established]
+        if missing:
+            raise PlanError(
+                f"[session.run_passes] a pass must come after those that establish what it needs; got "
+                f"{one.run.__name__} before any that gives {', '.join(missing)}; change the order"
+            )
+        laid_out = one.run(laid_out, options)
+        established.update(one.gives)
+    return laid_out

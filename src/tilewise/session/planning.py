@@ -1,0 +1,150 @@
+"""Planning in one screen: from a user's graph to a plan, a stage per line.
+
+    complete_graph    differentiate, and add the optimizer's update     graph, optim
+    solve_layouts     the layout of every tensor                        strategy
+    run_passes        reshards, storage, files                          session.passes
+    make_plan         schedule -> lower -> place -> bind -> prove       plan.pipeline
+
+Each stage is a function from frozen values to a frozen value; no value goes back to an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tilewise.core.collector import collector_paused
+from tilewise.core.mesh import DeviceMesh
+from tilewise.core.progress import Progress
+from tilewise.graph import (
+    GraphBuilder,
+    Recomputation,
+    differentiate,
+    fix_sizes,
+    fuse_into_table_gradients,
+    simplify,
+)
+from tilewise.graph.gradients import calls_before
+from tilewise.ir.batch import cut_batch
+from tilewise.ir.graph import Graph
+from tilewise.ir.validate import validate_graph
+from tilewise.optim import Optimizer
+from tilewise.plan import Plan, check_sizes, make_plan, symbols_of
+from tilewise.processes.workers import WorkerPool
+from tilewise.runtime import device_overhead
+from tilewise.session.inputs import check_constants
+from tilewise.session.passes import LaidOut, PassOptions, run_passes
+from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
+
+__all__ = ["PlanRequest", "complete_graph", "plan_graph", "solve_layouts"]
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """The settings of `ComputeGraph.plan`, checked.
+
+    Attributes:
+        mesh: the devices.
+        strategy: what their axes share.
+        accumulation: microbatches per step.
+        batch_splits: parts of the batch that are summed separately; None: chosen.
+        recomputation: what the backward pass computes again.
+        sizes: values of symbolic sizes by name.
+        options: the settings of passes.
+    """
+
+    mesh: DeviceMesh
+    strategy: DistributionStrategy
+    accumulation: int = 1
+    batch_splits: int | None = None
+    recomputation: Recomputation = field(default_factory=lambda: Recomputation.of("none"))
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    options: PassOptions = field(default_factory=PassOptions)
+
+
+def plan_graph(
+    graph: Graph,
+    loss: int | None,
+    optimizer: Optimizer | None,
+    request: PlanRequest,
+    definition: str,
+    pool: WorkerPool | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Plan a user's graph.
+
+    Args:
+        loss: the tensor to differentiate; None: the graph has no loss.
+        definition: the digest of the graph as its author defined it.
+        pool, progress: as in `ComputeGraph.plan`.
+
+    Raises:
+        LayoutError, PlanError, ShapeError: as `ComputeGraph.plan`.
+    """
+    shown = Progress() if progress is None else progress
+    with collector_paused():
+        with shown.phase("gradients"):
+            complete = complete_graph(graph, loss, optimizer, request.recomputation, pool)
+        with shown.phase("layouts"):
+            laid_out = run_passes(solve_layouts(complete, request), request.options)
+            settings = request.options.settings(laid_out)
+        with shown.phase("plan"):
+            return make_plan(
+                laid_out.graph,
+                laid_out.layout,
+                settings,
+                one_stage,
+                optimizer,
+                device_overhead,
+                pool,
+                definition,
+            )
+
+
+def complete_graph(
+    graph: Graph,
+    loss: int | None,
+    optimizer: Optimizer | None,
+    recomputation: Recomputation,
+    pool: WorkerPool | None = None,
+) -> Graph:
+    """The graph with its backward pass and update, after simplification.
+
+    Raises:
+        PlanError: `recomputation` matches nothing, or a rule of graphs is violated.
+    """
+    graph = simplify(graph)
+    if loss is None:
+        validate_graph(graph)
+        recomputation.require_fit(graph, ())
+        return graph
+    # `differentiate` validates templates with a gradient, and the gradients
+    validated = {id(graph.templates[op.attrs["template"]].graph) for op in calls_before(graph, loss)}
+    validate_graph(graph, validated)
+    graph, gradients = differentiate(graph, loss, pool, recomputation)
+    validated |= {id(template.graph) for template in graph.templates.values()}
+    if optimizer is not None:
+        builder = GraphBuilder.thaw(graph)
+        optimizer.add_to(builder, gradients)
+        graph = builder.freeze()
+    validate_graph(graph, validated)
+    return graph
+
+
+def solve_layouts(graph: Graph, request: PlanRequest) -> LaidOut:
+    """Divide the batch and give every tensor its layout.
+
+    Raises:
+        LayoutError, PlanError: the strategy does not fit the graph, or the batch does not divide.
+        ShapeError: a constant used as an index is out of range.
+    """
+    check_constants(graph)
+    sizes = check_sizes("plan", symbols_of(graph), request.sizes)
+    batch = cut_batch(graph, request.accumulation, request.batch_splits)
+    if batch.microbatches == 1:
+        graph = fuse_into_table_gradients(graph)
+    if sizes:
+        graph = fix_sizes(graph, sizes)
+        batch = replace(cut_batch(graph, request.accumulation, request.batch_splits), bound=batch.bound)
+    layout = propagate_layouts(graph, request.mesh, request.strategy, batch)
+    return LaidOut(graph, layout, batch)
