@@ -85,6 +85,10 @@ class Recomputation:
                 layers.append(of)
         return cls(layers=tuple(layers), ops=tuple(ops))
 
+    def as_argument(self) -> str | tuple[str, ...]:
+        """The argument of `of` that gives this."""
+        return (*self.layers, *(f"{of}/{inside}" for of, inside in self.ops)) or self.mode
+
     def choice(self, layer: str) -> Choice:
         """The choice for one layer, by its name. Equal choices share a backward template."""
         if any(fnmatchcase(layer, pattern) for pattern in self.layers):

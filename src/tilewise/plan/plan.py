@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.core.limits import available_memory
 from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import Validator
-from tilewise.files.reading import Unreadable
-from tilewise.files.writing import replace_file, replace_text
+from tilewise.files.writing import replace_text
 from tilewise.ir.file import Unwritable
 from tilewise.observe import Trace, render_plan
 from tilewise.plan.costs import DeviceCosts, count_costs
 from tilewise.plan.explain import explain_plan, explain_tensor
-from tilewise.plan.file import decode_plan, digest_of, encode_plan, read_content, require_fit
+from tilewise.plan.file import digest_of
 from tilewise.plan.picture import check_trace, draw_plan
 from tilewise.plan.shapes import check_sizes
 from tilewise.plan.tables import PlanTables
@@ -146,51 +145,6 @@ class Plan(PlanTables):
             check_trace(self, trace)
         replace_text(where, render_plan(draw_plan(self, tasks), tasks))
 
-    # ---- files ----------------------------------------------------------------------------------------------
-
-    def save(self, path: str | Path) -> None:
-        """Write the plan to a file, completely or not at all. Equal plans give equal files; weights
-        are not included.
-
-        Raises:
-            PlanError: the path is invalid, or a value cannot be stored: an attribute of an op that
-                is not plain data, or an optimizer whose name another class has taken.
-            ResourceError: it cannot be written; an existing file is kept.
-        """
-        where = _validate.path("save", "path", path)
-        try:
-            content = encode_plan(self)
-        except Unwritable as error:
-            _validate.invalid("save", str(error), f"the plan of {self.graph.name!r}", "use plain data")
-        replace_file(where, lambda temporary: _write(temporary, content))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Plan:
-        """Read a plan that `save` wrote, in this or another process. It runs with the same bits.
-
-        The file is not trusted: its digest, the types of all fields and the rules of planning are
-        checked. Custom ops and optimizers are looked up by name among those that this process has
-        defined; a file imports nothing. It is not proven what kernels do with their integers, and
-        which of several similar tensors a call names. For files of untrusted authors, use
-        `tilewise.session.require_origin` as well.
-
-        Raises:
-            PlanError: it is not a plan, is damaged, was changed or written by another version, or
-                names an op or optimizer that is not defined here.
-        """
-        where = _validate.path("load", "path", path)
-        try:
-            plan = decode_plan(read_content(where), cls)
-            require_fit(plan)
-        except Unreadable as error:
-            _validate.invalid(
-                "load",
-                "a plan file must be one that Plan.save wrote",
-                f"{str(where)!r}: {error}",
-                "plan again",
-            )
-        return plan
-
     def digest(self) -> str:
         """SHA-256 of the whole plan. Equal inputs have equal digests, in any process.
 
@@ -198,10 +152,6 @@ class Plan(PlanTables):
             PlanError: as `save`.
         """
         try:
-            return digest_of(self)
+            return digest_of(Plan(*(getattr(self, f.name) for f in fields(Plan))))
         except Unwritable as error:
             _validate.invalid("digest", str(error), f"the plan of {self.graph.name!r}", "use plain data")
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

@@ -2,11 +2,10 @@
 device.
 """
 
-from tilewise.plan import Plan
 from tilewise.session.compute_graph import ComputeGraph
 from tilewise.session.instance import GraphInstance, StepResult
 from tilewise.session.loading import LoadReport
-from tilewise.session.origin import require_origin
+from tilewise.session.plan import Plan
 from tilewise.session.verify import VerifyReport, verify_strategy
 
 __all__ = [
@@ -16,6 +15,5 @@ __all__ = [
     "Plan",
     "StepResult",
     "VerifyReport",
-    "require_origin",
     "verify_strategy",
 ]

@@ -28,13 +28,13 @@ from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.mermaid import to_mermaid
 from tilewise.ir.show import show_graph
 from tilewise.optim import Optimizer
-from tilewise.plan import Plan
+from tilewise.plan import Plan as PlainPlan
 from tilewise.processes.workers import WorkerPool
 from tilewise.session.instance import GraphInstance
-from tilewise.session.own_plan import definition_of, require_own
-from tilewise.session.passes import PassOptions
-from tilewise.session.planning import PlanRequest, complete_graph, plan_graph
-from tilewise.strategy import DistributionStrategy, check_offload
+from tilewise.session.own_plan import require_own
+from tilewise.session.plan import Plan, PlanInputs, plan_inputs
+from tilewise.session.planning import complete_graph, request_for
+from tilewise.strategy import DistributionStrategy
 
 __all__ = ["ComputeGraph"]
 
@@ -164,32 +164,23 @@ class ComputeGraph(GraphBuilder):
                 `offload` is unknown or matches nothing.
             ShapeError: a constant used as an index is out of range.
         """
-        offloaded = check_offload(offload)
-        device_mesh = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
-        strategy = self._strategy
-        if device_mesh is not None and not strategy.axes:
-            strategy = DistributionStrategy.for_mesh(device_mesh)
-        used = device_mesh if device_mesh is not None else strategy.mesh()
-        if strategy.sharding is not None and not {*strategy.sharding.axes} <= {*used.names}:
-            _validate.invalid(
-                "plan",
-                f"a mesh must have the axes that shard the strategy's state ({', '.join(strategy.sharding.axes)})",
-                f"{used}",
-                "plan without a mesh, name them, or choose another strategy",
-            )
+        request = request_for(
+            self._strategy,
+            mesh,
+            accumulation=accumulation,
+            batch_splits=batch_splits,
+            recompute=recompute,
+            offload=offload,
+            workers_per_device=workers_per_device,
+            rows_per_tile=rows_per_tile,
+            sizes=sizes,
+            strict=strict,
+            checkpoints=checkpoints,
+        )
         if pool is not None:
             _validate.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
-        options = PassOptions(
-            strict, strategy.sharding, offloaded, workers_per_device, checkpoints, rows_per_tile
-        )
-        recomputation = Recomputation.of(recompute)
-        request = PlanRequest(
-            used, strategy, accumulation, batch_splits, recomputation, {} if sizes is None else sizes, options
-        )
-        definition = definition_of(self)
-        return plan_graph(
-            self.freeze(), self.draft.loss_id, self._optimizer, request, definition, pool, progress
-        )
+        inputs = PlanInputs(Definition(self.freeze(), self.draft.loss_id), self._optimizer, request)
+        return Plan.of(plan_inputs(inputs, pool, progress), inputs)
 
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any
@@ -199,7 +190,7 @@ class ComputeGraph(GraphBuilder):
 
     def instantiate(
         self,
-        plan: Plan | None = None,
+        plan: PlainPlan | None = None,
         *,
         memory_limit_bytes: int = 0,
         deadline_s: float = 60.0,
@@ -222,7 +213,7 @@ class ComputeGraph(GraphBuilder):
         """
         if plan is None:
             plan = self.plan()
-        elif isinstance(plan, Plan):
+        elif isinstance(plan, PlainPlan):
             require_own(self, self._optimizer, plan)
         return GraphInstance(
             plan,

@@ -10,12 +10,14 @@ Each stage is a function from frozen values to a frozen value; no value goes bac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewise.core.collector import collector_paused
+from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.progress import Progress
+from tilewise.core.validation import Validator
 from tilewise.graph import (
     GraphBuilder,
     Recomputation,
@@ -34,9 +36,16 @@ from tilewise.processes.workers import WorkerPool
 from tilewise.runtime import device_overhead
 from tilewise.session.inputs import check_constants
 from tilewise.session.passes import LaidOut, PassOptions, run_passes
-from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
+from tilewise.strategy import (
+    DistributionStrategy,
+    check_offload,
+    one_stage,
+    propagate_layouts,
+)
 
-__all__ = ["PlanRequest", "complete_graph", "plan_graph", "solve_layouts"]
+__all__ = ["PlanRequest", "complete_graph", "plan_graph", "request_for", "solve_layouts"]
+
+_validate = Validator("plan", PlanError)
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,45 @@ class PlanRequest:
     recomputation: Recomputation = field(default_factory=lambda: Recomputation.of("none"))
     sizes: Mapping[str, int] = field(default_factory=dict)
     options: PassOptions = field(default_factory=PassOptions)
+
+
+def request_for(
+    strategy: DistributionStrategy,
+    mesh: DeviceMesh | Mapping[str, int] | None = None,
+    *,
+    accumulation: int = 1,
+    batch_splits: int | None = None,
+    recompute: str | Sequence[str] = "none",
+    offload: str | Collection[str] = "none",
+    workers_per_device: int | None = None,
+    rows_per_tile: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    strict: bool = False,
+    checkpoints: bool = False,
+) -> PlanRequest:
+    """Check the arguments of `ComputeGraph.plan` that need no graph.
+
+    Raises:
+        LayoutError, PlanError: an argument is invalid, or the mesh lacks an axis of the strategy.
+    """
+    offloaded = check_offload(offload)
+    device_mesh = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
+    if device_mesh is not None and not strategy.axes:
+        strategy = DistributionStrategy.for_mesh(device_mesh)
+    used = device_mesh if device_mesh is not None else strategy.mesh()
+    if strategy.sharding is not None and not {*strategy.sharding.axes} <= {*used.names}:
+        _validate.invalid(
+            "plan",
+            f"a mesh must have the axes that shard the strategy's state ({', '.join(strategy.sharding.axes)})",
+            f"{used}",
+            "plan without a mesh, name them, or choose another strategy",
+        )
+    options = PassOptions(
+        strict, strategy.sharding, offloaded, workers_per_device, checkpoints, rows_per_tile
+    )
+    recomputation = Recomputation.of(recompute)
+    sizes = {} if sizes is None else sizes
+    return PlanRequest(used, strategy, accumulation, batch_splits, recomputation, sizes, options)
 
 
 def plan_graph(
