@@ -26,7 +26,6 @@ __all__ = [
     "DEEPEST",
     "IN_ATTRIBUTES",
     "RENAMED",
-    "RENAMED_VALUES",
     "SharedInts",
     "fields_of",
     "is_record",
@@ -44,35 +43,10 @@ class SharedInts(NamedTuple):
 
 
 RENAMED: Mapping[str, str] = {
-    "team": "group",
-    "teams": "groups",
-    "signal_sites": "signal_ranges",
-    "ring_sites": "ring_signal_ranges",
-    "leaves": "batch_splits",
     "is_summed_by_leaves": "is_summed_by_batch_splits",
     "reduction_chunks": "k_splits",
-    "Record": "PendingReduction",
-    "records": "pending_reductions",
-    "held": "leaf_ranges",
-    "Completion": "Reduction",
-    "completions": "reductions",
-    "home_axes": "storage_axes",
-    "GraphLayout.home": "storage",
-    "GraphLayout.use": "compute",
 }
-"""New names of records, and of fields of any or one record, by their names in files of earlier versions."""
-_TREES = {"leaves": "batch_splits", "chunks": "k_splits"}
-RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("PendingReduction", "tree"): _TREES,
-    ("OpNode", "op"): {"unshard": "all_gather_parameters"},
-    ("Instruction", "kernel"): {
-        "leaf_tree_f32": "split_tree_f32",
-        "row_sum_leaf_f32": "row_sum_split_f32",
-        "column_sum_leaf_f32": "column_sum_split_f32",
-        "column_sum_leaf_bf16": "column_sum_split_bf16",
-    },
-}
-"""By record and field: new values, by the values in files of earlier versions."""
+"""New names of fields, by their names in graph files of earlier versions."""
 DEEPEST = 16  # nesting of values without a type; attributes of ops are flat
 IN_ATTRIBUTES = (Dim, DimLabel)
 """Records in fields without a type: attributes of ops, keys."""

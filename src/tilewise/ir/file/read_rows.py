@@ -24,7 +24,6 @@ from tilewise.ir.file.fields import (
     DEEPEST,
     IN_ATTRIBUTES,
     RENAMED,
-    RENAMED_VALUES,
     SharedInts,
     fields_of,
     is_record,
@@ -59,20 +58,13 @@ class RowReader:
 
     def _class(self, entry: object, classes: Mapping[str, type]) -> tuple[type, list[_Decode]]:
         name, names = _list(entry, 2)
-        name = RENAMED.get(_text(name), name)
-        record = classes.get(name)
+        record = classes.get(_text(name))
         if record is None:
             raise Unreadable(f"there is no record class {shown(name)}")
         fields = fields_of(record)
-        if [RENAMED.get(f"{name}.{n}", RENAMED.get(_text(n), n)) for n in _list(names)] != list(fields):
+        if [RENAMED.get(_text(n), n) for n in _list(names)] != list(fields):
             raise Unreadable(f"a {name} must have the fields {', '.join(fields)}; got {shown(names)}")
-        return record, [self._of_field(name, field, hint) for field, hint in fields.items()]
-
-    def _of_field(self, record: str, field: str, hint: Any) -> _Decode:
-        decode, renamed = self._decoder(hint), RENAMED_VALUES.get((record, field))
-        if renamed is None:
-            return decode
-        return lambda value: renamed.get(text := decode(value), text)
+        return record, [self._decoder(hint) for hint in fields.values()]
 
     def read(self, rows: object) -> Any:
         """The last record, which is the whole file.
