@@ -22,7 +22,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.models import llama
 from tilewise.nn import rms_norm
 from tilewise.plan.prove import prove_plan
-from tilewise.session import require_origin, verify_strategy
+from tilewise.session import verify_strategy
 from tilewise.strategy import DistributionStrategy
 
 PANEL = 32
@@ -240,7 +240,6 @@ def test_plan_with_empty_shards_round_trips(tmp_path):
     plan.save(tmp_path / "step.plan")
     loaded = tw.Plan.load(tmp_path / "step.plan")
     assert loaded.digest() == plan.digest() and loaded.explain() == plan.explain()
-    require_origin(loaded)
     results = []
     for either in (plan, loaded):
         with tw.GraphInstance(either) as run:

@@ -167,13 +167,14 @@ def _as_data(request: PlanRequest, settings: PlanSettings) -> dict[str, Any]:
     """
     strategy, options, sharding = request.strategy, request.options, request.strategy.sharding
     layouts = {name: _hint_as_data(hint) for name, hint in strategy.layouts.items()}
+    mesh = None if request.mesh == strategy.mesh() else dict(zip(request.mesh.names, request.mesh.sizes))
     return {
         "mode": strategy.mode.value,
         "axes": dict(strategy.axes),
         "rules": dict(strategy.rules),
         "layouts": layouts,
         "sharding": None if sharding is None else asdict(sharding),
-        "mesh": dict(zip(request.mesh.names, request.mesh.sizes)),
+        "mesh": mesh,
         "accumulation": request.accumulation,
         "batch_splits": settings.batch_splits if settings.batch else None,
         "recompute": request.recomputation.as_argument(),
@@ -198,6 +199,8 @@ def _from_data(data: Mapping[str, Any]) -> PlanRequest:
             None if (sharding := arguments.pop("sharding")) is None else StateSharding(**sharding),
         )
         return request_for(strategy, arguments.pop("mesh"), **arguments)
+    except TilewiseError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Unreadable(f"its settings are not those of a plan: {shown(error)}") from None
 

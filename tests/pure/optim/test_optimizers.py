@@ -14,7 +14,6 @@ from tilewise.graph import GraphBuilder, differentiate
 from tilewise.nn import linear
 from tilewise.optim import SGD, AdamW, Optimizer, ParameterGroup
 from tilewise.optim.rule import fused, maximum, record_update, sqrt
-from tilewise.plan import Plan
 
 
 def make(update=lambda self, parameter: None, **members):
@@ -64,15 +63,14 @@ def test_group_has_patterns(names):
 
 
 @pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.int64(2), 2], ids=repr)
-def test_settings_of_a_group_are_plain_numbers(value, tmp_path):
-    """Any real number is accepted, and a plan with it can be saved; the caller's dictionary is copied."""
+def test_settings_of_a_group_are_plain_numbers(value):
+    """Any real number is accepted, and a plan with it has a digest; the caller's dictionary is copied."""
     changes = {"eps": value}
     group = ParameterGroup("*norm.weight", changes=changes)
     changes["eps"] = "nonsense"
     assert group.changes == {"eps": float(value)} and type(group.changes["eps"]) is float
     plan = make_plan(optimizer=AdamW(groups=(group,)))
-    plan.save(tmp_path / "a.plan")
-    assert Plan.load(tmp_path / "a.plan") == plan
+    assert len(plan.digest()) == 64
     for wrong in (True, float("nan")):
         with pytest.raises(ConfigError, match="eps must be a finite number"):
             ParameterGroup("*norm.weight", changes={"eps": wrong})

@@ -1,10 +1,9 @@
-"""A small plan without native code, and changed plan files: shared by the tests of plan files."""
+"""A small plan without native code, and its bytes."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -66,48 +65,13 @@ def small() -> Plan:
 
 
 @cache
-def small_file() -> bytes:
-    """Its file."""
+def small_bytes() -> bytes:
+    """What its digest covers."""
     return encode_plan(small())
 
 
-def sealed(body: bytes, version: int = 2) -> bytes:
-    """A file around a body, with a matching digest."""
-    return f"tilewise plan {version} {hashlib.sha256(body).hexdigest()}\n".encode() + body
-
-
 def parts(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """A file's JSON and its arrays."""
+    """The JSON in a plan's bytes, and its arrays."""
     body = content[content.index(b"\n") + 1 :]
     end = 8 + int.from_bytes(body[:8], "little")
     return json.loads(body[8:end]), body[end:]
-
-
-def packed(rows: bytes, arrays: bytes) -> bytes:
-    """The file of some JSON and arrays."""
-    return sealed(len(rows).to_bytes(8, "little") + rows + arrays)
-
-
-def edited(change: Callable[[dict[str, Any]], object], content: bytes | None = None) -> bytes:
-    """The small plan's file with its JSON changed in place, and a matching digest."""
-    document, arrays = parts(small_file() if content is None else content)
-    change(document)
-    return packed(json.dumps(document).encode(), arrays)
-
-
-def place(document: dict[str, Any], record: str, field: str) -> tuple[int, int]:
-    """Numbers of a class and, in its rows, of a field."""
-    names = [name for name, _ in document["records"]]
-    number = names.index(record)
-    return number, document["records"][number][1].index(field) + 1
-
-
-def set_field(record: str, field: str, value: Any, which: int = 0) -> Callable[[dict[str, Any]], object]:
-    """A change of one field of the which-th row of a class; a callable gets the old value."""
-
-    def change(document: dict[str, Any]) -> None:
-        number, at = place(document, record, field)
-        row = [r for r in document["rows"] if r[0] == number][which]
-        row[at] = value(row[at]) if callable(value) else value
-
-    return change
