@@ -74,6 +74,7 @@ ROOMS_ALLOWED = {
     "embed": "regions store order sched observe engine run wait submit tasks",
     "api": "store order sched observe engine run wait submit replay tasks",
 }
+PLAN_STAGES = ("schedule", "lower", "place", "bind", "prove", "pipeline")
 
 
 def _package(path):
@@ -102,6 +103,20 @@ def test_packages_import_only_allowed_ones():
             if other != me and not allowed:
                 bad.append(f"{relative(path)}:{line}: {me} imports {other}")
     assert not bad, "forbidden imports:\n" + "\n".join(bad)
+
+
+def test_no_stage_of_planning_imports_a_later_one():
+    """Files of `plan` that are no stage are shared by all, and import none but through `plan` itself."""
+    later = {name: PLAN_STAGES[n + 1 :] for n, name in enumerate(PLAN_STAGES)}
+    seen, bad = set(), []
+    for path in python_files("src/tilewise/plan"):
+        me = path.relative_to(PACKAGE / "plan").with_suffix("").parts[0]
+        seen.add(me)
+        for line, module, _ in imports_of(path):
+            other = (module.removeprefix("tilewise.plan.").split(".") or [""])[0]
+            if module.startswith("tilewise.plan.") and other in later.get(me, ()):
+                bad.append(f"{relative(path)}:{line}: {me} imports {other}")
+    assert not bad and {*PLAN_STAGES} <= seen, bad
 
 
 def test_the_import_table_has_no_cycle():
