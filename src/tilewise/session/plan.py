@@ -1,8 +1,8 @@
 """`Plan`: a plan together with the inputs from which it was made, so that it can be saved.
 
 A plan's file has the inputs and the plan's digest, and no instructions. Loading it plans again and
-compares the digests. So a file cannot make the runtime execute anything that planning would not,
-whoever wrote it.
+compares the digests. So a file, also one of an untrusted author, cannot make the runtime execute
+anything that planning would not.
 """
 
 from __future__ import annotations
