@@ -169,19 +169,19 @@ def test_tensors_stay_in_their_storage(tmp_path, name):
     """Invented sizes, offsets and strides are rejected; the error names the tensor or the record."""
     changes, words = WRONG[name]
     parts = {"data/0": np.arange(6, dtype=np.float32).tobytes()}
-    whole = open_state_dict(write_archive(tmp_path / "whole.pt", _tensor(), parts))
-    np.testing.assert_array_equal(whole["w"].read(), np.arange(6, dtype=np.float32).reshape(2, 3))
+    tensors = open_state_dict(write_archive(tmp_path / "whole.pt", _tensor(), parts))
+    np.testing.assert_array_equal(tensors["w"].read(), np.arange(6, dtype=np.float32).reshape(2, 3))
     with pytest.raises(CheckpointError, match=words):
         open_state_dict(write_archive(tmp_path / "wrong.pt", _tensor(**changes), parts))
 
 
 def test_hostile_archives_are_rejected(tmp_path):
     """Truncated, compressed, duplicate names, wrong counts and offsets, big-endian numbers, two pickles."""
-    whole = write_archive(tmp_path / "a.pt", pickle.dumps({}, 2)).read_bytes()
-    end = whole.rindex(b"PK\x05\x06")
+    content_of_file = write_archive(tmp_path / "a.pt", pickle.dumps({}, 2)).read_bytes()
+    end = content_of_file.rindex(b"PK\x05\x06")
 
     def edited(place, content):
-        return whole[:place] + content + whole[place + len(content) :]
+        return content_of_file[:place] + content + content_of_file[place + len(content) :]
 
     def zipped(*names, **options):
         archive = io.BytesIO()
@@ -193,7 +193,7 @@ def test_hostile_archives_are_rejected(tmp_path):
     with pytest.warns(UserWarning, match="Duplicate name"):
         twice = zipped("a/data.pkl", "a/data.pkl")
     cases = {
-        "not a complete torch.save archive": whole[:-1],
+        "not a complete torch.save archive": content_of_file[:-1],
         "is truncated": edited(end + 10, struct.pack("<H", 9)),
         "lies outside": edited(end + 12, struct.pack("<II", 1 << 30, 0)),
         "compressed": zipped("a/data.pkl", compression=zipfile.ZIP_DEFLATED),

@@ -105,8 +105,8 @@ def test_hosts_in_the_option(tmp_path, monkeypatch):
     assert read_hosts("a, b,a") == [Host("a", 2), Host("b")]
     assert [host.name for host in read_hosts("n[1-2,4],m")] == ["n1", "n2", "n4", "m"]  # $SLURM_JOB_NODELIST
     wrong = {"a,,b": "entry 2", "": "entry 1", "a,-x": "entry 2", "a" * 9999: "entry 1"}
-    for text, said in wrong.items():
-        with pytest.raises(ConfigError, match=said):
+    for text, place in wrong.items():
+        with pytest.raises(ConfigError, match=place):
             read_hosts(text)
     many = [f"node{number:04}" for number in range(1000)]
     assert [host.name for host in read_hosts(",".join(many))] == many
@@ -214,7 +214,7 @@ def test_unknown_launcher_is_rejected():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--hosts", "a,a,b slots=x"), "slots must be a number"),
         (("--hosts", "a,b,c"), "every host must get a process"),
@@ -222,9 +222,9 @@ def test_unknown_launcher_is_rejected():
         (("--launcher-exec", "in"), "needs --hosts"),
     ],
 )
-def test_errors_are_reported_once(capsys, words, said):
+def test_errors_are_reported_once(capsys, words, message):
     """Exit code 2 and one line, before anything starts."""
     with pytest.raises(SystemExit) as ended:
         main(["launch", "-n", "2", *words, "train", "x.toml"])
     lines = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and len(lines) == 1 and said in lines[0]
+    assert ended.value.code == 2 and len(lines) == 1 and message in lines[0]

@@ -10,7 +10,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.strategy import DistributionStrategy, check_offload
 
 MESH = DeviceMesh({"dp": 2, "tp": 3})
-ODD = [["dp"], ("dp", "tp"), None]
+ODD = [["dp"], None]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=str)

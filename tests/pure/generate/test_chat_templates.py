@@ -200,8 +200,8 @@ def test_templates_are_rendered_as_by_transformers(tmp_path, name, monkeypatch):
         for tools in (None, [TOOL]):
             options = {"tools": tools, "add_generation_prompt": (index + bool(tools)) % 2 == 0}
             more = {"enable_thinking": False} if index % 2 else {}
-            wanted = _rendered(lambda: _theirs(TEMPLATES[name], talk, **options, **more))  # noqa: B023
-            assert _rendered(lambda: ours.render(talk, variables=more, **options)) == wanted  # noqa: B023
+            expected = _rendered(lambda: _theirs(TEMPLATES[name], talk, **options, **more))  # noqa: B023
+            assert _rendered(lambda: ours.render(talk, variables=more, **options)) == expected  # noqa: B023
 
 
 ENDS = [
@@ -255,8 +255,8 @@ def test_documents_are_passed_to_the_template(tmp_path):
     """Unchanged, in order."""
     template = "{% for d in documents %}[{{ d.title }}: {{ d['text'] }}]{% endfor %}"
     documents = [{"title": "A", "text": "x"}, {"title": "B", "text": "y"}]
-    wanted = _theirs(template, TALK, documents=documents)
-    assert ChatTemplate(_directory(tmp_path, template)).render(TALK, documents=documents) == wanted
+    expected = _theirs(template, TALK, documents=documents)
+    assert ChatTemplate(_directory(tmp_path, template)).render(TALK, documents=documents) == expected
 
 
 def test_template_is_chosen_by_name(tmp_path):

@@ -6,11 +6,11 @@ from dataclasses import FrozenInstanceError, fields, replace
 import layers_of_tests as own
 import pytest
 
+from pure.plans import with_update
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import ShapeError
-from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.graph import GraphBuilder
 from tilewise.ir.graph import TensorFamily, TensorSpec
-from tilewise.optim import AdamW
 
 
 def trained(layers):
@@ -20,10 +20,7 @@ def trained(layers):
     for i in range(layers):
         x = own.block(builder, x, path=f"layers.{i}")
     builder.loss(builder.mean(x))
-    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
-    thawed = GraphBuilder.thaw(graph)
-    AdamW().add_to(thawed, gradients)
-    return thawed.freeze()
+    return with_update(builder)
 
 
 def test_more_layers_have_no_more_families():

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pure.plan.test_templates import plan_graph
+from pure.plans import plan_graph
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import InternalError
 from tilewise.graph import GraphBuilder

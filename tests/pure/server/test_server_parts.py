@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import typer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -35,6 +35,7 @@ _FIGURES = st.dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(
     st.builds(
         Delta,

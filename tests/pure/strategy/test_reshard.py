@@ -334,7 +334,7 @@ def test_any_labels_and_hints_become_consistent(graph, axes):
         assert re.search("an axis may shard only one dim|dims that devices share must be cut", str(error))
         return
     for tensor, hint in graph.hints.items():
-        wanted = tuple(tuple(a for a in dim if axes.get(a, 1) > 1) for dim in hint)
-        assert wanted in {
+        expected = tuple(tuple(a for a in dim if axes.get(a, 1) > 1) for dim in hint)
+        assert expected in {
             layout.compute[t.id] for t in spread_graph.tensors if t.shape == graph.tensors[tensor].shape
         }
