@@ -59,9 +59,7 @@ def bytes_of(tensors):
 
 
 def test_each_device_has_a_file(tmp_path):
-    """With its own parts under the tensors' names, which any safetensors reader opens; the whole
-    tensors are restored.
-    """
+    """It has the device's parts under the tensors' names; whole tensors are restored from all files."""
     path = save_checkpoint(tmp_path, state(3), CONFIG)
     assert sorted(os.listdir(path)) == [
         "checkpoint.json",
@@ -298,9 +296,7 @@ def test_invalid_meshes_are_not_saved(tmp_path, mesh):
 
 
 def test_files_are_written_concurrently(tmp_path, monkeypatch):
-    """With two cores, two devices' files are written at the same time; an error in one stops the
-    others, and nothing remains.
-    """
+    """On two cores two files are written at once; an error in one stops the others, and nothing remains."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     both, save = threading.Barrier(2, timeout=60), device_files.save_tensors
 
@@ -395,9 +391,7 @@ def test_a_killed_writer_of_several_files_leaves_a_complete_checkpoint(tmp_path)
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "device-00002.safetensors", "model/tokenizer.json"])
 def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch, name):
-    """It is named with the system's reason, no older checkpoint is used instead, and it is not
-    removed with old ones.
-    """
+    """The error has the system's reason; no older checkpoint is used instead, and none is removed."""
     for step in (1, 2):
         save_checkpoint(
             tmp_path, replace(state(step), model=FinishedModel({"tokenizer.json": b"{}"})), CONFIG

@@ -56,9 +56,7 @@ def test_a_failed_replacement_restores_the_old_directory(tmp_path, monkeypatch):
 
 
 def test_only_files_are_replaced(tmp_path):
-    """A directory, a pipe, a link to one, and an invalid name are rejected and unchanged; a link to
-    a file is replaced.
-    """
+    """Directories, pipes, links to pipes and invalid names are rejected; a link to a file is replaced."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("old")
     (tmp_path / "link").symlink_to("file")

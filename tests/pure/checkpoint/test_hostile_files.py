@@ -1,6 +1,4 @@
-"""Wrong values in any argument of the calls that read and write files: the project's own errors,
-nothing written.
-"""
+"""Wrong values in every argument of calls that write files: our errors, nothing written."""
 
 from __future__ import annotations
 

@@ -230,9 +230,7 @@ def test_damaged_generation_config_is_one_error(tmp_path, content, words):
 
 
 def test_settings_of_generation_that_are_allowed(tmp_path, caplog):
-    """Fields that do not affect a text are not checked, neutral values are allowed, and other
-    fields are used as they are. One log line lists unknown fields that are ignored.
-    """
+    """Neutral values and fields without effect are accepted; unknown fields are one line in the log."""
     (tmp_path / "generation_config.json").write_text(
         '{"eos_token_id": [1, 7], "use_cache": "often", "bos_token_id": null, "num_beams": 1, "guidance_scale": 1.0,'
         ' "suppress_tokens": [], "top_p": 0.5, "temperature": 1, "transformers_version": "5", "style": "baroque",'
@@ -246,9 +244,7 @@ def test_settings_of_generation_that_are_allowed(tmp_path, caplog):
 
 
 def test_unsupported_settings_are_warnings(tmp_path, caplog):
-    """Each setting that would change the text and is not supported is one warning. Token ids beyond
-    the vocabulary are one warning together: the model never generates them.
-    """
+    """One warning per setting that would change the text, and one for ids beyond the vocabulary."""
     file = {
         "num_beams": 4,
         "suppress_tokens": [3],

@@ -91,9 +91,7 @@ def test_transformers_opens_several_files(tmp_path):
 
 @pytest.mark.parametrize("max_shard_bytes", [1 << 20, 50])
 def test_tensor_that_cannot_be_fetched_leaves_no_files(tmp_path, max_shard_bytes):
-    """After an error of the model, or a tensor other than declared, the old files are intact and
-    there are no new ones.
-    """
+    """After an error, or a tensor that differs from its description, the old files are intact."""
     write_weights(tmp_path, [("old", np.ones(3))])
 
     def fail():

@@ -1,6 +1,4 @@
-"""Tables of stored tensors: read by the graph's names, written by the files' names; other tensors
-are rejected by name.
-"""
+"""Tables of stored tensors: read by the graph's names, written by the files' names."""
 
 import re
 

@@ -73,9 +73,7 @@ def test_kinds_differ(tmp_path):
 @pytest.mark.parametrize("has_begin", [True, False])
 @pytest.mark.parametrize("has_end", [True, False, None])
 def test_begin_and_end_follow_the_configuration(tmp_path, has_begin, has_end):
-    """`add_bos_token` and `add_eos_token` apply to vocab.json, and tokenizer.json has its own
-    rules, as in transformers.
-    """
+    """`add_bos_token` and `add_eos_token` apply to vocab.json; tokenizer.json has its own rules."""
     begin = {
         "bos_token": {"content": "h", "special": True, "__type": "AddedToken"},
         "add_bos_token": has_begin,

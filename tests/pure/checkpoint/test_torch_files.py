@@ -99,9 +99,7 @@ def test_state_dict_is_chosen_by_key(tmp_path):
 
 @pytest.mark.parametrize("name", planted(""))
 def test_pickled_code_is_not_run(tmp_path, name):
-    """A pickle that would run code is rejected in one line, without running it; Python's own
-    unpickler would run it.
-    """
+    """A pickle that would run code is rejected in one line."""
     proof = tmp_path / "ran"
     with pytest.raises(CheckpointError) as caught:
         open_weights(write_archive(tmp_path / "model.pt", planted(proof)[name]))

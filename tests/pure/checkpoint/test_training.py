@@ -64,9 +64,7 @@ def test_every_difference_is_named(tmp_path):
 
 
 def test_allowed_differences_are_recorded(tmp_path):
-    """Allowed differences are appended to the state's history, which the file's digest covers; a
-    file without changes equals that of earlier versions.
-    """
+    """They are appended to the state's history, which the file's digest covers."""
     path = save_checkpoint(tmp_path, _state(1), {"train": {"leaves": 4}})  # of an earlier version
     assert load_checkpoint(path, {"train": {"batch_splits": 4}}).step == 1
     path = save_checkpoint(tmp_path, _state(1), CONFIG)

@@ -106,9 +106,7 @@ def test_index_maps_tensors_to_files_of_the_directory(tmp_path, change, words):
 
 
 def test_files_that_are_links_are_opened(tmp_path):
-    """Hugging Face's cache links its files to blobs elsewhere; the links are in the directory, so
-    they are accepted.
-    """
+    """Hugging Face's cache links its files to blobs elsewhere."""
     (tmp_path / "blobs").mkdir()
     write_weights(tmp_path / "blobs", _tensors().items())
     (tmp_path / "model").mkdir()
@@ -146,9 +144,7 @@ def test_other_formats_are_named(tmp_path, content, words):
 
 
 def test_gguf_is_rejected_with_conversion_advice(tmp_path):
-    """A file of any name, as weights or as a model, and a directory with only GGUF; safetensors
-    next to it take precedence.
-    """
+    """As weights or as a model, under any name; safetensors in the same directory take precedence."""
     for name in ("m.gguf", "sha256-1234", "model.safetensors"):
         (tmp_path / name).write_bytes(b"GGUF" + b"\3" * 60)
         for call in (open_weights, models.open, find_model):

@@ -32,9 +32,7 @@ COMMANDS = dict(_commands(get_command(app)))
 
 
 def test_help_does_not_break_option_names(capsys, monkeypatch):
-    """Of every command, at 80 columns: each name on one line, in the list and in the text; commands
-    that do work show an example.
-    """
+    """Each option is on one line at 80 columns; commands that do work show an example."""
     monkeypatch.setenv("COLUMNS", "80")
     for path, command in COMMANDS.items():
         code, out, _ = _run([*path, "--help"], capsys)
@@ -197,9 +195,7 @@ def test_closed_output_is_not_an_error():
 
 
 def test_errors_never_go_to_standard_output():
-    """With standard error closed by the caller, the exit code reports the error, and standard
-    output stays empty.
-    """
+    """With standard error closed, only the exit code reports the error."""
     words = f"'{sys.executable}' -m tilewise --nonsense 2>&-"
     done = subprocess.run(["/bin/sh", "-c", words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")

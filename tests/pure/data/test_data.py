@@ -87,9 +87,7 @@ WORDS = st.sampled_from(["a", "ä", "€", "😀", "word ", "x" * 300, "\n", "\n
 @settings(max_examples=100)
 @given(st.lists(WORDS, max_size=60), st.integers(1, 50))
 def test_pieces_do_not_depend_on_block_size(tmp_path_factory, words, block_bytes):
-    """Read in blocks of any size, a file gives the same pieces: not blank, within their length,
-    concatenating to the text.
-    """
+    """Pieces are not blank, have a limited length, and concatenate to the text."""
     path = tmp_path_factory.getbasetemp() / "pieces.txt"
     text = "".join(words)
     path.write_bytes(text.encode())
@@ -159,9 +157,7 @@ def test_skipped_files_are_one_line(tmp_path, caplog):
     ["a.JSON", "a.b.csv", "x.parquet", "x.jsonl.gz"],
 )
 def test_structured_files_are_skipped(tmp_path, name, caplog):
-    """A structured file is rejected with advice; in a directory of text it is skipped and counted,
-    and a directory of only such files is rejected.
-    """
+    """Given alone, a structured file is rejected with advice; among text files it is skipped."""
     (tmp_path / name).write_text('{"text": "hello"}\n' * 100)
     with pytest.raises(ConfigError, match=r"structured file '.*'; write its text fields into \.txt files"):
         load_corpus(tmp_path / name)
@@ -310,9 +306,7 @@ def scored(data, steps):
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 23), min_size=1, max_size=12), st.integers(1, 9), st.booleans())
 def test_padded_documents_are_predicted_once_an_epoch(lengths, context, is_whole):
-    """Each token is predicted from the one before it, the first of a document from the end token;
-    no more tokens than the context.
-    """
+    """Each token is predicted from the one before it, the first of a document from the end token."""
     stream = documents(lengths)[: None if is_whole or sum(lengths) == 0 else -1]
     data = PaddedBatches(stream, 1, context)
     before = np.concatenate([[0], stream[:-1]])

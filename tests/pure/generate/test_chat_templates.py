@@ -218,9 +218,7 @@ ENDS = [
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_last_message_is_continued_as_by_transformers(tmp_path, name, monkeypatch):
-    """The text ends where the message does: also where later tokens hold the same text, with
-    trailing spaces unless the template removes them, and where it is empty.
-    """
+    """The text ends where the message does, also where the template has the same text again."""
     problem_of = template_process.template_child.problem_of
     monkeypatch.setattr(template_process.TemplateProcesses, "render", lambda _, *args: problem_of(*args))
     ours = ChatTemplate(_directory(tmp_path, TEMPLATES[name]))
@@ -323,9 +321,7 @@ def test_renderer_that_dies_is_one_error(tmp_path, monkeypatch, program):
 
 
 def test_renderer_process_is_reused(tmp_path):
-    """One process renders repeatedly, also after a template's error; one that a template has killed
-    is replaced, and the last ends with its templates.
-    """
+    """It also survives a template's error; a killed one is replaced, and the last ends with its templates."""
     ours = ChatTemplate(_directory(tmp_path, "{{ messages[0].content * (n or 1) }}"))
     started = []
     for number in (1, 2, "x", 9999999999, 3):  # the last but one takes too much memory

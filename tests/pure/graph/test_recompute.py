@@ -87,9 +87,7 @@ def test_norm_after_the_last_product_needs_it():
 
 
 def test_selective_saves_products_and_attention():
-    """Norms and gates run again; no product does, nor any op that would save no memory: rotations
-    are saved, instead of the products that only they read.
-    """
+    """Norms and gates run again; products and ops that would save no memory do not."""
     graph = trained("selective")
     assert {label.partition(":")[0] for label in again(graph)} == {"rms_norm", "silu_gate"}
     labels = saved(graph, "layers.0")
@@ -165,9 +163,7 @@ def test_work_does_not_grow_with_depth(recompute):
 
 @pytest.mark.parametrize(("family", "axes"), [("llama", {}), ("gpt2", {"dp": 2, "tp": 2})], ids=str)
 def test_activation_memory(family, axes):
-    """Of twelve layers: at most a quarter with `full`, in between with `selective`; other memory
-    grows by at most one layer's activations.
-    """
+    """Of twelve layers `full` keeps at most a quarter; other memory grows by one layer at most."""
     usage = {
         mode: planned(mode, axes, family, 12).estimate_memory_usage()[0]
         for mode in ("none", "selective", "full")
@@ -271,9 +267,7 @@ op_patterns = st.deferred(lambda: st.sampled_from(op_names()))
     st.lists(st.tuples(layer_patterns, op_patterns), max_size=4),
 )
 def test_any_names(layers_chosen, inside):
-    """Per layer, exactly the named ops that gradients need are recomputed, from arguments and saved
-    results; layers with equal ones share a template, and graphs keep all rules.
-    """
+    """Exactly the named ops that gradients need are recomputed; layers with equal ones share a template."""
     graph = trained([*layers_chosen, *(f"{a}/{b}" for a, b in inside)], layers=4)
     validate_graph(graph)
     calls = {op.label: op for op in graph.ops if op.op == "call"}

@@ -24,9 +24,7 @@ def trained(layers):
 
 
 def test_more_layers_have_no_more_families():
-    """A parameter, a state and a result of sixteen layers share what those of eight share: per
-    tensor, a node and, where it has a name, a spec of two fields are stored.
-    """
+    """Per tensor, only a node and, where it has a name, a spec of two fields are stored."""
     families = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
     assert len(families[0]) == len(families[1])
     assert all(not hasattr(t.spec, "__dict__") for t in trained(1).tensors)

@@ -114,9 +114,7 @@ INFERRED = [
 
 @pytest.mark.parametrize("members,words", INFERRED, ids=lambda v: v if isinstance(v, str) else "")
 def test_invalid_outputs_are_rejected(members, words):
-    """What `infer` returns, and the class's declarations of outputs that depend on it, on the first
-    use of the op.
-    """
+    """The op's first use rejects them and declarations that do not fit them."""
     with pytest.raises(InternalError, match=rf"\[ir.odd\] {words}.*; correct Odd\."):
         build(**members)
 
@@ -183,9 +181,7 @@ FACTORS = [
 
 @pytest.mark.parametrize("factors,words", FACTORS, ids=lambda v: v if isinstance(v, str) else "")
 def test_invalid_factors_are_rejected(factors, words):
-    """Names for every dim of every operand and output, and partial values of named dims: otherwise
-    planning stops.
-    """
+    """They name every dim of every operand and output; partial values are of named dims."""
     graph = build(factors=lambda *_: factors)
     with pytest.raises(
         InternalError, match=rf"\[ir.odd\] `factors` returns .*{words}.*; correct Odd.factors"

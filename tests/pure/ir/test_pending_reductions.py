@@ -1,6 +1,4 @@
-"""Partial values: every shared contraction has a pending reduction, and validation detects those
-that do not make up its tree.
-"""
+"""Pending reductions: every shared contraction has one, and validation detects wrong ones."""
 
 from __future__ import annotations
 
@@ -212,9 +210,7 @@ def changed(layout, pending, leaf_ranges):
 
 @given(st.data())
 def test_faults_in_any_pending_reduction_are_detected(data):
-    """A pending reduction dropped on all devices alike; a part dropped, doubled, swapped, moved by
-    a batch split.
-    """
+    """One is dropped; a part is dropped, doubled, swapped, or moved by a batch split."""
     graph, original, reductions = shared()
     pending = data.draw(st.sampled_from(reductions))
     validate_pending_reductions(graph, original)

@@ -118,9 +118,7 @@ UNKNOWN = {  # value of an unknown field -> whether it is left aside
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
-    """null, false, a name, a path or a version is ignored, with one log line; a field that affects
-    the computation never is, and a configuration written by hand has no such fields.
-    """
+    """null, false, names, paths and versions are ignored with one log line; other fields are rejected."""
     value, is_left_aside = UNKNOWN[name]
     fields = {**FAMILIES["qwen2"], "model_type": "qwen2", name: value}
     (tmp_path / "config.json").write_text(json.dumps({**fields, "other_version": "1"}))

@@ -80,9 +80,7 @@ def test_unsupported_fields_are_rejected_by_name(change, word):
 
 
 def test_end_tokens_beyond_the_vocabulary_are_ignored(caplog):
-    """The model never generates them. A file loads with one warning; a configuration written by
-    hand is an error.
-    """
+    """A file loads with one warning; a configuration written by hand is an error."""
     for ends, left in (([1, 128, 500], (1,)), (128, ()), ([128], ())):
         values = {**SIZES, "eos_token_id": ends}
         for _ in range(2):
@@ -206,9 +204,7 @@ def test_renaming_checks_names_and_shapes():
     ],
 )
 def test_tensors_beyond_the_configuration_are_rejected(name):
-    """Layers, biases and scales that config.json does not describe, and a parameter under both
-    spellings, are named.
-    """
+    """Layers and biases that config.json does not describe, and a second spelling, are named."""
     config = LlamaConfig(**SIZES)
     stored = _stored(config)
     models.file_layout(config).weights(stored)

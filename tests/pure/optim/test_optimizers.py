@@ -26,9 +26,7 @@ def make(update=lambda self, parameter: None, **members):
     ids=str,
 )
 def test_states_have_valid_names(names):
-    """`master` and `hyper` are reserved: a session would read that state in place of the weight, or
-    write a step's numbers to that of a parameter called `1`.
-    """
+    """`master` and `hyper` are reserved for the master weights and a step's numbers."""
     with pytest.raises(ConfigError, match=r"\[optim.Own\] states"):
         make(states=names)
     if names not in (("master",), ("hyper",), ("a", "hyper.1")):

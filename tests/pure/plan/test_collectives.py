@@ -66,9 +66,7 @@ def without(program, number, place, field):
 
 @pytest.mark.parametrize("axes", [{"dp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}], ids=str)
 def test_every_read_of_a_peer_is_acknowledged(axes):
-    """All templates keep the rule; without one acknowledgement, or with one that waits for nothing,
-    the check fails.
-    """
+    """The check fails without one acknowledgement, or with one that waits for nothing."""
     program = plan_llama(1, axes).program
     validate_acknowledgements(program)
     broken = unread = 0

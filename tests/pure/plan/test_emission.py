@@ -87,9 +87,7 @@ def test_valid_call():
 
 
 def test_operands_that_view_other_columns_have_their_own_access():
-    """Where a tensor's tiles are some of its columns, parts and the whole of it are different
-    tiles; elsewhere one operand represents all, as for two views of the same columns.
-    """
+    """Operands that view the same columns of a tensor share an access; views of other columns do not."""
 
     def copied(slot):
         parts = [Operand(slot, Mode.ROWCOLS, part=p, parts=D) for p in (0, D)]

@@ -86,9 +86,7 @@ def test_errors_equal_those_of_one_process(pool, digest, monkeypatch):
 
 @pytest.mark.parametrize("spoil", ["makes", "needs"])
 def test_values_come_from_the_lowering(monkeypatch, spoil):
-    """What a template reads and writes comes with its lowering; the twin has other values, which
-    are rejected where they contradict the calls.
-    """
+    """The twin has other values, which are rejected where they contradict the calls."""
     validate_plan(plan(None, layers=3))  # reads all instructions again
 
     def wrong(template, layout):

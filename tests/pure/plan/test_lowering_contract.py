@@ -104,9 +104,7 @@ def test_valid_lowerings(lower, axes):
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=["one", "dp"])
 @pytest.mark.parametrize("names,view,words", PARTS, ids=lambda v: v if isinstance(v, str) else "")
 def test_mismatched_parts_are_rejected(names, view, words, axes):
-    """Columns under a loop over rows, divisions with a remainder, rows out of range: they would
-    give wrong numbers.
-    """
+    """Columns under a loop over rows, divisions with a remainder, rows out of range."""
     tiles = {
         name: lambda low, a, out, of=name: view(low, out if of == "out" else a) for name in names.split()
     }

@@ -142,9 +142,7 @@ def no_reductions(content):
 
 
 def forged_update(at, value):
-    """A change of one integer of every update: counted from the front its settings and steps, from
-    the end the rest.
-    """
+    """Changes one integer of every update: settings and steps from the front, the rest from the end."""
 
     def change(document):
         number, kernel = place(document, "Instruction", "kernel")

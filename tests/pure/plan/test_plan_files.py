@@ -276,9 +276,7 @@ def test_unwritable_path_is_one_error(tmp_path):
 
 @pytest.mark.parametrize("longest", [8, 64])
 def test_rows_and_tiles_of_one_length_are_loaded(longest, tmp_path):
-    """Signals of a loop are counted for lengths that a run may have: rows and rows per tile depend
-    on the same one.
-    """
+    """Rows and rows per tile that depend on one length are counted for lengths that a run may have."""
     label = tw.DimLabel("x", 2)
     graph = tw.ComputeGraph("lengths", k_splits=12)
     x = graph.input([4, tw.Dim("seq", 1, longest), 24], name="x", labels=[tw.BATCH, None, label])

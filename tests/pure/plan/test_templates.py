@@ -31,9 +31,7 @@ def plan_llama(layers, axes, accumulation=1):
 
 @pytest.mark.parametrize("layers", [1, 7])
 def test_work_is_done_once_per_template(layers):
-    """For any number of layers: one trace, one gradient; a layout and a lowering each for forward,
-    backward, and the updates of seven kinds of parameters.
-    """
+    """One trace and gradient; a layout and a lowering for forward, backward and seven kinds of updates."""
     counts.reset()
     plan_llama(layers, {"dp": 2})
     assert (counts.traced, counts.differentiated, counts.sharded, counts.lowered) == (1, 1, 9, 9)
@@ -47,9 +45,7 @@ def test_accumulation_makes_variants_of_the_backward_only():
 
 
 def test_step_has_one_schedule():
-    """Forward layers, backward layers in reverse, each microbatch; then the update. The forward
-    pass of all microbatches can be run alone, for evaluation; a backward pass cannot.
-    """
+    """Forward and backward per microbatch, then the update; evaluation runs the forward pass alone."""
     plan = plan_llama(3, {}, accumulation=2)
     program = plan.class_of(0)
     names = [program.templates[c.template].name for c in program.calls["step"]]

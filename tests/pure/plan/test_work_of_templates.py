@@ -67,9 +67,7 @@ def test_exchanged_device_numbers_are_detected(monkeypatch):
 
 
 def test_layer_is_pickled_by_name():
-    """As functions are: another process finds it in its module; one that is not a module's
-    attribute is rejected.
-    """
+    """Another process finds it in its module; one inside a function is rejected."""
 
     @tw.layer
     def inner(graph, x):

@@ -114,9 +114,7 @@ def test_contradictions_are_rejected(wrong, words):
 
 
 def test_defaults_are_filled_in():
-    """No limit becomes the room in the context; no seed, or -1 as in vLLM and llama.cpp, becomes a
-    random one per request; one stop string becomes a list.
-    """
+    """No limit is the room in the context; no seed, or -1, is a random one per request."""
     for none in (None, -1):
         open_ended = SamplingParams(max_tokens=none, seed=none, stop="x", top_k=-1)
         first, second = open_ended.sampling(37), open_ended.sampling(37)

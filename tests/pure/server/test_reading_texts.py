@@ -135,9 +135,7 @@ def test_truncated_calls_have_partial_arguments(form, text, name, arguments, con
 
 @pytest.mark.parametrize(("form", "text", "calls"), CALLS)
 def test_names_come_first_and_arguments_piece_by_piece(form, text, calls):
-    """For each call a delta with only its name, as soon as its arguments begin; at the end of the
-    call where its name comes last, or possibly an id after its arguments.
-    """
+    """A call's name is a delta as soon as its arguments begin, or at its end where the name comes last."""
     reader, reported = Reader(OutputFormat(tools=form)), []
     for place, letter in enumerate(text):
         reported += [(place, part) for part in reader.add(letter)]

@@ -67,9 +67,7 @@ def test_vectors_round_trip_frames():
 
 
 def test_full_queue_blocks_its_writer():
-    """A reader that stops blocks the engine at the bound; nothing is lost when it continues; its
-    end is an error in the sending thread.
-    """
+    """A slow reader blocks the engine at the bound; nothing is lost; a closed socket ends the sender."""
     ours, theirs = socket.socketpair()
     outbox = Outbox(ours.sendall, most=4)
     put = []
@@ -293,9 +291,7 @@ def test_conversations_for_templates():
 
 
 def test_thoughts_and_calls_are_parts_of_a_message():
-    """A prompt that ends within a thought, a text that calls: the body of the answer, and no
-    thoughts where a grammar permits none.
-    """
+    """A prompt may end within a thought; a grammar permits no thoughts."""
     params = SamplingParams(max_tokens=9)
     rendered = Rendered("user: x\nassistant: <think>\n", [1, 2, 3])
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})

@@ -216,9 +216,7 @@ def test_batch_is_not_resharded():
 
 
 def test_op_over_the_whole_batch_names_what_can_be_sharded():
-    """A contrastive loss compares all rows with all: the error mentions no hint, for there is none,
-    and its advice works.
-    """
+    """A contrastive loss compares all rows with all: the error's advice works."""
     width = DimLabel("width")
     g = GraphBuilder()
     sides = [g.input([4, 16], name=name, labels=[BATCH, None]) for name in ("x", "y")]
@@ -324,9 +322,7 @@ def laid_out_graphs(draw):
 @settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
 @given(laid_out_graphs(), st.sampled_from([{"a": 2, "b": 2}, {"a": 4, "b": 1}, {"a": 1, "b": 8}]))
 def test_any_labels_and_hints_become_consistent(graph, axes):
-    """For any labels and hints: every op's operands agree, every shared sum has a pending
-    reduction, hints are met.
-    """
+    """Operands agree, shared sums have a pending reduction, and hints are met."""
     try:
         spread_graph, layout = spread(graph, axes, {A.name: "b", B.name: ("a",)})
     except LayoutError as error:

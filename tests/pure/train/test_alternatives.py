@@ -59,9 +59,7 @@ def test_sharding_settings_are_tried_only_where_state_is_sharded():
 
 
 def test_memory_savings_are_ordered_by_cost():
-    """Saving nothing comes first, recomputing everything and all microbatches last; the file's own
-    are among them.
-    """
+    """Saving nothing comes first, recomputing everything last; the file's own are among them."""
     config = make(train={"batch_splits": 4, "accumulation": 3, "recompute": ["layers.0"]})
     rungs = [(c.train.recompute, c.train.accumulation) for c in memory_ladder(config)]
     assert rungs[:4] == [("none", 1), ("selective", 1), ("none", 2), ("none", 3)]
