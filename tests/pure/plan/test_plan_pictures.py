@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from html.parser import HTMLParser
 
 import pytest
 
 from pure.graph.test_recompute import planned
+from pure.pages import Page
 from pure.plans import plan_graph
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import PlanError
@@ -20,23 +20,6 @@ from tilewise.plan.segments import cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.strategy import one_stage
 
-TAGS = {
-    "html",
-    "head",
-    "meta",
-    "title",
-    "style",
-    "body",
-    "main",
-    "h1",
-    "h2",
-    "section",
-    "p",
-    "div",
-    "table",
-    "tr",
-}
-TAGS |= {"th", "td", "span", "svg", "rect", "path", "line", "text"}
 MESHES = {
     "one": ({}, 1),
     "two microbatches": ({}, 2),
@@ -44,38 +27,6 @@ MESHES = {
     "tp": ({"tp": 2}, 1),
     "dp and tp": ({"dp": 2, "tp": 2}, 2),
 }
-
-
-class Page(HTMLParser):
-    """Known tags, each closed in order, none of which loads anything; the cells of tables."""
-
-    def __init__(self, content):
-        super().__init__(convert_charrefs=True)
-        self.open, self.rows, self.words = [], [], []
-        self.feed(content)
-        self.close()
-        assert not self.open
-        assert not any(word in content for word in ("http", "url(", "@import", "<script", "javascript"))
-
-    def handle_starttag(self, tag, attrs):
-        assert tag in TAGS and not {"href", "src", "style", "onload", "onclick"} & {name for name, _ in attrs}
-        if tag != "meta":
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag == "td":
-            self.rows[-1].append("")
-
-    def handle_startendtag(self, tag, attrs):
-        assert tag in TAGS and not {"href", "src", "style"} & {name for name, _ in attrs}
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-        if self.open and self.open[-1] == "td":
-            self.rows[-1][-1] += data
 
 
 @cache
