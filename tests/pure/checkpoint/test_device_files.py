@@ -61,10 +61,7 @@ def bytes_of(tensors):
 def test_each_device_has_a_file(tmp_path):
     """It has the device's parts under the tensors' names; whole tensors are restored from all files."""
     path = save_checkpoint(tmp_path, state(3), CONFIG)
-    assert sorted(os.listdir(path)) == [
-        "checkpoint.json",
-        *(f"device-{d:05d}.safetensors" for d in range(4)),
-    ]
+    assert sorted(os.listdir(path)) == ["checkpoint.json", *(f"device-{d:05d}.safetensors" for d in range(4))]
     third = load_file(path / "device-00002.safetensors")
     assert sorted(third) == ["norm", "v", "w"]
     assert third["w"].tobytes() == np.asarray(state(3).tensors["w"])[4:6].tobytes()

@@ -60,7 +60,6 @@ CALLS = {
 
 
 TEXTS = {"''", "'name'", "'x\\0y'"}
-NOWHERE = {"''", "'name'"}  # a directory without checkpoints, or none
 TAKEN: dict[str, dict[str, set[str]]] = {
     "save_checkpoint": {"config": {"{}", "{'a': 1}"}},
     "TrainingState": {"step": {"0"}, "tensors": {"{}"}},

@@ -46,18 +46,12 @@ def test_help_does_not_break_option_names(capsys, monkeypatch):
         assert is_group or f"Example: `tilewise {' '.join(path)}" in " ".join(out.split())
 
 
-def test_help_lists_all_commands(capsys):
-    """The program's help names its commands and where to start."""
-    code, out, _ = _run(["--help"], capsys)
-    assert code == 0
-    assert all(command in out for command in ("demo", "train", "generate", "verify"))
-
-
 @pytest.mark.parametrize("arguments", [[], ["bench"], ["checkpoint"]])
 def test_no_arguments_show_the_help(arguments, capsys):
     """Without a subcommand, a group prints its help on standard output."""
     code, out, err = _run(arguments, capsys)
     assert code == 0 and "Commands" in out and not err
+    assert arguments or all(command in out for command in ("demo", "train", "generate", "verify"))
 
 
 @pytest.mark.parametrize(

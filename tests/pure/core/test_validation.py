@@ -17,12 +17,7 @@ from tilewise.core.validation import Validator
 MESSAGE = re.compile(r"\[core\.call\] it must .+; got .+; .+")
 VALIDATE = Validator("core")
 FIXED = [*HOSTILE.values(), *map(np.bool_, (0, 1)), np.int8(3), np.float32(0.5), np.array(3)]
-ANY = st.one_of(
-    st.integers(),
-    st.floats(),
-    st.text(max_size=4),
-    st.binary(max_size=4),
-)
+ANY = st.one_of(st.integers(), st.floats(), st.text(max_size=4), st.binary(max_size=4))
 CHECKS = {
     "integer": (lambda v: VALIDATE.integer("call", "it", v, -3, 40), lambda r: type(r) is int and -3 <= r <= 40),
     "number": (lambda v: VALIDATE.number("call", "it", v, -3, 40), lambda r: type(r) is float and -3 <= r <= 40),

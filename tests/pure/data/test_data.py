@@ -143,10 +143,7 @@ def test_skipped_files_are_one_line(tmp_path, caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a.JSON", "a.b.csv", "x.parquet", "x.jsonl.gz"],
-)
+@pytest.mark.parametrize("name", ["a.JSON", "a.b.csv", "x.parquet", "x.jsonl.gz"])
 def test_structured_files_are_skipped(tmp_path, name, caplog):
     """Given alone, a structured file is rejected with advice; among text files it is skipped."""
     (tmp_path / name).write_text('{"text": "hello"}\n' * 100)

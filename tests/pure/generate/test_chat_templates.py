@@ -351,12 +351,7 @@ def test_threads_render_concurrently(tmp_path):
 def test_template_arguments_are_plain_values(tmp_path):
     """Objects through which a template could reach Python are not passed to it."""
     ours = ChatTemplate(_directory(tmp_path, "x"))
-    arguments = {
-        "messages": TALK,
-        "tools": None,
-        "documents": None,
-        "variables": {},
-    }
+    arguments = {"messages": TALK, "tools": None, "documents": None, "variables": {}}
     taken = accepted(lambda **options: ours.render(**options), arguments)
     none_or_empty = {"None", "()", "[]"}
     assert taken == {

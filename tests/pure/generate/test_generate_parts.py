@@ -26,11 +26,6 @@ def _samples(sampling, count=2000):
     return np.array(tokens)
 
 
-def test_greedy_takes_the_first_maximum():
-    """Temperature 0 takes the likeliest token, the lower id on a tie."""
-    assert choose_token(np.array([0.0, 3.0, 3.0], np.float32), Sampling(), History([])) == 1
-
-
 def test_tiny_temperature_takes_the_likeliest():
     """Where logits over the temperature overflow a double."""
     sampling = Sampling(temperature=5e-324, top_p=0.9)

@@ -262,10 +262,7 @@ op_patterns = st.deferred(lambda: st.sampled_from(op_names()))
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(layer_patterns, max_size=2),
-    st.lists(st.tuples(layer_patterns, op_patterns), max_size=4),
-)
+@given(st.lists(layer_patterns, max_size=2), st.lists(st.tuples(layer_patterns, op_patterns), max_size=4))
 def test_any_names(layers_chosen, inside):
     """Exactly the named ops that gradients need are recomputed; layers with equal ones share a template."""
     graph = trained([*layers_chosen, *(f"{a}/{b}" for a, b in inside)], layers=4)

@@ -64,15 +64,6 @@ def test_invalid_classes_cannot_be_registered(cls, rule):
     assert before == op_table._OPS
 
 
-def test_optional_members_have_defaults():
-    """An op with required members only."""
-    made = make()()
-    assert (made.accumulates, made.in_place, made.must_alias, made.combine_rank) == ((), (), False, 0)
-    assert made.is_costly is False
-    plain = type("Plain", (Op,), dict.fromkeys(("signature", "infer", "factors", "lower")))()
-    assert plain.takes_packed(0, {}) is False and plain.index_bounds([], {}) == {}
-
-
 @pytest.mark.parametrize(
     "contributions,words",
     [
@@ -281,10 +272,7 @@ def test_later_contribution_is_a_tensor():
     assert op_named("linear_dw").signature == Signature(3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [(list, [1]), (np.ndarray, np.ones(2)), (tuple, ([1],))],
-)
+@pytest.mark.parametrize(("kind", "value"), [(list, [1]), (np.ndarray, np.ones(2)), (tuple, ([1],))])
 def test_mutable_attribute_is_rejected(kind, value):
     """By the call: what is in a graph must not change, and equal ops are one."""
     make(num_inputs=1, attributes={"given": kind})

@@ -199,11 +199,7 @@ def test_valid_factors_are_accepted(tree):
     assert factors_of(graph, graph.ops[0]) is factors
 
 
-BOUNDS = [
-    {5: (0, 1, None)},
-    {0: (0, 1)},
-    {0: ("0", 1, None)},
-]
+BOUNDS = [{5: (0, 1, None)}, {0: (0, 1)}, {0: ("0", 1, None)}]
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=repr)

@@ -29,13 +29,6 @@ LLAMA3 = {
 }
 
 
-def test_round_trip(tmp_path):
-    """A written configuration is read back, RoPE scaling and several EOS ids included."""
-    config = LlamaConfig(**SIZES, rope_scaling=LLAMA3, eos_token_ids=(1, 2), tie_word_embeddings=True)
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    assert LlamaConfig.from_pretrained(tmp_path) == config
-
-
 def test_both_spellings_of_rope():
     """transformers 5 puts theta and scaling into `rope_parameters`, earlier versions into two fields."""
     new = LlamaConfig.from_dict({**SIZES, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}})
@@ -63,10 +56,7 @@ def test_both_spellings_of_rope():
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {**LLAMA3, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        (
-            {"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "factor": 4.0}},
-            "rope_scaling must equal",
-        ),
+        ({"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "factor": 4.0}}, "rope_scaling must equal"),
         ({"rope_scaling": {"rope_type": ["llama3"]}}, "rope_scaling"),
         ({"bos_token_id": 128}, "bos_token_id must lie in the vocabulary"),
         ({"eos_token_id": -1}, "eos_token_id must lie in the vocabulary"),
@@ -196,12 +186,7 @@ def test_renaming_checks_names_and_shapes():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "model.layers.2.mlp.up_proj.weight",
-        "model.layers.0.self_attn.q_proj.bias",
-        "norm.weight",
-    ],
+    "name", ["model.layers.2.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.bias", "norm.weight"]
 )
 def test_tensors_beyond_the_configuration_are_rejected(name):
     """Layers and biases that config.json does not describe, and a second spelling, are named."""

@@ -21,9 +21,7 @@ def make(update=lambda self, parameter: None, **members):
 
 
 @pytest.mark.parametrize(
-    "names",
-    [("master",), ("hyper",), ("a", "hyper.1"), ("a", "a"), (5,), ("",), ("a\nb",), "ab"],
-    ids=str,
+    "names", [("master",), ("hyper",), ("a", "hyper.1"), ("a", "a"), (5,), ("",), ("a\nb",), "ab"], ids=str
 )
 def test_states_have_valid_names(names):
     """`master` and `hyper` are reserved for the master weights and a step's numbers."""

@@ -369,10 +369,7 @@ def test_invalid_requests_of_a_lowering_are_rejected(ask, words):
 HELD = [
     (lambda low, x: (x, 1, low.row(x)), r"the rows of a loop must.*got Ref\("),
     (lambda low, x: (x.extent, 1, x), r"a result of low.row, low.whole or low.col; got Ref\("),
-    (
-        lambda low, x: (Number(3), 1, low.row(x)),
-        "as many rows as the loop; got 8 rows under a loop over 3",
-    ),
+    (lambda low, x: (Number(3), 1, low.row(x)), "as many rows as the loop; got 8 rows under a loop over 3"),
 ]
 
 

@@ -310,14 +310,7 @@ def test_keys_separate_fields():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        (0, 8, 8, 4, 64),
-        (4, 3, 8, 4, 64),
-        (4, 8, 3, 4, 64),
-        (4, 8, 8, 1, 65),
-        (True, 8, 8, 4, 64),
-    ],
+    "wrong", [(0, 8, 8, 4, 64), (4, 3, 8, 4, 64), (4, 8, 3, 4, 64), (4, 8, 8, 1, 65), (True, 8, 8, 4, 64)]
 )
 def test_impossible_limits_are_rejected(wrong):
     """Each sequence has a token and a row a step, and a full one fits the cache."""
