@@ -293,10 +293,10 @@ def test_harmful_template_is_one_error(tmp_path, name):
 
 
 def test_template_without_end_is_stopped(tmp_path, monkeypatch):
-    """The process that renders it is killed; a template that ends is rendered within the same limit."""
-    monkeypatch.setattr(template_process, "_DEADLINE_S", 1.5)
+    """The process that renders it is killed."""
+    monkeypatch.setattr(template_process, "_DEADLINE_S", 0.5)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(ConfigError, match=r"does not end within 1\.5 s"):
+    with pytest.raises(ConfigError, match=r"does not end within 0\.5 s"):
         ChatTemplate(_directory(tmp_path, endless)).render(TALK)
 
 
