@@ -216,7 +216,7 @@ def test_a_wrong_manifest_is_rejected(tmp_path, name):
 
 
 @pytest.mark.parametrize("num_given", [0, 1])
-def test_missing_threads_only_cost_time(num_given, monkeypatch):
+def test_work_is_done_without_further_threads(num_given, monkeypatch):
     """The system starts no further thread, or none."""
     start, started, done = threading.Thread.start, [], []
 

@@ -108,7 +108,7 @@ def test_a_directory_is_locked_by_one_run(tmp_path):
     _assert_held(tmp_path / "out", process.pid)
     process.kill()
     process.communicate()
-    assert os.listdir(tmp_path / "out")  # what the dead process left is no lock
+    assert os.listdir(tmp_path / "out")  # the file of a dead process locks nothing
     with lock_directory(tmp_path / "out"):
         _assert_held(tmp_path / "out", os.getpid())
     with lock_directory(tmp_path / "out"):

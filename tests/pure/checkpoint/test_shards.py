@@ -29,7 +29,7 @@ def _tensors():
     }
 
 
-def test_safetensors_reads_what_is_written(tmp_path):
+def test_safetensors_reads_our_files(tmp_path):
     """All element types, strided views, scalars and empty tensors; aligned, with transformers' metadata."""
     write_weights(tmp_path, _tensors().items())
     path = tmp_path / "model.safetensors"

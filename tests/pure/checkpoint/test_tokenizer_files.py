@@ -61,7 +61,7 @@ def test_vocabulary_and_merges_are_read_as_by_transformers(tmp_path, kind, confi
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
-def test_kinds_differ(tmp_path):
+def test_kinds_of_tokenizers_differ(tmp_path):
     """The twin: a file of one kind read as the other kind gives other ids."""
     ids = []
     for kind in ("Qwen2Tokenizer", "GPT2Tokenizer"):
@@ -156,9 +156,7 @@ def test_added_tokens_have_the_ids_of_the_file(tmp_path, added, words):
     content = json.loads(TRAINED.to_str())
     content["added_tokens"] += [{**TOKEN, "id": id_, "content": text} for id_, text in added]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    if added == [
-        (FIRST + 3, "<u>")
-    ]:  # the model has weights for neither id, so no text may use it in any case
+    if added == [(FIRST + 3, "<u>")]:  # beyond the model's vocabulary, so no text may use it
         assert load_tokenizer(tmp_path, FIRST).token_to_id("<u>") >= FIRST
     if words is None:
         tokenizer = load_tokenizer(tmp_path, SIZE)

@@ -205,7 +205,7 @@ def test_earlier_checkpoint_has_a_tokenizer_next_to_it(tmp_path):
     (path / "tokenizer.json").write_bytes(b"{}")
     content = json.loads((path / "checkpoint.json").read_text())
     content |= {"tokenizer": hashlib.sha256(b"{}").hexdigest()}
-    assert "model" not in content  # which it would have with what makes a model directory
+    assert "model" not in content  # the key is new
     signed = {key: value for key, value in content.items() if key != "digest"}
     text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
     content["digest"] = hashlib.sha256(text.encode()).hexdigest()

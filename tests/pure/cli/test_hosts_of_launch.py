@@ -15,7 +15,7 @@ from tilewise.cli.launch.over_mpi import Reports, build_command, find_mpiexec
 from tilewise.cli.main import main
 from tilewise.core import ConfigError
 
-WRONG = {  # a file's text, and what is said of it
+WRONG = {  # text of a file -> words of the error
     "": "there must be at least one host",
     "a:0\n": "line 1: slots must be a number",
     "a\nb:\n": "line 2: slots must be a number",

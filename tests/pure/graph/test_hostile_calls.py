@@ -113,7 +113,7 @@ POSITIVE = {"2.5", "2**70", "float32"}
 NUMBERS = {"-1", "0", *POSITIVE}
 FALSE = {"None", "0", "''", "()", "[]", "{}"}
 SHAPED = {"window": {"None"}, "softcap": {"None", "2.5", "float32"}}
-TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is meant to be
+TAKEN: dict[str, dict[int | str, set[str]]] = {  # hostile values that are valid
     "input": NAMED,
     "parameter": {**NAMED, "init": {"None"}},
     "state": NAMED,
@@ -131,7 +131,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "cross_entropy": {"ignore_index": {"-1", "0"}},
     "mean_cross_entropy": {"ignore_index": {"-1", "0"}},
     "output_id": {0: {"0"}, 1: {"'name'"}},
-    "has": {0: set(HOSTILE)},  # whatever is asked for: it is not there
+    "has": {0: set(HOSTILE)},  # any name may be looked up
     "layer": {"path": {"'name'"}},
     "linear": {2: {"'name'"}, "in_label": {"None", "DimLabel"}, "out_label": {"None", "DimLabel"}},
     "layer_norm": {"eps": POSITIVE},
@@ -170,7 +170,7 @@ def test_rejected_call_leaves_the_graph_unchanged(name):
     taken = {}
     for position in positions_of(arguments, keywords):
         if arguments and position == 0 and isinstance(arguments[0], GraphBuilder):
-            continue  # what is not a graph has nothing to leave as it was: see the test below
+            continue  # another value in place of the graph leaves no graph to compare
         for label, value in HOSTILE.items():
             graph, tensors = described()
             function, args, named = CALLS[name](graph, tensors)
@@ -184,7 +184,7 @@ def test_rejected_call_leaves_the_graph_unchanged(name):
             except INVALID:
                 assert show_graph(graph.freeze()) == before, (position, label)
             else:
-                show_graph(graph.freeze())  # what is taken can be printed
+                show_graph(graph.freeze())  # accepted values can be printed
                 taken.setdefault(position, set()).add(label)
     assert taken == TAKEN.get(name, {})
 

@@ -22,9 +22,7 @@ def test_long_phase_has_a_bar(monkeypatch):
     out, total = console(), 4000
     with ProgressTracker(out, delay_s=0.02).phase("specification", total) as phase:
         counter = phase.counter()
-        while (
-            counter.count < total - 1 and "/s" not in out.file.getvalue()
-        ):  # 20 s at most, on a busy machine
+        while counter.count < total - 1 and "/s" not in out.file.getvalue():  # 20 s at most
             time.sleep(0.005)
             counter.count += 1
         counter.count = total

@@ -206,7 +206,7 @@ def test_recomputed_tensors_have_their_first_layouts(axes):
             ]
             assert mine[0] == mine[1]
             num_records += len(mine[0])
-    assert num_records == 1  # of the projection behind attention
+    assert num_records == 1  # of the projection after attention
 
 
 def with_gradients(graph, result):
@@ -263,7 +263,7 @@ op_patterns = st.deferred(lambda: st.sampled_from(op_names()))
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(layer_patterns, max_size=2), st.lists(st.tuples(layer_patterns, op_patterns), max_size=4))
-def test_any_names(layers_chosen, inside):
+def test_any_names_choose_their_ops(layers_chosen, inside):
     """Exactly the named ops that gradients need are recomputed; layers with equal ones share a template."""
     graph = trained([*layers_chosen, *(f"{a}/{b}" for a, b in inside)], layers=4)
     validate_graph(graph)

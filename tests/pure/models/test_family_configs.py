@@ -89,7 +89,7 @@ def test_unknown_keys_are_rejected(family):
     assert models.config_from_dict(fields, ignore=names) == read(family)
 
 
-UNKNOWN = {  # value of an unknown field -> whether it is left aside
+UNKNOWN = {  # unknown field -> its value, and whether it is ignored
     "alibi": (None, True),
     "use_qk_norm": (False, True),
     "model_name": ("a model", True),
@@ -119,10 +119,10 @@ UNKNOWN = {  # value of an unknown field -> whether it is left aside
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_unknown_fields_are_judged_by_name_and_value(name, caplog, tmp_path):
     """null, false, names, paths and versions are ignored with one log line; other fields are rejected."""
-    value, is_left_aside = UNKNOWN[name]
+    value, is_ignored = UNKNOWN[name]
     fields = {**FAMILIES["qwen2"], "model_type": "qwen2", name: value}
     (tmp_path / "config.json").write_text(json.dumps({**fields, "other_version": "1"}))
-    if is_left_aside:
+    if is_ignored:
         assert models.open(tmp_path) == models.open(tmp_path) == read("qwen2")
         (line,) = (record.getMessage() for record in caplog.records)
         assert name in line and "other_version = '1'" in line and str(tmp_path / "config.json") in line

@@ -38,7 +38,7 @@ def layered(count, function=block, **static):
     return graph.freeze()
 
 
-def test_a_page_says_all_of_a_graph():
+def test_page_shows_the_whole_graph():
     """Ops with shapes and attributes, tensors with what their dims count, layers with calls and parameters."""
     content = render_graph(layered(36, factor=2.5), "The title", "A note.")
     page = Page(content)

@@ -30,7 +30,7 @@ def random_run(num_tasks, num_workers, **fields):
     return Trace(tuple(tasks), (stall(900, 1000, cause="heap", heap_used_bytes=1 << 20),), num_workers)
 
 
-def test_the_page_says_what_happened(tmp_path):
+def test_page_shows_the_figures_of_a_run(tmp_path):
     """Figures in words, the critical path, idle time by cause, kernels, stalls and fill levels all appear."""
     tasks = (
         span(1, (1000, 1000, 1000, 2000), worker=0, kernel="load"),

@@ -90,7 +90,7 @@ def test_functions_of_an_update_take_values_and_numbers():
         parameter.weight = fused(0.5, parameter.weight, maximum(0.0, parameter.gradient))
 
     assert len(record_update(update, (), ("lr",)).steps) == 8
-    for odd in (1e39, -1e39, float("nan")):  # infinite in fp32, or none
+    for odd in (1e39, -1e39, float("nan")):  # not finite in fp32
         with pytest.raises(ConfigError, match=r"\[optim.rule\] a constant must"):
             record_update(lambda parameter, odd=odd: parameter.weight * odd, (), ("lr",))
     with pytest.raises(ConfigError, match=r"sqrt needs a value .*; got 4.0"):
@@ -152,7 +152,7 @@ def test_update_returns_what_its_optimizer_names(update, words):
         record_update(update, ("weight",), ("lr",))
 
 
-def test_a_step_brings_a_number():
+def test_per_step_must_name_a_number():
     """Without any there is no input to bring it."""
     with pytest.raises(ConfigError, match=r"\[optim.Own\] per_step must name at least one number"):
         make(per_step=())

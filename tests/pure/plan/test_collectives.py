@@ -23,7 +23,7 @@ def template(ranges):
     return LoweredTemplate("t", (instruction,), (), (), tuple(ranges))
 
 
-def test_sites_begin_at_the_same_signal():
+def test_signal_ranges_begin_at_the_same_number():
     """A range of signals is as large as its largest use; numbers within it stay."""
     placed = place_signals([template([3, 1, 4]), template([1, 5, 2])], 100, 0)
     for t, ranges in zip(placed, ([3, 1, 4], [1, 5, 2])):

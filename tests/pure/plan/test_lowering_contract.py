@@ -260,7 +260,7 @@ def test_aliased_operand_may_be_read():
     plan_graph(graph.freeze(), {})
 
 
-def test_operand_is_aliased_once_where_two_outputs_ask_for_it():
+def test_one_operand_for_two_outputs_in_place_is_rejected():
     """One of them has its own memory."""
     register(Two)
     graph = GraphBuilder("g")
@@ -276,7 +276,7 @@ SETTINGS = [
     ({"over": 8}, "the rows of a loop must.*got 8 for kernel 'add'"),
     ({"over": Number(-8)}, "the rows of a loop must"),
     ({"step": -1}, "rows per task must be at least 1.*got -1"),
-    ({"step": (1 << 63) - 1}, "rows per task.*below 2.40"),  # no task at all, in 64 bits
+    ({"step": (1 << 63) - 1}, "rows per task.*below 2.40"),  # the number of tasks would overflow
     ({"step": Number(-4)}, r"rows per task.*got Number\("),
     ({"label": "\ud800"}, "a label must be printable text"),
     ({"priority": 1 << 70}, "a priority must be an integer of at most 1048576; got 1180591620717411303424"),
@@ -287,7 +287,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("changes,words", SETTINGS, ids=lambda v: "" if isinstance(v, dict) else v)
-def test_settings_of_other_types_are_rejected(changes, words):
+def test_wrong_settings_of_an_instruction_are_rejected(changes, words):
     """Each setting of `emit` has a type; a wrong one raises no other exception."""
     with pytest.raises(InternalError, match=rf"{words}.* in op 'odd' \(odd\); correct"):
         plan(adding(**changes))
@@ -388,7 +388,7 @@ def test_holds_of_other_types_are_rejected(arguments, words):
 
 
 @pytest.mark.parametrize("position", [0, 1])
-def test_an_operand_of_which_the_shape_counts_is_not_read(position):
+def test_operand_used_for_its_shape_is_not_read(position):
     """What stands in `shape_of` may be elsewhere when the op runs, so no instruction reads it."""
     with pytest.raises(InternalError, match=rf"must not read.*`shape_of` \[{position}\] in op 'odd'"):
         plan(adding(), shape_of=frozenset({position}))

@@ -298,11 +298,11 @@ def test_files_of_earlier_versions_are_read(path):
     assert Plan.load(path).digest() == small().digest()
 
 
-UNUSED = {  # nothing is looked up, reserved or counted with these
+UNUSED = {  # fields that no lookup, size or count uses
     "Number.which",  # of a constant
-    "TensorEntry.tile_rows",  # more rows than there are are all rows
+    "TensorEntry.tile_rows",  # a tile larger than its tensor is the whole tensor
     "Slot.level", "Buffer.first", "Buffer.last", "TempSpec.cols", "TempSpec.tile_rows", "TempSpec.max_bytes",
-    "TempSpec.op",  # what planning went by
+    "TempSpec.op",  # used only in planning
 }  # fmt: skip
 
 

@@ -220,7 +220,7 @@ def test_saved_attributes_can_be_loaded(tmp_path):
     _with_attribute(value).save(tmp_path / "a.plan")
     with pytest.raises(
         PlanError, match="attributes are none"
-    ):  # read whole: an op's own rule is what refuses it
+    ):  # the file is read, and the op's own rule rejects the attribute
         Plan.load(tmp_path / "a.plan")
 
 

@@ -75,7 +75,7 @@ def test_bytes_equal_the_plan(mesh):
     assert most <= plan.regions["activations"]
     most = max(c.alive["temporaries"] for c in picture.calls)
     own = [b for b in plan.buffers if b.category == "temporaries"]
-    # of a template, what lives when one of its temporaries comes to life
+    # the temporaries of a template that are live when one of them begins
     together = [[o for o in own if o.key[1] == b.key[1] and o.first <= b.first <= o.last] for b in own]
     assert most == max(sum(round_up(o.bytes, 64) for o in of) for of in together)
     assert most <= plan.regions["temporaries"]

@@ -103,7 +103,7 @@ def test_missing_cache_of_sizes_is_detected(monkeypatch):
 @pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}])
 def test_calls_grow_linearly_in_layers(axes):
     """Eight layers more cost as many function calls after sixteen as after eight, within one in fifty."""
-    plan_layers(8, axes)  # what is kept for the process is kept now
+    plan_layers(8, axes)  # fills the caches of this process
     calls = [count_calls(lambda n=n: plan_layers(n, axes)) for n in (8, 16, 24)]
     first, second = calls[1] - calls[0], calls[2] - calls[1]
     assert abs(second - first) <= first / 50

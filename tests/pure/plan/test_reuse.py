@@ -32,7 +32,7 @@ def unordered(uses, conflicts, seed):
     generator, handle_of = random.Random(seed), {t.entries[0]: t.handle for use in uses for t in use}
     before: list[list[tuple[int, set[int]]]] = [
         [] for _ in range(SIZE)
-    ]  # per byte: handle, and all before it
+    ]  # per byte: handle, and all handles before it
     for use in uses:
         for interval in use:
             waits = {handle_of[e] for e in conflicts.get(interval.entries, ())} | {interval.handle}

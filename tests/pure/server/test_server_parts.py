@@ -89,7 +89,7 @@ def test_full_queue_blocks_its_writer():
         time.sleep(0.005)
         if count and count == len(put):
             break
-    assert len(put) < 40  # what the socket holds, the frame that is sent, and four
+    assert len(put) < 40  # frames in the socket, the one that is sent, and four in the queue
     left, received = b"", []
     while len(received) < 64:
         left += theirs.recv(1 << 20)

@@ -27,7 +27,7 @@ def spread(rules):
     return DistributionStrategy(ParallelismMode.HYBRID, {"data": 2, "more": 3}, rules)
 
 
-def test_column_then_row():
+def test_sharded_columns_then_sharded_rows():
     """Megatron's pair: the result between them is sharded, the result after them is whole."""
     g = GraphBuilder()
     x = g.input([4, 8], name="x", labels=[BATCH, None])

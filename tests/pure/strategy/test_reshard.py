@@ -153,7 +153,7 @@ def test_layout_by_name_without_a_match_is_rejected():
             spread(g.freeze(), layouts=layouts)
 
 
-def test_hint_on_a_result_moves_back_to_where_it_is_free():
+def test_hint_on_a_result_applies_before_elementwise_ops():
     """A hint after elementwise ops is a slice before them; after a product, the sum arrives in shards."""
     g = GraphBuilder()
     x = g.input([4, 16], name="x")
