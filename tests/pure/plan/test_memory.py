@@ -91,9 +91,7 @@ def test_buffers_read_by_peers_live_longer_where_memory_permits(specs, more):
 
 
 def test_lifetimes_grow_as_far_as_memory_permits():
-    """In the memory of one nothing changes; in that of two, with three to extend, each lives one
-    position longer, and a single one permanently.
-    """
+    """In the memory of two buffers, each of three lives one position longer, a single one permanently."""
     made = buffers([(1000, at, 0) for at in range(4)])
     place_buffers(made, 0)
     place_lingering(made, made[:3], 1024)
@@ -123,10 +121,7 @@ def read_and_shared(plan):
     ("axes", "kinds"), [({"fsdp": 2}, {"temp"}), ({"fsdp": 2, "tp": 2}, {"temp", "inner"})]
 )
 def test_buffers_read_by_peers_use_memory_of_another_template(monkeypatch, axes, kinds):
-    """With a large embedding, whose gradient takes the memory, nothing that peers read is
-    overwritten in the same use of a layer, and other temporaries share as before; the arena is as
-    large as with tight placement.
-    """
+    """Where a large embedding's gradient leaves room, nothing that peers read is overwritten in one use."""
     monkeypatch.setitem(test_recompute.SIZES, "vocab_size", 8192)
     plan = planned("full", axes)
     read, shared = read_and_shared(plan)

@@ -39,17 +39,17 @@ def path(tmp_path):
 
 def test_truncated_files_are_rejected(path):
     """At any of the first hundreds of bytes, and at many of the others."""
-    whole = small_file()
-    for end in [*range(0, 200, 7), *range(200, len(whole), 4001), len(whole) - 1]:
-        refusal(path, whole[:end])
-    refusal(path, whole + b"\0")
+    content = small_file()
+    for end in [*range(0, 200, 7), *range(200, len(content), 4001), len(content) - 1]:
+        refusal(path, content[:end])
+    refusal(path, content + b"\0")
 
 
 def test_any_changed_bit_is_detected(path):
     """The digest covers everything after the first line, and the line has one form."""
-    whole = small_file()
-    for at in [*range(0, 100, 3), *range(100, len(whole), 5003)]:
-        changed = bytearray(whole)
+    content = small_file()
+    for at in [*range(0, 100, 3), *range(100, len(content), 5003)]:
+        changed = bytearray(content)
         changed[at] ^= 1 << at % 8
         refusal(path, bytes(changed))
 
@@ -142,9 +142,7 @@ def no_reductions(content):
 
 
 def forged_update(at, value):
-    """A change of one integer of every update: counted from the front its settings and steps, from
-    the end the rest.
-    """
+    """Changes one integer of every update: settings and steps from the front, the rest from the end."""
 
     def change(document):
         number, kernel = place(document, "Instruction", "kernel")
@@ -300,11 +298,11 @@ def test_files_of_earlier_versions_are_read(path):
     assert Plan.load(path).digest() == small().digest()
 
 
-UNUSED = {  # nothing is looked up, reserved or counted with these
+UNUSED = {  # fields that no lookup, size or count uses
     "Number.which",  # of a constant
-    "TensorEntry.tile_rows",  # more rows than there are are all rows
+    "TensorEntry.tile_rows",  # a tile larger than its tensor is the whole tensor
     "Slot.level", "Buffer.first", "Buffer.last", "TempSpec.cols", "TempSpec.tile_rows", "TempSpec.max_bytes",
-    "TempSpec.op",  # what planning went by
+    "TempSpec.op",  # used only in planning
 }  # fmt: skip
 
 
