@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
@@ -98,13 +99,7 @@ def test_callers_of_one_event_loop(engine, alone):
 def test_kinds_of_output(engine, alone):
     """Joined deltas, and the final output alone, equal the last cumulative one."""
     kinds = {
-        kind: asyncio.run(
-            _read(
-                engine.generate(
-                    TEXTS[0], SamplingParams(max_tokens=12, temperature=0.9, seed=3, output_kind=kind)
-                )
-            )
-        )
+        kind: asyncio.run(_read(engine.generate(TEXTS[0], replace(WAY, output_kind=kind))))
         for kind in RequestOutputKind
     }
     last = kinds[RequestOutputKind.CUMULATIVE][-1]
@@ -204,8 +199,8 @@ def test_a_failing_kernel_fails_only_its_requests(model_dir, alone):
 
         *gone, later = asyncio.run(ask())
         assert any(isinstance(result, TaskFailed) for result in gone) or isinstance(later, TaskFailed)
-        for result, wanted in zip((*gone, later), alone):
-            assert isinstance(result, TaskFailed) or result[-1].outputs[0].token_ids == wanted
+        for result, tokens in zip((*gone, later), alone):
+            assert isinstance(result, TaskFailed) or result[-1].outputs[0].token_ids == tokens
         assert [p.token for p in engine.stream(TEXTS[2:], WAY)] == alone[2]
         assert _is_idle(engine)
 
@@ -213,12 +208,12 @@ def test_a_failing_kernel_fails_only_its_requests(model_dir, alone):
 def test_an_internal_error_does_not_hang_callers(model_dir, monkeypatch):
     """An unexpected error of a step is reported to all, and the engine continues."""
     with Engine(model_dir) as engine:
-        wanted = [p.token for p in engine.stream(TEXTS[:1], WAY)]
+        expected = [p.token for p in engine.stream(TEXTS[:1], WAY)]
         with monkeypatch.context() as patched:
             patched.setattr("tilewise.serve.runner.call_inputs", lambda *args: 1 / 0)
             with pytest.raises(TilewiseError, match="report it"):
                 list(engine.stream(TEXTS[:1], WAY))
-        assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == wanted
+        assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == expected
 
 
 def test_an_internal_error_in_adding_a_request_does_not_hang_callers(model_dir, alone, monkeypatch):
@@ -311,17 +306,17 @@ def test_closing_reports_to_callers(model_dir):
 
 
 def test_an_interrupted_close_can_be_repeated(model_dir, monkeypatch):
-    """After Ctrl-C during `close`, a second `close` once freed devices that a step still used."""
+    """After Ctrl-C during `close`, a second `close` waits for the step that still uses the devices."""
     engine = Engine(model_dir)
     core, begun, released = engine._replicas[0]._core, threading.Event(), threading.Event()
     step = core.step
 
-    def held(tell):
+    def blocked_step(notify):
         begun.set()
         assert released.wait(60)
-        step(tell)
+        step(notify)
 
-    monkeypatch.setattr(core, "step", held)
+    monkeypatch.setattr(core, "step", blocked_step)
     deltas = engine.stream(TEXTS[:1], WAY)
     asking = threading.Thread(target=lambda: next(deltas, None), daemon=True)
     asking.start()

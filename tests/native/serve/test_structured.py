@@ -12,8 +12,6 @@ from native.serve.serving_models import TEXTS, save_model
 from tilewise.core import ConfigError
 from tilewise.serve import LLM, SamplingParams, StructuredOutputsParams
 from tilewise.serve.structured import Grammar
-from tilewise.server import ServerSettings, answer_lines
-from tilewise.server.requests.model_files import ModelFiles
 
 SCALARS = ("string", "integer", "number", "boolean", "null", "enum", "const", "pattern")
 CHOICES = ["é", 'a"b\\', "x\ny", "/", "日本", "a.b", "\x07", "ab"]
@@ -213,28 +211,3 @@ def test_a_model_without_an_end_token_is_rejected(tmp_path):
         pytest.raises(ConfigError, match="need an end token"),
     ):
         one(endless, choice=["a"])
-
-
-def line(**body):
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 80, "seed": 1, **body}
-    return json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body})
-
-
-def test_structures_in_batch_files(llm, model_dir):
-    """OpenAI's `response_format` and vLLM's `structured_outputs`; mistakes get status 400."""
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    schema["additionalProperties"] = False
-    schema_format = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
-    lines = [
-        line(response_format=schema_format),
-        line(structured_outputs={"choice": ["yes", "no"]}),
-        line(response_format={"type": "text"}),
-        line(response_format={"type": "text"}, structured_outputs={"choice": ["a"]}),
-        line(structured_outputs={"regexp": "a"}),
-        line(structured_outputs=3),
-    ]
-    files = ModelFiles(str(model_dir), ServerSettings(), {})
-    answers = [answer["response"] for answer in answer_lines(llm.engine, files, lines)]
-    assert [answer["status_code"] for answer in answers] == [200] * 3 + [400] * 3
-    texts = [answer["body"]["choices"][0]["message"]["content"] for answer in answers[:2]]
-    assert list(json.loads(texts[0])) == ["ok"] and texts[1] in ("yes", "no")

@@ -162,6 +162,12 @@ WRONG = [
     ({"prompt": "x", "structured_outputs": {"regex": "(a*)*(a{1000}){1000}b"}}, "structured_outputs"),
     ({"prompt": "x", "structured_outputs": {"json": {"$ref": "http://127.0.0.1:9/x"}}}, "structured_outputs"),
     ({"prompt": "x", "structured_outputs": {"json": references(3000)}}, "structured_outputs"),
+    ({"prompt": "x", "structured_outputs": {"regexp": "a"}}, "structured_outputs"),
+    ({"prompt": "x", "structured_outputs": 3}, "structured_outputs"),
+    (
+        {"prompt": "x", "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}},
+        "structured_outputs",
+    ),
     ({"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format"),
     ({"prompt": "x", "response_format": {"type": "xml"}}, "response_format"),
     ({"prompt": "x", "response_format": {"type": "json_object", "schema": "x"}}, "response_format"),

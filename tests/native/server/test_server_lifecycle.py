@@ -191,26 +191,6 @@ def test_the_http_processs_death_ends_the_engine():
 
 
 @pytest.mark.slow
-def test_a_killed_test_leaves_no_server():
-    """A killed test worker takes its servers and their engines with it."""
-    program = """
-import sys, time
-from native.server.served import Served, small_model
-server = Served(small_model()).wait_ready()
-print(server.process.pid, *server.children(), flush=True)
-time.sleep(1000)
-"""
-    place = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-c", program]
-    environment = {**os.environ, "PYTHONPATH": place}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as worker:
-        processes = [int(one) for one in worker.stdout.readline().split()]
-        worker.kill()
-    assert len(processes) >= 2
-    until(lambda: all(map(_is_gone, processes)), f"of {processes} not all have ended")
-
-
-@pytest.mark.slow
 def test_models_that_cannot_be_served_are_one_line(tmp_path):
     """Mistakes in options are found before anything listens; an error of loading ends the server."""
 
