@@ -69,9 +69,7 @@ def change_first(
     program: str = "step",
     kernel: str | None = None,
 ) -> Callable[[Plan], Plan]:
-    """A fault: `change` applied to the first instruction on one device (-1: the last) whose label
-    contains `label`, of one kernel if it is named.
-    """
+    """Applies `change` to the first such instruction of one device (-1: the last) whose label contains `label`."""
 
     def apply(plan: Plan) -> Plan:
         at = device % plan.mesh.num_devices

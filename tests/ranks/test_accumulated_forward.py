@@ -18,7 +18,6 @@ STRATEGIES = {
     "one": tw.DistributionStrategy.single(),
     "dp": tw.DistributionStrategy.ddp(2),
     "tp": tw.DistributionStrategy.tensor_parallel(2),
-    "fsdp": tw.DistributionStrategy.fsdp(2),
     "fsdp, tp": tw.DistributionStrategy.for_mesh(
         tw.DeviceMesh({"fsdp": 2, "tp": 2}), tw.StateSharding(("fsdp",))
     ),
@@ -70,8 +69,6 @@ def whole():
         ("one", {"accumulation": 8}),
         ("one", {"accumulation": 2, "recompute": "full"}),
         ("dp", {"accumulation": 4}),
-        ("tp", {"accumulation": 4}),
-        ("fsdp", {"accumulation": 4}),
         ("fsdp, tp", {"accumulation": 4}),
     ],
     ids=str,
@@ -85,9 +82,7 @@ def test_microbatches_have_the_loss_of_the_whole_batch(name, options, whole):
 
 
 def test_order_of_the_step_alone_is_not_enough(monkeypatch):
-    """The twin: without the forward pass's own order, templates that follow each other there share
-    bytes unordered.
-    """
+    """The twin: without the forward pass's own order, successive templates share bytes unordered."""
     meet, seen = entries.find_conflicts, []
 
     def of_the_step(uses):

@@ -137,8 +137,8 @@ def hold_layouts(examples):
 
 def test_any_layouts_equal_one_device_or_are_rejected():
     """Random graphs with labels that match and labels that do not, and hints: equal to one device, or rejected."""
-    outcomes, kinds = hold_layouts(50)
-    assert outcomes["equal"] >= 15, outcomes
+    outcomes, kinds = hold_layouts(35)
+    assert outcomes["equal"] >= 10, outcomes
     assert len(kinds) >= 8, kinds
 
 
@@ -262,9 +262,7 @@ def test_tensor_may_be_read_in_two_layouts():
 
 @pytest.mark.parametrize("term", ["bias", "residual"])
 def test_terms_added_to_a_sharded_sum_are_cut_alike(term):
-    """A hint on the last dim after a shared product with a bias or a residual: equal to one device
-    to the bit. Cutting the added term is a reshard that the hint implies.
-    """
+    """A hint on the last dim also cuts the added bias or residual; equal to one device to the bit."""
 
     def build(*, is_trained):
         label = tw.DimLabel("x", 2)

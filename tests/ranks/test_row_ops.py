@@ -87,19 +87,23 @@ def compare(name, dtype, axes, accumulation=1, count=4, **options):
     )
 
 
-EVERY_DAY = [({"tp": 4}, 1), ({"dp": 2, "tp": 2}, 2)]
-SLOW = [({}, 4), ({"dp": 2}, 1), ({"dp": 4}, 2), ({"tp": 2}, 1), ({"tp": 8}, 1), ({"dp": 2, "tp": 4}, 2)]
+EVERYDAY = [
+    ("biased", "f32", {"tp": 4}, 1),
+    ("biased", "bf16", {"dp": 2, "tp": 2}, 2),
+    ("normed_heads", "bf16", {"tp": 4}, 1),
+    ("normed_heads", "f32", {"dp": 2, "tp": 2}, 2),
+]
+MESHES = [({}, 4), ({"dp": 2}, 1), ({"dp": 4}, 2), ({"tp": 2}, 1), ({"tp": 8}, 1), ({"dp": 2, "tp": 4}, 2)]
+SLOW = [(name, dtype, *mesh) for name in BLOCKS for dtype in ("f32", "bf16") for mesh in MESHES]
 
 
 @pytest.mark.parametrize(
-    "axes,accumulation", [*EVERY_DAY, *(pytest.param(*m, marks=pytest.mark.slow) for m in SLOW)], ids=str
+    "name,dtype,axes,accumulation",
+    [*EVERYDAY, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+    ids=str,
 )
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("name", BLOCKS)
 def test_equal_to_one_device(name, dtype, axes, accumulation):
-    """Loss, every gradient and, after some steps, every parameter and moment; also with more
-    devices than KV heads.
-    """
+    """Loss, gradients, parameters and moments; also with more devices than KV heads."""
     report = compare(name, dtype, axes, accumulation)
     assert report.equal, report.text
 
@@ -133,9 +137,7 @@ def test_planted_faults_are_detected(name, axes, accumulation, label, fault):
     "heads,group,k_splits,tp", [(8, 1, 12, 3), (3, 1, 8, 2), (2, 4, 8, 8), (6, 2, 8, 2)], ids=str
 )
 def test_shares_of_heads(heads, group, k_splits, tp):
-    """Shares of unequal size, heads that do not fill the k splits, and a head that several devices
-    have: one gain.
-    """
+    """Shares of unequal size, heads that do not fill the k splits, and a head that several devices have."""
     label = tw.DimLabel("heads", HEAD_DIM, group)
     g = tw.ComputeGraph("shares", k_splits=k_splits)
     x = g.input([4, 6, WIDTH], name="x", labels=[tw.BATCH, None, None])
@@ -205,9 +207,7 @@ def test_bias_has_the_name_of_its_weight():
 @pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_padding_changes_no_bit(name, dtype):
-    """Sequences padded on two devices with two microbatches, compared with the longest one's length
-    on one device.
-    """
+    """Padded sequences on two devices with two microbatches equal the longest one's length on one device."""
     lengths = (70, 9, 66, 31)
     graph = build(name, dtype, tw.Dim("seq", 1, 130), len(lengths))
     expected = steps(graph, graph.plan({}, sizes={"seq": 70}), [padded(lengths, 70, s) for s in range(2)])

@@ -153,9 +153,7 @@ class _BufferState:
         ]
 
     def add(self, region: int, kind: str, task: int) -> None:
-        """Record an access; a write hides all earlier accesses that it covers, since whatever
-        conflicts with them conflicts with it.
-        """
+        """Record an access; a write hides the earlier accesses that it covers, because conflicts reach it too."""
         if kind == "write":
             for other in self._table.inside(region):
                 self._of_region.pop(other, None)

@@ -77,9 +77,7 @@ def writes(family, tp):
 
 
 def texts(tp, dtype, fault=""):
-    """Tokens, texts and the bits of log probabilities from the engine of `tilewise generate` equal
-    those of one device; with a fault they must not.
-    """
+    """Tokens, texts and log probabilities of the engine equal those of one device to the bit, or not with a fault."""
     import small_llama
 
     from native.serve.serving_models import save_model

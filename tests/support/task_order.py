@@ -100,9 +100,7 @@ def happens_before(devices: Sequence[Tables]) -> Before:
 
 
 def _by_handles(accesses: Table, base: int, edges: list[set[int]]) -> None:
-    """Reads wait for the last write; writes for it and the reads since; an access after all of
-    these adds nothing.
-    """
+    """Reads wait for the last write; writes for it and the reads since."""
     writer: dict[int, int] = {}
     readers: dict[int, set[int]] = {}
     by_task: dict[int, list[tuple[int, int]]] = {}
