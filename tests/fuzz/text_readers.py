@@ -215,9 +215,7 @@ def valid_tokenizer_config() -> list[bytes]:
 
 
 def read_chat_template(folder: Path, data: bytes) -> None:
-    """chat_template.jinja gives a text or an error message, in this process, without the limits of
-    the child process.
-    """
+    """chat_template.jinja gives a text or an error message, in this process, without a child's limits."""
     (folder / "chat_template.jinja").write_bytes(data)
     template = load_tokenizer_config(folder).chat_templates["default"]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"}]

@@ -47,9 +47,7 @@ def started_with(monkeypatch, variables):
     ],
 )  # fmt: skip
 def test_launchers_are_known_by_their_variables(monkeypatch, variables, expected):
-    """Each launcher's variables give rank and size; inner launchers take precedence over outer
-    ones; batch scripts are one process.
-    """
+    """Inner launchers take precedence over outer ones; batch scripts are one process."""
     launcher = started_with(monkeypatch, variables)
     assert launcher == expected
     assert launcher is None or launcher.has_several is (launcher.size != 1)

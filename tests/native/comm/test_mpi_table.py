@@ -218,9 +218,7 @@ os.kill(os.getpid(), SIGNAL)
 
 @needs_mpich
 def test_a_crash_inside_mpi_is_an_error_and_one_outside_is_not():
-    """MPI crashes when it receives to address 8, and its caller gets an error. A crash of the
-    program itself ends it.
-    """
+    """MPI crashes when it receives to address 8; a crash of the program itself ends it."""
     done = subprocess.run(
         [sys.executable, "-c", CRASH.replace("SIGNAL", str(int(signal.SIGSEGV)))],
         capture_output=True,

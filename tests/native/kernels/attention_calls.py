@@ -107,9 +107,7 @@ def exact(shape, q, k, v, dout, scores=CAUSAL):
 
 
 def torch_attention(shape, q, k, v, scores=CAUSAL):
-    """PyTorch in the operands' dtype: its own op with an explicit mask, or step by step with a cap;
-    the output and its batch splits.
-    """
+    """PyTorch in the operands' dtype, with an explicit mask or step by step with a cap: output and operands."""
     seq, count, heads, kv_heads, dim = shape
     batch_splits = [tensor(x).requires_grad_() for x in (q, k, v)]
     widths = (heads, kv_heads, kv_heads)

@@ -153,9 +153,7 @@ def test_dgamma_accumulates_across_tasks_of_a_batch_split(dt):
 
 
 def in_splits(values, seq_len, k_splits):
-    """fp32 sums of each k split of a batch split's sequences, token by token: the kernels' state of
-    the batch split.
-    """
+    """fp32 sums of each k split of a batch split's sequences, token by token."""
     cuts = reference.sequence_splits(seq_len, k_splits)
     sums = np.zeros((len(cuts), values.shape[1]), np.float32)
     for row, value in enumerate(values):
@@ -167,9 +165,7 @@ def in_splits(values, seq_len, k_splits):
 @every_level
 @pytest.mark.parametrize("seq_len,k_splits", [(64, 8), (65, 8), (200, 3), (320, 4), (130, 1)])
 def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
-    """To the bit: a partial value per batch split and k split of 64-position units, tokens in
-    order, over tasks of any size.
-    """
+    """To the bit: a partial value per batch split and k split, tokens in order, over tasks of any size."""
     gen, rows = rng(seq_len), 2 * seq_len
     cuts = reference.sequence_splits(seq_len, k_splits)
     x, gamma = random(gen, 3 * rows, 1), np.ones((1, 1), np.float32)
@@ -196,9 +192,7 @@ def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
 @every_level
 @pytest.mark.parametrize("k_splits", [2, 8])
 def test_padding_does_not_move_split_boundaries(isa, k_splits):
-    """Batch splits of sequences of 150 tokens, unpadded and padded, with k splits counted over 300:
-    equal to the bit.
-    """
+    """Sequences of 150 tokens, unpadded and padded, with k splits counted over 300: equal to the bit."""
     gen, bound = rng(k_splits), 300
     tokens, num_splits = random(gen, 4, 150), len(reference.sequence_splits(bound, k_splits))
 

@@ -25,9 +25,7 @@ def ints_of(program: Program, states: int, *, packed: bool = False) -> list[int]
 
 
 def step_by_step(program: Program) -> Program:
-    """The same with an additional step without effect, so that it matches no known shape and runs
-    block by block.
-    """
+    """The program with a step without effect, so that it matches no known shape and runs block by block."""
     unread = (list(UPDATE_STEPS).index("negate"), 0, 0, 0)
     return replace(program, steps=(*program.steps, *unread))
 

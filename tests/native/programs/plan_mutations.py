@@ -209,9 +209,7 @@ def _form(entry: TensorEntry) -> TensorEntry:
 
 
 def change_call(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """Two tensors of one shape exchanged in a call, in one class or in all, or two calls of one
-    template exchanged.
-    """
+    """Two tensors of one shape in a call, or two calls of one template, are exchanged."""
     class_id, everywhere = dice.randrange(len(program.classes)), dice.random() < 0.5
     of = program.classes[class_id]
     name = dice.choice([n for n in of.calls if of.calls[n] and n != "broadcast"])

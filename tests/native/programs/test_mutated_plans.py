@@ -52,9 +52,7 @@ SOME = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for
 
 @cache
 def planned(name: str) -> tuple[Plan, tuple, tuple]:
-    """A plan of a small Llama with two layers, and the arguments that planning passes to
-    `validate_reductions` and `validate_bindings`.
-    """
+    """A plan of a small Llama, and the arguments of `validate_reductions` and `validate_bindings` in planning."""
     axes, options, changes = PLANS[name]
     model = config(tie_word_embeddings=False, **changes)
     batch_splits = options.get("batch_splits", 4)
@@ -168,9 +166,7 @@ def test_a_reduction_missing_on_all_devices_is_found():
 
 
 def test_a_write_before_a_read_is_found():
-    """Without tiles in acknowledgements, a peer's tile may be written while it is read; the message
-    names both tasks.
-    """
+    """Without tiles in acknowledgements, a peer's tile may be written while it is read."""
     plan, *_ = planned("tp2")
     program = plan.program
     for c, of in enumerate(program.classes):

@@ -95,9 +95,7 @@ def test_tiles_of_columns_are_ordered(axes):
 
 
 def test_enough_row_tiles_prevent_column_tiles():
-    """Norms and attention need whole rows, which cost no more; nor if there are more row tiles than
-    column tiles.
-    """
+    """Whole rows, which norms and attention need, are preferred where they keep all workers busy."""
     assert not by_columns(planned(2)[1])
     assert not by_columns(planned(16, batch=8, batch_splits=8)[1])
     assert by_columns(planned(2, batch_splits=1)[1])

@@ -132,9 +132,7 @@ def test_other_files_are_rejected(path):
 
 
 def test_large_files_are_rejected(path, monkeypatch):
-    """Bytes and values have limits, the latter checked before any value is made; such files are not
-    written either.
-    """
+    """Bytes and values have limits, checked before any value is made; such files are not written either."""
     whole = path.read_bytes()
     monkeypatch.setattr(file_content, "MAX_VALUES", 300)
     assert "more than 300 values" in refusal(path)

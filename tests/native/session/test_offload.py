@@ -192,9 +192,7 @@ def with_small_stacks():
 
 @pytest.mark.slow
 def test_offloading_trains_within_two_thirds_of_the_memory(tmp_path):
-    """The system limits memory to two thirds of the model's need: it cannot be made in memory, but
-    trains to the same bits with optimizer and activations in a file.
-    """
+    """With optimizer and activations in a file, a model trains to the same bits in less memory than it needs."""
     results = {}
     here = str(Path(__file__).parents[2])
     for kind in ("limited", "free"):
@@ -228,9 +226,7 @@ def put_back_of(plan):
 @pytest.mark.parametrize("options", [{}, {"accumulation": 4}, {"recompute": "full"}], ids=str)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_states_are_prefetched_into_free_memory(dtype, options, offload, monkeypatch):
-    """As many as fit are read before the gradients' norm is known: no additional memory, and no
-    additional transfer.
-    """
+    """States are read before the gradients' norm is known, without additional memory or transfers."""
     graph = graph_of(dtype)
     plan = graph.plan({}, offload=offload, workers_per_device=1, **options)
     monkeypatch.setattr(compute_graph, "choose_prefetched", lambda *_: {})
@@ -444,9 +440,7 @@ def spilled_files(directory):
 
 
 def test_a_failing_disk_is_an_error(tmp_path):
-    """Reading and writing a file that the system truncates: each call raises an error and the
-    process continues; with a working disk, so does the model.
-    """
+    """While the file is truncated each call raises an error; with a working disk the model continues."""
     with GraphInstance(graph_of().plan({}, offload=OFFLOADS), offload_directory=tmp_path.resolve()) as model:
         model.initialize(seed=0)
         state = model.state_dict()

@@ -64,9 +64,7 @@ def running(axes, workers, **options):
 
 
 def test_a_late_gradient_is_waited_for():
-    """While device 0's first weight gradient is delayed, device 1 does not reduce it, although
-    later ones are complete.
-    """
+    """Device 1 does not reduce a delayed gradient of device 0, although later ones are complete."""
     with running({"dp": 2}, 2, deadline_s=1.0) as model:
         model.forward(**data())
         inject(model, "stall", 0, "linear_dw:weight", 0)

@@ -157,9 +157,7 @@ def programs_of(draw, number, may_fail):
 
 @st.composite
 def programs(draw):
-    """Whole programs. Several submitters never fail, because the tasks that a failure reaches would
-    depend on their order.
-    """
+    """Whole programs. Several submitters never fail: which tasks a failure reaches would depend on their order."""
     num_submitters = draw(st.sampled_from([1, 1, 1, 2, 3]))
     may_fail = num_submitters == 1 and draw(st.booleans())
     return Program(

@@ -151,9 +151,7 @@ def test_many_threads_submit():
 
 
 def test_nested_tasks_in_python():
-    """A Python kernel submits children on buffers that its parent declared, and may wait for them;
-    others are rejected.
-    """
+    """A Python kernel submits children on buffers that its parent declared, and may wait for them."""
     with Runtime(num_workers=1, window=4) as rt:
         x, y = np.zeros(4, np.int64), np.zeros(1)
         with rt.registered(x, y) as (hx, hy):

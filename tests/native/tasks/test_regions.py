@@ -59,15 +59,16 @@ def test_an_index_selects_what_numpy_selects(rt, shape):
 
 
 def test_shapes_of_arrays(rt):
-    """Integers remove a dimension; one element stays an array, so that a kernel can write to it; ()
-    is the whole buffer.
-    """
+    """Integers remove a dimension; one element stays an array, so that a kernel can write to it."""
     x, scalar = np.zeros((4, 6)), np.zeros(())
     with rt.registered(x, scalar) as (buffer, point):
         assert buffer[1].shape == (6,) and buffer[:, 2].shape == (4,) and buffer[1, 2].shape == (1,)
         assert buffer[()].shape == buffer[...].shape == (4, 6) and point[()].shape == ()
         rt.submit(lambda one: one.fill(7), [InOut(buffer[1, 2])]).wait()
         assert x[1, 2] == 7 and x.sum() == 7
+        for outside in (4, (0, 0, 0)):
+            with pytest.raises(IndexError):
+                buffer[outside]
 
 
 def test_arrays_of_read_only_memory_and_odd_types(rt):
@@ -116,9 +117,7 @@ def test_a_box_in_bytes_up_to_the_end(rt):
 
 
 def test_grid(rt):
-    """Tiles are regions, made once; the last ones are smaller; iterating gives all; indices outside
-    are rejected.
-    """
+    """Tiles are regions, made once; the last ones are smaller; indices outside are rejected."""
     x = np.arange(10 * 6).reshape(10, 6)
     with rt.registered(x) as (buffer,):
         grid = buffer.tiles(4, 3)
