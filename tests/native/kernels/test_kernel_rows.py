@@ -20,10 +20,10 @@ from kernel_checks import (
 from tilewise.kernels import reference
 from tilewise.kernels.isa import run
 
-every_width = pytest.mark.parametrize("d", [1, 15, 16, 70, 257])
+every_width = pytest.mark.parametrize("d", [1, 15, 16, 257])
 
 
-every_grouping = pytest.mark.parametrize("groups,offset", [(1, 0.0), (1, 1.0), (3, 0.0), (2, 1.0)])
+every_grouping = pytest.mark.parametrize("groups,offset", [(1, 0.0), (3, 0.0), (2, 1.0)])
 
 
 @every_level

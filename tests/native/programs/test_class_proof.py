@@ -114,7 +114,7 @@ def test_classes_with_shared_kv_heads_are_in_lockstep():
     assert refusal(program) == ""
 
 
-@pytest.mark.parametrize("axes", [{"fsdp": 17}, {"dp": 2, "fsdp": 9}, {"fsdp": 5, "tp": 4}], ids=str)
+@pytest.mark.parametrize("axes", [{"fsdp": 17}, {"fsdp": 5, "tp": 4}], ids=str)
 def test_gathers_of_shards_are_proved_device_by_device(axes):
     """Such classes are not in lockstep: a post missing on one of more than 16 devices is still found."""
     batch = axes.get("dp", 1) * axes["fsdp"]

@@ -36,7 +36,7 @@ PLANS = {
     "dp2": ({"dp": 2}, {}, {}),
     "tp2": ({"tp": 2}, {}, {}),
     "dp2tp2": ({"dp": 2, "tp": 2}, {}, {}),
-    "shared_kv": ({"tp": 4}, {}, {"num_key_value_heads": 2}),
+    "shared_kv": ({"tp": 4}, {}, {"num_key_value_heads": 2, "num_hidden_layers": 1}),
     "accumulated": ({"dp": 2}, {"accumulation": 2}, {}),
     "rings": ({"dp": 2}, {"accumulation": 3, "batch_splits": 6}, {}),
     "shards": ({"fsdp": 2}, {}, {}),
@@ -46,8 +46,8 @@ PLANS = {
     "hybrid_shards": ({"dp": 2, "fsdp": 2}, {"accumulation": 2, "batch_splits": 8}, {}),
 }
 
-SLOW = ("hybrid_shards", "shards", "empty_shards")  # the largest
-SOME = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PLANS]
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("hybrid_shards", "shards", "empty_shards")]
+SOME = ["dp2tp2", "shared_kv", "accumulated", "rings", "files_of_two", *LARGE]
 
 
 @cache
@@ -180,7 +180,7 @@ def test_a_write_before_a_read_is_found():
         validate_order([native.tasks(d, [], "step") for d in range(2)], native.labels())
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ["dp2tp2", "accumulated", "files_of_two"])
 def test_exchanged_bindings_are_found(name):
     """Two tensors of one shape in a call, or two calls: only this check distinguishes tensors."""
     program, count = planned(name)[0].program, 0

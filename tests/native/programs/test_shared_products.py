@@ -26,7 +26,7 @@ SHAPE = {
     "num_key_value_heads": 6,
     "max_position_embeddings": CONTEXT,
 }
-COUNTS = (1, 2, 5, 15, 33, 130, MOST)
+COUNTS = (1, 5, 33, MOST)
 
 
 def planned(workers: int, dtype: str = "f32", **axes: int) -> tuple[tw.ComputeGraph, tw.Plan]:
