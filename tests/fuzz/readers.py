@@ -115,7 +115,6 @@ def _safetensors() -> list[bytes]:
 
 
 def read_weights_index(folder: Path, data: bytes) -> None:
-    """The index of weights in two files."""
     for number in (1, 2):
         name = folder / f"model-0000{number}-of-00002.safetensors"
         if not name.exists():

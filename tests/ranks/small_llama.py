@@ -37,7 +37,6 @@ def config(**changes: object) -> llama.LlamaConfig:
 def training_graph(
     model: llama.LlamaConfig, dtype: str, batch: int = BATCH, seq: int = SEQ
 ) -> tw.ComputeGraph:
-    """A training graph with AdamW and clipping."""
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, model, batch, seq, dtype)
     graph.optimize(tw.optim.AdamW())
@@ -142,5 +141,4 @@ def halve_batch_splits(instruction: Instruction) -> Instruction:
 
 
 def skip(instruction: Instruction) -> Instruction:
-    """The instruction does nothing."""
     return replace(instruction, kernel="")

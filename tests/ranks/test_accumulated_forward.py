@@ -25,7 +25,6 @@ STRATEGIES = {
 
 
 def planned(strategy, **options):
-    """A small Llama in training: its graph and a plan."""
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, CONFIG, 8, 16, dtype="bf16")
     graph.optimize(tw.optim.AdamW())
@@ -34,7 +33,6 @@ def planned(strategy, **options):
 
 
 def batch(seed):
-    """Random tokens and labels."""
     tokens, labels = np.random.default_rng(seed).integers(0, 160, (2, 8, 16), np.int32)
     return {"tokens": tokens, "labels": labels}
 

@@ -22,7 +22,6 @@ Y = RNG.integers(0, CLASSES, (BATCH, SEQ)).astype(np.int32)
 
 
 def label_of(name):
-    """One of the names labels the batch."""
     return tw.DimLabel(name, is_summed_by_batch_splits=name == "batch")
 
 

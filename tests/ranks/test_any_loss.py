@@ -58,7 +58,6 @@ def mixed(g, y, target, labels):
 
 @tw.layer
 def penalty(graph, x):
-    """A sum inside a layer."""
     return graph.scale(graph.sum(graph.silu(x)), 0.01)
 
 
@@ -107,7 +106,6 @@ def build(name, dtype="f32"):
 
 
 def batches(steps):
-    """Random inputs."""
     rng = np.random.default_rng(9)
     result = []
     for _ in range(steps):

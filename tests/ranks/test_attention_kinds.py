@@ -32,7 +32,6 @@ every_dtype = pytest.mark.parametrize("dtype", ["f32", "bf16"])
 
 @tw.layer
 def block(graph, x, lengths, *, kind, dtype, dim):
-    """Attention with grouped heads and a residual."""
     heads, kv_heads = tw.DimLabel("heads", dim), tw.DimLabel("kv_heads", dim, HEADS // KV_HEADS)
     h = rms_norm(graph, x, "norm", eps=1e-5)
     q = linear(graph, h, "q", HEADS * dim, out_label=heads)
@@ -43,7 +42,6 @@ def block(graph, x, lengths, *, kind, dtype, dim):
 
 
 def training_graph(kind, seq, dtype="f32", batch=4, layers=2, dim=DIM):
-    """A small model of one kind of attention, with AdamW."""
     g = tw.ComputeGraph("kinds")
     tokens, labels = (
         g.input([batch, seq], "i32", name=n, labels=[tw.BATCH, None], storage="scalars")
@@ -203,7 +201,6 @@ def test_any_kind_over_any_mesh(kind, lengths, extra, axes, accumulation, dtype)
 
 
 def attended(g, q, k, v, kind, pages=()):
-    """Attention of three inputs, over pages if given."""
     heads, kv_heads = tw.DimLabel("heads", DIM), tw.DimLabel("kv_heads", DIM, HEADS // KV_HEADS)
     parts = [
         g.input([*shape, width * DIM], name=name, labels=[*[None] * len(shape), label])
@@ -282,7 +279,6 @@ def test_lengths_are_checked_before_a_run():
 
 
 def attend(lengths=None, *, seq=8, **options):
-    """A graph with one attention."""
     g = tw.ComputeGraph("attend")
     x = g.input([4, seq, 8], name="x", labels=[tw.BATCH, None, None])
     if lengths is not None:
@@ -292,7 +288,6 @@ def attend(lengths=None, *, seq=8, **options):
 
 
 def of_form(shape, dtype="i32", **options):
-    """A function that declares lengths."""
     return lambda g: g.input(shape, dtype, name="lengths", **{"storage": "scalars", **options})
 
 

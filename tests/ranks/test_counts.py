@@ -13,7 +13,6 @@ from tilewise.plan.collectives import gather_label, reduce_label
 
 
 def run_step(axes):
-    """A plan and the transfers that were counted in one step."""
     model = config()
     graph = training_graph(model, "bf16")
     plan = graph.plan(axes)
@@ -32,7 +31,6 @@ def test_counted_transfers_equal_the_plan(axes):
 
 
 def num_parameters(plan):
-    """Elements of all parameters."""
     return sum(prod(t.spec.shape) for t in plan.graph.of_kind("parameter"))
 
 

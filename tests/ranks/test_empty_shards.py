@@ -73,7 +73,6 @@ def few_panels(tied: bool = False, **changes: object) -> llama.LlamaConfig:
 
 
 def planned(strategy: DistributionStrategy, batch: int = 8, dtype: str = "f32", **options: object):
-    """Graph and plan of a small training step."""
     graph = training_graph(few_panels(), dtype, batch, SEQ)
     graph.set_distribution(strategy)
     return graph, graph.plan(**{"batch_splits": batch, "workers_per_device": 1, **options})
@@ -81,7 +80,6 @@ def planned(strategy: DistributionStrategy, batch: int = 8, dtype: str = "f32", 
 
 @cache
 def pairwise() -> list[Case]:
-    """Few cases with every pair of values."""
     return pairwise_cases(FEW, is_small)
 
 

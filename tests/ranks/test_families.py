@@ -18,7 +18,6 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def training_graph(family: str, dtype: str) -> tw.ComputeGraph:
-    """With AdamW."""
     graph = tw.ComputeGraph(family)
     models.build_training_graph(graph, small(family), BATCH, SEQ, dtype)
     graph.optimize(tw.optim.AdamW())
@@ -26,7 +25,6 @@ def training_graph(family: str, dtype: str) -> tw.ComputeGraph:
 
 
 def assert_equal(family: str, dtype: str, axes: dict[str, int], accumulation: int, steps: int) -> None:
-    """Loss, every gradient and, after the steps, every parameter and moment."""
     steps_data = batches(small(family), steps, BATCH, SEQ)
     graph = training_graph(family, dtype)
     report = verify_strategy(graph, DeviceMesh(axes), steps_data, accumulation=accumulation)

@@ -21,7 +21,6 @@ MODEL = config()
 
 
 def running(axes, **options):
-    """An initialised instance on a mesh."""
     graph = training_graph(MODEL, "bf16")
     model = graph.instantiate(graph.plan(axes), **options)
     model.initialize(0)

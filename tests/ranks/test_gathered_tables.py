@@ -39,21 +39,18 @@ def repeated(axes, steps: int = 2):
 
 
 def compare(axes, change=lambda plan: plan, **changes: object):
-    """Whether some steps equal one device, and the message."""
     batch = batch_of(axes)
     graph = training_graph(model_of(**changes), "f32", batch, SEQ)
     return verify_strategy(graph, DeviceMesh(axes), repeated(axes), batch_splits=batch, change=change)
 
 
 def planned(axes, *, accumulation=1, **changes: object) -> tw.Plan:
-    """The plan of a mesh."""
     graph = training_graph(model_of(**changes), "f32", batch_of(axes), SEQ)
     graph.set_distribution(DistributionStrategy.for_mesh(DeviceMesh(axes)))
     return graph.plan(axes, batch_splits=batch_of(axes), accumulation=accumulation, workers_per_device=1)
 
 
 def gathers(plan: tw.Plan) -> list[str]:
-    """The gathered tables."""
     return [op.label for op in plan.graph.ops if op.op == "all_gather"]
 
 
@@ -133,7 +130,6 @@ def test_part_of_a_tied_table_takes_no_memory(monkeypatch):
 
 
 def table_graph(shape, length=None) -> tw.ComputeGraph:
-    """One embedding and a head of sixteen classes."""
     graph, counts = tw.ComputeGraph("table"), [tw.BATCH, *[None] * (len(shape) - 1)]
     shape = shape if length is None else (shape[0], length)
     ids, labels = (

@@ -32,7 +32,6 @@ TABLE = np.concatenate([np.cos(ANGLES), np.sin(ANGLES)], 1).astype(np.float32)
 
 
 def run(graph, axes, microbatches=1, change=lambda plan: plan):
-    """Output, loss and gradients of one step, as bytes."""
     graph.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, axes, AXIS_OF if axes else {}))
     plan = graph.plan(batch_splits=4, workers_per_device=1, accumulation=microbatches)
     with graph.instantiate(change(plan)) as model:
@@ -73,7 +72,6 @@ def attend(g, x, i, groups):
 
 
 def apply(g, kind, one, other, i, is_cut, label, t):
-    """One op of a recipe."""
     if kind == "linear":
         in_label = one.spec.labels[-1] if is_cut else None
         return linear(g, one, f"w{i}", WIDTH, in_label=in_label, out_label=None if in_label else label)

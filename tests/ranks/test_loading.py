@@ -52,7 +52,6 @@ def _plan_of_decoding(dtype, axes):
 
 
 def _decoding(dtype="bf16", axes=()):
-    """A model to load."""
     graph, plan = _plan_of_decoding(dtype, tuple(dict(axes).items()))
     return graph.instantiate(plan)
 

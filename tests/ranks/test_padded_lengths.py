@@ -130,7 +130,6 @@ def running():
 
 
 def gradients(model, batch):
-    """Loss, its rows, and every gradient."""
     model.forward(**batch)
     loss, rows = model.get_tensor("loss"), model.get_tensor("loss_rows")
     model.backward()

@@ -34,7 +34,6 @@ CHOICES = {
 
 
 def devices(case: Case) -> int:
-    """Devices of its mesh."""
     return case[0][1] * case[1]  # type: ignore[index, operator]
 
 
@@ -72,7 +71,6 @@ def pairwise() -> list[Case]:
 
 
 def compare(case: Case, **options: object) -> tuple[bool, str]:
-    """Whether ten steps equal one device, and the message."""
     model, graph, mesh, batch_splits = training(case)
     length, microbatches, workers = case[7], case[2], case[3]
 
@@ -92,7 +90,6 @@ def compare(case: Case, **options: object) -> tuple[bool, str]:
 
 
 def named(case: Case) -> str:
-    """A case's name in reports."""
     (k_splits, tp), dp, microbatches, workers, dtype, tied, kv_heads, length = case
     words = f"C{k_splits}-tp{tp}-dp{dp}-m{microbatches}-w{workers}-{dtype}-kv{kv_heads}-s{length}"
     return f"{words}-tied" if tied else words

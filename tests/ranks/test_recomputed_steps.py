@@ -32,7 +32,6 @@ EVERYDAY = PAIRWISE[:6]
 
 
 def patterns_of(family: str, recompute: object) -> object:
-    """Names as this family has them."""
     if recompute != "names":
         return recompute
     if family == "bert":
@@ -129,7 +128,6 @@ def test_sum_inside_a_layer_is_added_up_once():
 
 
 def planned(axes, recompute):
-    """A graph of four layers and its plan."""
     graph = training_graph(config(num_hidden_layers=4), "bf16")
     return graph, graph.plan(axes, recompute=recompute)
 
@@ -194,7 +192,6 @@ names = st.lists(
 
 
 def gradients_after(recompute, axes):
-    """Of two steps, and the state after them."""
     model = config(num_hidden_layers=2, hidden_size=32, intermediate_size=48, head_dim=4, vocab_size=128)
     graph = training_graph(model, "f32", 4, 12)
     with graph.instantiate(graph.plan(axes, recompute=recompute, workers_per_device=1)) as running:

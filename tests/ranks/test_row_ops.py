@@ -56,7 +56,6 @@ BLOCKS = {"biased": biased, "normed_heads": normed_heads}
 
 
 def build(name: str, dtype: str = "f32", seq: int | tw.Dim = SEQ, batch: int = BATCH) -> tw.ComputeGraph:
-    """Embedding, two blocks, a head and AdamW."""
     g = tw.ComputeGraph(name)
     tokens = g.input([batch, seq], "i32", name="tokens", labels=[tw.BATCH, None], storage="scalars")
     labels = g.input([batch, seq], "i32", name="labels", labels=[tw.BATCH, None], storage="scalars")
@@ -81,7 +80,6 @@ def batches(count: int) -> list[Mapping[str, np.ndarray]]:
 
 
 def compare(name, dtype, axes, accumulation=1, count=4, **options):
-    """The report of some steps over a mesh compared with one device."""
     return verify_strategy(
         build(name, dtype), DeviceMesh(axes), batches(count), accumulation=accumulation, **options
     )

@@ -90,7 +90,6 @@ def one_split(model):
 
 
 def run_once(model, graph):
-    """The gradient of the last norm after one step."""
     with graph.instantiate() as running:
         running.initialize(0)
         running.step(batches(model, 1, BATCH, SEQ)[0], 1e-3)

@@ -74,12 +74,10 @@ def model_of(tied: bool = False, **changes: object) -> llama.LlamaConfig:
 
 
 def graph_of(model: llama.LlamaConfig, batch: int, dtype: str = "f32") -> tw.ComputeGraph:
-    """A training graph with AdamW, decay and clipping, of short sequences."""
     return training_graph(model, dtype, batch, SEQ)
 
 
 def mesh_of(case: Case) -> DeviceMesh:
-    """Of a case: dp, fsdp and tp."""
     return DeviceMesh(dict(zip(("dp", "fsdp", "tp"), case[0])))  # type: ignore[arg-type]
 
 
@@ -90,7 +88,6 @@ def is_small(case: Case) -> bool:
 
 
 def compare(case: Case, change=lambda plan: plan, model=model_of) -> tuple[bool, str]:  # type: ignore[no-untyped-def]
-    """Whether some steps equal one device, and the message."""
     _, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute, offload = case
     mesh = mesh_of(case)
     shared = mesh.size("dp", "fsdp") * microbatches  # type: ignore[operator]
@@ -119,12 +116,10 @@ def compare(case: Case, change=lambda plan: plan, model=model_of) -> tuple[bool,
 
 @cache
 def pairwise() -> list[Case]:
-    """Few cases with every pair of values."""
     return pairwise_cases(CHOICES, is_small)
 
 
 def named(case: Case) -> str:
-    """A case's name in reports."""
     mesh, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute, offload = case
     words = f"{'x'.join(map(str, mesh))}-m{microbatches}-{reduce}-p{prefetch}-w{workers}-{dtype}"  # type: ignore[call-overload]
     return f"{words}-{recompute}-{offload}" + ("-reshard" if reshard else "") + ("-tied" if tied else "")

@@ -96,7 +96,6 @@ def test_wrong_writers_are_detected():
 
 
 def arenas(model):
-    """All bytes of every device."""
     plan = model.plan
     return [
         np.array(model._executor.buffer(device, 0, plan.arena_bytes))

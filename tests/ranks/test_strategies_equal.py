@@ -80,7 +80,6 @@ def test_odd_sizes(dtype, sizes):
 
 
 def states_with_workers(dtype, axes, workers, change=lambda plan: plan):
-    """State after three steps."""
     model = config()
     graph = training_graph(model, dtype)
     plan = change(graph.plan(axes, workers_per_device=workers))
@@ -92,7 +91,6 @@ def states_with_workers(dtype, axes, workers, change=lambda plan: plan):
 
 
 def first_of(a, b):
-    """The first difference between two states."""
     return next((d for n in a if (d := first_difference(n, a[n], b[n]))), None)
 
 

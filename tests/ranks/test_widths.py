@@ -19,7 +19,6 @@ KV8 = {"num_key_value_heads": 8}
 
 
 def training(k_splits, batch, **sizes):
-    """A small Llama's training graph with so many k splits."""
     model = config(**sizes)
     graph = tw.ComputeGraph("llama", k_splits=k_splits)
     models.build_training_graph(graph, model, batch, SEQ, "f32")

@@ -123,7 +123,6 @@ class _Accesses:
         ]
 
     def may_wait(self, first: int, second: int) -> bool:
-        """Whether the second may wait for the first: they conflict, or reduce into one target."""
         return self.tasks[first].domain == self.tasks[second].domain and any(
             _is_conflict(a, b) or a == b == "reduce" for _, a, b in self.common(first, second)
         )

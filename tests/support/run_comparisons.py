@@ -21,14 +21,12 @@ SHARDED = ("reduce", "reshard", "prefetch", "workers", "dtype", "tied", "recompu
 
 
 def trains(dtype, axes, accumulation=1):
-    """Steps on a mesh equal those on one device."""
     import test_strategies_equal
 
     test_strategies_equal.test_training_equals_one_device(dtype, axes, accumulation)
 
 
 def finds(label, fault, axes):
-    """A fault planted in the plan is detected."""
     import small_llama
     import test_strategies_equal
 
@@ -67,7 +65,6 @@ def given_fault(name):
 
 
 def writes(family, tp):
-    """A text's logits, read whole and token by token, equal those of one device."""
     import test_families
 
     for dtype in ("f32", "bf16"):
@@ -135,7 +132,6 @@ def counts(axes):
 
 
 def fetched(graph, plan, batch):
-    """Bytes that tasks of one step have fetched from other hosts."""
     with graph.instantiate(plan) as running:
         running.initialize(0)
         executor = running._executor

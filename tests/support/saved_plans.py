@@ -23,7 +23,6 @@ NAMES = ("training", "training_dp2tp2", "generation", "generation_tp2")
 
 
 def make(name: str) -> Plan:
-    """The plan of one of the runs."""
     if name.startswith("training"):
         mesh = {"dp": 2, "tp": 2} if name.endswith("dp2tp2") else {}
         return training_graph(MODEL, "f32").plan(
@@ -59,7 +58,6 @@ def run(name: str, plan: Plan) -> str:
 
 
 def main() -> None:
-    """Do what the first argument says."""
     task, folder = sys.argv[1], Path(sys.argv[2])
     results = {}
     for name in NAMES:

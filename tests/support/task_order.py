@@ -210,7 +210,6 @@ def pieces(
 
 
 def _widths(shapes: Table) -> Table:
-    """Bytes of a row of each view."""
     begins, ends, rows, strides = shapes.T
     return np.asarray(ends - begins - (rows - 1) * strides, np.int64)
 

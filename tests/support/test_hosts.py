@@ -49,7 +49,6 @@ except OSError as error:
 
 
 def python(script, *arguments):
-    """The words of a quick Python."""
     return [sys.executable, "-I", "-S", "-c", script, *map(str, arguments)]
 
 

@@ -9,7 +9,6 @@ from tilewise.core import ConfigError
 
 
 def refusal(own, other):
-    """The message about different commands."""
     with pytest.raises(ConfigError) as refused:
         require_equal({"command": own}, {"command": other}, "process 1")
     return str(refused.value)

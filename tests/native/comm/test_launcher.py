@@ -20,7 +20,6 @@ def no_launcher(monkeypatch):
 
 
 def started_with(monkeypatch, variables):
-    """The result for a process with these variables."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     return launched()

@@ -50,7 +50,6 @@ def _lines(done):
 
 
 def run_main(*arguments):
-    """The exit code of one command line."""
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     return ended.value.code
@@ -234,7 +233,6 @@ class TestBuildMpi:
 
     @pytest.fixture
     def table_path(self, tmp_path):
-        """A file at the target's path."""
         file = tmp_path / "site.so"
         file.write_text("as before", encoding="utf-8")
         yield file
@@ -242,7 +240,6 @@ class TestBuildMpi:
         assert [path.name for path in tmp_path.iterdir() if path.suffix == ".so"] == ["site.so"]
 
     def compiler(self, folder, text):
-        """A program in the place of mpicc."""
         file = folder / "mpicc"
         file.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         file.chmod(0o755)

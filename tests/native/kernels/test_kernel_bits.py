@@ -42,14 +42,12 @@ def weight_gradient(dt, dy, x, ids, de, split_rows, carries=(), isa=""):
 
 
 def tree_add(parts, dt="f32"):
-    """The tree over partial values."""
     out = empty(*parts[0].shape, dt)
     run(f"tree_add_{dt}", [out, None, *parts])
     return out
 
 
 def training_operands(dt, tokens=96, n=40, k=70):
-    """dY, X, ids and dE."""
     gen = rng(12)
     ids = gen.integers(0, n, (tokens, 1)).astype(np.int32)
     return random(gen, tokens, n, dt), random(gen, tokens, k, dt), ids, random(gen, tokens, k, dt)

@@ -46,7 +46,6 @@ every_width = pytest.mark.parametrize("d", [1, 16, 45, 150])
 
 
 def ulps(y, exact):
-    """Distance in units in the last place of fp32."""
     want = exact.astype(np.float32)
     distance = np.abs(y.astype(np.float64) - exact)
     return float((distance / np.spacing(np.abs(want))).max())

@@ -39,7 +39,6 @@ def native_tests():
 
 @pytest.fixture
 def server(native_tests):
-    """The kernel server of the emulated machine."""
     assert native_tests.returncode == 0, native_tests.stdout[-3000:] + native_tests.stderr[-3000:]
     server = KernelServer(SERVER)
     yield server

@@ -15,12 +15,10 @@ ADAMW = AdamW(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 
 
 def program_of(optimizer: Optimizer) -> Program:
-    """An optimizer's program for one parameter."""
     return record_update(optimizer.update, optimizer.states, optimizer.per_step)
 
 
 def ints_of(program: Program, states: int, *, packed: bool = False) -> list[int]:
-    """The kernel's integer arguments."""
     return [int(packed), states, len(program.steps) // 4, *program.steps, *program.left]
 
 

@@ -29,14 +29,12 @@ def mutate(seed: int, program: TileProgram) -> tuple[str, TileProgram]:
 def with_instructions(
     program: TileProgram, class_id: int, number: int, instructions: tuple[Instruction, ...]
 ) -> TileProgram:
-    """The program with other instructions in one template of one class."""
     of = program.classes[class_id]
     template = replace(of.templates[number], instructions=instructions)
     return with_template(program, class_id, number, template)
 
 
 def with_template(program: TileProgram, class_id: int, number: int, template: LoweredTemplate) -> TileProgram:
-    """The program with another template in one class."""
     of = program.classes[class_id]
     templates = (*of.templates[:number], template, *of.templates[number + 1 :])
     classes = list(program.classes)
@@ -237,7 +235,6 @@ def change_call(dice: random.Random, program: TileProgram) -> tuple[str, TilePro
 
 
 def change_devices(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """Two devices exchanged."""
     devices = list(program.devices)
     n, m = dice.randrange(len(devices)), dice.randrange(len(devices))
     devices[n], devices[m] = devices[m], devices[n]

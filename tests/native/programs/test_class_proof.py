@@ -58,7 +58,6 @@ def refusal(program: TileProgram) -> str:
 
 
 def class_per_device(program: TileProgram) -> TileProgram:
-    """The same program with every device in its own class."""
     classes = tuple(program.classes[d.class_id] for d in program.devices)
     return replace(
         program,

@@ -94,19 +94,16 @@ def found_by(name: str, program: TileProgram) -> str:
 
 @cache
 def memory_of(name: str) -> Mapping[str, list[bytes]]:
-    """The memory after a plan, per list."""
     plan, *_ = planned(name)
     return {p: run(plan, plan.program, p, 0) for p in plan.programs}
 
 
 def run(plan: Plan, program: TileProgram, name: str, seed: int) -> list[bytes]:
-    """The memory after a list of a program."""
     size = plan.file_begin + plan.file_bytes if plan.file_bytes else plan.arena_bytes
     return final_memory(program, name, size // 2, plan.regions["lasting"], seed, file_begin(plan))
 
 
 def file_begin(plan: Plan) -> int:
-    """Where the files of its devices begin, if there are any."""
     return plan.file_begin if plan.file_bytes else NO_FILE
 
 

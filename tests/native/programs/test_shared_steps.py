@@ -39,7 +39,6 @@ def planned(
 
 
 def train(graph: tw.ComputeGraph, plan: tw.Plan, length: int = SEQ) -> bytes:
-    """Parameters after two steps."""
     with graph.instantiate(plan) as model:
         model.initialize(seed=1)
         for step in range(2):

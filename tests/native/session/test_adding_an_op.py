@@ -103,7 +103,6 @@ def test_a_wrong_share_is_rejected_by_the_call(page):
 
 
 def blocks(language):
-    """The page's indented blocks of a language, dedented."""
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(rf"^   ```{language}\n(.*?)^   ```", text, re.DOTALL | re.MULTILINE)
     return [re.sub(r"^   ", "", block, flags=re.MULTILINE) for block in blocks]

@@ -23,7 +23,6 @@ MODEL = config()
 
 @pytest.fixture(scope="module")
 def model():
-    """A small model on one device."""
     graph = training_graph(MODEL, "f32")
     with graph.instantiate() as running:
         running.initialize(0)
@@ -104,7 +103,6 @@ def test_gathered_indices_are_validated_by_their_use(in_layer):
 
 @layer
 def picks(graph, index, again):
-    """Indices that leave the layer."""
     return graph.gather_rows(index, again)
 
 
@@ -219,7 +217,6 @@ def test_closing_frees_memory():
 
 
 def resident_bytes():
-    """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -235,7 +232,6 @@ def test_more_memory_than_the_machine_has():
 
 
 def logits_and_losses(axes, accumulation, dtype, change=lambda plan: plan):
-    """Logits and losses, whole, after one step over a mesh."""
     graph = training_graph(MODEL, dtype)
     graph.output(graph.draft.tensors[graph.draft.ops[-1].inputs[0]], "logits")
     plan = change(graph.plan(axes, accumulation=accumulation))
@@ -247,7 +243,6 @@ def logits_and_losses(axes, accumulation, dtype, change=lambda plan: plan):
 
 @cache
 def logits_of_one_device(dtype):
-    """Logits and losses without microbatches."""
     return logits_and_losses({}, 1, dtype)
 
 

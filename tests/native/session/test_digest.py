@@ -14,7 +14,6 @@ BASE = {"name": "mlp", "k_splits": 8, "rows": 6, "inner": 32, "first": "gate", "
 
 @tw.layer
 def scaled_block(graph, x, *, factor):
-    """A layer with a parameter and an attribute."""
     return graph.scale(linear(graph, x, "weight", 8), factor)
 
 
@@ -61,7 +60,6 @@ CHANGES = {
 
 
 def with_symbol(bound):
-    """A graph of any length up to a bound."""
     graph = tw.ComputeGraph("symbols")
     x = graph.input([tw.Dim("rows", max=bound), 8], name="x")
     graph.output(graph.scale(x, 2.0), "y")
@@ -69,7 +67,6 @@ def with_symbol(bound):
 
 
 def with_constant(value):
-    """A graph that adds a constant."""
     graph = tw.ComputeGraph("constants")
     x = graph.input([4, 8], name="x")
     graph.output(graph.add(x, graph.constant(np.full((4, 8), value, np.float32), name="c")), "y")

@@ -21,7 +21,6 @@ from tilewise.nn import linear
 
 @tw.layer
 def block(graph, x, *, factor):
-    """A layer with a parameter, a constant and attributes."""
     table = graph.constant(np.ones((4, 8), np.float32), name="table")
     return graph.scale(graph.add(linear(graph, x, "weight", 8), table), factor)
 
@@ -39,7 +38,6 @@ def small():
 
 @pytest.fixture
 def path(tmp_path):
-    """The path of the small graph's file."""
     small().save(tmp_path / "graph.json")
     return tmp_path / "graph.json"
 
@@ -295,7 +293,6 @@ def test_layers_are_read_once(path, monkeypatch):
 
 
 def path_of_small(path):
-    """The small graph's file again."""
     small().save(path)
     return path
 

@@ -34,14 +34,12 @@ def reloaded(graph, tmp_path):
 
 
 def training(seq=8):
-    """A small Llama's training step."""
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, CONFIG, 4, seq, "f32")
     return graph
 
 
 def run(graph):
-    """Loss, parameters and gradients after some steps."""
     graph.optimize(tw.optim.SGD())
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 128, (2, 4, 9), dtype=np.int32)
@@ -89,13 +87,11 @@ STEPS = st.tuples(
 
 @tw.layer
 def inner(graph, x, other, *, factor):
-    """A layer with two tensors."""
     return graph.scale(graph.add(linear(graph, x, "weight", SIZE), other), factor)
 
 
 @tw.layer
 def outer(graph, x, *, count):
-    """Nested layers and a constant."""
     table = graph.constant(np.full((4, SIZE), count, np.float32), name="table")
     for i in range(count):
         x = inner(graph, x, table, path=f"inner.{i}", factor=0.5)

@@ -36,7 +36,6 @@ def _instantiate(**options):
 
 @cache
 def plan_of_graph():
-    """The plan of the graph on one device."""
     return GRAPH.plan()
 
 
@@ -69,7 +68,6 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def model():
-    """A small model on one device."""
     with GRAPH.instantiate() as running:
         running.initialize(0)
         yield running
@@ -113,7 +111,6 @@ def test_planning_rejects_with_our_errors(name):
 
 
 def state_of(model):
-    """Every weight and moment as bytes."""
     return {name: value.tobytes() for name, value in model.state_dict().items()}
 
 
@@ -198,7 +195,6 @@ def graph_of(
     name="g",
     optimizer=tw.optim.SGD(),  # noqa: B008  # it never changes
 ):
-    """A graph with one change."""
     g = tw.ComputeGraph(name, k_splits=k_splits)
     x = g.input([batch, 4], name="x", labels=[tw.BATCH, None])
     y = linear(g, x if dtype == "f32" else g.cast(x, dtype), first, width, out_label=label)
@@ -219,7 +215,6 @@ def graph_of(
 
 @cache
 def plan_of_one():
-    """The plan of the graph without a change."""
     return graph_of().plan()
 
 
@@ -281,7 +276,6 @@ def test_initial_values_are_the_graphs():
 
 @layer
 def block(graph, x):
-    """A block of some layers."""
     return linear(graph, graph.relu(x), "w", 64)
 
 
@@ -322,8 +316,6 @@ def test_plans_of_an_equal_graph_are_accepted(tmp_path, axes, options):
 
 
 def hinted(hints):
-    """A trained graph of three layers with their own layout hints."""
-
     @layer
     def one(graph, x, *, hint=None):
         """A layer whose attribute sets only its layout."""

@@ -40,18 +40,15 @@ def graph_of(dtype="f32", batch=BATCH, **changes):
 
 @cache
 def planned(offload, dtype="f32", **options):
-    """The plan of that GPT-2 on one device with one worker."""
     return graph_of(dtype).plan({}, offload=offload, workers_per_device=1, **options)
 
 
 def batch_of(number, batch=BATCH):
-    """Inputs of one step."""
     ids = np.random.default_rng(number).integers(0, SIZES["vocab_size"], (batch, SEQ + 1)).astype(np.int32)
     return {"tokens": ids[:, :-1], "labels": ids[:, 1:]}
 
 
 def trained(model, steps=STEPS, first=0):
-    """Losses, norms and all state after some steps, as bytes."""
     losses = []
     for number in range(first, first + steps):
         result = model.step(batch_of(number), 1e-3)
@@ -69,7 +66,6 @@ def run(plan, tmp_path, steps=STEPS):
 
 @cache
 def expected_of(dtype="f32"):
-    """The result with everything in memory."""
     with graph_of(dtype).instantiate() as model:
         model.initialize(seed=0)
         return trained(model)
@@ -368,7 +364,6 @@ def shifted(instruction):
 
 
 def replace_constant(number, constant):
-    """The same number with another constant."""
     return number._replace(constant=constant)
 
 

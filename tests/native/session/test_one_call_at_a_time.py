@@ -24,7 +24,6 @@ OTHER = {name: np.roll(value, 5) for name, value in BATCH.items()}
 
 @cache
 def planned(dtype="f32", axes=()):
-    """A graph and its plan."""
     graph = training_graph(MODEL, dtype)
     return graph, graph.plan(dict(axes))
 
@@ -42,7 +41,6 @@ unchanged = pytest.fixture(opened, scope="module")  # for tests of calls that ch
 
 
 def state_of(model):
-    """Every weight and moment, and the step count, as bytes."""
     return {name: value.tobytes() for name, value in model.state_dict().items()}
 
 
@@ -54,7 +52,6 @@ class Held:
         self.entered, self.leave = threading.Event(), threading.Event()
 
     def run(self, *arguments):
-        """Report that a run has started, and wait."""
         self.entered.set()
         self.leave.wait(30)
         self.executor.run(*arguments)

@@ -28,7 +28,6 @@ def rotate(x, seq):
 
 
 def norm_of_heads(x, gamma):
-    """The norm of every head in PyTorch."""
     heads = x.unflatten(-1, (-1, HEAD))
     return (heads * (heads.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gamma).flatten(-2)
 
@@ -45,7 +44,6 @@ LENGTHS = (SEQ, 1, 4)
 
 
 def attend(**scores):
-    """Attention of b to a."""
     return lambda g, a, b: g.scaled_dot_product_attention(b, a, a, head_dim=HEAD, **scores)
 
 
@@ -143,8 +141,6 @@ OPS = {
 
 
 def run_both(op, torch_op):
-    """Result and gradients of `op(a, b) + b` here and in PyTorch."""
-
     def build(g, a, b):
         return g.add(op(g, a, b), b)
 

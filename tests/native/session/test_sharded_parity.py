@@ -65,7 +65,6 @@ dist.destroy_process_group()
 
 
 def of_fsdp2(folder: Path) -> list[float]:
-    """The losses of PyTorch's two processes."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PEER, str(folder), str(rank), json.dumps(SIZES)],

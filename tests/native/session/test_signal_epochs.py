@@ -34,7 +34,6 @@ def block(graph, x):
 
 
 def build():
-    """A stack of blocks and a loss."""
     graph = tw.ComputeGraph("stack")
     x = graph.input([BATCH, SEQ, WIDTH], name="x", labels=[ROWS, None, None])
     labels = graph.input([BATCH, SEQ], "i32", name="labels", labels=[ROWS, None], storage="scalars")
@@ -47,7 +46,6 @@ def build():
 
 
 def data():
-    """One batch."""
     generator = np.random.default_rng(0)
     return {
         "x": generator.standard_normal((BATCH, SEQ, WIDTH), np.float32),
@@ -56,7 +54,6 @@ def data():
 
 
 def running(axes, workers, **options):
-    """An initialized instance."""
     graph = build()
     model = graph.instantiate(graph.plan(axes, workers_per_device=workers), **options)
     model.initialize(0)

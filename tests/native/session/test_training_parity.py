@@ -31,7 +31,6 @@ def sizes(**changes):
 
 
 def peers(model, dtype, seq=SEQ, **optimizer):
-    """The same model in PyTorch and here, with equal weights."""
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, model, BATCH, seq, dtype)
     graph.optimize(tw.optim.AdamW(**optimizer))
@@ -56,7 +55,6 @@ def data(model, steps):
 
 
 def torch_loss(model, tokens, labels):
-    """Mean cross-entropy over counted labels."""
     logits = model(torch.tensor(tokens).long()).logits.float()
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(labels).long().flatten())
 

@@ -31,7 +31,6 @@ def compile_library(source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory) -> Path:
-    """The path of a library with the kernels of kernels.cc."""
     return compile_library(SOURCE, tmp_path_factory.mktemp("kernels") / "libkernels.so")
 
 

@@ -115,7 +115,6 @@ def accesses(draw, owned, is_child=False):
 
 @st.composite
 def programs_of(draw, number, may_fail):
-    """The steps of one thread."""
     steps: list[Step] = []
     scopes: list[list[object]] = [[]]
     num_owned = 0
@@ -171,7 +170,6 @@ def programs(draw):
 
 
 def new_memory(num_submitters):
-    """Every buffer of a program, filled."""
     names = [(submitter, name) for submitter in range(num_submitters) for name in ("grid", "a", "b")] + [
         "commuted",
         "reduced",

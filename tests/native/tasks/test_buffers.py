@@ -27,18 +27,15 @@ class Watched(np.ndarray):
 
 
 def watched(size=16):
-    """A float32 array and a weak reference to it."""
     array = np.zeros(size, np.float32).view(Watched)
     return array, weakref.ref(array)
 
 
 def add_one(x):
-    """A kernel that counts its runs in its buffer."""
     x += 1
 
 
 def triple(x):
-    """A kernel that multiplies by three."""
     x *= 3
 
 

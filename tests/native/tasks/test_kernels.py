@@ -32,7 +32,6 @@ def numba_add(buffers, scalars):
 
 
 def add_one(x):
-    """A kernel that counts its runs in its buffer."""
     x += 1
 
 

@@ -153,7 +153,6 @@ for body in (end_of_a_block_with_an_event, close_without_a_block, blocks_in_the_
 
 @pytest.fixture(scope="module")
 def ended():
-    """The output, errors and exit code of each program."""
     running = {
         name: subprocess.Popen(
             [sys.executable, "-c", HEAD + body], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -19,7 +19,6 @@ from tilewise.runtime import InOut, Input, Output, Reduce, Runtime, TaskGroup, s
 
 @pytest.fixture
 def scale(runtime, kernels):
-    """A native kernel with views."""
     runtime.load_library(kernels)
     return runtime.kernel("scale_view", views=True)
 
@@ -45,7 +44,6 @@ def test_numba_kernels_see_boxes(runtime):
 
     @numba.extending.intrinsic
     def pointer(_, address):
-        """An address as a pointer."""
         return types.voidptr(types.uint64), lambda context, builder, signature, args: builder.inttoptr(
             args[0], context.get_value_type(types.voidptr)
         )

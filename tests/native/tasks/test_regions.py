@@ -15,7 +15,6 @@ from tilewise.runtime import InOut, Input, Output, Reduce, Runtime
 
 @pytest.fixture(scope="module")
 def rt():
-    """One runtime for all tests of this file."""
     with Runtime(num_workers=1) as runtime:
         yield runtime
 

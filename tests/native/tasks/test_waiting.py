@@ -31,7 +31,6 @@ from tilewise.runtime import (
 
 
 def fail(*_):
-    """A kernel that fails."""
     raise ValueError("boom")
 
 
@@ -364,7 +363,6 @@ async def _await(task):
 
 
 def run_python(code, *arguments):
-    """A program in its own interpreter."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
