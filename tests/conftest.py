@@ -1,6 +1,4 @@
-"""Shared by all tests: fixed seeds, plain output, files only in pytest's folders, and a limit for
-tests that hang.
-"""
+"""Shared by all tests: fixed seeds, plain output, and a limit for tests that hang."""
 
 import faulthandler
 import gc

@@ -1,6 +1,4 @@
-"""Small seeded Llamas and steps, and faults to plant in their plans: shared by the tests that
-compare strategies.
-"""
+"""Small seeded Llamas and steps, and faults to plant in their plans."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def training_graph(
 
 
 def batches(
-    model: llama.LlamaConfig, steps: int, batch: int = BATCH, seq: int = SEQ
+    model: models.ModelConfig, steps: int, batch: int = BATCH, seq: int = SEQ
 ) -> list[Mapping[str, np.ndarray]]:
     """Random tokens; some labels are not counted."""
     generator = np.random.default_rng(7)
@@ -96,20 +94,27 @@ def change_first(
     return apply
 
 
-def change_every(label: str, change: Callable[[Instruction], Instruction]) -> Callable[[Plan], Plan]:
-    """The same fault in all instructions with that label, on every device."""
+def change_where(
+    is_changed: Callable[[Instruction], bool], change: Callable[[Instruction], Instruction]
+) -> Callable[[Plan], Plan]:
+    """A fault in all such instructions, on every device."""
 
     def apply(plan: Plan) -> Plan:
         classes = []
         for of in plan.program.classes:
             templates = [
-                replace(t, instructions=tuple(change(i) if i.label == label else i for i in t.instructions))
+                replace(t, instructions=tuple(change(i) if is_changed(i) else i for i in t.instructions))
                 for t in of.templates
             ]
             classes.append(replace(of, templates=tuple(templates)))
         return replace(plan, program=replace(plan.program, classes=tuple(classes)))
 
     return apply
+
+
+def change_every(label: str, change: Callable[[Instruction], Instruction]) -> Callable[[Plan], Plan]:
+    """The same fault in all instructions with that label, on every device."""
+    return change_where(lambda instruction: instruction.label == label, change)
 
 
 def drop_partial(instruction: Instruction) -> Instruction:

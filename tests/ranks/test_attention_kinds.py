@@ -1,6 +1,4 @@
-"""Windows, capped scores and lengths of sequences over meshes, microbatches and workers: equal to
-one device to the bit, each with a planted fault.
-"""
+"""Windows, capped scores and lengths of sequences over meshes: equal to one device to the bit."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from padded_batches import change_ints, differing, steps
+from padded_batches import VOCAB, change_ints, differing, padded, steps
 
 import tilewise as tw
 from tilewise.core.errors import LayoutError, PlanError, ShapeError
@@ -18,7 +16,7 @@ from tilewise.ir.program import Mode
 from tilewise.nn import linear, rms_norm
 from tilewise.session import verify_strategy
 
-VOCAB, WIDTH, HEADS, KV_HEADS, DIM = 48, 32, 8, 2, 8
+WIDTH, HEADS, KV_HEADS, DIM = 32, 8, 2, 8
 KINDS = {
     "window": {"window": 70},
     "one position": {"window": 1},
@@ -60,12 +58,7 @@ def training_graph(kind, seq, dtype="f32", batch=4, layers=2, dim=DIM):
 
 def batch_of(lengths, width, seed=0, pad=3):
     """Random sequences of those lengths, padded; the labels of padding are not counted."""
-    gen = np.random.default_rng(seed)
-    tokens = np.full((len(lengths), width), pad, np.int32)
-    labels = np.full((len(lengths), width), -100, np.int32)
-    for row, length in enumerate(lengths):
-        tokens[row, :length], labels[row, :length] = gen.integers(0, VOCAB, (2, length))
-    return {"tokens": tokens, "labels": labels, "lengths": np.array(lengths, np.int32)}
+    return {**padded(lengths, width, seed, pad), "lengths": np.array(lengths, np.int32)}
 
 
 @pytest.mark.slow

@@ -1,6 +1,4 @@
-"""Weights with fewer panels than devices: devices without a panel store, update and send nothing of
-it, and results, traffic and memory are as planned.
-"""
+"""Weights with fewer panels than devices: devices without a panel store, update and send nothing of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A task that throws, a worker that stops, memory over the limit, Ctrl-C: one clear error, no hang,
-nothing left.
-"""
+"""A task that throws, a worker that stops, too little memory, Ctrl-C: one clear error, nothing left."""
 
 from __future__ import annotations
 

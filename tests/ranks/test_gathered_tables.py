@@ -1,6 +1,4 @@
-"""Gathering a table's ids and rows where devices share a batch: conditions, equality to the bit,
-and planted faults.
-"""
+"""Gathering a table's ids and rows where devices share a batch."""
 
 from __future__ import annotations
 

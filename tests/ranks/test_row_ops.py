@@ -1,17 +1,13 @@
-"""Biases, layer norms and norms of heads on every strategy: equal to one device to the bit, and planted faults show.
-
-The model is one block as families have it: attention with fewer KV heads than query heads, and an MLP.
-"""
+"""Biases, layer norms and norms of heads on every strategy: equal to one device to the bit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from padded_batches import change_ints, differing, padded, steps
-from small_llama import change_first, drop_partial, halve_batch_splits
+from padded_batches import VOCAB, change_ints, differing, padded, small_model, steps
+from small_llama import batches, change_first, drop_partial, halve_batch_splits
 
 import tilewise as tw
 from tilewise.core.errors import ShapeError
@@ -20,7 +16,7 @@ from tilewise.nn import layer_norm, linear, rms_norm
 from tilewise.session import verify_strategy
 from tilewise.strategy import ParallelismMode
 
-VOCAB, WIDTH, HEADS, KV_HEADS, HEAD_DIM, INNER = 96, 32, 8, 2, 4, 48
+WIDTH, HEADS, KV_HEADS, HEAD_DIM, INNER = 32, 8, 2, 4, 48
 BATCH, SEQ = 8, 9
 HEADS_LABEL = tw.DimLabel("heads", HEAD_DIM)
 KV_LABEL = tw.DimLabel("kv_heads", HEAD_DIM, HEADS // KV_HEADS)
@@ -69,19 +65,13 @@ def build(name: str, dtype: str = "f32", seq: int | tw.Dim = SEQ, batch: int = B
     return g
 
 
-def batches(count: int) -> list[Mapping[str, np.ndarray]]:
-    """Random tokens; some labels are not counted."""
-    rng = np.random.default_rng(4)
-    tokens = [rng.integers(0, VOCAB, (BATCH, SEQ + 1)).astype(np.int32) for _ in range(count)]
-    return [
-        {"tokens": t[:, :-1], "labels": np.where(rng.random((BATCH, SEQ)) < 0.1, -100, t[:, 1:]).astype("i4")}
-        for t in tokens
-    ]
-
-
 def compare(name, dtype, axes, accumulation=1, count=4, **options):
     return verify_strategy(
-        build(name, dtype), DeviceMesh(axes), batches(count), accumulation=accumulation, **options
+        build(name, dtype),
+        DeviceMesh(axes),
+        batches(small_model(), count, BATCH, SEQ),
+        accumulation=accumulation,
+        **options,
     )
 
 

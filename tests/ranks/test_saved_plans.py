@@ -1,6 +1,4 @@
-"""Saved plans: each runs to the same bits in another process, which has never had its graph; and
-replanning detects a program that is not that of its graph and layout, which a file's checks cannot.
-"""
+"""Saved plans run to the same bits in another process, and replanning detects a foreign program."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Sums over long sequences: a tree over sequence splits inside every batch split, equal however the
-batch is cut.
-"""
+"""Sums over long sequences: a tree over sequence splits inside every batch split."""
 
 from __future__ import annotations
 

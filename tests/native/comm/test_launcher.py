@@ -1,6 +1,4 @@
-"""Environment variables of launchers, and when MPI must agree with them; tables of variables,
-without a launcher.
-"""
+"""Environment variables of launchers, and when MPI must agree with them; without a launcher."""
 
 import pytest
 

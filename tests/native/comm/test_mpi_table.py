@@ -1,6 +1,4 @@
-"""The table of native/comm/mpi over two processes of mpiexec, packaged and built by `tilewise
-build-mpi`; and the errors of `tilewise build-mpi`.
-"""
+"""The table of native/comm/mpi over two processes, packaged and built by `tilewise build-mpi`."""
 
 import os
 import shutil

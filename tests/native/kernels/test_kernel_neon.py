@@ -1,6 +1,4 @@
-"""aarch64 by emulation: the native code is cross-compiled, its C++ tests run, and this folder's
-kernel tests run at the level `neon`, whose bits must equal those of avx2.
-"""
+"""aarch64 by emulation: C++ tests, and this folder's tests at the level `neon`, with the bits of avx2."""
 
 from __future__ import annotations
 

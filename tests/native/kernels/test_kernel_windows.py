@@ -1,6 +1,4 @@
-"""Attention over windows, with capped scores and given lengths, against fp64 and PyTorch, and to
-the bit where masked positions may also be skipped.
-"""
+"""Attention over windows, with capped scores and given lengths, against fp64 and PyTorch."""
 
 from dataclasses import replace
 from itertools import pairwise

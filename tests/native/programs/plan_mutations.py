@@ -1,6 +1,4 @@
-"""Seeded mutations of a tile program: a part of an exchange dropped, doubled, swapped or
-redirected; two tensors of one shape, or two devices, exchanged.
-"""
+"""Seeded mutations of a tile program: parts of an exchange, tensors of one shape, or devices."""
 
 from __future__ import annotations
 

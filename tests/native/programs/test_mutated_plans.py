@@ -1,6 +1,4 @@
-"""Real plans with a part dropped, doubled, swapped or redirected: a check finds it, or the mutation
-is shown to be harmless.
-"""
+"""Real plans with a mutation: a check finds it, or it is shown to be harmless."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Wrong values in any argument of planning, instantiating and running: the project's own errors,
-before any work.
-"""
+"""Wrong values in any argument of planning and running: the project's own errors, before any work."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def state_of(model):
     return {name: value.tobytes() for name, value in model.state_dict().items()}
 
 
-class Held:
+class BlockedExecutor:
     """An executor whose runs wait until they are released."""
 
     def __init__(self, executor):
@@ -85,9 +85,9 @@ def test_a_second_thread_is_rejected_and_changes_nothing(model):
     before = model.state_dict()
     expected = model.step(BATCH, 1e-3)
     model.load_state_dict(before)
-    blocked = model._executor = Held(model._executor)
-    errors = []
-    thread = threading.Thread(target=lambda: errors.append(model.step(BATCH, 1e-3)))
+    blocked = model._executor = BlockedExecutor(model._executor)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(model.step(BATCH, 1e-3)))
     thread.start()
     assert blocked.entered.wait(30)
     for name, call in {**CALLS, "close": lambda m: m.close()}.items():
@@ -95,25 +95,28 @@ def test_a_second_thread_is_rejected_and_changes_nothing(model):
             call(model)
     blocked.leave.set()
     thread.join()
-    assert errors == [expected]
-    model._executor = blocked.executor
+    assert results == [expected]
+    num_threads = len(os.listdir("/proc/self/task"))
+    model.close()  # although the first close was rejected
+    blocked.executor.close()
+    assert not hasattr(model, "_executor") and len(os.listdir("/proc/self/task")) < num_threads
 
 
 def test_a_function_runs_during_a_forward_pass(model):
     """It is called once while the model computes, and may not call it; its error is raised after the pass."""
     model.forward(**BATCH)
-    expected, refused = model.get_tensor("loss"), []
+    expected, errors = model.get_tensor("loss"), []
 
     def meanwhile():
         with pytest.raises(PlanError, match="a model runs one call at a time") as error:
             model.get_tensor("loss")
-        refused.append(error)
+        errors.append(error)
         raise ZeroDivisionError
 
     for inputs, kind in ((OTHER, ZeroDivisionError), ({}, ShapeError), (BATCH, ZeroDivisionError)):
         with pytest.raises(kind):
             model.forward(meanwhile, **inputs)
-    assert len(refused) == 2
+    assert len(errors) == 2
     assert model.get_tensor("loss") == model.get_tensor("loss", copy=False) == expected
     assert not model.get_tensor("loss", copy=False).flags.writeable
 
@@ -126,37 +129,15 @@ def test_views_equal_copies(unchanged):
             assert np.array_equal(unchanged.get_tensor(name, copy=False), unchanged.get_tensor(name)), name
 
 
-def test_close_works_after_a_rejected_close(model):
-    """A close during a step is rejected completely: the next one still closes."""
-    blocked = model._executor = Held(model._executor)
-    thread = threading.Thread(target=lambda: model.step(BATCH, 1e-3))
-    thread.start()
-    assert blocked.entered.wait(30)
-    threads = len(os.listdir("/proc/self/task"))
-    with pytest.raises(PlanError):
-        model.close()
-    blocked.leave.set()
-    thread.join()
-    model.close()
-    assert not hasattr(model, "_executor")
-    blocked.executor.close()
-    assert len(os.listdir("/proc/self/task")) < threads
-
-
 def test_every_call_on_a_closed_model_is_rejected(model):
-    """With the same message; closing again has no effect."""
+    """With the same message; closing again has no effect, and names need no memory."""
+    names = model.parameter_names(), model.lasting_names()
     model.close()
     model.close()
+    assert names[0] and (model.parameter_names(), model.lasting_names()) == names
     for name, call in CALLS.items():
         with pytest.raises(PlanError, match=rf"\[session.{name}\] the model must be open; got a closed one"):
             call(model)
-
-
-def test_a_closed_model_still_has_its_names(model):
-    """Facts of the plan need no memory."""
-    names = model.parameter_names(), model.lasting_names()
-    model.close()
-    assert names[0] and (model.parameter_names(), model.lasting_names()) == names
 
 
 def test_a_forked_child_is_rejected_at_once(model):

@@ -1,6 +1,4 @@
-"""Native code for the tests of the task runtime, compiled once per session, and runtimes that are
-closed after tests.
-"""
+"""Native code for the tests of the task runtime, and runtimes that are closed after tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Forked children: their copy of a runtime has no threads, so it must reject calls, and never wait
-or delay an exit.
-"""
+"""Forked children have no threads of a runtime: its copy must reject calls, and never wait or delay an exit."""
 
 from __future__ import annotations
 

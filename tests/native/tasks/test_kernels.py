@@ -1,6 +1,4 @@
-"""Kernels of every kind: Python callables with the GIL, numba, ctypes, addresses, compiled
-libraries, recordings.
-"""
+"""Kernels: Python callables with the GIL, numba, ctypes, addresses, compiled libraries, recordings."""
 
 from __future__ import annotations
 
