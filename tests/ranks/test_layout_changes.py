@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_llama import change_first, drop_partial
+from small_llama import change_first, change_where, drop_partial
 
 import tilewise as tw
 from tilewise.core.errors import InternalError, LayoutError, PlanError
@@ -221,23 +221,10 @@ def test_wrong_columns_are_detected(kernel):
         plan = g.plan(batch_splits=4)
     context = check.call_args.args[1:]
     validate_reductions(plan.program, *context)
-    places = [
-        (c, number, i)
-        for c, of in enumerate(plan.program.classes)
-        for number, template in enumerate(of.templates)
-        for i, instruction in enumerate(template.instructions)
-        if instruction.kernel.startswith(kernel) and shift(instruction) != instruction
-    ]
-    assert places
-    c, number, i = places[-1]  # of a class without the first device, which has the first columns
-    of = plan.program.classes[c]
-    instructions = list(of.templates[number].instructions)
-    instructions[i] = shift(instructions[i])
-    template = replace(of.templates[number], instructions=tuple(instructions))
-    classes = list(plan.program.classes)
-    classes[c] = replace(of, templates=(*of.templates[:number], template, *of.templates[number + 1 :]))
+    changed = change_where(lambda i: i.kernel.startswith(kernel), shift)(plan).program
+    assert changed != plan.program
     with pytest.raises(InternalError, match="complete and adjacent"):
-        validate_reductions(replace(plan.program, classes=tuple(classes)), *context)
+        validate_reductions(changed, *context)
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from small_llama import batches, change_first, config, drop_partial
+from small_llama import batches, change_first, change_where, config, drop_partial
 
 import tilewise as tw
 from tilewise import models
@@ -94,29 +94,10 @@ def other_group(instruction):
 
 @pytest.mark.parametrize("fault", [lose_carry, other_group])
 def test_fault_among_shared_microbatches_is_detected(fault):
-    """A lost carry and a part of the wrong device."""
+    """A lost carry and a part of the wrong device, after the first microbatch."""
     _, graph = training(8, 12)
-    plan = graph.plan({"dp": 2}, batch_splits=12, accumulation=3)
     label = "linear_dw:mlp.up_proj.weight/reduce_scatter"
-    of = plan.class_of(0)
-    late = [
-        (number, i)
-        for number, template in enumerate(of.templates)
-        for i, instruction in enumerate(template.instructions)
-        if instruction.label == label and instruction.ints[0] > 0
-    ]
-    assert late
-    number, i = late[0]
-
-    def change(faulty):
-        classes = list(faulty.program.classes)
-        templates = list(classes[0].templates)
-        instructions = list(templates[number].instructions)
-        instructions[i] = fault(instructions[i])
-        templates[number] = replace(templates[number], instructions=tuple(instructions))
-        classes[0] = replace(classes[0], templates=tuple(templates))
-        return replace(faulty, program=replace(faulty.program, classes=tuple(classes)))
-
+    change = change_where(lambda i: i.label == label and i.ints[0] > 0, fault)
     steps = batches(config(), 3, 12, SEQ)
     report = verify_strategy(graph, {"dp": 2}, steps, batch_splits=12, accumulation=3, change=change)
     assert not report.equal

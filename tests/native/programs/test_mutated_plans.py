@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
-from small_llama import config, training_graph
+from small_llama import change_where, config, training_graph
 
 from native.programs.plan_mutations import change_call, mutate, with_instructions
 from native.programs.symbolic_run import final_memory
@@ -163,13 +163,8 @@ def test_a_reduction_missing_on_all_devices_is_found():
 def test_a_write_before_a_read_is_found():
     """Without tiles in acknowledgements, a peer's tile may be written while it is read."""
     plan, *_ = planned("tp2")
-    program = plan.program
-    for c, of in enumerate(program.classes):
-        for number, template in enumerate(of.templates):
-            instructions = tuple(
-                replace(i, operands=()) if i.label.endswith("/ack") else i for i in template.instructions
-            )
-            program = with_instructions(program, c, number, instructions)
+    without_tiles = change_where(lambda i: i.label.endswith("/ack"), lambda i: replace(i, operands=()))
+    program = without_tiles(plan).program
     native = native_program(program, plan.symbol_bounds)
     with pytest.raises(InternalError, match=r"got '.*of call \d+ on device \d and '.*over bytes"):
         validate_order([native.tasks(d, [], "step") for d in range(2)], native.labels())

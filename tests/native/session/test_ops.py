@@ -277,41 +277,6 @@ def test_sequences_cut_by_tiles_are_rejected():
         g.plan()
 
 
-def test_a_vector_used_twice():
-    """A gamma shared by two norms gets the sum of both gradients, as in PyTorch."""
-    g = tw.ComputeGraph("shared")
-    x = g.input([T, WIDTH], name="x")
-    labels = g.input([T], "i32", name="labels", storage="scalars")
-    gamma = g.parameter([WIDTH], name="gamma")
-    w = g.parameter([WIDTH, WIDTH], name="w")
-    h = g.rms_norm(g.matmul(g.rms_norm(x, gamma, eps=1e-5), w, transpose_b=True), gamma, eps=1e-5)
-    loss, _ = g.mean_cross_entropy(
-        g.matmul(h, g.parameter([CLASSES, WIDTH], name="head"), transpose_b=True), labels
-    )
-    g.loss(loss)
-    generator = np.random.default_rng(0)
-    values = {
-        n: generator.standard_normal(g.find(n).shape).astype(np.float32) for n in ("gamma", "w", "head")
-    }
-    vx = generator.standard_normal((T, WIDTH)).astype(np.float32)
-    vl = generator.integers(0, CLASSES, T).astype(np.int32)
-    tensors = {n: torch.tensor(v, requires_grad=True) for n, v in values.items()}
-
-    def norm(t):
-        return t * (t.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * tensors["gamma"]
-
-    out = norm(norm(torch.tensor(vx)) @ tensors["w"].T) @ tensors["head"].T
-    torch.nn.functional.cross_entropy(out, torch.tensor(vl).long()).backward()
-    with g.instantiate() as model:
-        for n, v in values.items():
-            model.set_tensor(n, v)
-        model.forward(x=vx, labels=vl)
-        model.backward()
-        for n, tensor in tensors.items():
-            expected = tensor.grad.numpy()
-            assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
-
-
 def test_elementwise_ops_on_parameters():
     """Vectors and weights are processed whole in their storage, with edge panels; rows of panels are rejected."""
     g = tw.ComputeGraph("parameters")

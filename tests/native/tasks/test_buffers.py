@@ -39,14 +39,6 @@ def triple(x):
     x *= 3
 
 
-def test_copy_between_buffers(runtime):
-    """A built-in kernel copies one registered array to another."""
-    x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
-    with runtime.registered(x, y) as (hx, hy):
-        runtime.submit("copy", [Output(hy), Input(hx)], scalars=[x.nbytes]).wait()
-    assert np.array_equal(x, y)
-
-
 def test_buffer_protocol(runtime):
     """A bytearray is a buffer; immutable bytes are read-only."""
     source, target = b"tilewise", bytearray(8)

