@@ -57,7 +57,7 @@ def require_order(plan):
 
 
 @pytest.fixture(scope="module")
-def whole():
+def expected():
     return losses(*planned(STRATEGIES["one"]))
 
 
@@ -71,12 +71,12 @@ def whole():
     ],
     ids=str,
 )
-def test_microbatches_have_the_loss_of_the_whole_batch(name, options, whole):
+def test_microbatches_have_the_loss_of_the_whole_batch(name, options, expected):
     """To the bit, on every mesh, and steps compute the same as before; all uses of memory are ordered."""
     graph, plan = planned(STRATEGIES[name], **options)
     require_order(plan)
     results, loss = losses(graph, plan)
-    assert (results, loss) == whole
+    assert (results, loss) == expected
 
 
 def test_order_of_the_step_alone_is_not_enough(monkeypatch):

@@ -229,7 +229,7 @@ def test_pages_equal_whole_sequences(kind, tp):
     g.output(attended(g, *[[1, length]] * 3, kind), "y")
     with g.instantiate(g.plan({})) as model:
         model.forward(**{n: x[None] for n, x in arrays.items()})
-        whole = model.get_tensor("y")[0]
+        dense = model.get_tensor("y")[0]
     g, tokens = tw.ComputeGraph("pages"), tw.Dim("tokens", 1, 100)
     pages = {
         n: g.input([tokens], "i32", name=n, storage="scalars") for n in ("positions", "sequence", "slots")
@@ -249,7 +249,7 @@ def test_pages_equal_whole_sequences(kind, tp):
             }
             model.forward(**{n: x[begin:end] for n, x in arrays.items()}, **index)
             outputs.append(model.get_tensor("y"))
-    assert np.concatenate(outputs).tobytes() == whole.tobytes()
+    assert np.concatenate(outputs).tobytes() == dense.tobytes()
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------

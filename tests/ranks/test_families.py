@@ -84,10 +84,10 @@ def logits(family: str, dtype: str, tp: int, parts: list[int]) -> np.ndarray:
 )
 def test_logits_do_not_depend_on_devices_or_k_splits(family, dtype):
     """One, two and four devices; read whole, in chunks, and token by token."""
-    whole = logits(family, dtype, 1, [20])
+    expected = logits(family, dtype, 1, [20])
     for tp, parts in ((2, [17, 1, 1, 1]), (4, [7, 7, 6])):
         logits_in_parts = logits(family, dtype, tp, parts)
-        assert np.array_equal(whole.view(np.uint8), logits_in_parts.view(np.uint8)), (tp, parts)
+        assert np.array_equal(expected.view(np.uint8), logits_in_parts.view(np.uint8)), (tp, parts)
 
 
 def test_logits_of_a_shorter_text_differ():

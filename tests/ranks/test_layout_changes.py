@@ -192,10 +192,10 @@ def test_sum_in_shards_moves_half():
     rows = BATCH * SEQ * WIDTH
     assert reductions(in_shards(False).plan(batch_splits=4)) == [3 * rows, 3 * rows]
     assert reductions(in_shards(True).plan(batch_splits=4)) == [3 * rows, 0]
-    said = in_shards(True).plan(batch_splits=4, accumulation=2).explain().splitlines()
-    assert "(mean) and microbatch" in said[2] and [line.strip() for line in said if "scatter" in line] == [
-        f"reduce_scatter:linear:first f32[4, 3, 32] to (micro, -, b): reads {3 * rows // 4 // 2} elements"
-    ]
+    explained = in_shards(True).plan(batch_splits=4, accumulation=2).explain().splitlines()
+    assert "(mean) and microbatch" in explained[2] and [
+        line.strip() for line in explained if "scatter" in line
+    ] == [f"reduce_scatter:linear:first f32[4, 3, 32] to (micro, -, b): reads {3 * rows // 4 // 2} elements"]
     outputs = run(in_shards(True), {"a": 1, "b": 4})
     assert outputs == run(in_shards(True), {})
     fault = change_first("linear:first/reduce_scatter", drop_partial)

@@ -219,7 +219,7 @@ def test_parts_are_read_by_the_devices_that_hold_their_rows(tmp_path, monkeypatc
     with _training(before) as model:
         model.initialize(3)
         path = save_checkpoint(tmp_path, TrainingState(0, model.copy_state(), mesh=before), {})
-        whole = model.state_dict()
+        state = model.state_dict()
     with _training(after) as model, _training(after) as other:
         opened, read, counts = open_checkpoint(path).tensors, OpenFile.read_into, []
         parameters = {name: opened[name] for name in model.parameter_names()}
@@ -230,7 +230,7 @@ def test_parts_are_read_by_the_devices_that_hold_their_rows(tmp_path, monkeypatc
         assert all(n <= share for n, share in zip(report.bytes_read, _share(model, 4), strict=True))
         assert sum(counts) == sum(t.nbytes for t in parameters.values() if isinstance(t, PartedTensor))
         model.load_state_dict(opened)
-        other.load_state_dict(whole)
+        other.load_state_dict(state)
         assert _memory(model) == _memory(other)
 
 

@@ -110,13 +110,13 @@ def test_copies_are_of_stored_parts(strategy, dtype):
     graph, plan = plan_of(strategy, dtype)
     with graph.instantiate(plan) as model:
         model.initialize(3)
-        whole, parts, before = model.state_dict(), model.copy_state(), arenas(model)
-        assert list(parts) == list(whole)
+        state, parts, before = model.state_dict(), model.copy_state(), arenas(model)
+        assert list(parts) == list(state)
         each = [0] * plan.mesh.num_devices
         for name, tensor in parts.items():
-            assert np.asarray(tensor).tobytes() == whole[name].tobytes(), name
+            assert np.asarray(tensor).tobytes() == state[name].tobytes(), name
             for part in tensor.parts if isinstance(tensor, PartedTensor) else ():
-                assert part.values.tobytes() == whole[name][part.box.slices].tobytes()
+                assert part.values.tobytes() == state[name][part.box.slices].tobytes()
                 each[part.device] += part.values.nbytes
                 part.values[...] = 7.0
         assert tuple(each) == plan.checkpoint_bytes

@@ -68,9 +68,12 @@ def writes(family, tp):
     import test_families
 
     for dtype in ("f32", "bf16"):
-        whole = test_families.logits(family, dtype, 1, [20])
+        expected = test_families.logits(family, dtype, 1, [20])
         for parts in ([20], [17, 1, 1, 1]):
-            assert whole.tobytes() == test_families.logits(family, dtype, tp, parts).tobytes(), (dtype, parts)
+            assert expected.tobytes() == test_families.logits(family, dtype, tp, parts).tobytes(), (
+                dtype,
+                parts,
+            )
 
 
 def texts(tp, dtype, fault=""):

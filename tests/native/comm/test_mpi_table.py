@@ -76,18 +76,18 @@ def built(tmp_path_factory):
 @needs_mpich
 def test_the_packaged_table():
     """Messages in both directions, order, errors, the largest tag, through the standard interface."""
-    code, said = two_ranks("all", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
-    assert code == 0, said
-    assert said == "rank 0 of 2 is done\nrank 1 of 2 is done"
+    code, output = two_ranks("all", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
+    assert code == 0, output
+    assert output == "rank 0 of 2 is done\nrank 1 of 2 is done"
 
 
 @needs_mpich
 @needs_compiler
 def test_a_table_built_by_build_mpi(built):
     """The same through MPICH's own interface, whose handles are numbers."""
-    code, said = two_ranks("all", built)
-    assert code == 0, said
-    assert said == "rank 0 of 2 is done\nrank 1 of 2 is done"
+    code, output = two_ranks("all", built)
+    assert code == 0, output
+    assert output == "rank 0 of 2 is done\nrank 1 of 2 is done"
 
 
 @needs_mpich
@@ -96,8 +96,8 @@ def test_a_table_built_by_build_mpi(built):
 )
 def test_the_cases_can_fail(case):
     """The twin: a second process that sends wrong bytes makes every case fail."""
-    code, said = two_ranks(f"planted-{case}", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
-    assert code != 0 and "AssertionError" in said
+    code, output = two_ranks(f"planted-{case}", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
+    assert code != 0 and "AssertionError" in output
 
 
 def one_process(case, **environment):
@@ -134,8 +134,8 @@ def test_a_matching_launcher_agrees_with_mpi():
 )
 def test_a_foreign_launcher_is_rejected(launcher, rank, size):
     """Under another launcher, MPICH has a world of one per process: rejected with both sides."""
-    said = one_process("world", **{rank: "0", size: "2", "SLURM_STEP_ID": "0"})
-    assert f"got process 0 of 2 by {launcher}, and process 0 of 1 by the MPI of a test" in said
+    output = one_process("world", **{rank: "0", size: "2", "SLURM_STEP_ID": "0"})
+    assert f"got process 0 of 2 by {launcher}, and process 0 of 1 by the MPI of a test" in output
 
 
 REFUSED = """
@@ -159,8 +159,8 @@ def test_a_rejected_process_leaves_no_shared_memory():
         text=True,
         timeout=60,
     )
-    said, *shared = done.stdout.split("\n")[:-1]
-    assert said == "True" and shared and all(name.endswith("(deleted)") for name in shared), done
+    output, *shared = done.stdout.split("\n")[:-1]
+    assert output == "True" and shared and all(name.endswith("(deleted)") for name in shared), done
 
 
 @needs_mpich
@@ -176,9 +176,10 @@ def test_a_launcher_with_an_unsupported_interface():
         timeout=60,
     )
     assert done.returncode != 0 and done.stdout == ""
-    said = done.stderr.splitlines()[-1]
+    output = done.stderr.splitlines()[-1]
     assert (
-        said.startswith("tilewise: [comm.launcher] MPI must start") and "`srun --mpi=pmi2` for MPICH" in said
+        output.startswith("tilewise: [comm.launcher] MPI must start")
+        and "`srun --mpi=pmi2` for MPICH" in output
     )
 
 
@@ -252,8 +253,8 @@ class TestBuildMpi:
         """The last lines of its output are shown."""
         mpicc = self.compiler(tmp_path, "seq -f 'line %g' 20 >&2; exit 3")
         assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(table_path)) == 2
-        said = capsys.readouterr().err
-        assert "exit status 3: line 13 | " in said and "| line 20;" in said
+        output = capsys.readouterr().err
+        assert "exit status 3: line 13 | " in output and "| line 20;" in output
 
     def test_a_compiler_that_writes_no_file(self, table_path, capsys, tmp_path):
         """Exit status 0 without a file is an error."""

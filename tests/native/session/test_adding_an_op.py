@@ -161,6 +161,6 @@ def test_the_table_line_makes_the_op(page, monkeypatch):
     (spec,) = eval(line, vars(table))
     monkeypatch.setitem(KERNELS, "mix", spec)
     made = type("Mix", (Elementwise,), {"name": "mix"})()
-    wanted = page["Mix"]().signature
-    assert made.signature.operands == wanted.operands == 2
-    assert dict(made.signature.attributes) == dict(wanted.attributes) == {"share": float}
+    expected = page["Mix"]().signature
+    assert made.signature.operands == expected.operands == 2
+    assert dict(made.signature.attributes) == dict(expected.attributes) == {"share": float}

@@ -162,8 +162,8 @@ def test_random_weights_scale_with_width_and_depth():
         running.initialize(0, model.initializer_range)
         for name in running.parameter_names():
             is_added = "o_proj" in name or "down_proj" in name
-            wanted = 0.5 * model.initializer_range if is_added else model.initializer_range
+            deviation = 0.5 * model.initializer_range if is_added else model.initializer_range
             if "norm" in name:
                 assert (running.get_tensor(name) == 1).all(), name
             else:
-                assert running.get_tensor(name).std() == pytest.approx(wanted, rel=0.05), name
+                assert running.get_tensor(name).std() == pytest.approx(deviation, rel=0.05), name

@@ -155,15 +155,15 @@ def test_regions_run_in_parallel(runtime):
 def test_region_of_three_dimensions(runtime, index):
     """A Python kernel gets exactly the box of NumPy's index."""
     cube = np.zeros((4, 4, 8), np.int32)
-    wanted = cube.copy()
-    wanted[index] = 7
+    expected = cube.copy()
+    expected[index] = 7
 
     def fill(box):
         box[...] = 7
 
     with runtime.registered(cube) as (buffer,):
         runtime.submit(fill, [InOut(buffer[index])]).wait()
-    assert np.array_equal(cube, wanted)
+    assert np.array_equal(cube, expected)
 
 
 def test_outputs_allocated_by_the_runtime(runtime):

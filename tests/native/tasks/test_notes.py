@@ -26,13 +26,13 @@ def scale(runtime, kernels):
 def test_native_kernels_see_boxes(runtime, scale):
     """Sizes and strides equal NumPy's: of whole buffers, tiles, steps and new outputs."""
     x = np.ones((6, 8), np.float32)
-    wanted = x.copy()
+    expected = x.copy()
     with runtime.registered(x) as (bx,):
         for index in (np.s_[...], np.s_[1:3, 2:5], np.s_[::2, 1::3], np.s_[4:5]):
             runtime.submit(scale, [InOut(bx[index])], scalars=[3.0])
-            wanted[index] *= 3
+            expected[index] *= 3
         runtime.submit(scale, [InOut(bx)], scalars=[2.0])
-        assert np.array_equal(runtime.read(bx), 2 * wanted)
+        assert np.array_equal(runtime.read(bx), 2 * expected)
     with runtime.scope():
         assert runtime.submit(scale, [Output(shape=(2, 3))], scalars=[0.0]).result().shape == (2, 3)
         with pytest.raises(TaskFailed, match="matrices of float"):
