@@ -218,4 +218,6 @@ def test_the_command(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["doctor", "--json", "--no-measure"])
     report = json.loads(capsys.readouterr().out)
-    assert report["speeds"] == {} and {"name", "state", "found", "advice"} == report["findings"][0].keys()
+    assert (
+        report["speeds"] == {} and {"name", "state", "description", "advice"} == report["findings"][0].keys()
+    )
