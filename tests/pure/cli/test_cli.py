@@ -70,6 +70,7 @@ def test_no_arguments_show_the_help(arguments, capsys):
         (["generate", "nowhere", "hello", "--top-p", "2"], "top_p"),
         (["generate", "nowhere", "hello", "--dtype", "i32"], "--dtype"),
         (["demo", "--minutes", "soon"], "--minutes"),
+        (["demo", "--minutes", "nan"], "--minutes"),
         (["demo", "--dp", "16"], "--dp"),
         (["demo", "--out", f"{__file__}/out"], "can be written to"),
     ],

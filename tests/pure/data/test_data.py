@@ -213,10 +213,6 @@ def test_tokenizer_is_deterministic(tokenizer):
     again = train_tokenizer(["def f(x):\n    return x\n" * 20, "class A:\n    pass\n"], vocab_size=300)
     assert again.to_str() == tokenizer.to_str()
     assert special_id(tokenizer, END_OF_TEXT) == 0 and tokenizer.get_vocab_size() <= 300
-
-
-def test_tokenizer_without_an_end_of_text_is_rejected():
-    """Documents could not be separated."""
     with pytest.raises(ConfigError, match=re.escape("must know <|endoftext|>")):
         special_id(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), END_OF_TEXT)
 

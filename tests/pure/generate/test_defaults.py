@@ -45,13 +45,9 @@ def test_caller_takes_precedence_over_the_file(file, options, expected):
     assert {name: getattr(sampling, name) for name in taken} == left
 
 
-def test_prompt_longer_than_the_file_allows_is_rejected():
+def test_long_prompts_and_unknown_settings_are_rejected():
     """The file's length includes the prompt; if no token is left, none is generated."""
     with pytest.raises(ConfigError, match=r"max_length 10; got 10 tokens"):
         combine_settings({"max_length": 10}, {}, 10)
-
-
-def test_unknown_setting_is_rejected():
-    """It would have no effect."""
     with pytest.raises(ConfigError, match="a setting must be one of"):
         combine_settings({}, {"heat": 1}, 1)

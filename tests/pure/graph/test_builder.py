@@ -47,7 +47,6 @@ def test_wrong_shapes_fail_at_the_call():
         ),
         (lambda g: g.input([4], name=""), "a name must be printable"),
         (lambda g: g.parameter([4], name="__metadata__"), "files of weights reserve; got '__metadata__'"),
-        (lambda g: g.state([4], name="__metadata__"), "files of weights reserve; got '__metadata__'"),
         (
             lambda g: g.draft.declare("parameter", g.find("x").spec.renamed("__metadata__")),
             "files of weights reserve; got '__metadata__'",
