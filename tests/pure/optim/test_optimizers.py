@@ -101,7 +101,7 @@ def test_functions_of_an_update_take_values_and_numbers():
     ("operation", "got"),
     [
         (lambda v: v == 0, "=="),
-        (lambda v: v != v, "!="),  # as one asks for NaN
+        (lambda v: v != v, "!="),  # noqa: PLR0124  # as one asks for NaN
         (lambda v: np.float32(1) < v, "numpy.less"),
         (np.sqrt, "numpy.sqrt"),
         (np.abs, "numpy.absolute"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pure.plans import plan_graph
+from pure.plans import plan_graph, with_update
 from tilewise.core.dims import BATCH, Dim
-from tilewise.core.errors import InternalError
+from tilewise.core.errors import InternalError, PlanError
 from tilewise.graph import GraphBuilder
 from tilewise.graph.ops.common import Elementwise
 from tilewise.ir import op as op_table
 from tilewise.ir.loop_parts import ALL_ROWS
 from tilewise.ir.op import Factors, Op, Signature, register
 from tilewise.ir.program import Number
+from tilewise.nn import linear
+from tilewise.plan import make_plan
+from tilewise.strategy import one_stage
 
 pytestmark = pytest.mark.usefixtures("same_ops")
 
@@ -394,3 +399,17 @@ def test_operand_used_for_its_shape_is_not_read(position):
         plan(adding(), shape_of=frozenset({position}))
     op_table._OPS.pop("odd")
     plan(adding({"a": lambda low, a, out: low.row(a + 1)}), shape_of=frozenset({0}))
+
+
+def test_sum_over_the_batch_in_other_shards_than_those_of_storage_is_rejected():
+    """No strategy gives such a layout; lowered as storage shards, the rows would be wrong."""
+    builder = GraphBuilder("g")
+    x = builder.input([4, 64], name="x", labels=[BATCH, None])
+    builder.loss(builder.mean(linear(builder, x, "w", 64)))
+    plan = plan_graph(with_update(builder), {"dp": 2})
+    (key,) = (key for key in plan.layout.pending_reductions if plan.graph.ops[key[0]].op == "linear_dw")
+    (pending,) = plan.layout.pending_reductions[key]
+    shards = {**plan.layout.pending_reductions, key: (replace(pending, arrives=((("dp",), ()),)),)}
+    layout = replace(plan.layout, pending_reductions=shards)
+    with pytest.raises(PlanError, match="a sum over the batch must be whole on its devices"):
+        make_plan(plan.graph, layout, plan.settings, one_stage)
