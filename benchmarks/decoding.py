@@ -1,18 +1,10 @@
-"""Decoding and prefill next to the limits of memory: how near a token comes to reading the weights once.
+"""Measures decoding and prefill speed of a model on the CPU.
 
-Claims (musts and goals of the serving issue): one stream is decoded at 85%, goal 95%, of the bandwidth at which all
-cores together read memory, measured in the same run, and at 0.97, goal 1.05 times the speed of llama.cpp; 8 streams
-make 5, goal 7 times, 32 streams 10, goal 16 times the tokens per second of one; a prompt of 512 tokens is read at 1.1,
-goal 1.3 times the speed of the better of transformers and llama.cpp.
-
-Models have seeded random weights made in memory: TinyLlama-1.1B's shape in bf16, one of 100M parameters, and on demand
-Mistral-7B's (14.5 GB; --layers cuts it where memory is short). Contexts are short. A figure is the best of its rounds,
-which take turns with those of all others, of the peers and of the bandwidth, so that neighbours on the machine hit them
-alike; next to a peer it is the median over rounds of the ratio of the fastest calls. A token reads every weight but the
-embedding, of which it reads a row. --profile prints where a decoding step spends its time, task by task.
-
-Peers: --peers is transformers in this process; --llama-python names a Python that has llama.cpp
-(`peers/llama_cpp_turns.py` says how to make one), a process of its own that waits while it is not its turn.
+Compares decoding with the memory bandwidth measured in the same run, with transformers (`--peers`)
+and with llama.cpp (`--llama-python` names a Python that has it; `peers/llama_cpp_turns.py` says how
+to make one). Models are TinyLlama-1.1B's shape in bf16, one of 100M parameters and, on demand,
+Mistral-7B (14.5 GB; `--layers` cuts it), with seeded random weights. All sides take turns; a figure
+is the best round, and a ratio to a peer is the median over the rounds.
 
 Run: python benchmarks/decoding.py [--models tinyllama 100m] [--devices 1] [--rounds 5] [--peers] [--profile 1 32]
      python benchmarks/decoding.py --models mistral-7b --devices 2 --streams 1 --no-prefill

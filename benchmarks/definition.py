@@ -1,20 +1,9 @@
-"""Seconds to define a model, and from its definition to a plan that could run, with gradients and an update.
+"""Measures the time to define a model and to plan it with gradients and an optimizer update.
 
-Claims (issue figures; "must" and "goal" are printed next to each), for Qwen3-4B's widths, a batch
-of 2 x 128 tokens, one worker: 36 and 1,000 layers are defined in 5 and 50 ms; from the definition
-to the plan with gradients and AdamW takes 0.5 and 1 s; 10,000 layers take ten times as long as
-1,000 within 5%; 1,000 layers of which no two are alike take 10 s; the graph of 10,000 layers with
-gradients and update takes 50 MB; two worker processes plan the layers that differ 1.4 times as
-fast, their start included. Medians of several runs, wall time and processor time; growth by the
-least of several (`show_growth`).
-
-The layers that differ do so in what costs most: each has an MLP of another width, so that no template is shared,
-neither of a layer nor of an update. `--windows` gives each an attention window of its own instead.
-
-Next to: what luminal says that it takes for 36 layers (published, not measured here), PyTorch's
-modules of the same widths and depth on its meta device, and the time in which `jax.eval_shape`
-finds the shapes of the parameters, and of the gradients, of the same layers in Flax, scanned and
-unrolled. None of these plans memory, order or devices.
+Uses Qwen3-4B's widths, 2 x 128 tokens and up to 10,000 layers, equal or all different (another MLP
+width each, or another attention window with `--windows`). Compares with luminal's published figure,
+with PyTorch's modules on the meta device, and with `jax.eval_shape` of the same layers in Flax;
+none of these plans memory, order or devices. Figures are medians of several runs.
 
 Run: python benchmarks/definition.py [--runs 5] [--layers 10000] [--windows]
 """

@@ -1,19 +1,11 @@
-"""Tokens per second of a training step, next to PyTorch on the same model, batch and threads.
+"""Measures tokens per second and peak memory of a training step, compared with PyTorch.
 
-Claims (issue figures; "must" and "goal" are printed next to each): the demo's step is 1.6 times as fast as PyTorch's
-best mode in fp32 (goal 1.9) and 2.6 times in bf16 (3); one of GPT-2 small's shape 1.7 (1.9) and 2.5 times (3), and
-peaks at 0.75 (0.65) of its resident memory; two devices of one worker run at 0.95 (0.98) of one device of two, by data
-or by tensor parallelism, whichever is quicker when both have warmed up.
-
-Each mode is a process of its own that waits for its turn; rounds visit all modes one after the other, so that a noisy
-neighbour hits them alike, and medians are compared. Every figure is printed as it is measured. When the time is used up
-no further turn begins (the first round is always whole); after half of it no further mode is compiled (those that are
-fast in eager mode come first). The ceiling is measured in the same run: multiply-adds on registers, on all threads.
-
-PyTorch runs `transformers`' LlamaForCausalLM with an equal configuration: eager and compiled; fp32, bf16
-autocast (fp32 parameters, as ours) and pure bf16 (no fp32 masters: less work than ours); as it is, and with a
-preloaded library that tells MKL to use AVX-512 on processors that are not Intel's. Ours computes gates again in the
-backward pass, as a compiled model of PyTorch does with what goes element by element.
+Models are the demo's and one of GPT-2 small's shape, on one device and on two. PyTorch runs
+`transformers`' LlamaForCausalLM of an equal configuration, eager and compiled, in fp32, bf16
+autocast and pure bf16, with and without a preloaded library that tells MKL to use AVX-512. Each
+mode is a process; rounds visit all modes in turn, and medians are compared. The ceiling is
+multiply-adds on registers, measured in the same run. When the time is used up no further turn
+begins, but the first round is always complete.
 
 Run: python benchmarks/demo_step.py [--shapes demo gpt2] [--rounds 3] [--minutes 5] [--threads 2] [--without-compile]
 """

@@ -1,10 +1,8 @@
-"""What the engine's thread does between two calls of the model, while the devices wait.
+"""Measures the time between two calls of the model in the serving engine, while the devices wait.
 
-Claim (a must of the serving issue): with 64 sequences that write greedily, a model of 100M parameters and a vocabulary
-of 32,000, at most 1 ms goes by between the end of one forward and the start of the next; the goal is 0.3 ms.
-
-The model has random weights, the tokenizer made-up words. A figure is the median over the steps of all rounds in which
-all sequences write; parts are medians of what each function takes without those called by it, so they add up about.
+Runs 64 greedy sequences on a model of 100M random parameters with a vocabulary of 32,000. A figure
+is the median over the steps in which all sequences decode; each function is also timed without the
+functions that it calls.
 
 Run: python benchmarks/engine_gap.py [--sequences 64] [--tokens 48] [--rounds 5] [--devices 1] [--dtype bf16]
 """

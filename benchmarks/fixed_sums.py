@@ -1,11 +1,8 @@
-"""Claim: sums that are fixed trees over k splits and batch splits, so that a strategy changes no
-bit, cost at most 3% of a training step, goal 1%.
+"""Measures what fixed summation orders (k splits and batch splits) cost a training step.
 
-The same kernels with and without: contractions in 8 k splits and the batch in its usual batch
-splits, next to one k split and one split, which only one device with one microbatch could compute.
-Steps of GPT-2 small's shape (4 x 256 tokens) and of the demo's (8 x 256), one device of as many
-workers as there are cores. Both sides live in this process and take turns, so that a neighbour hits
-them alike; the ratio is the median over the rounds of that of neighbouring steps.
+Compares the same kernels with 8 k splits and the usual batch splits, and with one of each. Models
+are GPT-2 small's shape (4 x 256 tokens) and the demo's (8 x 256), on one device with a worker per
+core. Both sides take turns in one process; the ratio is the median over the rounds.
 
 Run: python benchmarks/fixed_sums.py [--shapes demo gpt2] [--dtypes f32 bf16] [--rounds 12]
 """

@@ -1,28 +1,24 @@
-"""The server as its clients have it: one stream, many, a long prompt among them, and a start.
+"""Measures `tilewise serve` over HTTP with a model of TinyLlama-1.1B's shape.
 
-Claims ("must" and "goal" of the server's issue are printed next to each figure):
+- one-stream: tokens per second of one stream, compared with the engine in a process without a
+  server.
+- throughput: output tokens per second of 16 clients (128 prompt tokens, 128 new ones), compared
+  with llama.cpp's `llama-server -np 16` if `--llama-server` names one.
+- long-prompt: time between tokens of running streams while a prompt of 2,000 tokens is read.
+- start: time from the command to the first answer, weights in the page cache.
 
-- one-stream: tokens a second after the first one, asked for over HTTP as a stream of single tokens, are 0.97, goal
-  0.99, of the same engine's in a process without a server. Both processes take turns, each idle in the other's.
-- throughput: 16 clients that each ask again as soon as they are answered (prompts of 128 tokens, 128 new ones, greedy,
-  past end tokens) get 1.2, goal 2 times the output tokens a second of llama.cpp's `llama-server -np 16` over a GGUF
-  file of the same shape. Both servers take turns under the same load. Without `--llama-server` it is ours alone.
-- long-prompt: while a prompt of 2,000 tokens is read, the 99th percentile of times between two tokens of running
-  streams is at most 2, goal 1.3 times that before it came; its first token comes within twice its time alone.
-- start: from the start of the command to the first answer, weights in the page cache: 4 s, goal 2 s.
+Servers take turns under the load of `tilewise bench serve`. A figure is the median over rounds, for
+start the least. The model (2.2 GB, seeded weights) is made in a temporary folder, or kept in
+`--folder`.
 
-The model has TinyLlama-1.1B's shape and seeded weights in bf16, in a folder that is made once (2.2 GB) and removed at
-the end unless `--folder` names one. Servers are processes of `tilewise serve` with its usual settings, asked by the
-client of `tilewise bench serve`. A figure is the median over rounds, that of start the least: the first pages of memory
-that a virtual machine's host has to find again cost seconds.
-
-`llama-server` is built from the sources that llama-cpp-python brings:
+Build `llama-server` from the sources in llama-cpp-python:
 
     pip download --no-deps --no-binary llama-cpp-python llama-cpp-python && tar xf llama_cpp_python-*.tar.gz
     cmake -S llama_cpp_python-*/vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \\
         -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF && cmake --build build --target llama-server
 
-and `--llama-python` names a Python that `peers/llama_cpp_turns.py` runs with, which writes its file.
+`--llama-python` names a Python that has llama-cpp-python; `peers/llama_cpp_turns.py` writes the
+GGUF file with it.
 
 Run: python benchmarks/http_serving.py [--only one-stream throughput long-prompt start] [--rounds 3] [--folder FOLDER]
 """

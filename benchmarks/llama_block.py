@@ -1,14 +1,9 @@
-"""One block of a large Llama, forward and backward, next to PyTorch on the same threads.
+"""Measures forward and backward of one block of a large Llama, compared with PyTorch.
 
-Claim (issue figure; "must" and "goal" are printed next to it): with hidden size 4,096, intermediate size 14,336, 32
-heads of which 8 are keys' and values', and 512 tokens in bf16 it is 1.2 (1.4) times as fast as PyTorch's best mode, and
-90% of the peak is the goal. Embedding, head and loss over a vocabulary of 256 stand around it on both sides, with 0.5%
-of the multiplications. Gradients of all weights are made and left; no optimizer runs.
-
-PyTorch runs `transformers`' LlamaForCausalLM of one layer, eager and compiled; bf16 autocast (fp32 parameters and
-gradients) and pure bf16, whose gradients are rounded to bf16: ours read bf16 weights and leave gradients in fp32.
-Every mode is a process of its own that waits for its turn, as in demo_step.py; medians are compared. The ceiling is
-measured in the same run: multiply-adds on registers, on all threads.
+The block has hidden size 4,096, intermediate size 14,336, 32 heads (8 of keys and values) and reads
+512 tokens. PyTorch runs `transformers`' LlamaForCausalLM with one layer, eager and compiled, in
+bf16 autocast and in pure bf16 (whose gradients are bf16; ours are fp32). No optimizer runs. Modes
+are processes that take turns, as in demo_step.py; the ceiling is multiply-adds on registers.
 
 Run: python benchmarks/llama_block.py [--rounds 3] [--steps 2] [--threads 2] [--dtype bf16] [--without-compile]
 """

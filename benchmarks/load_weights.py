@@ -1,15 +1,9 @@
-"""Loading a model's weights from the page cache, next to a plain read of the files, safetensors and transformers.
+"""Measures time and peak memory of loading weights from the page cache.
 
-Claims (issue figures): the shape of TinyLlama-1.1B (2.2 GB of bf16) loads in at most 1.5 s, goal 0.7 s, on two cores;
-at 80% of the speed of a plain read of the same files in the same state of the cache or better; and the peak of resident
-memory is at most the weights plus 10%. Each device reads what it holds and no more.
-
-The weights are made once, seeded, in the folder that is given, and read once before anything is measured. Contestants
-are processes that take turns; the least time of each counts, the first round warms up. A plain read is one thread's
-`readinto` of the files into memory of its own. safetensors is `safetensors.torch.load_file` of all files with every
-tensor copied out of the map, as a model's parameters are; transformers is `from_pretrained` in bf16, copied out
-likewise. Both are left out where they are not installed. Ours is `load_parameters` with the files opened anew; planning
-and allocating are timed apart.
+Compares `load_parameters` with a plain read of the files by one thread, with
+`safetensors.torch.load_file` and with transformers' `from_pretrained`, both copied out of the
+memory map. The weights are seeded and made once in `--folder`. Each contestant is a process; they
+take turns, and the least time counts.
 
 Run: python benchmarks/load_weights.py [--folder FOLDER] [--shape tinyllama|mistral-7b] [--rounds 4]
 """

@@ -1,13 +1,9 @@
-"""Mistral-7B in bf16 over two devices: memory, and the tokens that one device writes.
+"""Measures memory of Mistral-7B in bf16 on one and two devices, whose tokens must be equal.
 
-Claims (issue figures): the peak of resident memory is at most the weights plus 10%, each of two devices holds half of
-the parameters within 2%, and two devices write the same tokens as one. The architecture is Mistral-7B-v0.1's (sliding
-window of 4096), its weights are seeded: `load_weights.py` makes them once in the folder that is given.
-
-Each number of devices is a process of its own, one after the other; a prompt of 32 tokens is read and 12 are written:
-each the likeliest that the text does not have yet, for random weights would repeat one for ever. Logits are compared
-by a digest of all their bits. Speed is printed, next to what reading the weights once per token would allow at the rate
-that this machine reads memory; `decoding.py --models mistral-7b` measures it in rounds, without files.
+The peak of resident memory is compared with the size of the weights, and logits by a digest of all
+bits. The weights are seeded; `load_weights.py` makes them in `--folder`. A prompt of 32 tokens is
+read and 12 tokens are written, each the most likely token that the text does not have yet.
+`decoding.py --models mistral-7b` measures speed in rounds.
 
 Run: python benchmarks/mistral_7b.py [--folder FOLDER]
 """

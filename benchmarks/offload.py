@@ -1,12 +1,9 @@
-"""Step time when state lies in a file, next to what processor and disk allow.
+"""Measures a training step whose optimizer state, parameters or activations lie in files.
 
-Claim (issue figures): a step with `offload="optimizer"` takes at most 1.15 times (goal 1.05) the larger of the step
-without it and the time in which the disk moves as many bytes, read and written at once by as many threads. Several
-microbatches stand next to one, since what is moved does not grow with them. `parameters` and `activations` are printed
-next to it. The model is GPT-2 small, 4 sequences of 256 tokens a microbatch, one device.
-
-The disk's rate is measured in the same rounds and the same directory: blocks of 2 MiB past the page cache, half of them
-read and half of them written, four at a time. A ratio is the median, over the rounds, of two times of one round.
+Compares the step with the larger of the same step in memory and the time in which the disk moves as
+many bytes. The model is GPT-2 small, 4 sequences of 256 tokens per microbatch, one device. The
+disk's rate is measured in the same rounds and directory: direct reads and writes of 2 MiB, four at
+a time. A ratio is the median over the rounds.
 
 Run: python benchmarks/offload.py [--rounds 3] [--microbatches 1 8] [--threads 2] [--dtype f32 bf16] [--directory DIR]
 """

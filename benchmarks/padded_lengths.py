@@ -1,8 +1,7 @@
-"""Time of a training step in one plan for all lengths, next to plans for each length alone.
+"""Measures a training step in one plan for all lengths, compared with a plan for each length.
 
-Claim: a step takes as long as in a plan of the exact length, so half the length is about half the time. The demo's
-model: a graph with a symbolic length up to the demo's context, and one that fixes the length. Steps take turns, and
-medians and paired ratios are compared. The losses must have the same bits.
+Uses the demo's model with a symbolic length and with a fixed one. Steps take turns; medians and
+paired ratios are compared, and the losses must have the same bits.
 
 Run: python benchmarks/padded_lengths.py [--rounds 15] [--dtypes bf16 f32]
 """

@@ -1,10 +1,8 @@
-"""All benchmarks, one after the other, and one page of their figures.
+"""Runs all benchmarks and writes their figures to one page.
 
-Runs every measuring file of this folder, writes `figures.json` and `figures.html` to build/bench,
-and lists the figures that miss their bounds. A benchmark that fails is named at the end; the page
-has the others. With `--against`, an earlier figures.json, it names every figure that got worse by
-more than 5% and exits 1. Machine and ceilings are on the page: figures of another machine, or of a
-busy one, are not comparable.
+Writes `figures.json` and `figures.html` to build/bench and lists the figures that miss their bounds
+and the benchmarks that failed. With `--against`, an earlier figures.json, it also lists figures
+that are worse by more than 5% and exits 1. Figures of another or a busy machine are not comparable.
 
 Run: python benchmarks/page.py [NAME ...] [--against FILE] [--output FOLDER]
 """

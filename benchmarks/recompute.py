@@ -1,19 +1,11 @@
-"""Step time and activation memory when layers are computed again, next to saving everything and next to PyTorch.
+"""Measures step time and activation memory with recomputation.
 
-Claims (issue figures; "must" and "goal" are printed next to each): a step with `recompute="full"` takes at most 1.35
-times (goal 1.33) one that saves everything, and its layers hold at most 0.25 times (goal 0.2) of the activations. The
-model is GPT-2 small, 4 sequences of 256 tokens, one device.
-
-Activation memory is what layers hold when the forward pass has ended: their inputs and what they save, of our side as
-the plan lists it, of PyTorch's what the layers hand to `saved_tensors_hooks`, storages counted once and parameters left
-out. Next to it stands what recomputation cannot change, and what it adds: all results of the step, logits included, and
-what a layer needs while it runs (temporaries).
-
-Peers run `transformers`' GPT2LMHeadModel without dropout, fp32 or bf16 autocast, eager, with and without
-`torch.utils.checkpoint` around every layer, with a preloaded library that tells MKL to use AVX-512 on processors that
-are not Intel's where a compiler is there. Every mode is a process of its own; they take turns. A
-ratio is the median, over the rounds, of that of two steps in one round, which other work on the machine hits alike.
-Without PyTorch peers are left out.
+Compares `recompute="full"` with saving everything, and with PyTorch with and without
+`torch.utils.checkpoint` (`transformers`' GPT2LMHeadModel without dropout, eager, fp32 or bf16
+autocast). The model is GPT-2 small, 4 sequences of 256 tokens, one device. Activation memory is
+what layers hold at the end of the forward pass: as the plan lists it, and in PyTorch what
+`saved_tensors_hooks` receive. Modes are processes that take turns; ratios are medians over the
+rounds.
 
 Run: python benchmarks/recompute.py [--rounds 3] [--steps 1] [--minutes 8] [--threads 2] [--dtype f32 bf16]
 """

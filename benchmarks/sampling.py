@@ -1,9 +1,7 @@
-"""Sampling tokens from rows of logits, compared with transformers.
+"""Measures sampling tokens from rows of logits, compared with transformers.
 
-Claim: a token of a vocabulary of 32,000 is sampled in a tenth of a millisecond of one core, whatever the filters, and
-threads share the rows. The peer is transformers' chain of warpers in PyTorch with torch.multinomial, over all rows at
-once, with as many threads. Logits are normal, so that filters have much to look at; a figure is the median of rounds
-that take turns. The limit is reading a row once from memory, which is far below.
+The peer is transformers' logits warpers with torch.multinomial on as many threads. Logits are
+normally distributed; a figure is the median of rounds that take turns.
 
 Run: python benchmarks/sampling.py [--rows 64] [--vocab 32000] [--rounds 15]
 """

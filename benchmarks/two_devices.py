@@ -1,26 +1,14 @@
-"""A training step of GPT-2 small's shape on two devices, next to PyTorch's DDP, FSDP2 and tensor parallelism on two
-processes.
+"""Measures a training step on two devices, compared with PyTorch on two processes.
 
-Claims (issue figures; "must" and "goal" are printed next to each): 1.5 and 1.9 times PyTorch's best mode in fp32, 2.3
-and 2.8 times in bf16, by data and by tensor parallelism, and 1.6 and 2.0, 2.4 and 3.0 times with sharded state. A step
-takes hardly longer than its bound: the share is 95% and 98%, with sharded state 93% and 97%; and with sharded state a
-device has at most 0.7 and 0.5 of the resident memory of a process of PyTorch at its peak. The same two devices in two
-processes keep 0.95 and 0.99 of the speed, and the ratios to PyTorch. Two devices of one worker here, two processes of
-one thread there; the global batch is 4 sequences of 256 tokens, in one microbatch. Ours is the Llama family with GPT-2
-small's widths and its 124 million parameters.
+The model is the Llama family with GPT-2 small's widths (124M parameters), 4 sequences of 256
+tokens. PyTorch runs DDP, FSDP2 and tensor parallelism (DTensor) of `transformers`'
+LlamaForCausalLM, eager, in fp32 and bf16 autocast, with and without a preloaded library that tells
+MKL to use AVX-512. Our devices run in one process and in two.
 
-The bound of a step is, of the device that needs longest, the larger of its kernels' time over its workers and the bytes
-that it reads from its peer over the bandwidth of copying, both devices at once, measured in the same run. Kernels' time
-is the sum of all tasks in the trace of that very step (tracing stays on: two clock reads a task), so a worker that
-another program drives off its core makes step and bound longer. Next to it: what the mean device is busy with, which
-also shows waiting that an uneven bound hides, how much of that are collectives, and what the rest is: waiting for
-tasks of the peer, or time between tasks that could have run. Accumulation over two microbatches is measured too.
-
-Peers run `transformers`' LlamaForCausalLM with an equal configuration, eager, fp32 and bf16 autocast (fp32 parameters,
-as ours), as it is and with a preloaded library that tells MKL to use AVX-512 on processors that are not Intel's.
-Tensor parallelism (DTensor) shards q, k, v, o and the MLP, with embedding and head replicated or by vocabulary.
-Modes of a comparison are processes that take turns; medians are compared. A comparison begins only while there is time,
-and its first round is always whole. Without PyTorch peers are left out.
+A step is also compared with its bound: for the device that needs longest, the larger of its
+kernels' time (from the trace of that step) and the bytes that it reads from its peer over the
+measured copy bandwidth. Modes are processes that take turns; medians are compared. The first round
+of a comparison is always complete.
 
 Run: python benchmarks/two_devices.py [--rounds 3] [--steps 2] [--minutes 10] [--only f32:dp ...]
 """

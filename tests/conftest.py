@@ -1,6 +1,4 @@
-"""Shared by all tests: fixed seeds, plain output, files only in pytest's folders, and a limit for
-tests that hang.
-"""
+"""Shared by all tests: fixed seeds, plain output, and a limit for tests that hang."""
 
 import faulthandler
 import gc
@@ -52,9 +50,7 @@ def _plain_terminal(monkeypatch):
 
 @pytest.fixture
 def no_collection():
-    """Disables the garbage collector in tests that interrupt themselves: hypothesis hooks into it,
-    and an interrupt inside its hook is printed and lost.
-    """
+    """Without the garbage collector: hypothesis hooks into it, and an interrupt inside its hook is lost."""
     gc.disable()
     yield
     gc.enable()
@@ -82,9 +78,7 @@ def thread_count():
 
 @pytest.fixture
 def two_hosts(tmp_path_factory):
-    """Two "hosts" (`support/hosts.py`) with their own networks, names and shared memory, and links
-    that tests can break.
-    """
+    """Two "hosts" (`support/hosts.py`) with their own networks, names and shared memory."""
     from support.hosts import Hosts, missing  # needed here alone
 
     reason = missing()

@@ -39,7 +39,6 @@ def read_body(folder: Path, data: bytes) -> None:
 
 
 def valid_bodies() -> list[bytes]:
-    """Valid bodies."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     talk = [

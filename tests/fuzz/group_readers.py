@@ -61,9 +61,7 @@ class Frames:
 
 
 def read_frames(folder: Path, data: bytes) -> None:
-    """The same through MPI's connection, where paths replace descriptors; only paths of the group's
-    processes may be opened.
-    """
+    """The same over MPI, where paths replace descriptors; only paths of the group's processes may be opened."""
     channel = MpiChannel(Frames(data), 1, "process 1")  # type: ignore[arg-type]
     while True:
         try:

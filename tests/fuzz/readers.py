@@ -115,7 +115,6 @@ def _safetensors() -> list[bytes]:
 
 
 def read_weights_index(folder: Path, data: bytes) -> None:
-    """The index of weights in two files."""
     for number in (1, 2):
         name = folder / f"model-0000{number}-of-00002.safetensors"
         if not name.exists():
@@ -226,9 +225,7 @@ def _sentence_files() -> list[bytes]:
 
 
 def read_checkpoint_metadata(folder: Path, data: bytes) -> None:
-    """checkpoint.json next to the matching files of two devices; its digest is corrected, so that
-    later checks are reached.
-    """
+    """checkpoint.json next to the files of two devices; its digest is corrected, so that later checks run."""
     checkpoint = _fresh_checkpoint(folder)
     with suppress(ValueError):  # also of a text that UTF-8 cannot hold
         data = Manifest.model_validate_json(data).signed().content().encode()
@@ -241,9 +238,7 @@ def _checkpoint_metadata() -> list[bytes]:
 
 
 def read_device_file(folder: Path, data: bytes) -> None:
-    """The second device's file; if it is valid, checkpoint.json is adapted to it, so that later
-    checks are reached.
-    """
+    """The second device's file; checkpoint.json is adapted to a valid one, so that later checks run."""
     checkpoint = _fresh_checkpoint(folder)
     file = checkpoint / device_file(1)
     file.write_bytes(data)
@@ -391,7 +386,7 @@ def read_texts(folder: Path, data: bytes) -> None:
 
 
 def read_plan(folder: Path, data: bytes) -> None:
-    """A plan: an accepted one is equal after a round trip, can be explained, and runs."""
+    """An accepted plan is equal after a round trip, can be explained, and runs."""
     file = folder / "step.plan"
     file.write_bytes(data)
     plan = tw.Plan.load(file)

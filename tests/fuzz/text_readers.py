@@ -33,7 +33,6 @@ def read_generation_config(folder: Path, data: bytes) -> None:
 
 
 def valid_generation_config() -> list[bytes]:
-    """Valid files."""
     fields = {
         "bos_token_id": 1,
         "eos_token_id": [2, 3],
@@ -72,7 +71,6 @@ def read_tokenizer(folder: Path, data: bytes) -> None:
 
 @cache
 def valid_tokenizer() -> list[bytes]:
-    """Valid files."""
     trained = train_tokenizer([f"def f{i}(x):\n    return x + {i}\n" for i in range(20)], 262)
     content = json.loads(trained.to_str())
     padded = {"direction": "Left", "pad_to_multiple_of": 8, "strategy": {"Fixed": 9}}
@@ -166,29 +164,24 @@ def _merging(folder: Path, vocab: bytes, merges: bytes) -> None:
 
 
 def read_vocabulary(folder: Path, data: bytes) -> None:
-    """vocab.json next to merges.txt."""
     _merging(folder, data, valid_merges()[0])
 
 
 def valid_vocabulary() -> list[bytes]:
-    """Valid files."""
     return [_json(json.loads(valid_tokenizer()[0])["model"]["vocab"])]
 
 
 def read_merges(folder: Path, data: bytes) -> None:
-    """merges.txt next to vocab.json."""
     _merging(folder, valid_vocabulary()[0], data)
 
 
 def valid_merges() -> list[bytes]:
-    """Valid files."""
     pairs = json.loads(valid_tokenizer()[0])["model"]["merges"]
     lines = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
     return ["\n".join(("#version: 0.2", *lines, "")).encode(), b""]
 
 
 def valid_tokenizer_config() -> list[bytes]:
-    """Valid files."""
     flags = {"lstrip": False, "rstrip": True, "normalized": False, "single_word": False, "special": True}
     next_ = len(json.loads(valid_tokenizer()[0])["model"]["vocab"])
     return [
@@ -215,9 +208,7 @@ def valid_tokenizer_config() -> list[bytes]:
 
 
 def read_chat_template(folder: Path, data: bytes) -> None:
-    """chat_template.jinja gives a text or an error message, in this process, without the limits of
-    the child process.
-    """
+    """chat_template.jinja gives a text or an error message, in this process, without a child's limits."""
     (folder / "chat_template.jinja").write_bytes(data)
     template = load_tokenizer_config(folder).chat_templates["default"]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"}]
@@ -231,7 +222,6 @@ def read_chat_template(folder: Path, data: bytes) -> None:
 
 
 def valid_chat_template() -> list[bytes]:
-    """Valid files."""
     one = (
         "{{ bos_token }}{% set ns = namespace(a=0) %}{%- for m in messages -%}\n  {%- if m.role == 'user' -%}"
         "[{{ m['content'] | trim }}]{% set ns.a = ns.a + 1 %}{% else %}{{ raise_exception('no') if m.x else ns.a }}"

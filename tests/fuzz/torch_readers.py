@@ -1,6 +1,4 @@
-"""Readers of PyTorch's file formats, and valid files: state dicts of torch.save, metadata of
-distributed checkpoints.
-"""
+"""Readers of PyTorch's file formats: state dicts of torch.save, metadata of distributed checkpoints."""
 
 from __future__ import annotations
 

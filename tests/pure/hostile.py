@@ -51,7 +51,7 @@ def accepted(call: Callable[..., object], arguments: Mapping[str, Any]) -> dict[
     Raises:
         Exception: any error of the call that is not one of the project's.
     """
-    call(**arguments)  # the call is right but for what is replaced
+    call(**arguments)  # the arguments are valid
     taken = {argument: set() for argument in arguments}
     for argument in arguments:
         for name, value in HOSTILE.items():

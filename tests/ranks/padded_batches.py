@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from small_llama import config, training_graph
+from small_llama import change_where, config, training_graph
 
 import tilewise as tw
 from tilewise.models import llama
@@ -68,19 +68,7 @@ def differing(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[
 
 def change_ints(plan: Plan, kernel: str, change: Callable[[list], list]) -> Plan:
     """A fault: other integers in every instruction of a kernel."""
-
-    def changed(instruction):
-        if not instruction.kernel.startswith(kernel):
-            return instruction
-        return replace(instruction, ints=tuple(change(list(instruction.ints))))
-
-    classes = tuple(
-        replace(
-            of,
-            templates=tuple(
-                replace(t, instructions=tuple(changed(i) for i in t.instructions)) for t in of.templates
-            ),
-        )
-        for of in plan.program.classes
-    )
-    return replace(plan, program=replace(plan.program, classes=classes))
+    return change_where(
+        lambda instruction: instruction.kernel.startswith(kernel),
+        lambda instruction: replace(instruction, ints=tuple(change(list(instruction.ints)))),
+    )(plan)

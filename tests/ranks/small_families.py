@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import small_llama
 
 from tilewise import models
 from tilewise.models import ModelConfig
@@ -41,14 +42,9 @@ def small(family: str) -> ModelConfig:
 
 def batches(config: ModelConfig, steps: int, batch: int, seq: int) -> list[dict[str, np.ndarray]]:
     """Random tokens; some labels are not counted. Encoders' texts have their own lengths."""
+    result = [dict(inputs) for inputs in small_llama.batches(config, steps, batch, seq)]
     generator = np.random.default_rng(7)
-    result = []
-    for _ in range(steps):
-        ids = generator.integers(0, config.vocab_size, (batch, seq + 1)).astype(np.int32)
-        labels = np.where(generator.random((batch, seq)) < 0.1, -100, ids[:, 1:]).astype(np.int32)
-        inputs = {"tokens": ids[:, :-1], "labels": labels}
-        if models.is_encoder(config):
-            inputs["lengths"] = generator.integers(1, seq, batch, endpoint=True).astype(np.int32)
-            inputs["token_types"] = generator.integers(0, 2, (batch, seq)).astype(np.int32)
-        result.append(inputs)
+    for inputs in result if models.is_encoder(config) else ():
+        inputs["lengths"] = generator.integers(1, seq, batch, endpoint=True).astype(np.int32)
+        inputs["token_types"] = generator.integers(0, 2, (batch, seq)).astype(np.int32)
     return result

@@ -1,6 +1,4 @@
-"""Small seeded Llamas and steps, and faults to plant in their plans: shared by the tests that
-compare strategies.
-"""
+"""Small seeded Llamas and steps, and faults to plant in their plans."""
 
 from __future__ import annotations
 
@@ -37,7 +35,6 @@ def config(**changes: object) -> llama.LlamaConfig:
 def training_graph(
     model: llama.LlamaConfig, dtype: str, batch: int = BATCH, seq: int = SEQ
 ) -> tw.ComputeGraph:
-    """A training graph with AdamW and clipping."""
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, model, batch, seq, dtype)
     graph.optimize(tw.optim.AdamW())
@@ -45,7 +42,7 @@ def training_graph(
 
 
 def batches(
-    model: llama.LlamaConfig, steps: int, batch: int = BATCH, seq: int = SEQ
+    model: models.ModelConfig, steps: int, batch: int = BATCH, seq: int = SEQ
 ) -> list[Mapping[str, np.ndarray]]:
     """Random tokens; some labels are not counted."""
     generator = np.random.default_rng(7)
@@ -69,9 +66,7 @@ def change_first(
     program: str = "step",
     kernel: str | None = None,
 ) -> Callable[[Plan], Plan]:
-    """A fault: `change` applied to the first instruction on one device (-1: the last) whose label
-    contains `label`, of one kernel if it is named.
-    """
+    """Applies `change` to the first such instruction of one device (-1: the last) whose label contains `label`."""
 
     def apply(plan: Plan) -> Plan:
         at = device % plan.mesh.num_devices
@@ -99,20 +94,27 @@ def change_first(
     return apply
 
 
-def change_every(label: str, change: Callable[[Instruction], Instruction]) -> Callable[[Plan], Plan]:
-    """The same fault in all instructions with that label, on every device."""
+def change_where(
+    is_changed: Callable[[Instruction], bool], change: Callable[[Instruction], Instruction]
+) -> Callable[[Plan], Plan]:
+    """A fault in all such instructions, on every device."""
 
     def apply(plan: Plan) -> Plan:
         classes = []
         for of in plan.program.classes:
             templates = [
-                replace(t, instructions=tuple(change(i) if i.label == label else i for i in t.instructions))
+                replace(t, instructions=tuple(change(i) if is_changed(i) else i for i in t.instructions))
                 for t in of.templates
             ]
             classes.append(replace(of, templates=tuple(templates)))
         return replace(plan, program=replace(plan.program, classes=tuple(classes)))
 
     return apply
+
+
+def change_every(label: str, change: Callable[[Instruction], Instruction]) -> Callable[[Plan], Plan]:
+    """The same fault in all instructions with that label, on every device."""
+    return change_where(lambda instruction: instruction.label == label, change)
 
 
 def drop_partial(instruction: Instruction) -> Instruction:
@@ -144,5 +146,4 @@ def halve_batch_splits(instruction: Instruction) -> Instruction:
 
 
 def skip(instruction: Instruction) -> Instruction:
-    """The instruction does nothing."""
     return replace(instruction, kernel="")

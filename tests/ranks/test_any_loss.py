@@ -14,7 +14,7 @@ from tilewise.nn import linear
 from tilewise.session import verify_strategy
 
 BATCH, SEQ, WIDTH, CLASSES = 8, 5, 18, 12
-MESHES = [({}, 1), ({}, 2), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"tp": 2}, 1)]
+MESHES = [({}, 2), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"tp": 2}, 1)]
 batch = tw.BATCH
 
 
@@ -30,17 +30,16 @@ def test_graph_has_one_loss():
     assert g.draft.loss_id == first.id == g.draft.outputs["loss"]
 
 
-@pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=str)
-def test_graph_without_ops_is_rejected(axes):
+def test_graph_without_ops_is_rejected():
     """Also where an input is an output."""
     g = tw.ComputeGraph("n")
     g.output(g.input([BATCH, WIDTH], name="x", labels=[batch, None]), "y")
     with pytest.raises(PlanError, match=r"a graph must contain an op; got none in 'n'"):
-        g.plan(axes)
+        g.plan()
     with pytest.raises(
         PlanError, match=r"sizes must name symbols of the graph; got 'seq', and the graph has none"
     ):
-        g.plan(axes, sizes={"seq": 3})
+        g.plan(sizes={"seq": 3})
 
 
 def square(g, x):
@@ -59,7 +58,6 @@ def mixed(g, y, target, labels):
 
 @tw.layer
 def penalty(graph, x):
-    """A sum inside a layer."""
     return graph.scale(graph.sum(graph.silu(x)), 0.01)
 
 
@@ -108,7 +106,6 @@ def build(name, dtype="f32"):
 
 
 def batches(steps):
-    """Random inputs."""
     rng = np.random.default_rng(9)
     result = []
     for _ in range(steps):
@@ -118,14 +115,11 @@ def batches(steps):
     return result
 
 
-@pytest.mark.parametrize("axes,accumulation", MESHES, ids=str)
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_and_gradients_against_pytorch(name, axes, accumulation):
-    """Loss within 1e-5, every gradient within 1e-5 of its largest element, on every mesh."""
-    if name == "product" and accumulation > 1:
-        pytest.skip("refused: see below")
+def test_loss_and_gradients_against_pytorch(name):
+    """Loss within 1e-5, every gradient within 1e-5 of its largest element."""
     graph, (data,) = build(name), batches(1)
-    with graph.instantiate(graph.plan(axes, accumulation=accumulation)) as model:
+    with graph.instantiate() as model:
         model.initialize(seed=1, scale=0.5)
         p = {n: torch.tensor(model.get_tensor(n), requires_grad=True) for n in model.parameter_names()}
         x, t = torch.tensor(data["x"]), torch.tensor(data["target"])
@@ -139,9 +133,10 @@ def test_loss_and_gradients_against_pytorch(name, axes, accumulation):
             assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("axes,accumulation", MESHES[1:], ids=str)
-@pytest.mark.parametrize("name", ["mean_squared_error", "mixed", "in_layers"])
+@pytest.mark.parametrize(
+    "name,dtype", [("mean_squared_error", "f32"), ("mixed", "bf16"), ("in_layers", "f32")]
+)
+@pytest.mark.parametrize("axes,accumulation", MESHES, ids=str)
 def test_equal_to_one_device(name, axes, accumulation, dtype):
     """Three steps over meshes and microbatches equal one device to the bit."""
     report = verify_strategy(build(name, dtype), DeviceMesh(axes), batches(3), accumulation=accumulation)
@@ -157,34 +152,13 @@ def test_other_tree_is_detected(name):
 
 
 def test_loss_that_multiplies_totals():
-    """One microbatch: equal on two devices. Several: its gradient needs a total before the last, so
-    it is rejected.
-    """
+    """Rejected with several microbatches, because its gradient needs a total before the last."""
     report = verify_strategy(build("product"), DeviceMesh({"dp": 2}), batches(2))
     assert report.equal, report.text
     with pytest.raises(
         PlanError, match=r"\[plan.accumulation\].*a total over the whole batch.*got 'spread' \(spread\)"
     ):
         build("product").plan({}, accumulation=2)
-
-
-def test_slope_along_the_gradient():
-    """Finite differences of a mixed loss agree with its gradient."""
-    graph, (data,) = build("mixed"), batches(1)
-    with graph.instantiate() as model:
-        model.initialize(seed=1, scale=0.4)
-        model.forward(**data)
-        model.backward()
-        gradients = {name: model.get_tensor(f"{name}.grad") for name in model.parameter_names()}
-        for name, gradient in gradients.items():
-            value, losses = model.get_tensor(name), []
-            length = float(np.linalg.norm(gradient))
-            for sign in (1, -1):
-                model.set_tensor(name, value + np.float32(sign * 1e-2 / length) * gradient)
-                model.forward(**data)
-                losses.append(float(model.get_tensor("loss")[0]))
-            model.set_tensor(name, value)
-            assert abs((losses[0] - losses[1]) / 2e-2 - length) < 0.01 * length, name
 
 
 def test_sums_of_one_number_per_row():

@@ -1,6 +1,4 @@
-"""Gathering a table's ids and rows where devices share a batch: conditions, equality to the bit,
-and planted faults.
-"""
+"""Gathering a table's ids and rows where devices share a batch."""
 
 from __future__ import annotations
 
@@ -20,17 +18,6 @@ from tilewise.session import verify_strategy
 from tilewise.strategy import DistributionStrategy
 
 SEQ, VOCAB = 8, 448
-MESHES = [
-    {"dp": 2},
-    {"dp": 3},
-    {"dp": 4, "tp": 2},
-    {"fsdp": 2},
-    {"fsdp": 3},
-    {"fsdp": 6},
-    {"dp": 2, "fsdp": 2},
-    {"fsdp": 2, "tp": 2},
-    {"dp": 2, "fsdp": 2, "tp": 2},
-]
 
 
 def batch_of(axes) -> int:
@@ -50,31 +37,35 @@ def repeated(axes, steps: int = 2):
 
 
 def compare(axes, change=lambda plan: plan, **changes: object):
-    """Whether some steps equal one device, and the message."""
     batch = batch_of(axes)
     graph = training_graph(model_of(**changes), "f32", batch, SEQ)
     return verify_strategy(graph, DeviceMesh(axes), repeated(axes), batch_splits=batch, change=change)
 
 
 def planned(axes, *, accumulation=1, **changes: object) -> tw.Plan:
-    """The plan of a mesh."""
     graph = training_graph(model_of(**changes), "f32", batch_of(axes), SEQ)
     graph.set_distribution(DistributionStrategy.for_mesh(DeviceMesh(axes)))
     return graph.plan(axes, batch_splits=batch_of(axes), accumulation=accumulation, workers_per_device=1)
 
 
 def gathers(plan: tw.Plan) -> list[str]:
-    """The gathered tables."""
     return [op.label for op in plan.graph.ops if op.op == "all_gather"]
 
 
 @pytest.mark.parametrize(
-    ("axes", "tied"), [*((axes, True) for axes in MESHES), ({"dp": 3}, False), (MESHES[-1], False)], ids=str
+    ("axes", "tied"),
+    [
+        ({"dp": 2}, True),
+        ({"dp": 3}, False),
+        ({"dp": 4, "tp": 2}, True),
+        ({"fsdp": 3}, True),
+        ({"fsdp": 2, "tp": 2}, False),
+        ({"dp": 2, "fsdp": 2, "tp": 2}, True),
+    ],
+    ids=str,
 )
 def test_rows_are_gathered_instead_of_the_table(axes, tied):
-    """Ids and rows are gathered, no part of the table's own gradient crosses, and results equal one
-    device to the bit.
-    """
+    """No part of the table's own gradient crosses, and results equal one device to the bit."""
     plan = planned(axes, tie_word_embeddings=tied)
     assert gathers(plan) == ["all_gather:tokens", "all_gather:embedding_dw:embed_tokens.weight"]
     assert not any(label.startswith("embedding_dw") for label in plan.traffic())
@@ -82,9 +73,9 @@ def test_rows_are_gathered_instead_of_the_table(axes, tied):
     assert report.equal, report.text
 
 
-@pytest.mark.parametrize("axes", [{"dp": 2}, {"fsdp": 2}], ids=str)
-def test_several_tables(axes):
+def test_several_tables():
     """GPT-2 has a table of tokens and one of positions, which are fewer than the tokens of a step."""
+    axes = {"fsdp": 2}
     model = models.config_from_dict(
         {
             "model_type": "gpt2",
@@ -126,9 +117,7 @@ def test_table_crosses_where_that_is_less(axes, changes):
 
 
 def test_part_of_a_tied_table_takes_no_memory(monkeypatch):
-    """With data parallelism a device used to sum a part of the table next to the head's gradient;
-    rows need none.
-    """
+    """A part of the table next to the head's gradient would take memory; rows need none."""
     few = planned({"dp": 2}, vocab_size=64 * VOCAB).estimate_memory_usage()[0]["temporaries"]
     monkeypatch.setattr(
         "tilewise.session.compute_graph.gather_table_rows", lambda graph, layout, _: (graph, layout)
@@ -139,7 +128,6 @@ def test_part_of_a_tied_table_takes_no_memory(monkeypatch):
 
 
 def table_graph(shape, length=None) -> tw.ComputeGraph:
-    """One embedding and a head of sixteen classes."""
     graph, counts = tw.ComputeGraph("table"), [tw.BATCH, *[None] * (len(shape) - 1)]
     shape = shape if length is None else (shape[0], length)
     ids, labels = (
@@ -198,30 +186,35 @@ def of_others(fault):
     return lambda i: fault(i) if i.operands[1].member != 0 else i
 
 
-@pytest.mark.parametrize("fault", [other_member, other_place])
-@pytest.mark.parametrize("what", ["all_gather:tokens", "all_gather:embedding_dw:embed_tokens.weight"])
-@pytest.mark.parametrize("axes", [{"dp": 2}, {"fsdp": 3}], ids=str)
+@pytest.mark.parametrize(
+    "axes,what,fault",
+    [
+        ({"dp": 2}, "all_gather:tokens", other_place),
+        ({"dp": 2}, "all_gather:embedding_dw:embed_tokens.weight", other_member),
+        ({"fsdp": 3}, "all_gather:tokens", other_member),
+        ({"fsdp": 3}, "all_gather:embedding_dw:embed_tokens.weight", other_place),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_fault_in_gathered_rows_is_detected(axes, what, fault):
     """With another device's rows, or rows at another index: by validation, and in a run."""
-
     change = change_every(f"{what}/all_gather", of_others(fault))
-    plan = planned(axes)
-    prove_plan(plan)
     with pytest.raises(InternalError, match=r"\[ir\.validate\]"):
-        prove_plan(change(plan))
+        prove_plan(change(planned(axes)))
     assert not compare(axes, change).equal
 
 
-@pytest.mark.parametrize("what", ["all_gather:tokens", "all_gather:embedding_dw:embed_tokens.weight"])
-def test_uncopied_rows_are_detected(what):
+def test_uncopied_rows_are_detected():
     """The rows of all members are required."""
 
     def fewer(instruction):
         return replace(instruction, extent=Number(instruction.extent.constant - 8))
 
     plan = planned({"fsdp": 2})
-    with pytest.raises(InternalError, match="rows of a batch must be complete"):
-        prove_plan(change_every(f"{what}/all_gather", of_others(fewer))(plan))
+    prove_plan(plan)
+    for what in gathers(plan):
+        with pytest.raises(InternalError, match="rows of a batch must be complete"):
+            prove_plan(change_every(f"{what}/all_gather", of_others(fewer))(plan))
 
 
 def test_rows_of_another_shard_are_detected():
@@ -235,7 +228,7 @@ def test_rows_of_another_shard_are_detected():
     assert not compare({"fsdp": 2}, change).equal
 
 
-@pytest.mark.parametrize("shape", [(8, SEQ), (96,), (8, 2, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(96,), (8, 2, 3)], ids=str)
 def test_row_has_the_sum_of_all_its_tokens(shape):
     """The gradient of a row that every device uses equals NumPy's sum."""
     graph = table_graph(shape)

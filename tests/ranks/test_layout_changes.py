@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_llama import change_first, drop_partial
+from small_llama import change_first, change_where, drop_partial
 
 import tilewise as tw
 from tilewise.core.errors import InternalError, LayoutError, PlanError
@@ -32,7 +32,6 @@ TABLE = np.concatenate([np.cos(ANGLES), np.sin(ANGLES)], 1).astype(np.float32)
 
 
 def run(graph, axes, microbatches=1, change=lambda plan: plan):
-    """Output, loss and gradients of one step, as bytes."""
     graph.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, axes, AXIS_OF if axes else {}))
     plan = graph.plan(batch_splits=4, workers_per_device=1, accumulation=microbatches)
     with graph.instantiate(change(plan)) as model:
@@ -73,7 +72,6 @@ def attend(g, x, i, groups):
 
 
 def apply(g, kind, one, other, i, is_cut, label, t):
-    """One op of a recipe."""
     if kind == "linear":
         in_label = one.spec.labels[-1] if is_cut else None
         return linear(g, one, f"w{i}", WIDTH, in_label=in_label, out_label=None if in_label else label)
@@ -137,8 +135,8 @@ def hold_layouts(examples):
 
 def test_any_layouts_equal_one_device_or_are_rejected():
     """Random graphs with labels that match and labels that do not, and hints: equal to one device, or rejected."""
-    outcomes, kinds = hold_layouts(50)
-    assert outcomes["equal"] >= 15, outcomes
+    outcomes, kinds = hold_layouts(35)
+    assert outcomes["equal"] >= 10, outcomes
     assert len(kinds) >= 8, kinds
 
 
@@ -194,10 +192,10 @@ def test_sum_in_shards_moves_half():
     rows = BATCH * SEQ * WIDTH
     assert reductions(in_shards(False).plan(batch_splits=4)) == [3 * rows, 3 * rows]
     assert reductions(in_shards(True).plan(batch_splits=4)) == [3 * rows, 0]
-    said = in_shards(True).plan(batch_splits=4, accumulation=2).explain().splitlines()
-    assert "(mean) and microbatch" in said[2] and [line.strip() for line in said if "scatter" in line] == [
-        f"reduce_scatter:linear:first f32[4, 3, 32] to (micro, -, b): reads {3 * rows // 4 // 2} elements"
-    ]
+    explained = in_shards(True).plan(batch_splits=4, accumulation=2).explain().splitlines()
+    assert "(mean) and microbatch" in explained[2] and [
+        line.strip() for line in explained if "scatter" in line
+    ] == [f"reduce_scatter:linear:first f32[4, 3, 32] to (micro, -, b): reads {3 * rows // 4 // 2} elements"]
     outputs = run(in_shards(True), {"a": 1, "b": 4})
     assert outputs == run(in_shards(True), {})
     fault = change_first("linear:first/reduce_scatter", drop_partial)
@@ -223,23 +221,10 @@ def test_wrong_columns_are_detected(kernel):
         plan = g.plan(batch_splits=4)
     context = check.call_args.args[1:]
     validate_reductions(plan.program, *context)
-    places = [
-        (c, number, i)
-        for c, of in enumerate(plan.program.classes)
-        for number, template in enumerate(of.templates)
-        for i, instruction in enumerate(template.instructions)
-        if instruction.kernel.startswith(kernel) and shift(instruction) != instruction
-    ]
-    assert places
-    c, number, i = places[-1]  # of a class without the first device, which has the first columns
-    of = plan.program.classes[c]
-    instructions = list(of.templates[number].instructions)
-    instructions[i] = shift(instructions[i])
-    template = replace(of.templates[number], instructions=tuple(instructions))
-    classes = list(plan.program.classes)
-    classes[c] = replace(of, templates=(*of.templates[:number], template, *of.templates[number + 1 :]))
+    changed = change_where(lambda i: i.kernel.startswith(kernel), shift)(plan).program
+    assert changed != plan.program
     with pytest.raises(InternalError, match="complete and adjacent"):
-        validate_reductions(replace(plan.program, classes=tuple(classes)), *context)
+        validate_reductions(changed, *context)
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
@@ -262,9 +247,7 @@ def test_tensor_may_be_read_in_two_layouts():
 
 @pytest.mark.parametrize("term", ["bias", "residual"])
 def test_terms_added_to_a_sharded_sum_are_cut_alike(term):
-    """A hint on the last dim after a shared product with a bias or a residual: equal to one device
-    to the bit. Cutting the added term is a reshard that the hint implies.
-    """
+    """A hint on the last dim also cuts the added bias or residual; equal to one device to the bit."""
 
     def build(*, is_trained):
         label = tw.DimLabel("x", 2)

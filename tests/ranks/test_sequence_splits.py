@@ -1,6 +1,4 @@
-"""Sums over long sequences: a tree over sequence splits inside every batch split, equal however the
-batch is cut.
-"""
+"""Sums over long sequences: a tree over sequence splits inside every batch split."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def in_order(values):
 
 
 def sum_by_hand(x, batch_splits):
-    """Atoms of 64 positions in k splits, a batch split's sequences in order inside each, then k
-    splits, then batch splits.
-    """
+    """Atoms of 64 positions in k splits; a batch split's sequences in order, then k splits, then batch splits."""
     atoms = -(-SEQ // 64)
     sums = []
     for split in np.split(x, batch_splits):
@@ -63,9 +59,7 @@ def test_sum_equals_an_explicit_tree(batch_splits):
     assert total != tree([in_order(split.reshape(-1)) for split in np.split(values, batch_splits)])
 
 
-@pytest.mark.parametrize(
-    "axes,accumulation", [({}, 2), ({}, 4), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"tp": 2}, 1)], ids=str
-)
+@pytest.mark.parametrize("axes,accumulation", [({}, 4), ({"dp": 2}, 2), ({"tp": 2}, 1)], ids=str)
 def test_training_on_long_sequences_equals_one_device(axes, accumulation):
     """Loss, gradients of norms and all parameters, for any division of the batch."""
     model = config(max_position_embeddings=SEQ, vocab_size=128)
@@ -94,7 +88,6 @@ def one_split(model):
 
 
 def run_once(model, graph):
-    """The gradient of the last norm after one step."""
     with graph.instantiate() as running:
         running.initialize(0)
         running.step(batches(model, 1, BATCH, SEQ)[0], 1e-3)

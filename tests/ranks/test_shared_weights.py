@@ -19,14 +19,16 @@ from tilewise.session import verify_strategy
 
 BATCH, SEQ, VOCAB, WIDTH = 8, 6, 72, 20
 SMALL_VOCAB = 40  # with more tokens than rows, gradients of rows cross as those of weights do
-MESHES = [
-    ({}, 2),
-    ({"dp": 2}, 1),
-    ({"dp": 2}, 2),
-    ({"tp": 2}, 1),
-    ({"dp": 2, "tp": 2}, 2),
-    ({"fsdp": 2}, 1),
-    ({"dp": 2, "fsdp": 2}, 1),
+CASES = [
+    ({}, 2, "f32", VOCAB),
+    ({"dp": 2}, 1, "bf16", VOCAB),
+    ({"dp": 2}, 1, "f32", SMALL_VOCAB),
+    ({"dp": 2}, 2, "f32", VOCAB),
+    ({"tp": 2}, 1, "f32", VOCAB),
+    ({"dp": 2, "tp": 2}, 2, "bf16", 20),
+    ({"fsdp": 2}, 1, "f32", SMALL_VOCAB),
+    ({"fsdp": 2}, 1, "bf16", VOCAB),
+    ({"dp": 2, "fsdp": 2}, 1, "f32", VOCAB),
 ]
 
 
@@ -84,11 +86,10 @@ def torch_loss(p, data):
     return torch.nn.functional.cross_entropy((h @ p["table"].T).flatten(0, 1), labels.flatten())
 
 
-@pytest.mark.parametrize("axes,accumulation", [({}, 1), *MESHES], ids=str)
-def test_gradients_against_pytorch(axes, accumulation):
+def test_gradients_against_pytorch():
     """Every gradient within 1e-5 of its largest element."""
     graph, (data,) = build(), batches(1)
-    with graph.instantiate(graph.plan(axes, accumulation=accumulation)) as model:
+    with graph.instantiate() as model:
         model.initialize(seed=1, scale=0.5)
         batch_splits = {
             n: torch.tensor(model.get_tensor(n), requires_grad=True) for n in model.parameter_names()
@@ -101,28 +102,7 @@ def test_gradients_against_pytorch(axes, accumulation):
             assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
 
 
-def test_gradients_against_finite_differences():
-    """The slope of the loss along every gradient is its length."""
-    graph, (data,) = build(), batches(1)
-    with graph.instantiate() as model:
-        model.initialize(seed=1, scale=0.3)
-        model.forward(**data)
-        model.backward()
-        gradients = {n: model.get_tensor(f"{n}.grad") for n in model.parameter_names()}
-        for name, gradient in gradients.items():
-            value, length, losses = model.get_tensor(name), float(np.linalg.norm(gradient)), []
-            for sign in (1, -1):
-                model.set_tensor(name, value + np.float32(sign * 1e-2 / length) * gradient)
-                model.forward(**data)
-                losses.append(float(model.get_tensor("loss")[0]))
-            model.set_tensor(name, value)
-            assert abs((losses[0] - losses[1]) / 2e-2 - length) < 0.01 * length, name
-
-
-@pytest.mark.parametrize(
-    ("dtype", "vocab_size"), [("f32", VOCAB), ("f32", SMALL_VOCAB), ("bf16", VOCAB), ("bf16", 20)]
-)
-@pytest.mark.parametrize("axes,accumulation", MESHES, ids=str)
+@pytest.mark.parametrize("axes,accumulation,dtype,vocab_size", CASES, ids=str)
 def test_equal_to_one_device(axes, accumulation, dtype, vocab_size):
     """Three steps over meshes and microbatches equal one device to the bit."""
     data = batches(3, vocab_size)
@@ -137,8 +117,17 @@ def test_other_tree_is_detected(label):
     assert not verify_strategy(build(), DeviceMesh({"dp": 2}), batches(2), change=change).equal
 
 
-@pytest.mark.parametrize("vocab_size", [VOCAB, SMALL_VOCAB])
-@pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}, {"fsdp": 2}, {"dp": 2, "fsdp": 2}], ids=str)
+@pytest.mark.parametrize(
+    "axes,vocab_size",
+    [
+        ({}, VOCAB),
+        ({"dp": 2}, SMALL_VOCAB),
+        ({"tp": 2}, VOCAB),
+        ({"fsdp": 2}, VOCAB),
+        ({"fsdp": 2}, SMALL_VOCAB),
+    ],
+    ids=str,
+)
 def test_rows_of_a_table_are_added_to_its_other_gradient(axes, vocab_size):
     """In one microbatch no op adds the totals of embeddings, and they have no memory of their own."""
     graph = build(vocab_size=vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -34,6 +35,7 @@ STRATEGIES = {
 MODEL = config(vocab_size=509, intermediate_size=90, tie_word_embeddings=False)  # shares of odd sizes
 
 
+@cache
 def plan_of(strategy, dtype, model=MODEL):
     graph = training_graph(model, dtype)
     graph.set_distribution(STRATEGIES[strategy])
@@ -60,9 +62,7 @@ def wrong_parts(plan, shards):
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_part_is_written_once_by_a_device_that_holds_it(strategy, dtype):
-    """Masters or fp32 weights, and both moments; devices write about equally much, within a panel;
-    all together once.
-    """
+    """Masters or fp32 weights, and both moments; devices write about equally much."""
     _, plan = plan_of(strategy, dtype)
     names = {plan.graph.spec(tensor).name for tensor in plan.stored_parts}
     parameters = [t.spec.name for t in plan.graph.of_kind("parameter")]
@@ -96,7 +96,6 @@ def test_wrong_writers_are_detected():
 
 
 def arenas(model):
-    """All bytes of every device."""
     plan = model.plan
     return [
         np.array(model._executor.buffer(device, 0, plan.arena_bytes))
@@ -107,19 +106,17 @@ def arenas(model):
 @pytest.mark.parametrize("strategy", ["one device", "zero 1", "all"])
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
 def test_copies_are_of_stored_parts(strategy, dtype):
-    """Each device's bytes are those of the plan, no larger than a storage shard, and outside the
-    devices' memory.
-    """
+    """Each device's bytes are those of the plan, and outside the devices' memory."""
     graph, plan = plan_of(strategy, dtype)
     with graph.instantiate(plan) as model:
         model.initialize(3)
-        whole, parts, before = model.state_dict(), model.copy_state(), arenas(model)
-        assert list(parts) == list(whole)
+        state, parts, before = model.state_dict(), model.copy_state(), arenas(model)
+        assert list(parts) == list(state)
         each = [0] * plan.mesh.num_devices
         for name, tensor in parts.items():
-            assert np.asarray(tensor).tobytes() == whole[name].tobytes(), name
+            assert np.asarray(tensor).tobytes() == state[name].tobytes(), name
             for part in tensor.parts if isinstance(tensor, PartedTensor) else ():
-                assert part.values.tobytes() == whole[name][part.box.slices].tobytes()
+                assert part.values.tobytes() == state[name][part.box.slices].tobytes()
                 each[part.device] += part.values.nbytes
                 part.values[...] = 7.0
         assert tuple(each) == plan.checkpoint_bytes

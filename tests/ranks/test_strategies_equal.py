@@ -22,24 +22,25 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.session import verify_strategy
 from tilewise.session.verify import first_difference
 
-MESHES = [
-    ({}, 4),
-    ({"dp": 2}, 1),
-    ({"dp": 2}, 4),
-    ({"dp": 4}, 1),
-    pytest.param({"dp": 4}, 4, marks=pytest.mark.slow),
-    ({"tp": 2}, 1),
-    ({"tp": 4}, 1),
-    pytest.param({"tp": 4}, 4, marks=pytest.mark.slow),
-    pytest.param({"tp": 8}, 1, marks=pytest.mark.slow),
-    ({"dp": 2, "tp": 2}, 1),
-    ({"dp": 2, "tp": 2}, 4),
+STRATEGIES = [
+    ("bf16", {}, 4),
+    ("f32", {"dp": 2}, 4),
+    ("bf16", {"dp": 4}, 1),
+    ("bf16", {"tp": 2}, 1),
+    ("f32", {"tp": 4}, 1),
+    ("f32", {"dp": 2, "tp": 2}, 1),
+    ("bf16", {"dp": 2, "tp": 2}, 4),
 ]
-every_dtype = pytest.mark.parametrize("dtype", ["f32", "bf16"])
+LARGE = [
+    (dtype, *mesh) for dtype in ("f32", "bf16") for mesh in (({"dp": 4}, 4), ({"tp": 4}, 4), ({"tp": 8}, 1))
+]
 
 
-@every_dtype
-@pytest.mark.parametrize("axes,accumulation", MESHES, ids=str)
+@pytest.mark.parametrize(
+    "dtype,axes,accumulation",
+    [*STRATEGIES, *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGE)],
+    ids=str,
+)
 def test_training_equals_one_device(dtype, axes, accumulation):
     """Loss, every gradient and, after four steps, every parameter and moment."""
     model = config()
@@ -49,68 +50,36 @@ def test_training_equals_one_device(dtype, axes, accumulation):
     assert report.equal, report.text
 
 
-@every_dtype
-@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_two_kv_heads(dtype, tp):
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_two_kv_heads_over_four_devices(dtype):
     """KV heads are replicated when there are more devices than heads; their gradients still equal one device's."""
     model = config(num_key_value_heads=2, tie_word_embeddings=False)
-    for axes in ({"tp": tp}, {"dp": 2, "tp": tp}):
+    for axes in ({"tp": 4}, {"dp": 2, "tp": 4}):
         report = verify_strategy(training_graph(model, dtype), DeviceMesh(axes), batches(model, 4))
         assert report.equal, report.text
 
 
-@every_dtype
-def test_two_kv_heads_with_a_fault(dtype):
-    """A dropped partial of dK among replicas is detected."""
-    model = config(num_key_value_heads=2)
-    change = change_first("attention_backward/reduce_scatter", drop_partial)
-    report = verify_strategy(
-        training_graph(model, dtype), DeviceMesh({"tp": 4}), batches(model, 1), change=change
-    )
-    assert not report.equal
-
-
 @pytest.mark.parametrize(
-    "sizes",
+    "dtype,sizes",
     [
-        {"vocab_size": 330, "intermediate_size": 100},  # shards of unequal size, edge panels
-        {
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 10,
-        },  # heads that do not fill the k splits
-        {"num_hidden_layers": 1, "hidden_size": 40, "num_key_value_heads": 8},
-        {
-            "num_hidden_layers": 1,
-            "vocab_size": 2112,
-            "tie_word_embeddings": False,
-        },  # unequal numbers of tiles
+        ("bf16", {"vocab_size": 330, "intermediate_size": 100}),  # shards of unequal size, edge panels
+        # heads that do not fill the k splits
+        ("f32", {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10}),
+        ("bf16", {"num_hidden_layers": 1, "hidden_size": 40, "num_key_value_heads": 8}),
+        # unequal numbers of tiles
+        ("f32", {"num_hidden_layers": 1, "vocab_size": 2112, "tie_word_embeddings": False}),
     ],
     ids=str,
 )
-def test_odd_sizes(sizes):
+def test_odd_sizes(dtype, sizes):
     """Edge panels, empty k splits and shards of unequal size change nothing."""
     model = config(**sizes)
-    for dtype in ("f32", "bf16"):
-        report = verify_strategy(
-            training_graph(model, dtype), DeviceMesh({"dp": 2, "tp": 2}), batches(model, 2)
-        )
-        assert report.equal, report.text
-
-
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_odd_sizes_with_a_fault(dtype):
-    """A dropped partial of a shard that fills no panel is detected."""
-    model = config(vocab_size=330, intermediate_size=100)
-    change = change_first("mlp.down_proj.weight/reduce_scatter", drop_partial)
-    report = verify_strategy(
-        training_graph(model, dtype), DeviceMesh({"dp": 2, "tp": 2}), batches(model, 2), change=change
-    )
-    assert not report.equal
+    report = verify_strategy(training_graph(model, dtype), DeviceMesh({"dp": 2, "tp": 2}), batches(model, 2))
+    assert report.equal, report.text
 
 
 def states_with_workers(dtype, axes, workers, change=lambda plan: plan):
-    """State after three steps."""
     model = config()
     graph = training_graph(model, dtype)
     plan = change(graph.plan(axes, workers_per_device=workers))
@@ -122,12 +91,10 @@ def states_with_workers(dtype, axes, workers, change=lambda plan: plan):
 
 
 def first_of(a, b):
-    """The first difference between two states."""
     return next((d for n in a if (d := first_difference(n, a[n], b[n]))), None)
 
 
-@every_dtype
-@pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("dtype,axes", [("f32", {}), ("bf16", {"dp": 2, "tp": 2})], ids=str)
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_workers_change_no_bit(dtype, axes, workers):
     """One, two or three workers per device."""
@@ -141,19 +108,18 @@ def test_fault_with_other_workers_is_detected():
 
 
 FAULTS = [
-    ({"tp": 2}, 1, "o_proj.weight/reduce_scatter", drop_partial),
-    ({"tp": 4}, 1, "o_proj.weight/reduce_scatter", swap_partials),
-    ({"tp": 2}, 1, "linear:mlp.down_proj", merge_splits),
-    ({"dp": 2}, 1, "linear_dw:mlp.up_proj.weight/reduce_scatter", drop_partial),
-    ({"dp": 4}, 1, "linear_dw:mlp.up_proj.weight/reduce_scatter", swap_partials),
-    ({}, 4, "linear_dw:self_attn.q_proj", halve_batch_splits),
-    ({"dp": 2, "tp": 2}, 1, "embed_tokens.weight/reduce_scatter", drop_partial),
+    ("f32", {"tp": 2}, 1, "o_proj.weight/reduce_scatter", drop_partial),
+    ("bf16", {"tp": 4}, 1, "o_proj.weight/reduce_scatter", swap_partials),
+    ("f32", {"tp": 2}, 1, "linear:mlp.down_proj", merge_splits),
+    ("bf16", {"dp": 2}, 1, "linear_dw:mlp.up_proj.weight/reduce_scatter", drop_partial),
+    ("f32", {"dp": 4}, 1, "linear_dw:mlp.up_proj.weight/reduce_scatter", swap_partials),
+    ("f32", {}, 4, "linear_dw:self_attn.q_proj", halve_batch_splits),
+    ("f32", {"dp": 2, "tp": 2}, 1, "embed_tokens.weight/reduce_scatter", drop_partial),
 ]
 
 
-@every_dtype
 @pytest.mark.parametrize(
-    "axes,accumulation,label,fault", FAULTS, ids=lambda v: getattr(v, "__name__", str(v))
+    "dtype,axes,accumulation,label,fault", FAULTS, ids=lambda v: getattr(v, "__name__", str(v))
 )
 def test_planted_faults_are_detected(dtype, axes, accumulation, label, fault):
     """Dropped or swapped partial values and moved borders make the comparison fail."""
@@ -167,6 +133,25 @@ def test_planted_faults_are_detected(dtype, axes, accumulation, label, fault):
     )
     assert not report.equal
     assert "NOT equal" in report.text and "on one device" in report.text
+
+
+@pytest.mark.parametrize(
+    "axes,sizes,label",
+    [
+        ({"tp": 4}, {"num_key_value_heads": 2}, "attention_backward/reduce_scatter"),
+        (
+            {"dp": 2, "tp": 2},
+            {"vocab_size": 330, "intermediate_size": 100},
+            "mlp.down_proj.weight/reduce_scatter",
+        ),
+    ],
+    ids=["dK of replicas", "a shard that fills no panel"],
+)
+def test_dropped_partial_of_odd_shards_is_detected(axes, sizes, label):
+    """Of KV heads that several devices have, and of a shard that fills no panel."""
+    model, change = config(**sizes), change_first(label, drop_partial)
+    report = verify_strategy(training_graph(model, "f32"), DeviceMesh(axes), batches(model, 2), change=change)
+    assert not report.equal
 
 
 def gather_own(instruction):

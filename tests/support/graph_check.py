@@ -123,7 +123,6 @@ class _Accesses:
         ]
 
     def may_wait(self, first: int, second: int) -> bool:
-        """Whether the second may wait for the first: they conflict, or reduce into one target."""
         return self.tasks[first].domain == self.tasks[second].domain and any(
             _is_conflict(a, b) or a == b == "reduce" for _, a, b in self.common(first, second)
         )
@@ -153,9 +152,7 @@ class _BufferState:
         ]
 
     def add(self, region: int, kind: str, task: int) -> None:
-        """Record an access; a write hides all earlier accesses that it covers, since whatever
-        conflicts with them conflicts with it.
-        """
+        """Record an access; a write hides the earlier accesses that it covers, because conflicts reach it too."""
         if kind == "write":
             for other in self._table.inside(region):
                 self._of_region.pop(other, None)

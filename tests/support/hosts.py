@@ -160,7 +160,6 @@ class Hosts:
             _ip("-n", name, "link", "set", "eth0", "up")
 
     def inside(self, host, command):
-        """The words that run a command in a host."""
         return [str(self.launcher), host, shlex.join(map(str, command))]
 
     def over_mpi(self, command, ppn=1, num_processes=None, options=()):
@@ -198,7 +197,6 @@ class Hosts:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def pids(self, host):
-        """The processes of a host, in this machine's numbers."""
         return [pid for pid in _pids(host) if pid not in self._disks]
 
     def give_disk(self, host, folder, size):

@@ -21,14 +21,12 @@ SHARDED = ("reduce", "reshard", "prefetch", "workers", "dtype", "tied", "recompu
 
 
 def trains(dtype, axes, accumulation=1):
-    """Steps on a mesh equal those on one device."""
     import test_strategies_equal
 
     test_strategies_equal.test_training_equals_one_device(dtype, axes, accumulation)
 
 
 def finds(label, fault, axes):
-    """A fault planted in the plan is detected."""
     import small_llama
     import test_strategies_equal
 
@@ -67,19 +65,19 @@ def given_fault(name):
 
 
 def writes(family, tp):
-    """A text's logits, read whole and token by token, equal those of one device."""
     import test_families
 
     for dtype in ("f32", "bf16"):
-        whole = test_families.logits(family, dtype, 1, [20])
+        expected = test_families.logits(family, dtype, 1, [20])
         for parts in ([20], [17, 1, 1, 1]):
-            assert whole.tobytes() == test_families.logits(family, dtype, tp, parts).tobytes(), (dtype, parts)
+            assert expected.tobytes() == test_families.logits(family, dtype, tp, parts).tobytes(), (
+                dtype,
+                parts,
+            )
 
 
 def texts(tp, dtype, fault=""):
-    """Tokens, texts and the bits of log probabilities from the engine of `tilewise generate` equal
-    those of one device; with a fault they must not.
-    """
+    """Tokens, texts and log probabilities of the engine equal those of one device to the bit, or not with a fault."""
     import small_llama
 
     from native.serve.serving_models import save_model
@@ -137,7 +135,6 @@ def counts(axes):
 
 
 def fetched(graph, plan, batch):
-    """Bytes that tasks of one step have fetched from other hosts."""
     with graph.instantiate(plan) as running:
         running.initialize(0)
         executor = running._executor

@@ -1,8 +1,7 @@
-"""Plans in separate processes: `python saved_plans.py make|load|fault FOLDER` prints their results,
+"""Plans in separate processes: `python saved_plans.py make|load FOLDER` prints their results,
 as JSON.
 
-`make` plans, saves and runs; `load` plans for the digest alone, and runs the plans of the folder;
-`fault` does so with one instruction changed.
+`make` plans, saves and runs; `load` plans only for the digest, and runs the plans of the folder.
 """
 
 from __future__ import annotations
@@ -10,23 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ranks.small_llama import batches, change_first, config, training_graph
+from ranks.small_llama import batches, config, training_graph
 from tilewise import ComputeGraph, DistributionStrategy, GraphInstance, Plan, models
-from tilewise.ir.program import Instruction
 
 MODEL = config(num_hidden_layers=2)
 NAMES = ("training", "training_dp2tp2", "generation", "generation_tp2")
 
 
 def make(name: str) -> Plan:
-    """The plan of one of the runs."""
     if name.startswith("training"):
         mesh = {"dp": 2, "tp": 2} if name.endswith("dp2tp2") else {}
         return training_graph(MODEL, "f32").plan(
@@ -61,15 +57,7 @@ def run(name: str, plan: Plan) -> str:
     return digest.hexdigest()
 
 
-def merge_terms(instruction: Instruction) -> Instruction:
-    """The first two ranges of a contraction are summed as one: another order of the same additions."""
-    first, terms, k_splits, begin, middle, other, end, *ranges = instruction.ints
-    assert terms == 1 and k_splits > 1 and middle == other
-    return replace(instruction, ints=(first, 1, k_splits, begin, end, end, end, *ranges))
-
-
 def main() -> None:
-    """Do what the first argument says."""
     task, folder = sys.argv[1], Path(sys.argv[2])
     results = {}
     for name in NAMES:
@@ -81,9 +69,6 @@ def main() -> None:
         else:
             plan = Plan.load(path)
             assert plan.digest() == digest
-        if task == "fault":
-            program = "step" if name.startswith("training") else "forward"
-            plan = change_first("down", merge_terms, program=program)(plan)
         results[name] = [digest, run(name, plan)]
     print(json.dumps(results))
 

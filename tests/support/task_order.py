@@ -100,9 +100,7 @@ def happens_before(devices: Sequence[Tables]) -> Before:
 
 
 def _by_handles(accesses: Table, base: int, edges: list[set[int]]) -> None:
-    """Reads wait for the last write; writes for it and the reads since; an access after all of
-    these adds nothing.
-    """
+    """Reads wait for the last write; writes for it and the reads since."""
     writer: dict[int, int] = {}
     readers: dict[int, set[int]] = {}
     by_task: dict[int, list[tuple[int, int]]] = {}
@@ -212,7 +210,6 @@ def pieces(
 
 
 def _widths(shapes: Table) -> Table:
-    """Bytes of a row of each view."""
     begins, ends, rows, strides = shapes.T
     return np.asarray(ends - begins - (rows - 1) * strides, np.int64)
 

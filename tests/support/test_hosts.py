@@ -49,7 +49,6 @@ except OSError as error:
 
 
 def python(script, *arguments):
-    """The words of a quick Python."""
     return [sys.executable, "-I", "-S", "-c", script, *map(str, arguments)]
 
 
@@ -64,8 +63,8 @@ def test_two_processes_are_on_two_hosts(two_hosts):
     with tempfile.NamedTemporaryFile(dir="/dev/shm"):
         done = two_hosts.run(python(ECHO, two_hosts.names[0], 1000))
     assert done.returncode == 0, done.stderr
-    said = [line for line in sorted(done.stdout.splitlines()) if not line.startswith("seconds")]
-    assert said == [f"0 {two_hosts.names[0]} 0", f"1 {two_hosts.names[1]} 0"]
+    output = [line for line in sorted(done.stdout.splitlines()) if not line.startswith("seconds")]
+    assert output == [f"0 {two_hosts.names[0]} 0", f"1 {two_hosts.names[1]} 0"]
     assert os.uname().nodename not in two_hosts.names
 
 
@@ -145,8 +144,8 @@ def test_rate_limit_holds(two_hosts):
     for rate in ("16mbit", None):
         two_hosts.shape("16mbit")
         two_hosts.shape(rate)
-        said = two_hosts.run(python(ECHO, two_hosts.names[0], 2_000_000)).stdout
-        seconds.append(float(said.partition("seconds ")[2].split()[0]))
+        output = two_hosts.run(python(ECHO, two_hosts.names[0], 2_000_000)).stdout
+        seconds.append(float(output.partition("seconds ")[2].split()[0]))
     assert seconds[0] > 0.7 and seconds[1] < seconds[0] / 2
 
 

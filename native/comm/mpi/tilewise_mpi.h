@@ -1,12 +1,12 @@
 /* The MPI operations that Tilewise needs, as a table of functions. The file that fills it (tilewise_mpi.c) is the only
- * one that includes mpi.h: it is built once against MPI's standard binary interface, or by a site's own `mpicc` for
- * another MPI
- * (`tilewise build-mpi`), and loaded when processes are started by mpiexec.
+ * one that includes mpi.h. It is built once against MPI's standard binary interface. For an MPI without that interface,
+ * `tilewise build-mpi` builds it with the local `mpicc`. It is loaded only if mpiexec started the process.
  *
  * Purpose: a few non-blocking two-sided messages. Who may call: any thread, one at a time, after `start` and before
  * `finish`. Blocks: start and finish, for the other processes; take, only if the message that probe has found is large.
- * Memory: the caller owns the buffers, and must not touch them until the request is done. Returns: 0, or MPI's error,
- * which `describe` turns into text; no error ends the process.
+ * Memory: the caller owns the buffers, and must not touch them until the request is done. Returns:
+ * `rank`, `size` and `tag_max` their value; all others 0, or MPI's error code, which `describe` turns into text. No
+ * error ends the process.
  */
 #ifndef TILEWISE_MPI_H
 #define TILEWISE_MPI_H

@@ -1,5 +1,5 @@
 // The devices of one executor, and waiting for the end of a run on them. If several processes have devices of one
-// program, each has an executor, and the leader waits for all.
+// program, each process has an executor. One process is the leader: it starts runs and waits for the devices of all.
 //
 // Purpose: everything that worker threads access is here, shared by the executor and its threads. Who may call:
 // watch_run: the thread in run(); num_completed: any. Blocks: watch_run until the devices have finished.
@@ -33,10 +33,12 @@ struct DeviceGroup {
 /// Between runs: describes which process is lost and how; empty if none is.
 std::string find_loss(DeviceGroup& group);
 
-/// Makes the device group's peers, if it has any. arenas: of all devices.
+/// Connects this process with the other processes of the device group, if there are any. arenas: one per device, of all
+/// devices.
 void join_group(DeviceGroup& group, const GroupOptions& options,
                 const std::vector<std::shared_ptr<memory::Arena>>& arenas);
-/// Orders the other processes to run a list; returns the order's number, 0 if there is only one process.
+/// Tells the other processes to run the calls of a list. Returns the number of this order; 0 if there is only one
+/// process. clears_poison: whether the errors of the last run are forgotten first.
 uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols);
 
 inline constexpr int64_t kLostNs = 5'000'000'000;  // a process that does not respond for this long is lost
@@ -52,11 +54,12 @@ int64_t num_completed(const DeviceGroup& group);
 /// inside a kernel, or a process is lost. The device group's first error says which.
 bool watch_run(DeviceGroup& group, double deadline_s, const Poll& poll);
 
-/// The error with which a run has ended in this process; for the leader, which has every answer, in any process.
+/// The error with which the run has ended in this process; nullptr if there is none.
 std::exception_ptr error_here(const DeviceGroup& group);
+/// The same for any process. Only the leader knows it, because the other processes answer to the leader.
 std::exception_ptr error_anywhere(const DeviceGroup& group);
 
-/// Takes a post from another process. A message that names no signal of this process fails the run.
+/// Handles a signal that another process has posted. The run fails if this process has no such signal.
 void take_post(DeviceGroup& group, const comm::Post& post);
 
 /// The deadline's error message: the wait, its signal, the device that should post it and what that device does.

@@ -1,7 +1,8 @@
-// Chunks of references for one thread: taken from and returned to its stock, which is refilled from the shared pool.
+// A chunk has room for some references to tasks. Each thread has a stock of free chunks, which is refilled from a
+// shared pool.
 //
 // Who may call: the thread that owns the slot. Blocks: for the lock of the pools if the stock is empty or too large.
-// Memory: the store.
+// Memory: the chunks lie in the store; nothing is allocated here.
 #pragma once
 #include <mutex>
 
@@ -31,7 +32,8 @@ struct ChunkPool {
     if (++own.num_free_chunks > 4 * kStock) shrink();
   }
 
-  /// Whether the task has completed, and successfully if the reference carries poison.
+  /// Whether the reference no longer matters: its task has completed and, if the reference passes failures on, without
+  /// an error. Never while a graph is recorded.
   bool is_settled(TaskRef ref) const {
     if (!TaskWord::has_ended(engine.store.slots[slot_of(ref)].word, generation_of(ref)) || engine.graph != nullptr) {
       return false;

@@ -69,7 +69,7 @@ class Record:
     Attributes:
         name: of the callable; None for a reference to something outside of the pickle.
         arguments: of the call.
-        state: that the result would be given.
+        state: what unpickling would set on the result; None if nothing.
     """
 
     name: Name | None
@@ -78,8 +78,8 @@ class Record:
 
 
 def worded(value: object) -> str:
-    """A pickle's value for a message, with limited length: a container may contain itself, or
-    nested copies that grow exponentially.
+    """A pickle's value as text for an error message. Of a container only the type is shown,
+    because it may contain itself, or nested copies that grow exponentially.
     """
     return shown(value) if isinstance(value, (str, bytes, int, float, Name)) else f"a {type(value).__name__}"
 

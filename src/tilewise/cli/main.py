@@ -221,8 +221,8 @@ def inspect(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw the graph into this file instead, a page (.html) or Mermaid text (.mmd): of a model the one of "
-            "decoding, of an encoder that of encoding, of a training configuration that of a training step.",
+            help="Draw the graph into this file instead, a page (.html) or Mermaid text (.mmd): for a model "
+            "its decoding graph, for an encoder its encoding graph, for a training configuration the graph of a step.",
             show_default=False,
         ),
     ] = None,
@@ -271,8 +271,9 @@ def inspect(
     speed.
 
     For a model: architecture, parameters, bytes per dtype, bytes of KV cache per token, the context
-    that fits in memory, and an upper bound of the generation speed. Only the headers of weights are
-    read, and a copied tied head; without weights, parameters are counted from the configuration.
+    that fits in memory, and an upper bound of the generation speed. Of files of weights,
+    only the headers are read (and the output head, to see whether it is a copy of a tied embedding).
+    Without weights, parameters are counted from the configuration.
 
     For a training configuration: memory per device by category, and settings that make it fit if it
     does not; FLOPs and bytes of a step; an estimate of its time, and whether computation, memory or
@@ -339,8 +340,8 @@ def evaluate(
 ) -> None:
     """Measure how well a model predicts files: perplexity per token, bits per byte.
 
-    Every token of every file is predicted once, from at least half a window before it. The result
-    does not depend on `--tp`.
+    Every token of every file is predicted once, with at least half a window of tokens before it as
+    context (at the start of a file, all there are). The result does not depend on `--tp`.
 
     Example: `tilewise evaluate demo/model ~/my-texts`
     """

@@ -215,7 +215,7 @@ class Validator:
         if value is None and not is_positive:
             return None
         is_real = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
-        if not is_real or value != value:
+        if not is_real or math.isnan(value):
             self.invalid(call, f"{name} must be a number of seconds", shown(value), "pass a float")
         if is_positive and value <= 0:
             self.invalid(call, f"{name} must be more than 0 seconds", shown(value), "pass 10.0")

@@ -20,7 +20,8 @@ class SGD(Optimizer):
 
     Args:
         momentum: decay of the momentum, in [0, 1).
-        nesterov: whether the weight moves by the gradient plus `momentum` times the new momentum.
+        nesterov: whether to use Nesterov's step, which adds the gradient to `momentum` times the updated
+            momentum buffer.
 
     Settings of all optimizers: `Optimizer`.
 
@@ -45,7 +46,7 @@ class SGD(Optimizer):
         return super()._settings() - {"nesterov"}
 
     def update(self, parameter: Parameter) -> None:
-        """The momentum, then the weight: decayed, and moved against it."""
+        """Update the momentum. Then decay the weight and move it against the momentum."""
         lr = parameter.hyper["lr"]
         momentum = fused(parameter.states["momentum"], self.momentum, parameter.gradient)
         change = fused(momentum, self.momentum, parameter.gradient) if self.nesterov else momentum

@@ -1,8 +1,8 @@
-"""The workers' process of a runtime in two processes: `python -m tilewise.runtime.workers PATH
---library LIB`.
+"""Runs the worker threads of a runtime that is divided over two processes:
+`python -m tilewise.runtime.workers PATH --library LIB`.
 
-It opens the file that `Runtime(shared_path=PATH)` created in another process and runs its tasks
-until that process closes the runtime (exit code 0) or dies (exit code 1). Kernels are looked up by
+It opens the file that `Runtime(shared_path=PATH)` created in another process, the orchestrator, and
+runs its tasks until the orchestrator closes the runtime (exit code 0) or dies (exit code 1). Kernels are looked up by
 name in the given libraries. If the file is of another kind or a library cannot be loaded, one line
 is printed to standard error and the exit code is 2.
 """
@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve one orchestrator; returns the exit code."""
+    """Run the tasks of one orchestrator until it ends; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tilewise.runtime.workers", description=__doc__)
     parser.add_argument("path", type=Path, help="the shared file, as given to Runtime(shared_path=...)")
     parser.add_argument(

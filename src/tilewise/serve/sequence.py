@@ -53,7 +53,7 @@ class Sequence:
         turn: sort key among all sequences, set when it arrives; lower runs first.
         done: number of positions in the KV cache.
         blocks: blocks of these positions.
-        num_prompt_rows: number of prompt positions whose log probabilities are computed.
+        num_prompt_rows: number of prompt positions whose log probabilities have been computed.
         has_read_prompt: whether the whole prompt was in the cache once.
         num_cached: positions that were found in the cache when it first ran; None before.
         finish_reason: `stop`, `length`, `abort` or `error` when finished.
@@ -97,7 +97,7 @@ class Sequence:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the first text of the request still reads the prompt that they share."""
+        """Whether this text must wait because the request's first text still reads their common prompt."""
         leader = self.leader
         return leader is not None and leader.is_live and not leader.has_read_prompt
 

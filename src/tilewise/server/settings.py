@@ -174,7 +174,8 @@ class ServerSettings:
             _validate.invalid("settings", rule, "no ssl_certfile", advice)
 
     def find_key(self, offered: str | None) -> str | None:
-        """The salt of a client's key; None if it is not a key of this server.
+        """The cache salt that belongs to a client's API key: empty if the server needs no key, None
+        if the key is not one of this server's.
 
         All keys are compared, in constant time.
 

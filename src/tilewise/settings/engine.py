@@ -120,8 +120,8 @@ class EngineSettings:
     )
     dtype: str = setting(
         "auto",
-        "Dtype of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: that of config.json, or "
-        "bf16 if it is another.",
+        "Dtype of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: that of config.json if "
+        "it is bf16 or f32, otherwise bf16.",
         choices=("auto", *MODEL_DTYPES),
         panel=_PANEL,
         metavar="TYPE",
@@ -138,7 +138,8 @@ class EngineSettings:
     )
     max_context: int | None = setting(
         None,
-        "Maximum number of positions of a text in the KV cache, at most max_model_len.",
+        "Maximum number of tokens of one text in the KV cache, if less than max_model_len. A smaller value saves "
+        "memory and, unlike max_model_len, never affects RoPE.",
         low=1,
         high=1 << 62,
         on_command_line=False,
@@ -162,8 +163,9 @@ class EngineSettings:
     )
     enable_prompt_pacing: bool = setting(
         True,
-        "While texts are generated in the same call, read only as many prompt tokens as hardly delay them. False "
-        "reads as many as fit, which finishes a fixed list of prompts soonest (the default of `LLM`).",
+        "While texts are generated in the same call, limit the prompt tokens per call, so that these texts are "
+        "hardly delayed. False reads as many as fit, which finishes a fixed list of prompts soonest (the default of "
+        "`LLM`).",
         on_command_line=False,
     )
     kv_cache_memory_bytes: int | None = setting(

@@ -123,7 +123,8 @@ class SamplingSettings:
     )
     typical_p: float = setting(
         1.0,
-        "Sample from the tokens whose surprise is closest to the expected one and that together have this probability.",
+        "Sample from the smallest set of tokens with this total probability, taking first those whose surprise is "
+        "closest to the expected surprise (the entropy).",
         low=0.0,
         high=1.0,
         is_low_excluded=True,
@@ -166,7 +167,7 @@ class SamplingSettings:
     )
     bad_words: Sequence[str] | None = setting(
         None,
-        "Texts that are not generated, as their tokens with and without a space before them.",
+        "Texts that are not generated. Each is forbidden as two token sequences, with and without a space before it.",
         panel=_PENALTIES,
         metavar="TEXT",
         in_body=True,

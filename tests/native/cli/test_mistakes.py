@@ -40,14 +40,22 @@ def whole_model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def without_weights(whole_model, tmp_path_factory):
+    """The model without its weights file."""
+    directory = tmp_path_factory.mktemp("without") / "model"
+    shutil.copytree(whole_model, directory, ignore=shutil.ignore_patterns(WEIGHTS))
+    return directory
+
+
+@pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     return write_texts(tmp_path_factory.mktemp("texts"))
 
 
-def assert_refused(result, words, code=2):
+def assert_one_error_line(result, words, code=2):
     """One line on standard error with these words, nothing on standard output, and the exit code."""
-    got, out, err = result
-    assert (got, out) == (code, ""), err
+    assert result[:2] == (code, ""), result
+    err = result[2]
     assert words in err and err.startswith("tilewise: ") and err.count("\n") == 1 and len(err) < 2500, err
     assert "Traceback" not in err and all(c.isprintable() for c in err[:-1])
 
@@ -58,17 +66,6 @@ def _json(name, **changes):
     def change(directory):
         path = directory / name
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return change
-
-
-def _twice(name, key):
-    """Repeat a key of a JSON file."""
-
-    def change(directory):
-        path = directory / name
-        content = json.loads(path.read_text())
-        path.write_text(f'{{"{key}": {json.dumps(content[key])}, {json.dumps(content)[1:]}')
 
     return change
 
@@ -128,102 +125,34 @@ def _everything_in(part):
     return {tensor.name: part for tensor in layout.table}
 
 
-def _as_integers(tensors):
-    tensors["model.norm.weight"] = np.ones(32, np.int32)
-
-
 def _swap_offsets(header):
     a, b = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
     header[a]["data_offsets"] = header[b]["data_offsets"]
 
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "high_freq_factor": 4.0,
-    "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 64,
-}
-
-MODELS = {
-    "config: nothing": (_write("config.json", b""), "not JSON"),
-    "config: no object": (_write("config.json", b"[]"), "object"),
+MODELS = {  # one fault of each file; the readers' own tests have all faults
     "config: binary": (_write("config.json", bytes(range(256))), "byte 128 is not UTF-8"),
-    "config: nested": (_write("config.json", b'{"a":' * 10**5), "not JSON"),
-    "config: byte order mark": (_write("config.json", b"\xef\xbb\xbf{}"), "byte order mark"),
-    "config: a key twice": (_twice("config.json", "hidden_size"), "'hidden_size' appears twice"),
-    "config: empty": (_write("config.json", b"{}"), "model_type must be one of"),
-    "config: pipe": (_instead("config.json", os.mkfifo), "named pipe"),
-    "config: directory": (_instead("config.json", os.mkdir), "a directory"),
-    "config: link to nothing": (_instead("config.json", lambda path: path.symlink_to("x")), "is dangling"),
     "config: device": (_instead("config.json", lambda path: path.symlink_to("/dev/zero")), "a device"),
     "config: missing": (_instead("config.json", lambda path: None), "must hold config.json"),
-    "size as text": (_json("config.json", hidden_size="32"), "hidden_size"),
-    "size as fraction": (_json("config.json", hidden_size=32.9), "hidden_size"),
-    "size beyond all": (_json("config.json", hidden_size=1e40), "hidden_size"),
-    "size negative": (_json("config.json", vocab_size=-1), "vocab_size"),
     "size without end": (_json("config.json", hidden_size=10**4000), "hidden_size"),
     "size of another model": (_json("config.json", intermediate_size=64), "mlp"),
     "layers left out": (_json("config.json", num_hidden_layers=1), "num_hidden_layers"),
-    "layers too many": (_json("config.json", num_hidden_layers=3), "model.layers.2."),
-    "flag as text": (_json("config.json", tie_word_embeddings="false"), "tie_word_embeddings"),
-    "rope of zero": (_json("config.json", rope_scaling={**LLAMA3, "factor": 0}), "rope_scaling.factor"),
-    "rope of text": (_json("config.json", rope_scaling={**LLAMA3, "factor": "8"}), "rope_scaling.factor"),
-    "rope upside down": (
-        _json("config.json", rope_scaling={**LLAMA3, "low_freq_factor": 4.0}),
-        "low_freq_factor",
-    ),
-    "rope of no length": (
-        _json("config.json", rope_scaling={**LLAMA3, "original_max_position_embeddings": -1}),
-        "original_max_position_embeddings",
-    ),
-    "rope that is no dictionary": (_json("config.json", rope_scaling=[1]), "rope_scaling"),
-    "eos outside": (_json("config.json", eos_token_id=-1), "eos_token_id must lie in the vocabulary"),
-    "bos outside": (_json("config.json", bos_token_id=-7), "bos_token_id must lie in the vocabulary"),
     "vocabulary too large": (_json("config.json", vocab_size=300), "with the 300 rows"),
     "tied head that differs": (_json("config.json", tie_word_embeddings=True), "lm_head.weight"),
-    "generation: no object": (_write("generation_config.json", b"7"), "generation_config.json"),
-    "generation: text": (_json("generation_config.json", eos_token_id="0"), "eos_token_id"),
     "generation: outside": (_json("generation_config.json", eos_token_id=[0, -271]), "got -271"),
     "generation: pipe": (_instead("generation_config.json", os.mkfifo), "named pipe"),
     "tokenizer config: text": (_write("tokenizer_config.json", b"text"), "tokenizer_config.json"),
     "template: pipe": (_instead("chat_template.jinja", os.mkfifo), "named pipe"),
-    "tokenizer: nothing": (_write("tokenizer.json", b""), "tokenizer.json"),
     "tokenizer: nested": (_write("tokenizer.json", b"[" * 10**5), "tokenizer.json"),
-    "tokenizer: no model": (_write("tokenizer.json", b"{}"), "tokenizer.json"),
-    "tokenizer: pipe": (_instead("tokenizer.json", os.mkfifo), "named pipe"),
     "tokenizer: missing": (_instead("tokenizer.json", lambda path: None), "must hold tokenizer.json"),
-    "weights: nothing": (_write(WEIGHTS, b""), "0 bytes"),
-    "weights: text": (
-        _write(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"),
-        "header",
-    ),
+    "weights: text": (_write(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\nsize 12\n"), "header"),
     "weights: pipe": (_instead(WEIGHTS, os.mkfifo), "named pipe"),
-    "weights: directory": (_instead(WEIGHTS, os.mkdir), "a directory"),
     "weights: missing": (_instead(WEIGHTS, lambda path: None), "no such file"),
     "weights: overlapping": (_header(_swap_offsets), "belong to no tensor"),
-    "weights: negative shape": (
-        _header(lambda h: h["lm_head.weight"].update(shape=[-1])),
-        "lm_head.weight.shape",
-    ),
-    "weights: shape beyond all": (
-        _header(lambda h: h["lm_head.weight"].update(shape=[1e40])),
-        "lm_head.weight.shape",
-    ),
-    "weights: unknown dtype": (_header(lambda h: h["lm_head.weight"].update(dtype="F4")), "'F4'"),
-    "weights: null": (_header(lambda h: h.update({"lm_head.weight": None})), "lm_head.weight"),
     "weights: a hostile name": (_header(lambda h: h.update({"\x1b[2J\n" * 9999: 3})), "\\x1b[2J"),
-    "weights: integers": (_tensors(_as_integers), "hold 'model.norm.weight' as floating-point"),
     "weights: one missing": (_tensors(lambda t: t.pop("model.norm.weight")), "'model.norm.weight'"),
-    "weights: one more": (_tensors(lambda t: t.update(extra=np.ones(1))), "'extra'"),
     "index: above": (_index({"a": "../x"}), "'../x' is not the name of a file"),
-    "index: absolute": (_index({"a": "/etc/passwd"}), "'/etc/passwd' is not the name of a file"),
-    "index: number": (_index({"a": 3}), "weight_map.a"),
-    "index: absent file": (_index({"a": "x"}), "no such file"),
-    "index: absent tensor": (_index({"a": "part"}), "'a'"),
-    "index: left out": (_index({"model.norm.weight": "part"}), "does not list"),
     "index: nested": (_write(f"{WEIGHTS}.index.json", b"[" * 10**5), "index.json"),
-    "index: two models": (_write(f"{WEIGHTS}.index.json", b'{"weight_map": {}}'), "not one of its files"),
 }
 
 
@@ -233,7 +162,7 @@ def test_an_invalid_model_directory_is_rejected(whole_model, tmp_path, run, case
     change, words = MODELS[case]
     shutil.copytree(whole_model, tmp_path / "model")
     change(tmp_path / "model")
-    assert_refused(run("generate", tmp_path / "model", "def f"), words)
+    assert_one_error_line(run("generate", tmp_path / "model", "def f"), words)
 
 
 def test_unusual_valid_model_directories_are_accepted(whole_model, tmp_path, run):
@@ -256,43 +185,21 @@ def test_unusual_valid_model_directories_are_accepted(whole_model, tmp_path, run
     ("arguments", "words"),
     [
         (["x" * 400], "must leave room in the context of 64 tokens; got 400"),
-        ([" " * 10**5], "must leave room"),
-        (["\udcff"], "must be UTF-8 text; got '\\udcff' at character 0"),
-        (["def f\ud800"], "at character 5"),
-        (
-            ["def", "--max-tokens", "64"],
-            "must fit the model's context of 64 tokens; got 1 and 64; choose at most 63",
-        ),
+        (["def f\ud800"], "must be UTF-8 text; got '\\ud800' at character 5"),
+        (["def", "--max-tokens", "64"], "of 64 tokens; got 1 and 64; choose at most 63"),
         (["def", "--max-tokens", "9" * 40], "max_tokens must lie in"),
-        (["def", "--max-tokens", "9" * 9], "must fit the model's context"),
-        (["def", "--max-tokens", "0"], "--max-tokens"),
         (["def", "--max-tokens", "1.5"], "--max-tokens"),
-        (["def", "--tp", "9" * 40], "tensor_parallel_size"),
         (["def", "--tp", str(1 << 40)], "tensor_parallel_size must lie in"),
         (["def", "--top-k", "-1"], "--top-k"),
-        (["def", "--top-p", "-0.5"], "--top-p"),
         (["def", "--seed", "9" * 40], "seed"),
-        (["def", "--temperature", "1e400"], "temperature"),
         (["def", "--dtype", "float16"], "--dtype"),
         (["def", "--dtype", "\udcff"], "--dtype"),
-        (["def", "--dtype", "BF16"], "--dtype"),
-        (["def", "--wings"], "--wings"),
         (["def", "--\x1b[2J\udcff"], "No such option"),
         (["def", "--min-tokens", "64", "--max-tokens", "64"], "must fit the model's context"),
-        (["def", "--min-tokens", "9", "--max-tokens", "3"], "min_tokens must not be above max_tokens"),
         (["def", "--max-model-len", "65"], "--max-model-len must be at most the model's 64; got 65"),
         (["def", "--max-model-len", "1"], "must leave room in the context of 1 tokens"),
-        (["def", "--min-p", "1.5"], "min_p"),
-        (["def", "--typical-p", "0"], "typical_p"),
-        (["def", "--repetition-penalty", "0"], "repetition_penalty"),
-        (["def", "--presence-penalty", "3"], "presence_penalty"),
-        (["def", "--frequency-penalty", "nan"], "--frequency-penalty"),
-        (["def", "--no-repeat-ngram-size", "-1"], "--no-repeat-ngram-size"),
         (["def", "--bad-words", ""], "bad_words.0 must not be empty"),
-        (["def", "--stop", ""], "stop.0 must not be empty"),
-        (["def", "--n", "0"], "--n"),
         (["def", "--n", "3"], "n must be 1 if all texts would be equal"),
-        (["def", "--n", "9" * 40, "--temperature", "1"], "n must lie in"),
         (["def", "--load-format", "pt"], "--load-format"),
         (["def", "--prompt-file", "x"], "not both"),
         (["--prompt-file", "nowhere"], "got 'nowhere': no such file"),
@@ -304,33 +211,26 @@ def test_unusual_valid_model_directories_are_accepted(whole_model, tmp_path, run
         ([], "Missing argument"),
     ],
 )
-def test_wrong_requests_are_refused(whole_model, run, arguments, words):
-    """Invalid prompts, numbers and names give one line each, before the model is loaded."""
-    assert_refused(run("generate", whole_model, *arguments), words)
+def test_wrong_requests_are_rejected_before_weights_are_read(without_weights, run, arguments, words):
+    """Invalid prompts, numbers and names give one line each."""
+    assert_one_error_line(run("generate", without_weights, *arguments), words)
 
 
-@pytest.mark.parametrize(
-    "directory", ["nowhere", "", ".", "/dev/null", NOT_UTF8, "a" * 5000, "a\x1b[2Jb", "x\ny"]
-)
-def test_a_path_that_is_not_a_model_directory_is_named(run, directory):
-    """A missing path, one that is too long, or one with escapes gives one harmless line."""
-    assert_refused(run("generate", directory, "def"), "must hold config.json")
+@pytest.mark.parametrize("directory", ["nowhere", "", "/dev/null", NOT_UTF8, "a" * 5000, "a\x1b[2J\nb"])
+def test_a_path_that_is_not_a_model_directory_is_named(whole_model, run, directory):
+    """A missing path, a file, a path that is too long, or one with escapes gives one harmless line."""
+    for path in (directory, whole_model / "config.json"):
+        assert_one_error_line(run("generate", path, "def"), "must hold config.json")
 
 
-def test_a_model_directory_that_is_a_file(whole_model, run):
-    """A file in the place of a directory is named."""
-    assert_refused(
-        run("generate", whole_model / "config.json", "def"),
-        "must hold config.json",
-    )
-
-
-@pytest.mark.parametrize("dtype", ["f32", "fp32", "float32", "auto"])
-def test_spellings_of_a_dtype_are_equal(whole_model, run, dtype):
+def test_spellings_of_a_dtype_are_equal(whole_model, run):
     """Every spelling, and `auto` for a model stored in it, gives the same text; bf16 gives another."""
-    one, same = (run("generate", whole_model, "def f", "--dtype", name)[:2] for name in ("float32", dtype))
-    assert one == same and one[0] == 0
-    assert run("generate", whole_model, "def f", "--dtype", "bfloat16")[1] != one[1]
+    texts = {
+        dtype: run("generate", whole_model, "def f", "--dtype", dtype)[:2]
+        for dtype in ("float32", "f32", "fp32", "auto", "bfloat16")
+    }
+    other = texts.pop("bfloat16")
+    assert len({*texts.values()}) == 1 and texts["auto"][0] == other[0] == 0 and texts["auto"] != other
 
 
 def test_the_default_length_fits_a_small_context(whole_model, run):
@@ -346,36 +246,31 @@ def test_empty_and_blank_prompts_are_valid(whole_model, run):
         assert run("generate", whole_model, prompt, "--max-tokens", 3)[0] == 0
 
 
-CONFIGS = {
+CONFIGS = {  # one fault of the file itself; the reader's own tests have all
     "missing": (None, "no such file"),
-    "directory": (lambda path: path.mkdir(), "a directory"),
     "pipe": (os.mkfifo, "named pipe"),
-    "binary": (bytes(range(256)), "not UTF-8"),
-    "byte order mark": (b"\xef\xbb\xbf[train]\n", "byte order mark"),
-    "nested": (b"a = " + b"[" * 4000, "not TOML"),
-    "json": (b"{}", "not TOML"),
-    "true for steps": (b"[train]\nsteps = true\n", "train.steps"),
-    "text for steps": (b"[train]\nsteps = '3'\n", "train.steps"),
-    "fraction for steps": (b"[train]\nsteps = 3.0\n", "train.steps"),
-    "date for steps": (b"[train]\nsteps = 2026-01-01\n", "train.steps"),
-    "workers": (b"[distribution]\nworkers_per_device = 256\n", "workers_per_device"),
-    "unknown section": (b"[colours]\nred = 1\n", "colours must be a known key"),
     "hostile key": (b'"\\u001b[2J\\n" = 1\n', "must be a known key"),
+    "three devices": (
+        b"[distribution]\nstrategy = 'ddp'\nmesh = { dp = 3 }\n",
+        "set train.batch = 9 and train.batch_splits = 3",
+    ),
+    "three devices, 24": (
+        b"[train]\nbatch = 24\n[distribution]\nstrategy = 'ddp'\nmesh = { dp = 3 }\n",
+        "fit train.batch_splits; got 3 x 1 and 8; set train.batch_splits = 3 ",
+    ),
+    "more devices than rows": (b"[distribution]\nstrategy = 'ddp'\nmesh = { dp = 16 }\n", "batch"),
     "context": (
         b"[data]\ncontext = 100000\n[train]\nbatch = 64\nbatch_splits = 1\n",
         "the devices' memory must fit",
     ),
     "data: missing": (b"[data]\npath = 'nowhere'\n", "must be a file or a directory"),
-    "data: not printable": (b'[data]\npath = "a\\u0000\\u001b"\n', "data.path: must be a path"),
     "data: empty": (b"[data]\npath = 'empty'\n", "must hold UTF-8 text"),
     "data: binary": (b"[data]\npath = 'binary'\n", "1 binary"),
     "data: pipe": (b"[data]\npath = 'pipe'\n", "must be a file or a directory"),
     "data: structured": (b"[data]\npath = 'chat.jsonl'\n", "write its text fields into .txt files"),
     "data: too little": (b"[data]\npath = 'little'\n", "must hold at least context + 1"),
-    "output: file": (b"[output]\ndirectory = 'little'\n", "can be written to"),
     "output: below a file": (b"[output]\ndirectory = 'little/x'\n", "can be written to"),
     "output: too long": (b"[output]\ndirectory = '" + b"a" * 300 + b"'\n", "can be written to"),
-    "output: not a name": (b'[output]\ndirectory = "a\\u0000"\n', "output.directory: must be a path"),
     "output: model is a file": (b"[output]\ndirectory = 'taken'\n", "called 'model'"),
     "output: metrics is a directory": (b"[output]\ndirectory = 'taken2'\n", "called 'metrics.jsonl'"),
 }
@@ -400,39 +295,30 @@ def test_an_invalid_configuration_is_rejected(tmp_path, run, case):
     elif content is not None:
         path.write_bytes(content)
     before = sorted(tmp_path.rglob("*"))
-    assert_refused(run("train", path), words)
+    assert_one_error_line(run("train", path), words)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    ("mesh", "words"),
+    ("options", "words"),
     [
-        *(
-            (text, "a mesh must have the form axis=size")
-            for text in ("", "=", "dp", "dp=", "dp=-1", "dp=²", "dp=٢", "dp=2,", "dp=2,dp=2")
-        ),
-        *(
-            (text, "a mesh must have the form axis=size")
-            for text in ("dp=2 ,tp= 2", "dp=two", f"dp={'9' * 5000}", "dp=1e3", "dp=0x2")
-        ),
-        *((text, "name of an axis must be printable") for text in ("=2", "\udcff=2", "dp=2,\x1b[2J=2")),
-        *((text, "must lie in [1, 1024]") for text in ("dp=0", "tp=9999", f"dp={1 << 20}")),
-        ("xx=2", "mesh axes are dp, fsdp and tp"),
-        *((text, "nodes of its tree") for text in ("dp=3", "tp=1024")),
-        ("dp=64,tp=64", "at most 1024 devices"),
+        (["dp=two"], "a mesh must have the form axis=size"),
+        (["dp=2 ,tp= 2"], "a mesh must have the form axis=size"),
+        (["dp=2,\x1b[2J=2"], "name of an axis must be printable"),
+        (["\udcff=2"], "name of an axis must be printable"),
+        ([f"dp={1 << 20}"], "must lie in [1, 1024]"),
+        (["xx=2"], "mesh axes are dp, fsdp and tp"),
+        (["dp=3"], "nodes of its tree"),
+        (["tp=1024"], "nodes of its tree"),
+        (["dp=2", "--steps", "0"], "--steps"),
+        (["dp=2", "--steps", "9" * 40], "--steps"),
+        (["dp=2", "--steps", "many"], "--steps"),
     ],
 )
-def test_an_impossible_mesh_is_rejected(tmp_path, run, mesh, words):
-    """Every text that is not a valid mesh of this model gives one line."""
+def test_wrong_options_of_verify_are_rejected(tmp_path, run, options, words):
+    """A text that is not a valid mesh of this model, and an invalid number of steps."""
     path = write_toml(make_config(tmp_path / "nowhere", tmp_path), tmp_path / "train.toml")
-    assert_refused(run("verify", path, "--mesh", mesh), words)
-
-
-@pytest.mark.parametrize("steps", ["0", "-1", "1.5", "9" * 40, "many"])
-def test_an_invalid_number_of_steps_is_rejected(tmp_path, run, steps):
-    """Steps are a number within bounds."""
-    path = write_toml(make_config(tmp_path / "nowhere", tmp_path), tmp_path / "train.toml")
-    assert_refused(run("verify", path, "--mesh", "dp=2", "--steps", steps), "--steps")
+    assert_one_error_line(run("verify", path, "--mesh", *options), words)
 
 
 def test_invalid_arguments_of_the_demo_are_rejected(tmp_path, texts, run):
@@ -456,7 +342,7 @@ def test_invalid_arguments_of_the_demo_are_rejected(tmp_path, texts, run):
         ((*out, "--minutes", "1e400"), "--minutes"),
         (("--out", "", "--data", tmp_path / "nowhere"), "must be a file or a directory"),
     ):
-        assert_refused(run("demo", *arguments), words)
+        assert_one_error_line(run("demo", *arguments), words)
     assert sorted(tmp_path.rglob("*")) == before
 
 

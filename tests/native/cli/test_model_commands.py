@@ -92,8 +92,7 @@ def test_inspect_of_a_configuration_alone(writer, encoder, run, tmp_path):
             )
         assert run("inspect", alone / "config.json", *options)[1] == out
     broken = copied(writer[0], tmp_path / "broken")
-    (broken / "model.safetensors").unlink()
-    (broken / "pytorch_model.bin").touch()
+    (broken / "model.safetensors").rename(broken / "pytorch_model.bin")
     assert run("inspect", broken)[0] == 2  # there are weights, which cannot be read
     assert run("inspect", alone, "--device-memory", "much")[0] == 2
     large = json.loads((writer[0] / "config.json").read_text()) | {"vocab_size": 200_000}
@@ -124,14 +123,7 @@ def test_inspect_of_an_encoder_shows_its_stored_weights(encoder, run, tmp_path):
     assert "architecture: BertForMaskedLM (bert)\n" in out
     assert f"parameters: {masked.num_parameters():,} " in out
     (unnamed / "model.safetensors").write_bytes(b"short")
-    assert run("inspect", unnamed)[:2] == (2, "")
-
-
-def test_inspect_of_a_broken_model_prints_nothing(writer, run, tmp_path):
-    """A valid configuration next to invalid weights gives one line on standard error."""
-    directory = copied(writer[0], tmp_path / "model")
-    (directory / "model.safetensors").write_bytes(b"short")
-    code, out, err = run("inspect", directory)
+    code, out, err = run("inspect", unnamed)
     assert (code, out) == (2, "") and "model.safetensors" in err
 
 
@@ -158,7 +150,7 @@ def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
     assert run("evaluate", directory, tmp_path / "texts", "--dtype", "f32", "--tp", 2)[1] == out
 
 
-def test_evaluate_refuses_before_work(writer, encoder, run, tmp_path):
+def test_evaluate_rejects_before_work(writer, encoder, run, tmp_path):
     """A context beyond the model's, a model that does not generate, missing data."""
     assert run("evaluate", writer[0], "stdlib", "--context", 257)[0] == 2
     assert "[1, 256], the model's context; got 0" in run("evaluate", writer[0], "stdlib", "--context", 0)[2]
@@ -180,7 +172,7 @@ def their_vectors(model, tokenizer, pool):
 @pytest.mark.parametrize("mode", ["auto", "cls"])
 def test_encode_agrees_with_transformers(encoder, run, tmp_path, tokenizer, mode):
     """Vectors by the files' pooling and of the first token; alone, in a batch and over two devices
-    with the same bits.
+    with the same bits, in a file whose folder is created.
     """
     directory, model = encoder
     expected = their_vectors(model, tokenizer, (lambda h: h.mean(0)) if mode == "auto" else (lambda h: h[0]))
@@ -190,7 +182,7 @@ def test_encode_agrees_with_transformers(encoder, run, tmp_path, tokenizer, mode
     assert [line["text"] for line in lines] == TEXTS
     vectors = np.array([line["embedding"] for line in lines], np.float32)
     assert np.abs(vectors - expected).max() <= 1e-5
-    file = tmp_path / "vectors.npy"
+    file = tmp_path / "new" / "folder" / "vectors.npy"
     assert run("encode", directory, *TEXTS, "--pooling", mode, "--out", file, "--tp", 2, "--batch", 1)[0] == 0
     assert np.array_equal(np.load(file), vectors)
 
@@ -203,7 +195,6 @@ def test_encoders_do_not_generate(encoder, run, tmp_path):
         ("generate", encoder[0], "x"),
         ("run-batch", encoder[0], tmp_path / "asked", "-o", tmp_path / "answers"),
         ("bench", "latency", encoder[0], "--input-len", 4, "--output-len", 4),
-        ("bench", "throughput", encoder[0], "--random-input-len", 4, "--random-output-len", 4),
     ):
         code, out, err = run(*command)
         assert (code, out) == (2, "") and words in err
@@ -224,14 +215,14 @@ def test_threads_share_an_encoder(encoder):
 def test_llm_encodes_with_encoders(encoder, tokenizer):
     """Texts, ids and dictionaries give the vectors of the command; unsupported settings are rejected."""
     with Encoder(encoder[0]) as own:
-        wanted = own.encode(TEXTS)
+        expected = own.encode(TEXTS)
     with LLM(encoder[0], runner="pooling", dtype="f32", max_num_seqs=2) as llm:
         ids = [tokenizer.encode(text).ids for text in TEXTS]
         for prompts in (TEXTS, ids, [{"prompt": text} for text in TEXTS]):
             outputs = llm.encode(prompts)
             assert [output.prompt_token_ids for output in outputs] == ids
-            assert np.array_equal(np.array([output.outputs.data for output in outputs]), wanted)
-        assert np.array_equal(llm.encode(TEXTS[0])[0].outputs.data, wanted[0])
+            assert np.array_equal(np.array([output.outputs.data for output in outputs]), expected)
+        assert np.array_equal(llm.encode(TEXTS[0])[0].outputs.data, expected[0])
         for call in (lambda: llm.generate("x"), lambda: llm.engine):
             with pytest.raises(ConfigError, match="needs a model that generates text"):
                 call()
@@ -255,12 +246,6 @@ def test_encode_reads_lines(encoder, run, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\n"), encoding="utf-8"))
     code, _, err = run("encode", encoder[0])
     assert code == 2 and "a prompt must be UTF-8 text" in err
-
-
-def test_encode_creates_the_folder_of_its_file(encoder, run, tmp_path):
-    """The folder of the output file is created before the work."""
-    assert run("encode", encoder[0], "x", "--out", tmp_path / "new" / "folder" / "x.npy")[0] == 0
-    assert np.load(tmp_path / "new" / "folder" / "x.npy").shape == (1, 48)
 
 
 def copied(source, target):
@@ -302,7 +287,7 @@ def test_results_that_are_not_finite_are_an_error(encoder, writer, run, tmp_path
         assert (code, out) == (1, "") and "must be finite" in err
 
 
-def test_encode_refuses_before_work(encoder, writer, run, tmp_path):
+def test_encode_rejects_before_work(encoder, writer, run, tmp_path):
     """Too long texts without --truncate, generating models, invalid poolings, unsupported modules."""
     long = "def f(x): " * 40
     code, out, err = run("encode", encoder[0], long)
@@ -319,35 +304,26 @@ def test_encode_refuses_before_work(encoder, writer, run, tmp_path):
         ("modules.json", "{}", "valid array"),
         ("modules.json", '[{"path": "", "type": "sentence_transformers.models.Dense"}]', "Dense"),
         ("modules.json", modules_file("", "../x"), "'../x'"),
-        ("modules.json", modules_file("", "a\0b"), "must name folders next to it"),
         ("modules.json", modules_file("", "a" * 5000), "must name folders next to it"),
         ("modules.json", modules_file("0_Transformer", "1_Pooling"), "got '0_Transformer'"),
         ("modules.json", modules_file("", "1_Pooling", order=(1, 0)), "in this order"),
-        ("modules.json", modules_file("", "1_Pooling", order=(0, 1, 1)), "in this order"),
-        ("modules.json", modules_file("", order=(0,)), "in this order"),
         ("modules.json", modules_file("", "1_Pooling", order=(0,) + (1,) * 20000), "larger than"),
-        ("modules.json", "[" * 100_000, "not JSON"),
         ("modules.json", '[{"path": "\\ud800", "type": "x"}]', "not JSON"),
-        ("1_Pooling/config.json", "{", "not JSON"),
         ("1_Pooling/config.json", '{"pooling_mode_max_tokens": true}', "max_tokens"),
         ("1_Pooling/config.json", "{}", "got none"),
     ],
 )
 def test_invalid_pooling_settings_are_rejected(encoder, run, tmp_path, name, content, words):
     """One line each that names the file, before any work."""
-    directory = tmp_path / "model"
-    directory.mkdir()
-    for path in encoder[0].rglob("*"):
-        target = directory / path.relative_to(encoder[0])
-        target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
+    directory = copied(encoder[0], tmp_path / "model")
     (directory / name).write_text(content)
     code, out, err = run("encode", directory, "x")
     assert (code, out) == (2, "") and words in err and name.split("/")[-1] in err and len(err) < 600
 
 
-@pytest.mark.parametrize("wrong", [[["a"]], [[1j]], [[None]], [[True]], [[1]], [1.0], [[[1.0]]]], ids=str)
-def test_pooling_needs_rows_of_numbers(wrong):
-    """Texts, complex numbers, flags and other shapes are rejected."""
+def test_pooling_needs_rows_of_numbers():
+    """Texts, integers and other shapes are rejected."""
     assert Pooling("cls").pool(np.ones((2, 3), np.float16)).tolist() == [1.0] * 3
-    with pytest.raises(ConfigError, match="rows of floating-point numbers"):
-        Pooling().pool(np.array(wrong))
+    for wrong in ([["a"]], [[1]], [1.0], [[[1.0]]]):
+        with pytest.raises(ConfigError, match="rows of floating-point numbers"):
+            Pooling().pool(np.array(wrong))

@@ -30,24 +30,20 @@ class Rank:
         self.own = table.self
 
     def call(self, name, *arguments):
-        """Call a function of the table; its error is a failure."""
         error = getattr(self.table, name)(self.own, *arguments)
         assert error == 0, f"{name}: {self.describe(error)}"
 
     def describe(self, error):
-        """The text of an error."""
         text = ctypes.create_string_buffer(400)
         self.table.describe(self.own, error, text, len(text))
         return text.value.decode()
 
     def begin(self, name, *arguments):
-        """Begin a message; returns its request."""
         request = ctypes.create_string_buffer(8)
         self.call(name, *arguments, request)
         return request
 
     def test(self, request):
-        """Error, whether the request is done, bytes."""
         is_done, num_bytes = c_int32(-1), c_int64(-1)
         error = self.table.test(self.own, request, byref(is_done), byref(num_bytes))
         return error, is_done.value, num_bytes.value
@@ -180,7 +176,6 @@ class FaultyRank(Rank):
     """Changes the first byte of every message; each case must detect it."""
 
     def begin(self, name, data, num_bytes, *where):
-        """Begin a message with changed bytes."""
         if name == "send" and num_bytes:
             self.changed = [*getattr(self, "changed", ()), bytes([data[0] ^ 1]) + data[1:]]
             data = self.changed[-1]

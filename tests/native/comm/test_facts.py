@@ -9,7 +9,6 @@ from tilewise.core import ConfigError
 
 
 def refusal(own, other):
-    """The message about different commands."""
     with pytest.raises(ConfigError) as refused:
         require_equal({"command": own}, {"command": other}, "process 1")
     return str(refused.value)
@@ -26,10 +25,11 @@ def test_commands_are_compared_without_the_programs_folder(monkeypatch):
 def test_long_values_are_shown_where_they_differ():
     """Both sides, with a little of the common text before the difference."""
     same = "x" * 300
-    said = refusal(f"{same}left{same}", f"{same}right{same}")
+    message = refusal(f"{same}left{same}", f"{same}right{same}")
     before, after = f"...{'x' * 40}", "x" * (200 - 40 - len("left"))
     assert (
-        f"got '{before}left{after}...' in the leader and '{before}right{after[1:]}...' in process 1" in said
+        f"got '{before}left{after}...' in the leader and '{before}right{after[1:]}...' in process 1"
+        in message
     )
     assert "got 'a' in the leader and 'b' in process 1; start all processes" in refusal("a", "b")
 

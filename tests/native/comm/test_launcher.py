@@ -1,6 +1,4 @@
-"""Environment variables of launchers, and when MPI must agree with them; tables of variables,
-without a launcher.
-"""
+"""Environment variables of launchers, and when MPI must agree with them; without a launcher."""
 
 import pytest
 
@@ -20,7 +18,6 @@ def no_launcher(monkeypatch):
 
 
 def started_with(monkeypatch, variables):
-    """The result for a process with these variables."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     return launched()
@@ -47,9 +44,7 @@ def started_with(monkeypatch, variables):
     ],
 )  # fmt: skip
 def test_launchers_are_known_by_their_variables(monkeypatch, variables, expected):
-    """Each launcher's variables give rank and size; inner launchers take precedence over outer
-    ones; batch scripts are one process.
-    """
+    """Inner launchers take precedence over outer ones; batch scripts are one process."""
     launcher = started_with(monkeypatch, variables)
     assert launcher == expected
     assert launcher is None or launcher.has_several is (launcher.size != 1)

@@ -1,6 +1,4 @@
-"""The table of native/comm/mpi over two processes of mpiexec, packaged and built by `tilewise
-build-mpi`; and the errors of `tilewise build-mpi`.
-"""
+"""The table of native/comm/mpi over two processes, packaged and built by `tilewise build-mpi`."""
 
 import os
 import shutil
@@ -50,7 +48,6 @@ def _lines(done):
 
 
 def run_main(*arguments):
-    """The exit code of one command line."""
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     return ended.value.code
@@ -79,18 +76,18 @@ def built(tmp_path_factory):
 @needs_mpich
 def test_the_packaged_table():
     """Messages in both directions, order, errors, the largest tag, through the standard interface."""
-    code, said = two_ranks("all", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
-    assert code == 0, said
-    assert said == "rank 0 of 2 is done\nrank 1 of 2 is done"
+    code, output = two_ranks("all", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
+    assert code == 0, output
+    assert output == "rank 0 of 2 is done\nrank 1 of 2 is done"
 
 
 @needs_mpich
 @needs_compiler
 def test_a_table_built_by_build_mpi(built):
     """The same through MPICH's own interface, whose handles are numbers."""
-    code, said = two_ranks("all", built)
-    assert code == 0, said
-    assert said == "rank 0 of 2 is done\nrank 1 of 2 is done"
+    code, output = two_ranks("all", built)
+    assert code == 0, output
+    assert output == "rank 0 of 2 is done\nrank 1 of 2 is done"
 
 
 @needs_mpich
@@ -99,8 +96,8 @@ def test_a_table_built_by_build_mpi(built):
 )
 def test_the_cases_can_fail(case):
     """The twin: a second process that sends wrong bytes makes every case fail."""
-    code, said = two_ranks(f"planted-{case}", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
-    assert code != 0 and "AssertionError" in said
+    code, output = two_ranks(f"planted-{case}", mpi_library.packaged_table(), LIB / "libmpi_abi.so.1")
+    assert code != 0 and "AssertionError" in output
 
 
 def one_process(case, **environment):
@@ -137,8 +134,8 @@ def test_a_matching_launcher_agrees_with_mpi():
 )
 def test_a_foreign_launcher_is_rejected(launcher, rank, size):
     """Under another launcher, MPICH has a world of one per process: rejected with both sides."""
-    said = one_process("world", **{rank: "0", size: "2", "SLURM_STEP_ID": "0"})
-    assert f"got process 0 of 2 by {launcher}, and process 0 of 1 by the MPI of a test" in said
+    output = one_process("world", **{rank: "0", size: "2", "SLURM_STEP_ID": "0"})
+    assert f"got process 0 of 2 by {launcher}, and process 0 of 1 by the MPI of a test" in output
 
 
 REFUSED = """
@@ -162,8 +159,8 @@ def test_a_rejected_process_leaves_no_shared_memory():
         text=True,
         timeout=60,
     )
-    said, *shared = done.stdout.split("\n")[:-1]
-    assert said == "True" and shared and all(name.endswith("(deleted)") for name in shared), done
+    output, *shared = done.stdout.split("\n")[:-1]
+    assert output == "True" and shared and all(name.endswith("(deleted)") for name in shared), done
 
 
 @needs_mpich
@@ -179,9 +176,10 @@ def test_a_launcher_with_an_unsupported_interface():
         timeout=60,
     )
     assert done.returncode != 0 and done.stdout == ""
-    said = done.stderr.splitlines()[-1]
+    output = done.stderr.splitlines()[-1]
     assert (
-        said.startswith("tilewise: [comm.launcher] MPI must start") and "`srun --mpi=pmi2` for MPICH" in said
+        output.startswith("tilewise: [comm.launcher] MPI must start")
+        and "`srun --mpi=pmi2` for MPICH" in output
     )
 
 
@@ -218,9 +216,7 @@ os.kill(os.getpid(), SIGNAL)
 
 @needs_mpich
 def test_a_crash_inside_mpi_is_an_error_and_one_outside_is_not():
-    """MPI crashes when it receives to address 8, and its caller gets an error. A crash of the
-    program itself ends it.
-    """
+    """MPI crashes when it receives to address 8; a crash of the program itself ends it."""
     done = subprocess.run(
         [sys.executable, "-c", CRASH.replace("SIGNAL", str(int(signal.SIGSEGV)))],
         capture_output=True,
@@ -236,7 +232,6 @@ class TestBuildMpi:
 
     @pytest.fixture
     def table_path(self, tmp_path):
-        """A file at the target's path."""
         file = tmp_path / "site.so"
         file.write_text("as before", encoding="utf-8")
         yield file
@@ -244,7 +239,6 @@ class TestBuildMpi:
         assert [path.name for path in tmp_path.iterdir() if path.suffix == ".so"] == ["site.so"]
 
     def compiler(self, folder, text):
-        """A program in the place of mpicc."""
         file = folder / "mpicc"
         file.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         file.chmod(0o755)
@@ -259,8 +253,8 @@ class TestBuildMpi:
         """The last lines of its output are shown."""
         mpicc = self.compiler(tmp_path, "seq -f 'line %g' 20 >&2; exit 3")
         assert run_main("build-mpi", "--mpicc", mpicc, "--out", str(table_path)) == 2
-        said = capsys.readouterr().err
-        assert "exit status 3: line 13 | " in said and "| line 20;" in said
+        output = capsys.readouterr().err
+        assert "exit status 3: line 13 | " in output and "| line 20;" in output
 
     def test_a_compiler_that_writes_no_file(self, table_path, capsys, tmp_path):
         """Exit status 0 without a file is an error."""

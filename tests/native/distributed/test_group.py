@@ -166,7 +166,6 @@ def test_a_stopped_worker(monkeypatch):
 
 
 ENDS = {
-    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "exit": "sys.exit(3)",
     "quiet exit": "os._exit(3)",
     "aborted": "os.abort()",
@@ -177,7 +176,7 @@ ENDS = {
 @pytest.mark.parametrize(
     "end",
     [
-        *("killed", "with a forked child"),
+        "with a forked child",
         *(pytest.param(end, marks=pytest.mark.slow) for end in ("exit", "quiet exit", "aborted")),
     ],
 )
@@ -193,24 +192,17 @@ def test_workers_end_with_their_leader(end):
     leader.stdout.close()
 
 
-def test_workers_outlive_signals_for_their_leader():
-    """Ctrl-C and SIGTERM are for the leader."""
+def test_workers_outlive_signals_and_forked_copies_of_their_leader():
+    """Ctrl-C and SIGTERM are for the leader. A forked copy has no group and does not affect the workers."""
     with ProcessGroup(2) as group:
         group.start()
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(group.pids[1], number)
-        time.sleep(0.1)
-        assert is_there(group.pids[1])
-
-
-def test_a_forked_copy_has_no_group():
-    """It runs nothing in the workers and does not affect them."""
-    with ProcessGroup(2) as group:
-        group.start()
         child = os.fork()
         if child == 0:
             is_none = active_group() is None
             group.close()
             os._exit(0 if is_none else 1)
         assert os.waitpid(child, 0)[1] == 0
+        time.sleep(0.1)
         assert is_there(group.pids[1])

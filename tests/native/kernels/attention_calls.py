@@ -57,14 +57,12 @@ CAUSAL = Scores()
 
 
 def operands(shape, dt, seed=0, scale=1.0):
-    """q, k, v of a shape."""
     seq, count, heads, kv_heads, dim = shape
     gen = rng(seed)
     return tuple(random(gen, seq * count, width * dim, dt, scale) for width in (heads, kv_heads, kv_heads))
 
 
 def forward(shape, dt, q, k, v, isa="", scores=CAUSAL):
-    """out and lse of the kernel."""
     seq, _, heads, kv_heads, dim = shape
     out, lse = empty(len(q), heads * dim, dt), empty(len(q), heads)
     run(
@@ -78,7 +76,6 @@ def forward(shape, dt, q, k, v, isa="", scores=CAUSAL):
 
 
 def backward(shape, dt, dout, out, lse, q, k, v, isa="", scores=CAUSAL, dkv_is_f32=False):
-    """dq, dk and dv of the kernel."""
     seq, _, heads, kv_heads, dim = shape
     kind = "f32" if dkv_is_f32 else dt
     grads = [empty(*q.shape, dt), empty(*k.shape, kind), empty(*v.shape, kind)]
@@ -93,7 +90,6 @@ def backward(shape, dt, dout, out, lse, q, k, v, isa="", scores=CAUSAL, dkv_is_f
 
 
 def both_ways(shape, dt, q, k, v, dout, isa="", scores=CAUSAL):
-    """out, lse and the three gradients of the kernels."""
     out, lse = forward(shape, dt, q, k, v, isa, scores)
     return [out, lse, *backward(shape, dt, dout, out, lse, q, k, v, isa, scores)]
 
@@ -107,9 +103,7 @@ def exact(shape, q, k, v, dout, scores=CAUSAL):
 
 
 def torch_attention(shape, q, k, v, scores=CAUSAL):
-    """PyTorch in the operands' dtype: its own op with an explicit mask, or step by step with a cap;
-    the output and its batch splits.
-    """
+    """PyTorch in the operands' dtype, with an explicit mask or step by step with a cap: output and operands."""
     seq, count, heads, kv_heads, dim = shape
     batch_splits = [tensor(x).requires_grad_() for x in (q, k, v)]
     widths = (heads, kv_heads, kv_heads)
@@ -140,7 +134,6 @@ def paged(dt, k, v, block_size, gen, dim):
 def run_paged(
     shape, dt, q, caches, table, positions, isa="", scores=CAUSAL, block_size=64, sequence=None, row_begin=0
 ):
-    """Attention of queries at some positions over a cache."""
     _, _, heads, kv_heads, dim = shape
     out, positions = empty(*q.shape, dt), np.asarray(positions, np.int32)[:, None]
     owner = np.zeros_like(positions) if sequence is None else np.asarray(sequence, np.int32)[:, None]

@@ -32,7 +32,6 @@ class _Segment:
     end: int
 
     def read(self) -> bytes:
-        """The current bytes."""
         return ctypes.string_at(self.begin, self.end - self.begin)
 
 
@@ -82,7 +81,6 @@ class KernelServer:
         self.level = self.process.stderr.readline().decode().strip()
 
     def close(self) -> None:
-        """End the process."""
         self.process.communicate(timeout=60)
 
     def _read(self, count: int) -> bytes:

@@ -38,11 +38,9 @@ class _Guarded:
         self.array[...] = array
 
     def protect(self) -> None:
-        """Make it read-only."""
         assert _libc.mprotect(self.base, self.bytes - _PAGE, mmap.PROT_READ) == 0
 
     def free(self) -> None:
-        """Return the memory."""
         _libc.munmap(self.base, self.bytes)
 
 

@@ -23,7 +23,6 @@ every_dtype = pytest.mark.parametrize("dt", ["f32", "bf16"])
 
 
 def rng(seed=0):
-    """A seeded generator."""
     return np.random.default_rng(seed)
 
 
@@ -39,7 +38,6 @@ def empty(m, n, dt="f32"):
 
 
 def packed(w, dt):
-    """A weight as a packed operand."""
     return (pack_weight(w, dt), *w.shape)
 
 
@@ -55,14 +53,12 @@ def even_splits(k, k_splits, terms=1):
 
 
 def tensor(x):
-    """A PyTorch tensor of the same values and dtype."""
     if x.dtype == BF16:
         return torch.from_numpy(np.ascontiguousarray(x).view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(np.ascontiguousarray(x).copy())
 
 
 def array(t):
-    """fp64 values of a PyTorch tensor."""
     return t.detach().to(torch.float64).numpy()
 
 
@@ -72,7 +68,6 @@ def bits(x):
 
 
 def assert_same_bits(a, b):
-    """Equal to the bit."""
     np.testing.assert_array_equal(bits(a), bits(b))
 
 

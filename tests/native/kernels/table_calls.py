@@ -77,7 +77,6 @@ MEMBERS = 2  # of every list
 
 
 def sizes_of(spec, operand):
-    """Rows and columns."""
     if (spec.base, operand.name) in ANY:
         return ANY[spec.base, operand.name]
     open_rows = 8 if operand.role == "in" else 2  # tables that are looked up in; rows of batch splits
@@ -140,13 +139,11 @@ class Page:
         self.tile = (array, rows, cols) if packed else array.reshape(rows, cols)
 
     def close(self):
-        """Make it read-only."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         assert libc.mprotect(self.address, len(self.memory), mmap.PROT_READ) == 0
 
     def open(self):
-        """Make it writable."""
         ctypes.CDLL(None).mprotect(
             ctypes.c_void_p(self.address), ctypes.c_size_t(len(self.memory)), mmap.PROT_READ | mmap.PROT_WRITE
         )

@@ -81,10 +81,7 @@ def test_bits_of_a_sequence_do_not_depend_on_its_neighbours(isa, dt):
 @every_dtype
 @pytest.mark.parametrize("length", [33, 64, 100])
 def test_bits_of_a_prefix_do_not_depend_on_what_follows(isa, dt, length):
-    """Causal rows of a long sequence equal those of the short one: skipped positions change no bit.
-
-    The same holds for the backward pass if no gradient comes from the later rows.
-    """
+    """Causal rows, and gradients that only they cause, equal those of the short sequence."""
     heads, kv_heads, dim, seq = 4, 2, 24, 131
     shape, short = (seq, 1, heads, kv_heads, dim), (length, 1, heads, kv_heads, dim)
     q, k, v = operands(shape, dt)
@@ -129,17 +126,14 @@ def test_paged_equals_dense_to_the_bit(isa, dt, block_size):
 
 
 FEW = [(1, 1, 64), (8, 1, 64), (4, 2, 32), (6, 3, 96), (8, 8, 128), (14, 2, 64), (2, 1, 256), (3, 1, 40)]
-LASTS = (0, 1, 14, 15, 16, 17, 31, 32, 33, 62, 63, 64, 65, 126, 127, 128, 199)
+LASTS = (0, 1, 15, 16, 17, 32, 62, 63, 64, 65, 127, 128, 199)
 
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("heads", FEW, ids=str)
-@pytest.mark.parametrize("scores", [Scores(), Scores(window=70, softcap=5.0)], ids=["plain", "window, cap"])
+@pytest.mark.parametrize("heads,scores", [*zip(FEW, [Scores(), Scores(window=70, softcap=5.0)] * 4)], ids=str)
 def test_few_queries_have_the_bits_of_many(isa, dt, heads, scores):
-    """A decoding step reads keys and values in place; a prompt's rows read them packed. One to
-    three rows of a text alone, and next to another text's, with full and partial KV blocks.
-    """
+    """One to three rows, which read keys and values in place, equal a prompt's rows, which read them packed."""
     shape = (200, 1, *heads)
     q, k, v = operands(shape, dt)
     many, _ = forward(shape, dt, q, k, v, isa, scores=scores)

@@ -42,14 +42,12 @@ def weight_gradient(dt, dy, x, ids, de, split_rows, carries=(), isa=""):
 
 
 def tree_add(parts, dt="f32"):
-    """The tree over partial values."""
     out = empty(*parts[0].shape, dt)
     run(f"tree_add_{dt}", [out, None, *parts])
     return out
 
 
 def training_operands(dt, tokens=96, n=40, k=70):
-    """dY, X, ids and dE."""
     gen = rng(12)
     ids = gen.integers(0, n, (tokens, 1)).astype(np.int32)
     return random(gen, tokens, n, dt), random(gen, tokens, k, dt), ids, random(gen, tokens, k, dt)
@@ -143,10 +141,7 @@ def test_amx_adds_groups_of_sixteen_pairs():
 @every_dtype
 @pytest.mark.parametrize("name", ["matmul", "matmul_dx"])
 def test_bits_of_a_row_are_equal_at_every_height(isa, dt, name):
-    """A row alone, in a pair, in a decode batch and in a tall tile has the same bits.
-
-    An input gradient transposes its weights in the tall tile, and the other operand in the others.
-    """
+    """A row alone, in a pair, in a decode batch and in a tall tile has the same bits."""
     gen = rng(13)
     a, w = random(gen, 77, 130, dt), random(gen, 130, 130, dt)
     ranges = even_splits(130, K_SPLITS)
@@ -332,9 +327,7 @@ def test_weight_gradient_of_row_blocks(dt):
 
 
 def scattered(dt, tokens_are, isa, carries=2, n=100, k=70):
-    """Embedding rows alone, and next to products of zeros, which use another code path; tokens in
-    the given order.
-    """
+    """Embedding rows alone, and next to products of zeros, which use another code path."""
     gen = rng(23)
     ids, de = gen.integers(20, 30, (90, 1)).astype(np.int32), random(gen, 90, k, dt)
     ids[70:] += 72  # whole panels between them have no token
@@ -368,9 +361,7 @@ def test_an_embeddings_gradient_has_the_bits_of_the_tree(isa, dt, carries):
 @every_level
 @every_dtype
 def test_panels_without_tokens_are_normalized(isa, dt):
-    """Written over its only carry, a gradient has the same bits as next to it: -0 becomes +0 and a
-    NaN quiet, also in panels that do not change otherwise.
-    """
+    """Written over its only carry, -0 becomes +0 and a NaN quiet, also in panels that do not change otherwise."""
     gen, n, k = rng(29), 160, 70
     ids = gen.integers(33, 60, (20, 1)).astype(np.int32)
     de = random(gen, 20, k, dt)

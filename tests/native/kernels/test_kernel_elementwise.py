@@ -46,7 +46,6 @@ every_width = pytest.mark.parametrize("d", [1, 16, 45, 150])
 
 
 def ulps(y, exact):
-    """Distance in units in the last place of fp32."""
     want = exact.astype(np.float32)
     distance = np.abs(y.astype(np.float64) - exact)
     return float((distance / np.spacing(np.abs(want))).max())
@@ -153,37 +152,29 @@ def test_relu_of_special_values(isa, dt):
     np.testing.assert_array_equal(dx.astype(np.float32), (x.astype(np.float32) > 0).astype(np.float32))
 
 
+PYTORCH = {
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu_gate": lambda gate, x: torch.nn.functional.silu(gate) * x,
+}
+
+
 @every_dtype
-@pytest.mark.parametrize("form", ["none", "tanh"])
-def test_gelu_against_pytorch(dt, form):
-    """Forward and gradient are as accurate as PyTorch's."""
-    gen, name = rng(8), "gelu" if form == "none" else "gelu_tanh"
-    x, dy = random(gen, 40, 50, dt, 2.0), random(gen, 40, 50, dt)
-    split, y, dx = tensor(x).requires_grad_(), empty(40, 50, dt), empty(40, 50, dt)
-    peer = torch.nn.functional.gelu(split, approximate=form)
+@pytest.mark.parametrize("name", PYTORCH)
+def test_activations_against_pytorch(dt, name):
+    """Forward and gradients are as accurate as PyTorch's."""
+    gen = rng(8)
+    inputs = [random(gen, 40, 50, dt, 2.0) for _ in range(1 + (name == "silu_gate"))]
+    dy, y, grads = random(gen, 40, 50, dt), empty(40, 50, dt), [empty(40, 50, dt) for _ in inputs]
+    tensors = [tensor(x).requires_grad_() for x in inputs]
+    peer = PYTORCH[name](*tensors)
     peer.backward(tensor(dy))
-    run(f"{name}_{dt}", [y, x])
-    run(f"{name}_backward_{dt}", [dx, dy, x])
-    assert_close(y, reference.REFERENCES[name](x), dt, array(peer))
-    assert_close(dx, reference.REFERENCES[f"{name}_backward"](dy, x), dt, array(split.grad))
-
-
-@every_dtype
-def test_silu_gate_against_pytorch(dt):
-    """Forward and gradients of silu(g) * u are as accurate as PyTorch's."""
-    gen = rng(7)
-    g, u, dh = (random(gen, 40, 50, dt, 2.0) for _ in range(3))
-    batch_splits = [tensor(x).requires_grad_() for x in (g, u)]
-    peer = torch.nn.functional.silu(batch_splits[0]) * batch_splits[1]
-    peer.backward(tensor(dh))
-    h, dg, du = (empty(40, 50, dt) for _ in range(3))
-    run(f"silu_gate_{dt}", [h, g, u])
-    run(f"silu_gate_backward_{dt}", [dg, du, dh, g, u])
-    assert_close(h, reference.REFERENCES["silu_gate"](g, u), dt, array(peer))
-    for got, want, split in zip(
-        (dg, du), reference.REFERENCES["silu_gate_backward"](dh, g, u), batch_splits, strict=True
-    ):
-        assert_close(got, want, dt, array(split.grad))
+    run(f"{name}_{dt}", [y, *inputs])
+    run(f"{name}_backward_{dt}", [*grads, dy, *inputs])
+    assert_close(y, reference.REFERENCES[name](*inputs), dt, array(peer))
+    exact = reference.REFERENCES[f"{name}_backward"](dy, *inputs)
+    for got, want, of in zip(grads, exact if len(inputs) > 1 else [exact], tensors, strict=True):
+        assert_close(got, want, dt, array(of.grad))
 
 
 @every_level

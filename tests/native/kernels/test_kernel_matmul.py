@@ -1,6 +1,4 @@
-"""matmul, matmul_dx, matmul_dw and gemm against fp64 and PyTorch: odd sizes, strides, k splits, terms,
-epilogues.
-"""
+"""matmul, matmul_dx, matmul_dw and gemm against fp64 and PyTorch, for odd sizes and strides."""
 
 import numpy as np
 import pytest

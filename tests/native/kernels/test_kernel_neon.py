@@ -1,6 +1,4 @@
-"""aarch64 by emulation: the native code is cross-compiled, its C++ tests run, and this folder's
-kernel tests run at the level `neon`, whose bits must equal those of avx2.
-"""
+"""aarch64 by emulation: C++ tests, and this folder's tests at the level `neon`, with the bits of avx2."""
 
 from __future__ import annotations
 
@@ -39,7 +37,6 @@ def native_tests():
 
 @pytest.fixture
 def server(native_tests):
-    """The kernel server of the emulated machine."""
     assert native_tests.returncode == 0, native_tests.stdout[-3000:] + native_tests.stderr[-3000:]
     server = KernelServer(SERVER)
     yield server

@@ -1,6 +1,4 @@
-"""No kernel writes to an operand that the table calls `in`, because tasks that read the same tile
-run concurrently.
-"""
+"""No kernel writes to an operand that the table calls `in`: concurrent tasks read the same tile."""
 
 from __future__ import annotations
 

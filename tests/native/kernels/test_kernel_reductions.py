@@ -30,9 +30,7 @@ def tree(rows):
 @pytest.mark.parametrize("batch_splits", [1, 3, 8])
 @pytest.mark.parametrize("seq_len,k_splits", [(1, 8), (192, 8), (300, 12), (1000, 3)])
 def test_split_tree(isa, batch_splits, seq_len, k_splits):
-    """To the bit: the tree over the sequence splits of a batch split without empty ones; over batch
-    splits; each carry first.
-    """
+    """To the bit: the tree over sequence splits without empty ones, then over batch splits; each carry first."""
     numbers = [c for c, _, _ in reference.sequence_splits(seq_len, k_splits)]
     gen = rng(batch_splits)
     partials, carries = random(gen, batch_splits, 37 * len(numbers)), [random(gen, 1, 37) for _ in range(2)]
@@ -59,9 +57,7 @@ def test_split_tree(isa, batch_splits, seq_len, k_splits):
 @every_level
 @pytest.mark.parametrize("heads,k_splits", [(8, 8), (3, 8), (20, 6), (2, 1)])
 def test_head_sum(isa, heads, k_splits):
-    """To the bit: heads of a k split in order, then the tree; devices with a run of k splits each
-    compute its subtrees.
-    """
+    """To the bit: heads of a k split in order, then the tree, of which devices compute subtrees."""
     size, x = 21, random(rng(heads), 1, 21 * heads)
     cuts = [(c * heads // k_splits, (c + 1) * heads // k_splits) for c in range(k_splits)]
 
@@ -168,9 +164,7 @@ def square_sums(
 @every_level
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_square_sum(isa, is_packed):
-    """An entry per row and k split has the same fp64 bits for any rows and columns of a device and
-    any entries of a call.
-    """
+    """An entry has the same fp64 bits for any rows and columns of a device and any entries of a call."""
     grad = random(rng(9), 150, 50)
     cuts = [(0, 10), (10, 10), (10, 36), (36, 50)]
     whole = square_sums(grad, grad, cuts, isa=isa)

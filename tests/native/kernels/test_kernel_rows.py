@@ -20,10 +20,10 @@ from kernel_checks import (
 from tilewise.kernels import reference
 from tilewise.kernels.isa import run
 
-every_width = pytest.mark.parametrize("d", [1, 15, 16, 70, 257])
+every_width = pytest.mark.parametrize("d", [1, 15, 16, 257])
 
 
-every_grouping = pytest.mark.parametrize("groups,offset", [(1, 0.0), (1, 1.0), (3, 0.0), (2, 1.0)])
+every_grouping = pytest.mark.parametrize("groups,offset", [(1, 0.0), (3, 0.0), (2, 1.0)])
 
 
 @every_level
@@ -117,45 +117,31 @@ def test_layer_norm_backward(isa, dt, d, with_residual):
 
 
 @every_dtype
-def test_gradients_of_a_layer_norm_accumulate(dt):
+def test_gradients_of_norms_accumulate_across_tasks(dt):
     """Tasks that share a batch split give the bits of one task; dbeta equals the sum of columns."""
     gen = rng(3)
     x, dy, gamma = random(gen, 24, 33, dt), random(gen, 24, 33, dt), random(gen, 1, 33, dt)
+    rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
     stats = reference.layer_norm(x, gamma, gamma, 1e-5)[1].astype(np.float32)
     results = []
     for cuts in ([(0, 24)], [(0, 5), (5, 6), (6, 24)], [(0, 5), (6, 24), (5, 6)]):
-        dgamma, dbeta, sums = (empty(1, 33) for _ in range(3))
+        of_rms, dgamma, dbeta, sums = (empty(1, 33) for _ in range(4))
         for a, b in cuts:
-            tiles = [empty(b - a, 33, dt), dgamma, dbeta, dy[a:b], x[a:b], stats[a:b], gamma, None]
-            run(f"layer_norm_backward_{dt}", tiles, [24, 12, 8, 12], row_begin=48 + a)
-            run(f"column_sum_split_{dt}", [sums, dy[a:b]], [24, 12, 8, 12], row_begin=48 + a)
+            dx, ints = empty(b - a, 33, dt), [24, 12, 8, 12]
+            tiles = [dx, of_rms, dy[a:b], x[a:b], rstd[a:b], gamma, None]
+            run(f"rms_norm_backward_{dt}", tiles, ints, [0.0], row_begin=48 + a)
+            tiles = [dx, dgamma, dbeta, dy[a:b], x[a:b], stats[a:b], gamma, None]
+            run(f"layer_norm_backward_{dt}", tiles, ints, row_begin=48 + a)
+            run(f"column_sum_split_{dt}", [sums, dy[a:b]], ints, row_begin=48 + a)
         assert_same_bits(dbeta, sums)
-        results.append(np.concatenate([dgamma, dbeta]))
-    whole, parts, reordered = results
-    assert_same_bits(whole, parts)
-    assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
-
-
-@every_dtype
-def test_dgamma_accumulates_across_tasks_of_a_batch_split(dt):
-    """Tasks that share a batch split give the bits of one task; the batch split's first row starts from zero."""
-    gen = rng(3)
-    x, dy, gamma = random(gen, 24, 33, dt), random(gen, 24, 33, dt), random(gen, 1, 33, dt)
-    rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
-    whole, parts, reordered = empty(1, 33), empty(1, 33), empty(1, 33)
-    tasks = [(0, 5), (5, 6), (6, 24)]
-    for split, cuts in ((whole, [(0, 24)]), (parts, tasks), (reordered, [tasks[0], tasks[2], tasks[1]])):
-        for a, b in cuts:
-            tiles = [empty(b - a, 33, dt), split, dy[a:b], x[a:b], rstd[a:b], gamma, None]
-            run(f"rms_norm_backward_{dt}", tiles, [24, 12, 8, 12], [0.0], row_begin=48 + a)
-    assert_same_bits(whole, parts)
-    assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
+        results.append((of_rms, np.concatenate([dgamma, dbeta])))
+    for whole, parts, reordered in zip(*results, strict=True):
+        assert_same_bits(whole, parts)
+        assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
 
 
 def in_splits(values, seq_len, k_splits):
-    """fp32 sums of each k split of a batch split's sequences, token by token: the kernels' state of
-    the batch split.
-    """
+    """fp32 sums of each k split of a batch split's sequences, token by token."""
     cuts = reference.sequence_splits(seq_len, k_splits)
     sums = np.zeros((len(cuts), values.shape[1]), np.float32)
     for row, value in enumerate(values):
@@ -167,9 +153,7 @@ def in_splits(values, seq_len, k_splits):
 @every_level
 @pytest.mark.parametrize("seq_len,k_splits", [(64, 8), (65, 8), (200, 3), (320, 4), (130, 1)])
 def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
-    """To the bit: a partial value per batch split and k split of 64-position units, tokens in
-    order, over tasks of any size.
-    """
+    """To the bit: a partial value per batch split and k split, tokens in order, over tasks of any size."""
     gen, rows = rng(seq_len), 2 * seq_len
     cuts = reference.sequence_splits(seq_len, k_splits)
     x, gamma = random(gen, 3 * rows, 1), np.ones((1, 1), np.float32)
@@ -196,9 +180,7 @@ def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
 @every_level
 @pytest.mark.parametrize("k_splits", [2, 8])
 def test_padding_does_not_move_split_boundaries(isa, k_splits):
-    """Batch splits of sequences of 150 tokens, unpadded and padded, with k splits counted over 300:
-    equal to the bit.
-    """
+    """Sequences of 150 tokens, unpadded and padded, with k splits counted over 300: equal to the bit."""
     gen, bound = rng(k_splits), 300
     tokens, num_splits = random(gen, 4, 150), len(reference.sequence_splits(bound, k_splits))
 

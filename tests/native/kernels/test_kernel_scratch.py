@@ -17,19 +17,16 @@ from tilewise.models import llama
 
 
 def shape_of(tile):
-    """Rows and columns of an operand."""
     if tile is None:
         return 0, 0
     return tile[1:] if isinstance(tile, tuple) else tile.shape
 
 
 def array(dt, *shape):
-    """Small numbers."""
     return (rng(1).standard_normal(shape) * 0.1).astype(np.float32).astype(NUMPY[dt])
 
 
 def backward(dt, seq, heads, kv_heads, dim):
-    """An attention's backward pass over a sequence."""
     q, kv = (
         [array(dt, seq, heads * dim) for _ in range(3)],
         [array(dt, seq, kv_heads * dim) for _ in range(2)],
@@ -45,14 +42,12 @@ def backward(dt, seq, heads, kv_heads, dim):
 
 
 def forward(dt, seq, heads, kv_heads, dim):
-    """An attention over a sequence."""
     q, kv = array(dt, seq, heads * dim), [array(dt, seq, kv_heads * dim) for _ in range(2)]
     outs = [np.empty_like(q), np.empty((seq, heads), np.float32)]
     return "attention", [*outs, q, *kv, None], [seq, heads, kv_heads, dim, 1, 0], [0.1, 0.0]
 
 
 def product(dt, rows, width, inner, k_splits):
-    """A product with a weight, with k splits."""
     x, w = array(dt, rows, inner), packed(array("f32", width, inner), dt)
     cuts = [inner * c // k_splits for c in range(k_splits + 1)]
     ints = [0, 1, k_splits, *(v for pair in pairwise(cuts) for v in pair)]
@@ -81,7 +76,6 @@ def plain_weight_gradient(dt, tokens, rows, cols, batch_splits):
 
 
 def plain(dt, rows, width, inner):
-    """A product of two activations."""
     tiles = [np.empty((rows, width), NUMPY[dt]), array(dt, rows, inner), array(dt, inner, width)]
     return "gemm", tiles, [0, 0, 0, 0], []
 

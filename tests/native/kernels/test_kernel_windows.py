@@ -1,6 +1,4 @@
-"""Attention over windows, with capped scores and given lengths, against fp64 and PyTorch, and to
-the bit where masked positions may also be skipped.
-"""
+"""Attention over windows, with capped scores and given lengths, against fp64 and PyTorch."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -34,7 +32,7 @@ from kernel_checks import (
 )
 
 SEQ = 150
-WINDOWS = [5, 63, 64, 65, 100, SEQ - 1, SEQ, SEQ + 1, (1 << 31) - 1]
+WINDOWS = [5, 63, 64, 65, SEQ, (1 << 31) - 1]
 CASES = [
     *(Scores(window=window) for window in WINDOWS),
     Scores(softcap=0.7),
@@ -62,25 +60,6 @@ def test_forward_and_backward(isa, dt, scores):
     assert_close(results[1], want[1], "f32", bound=3e-6)
     for got, gradient, split in zip(results[2:], want[2:], batch_splits, strict=True):
         assert_close(got, gradient, dt, array(split.grad), 6e-6)
-
-
-@pytest.mark.parametrize("scores", [Scores(softcap=1.5), Scores(window=3, softcap=2.0)], ids=str)
-def test_gradients_against_finite_differences(scores):
-    """Derivatives of a random function of the output along random directions, with caps in tanh's curved range."""
-    shape, gen = (9, 2, 2, 1, 6), rng(4)
-    inputs = [x.copy() for x in operands(shape, "f32", scale=2.0)]
-    dout = random(gen, *inputs[0].shape)
-    grads = both_ways(shape, "f32", *inputs, dout, scores=scores)[2:]
-    for number, gradient in enumerate(grads):
-        direction = gradient / np.linalg.norm(gradient)
-        sides = []
-        for step in (1e-2, -1e-2):
-            moved = [x + step * direction if i == number else x for i, x in enumerate(inputs)]
-            out, _ = exact(shape, *(np.asarray(x, np.float64) for x in moved), dout, scores)[:2]
-            sides.append((out * dout).sum())
-        assert abs((sides[0] - sides[1]) / 2e-2 - (gradient * direction).sum()) <= 2e-3 * np.linalg.norm(
-            gradient
-        )
 
 
 @every_level
@@ -138,9 +117,7 @@ def test_skipped_kv_blocks_have_no_effect(isa, dt, window):
 @every_level
 @every_dtype
 def test_masked_and_skipped_kv_blocks_are_equal(isa, dt):
-    """Rows alone, whose KV blocks are skipped if no row sees them, equal rows among neighbours that
-    still see those blocks.
-    """
+    """Rows whose KV blocks are skipped equal rows among neighbours that still see those blocks."""
     shape, scores = (400, 1, 4, 2, 32), Scores(window=70)
     q, k, v = operands(shape, dt)
     dense, _ = forward(shape, dt, q, k, v, isa, scores)
@@ -158,11 +135,7 @@ def test_masked_and_skipped_kv_blocks_are_equal(isa, dt):
     ids=str,
 )
 def test_prompts_in_chunks_and_tokens_one_by_one(isa, dt, scores):
-    """A long prompt at once, in k splits of any length, and token by token through the pages: the
-    bits of dense attention.
-
-    Pages before all windows are never read: their table entries are invalid.
-    """
+    """Pages give the bits of dense attention; pages before all windows are never read."""
     shape = (330, 1, 4, 2, 16)
     q, k, v = operands(shape, dt)
     dense, _ = forward(shape, dt, q, k, v, isa, scores)
@@ -186,9 +159,7 @@ def test_prompts_in_chunks_and_tokens_one_by_one(isa, dt, scores):
 @every_dtype
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 100])
 def test_padding_has_no_effect(isa, dt, length):
-    """A sequence of its own length, and padded with anything including NaN: the same bits, and
-    zeros in the padding; a wrong length differs.
-    """
+    """Padding with anything, NaN included, changes no bit and gets zeros; a wrong length differs."""
     shape, short = (SEQ, 1, 4, 2, 24), (length, 1, 4, 2, 24)
     q, k, v = operands(shape, dt)
     dout = random(rng(9), *q.shape, dt)
@@ -251,9 +222,7 @@ def test_caps_bound_scores_of_any_size(isa):
     st.data(),
 )
 def test_any_shape(seq, count, heads, half, window, softcap, dt, isa, data):
-    """Random shapes, windows, caps and lengths against fp64; paged rows in any order have the bits
-    of dense ones.
-    """
+    """Random shapes, windows, caps and lengths against fp64; paged rows have the bits of dense ones."""
     shape = (seq, count, *heads, 2 * half)
     lengths = data.draw(st.none() | st.lists(st.integers(1, seq), min_size=count, max_size=count).map(tuple))
     scores = Scores(lengths is None, 0 if lengths else window, softcap, lengths)

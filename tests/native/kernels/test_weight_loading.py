@@ -119,9 +119,7 @@ def test_every_half_and_every_bf16_is_converted_as_numpy_does(file_of):
 
 
 def test_slices_give_the_whole(file_of):
-    """Slices of rows and columns at multiples of 32 and 2 give the result of one reading, and read
-    only their own bytes.
-    """
+    """Slices of rows and columns give the result of one reading, and read only their own bytes."""
     w = _values((100, 37), BF16)
     file, begin = file_of(w)
     memory = _memory(w.shape, "bf16", True)
@@ -137,7 +135,7 @@ def test_slices_give_the_whole(file_of):
 
 def test_long_rows_and_many_rows_are_read_in_chunks(file_of):
     """Rows beyond the buffer's width, and more rows than it holds."""
-    for shape in ((33, 200_000), (4000, 300)):
+    for shape in ((33, 100_000), (4000, 300)):
         w = _values(shape, BF16)
         for transposed in (False, True):
             stored = np.ascontiguousarray(w.T if transposed else w)

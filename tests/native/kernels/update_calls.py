@@ -15,19 +15,15 @@ ADAMW = AdamW(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 
 
 def program_of(optimizer: Optimizer) -> Program:
-    """An optimizer's program for one parameter."""
     return record_update(optimizer.update, optimizer.states, optimizer.per_step)
 
 
 def ints_of(program: Program, states: int, *, packed: bool = False) -> list[int]:
-    """The kernel's integer arguments."""
     return [int(packed), states, len(program.steps) // 4, *program.steps, *program.left]
 
 
 def step_by_step(program: Program) -> Program:
-    """The same with an additional step without effect, so that it matches no known shape and runs
-    block by block.
-    """
+    """The program with a step without effect, so that it matches no known shape and runs block by block."""
     unread = (list(UPDATE_STEPS).index("negate"), 0, 0, 0)
     return replace(program, steps=(*program.steps, *unread))
 

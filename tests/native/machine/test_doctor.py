@@ -129,7 +129,7 @@ def test_a_machine_without_problems(machine):
 def test_each_problem_is_found(machine, case):
     """Each alone; all other findings are unchanged."""
     quiet = machine({})
-    files, name, state, said = CASES[case]
+    files, name, state, text = CASES[case]
     findings = machine(files)
     assert {key: finding for key, finding in findings.items() if key != name} == {
         key: finding for key, finding in quiet.items() if key != name
@@ -138,7 +138,7 @@ def test_each_problem_is_found(machine, case):
         assert name not in findings
         return
     finding = findings[name]
-    assert finding.state == state and said in f"{finding.description} {finding.advice}"
+    assert finding.state == state and text in f"{finding.description} {finding.advice}"
     assert (finding.advice != "") == (state != "ok")
 
 
@@ -161,7 +161,7 @@ def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("library", "absent", "state", "said"),
+    ("library", "absent", "state", "text"),
     [
         ("/lib/libmpi_abi.so.1", (), "ok", "MPI of /lib/libmpi_abi.so.1; /bin/mpiexec"),
         ("libmpi_abi.so.1", (), "ok", "/bin/mpiexec"),
@@ -170,7 +170,7 @@ def test_few_files_no_compiler_and_another_level(machine, monkeypatch):
         ("/lib/libmpi_abi.so.1", ("ssh",), "note", "no ssh"),
     ],
 )
-def test_which_mpi(machine, monkeypatch, library, absent, state, said):
+def test_which_mpi(machine, monkeypatch, library, absent, state, text):
     """Launcher and library are named, and whether they match; with MPI, that its ports are open."""
     assert "MPI's ports" not in machine({})
     give_mpi(monkeypatch, library)
@@ -179,7 +179,7 @@ def test_which_mpi(machine, monkeypatch, library, absent, state, said):
     )
     findings = machine({})
     assert (
-        findings["MPI"].state == state and said in f"{findings['MPI'].description} {findings['MPI'].advice}"
+        findings["MPI"].state == state and text in f"{findings['MPI'].description} {findings['MPI'].advice}"
     )
     assert "only in trusted networks" in findings["MPI's ports"].advice
 
@@ -218,4 +218,6 @@ def test_the_command(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["doctor", "--json", "--no-measure"])
     report = json.loads(capsys.readouterr().out)
-    assert report["speeds"] == {} and {"name", "state", "found", "advice"} == report["findings"][0].keys()
+    assert (
+        report["speeds"] == {} and {"name", "state", "description", "advice"} == report["findings"][0].keys()
+    )

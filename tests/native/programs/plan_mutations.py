@@ -1,6 +1,4 @@
-"""Seeded mutations of a tile program: a part of an exchange dropped, doubled, swapped or
-redirected; two tensors of one shape, or two devices, exchanged.
-"""
+"""Seeded mutations of a tile program: parts of an exchange, tensors of one shape, or devices."""
 
 from __future__ import annotations
 
@@ -29,14 +27,12 @@ def mutate(seed: int, program: TileProgram) -> tuple[str, TileProgram]:
 def with_instructions(
     program: TileProgram, class_id: int, number: int, instructions: tuple[Instruction, ...]
 ) -> TileProgram:
-    """The program with other instructions in one template of one class."""
     of = program.classes[class_id]
     template = replace(of.templates[number], instructions=instructions)
     return with_template(program, class_id, number, template)
 
 
 def with_template(program: TileProgram, class_id: int, number: int, template: LoweredTemplate) -> TileProgram:
-    """The program with another template in one class."""
     of = program.classes[class_id]
     templates = (*of.templates[:number], template, *of.templates[number + 1 :])
     classes = list(program.classes)
@@ -209,9 +205,7 @@ def _form(entry: TensorEntry) -> TensorEntry:
 
 
 def change_call(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """Two tensors of one shape exchanged in a call, in one class or in all, or two calls of one
-    template exchanged.
-    """
+    """Two tensors of one shape in a call, or two calls of one template, are exchanged."""
     class_id, everywhere = dice.randrange(len(program.classes)), dice.random() < 0.5
     of = program.classes[class_id]
     name = dice.choice([n for n in of.calls if of.calls[n] and n != "broadcast"])
@@ -239,7 +233,6 @@ def change_call(dice: random.Random, program: TileProgram) -> tuple[str, TilePro
 
 
 def change_devices(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
-    """Two devices exchanged."""
     devices = list(program.devices)
     n, m = dice.randrange(len(devices)), dice.randrange(len(devices))
     devices[n], devices[m] = devices[m], devices[n]

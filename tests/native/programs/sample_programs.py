@@ -43,12 +43,10 @@ def view(executor: Executor, device: int, tensor: int) -> np.ndarray:
 
 
 def add_loop(program: Program, device: int, template: int, kernel: str, label: str, operands, **rest) -> None:
-    """Add an instruction over all tiles of ROWS rows."""
     program.add_instr(device, template, Instruction(kernel, label, Number(ROWS), TILE_ROWS, operands, **rest))
 
 
 def row(slot: int, access: Access = Access.IN) -> Operand:
-    """Rows of this device's tensor."""
     return Operand(slot, Mode.ROW, access)
 
 

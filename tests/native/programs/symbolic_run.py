@@ -65,7 +65,6 @@ def _by_task(views: np.ndarray) -> dict[int, list[list[int]]]:
 
 
 def _cells(memory: list[np.ndarray], view: list[int]) -> np.ndarray:
-    """The words of a view, rows by columns."""
     _, owner, begin, end, rows, stride, _ = view
     first, width = begin // _WORD, (end - begin - (rows - 1) * stride) // _WORD
     step = memory[owner].strides[0]

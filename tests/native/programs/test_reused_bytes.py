@@ -18,7 +18,6 @@ WIDTHS = (96, 32, 160, 64, 32, 128)
 
 @layer
 def block(graph: GraphBuilder, x, *, width: int, hidden: int):
-    """A gated product with its own width."""
     h = rms_norm(graph, x, "norm.weight", eps=1e-5)
     up = linear(graph, h, "up.weight", width, out_label=tw.DimLabel("mlp"))
     return graph.add(x, linear(graph, graph.silu(up), "down.weight", hidden, in_label=tw.DimLabel("mlp")))
@@ -46,7 +45,6 @@ CASES = {
 
 
 def order_of(plan: tw.Plan, program, symbols) -> None:
-    """Check the order of bytes in every list of a program."""
     native = native_program(program, plan.symbol_bounds)
     for name in plan.programs:
         validate_order([native.tasks(d, symbols, name) for d in range(plan.mesh.num_devices)])

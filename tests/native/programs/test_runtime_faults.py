@@ -42,9 +42,7 @@ def test_a_task_that_throws(make_executor, label):
 
 
 def test_a_worker_that_stops(make_executor):
-    """CommTimeout names wait, signal, values, the late device and its work; the executor cannot be
-    used any more.
-    """
+    """CommTimeout names wait, signal, values, the late device and its work; the executor is unusable then."""
     program = all_reduce_program(5)
     executor = make_executor(program, 2, deadline_s=0.3)
     executor.inject("stall", 1, "produce", 3)

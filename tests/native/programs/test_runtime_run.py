@@ -79,9 +79,7 @@ def test_all_reduce_of_two_devices(make_executor, workers, window):
 
 
 def test_transfers_equal_theory(make_executor):
-    """An all-reduce of two devices reads 2(n-1)/n elements per device: half in the reduction, half
-    in the gather.
-    """
+    """An all-reduce of two devices reads 2(n-1)/n elements per device, half of them in the reduction."""
     program = all_reduce_program(3)
     executor = make_executor(program, 2)
     executor.run(program, [])
@@ -188,13 +186,9 @@ def test_an_unknown_kernel_is_rejected():
     "wrong",
     [
         {"extent": (1, 2)},
-        {"step": "1"},
         {"ints": [1, (1, 2, 3)]},
-        {"kernel": 3},
         {"operands": [(0,)]},
         {"waits": [(0, False)]},
-        {"notifies": 1},
-        {"priority": "x"},
     ],
 )
 def test_a_field_of_another_type_is_named(wrong):
@@ -225,9 +219,7 @@ def test_missing_and_unknown_fields_are_rejected():
 
 @pytest.mark.parametrize("struct", [Number, Operand, Wait, Notify], ids=lambda struct: struct.__name__)
 def test_named_tuples_have_the_order_of_their_native_structs(struct):
-    """Native code reads them by position, so fields and their order must equal the structs of
-    native/programs/program.h.
-    """
+    """Native code reads them by position, so their fields must have the order of the structs."""
     text = (
         Path(__file__).parents[3] / "native" / "programs" / ("number.h" if struct is Number else "program.h")
     ).read_text()

@@ -39,7 +39,6 @@ def planned(
 
 
 def train(graph: tw.ComputeGraph, plan: tw.Plan, length: int = SEQ) -> bytes:
-    """Parameters after two steps."""
     with graph.instantiate(plan) as model:
         model.initialize(seed=1)
         for step in range(2):
@@ -48,19 +47,17 @@ def train(graph: tw.ComputeGraph, plan: tw.Plan, length: int = SEQ) -> bytes:
         return b"".join(np.ascontiguousarray(p).tobytes() for p in model.parameters().values())
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+WAYS = {
+    "f32": [{}, {"mesh": {"tp": 2}}, {"accumulation": 2, "recompute": "full"}],
+    "bf16": [{"mesh": {"dp": 2}}, {"mesh": {"fsdp": 2}}, {"offload": "optimizer"}],
+}
+
+
+@pytest.mark.parametrize("dtype", WAYS)
 def test_workers_share_a_step_with_the_same_bits(dtype):
     """One device and two, sums over microbatches, recomputation and states in files."""
     expected = train(*planned(1, dtype))
-    ways = [
-        {},
-        {"mesh": {"tp": 2}},
-        {"mesh": {"dp": 2}},
-        {"mesh": {"fsdp": 2}},
-        {"accumulation": 2, "recompute": "full"},
-        {"offload": "optimizer"},
-    ]
-    for way in ways:
+    for way in WAYS[dtype]:
         graph, plan = planned(3, dtype, **way)
         kernels = {instruction_at(plan, at).kernel for at in by_columns(plan)}
         assert {f"{k}_{dtype}" for k in ("matmul", "matmul_dx", "silu_gate", "silu_gate_backward")} <= kernels
@@ -95,21 +92,19 @@ def test_tiles_of_columns_are_ordered(axes):
 
 
 def test_enough_row_tiles_prevent_column_tiles():
-    """Norms and attention need whole rows, which cost no more; nor if there are more row tiles than
-    column tiles.
-    """
+    """Whole rows, which norms and attention need, are preferred where they keep all workers busy."""
     assert not by_columns(planned(2)[1])
     assert not by_columns(planned(16, batch=8, batch_splits=8)[1])
     assert by_columns(planned(2, batch_splits=1)[1])
     assert not by_columns(planned(2, batch_splits=1, rows_per_tile=SEQ)[1])
 
 
-@pytest.mark.parametrize("length", [1, 33, SEQ])
-def test_sequences_of_any_length_are_shared(length):
+def test_sequences_of_any_length_are_shared():
     """Rows, and rows per tile, depend on the batch."""
-    graph, plan = planned(3, lengths=True)
+    (graph, plan), alone = planned(3, lengths=True), planned(1, lengths=True)
     assert by_columns(plan)
-    assert train(graph, plan, length) == train(*planned(1, lengths=True), length)
+    for length in (1, 33):
+        assert train(graph, plan, length) == train(*alone, length), length
 
 
 @pytest.mark.parametrize("label", [None, tw.DimLabel("x", 1)], ids=["unlabelled", "of single elements"])

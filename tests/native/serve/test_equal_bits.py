@@ -139,20 +139,20 @@ def alone(served):
             reported = []
             while core.has_work:
                 core.step(reported.extend)
-            cached[model, ask] = _said(reported)["alone"]
+            cached[model, ask] = _written(reported)["alone"]
         return cached[model, ask]
 
     return write
 
 
-def _said(deltas):
+def _written(deltas):
     """Every delta per request and choice, without the number of cached tokens."""
     written = {}
     for request, delta in deltas:
         assert isinstance(delta, Delta), delta
         if delta.finish_reason != "abort":
-            said = (delta.token, delta.text, delta.finish_reason, delta.logprobs, delta.prompt_logprobs)
-            written.setdefault(request.request_id, {}).setdefault(delta.choice, []).append(said)
+            fields = (delta.token, delta.text, delta.finish_reason, delta.logprobs, delta.prompt_logprobs)
+            written.setdefault(request.request_id, {}).setdefault(delta.choice, []).append(fields)
     return written
 
 
@@ -186,20 +186,16 @@ def _play(model, limits, history, write, guessing=None, free_tokens=None):
     for event in history:
         if isinstance(event, Arrive):
             write(event.ask)  # now: later it would write over the cache of what is played
-    core, asked, dropped, reported = (
-        core_of(model, limits, speculation, draft_model, free_tokens),
-        {},
-        set(),
-        [],
-    )
+    core = core_of(model, limits, speculation, draft_model, free_tokens)
+    requests, dropped, reported = {}, set(), []
     for event in history:
         if isinstance(event, Arrive):
-            name = f"{len(asked)}"
-            asked[name] = event.ask
+            name = f"{len(requests)}"
+            requests[name] = event.ask
             core.add(event.ask.request(name, event.salt, event.priority))
             if isinstance(guessing, int):
                 for sequence in core._sequences[name]:
-                    text = [said[0] for said in write(event.ask)[sequence.choice]]
+                    text = [delta[0] for delta in write(event.ask)[sequence.choice]]
                     sequence.drafter = Oracle(sequence.history, text, guessing)
         elif isinstance(event, Drop):
             dropped.add(f"{event.number}")
@@ -209,24 +205,25 @@ def _play(model, limits, history, write, guessing=None, free_tokens=None):
                 core.step(reported.extend)
     while core.has_work:
         core.step(reported.extend)
-    said = _said(reported)
-    for name, ask in asked.items():
-        for choice, deltas in write(ask).items():
-            got = said.get(name, {}).get(choice, [])
-            assert got == deltas[: len(got)], (name, ask, choice)
-            assert len(got) == len(deltas) or name in dropped
+    written = _written(reported)
+    for name, ask in requests.items():
+        for choice, expected in write(ask).items():
+            deltas = written.get(name, {}).get(choice, [])
+            assert deltas == expected[: len(deltas)], (name, ask, choice)
+            assert len(deltas) == len(expected) or name in dropped
     assert core.scheduler.pool.num_free == limits.num_blocks
     return core
 
 
+def histories(most):
+    """A way to load the model, limits, up to this many events, a way to draft, and a prefill budget."""
+    events_of_history = st.lists(events, min_size=1, max_size=most)
+    draft_ways, budgets = st.sampled_from([*GUESSING]), st.sampled_from([1, 7, None])
+    return given(st.sampled_from([*VARIANTS]), all_limits(), events_of_history, draft_ways, budgets)
+
+
 @settings(max_examples=25)
-@given(
-    st.sampled_from([*VARIANTS]),
-    all_limits(),
-    st.lists(events, min_size=1, max_size=12),
-    st.sampled_from([*GUESSING]),
-    st.sampled_from([1, 7, None]),
-)
+@histories(12)
 def test_texts_equal_those_of_requests_alone(served, alone, name, limits, history, guessing, free_tokens):
     """Every token, text and logprob, with any other requests and on any devices."""
     _play(served[name], limits, history, partial(alone, name), GUESSING[guessing], free_tokens)
@@ -234,13 +231,7 @@ def test_texts_equal_those_of_requests_alone(served, alone, name, limits, histor
 
 @pytest.mark.soak
 @settings(max_examples=3_000)
-@given(
-    st.sampled_from([*VARIANTS]),
-    all_limits(),
-    st.lists(events, min_size=1, max_size=20),
-    st.sampled_from([*GUESSING]),
-    st.sampled_from([1, 7, None]),
-)
+@histories(20)
 def test_texts_equal_those_of_requests_alone_at_length(
     served, alone, name, limits, history, guessing, free_tokens
 ):
@@ -289,7 +280,7 @@ def test_a_model_drafts_for_itself(served, alone, tmp_path):
             while core.has_work:
                 core.step(reported.extend)
                 calls += 1
-            deltas = _said(reported)["guessed"]
+            deltas = _written(reported)["guessed"]
             assert deltas == alone("one", ask)
             assert calls <= len(deltas[0]) / 4 + 3
 
@@ -392,21 +383,8 @@ def _guesses_are_believed(monkeypatch):
     monkeypatch.setattr(core_module._Row, "confirms", lambda self, token: bool(self.drafts))
 
 
-FAULTS = [
-    *(
-        _freed_early,
-        _wrong_slot,
-        _wrong_position,
-        _without_tokens,
-        _draws_by_place,
-        _rows_swapped,
-        _prepared_wrongly,
-        _draws_as_before,
-        _still_found,
-        _guesses_are_kept,
-        _guesses_are_believed,
-    ),
-]
+FAULTS = [_freed_early, _wrong_slot, _wrong_position, _without_tokens, _draws_by_place, _rows_swapped]
+FAULTS += [_prepared_wrongly, _draws_as_before, _still_found, _guesses_are_kept, _guesses_are_believed]
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
@@ -443,10 +421,7 @@ def test_keys_without_a_field_find_blocks_of_others(served, alone, monkeypatch, 
     if forgotten == "salt":
         pair = request_of("a", ids[:150], way, salt=0), request_of("b", ids[:150], way, salt=1)
     else:  # the second's blocks are the first's, in the other order
-        pair = (
-            request_of("a", ids[:129], way),
-            request_of("b", [*ids[64:128], *ids[:64], 5], way),
-        )
+        pair = request_of("a", ids[:129], way), request_of("b", [*ids[64:128], *ids[:64], 5], way)
     assert cached(*pair) == 0
     monkeypatch.setattr(sequence_module, "block_key", wrong)
     assert cached(*pair) == 2 * BLOCK_SIZE

@@ -1,15 +1,13 @@
 """`LLM`: outputs with vLLM's names, ends of texts, and reports about them."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from native.serve.serving_models import CHAT_TEMPLATE, MAX_CONTEXT, TEXTS, save_model
-from support.faults import inject
 from tilewise import LLM, SamplingParams
-from tilewise.core import ConfigError, TaskFailed
+from tilewise.core import ConfigError
 from tilewise.core.progress import Progress
 from tilewise.generate import encode_prompt
 from tilewise.serve import core as core_module
@@ -122,23 +120,6 @@ def test_a_conversation(llm, model_dir):
     assert [o.outputs for o in llm.chat([talk, talk], GREEDY)] == [wanted.outputs] * 2
 
 
-def test_threads_share_a_model(llm):
-    """Lists from several threads, each with the results of a single caller."""
-    wanted = [output.outputs for output in llm.generate(TEXTS, GREEDY)]
-    with ThreadPoolExecutor(3) as pool:
-        for outputs in pool.map(lambda _: llm.generate(TEXTS, GREEDY), range(6)):
-            assert [output.outputs for output in outputs] == wanted
-
-
-def test_an_error_ends_only_its_call(llm):
-    """A failing kernel is the call's error; the next call succeeds."""
-    wanted = llm.generate(TEXTS, GREEDY)[2].outputs
-    inject(llm.engine.model.instance, "throw", 0, "attention_paged", 0)
-    with pytest.raises(TaskFailed, match="attention_paged"):
-        llm.generate(TEXTS, GREEDY)
-    assert llm.generate(TEXTS, GREEDY)[2].outputs == wanted
-
-
 def test_texts_end_at_the_limits(llm):
     """max_tokens, or the context without another limit."""
     assert _first(llm, TEXTS[0], SamplingParams(max_tokens=5, ignore_eos=True)).finish_reason == "length"
@@ -218,14 +199,13 @@ def test_logprobs_of_texts(llm):
     assert [list(figures) for figures in whole.prompt_logprobs[1:]] == [[6], [7]]
 
 
-def test_generation_config_has_the_defaults(model_dir, tmp_path):
+def test_generation_config_has_the_defaults(llm, tmp_path):
     """generation_config.json's settings apply to requests without their own."""
     directory = save_model(tmp_path / "set")
     file = {"temperature": 0.5, "top_k": 7, "top_p": 0.8, "max_new_tokens": 4, "repetition_penalty": 1.5}
     (directory / "generation_config.json").write_text(json.dumps({"do_sample": True, **file}))
-    with LLM(directory, dtype="f32") as llm:
-        wanted = SamplingParams(temperature=0.5, top_k=7, top_p=0.8, max_tokens=4, repetition_penalty=1.5)
-        assert llm.get_default_sampling_params() == wanted
-        assert len(llm.generate("a")[0].outputs[0].token_ids) <= 4
-    with LLM(model_dir, dtype="f32") as llm:
-        assert llm.get_default_sampling_params() == SamplingParams()
+    with LLM(directory, dtype="f32") as own:
+        expected = SamplingParams(temperature=0.5, top_k=7, top_p=0.8, max_tokens=4, repetition_penalty=1.5)
+        assert own.get_default_sampling_params() == expected
+        assert len(own.generate("a")[0].outputs[0].token_ids) <= 4
+    assert llm.get_default_sampling_params() == SamplingParams()

@@ -1,6 +1,5 @@
 """Texts that follow schemas, expressions, choices and grammars, with a model of random weights."""
 
-import asyncio
 import json
 import random
 import re
@@ -13,8 +12,6 @@ from native.serve.serving_models import TEXTS, save_model
 from tilewise.core import ConfigError
 from tilewise.serve import LLM, SamplingParams, StructuredOutputsParams
 from tilewise.serve.structured import Grammar
-from tilewise.server import ServerSettings, answer_lines
-from tilewise.server.requests.model_files import ModelFiles
 
 SCALARS = ("string", "integer", "number", "boolean", "null", "enum", "const", "pattern")
 CHOICES = ["é", 'a"b\\', "x\ny", "/", "日本", "a.b", "\x07", "ab"]
@@ -119,7 +116,7 @@ def one(llm, seed=0, temperature=1.0, **kind):
     return llm.generate("import", params)[0].outputs[0]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_each_kind(llm, seed):
     """Expressions match the whole text, choices are exact, grammars derive it, objects parse."""
     completion = one(llm, seed, regex=r"[a-c]{3}[0-9]{1,4}x?")
@@ -139,11 +136,6 @@ def test_whitespace_pattern(llm):
     assert "  " in completion.text and re.fullmatch(
         r"\[(  )?(true|false)(  )?,(  )?(true|false)(  )?\]", completion.text
     )
-
-
-def test_greedy_structured_text(llm):
-    """Temperature 0 takes the most likely allowed token."""
-    assert one(llm, temperature=0, regex="(no|maybe)").text in ("no", "maybe")
 
 
 @pytest.mark.parametrize(("regex", "beginning"), [("no", "no"), ("a+", "a" * 20)])
@@ -175,32 +167,16 @@ def test_structured_texts_do_not_depend_on_other_requests(llm):
     assert len({text.text for text in together[1]}) > 1
 
 
-def test_structured_texts_of_an_event_loop(llm):
-    """The asynchronous engine."""
-    params = SamplingParams(seed=1, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
-
-    async def ask():
-        async for output in llm.engine.generate("import", params):
-            newest = output
-        return newest.outputs[0]
-
-    assert asyncio.run(ask()).text in ("yes", "no")
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ({"regex": "(a"}, "unclosed group|invalid regex"),
         ({"regex": "(a{1000}){1000}"}, "too many expressions"),
         ({"grammar": "start: x"}, "unknown name"),
-        ({"grammar": "nothing"}, r"Lark's syntax, with a rule `start`; got line 1, column 8: Expected"),
         ({"grammar": 'root ::= "a"'}, "Lark's syntax.*; got line 1, column 7: Expected"),
         ({"regex": r"\d+("}, r"Rust's syntax.*; got the regular expression \\d\+\(: unclosed group; correct"),
         ({"regex": "(?=a)a+"}, r"look-around, .* is not supported; correct or simplify it"),
-        ({"json": {"pattern": "a(b", "type": "string"}}, "unclosed group"),
         ({"json": {"not": {}}}, "Unimplemented keys"),
         ({"json": {"$ref": "http://example.org/schema.json"}}, "does not fetch|not present"),
-        ({"json": {"type": "string", "pattern": "^a$", "minLength": 3}}, "Unsatisfiable"),
         ({"json": {"enum": [str(number) for number in range(100_000)]}}, "too big"),
         ({"json": {"$ref": "#"}}, "matches no text"),
     ],
@@ -217,7 +193,7 @@ def test_a_grammar_that_becomes_too_complex_ends_only_its_request(llm):
     """Limits apply in steps, too: one request fails, the other's text is unchanged."""
     params = SamplingParams(max_tokens=20, seed=2)
     bomb = SamplingParams(structured_outputs=StructuredOutputsParams(regex="c(a{1000}){1000}"))
-    wanted = llm.generate("import", params)[0].outputs
+    expected = llm.generate("import", params)[0].outputs
     requests = llm.engine.requests(["import", "import"], [params, bomb])
     queue = []
     llm.engine.submit(requests, queue.append)
@@ -225,7 +201,7 @@ def test_a_grammar_that_becomes_too_complex_ends_only_its_request(llm):
     (error,) = [event for event in queue if isinstance(event, BaseException)]
     assert isinstance(error, ConfigError) and "limits of work" in str(error)
     tokens = [event.token for event in queue if not isinstance(event, BaseException)]
-    assert tokens == wanted[0].token_ids
+    assert tokens == expected[0].token_ids
 
 
 def test_a_model_without_an_end_token_is_rejected(tmp_path):
@@ -235,30 +211,3 @@ def test_a_model_without_an_end_token_is_rejected(tmp_path):
         pytest.raises(ConfigError, match="need an end token"),
     ):
         one(endless, choice=["a"])
-
-
-def line(**body):
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 80, "seed": 1, **body}
-    return json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body})
-
-
-def test_structures_in_batch_files(llm, model_dir):
-    """OpenAI's `response_format` and vLLM's `structured_outputs`; mistakes get status 400."""
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    schema["additionalProperties"] = False
-    schema_format = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
-    lines = [
-        line(response_format=schema_format),
-        line(structured_outputs={"choice": ["yes", "no"]}),
-        line(response_format={"type": "text"}),
-        line(response_format={"type": "xml"}),
-        line(response_format={"type": "json_schema"}),
-        line(response_format={"type": "text"}, structured_outputs={"choice": ["a"]}),
-        line(structured_outputs={"regexp": "a"}),
-        line(structured_outputs=3),
-    ]
-    files = ModelFiles(str(model_dir), ServerSettings(), {})
-    answers = [answer["response"] for answer in answer_lines(llm.engine, files, lines)]
-    assert [answer["status_code"] for answer in answers] == [200] * 3 + [400] * 5
-    texts = [answer["body"]["choices"][0]["message"]["content"] for answer in answers[:2]]
-    assert list(json.loads(texts[0])) == ["ok"] and texts[1] in ("yes", "no")

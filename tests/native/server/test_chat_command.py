@@ -13,7 +13,7 @@ from native.server.served import usual_server
 from tilewise.cli.main import _run
 from tilewise.server.load import Target
 
-GIVEN = {"seed": 3, "max_tokens": 8, "temperature": 0.9}
+SAMPLING = {"seed": 3, "max_tokens": 8, "temperature": 0.9}
 
 
 @pytest.fixture
@@ -23,7 +23,9 @@ def talk(monkeypatch, capsys):
     def run(*options, typed="", code=0):
         server = usual_server()
         monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-        args = [part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        args = [
+            part for name, value in SAMPLING.items() for part in (f"--{name.replace('_', '-')}", str(value))
+        ]
         assert _run(["chat", "--url", server.url, *args, *options]) == code
         return capsys.readouterr()
 
@@ -34,7 +36,7 @@ def answer(*messages):
     """The server's own answer to a conversation."""
     roles = ("user", "assistant") * len(messages)
     reported = [{"role": role, "content": text} for role, text in zip(roles, messages)]
-    body = {"model": "small", "messages": reported, **GIVEN}
+    body = {"model": "small", "messages": reported, **SAMPLING}
     return json.loads(json.dumps(usual_server().ask("/v1/chat/completions", body)[1]))["choices"][0][
         "message"
     ]["content"]
@@ -44,17 +46,17 @@ def test_answers_depend_on_the_conversation(talk):
     """Each answers all messages before it; /reset starts again, /exit ends."""
     first = answer("one")
     second = answer("one", first, "two")
-    said = talk("one", typed="two\n/reset\none\n/exit\nnever\n")
-    assert said.out == f"{first}\n{second}\n{first}\n"
-    assert "new conversation" in said.err
+    output = talk("one", typed="two\n/reset\none\n/exit\nnever\n")
+    assert output.out == f"{first}\n{second}\n{first}\n"
+    assert "new conversation" in output.err
     assert talk("--quick", "one").out == f"{first}\n"
 
 
 def test_a_failed_message_is_reported_and_removed(talk):
     """A too long message gives one line, and the next is answered; as the last message, it sets the exit code."""
     first = answer("one")
-    said = talk(typed=f"{'word ' * 400}\none\n")
-    assert said.out.strip() == first.strip() and "no answer: status 400" in said.err
+    output = talk(typed=f"{'word ' * 400}\none\n")
+    assert output.out.strip() == first.strip() and "no answer: status 400" in output.err
     assert "no answer" in talk("--quick", "word " * 400, code=1).err
     assert "choose from small" in talk("--model", "another", "hello", code=2).err
     assert "--quick needs MESSAGE" in talk("--quick", code=2).err
@@ -74,9 +76,9 @@ def test_unexpected_events_are_errors(talk, monkeypatch):
                     yield event
 
     monkeypatch.setattr(Target, "events", changed)
-    said = talk("--url", f"{usual_server().url}/v1/", typed="one\n" * 5)
-    assert said.err.count("no answer: an event has an unexpected form") == 4
-    assert said.out.strip() == answer("one").strip()
+    output = talk("--url", f"{usual_server().url}/v1/", typed="one\n" * 5)
+    assert output.err.count("no answer: an event has an unexpected form") == 4
+    assert output.out.strip() == answer("one").strip()
 
 
 @pytest.mark.usefixtures("no_collection")
@@ -94,9 +96,9 @@ def test_ctrl_c_stops_an_answer(talk, monkeypatch):
                 yield event
 
     monkeypatch.setattr(Target, "events", interrupted)
-    said = talk("on and on", typed="and now?\n/exit\n")
-    assert said.err.count("(stopped)") == 1
-    first, second = said.out.removesuffix("\n").split("\n", 1)
+    output = talk("on and on", typed="and now?\n/exit\n")
+    assert output.err.count("(stopped)") == 1
+    first, second = output.out.removesuffix("\n").split("\n", 1)
     assert second == answer("on and on", first, "and now?") and answer("on and on").startswith(first)
     usual_server().wait_idle()
 
@@ -113,6 +115,6 @@ def test_control_characters_are_escaped_on_a_terminal(talk, monkeypatch):
     for is_terminal in (False, True):
         for stream in (sys.stdout, sys.stderr):
             monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
-        said = talk("--quick", "hello")
-        assert ("\x1b" in said.out, "\x1b" in said.err) == (not is_terminal, not is_terminal)
-    assert said.out == "\\x1b]52;c;cm0=\\x07!\n" and "\\x1b]52;c;cm0=\\x07?" in said.err
+        output = talk("--quick", "hello")
+        assert ("\x1b" in output.out, "\x1b" in output.err) == (not is_terminal, not is_terminal)
+    assert output.out == "\\x1b]52;c;cm0=\\x07!\n" and "\\x1b]52;c;cm0=\\x07?" in output.err

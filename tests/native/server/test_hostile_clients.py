@@ -141,20 +141,14 @@ WRONG = [
     ({"prompt": ""}, "prompt"),
     ({"prompt": [-1]}, "prompt.0"),
     ({"prompt": [10**6]}, "prompt"),
-    ({"prompt": ["x"] * 3000}, "prompt"),
     ({"prompt": ["x"] * 1000, "n": 100}, "n"),
     ({"prompt": [[1, "x"]]}, "prompt.0.1"),
-    ({"prompt": [[1], "x"]}, "prompt.1"),
-    ({"prompt": {"a": 1}}, "prompt"),
-    ({}, "prompt"),
     ({"prompt": "\ud800"}, "prompt"),
     ({"prompt": "x" * 10**6}, "prompt"),
     ({"prompt": "x", "stop": ["y"] * 65}, "stop"),
     ({"prompt": "x", "stop": ["y", ""]}, "stop.1"),
-    ({"prompt": "x", "stop": ["y", 5]}, "stop.1"),
     ({"prompt": "x", "stop": "y" * 1025}, "stop"),
     ({"prompt": "x", "stop": "\ud800"}, "stop"),
-    ({"prompt": "x", "logprobs": 10**6}, "logprobs"),
     ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt": [[5] * 250] * 250, "echo": True, "logprobs": 20, "max_tokens": 1}, "logprobs"),
     ({"prompt": ["x"] * 16, "n": 128, "logprobs": 20, "max_tokens": 256}, "logprobs"),
@@ -163,23 +157,24 @@ WRONG = [
     ({"prompt": "x", "suffix": "y"}, "suffix"),
     ({"prompt": "x", "n": 2, "temperature": 0}, "n"),
     ({"prompt": "x", "best_of": 2}, "best_of"),
-    ({"prompt": "x", "presence_penalty": 3}, "presence_penalty"),
     ({"prompt": "x", "min_tokens": 9, "max_tokens": 2}, "min_tokens"),
     ({"prompt": "x", "structured_outputs": {"regex": "(("}}, "structured_outputs"),
-    ({"prompt": "x", "structured_outputs": {"choice": ["a", ""]}}, "structured_outputs"),
     ({"prompt": "x", "structured_outputs": {"regex": "(a*)*(a{1000}){1000}b"}}, "structured_outputs"),
     ({"prompt": "x", "structured_outputs": {"json": {"$ref": "http://127.0.0.1:9/x"}}}, "structured_outputs"),
     ({"prompt": "x", "structured_outputs": {"json": references(3000)}}, "structured_outputs"),
+    ({"prompt": "x", "structured_outputs": {"regexp": "a"}}, "structured_outputs"),
+    ({"prompt": "x", "structured_outputs": 3}, "structured_outputs"),
+    (
+        {"prompt": "x", "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}},
+        "structured_outputs",
+    ),
     ({"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format"),
     ({"prompt": "x", "response_format": {"type": "xml"}}, "response_format"),
     ({"prompt": "x", "response_format": {"type": "json_object", "schema": "x"}}, "response_format"),
     ({"prompt": "x", "allowed_token_ids": []}, "allowed_token_ids"),
     ({"prompt": "x", "seed": 1 << 63}, "seed"),
-    ({"prompt": "x", "top_p": -0.5}, "top_p"),
-    ({"prompt": "x", "logit_bias": {"1": "x"}}, "logit_bias.1"),
     ({"prompt": "x", "logit_bias": {"999999": 1.0}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {"x": 1.0}}, "logit_bias"),
-    ({"prompt": "x", "logit_bias": {"1": 1e9}}, "logit_bias"),
     ({"prompt": "x", "stream": "yes"}, "stream"),
 ]
 WRONG_TALKS = [
@@ -187,14 +182,6 @@ WRONG_TALKS = [
     ({"messages": [{"content": "x"}]}, "messages.0.role"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "messages.0.content.0.type",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
-        "messages.0.content.0.type",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]},
         "messages.0.content.0.type",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]}, "messages.0.content.0.text"),
@@ -206,7 +193,6 @@ WRONG_TALKS = [
         "messages.1.content.1",
     ),
     ({"messages": TALK, "tool_choice": {"type": "function", "function": 7}}, "tool_choice.function"),
-    ({"messages": []}, "messages"),
     ({"messages": TALK, "tool_choice": "required"}, "tool_choice"),
     ({"messages": TALK, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"messages": TALK, "top_logprobs": 2}, "top_logprobs"),
@@ -233,10 +219,10 @@ WRONG_RESPONSES = [
 def test_wrong_fields_are_named(server):
     """Status 400, with the name of the wrong field."""
     for path, cases in ((COMPLETION, WRONG), (CHAT, WRONG_TALKS), ("/v1/responses", WRONG_RESPONSES)):
-        for body, param in cases:
-            for stream in ({}, {"stream": True}):
-                status, reported = server.ask(path, {**stream, **body})
-                assert status == 400 and reported["error"]["param"] == param, (str(body)[:200], reported)
+        for body, param in cases:  # streams, so that a check after the first chunk would be found
+            status, reported = server.ask(path, {"stream": True, **body})
+            assert status == 400 and reported["error"]["param"] == param, (str(body)[:200], reported)
+        assert server.ask(path, cases[0][0])[0] == 400
     for path, usual in ((COMPLETION, {"prompt": "x"}), (CHAT, {"messages": TALK})):
         for fields, rule in (
             ({"stream_options": {}}, "stream_options needs stream"),
@@ -268,10 +254,8 @@ def test_costly_grammars_do_not_delay_others(server):
         for _ in range(3):
             assert server.ask(COMPLETION, {"prompt": "x", "max_tokens": 4})[0] == 200
         assert not all(one.done() for one in costly)
-        assert {one.result() for one in costly} <= {
-            200,
-            400,
-        }  # a machine with much to do may find them too costly
+        # 400 on a busy machine, which may find them too costly
+        assert {one.result() for one in costly} <= {200, 400}
     server.wait_idle()
 
 
@@ -346,7 +330,7 @@ def _play(server, count, seed):
         connection.close()
 
 
-def _held(server):
+def _resources(server):
     """Open files and threads of both processes when idle. Thread pools need not be full yet, nor
     the pools of processes that render templates and compile grammars, each with two pipes.
     """
@@ -363,9 +347,9 @@ def _held(server):
     ]
 
 
-def _nothing_is_held(server, before):
+def _require_no_leak(server, before):
     for _ in range(200):
-        current = _held(server)
+        current = _resources(server)
         if all(new <= old for pair, first in zip(current, before) for new, old in zip(pair, first)):
             return
         time.sleep(0.02)
@@ -374,17 +358,17 @@ def _nothing_is_held(server, before):
 
 def test_mutated_requests_leak_nothing(server):
     """Forty random ones: no crash, error bodies, and no more blocks, files or threads than before."""
-    _play(server, 10, seed=0)  # whatever is made once, is made
-    before = _held(server)
+    _play(server, 10, seed=0)  # so that what is made only once exists
+    before = _resources(server)
     _play(server, 40, seed=1)
-    _nothing_is_held(server, before)
+    _require_no_leak(server, before)
 
 
 @pytest.mark.slow
 def test_a_thousand_mutated_requests_leak_nothing(server):
     """The same with a thousand, and memory."""
     _play(server, 300, seed=2)
-    before = _held(server)
+    before = _resources(server)
 
     def memory():
         text = Path(f"/proc/{server.process.pid}/status").read_text()
@@ -392,7 +376,7 @@ def test_a_thousand_mutated_requests_leak_nothing(server):
 
     used = memory()
     _play(server, 1000, seed=3)
-    _nothing_is_held(server, before)
+    _require_no_leak(server, before)
     assert memory() < used + (32 << 10)
 
 
@@ -415,7 +399,7 @@ def test_an_hour_of_mixed_load_in_constant_memory(server, capsys):
                 list(clients.map(partial(_play, server, 50), range(4 * seed, 4 * seed + 4)))
 
     def figures():
-        (files, threads), (engine_files, engine_threads) = _held(server)
+        (files, threads), (engine_files, engine_threads) = _resources(server)
         http_kb, engine_kb = memory()
         usage, texts = server.metric("kv_cache_usage_perc"), server.metric("request_generation_tokens_count")
         return (
@@ -424,9 +408,9 @@ def test_an_hour_of_mixed_load_in_constant_memory(server, capsys):
         )
 
     play(SOAK_S / 60, 1000)
-    before, used, first = _held(server), memory(), figures()
+    before, used, first = _resources(server), memory(), figures()
     play(SOAK_S, 2000)
-    _nothing_is_held(server, before)
+    _require_no_leak(server, before)
     with capsys.disabled():
         print(f"\nafter {SOAK_S / 60:g} s: {first}\nafter {SOAK_S:g} s more: {figures()}")
     assert all(new < old + (32 << 10) for new, old in zip(memory(), used))
@@ -451,6 +435,8 @@ def test_slow_senders_and_full_queues():
         "request_timeout_s": 0.2,
         "max_connections": 6,
         "max_num_waiting": 2,
+        "max_request_bytes": 2048,
+        "max_logprobs": 2,
     }
     server = Served(small_model(), script=STRICT, settings=settings).wait_ready()
     try:
@@ -469,10 +455,12 @@ def test_slow_senders_and_full_queues():
         assert all(link.recv(1) == b"" for link in links)
         for link in links:
             link.close()
-        status, reported = server.ask(
-            COMPLETION, {"prompt": ["a"] * 3, "n": 2, "max_tokens": 250, "ignore_eos": True}
-        )
-        assert status in (200, 504), reported
+        assert server.ask(COMPLETION, {"prompt": "x" * 2048})[0] == 413
+        for count, status in ((2, 200), (3, 400)):
+            assert server.ask(COMPLETION, {"prompt": "x", "logprobs": count, "max_tokens": 1})[0] == status
+        body = {"prompt": ["a"] * 3, "n": 2, "max_tokens": 250, "ignore_eos": True}
+        status, reported = server.ask(COMPLETION, body)
+        assert status == 200 or (status == 504 and reported["error"]["type"] == "timeout_error"), reported
         long = {"prompt": "a", "n": 4, "max_tokens": 250, "ignore_eos": True, "stream": True}
         one = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         one.request("POST", COMPLETION, json.dumps(long), {"content-type": "application/json"})
@@ -480,9 +468,9 @@ def test_slow_senders_and_full_queues():
         answer.readline()
         two = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         two.request("POST", COMPLETION, json.dumps(long), {"content-type": "application/json"})
-        refused = two.getresponse()
-        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-        assert json.loads(refused.read())["error"]["type"] == "rate_limit_error"
+        rejected = two.getresponse()
+        assert (rejected.status, rejected.headers["retry-after"]) == (429, "1")
+        assert json.loads(rejected.read())["error"]["type"] == "rate_limit_error"
         assert answer.read().endswith(b"data: [DONE]\n\n")
         one.close()
         two.close()

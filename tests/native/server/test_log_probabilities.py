@@ -106,12 +106,12 @@ def test_a_prompt_that_fills_the_context_can_be_scored(served):
         (COMPLETION, {**asked, "prompt": [*ids, 5]}),
     )
     assert scored["usage"]["prompt_tokens"] == size and scored["usage"]["completion_tokens"] == 0
-    wanted = shorter["choices"][0]["logprobs"]["token_logprobs"]
+    expected = shorter["choices"][0]["logprobs"]["token_logprobs"]
     figures = scored["choices"][0]["logprobs"]["token_logprobs"]
-    assert len(figures) == size and figures[:-1] == wanted
+    assert len(figures) == size and figures[:-1] == expected
     for answer, new in ((writes, 1), (longer, 0)):
-        got = f"you requested {size + 1} tokens ({size + 1 - new} in the prompt, {new} in the completion)"
-        assert got in answer["error"]["message"] and answer["error"]["param"] == "prompt"
+        message = f"you requested {size + 1} tokens ({size + 1 - new} in the prompt, {new} in the completion)"
+        assert message in answer["error"]["message"] and answer["error"]["param"] == "prompt"
 
 
 def test_bytes_of_a_chat_give_its_text(served):

@@ -105,25 +105,23 @@ def test_fields_that_clients_send_by_default(client):
     defaults |= {"stream": False, "tools": [], "tool_choice": "auto", "prompt_cache_key": "k"}
     assert client.chat.completions.create(**usual, **ignored, **defaults).choices[0].message.content == plain
     text = {"model": "small", "prompt": "x", "max_tokens": 4, "seed": 4}
-    same = client.completions.create(
-        **text,
-        best_of=1,
-        echo=False,
-        n=1,
-        suffix=None,
-        logprobs=None,
-        stop=None,
-        user="u",
-        top_p=1,
-        temperature=1,
-    )
+    of_text = {
+        "best_of": 1,
+        "echo": False,
+        "n": 1,
+        "suffix": None,
+        "logprobs": None,
+        "stop": None,
+        "user": "u",
+    }
+    same = client.completions.create(**text, **of_text, top_p=1, temperature=1)
     assert same.choices[0].text == client.completions.create(**text).choices[0].text
     named = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "order"}}}
     for most in (None, 3):  # whole, and cut within its arguments
         asked = {**usual, **named, "max_completion_tokens": most}
         message = client.chat.completions.create(**asked).choices[0].message
-        for said in (message, message.model_dump(), message.model_dump(exclude_unset=True)):
-            talk = [*TALK, said]
+        for form in (message, message.model_dump(), message.model_dump(exclude_unset=True)):
+            talk = [*TALK, form]
             talk.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"})
             assert client.chat.completions.create(**{**usual, "messages": talk}).choices[0].message.content
     assert not message.tool_calls[0].function.arguments.endswith("}")
@@ -176,25 +174,15 @@ def test_errors_become_the_clients_exceptions(client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(**{**asked, "model": "other"})
     assert caught.value.code == "model_not_found"
-    for wrong in (
-        {"temperature": -1},
-        {"n": 0},
-        {"messages": []},
-        {"max_completion_tokens": 0},
-        {"logit_bias": {"a": 1}},
-    ):
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(**{**asked, **wrong})
-        assert caught.value.type == "invalid_request_error" and caught.value.message
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{**asked, "temperature": -1})
+    assert caught.value.type == "invalid_request_error" and caught.value.message
     long = [{"role": "user", "content": "word " * 400}]
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="small", messages=long, stream=True)
     assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
     assert "This model's maximum context length is 256 tokens. However, you requested" in str(caught.value)
     assert '"code": "context_length_exceeded"' in caught.value.response.text
-    picture = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}]
-    with pytest.raises(openai.BadRequestError, match="are not supported"):
-        client.chat.completions.create(model="small", messages=[{"role": "user", "content": picture}])
 
 
 def test_an_error_in_the_middle_of_a_stream_is_raised(client):

@@ -25,24 +25,18 @@ TALK = [{"role": "user", "content": "hello"}]
 RIGHT = [
     _line(0, CHAT, messages=TALK, max_completion_tokens=9, temperature=0, logprobs=True, top_logprobs=2),
     _line(1, COMPLETION, prompt=TEXTS[0], max_tokens=5, seed=4, n=2, logprobs=1, logit_bias={"7": 2.5}),
-    _line(2, COMPLETION, prompt=[5, 6, 7], max_tokens=5, temperature=0, user="u", prompt_logprobs=0),
+    _line(
+        2, COMPLETION, prompt=[5, 6, 7], max_tokens=5, temperature=0, user="a\u2028b\x85c", prompt_logprobs=0
+    ),
 ]
 WRONG = [
     ("{", "line 4 must be JSON"),
     ("[]", "line 5 must be a dictionary"),
     (json.dumps(_line(5, "/v1/embeddings", input="x")), "url must be one of"),
-    (
-        json.dumps(_line(6, COMPLETION, prompt="x", colour=2)),
-        "a field of body",
-    ),
+    (json.dumps(_line(6, COMPLETION, prompt="x", colour=2)), "a field of body"),
     (json.dumps(_line(7, COMPLETION, prompt="x", temperature=-1)), "temperature"),
-    (
-        json.dumps(_line(8, COMPLETION, prompt="x " * 900)),
-        "This model's maximum context length is 256 tokens. ",
-    ),
+    (json.dumps(_line(8, COMPLETION, prompt="x " * 900)), "maximum context length is 256 tokens. "),
     (json.dumps(_line(9, CHAT, messages="x")), "messages: "),
-    (json.dumps(_line(10, COMPLETION, prompt="x", logit_bias={"a": 1})), "keys of logit_bias"),
-    (json.dumps(_line(11, COMPLETION)), "prompt: Field required"),
     (  # which is found out while it is written
         json.dumps(_line(12, COMPLETION, prompt="x", structured_outputs={"regex": "(a{1000}){1000}"})),
         "must not exceed the limits of work",
@@ -51,9 +45,12 @@ WRONG = [
 
 
 def test_a_file_is_answered_line_by_line(model_dir, tmp_path, capsys):
-    """Valid lines get the results of `LLM`, invalid ones status 400 and the reason."""
-    lines = [*map(json.dumps, RIGHT), *(text for text, _ in WRONG), ""]
-    (tmp_path / "in.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    """Valid lines get the results of `LLM`, invalid ones status 400 and the reason. CRLF ends a line,
+    Unicode's line separators within texts do not.
+    """
+    texts = [json.dumps(line, ensure_ascii=False) for line in RIGHT]
+    lines = [*texts, *(text for text, _ in WRONG), ""]
+    (tmp_path / "in.jsonl").write_bytes("\r\n".join(lines).encode())
     out = tmp_path / "new" / "out.jsonl"
     code = _run(["run-batch", str(model_dir), str(tmp_path / "in.jsonl"), "-o", str(out), "--dtype", "f32"])
     assert code == 0, capsys.readouterr().err
@@ -96,14 +93,6 @@ def test_an_unreadable_file_is_one_line(model_dir, tmp_path, capsys):
         )
         assert code == 2 and "FILE must be lines of JSON" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_line_ends_in_json(model_dir, tmp_path, capsys):
-    """Unicode line separators in texts are not line ends; CRLF is."""
-    line = json.dumps(_line(0, COMPLETION, prompt="a\u2028b\x85c", max_tokens=2), ensure_ascii=False)
-    (tmp_path / "in.jsonl").write_bytes(f"{line}\r\n\r\n{line}".encode())
-    code = _run(["run-batch", str(model_dir), str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")])
-    assert code == 0 and "2 of 2 requests answered" in capsys.readouterr().err
 
 
 def test_answers_do_not_replace_the_requests(model_dir, tmp_path, capsys):

@@ -1,9 +1,7 @@
-"""The options of `tilewise serve`: each reaches its setting, and limits apply."""
+"""The options of `tilewise serve`: each reaches its setting."""
 
-import contextlib
 import re
 import shutil
-import socket
 
 import pytest
 from typer.main import get_command
@@ -86,9 +84,9 @@ def test_a_rejected_model_is_one_line(tmp_path):
     (tmp_path / "m" / "generation_config.json").write_text('{"temperature": "hot"}')
     server = Served(tmp_path / "m")
     assert server.wait_end() == 2
-    listening, refused = server.log
-    assert listening.startswith("listening on") and "temperature" in refused
-    options = set(re.findall(r"--[a-z-]+", refused))
+    listening, message = server.log
+    assert listening.startswith("listening on") and "temperature" in message
+    options = set(re.findall(r"--[a-z-]+", message))
     names = {name for param in get_command(app).commands["serve"].params for name in param.opts}
     assert options == {"--generation-config"} <= names
 
@@ -96,8 +94,8 @@ def test_a_rejected_model_is_one_line(tmp_path):
 @pytest.mark.parametrize("has_short", [False, True])
 def test_every_option_reaches_its_setting(tmp_path, monkeypatch, has_short):
     """No option is without effect or unknown to this test."""
-    taken = []
-    monkeypatch.setattr("tilewise.server.serve", lambda *args, **more: taken.append((*args, more)))
+    calls = []
+    monkeypatch.setattr("tilewise.server.serve", lambda *args, **more: calls.append((*args, more)))
     monkeypatch.setattr("tilewise.server.link.spawn.spawn_engine", lambda: None)
     monkeypatch.setattr("tilewise.checkpoint.find_model", lambda *args: args)
     (tmp_path / "keys").write_text("two\n")
@@ -108,60 +106,16 @@ def test_every_option_reaches_its_setting(tmp_path, monkeypatch, has_short):
         name = SHORT.get(option, f"--{option}") if has_short else f"--{option}"
         command += [name] if args is None else [name, args]
     assert _run(command) == 0
-    ((model, settings, engine, more),) = taken
+    ((model, settings, engine, more),) = calls
     assert model == (str(small_model()), "main") and more["name"] == str(small_model())
     assert settings.chat_template == "{{ 1 }}"
     assert engine == {_setting(option): value for option, (_, value) in ENGINE.items()}
     for option, (_, value) in SERVER.items():
         assert getattr(settings, _setting(option)) == value, option
-    asked = {part.lstrip("-").replace("-", "_") for part in command if part.startswith("--")}
+    passed = {part.lstrip("-").replace("-", "_") for part in command if part.startswith("--")}
     options_of_settings = {"enable_prefix_caching": "no_enable_prefix_caching"}
     names = {options_of_settings.get(name, name) for name in _option_names()}
-    assert has_short or names == asked
-
-
-def _raw(server, data):
-    """The answer's bytes until the server closes the connection."""
-    content = b""
-    link = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    with link, contextlib.suppress(ConnectionError):
-        link.sendall(data)
-        while piece := link.recv(1 << 16):
-            content += piece
-    return content
-
-
-@pytest.mark.slow
-def test_limits_of_the_command_line():
-    """Slow headers and bodies, large bodies, many clients, long answers, many log probabilities are rejected."""
-    limits = ["--header-timeout", "0.4", "--body-timeout", "0.4", "--request-timeout", "0.5"]
-    limits += ["--max-request-bytes", "2K", "--max-connections", "4", "--max-logprobs", "2"]
-    server = Served(small_model(), *limits, "--max-num-seqs", "2", "--no-enable-prefix-caching").wait_ready()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    try:
-        assert _raw(server, head) == b""
-        assert _raw(server, head + b"content-length: 9\r\n\r\n{").startswith(b"HTTP/1.1 408")
-        assert server.ask("/v1/completions", {"prompt": "x" * 2048})[0] == 413
-        for count, status in ((2, 200), (3, 400)):
-            body = {"prompt": "x", "logprobs": count, "max_tokens": 1}
-            assert server.ask("/v1/completions", body)[0] == status
-        long = {"prompt": ["x"] * 128, "n": 2, "max_tokens": 250, "ignore_eos": True}
-        status, reported = server.ask("/v1/completions", long)
-        assert status == 504 and reported["error"]["type"] == "timeout_error"
-        server.wait_idle()
-        again = {"prompt": list(range(3, 133)), "max_tokens": 1}
-        reported = [server.ask("/v1/completions", again)[1]["usage"] for _ in range(2)]
-        assert reported[1]["prompt_tokens_details"] == {"cached_tokens": 0}
-        with contextlib.ExitStack() as stack:
-            links = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(5)]
-            for link in links:
-                stack.enter_context(link)
-            with contextlib.suppress(ConnectionError):
-                assert links[-1].recv(1) == b""
-            links[0].sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert links[0].recv(1 << 16).startswith(b"HTTP/1.1 200")
-    finally:
-        assert server.close() == 0
+    assert has_short or names == passed
 
 
 def test_a_wrong_value_is_reported_with_its_option(capsys, monkeypatch):

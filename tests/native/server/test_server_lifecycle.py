@@ -5,7 +5,6 @@ import gc
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -113,15 +112,11 @@ def test_keys_loading_and_sigterm(tmp_path):
         server.wait_ready()
         for key in ("zero", "one", "two"):
             assert server.get("/v1/models", authorization=f"Bearer {key}")[0] == 200
-        for credentials in (
-            {},
-            {"authorization": "Bearer "},
-            {"authorization": "Basic one"},
-            {"authorization": "one"},
-        ):
-            for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
-                status, reported = server.get(path, **credentials)
-                assert status == 401 and reported["error"]["code"] == "invalid_api_key"
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
+            assert server.get(path)[0] == 401
+        for credentials in ("", "Bearer ", "Basic one", "one"):
+            status, reported = server.get("/v1/models", authorization=credentials)
+            assert status == 401 and reported["error"]["code"] == "invalid_api_key"
         body = {"prompt": list(range(3, 133)), "max_tokens": 1}
         cached = []
         for key in ("one", "two", "two"):
@@ -196,26 +191,6 @@ def test_the_http_processs_death_ends_the_engine():
 
 
 @pytest.mark.slow
-def test_a_killed_test_leaves_no_server():
-    """A killed test worker takes its servers and their engines with it."""
-    program = """
-import sys, time
-from native.server.served import Served, small_model
-server = Served(small_model()).wait_ready()
-print(server.process.pid, *server.children(), flush=True)
-time.sleep(1000)
-"""
-    place = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-c", program]
-    environment = {**os.environ, "PYTHONPATH": place}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as worker:
-        processes = [int(one) for one in worker.stdout.readline().split()]
-        worker.kill()
-    assert len(processes) >= 2
-    until(lambda: all(map(_is_gone, processes)), f"of {processes} not all have ended")
-
-
-@pytest.mark.slow
 def test_models_that_cannot_be_served_are_one_line(tmp_path):
     """Mistakes in options are found before anything listens; an error of loading ends the server."""
 
@@ -227,23 +202,12 @@ def test_models_that_cannot_be_served_are_one_line(tmp_path):
     assert done.returncode == 2 and "config.json" in done.stderr.splitlines()[-1]
     done = run(small_model(), "--port", "0", "--max-model-len", "1M", "--dtype", "f32")
     assert done.returncode == 2 and "max_model_len must lie in" in done.stderr.splitlines()[-1]
-    damaged = shutil.copytree(small_model(), tmp_path / "damaged")
-    (damaged / "generation_config.json").write_text('{"temperature": "hot"}')
-    for _ in range(
-        3
-    ):  # the engine's process finds its parent gone, at some point of loading, and says nothing
-        done = run(damaged, "--port", "0")
-        assert done.returncode == 2 and "ERROR" not in done.stderr
-        assert "(--generation-config vllm)" in done.stderr.splitlines()[-1]
     taken = socket.create_server(("127.0.0.1", 0))
     with taken:
         done = run(small_model(), "--port", taken.getsockname()[1])
         assert done.returncode == 1 and "address must be free" in done.stderr
-    for name in ("a..b", "a" * 64):  # what no name service is asked for
-        done = run(small_model(), "--port", "0", "--host", name)
-        assert (
-            done.returncode == 1 and "address must be free" in done.stderr and "Traceback" not in done.stderr
-        )
+    done = run(small_model(), "--port", "0", "--host", "a..b")  # not a name that a resolver is asked for
+    assert done.returncode == 1 and "address must be free" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

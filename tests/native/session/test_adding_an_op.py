@@ -103,7 +103,6 @@ def test_a_wrong_share_is_rejected_by_the_call(page):
 
 
 def blocks(language):
-    """The page's indented blocks of a language, dedented."""
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(rf"^   ```{language}\n(.*?)^   ```", text, re.DOTALL | re.MULTILINE)
     return [re.sub(r"^   ", "", block, flags=re.MULTILINE) for block in blocks]
@@ -162,17 +161,6 @@ def test_the_table_line_makes_the_op(page, monkeypatch):
     (spec,) = eval(line, vars(table))
     monkeypatch.setitem(KERNELS, "mix", spec)
     made = type("Mix", (Elementwise,), {"name": "mix"})()
-    wanted = page["Mix"]().signature
-    assert made.signature.operands == wanted.operands == 2
-    assert dict(made.signature.attributes) == dict(wanted.attributes) == {"share": float}
-
-
-def test_files_and_kernels_of_the_page_exist():
-    """Files and kernels that the page mentions."""
-    text = PAGE.read_text(encoding="utf-8")
-    paths = re.findall(r"`((?:src|native|tests|docs)/[\w/.]+)`", text)
-    assert len(paths) > 5
-    assert not [p for p in paths if not (ROOT / p).exists()]
-    tests = re.findall(r"`(test_\w+\.py)`", text)
-    assert not [t for t in tests if not list((ROOT / "tests").rglob(t))]
-    assert {"scale", "add"} <= set(KERNELS) and "mix" not in KERNELS
+    expected = page["Mix"]().signature
+    assert made.signature.operands == expected.operands == 2
+    assert dict(made.signature.attributes) == dict(expected.attributes) == {"share": float}

@@ -12,7 +12,6 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.fixture
 def example(request):
-    """An example as a module."""
     spec = importlib.util.spec_from_file_location(
         f"example_{request.param}", EXAMPLES / f"{request.param}.py"
     )

@@ -21,7 +21,6 @@ from tilewise.nn import linear
 
 @tw.layer
 def block(graph, x, *, factor):
-    """A layer with a parameter, a constant and attributes."""
     table = graph.constant(np.ones((4, 8), np.float32), name="table")
     return graph.scale(graph.add(linear(graph, x, "weight", 8), table), factor)
 
@@ -39,7 +38,6 @@ def small():
 
 @pytest.fixture
 def path(tmp_path):
-    """The path of the small graph's file."""
     small().save(tmp_path / "graph.json")
     return tmp_path / "graph.json"
 
@@ -87,35 +85,35 @@ def test_an_edit_without_effect_is_accepted(path):
 
 def test_truncated_files_are_rejected(path):
     """At many lengths, and with additional bytes at the end."""
-    whole = path.read_bytes()
-    for end in range(0, len(whole) - 1, 97):
-        refusal(path, whole[:end])
-    refusal(path, whole + b"0")
+    valid = path.read_bytes()
+    for end in range(0, len(valid) - 1, 97):
+        refusal(path, valid[:end])
+    refusal(path, valid + b"0")
 
 
 def test_any_flipped_bit_is_detected(path):
     """A file that is still readable has another digest."""
-    whole = path.read_bytes()
-    for at in range(0, len(whole) - 1, 13):
-        changed = bytearray(whole)
+    valid = path.read_bytes()
+    for at in range(0, len(valid) - 1, 13):
+        changed = bytearray(valid)
         changed[at] ^= 1 << at % 8
         refusal(path, bytes(changed))
 
 
 def test_other_files_are_rejected(path):
     """Other formats, other versions, other kinds of files; a pickle is not loaded."""
-    whole = path.read_bytes()
+    valid = path.read_bytes()
     cases = {
         b"": "not JSON",
         b"[]": "must have the key",
         b'{"a": 1}': "must have the key",
-        b"\xef\xbb\xbf" + whole: "byte order mark",
+        b"\xef\xbb\xbf" + valid: "byte order mark",
         pickle.dumps(print): "not",
-        whole.replace(b'graph":1', b'graph":2', 1): "has format 2",
-        whole.replace(b'graph":1', b'graph":true', 1): "has format True",
-        whole.replace(b'"digest":', b'"rows":', 1): "twice",
-        whole.replace(b'"digest":', b'"more":', 1): "it must have the keys",
-        whole.replace(b'"digest":"', b'"digest":"0', 1): "digest differs",
+        valid.replace(b'graph":1', b'graph":2', 1): "has format 2",
+        valid.replace(b'graph":1', b'graph":true', 1): "has format True",
+        valid.replace(b'"digest":', b'"rows":', 1): "twice",
+        valid.replace(b'"digest":', b'"more":', 1): "it must have the keys",
+        valid.replace(b'"digest":"', b'"digest":"0', 1): "digest differs",
         b'{"tilewise graph":' + b"[" * 100_000: "nested too deeply",
         b'{"tilewise graph":' + b"9" * 5000: "not JSON",
         b'{"tilewise graph":1,"digest":NaN}': "not a number",
@@ -132,18 +130,16 @@ def test_other_files_are_rejected(path):
 
 
 def test_large_files_are_rejected(path, monkeypatch):
-    """Bytes and values have limits, the latter checked before any value is made; such files are not
-    written either.
-    """
-    whole = path.read_bytes()
+    """Bytes and values have limits, checked before any value is made; such files are not written either."""
+    valid = path.read_bytes()
     monkeypatch.setattr(file_content, "MAX_VALUES", 300)
     assert "more than 300 values" in refusal(path)
     assert "more than 300 values" in refusal(path, b"[" * 1000)
     with pytest.raises(PlanError, match="at most"):
         small().save(path)
     monkeypatch.undo()
-    monkeypatch.setattr(file_content, "MAX_BYTES", len(whole) - 1)
-    assert "larger than" in refusal(path, whole)
+    monkeypatch.setattr(file_content, "MAX_BYTES", len(valid) - 1)
+    assert "larger than" in refusal(path, valid)
     with pytest.raises(PlanError, match="at most"):
         small().save(path)
 
@@ -244,16 +240,16 @@ def test_edits_are_rejected(what, path):
 
 def test_arrays_match_their_description(path):
     """Their base64 bytes match dtype and shape."""
-    whole = json.loads(path.read_bytes())
-    name, shape, text = whole["arrays"][0]
+    valid = json.loads(path.read_bytes())
+    name, shape, text = valid["arrays"][0]
     entries = [
         [name, shape], [name, [4, 9], text], [name, shape, text + "="], [name, shape, "é"], ["f9", shape, text],
         [name, [-1, 8], text], [name, shape, 7], [name, [1 << 39] * 30, text], "f32", [name, [], ""],
     ]  # fmt: skip
     for entry in entries:
-        refusal(path, sealed({**whole, "arrays": [entry]}))
-    assert "constant" in refusal(path, sealed({**whole, "arrays": [["i32", shape, text]]}))
-    refusal(path, sealed({**whole, "arrays": {}}))
+        refusal(path, sealed({**valid, "arrays": [entry]}))
+    assert "constant" in refusal(path, sealed({**valid, "arrays": [["i32", shape, text]]}))
+    refusal(path, sealed({**valid, "arrays": {}}))
 
 
 def nested(path, depth, keys):
@@ -286,18 +282,17 @@ def test_nested_layers_have_a_limit(path):
 
 def test_layers_are_read_once(path, monkeypatch):
     """A file in which each layer contains the previous one twice, so the first one 65,536 times."""
-    looked = []
+    names = []
     inferring = validating.op_named
-    monkeypatch.setattr(validating, "op_named", lambda name: looked.append(name) or inferring(name))
+    monkeypatch.setattr(validating, "op_named", lambda name: names.append(name) or inferring(name))
     path.write_bytes(sealed(nested(path, 16, ["a", "b"])))
     graph = tw.ComputeGraph.load(path)
-    assert len(looked) == 3 + 17 * 2
+    assert len(names) == 3 + 17 * 2
     assert graph.to_mermaid().count("subgraph") == 1 + 2 * 16
     assert "too often" in refusal(path, sealed(nested(path_of_small(path), 30, ["a", "b"])))
 
 
 def path_of_small(path):
-    """The small graph's file again."""
     small().save(path)
     return path
 

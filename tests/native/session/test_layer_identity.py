@@ -10,7 +10,6 @@ X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
 
 
 def run(graph, **inputs):
-    """Outputs by name."""
     with graph.instantiate() as model:
         model.forward(**inputs)
         return {name: model.get_tensor(name) for name in graph.draft.outputs}
@@ -54,7 +53,6 @@ def test_functions_with_one_name_are_different_layers():
 
 @tw.layer
 def passed(graph, x):
-    """x with its storage."""
     return graph.scale(x, 1.0)
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,20 +22,29 @@ BATCH = batches(MODEL, 1)[0]
 OTHER = {name: np.roll(value, 5) for name, value in BATCH.items()}
 
 
-@pytest.fixture
-def model():
+@cache
+def planned(dtype="f32", axes=()):
+    graph = training_graph(MODEL, dtype)
+    return graph, graph.plan(dict(axes))
+
+
+def opened():
     """A small model on one device, its weights made from a seed."""
-    with training_graph(MODEL, "f32").instantiate() as running:
+    graph, plan = planned()
+    with graph.instantiate(plan) as running:
         running.initialize(0)
         yield running
 
 
+model = pytest.fixture(opened)
+unchanged = pytest.fixture(opened, scope="module")  # for tests of calls that change nothing
+
+
 def state_of(model):
-    """Every weight and moment, and the step count, as bytes."""
     return {name: value.tobytes() for name, value in model.state_dict().items()}
 
 
-class Held:
+class BlockedExecutor:
     """An executor whose runs wait until they are released."""
 
     def __init__(self, executor):
@@ -42,7 +52,6 @@ class Held:
         self.entered, self.leave = threading.Event(), threading.Event()
 
     def run(self, *arguments):
-        """Report that a run has started, and wait."""
         self.entered.set()
         self.leave.wait(30)
         self.executor.run(*arguments)
@@ -76,9 +85,9 @@ def test_a_second_thread_is_rejected_and_changes_nothing(model):
     before = model.state_dict()
     expected = model.step(BATCH, 1e-3)
     model.load_state_dict(before)
-    blocked = model._executor = Held(model._executor)
-    errors = []
-    thread = threading.Thread(target=lambda: errors.append(model.step(BATCH, 1e-3)))
+    blocked = model._executor = BlockedExecutor(model._executor)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(model.step(BATCH, 1e-3)))
     thread.start()
     assert blocked.entered.wait(30)
     for name, call in {**CALLS, "close": lambda m: m.close()}.items():
@@ -86,68 +95,49 @@ def test_a_second_thread_is_rejected_and_changes_nothing(model):
             call(model)
     blocked.leave.set()
     thread.join()
-    assert errors == [expected]
-    model._executor = blocked.executor
+    assert results == [expected]
+    num_threads = len(os.listdir("/proc/self/task"))
+    model.close()  # although the first close was rejected
+    blocked.executor.close()
+    assert not hasattr(model, "_executor") and len(os.listdir("/proc/self/task")) < num_threads
 
 
 def test_a_function_runs_during_a_forward_pass(model):
     """It is called once while the model computes, and may not call it; its error is raised after the pass."""
     model.forward(**BATCH)
-    expected, refused = model.get_tensor("loss"), []
+    expected, errors = model.get_tensor("loss"), []
 
     def meanwhile():
         with pytest.raises(PlanError, match="a model runs one call at a time") as error:
             model.get_tensor("loss")
-        refused.append(error)
+        errors.append(error)
         raise ZeroDivisionError
 
     for inputs, kind in ((OTHER, ZeroDivisionError), ({}, ShapeError), (BATCH, ZeroDivisionError)):
         with pytest.raises(kind):
             model.forward(meanwhile, **inputs)
-    assert len(refused) == 2
+    assert len(errors) == 2
     assert model.get_tensor("loss") == model.get_tensor("loss", copy=False) == expected
     assert not model.get_tensor("loss", copy=False).flags.writeable
 
 
-def test_views_equal_copies(model):
+def test_views_equal_copies(unchanged):
     """Of packed weights, inputs and outputs, also during a second run."""
     for batch in (BATCH, OTHER):
-        model.forward(**batch)
-        for name in ("tokens", "loss", *model.parameter_names()):
-            assert np.array_equal(model.get_tensor(name, copy=False), model.get_tensor(name)), name
-
-
-def test_close_works_after_a_rejected_close(model):
-    """A close during a step is rejected completely: the next one still closes."""
-    blocked = model._executor = Held(model._executor)
-    thread = threading.Thread(target=lambda: model.step(BATCH, 1e-3))
-    thread.start()
-    assert blocked.entered.wait(30)
-    threads = len(os.listdir("/proc/self/task"))
-    with pytest.raises(PlanError):
-        model.close()
-    blocked.leave.set()
-    thread.join()
-    model.close()
-    assert not hasattr(model, "_executor")
-    blocked.executor.close()
-    assert len(os.listdir("/proc/self/task")) < threads
+        unchanged.forward(**batch)
+        for name in ("tokens", "loss", *unchanged.parameter_names()):
+            assert np.array_equal(unchanged.get_tensor(name, copy=False), unchanged.get_tensor(name)), name
 
 
 def test_every_call_on_a_closed_model_is_rejected(model):
-    """With the same message; closing again has no effect."""
+    """With the same message; closing again has no effect, and names need no memory."""
+    names = model.parameter_names(), model.lasting_names()
     model.close()
     model.close()
+    assert names[0] and (model.parameter_names(), model.lasting_names()) == names
     for name, call in CALLS.items():
         with pytest.raises(PlanError, match=rf"\[session.{name}\] the model must be open; got a closed one"):
             call(model)
-
-
-def test_a_closed_model_still_has_its_names(model):
-    """Facts of the plan need no memory."""
-    names = model.parameter_names(), model.lasting_names()
-    model.close()
-    assert names[0] and (model.parameter_names(), model.lasting_names()) == names
 
 
 def test_a_forked_child_is_rejected_at_once(model):
@@ -167,27 +157,21 @@ def test_a_forked_child_is_rejected_at_once(model):
     assert np.isfinite(model.step(BATCH, 1e-3).loss)
 
 
-@pytest.mark.parametrize(
-    "rate",
-    [float("nan"), float("inf"), 1e300, -1e-3, True, np.array([1e-3])],
-    ids=repr,
-)
-def test_an_invalid_learning_rate_is_rejected(model, rate):
-    """A learning rate is a finite fp32 number of at least 0; anything else changes no weight and counts no step."""
-    before = state_of(model)
+def test_invalid_options_of_a_step_are_rejected(unchanged):
+    """A rate beyond fp32 changes no weight and counts no step, nor does an unknown word."""
+    before = state_of(unchanged)
     with pytest.raises(PlanError, match="lr must"):
-        model.step(BATCH, rate)
-    assert state_of(model) == before
+        unchanged.step(BATCH, 1e300)
+    with pytest.raises(PlanError, match="stop, skip"):
+        unchanged.step(BATCH, 1e-3, on_nonfinite="ignore")
+    assert state_of(unchanged) == before
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}], ids=str)
+@pytest.mark.parametrize("dtype,axes", [("bf16", {}), ("bf16", {"dp": 2}), ("f32", {"tp": 2})], ids=str)
 def test_a_step_that_is_not_finite_changes_nothing(dtype, axes):
-    """Weights, masters and moments are unchanged; the error names the step and the first tensor
-    that is not finite.
-    """
-    graph = training_graph(MODEL, dtype)
-    with graph.instantiate(graph.plan(axes)) as model:
+    """The error names the step and the first tensor that is not finite."""
+    graph, plan = planned(dtype, tuple(axes.items()))
+    with graph.instantiate(plan) as model:
         model.initialize(0)
         model.step(BATCH, 1e-3)
         bad = model.get_tensor("layers.1.mlp.up_proj.weight")
@@ -206,17 +190,11 @@ def test_a_step_that_is_not_finite_changes_nothing(dtype, axes):
         assert not model.step(BATCH, 1e-3).is_skipped and state_of(model) != after
 
 
-class NotGiven:
+class RequiresGradient:
     """Like a PyTorch tensor that requires a gradient."""
 
     def __array__(self, *args, **named):
         raise RuntimeError("use tensor.detach().numpy() instead")
-
-
-def test_on_non_finite_has_two_values(model):
-    """Any other word is rejected before the step."""
-    with pytest.raises(PlanError, match="stop, skip"):
-        model.step(BATCH, 1e-3, on_nonfinite="ignore")
 
 
 @pytest.mark.parametrize(
@@ -227,48 +205,48 @@ def test_on_non_finite_has_two_values(model):
         ("tokens", np.zeros((16, 31), np.int32), "shapes must agree"),
         ("tokens", np.zeros((16, 32), np.float32), "must be i32"),
         ("norm.weight", np.ones(64, np.complex64), "must be f32"),
-        ("norm.weight", np.ones(64, object), "must be f32"),
         ("norm.weight", [[1, 2], [3]], "must be an array"),
         ("norm.weight", np.full(64, 1e300), "must fit f32"),
         ("norm.weight", np.ma.masked_less(np.arange(64.0), 3), "must be an array without a mask"),
         ("tokens", [np.ma.masked_less(np.arange(32), 3)] * 16, "must be an array without a mask"),
-        ("norm.weight", NotGiven(), "must be an array"),
+        ("norm.weight", RequiresGradient(), "must be an array"),
         ("positions", np.zeros((16, 32), np.int32), "a constant"),
         ("loss", np.zeros(1, np.float32), "a result"),
         ("nonsense", np.zeros(1), "must have the tensor"),
     ],
 )
-def test_a_tensor_is_written_completely_or_not_at_all(model, name, value, words):
+def test_a_tensor_is_written_completely_or_not_at_all(unchanged, name, value, words):
     """Indices, shapes, kinds and ranges are checked wherever a value enters."""
-    before = state_of(model)
+    before = state_of(unchanged)
     with pytest.raises((ShapeError, PlanError), match=words):
-        model.set_tensor(name, value)
-    assert state_of(model) == before
+        unchanged.set_tensor(name, value)
+    assert state_of(unchanged) == before
 
 
 @pytest.mark.parametrize(
     "change,words",
     [
         (lambda w: np.where(np.arange(64) == 5, np.nan, w), "finite"),
-        (lambda w: np.where(np.arange(64) == 5, -np.inf, w), "finite"),
         (lambda w: np.where(np.arange(64) == 5, 1e39, w), "finite in"),
         (lambda w: w.astype(np.int32), "floating-point"),
-        (lambda w: w.astype(bool), "floating-point"),
-        (lambda w: w.astype(object), "floating-point"),
         (lambda w: w[:-1], "shapes must agree"),
     ],
 )
-def test_invalid_weights_are_rejected_completely(model, change, words):
+def test_invalid_weights_are_rejected_completely(unchanged, change, words):
     """If the last of many is wrong, none is loaded."""
-    before = state_of(model)
-    wrong = {name: value + 1 for name, value in model.state_dict().items() if name in model.parameter_names()}
+    before = state_of(unchanged)
+    wrong = {
+        name: value + 1
+        for name, value in unchanged.state_dict().items()
+        if name in unchanged.parameter_names()
+    }
     last = "norm.weight"
     wrong[last] = change(wrong[last].astype(np.float64))
     with pytest.raises(CheckpointError, match=words):
-        model.load_parameters(wrong)
+        unchanged.load_parameters(wrong)
     with pytest.raises(CheckpointError, match=words):
-        model.load_state_dict({**model.state_dict(), **wrong})
-    assert state_of(model) == before
+        unchanged.load_state_dict({**unchanged.state_dict(), **wrong})
+    assert state_of(unchanged) == before
 
 
 @pytest.mark.parametrize("odd", [-1e-6, np.nan])
@@ -292,30 +270,13 @@ def test_second_moments_must_not_be_negative(model, odd):
     model.load_state_dict(model.copy_state())
 
 
-def test_tensors_of_no_parameter_are_rejected(model):
-    """A third layer in the file belongs to another model."""
-    stored = {name: model.get_tensor(name) for name in model.parameter_names()}
-    with pytest.raises(CheckpointError, match=r"layers\.2\.norm"):
-        model.load_parameters({**stored, "layers.2.norm": np.ones(3)})
-
-
-@pytest.mark.parametrize(
-    "count", [np.array([-1]), np.array([1.5]), np.array([[1]]), np.array([1 << 60]), None, "x"]
-)
-def test_a_step_count_must_be_valid(model, count):
+@pytest.mark.parametrize("count", [np.array([-1]), np.array([1.5]), np.array([[1]]), np.array([1 << 60])])
+def test_a_step_count_must_be_valid(unchanged, count):
     """An edited or missing one is rejected, and nothing is changed."""
-    before = state_of(model)
+    before = state_of(unchanged)
     with pytest.raises(CheckpointError, match="one count of steps"):
-        model.load_state_dict({**model.state_dict(), "optimizer.step": count})
-    assert state_of(model) == before
-
-
-def test_a_backward_pass_needs_unchanged_weights(model):
-    """A weight written after the forward pass would give a gradient of neither value."""
-    model.forward(**BATCH)
-    model.set_tensor("norm.weight", np.ones(64, np.float32))
-    with pytest.raises(PlanError, match="forward"):
-        model.backward()
+        unchanged.load_state_dict({**unchanged.state_dict(), "optimizer.step": count})
+    assert state_of(unchanged) == before
 
 
 CHILD = """
@@ -347,6 +308,5 @@ sys.exit(status)
 
 def test_a_forked_child_ends():
     """Its interpreter destroys the copy of a model without waiting for workers."""
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Every op in a small graph: result and gradient against PyTorch and finite differences, for odd sizes."""
+"""Every op in a small graph: result and gradient against PyTorch, for odd sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def rotate(x, seq):
 
 
 def norm_of_heads(x, gamma):
-    """The norm of every head in PyTorch."""
     heads = x.unflatten(-1, (-1, HEAD))
     return (heads * (heads.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gamma).flatten(-2)
 
@@ -45,7 +44,6 @@ LENGTHS = (SEQ, 1, 4)
 
 
 def attend(**scores):
-    """Attention of b to a."""
     return lambda g, a, b: g.scaled_dot_product_attention(b, a, a, head_dim=HEAD, **scores)
 
 
@@ -143,8 +141,6 @@ OPS = {
 
 
 def run_both(op, torch_op):
-    """Result and gradients of `op(a, b) + b` here and in PyTorch, and our derivatives by finite differences."""
-
     def build(g, a, b):
         return g.add(op(g, a, b), b)
 
@@ -169,11 +165,11 @@ def run_both(op, torch_op):
     }
     x_value = generator.standard_normal((BATCH, SEQ, WIDTH)).astype(np.float32)
     label_value = generator.integers(0, CLASSES, (BATCH, SEQ)).astype(np.int32)
-    batch_splits = {n: torch.tensor(v, requires_grad=True) for n, v in values.items()}
+    tensors = {n: torch.tensor(v, requires_grad=True) for n, v in values.items()}
     tx = torch.tensor(x_value)
-    ty = reference(*(tx @ batch_splits[n].T for n in names[:2]), *(batch_splits[n] for n in names[2:]))
+    ty = reference(*(tx @ tensors[n].T for n in names[:2]), *(tensors[n] for n in names[2:]))
     tloss = torch.nn.functional.cross_entropy(
-        (ty @ batch_splits["head"].T).flatten(0, 1), torch.tensor(label_value).long().flatten()
+        (ty @ tensors["head"].T).flatten(0, 1), torch.tensor(label_value).long().flatten()
     )
     tloss.backward()
     with g.instantiate() as model:
@@ -183,38 +179,16 @@ def run_both(op, torch_op):
         y_value = model.get_tensor("y")
         model.backward()
         gradients = {n: model.get_tensor(f"{n}.grad") for n in values}
-        slopes = {
-            n: finite_difference(model, n, values[n], gradients[n], x_value, label_value) for n in values
-        }
-    return (
-        y_value,
-        ty.detach().numpy(),
-        gradients,
-        {n: t.grad.numpy() for n, t in batch_splits.items()},
-        slopes,
-    )
-
-
-def finite_difference(model, name, value, gradient, x, labels):
-    """(derivative along the gradient by central differences, derivative by the gradient)."""
-    direction = gradient / max(float(np.linalg.norm(gradient)), 1e-20)
-    sums = []
-    for sign in (1, -1):
-        model.set_tensor(name, value + np.float32(sign * 2e-2) * direction)
-        model.forward(x=x, labels=labels)
-        sums.append(float(model.get_tensor("loss")[0]))
-    model.set_tensor(name, value)
-    return (sums[0] - sums[1]) / 4e-2, float((gradient * direction).sum())
+    return y_value, ty.detach().numpy(), gradients, {n: t.grad.numpy() for n, t in tensors.items()}
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_result_and_gradient(name):
-    """fp32: 2e-6 for results, 1e-5 for gradients, relative to the largest element; finite differences within 1%."""
-    y, ty, gradients, expected, slopes = run_both(*OPS[name])
+    """fp32: 2e-6 for results, 1e-5 for gradients, relative to the largest element."""
+    y, ty, gradients, expected = run_both(*OPS[name])
     assert np.abs(y - ty).max() <= 2e-6 * np.abs(ty).max()
     for n, g in gradients.items():
         assert np.abs(g - expected[n]).max() <= 1e-5 * np.abs(expected[n]).max(), n
-        assert abs(slopes[n][0] - slopes[n][1]) <= 0.01 * abs(slopes[n][1]) + 2e-4, (n, slopes[n])
 
 
 @pytest.mark.parametrize("ta", [False, True])
@@ -301,41 +275,6 @@ def test_sequences_cut_by_tiles_are_rejected():
     g.output(g.scaled_dot_product_attention(q, q, q, head_dim=8), "y")
     with pytest.raises(PlanError, match="whole sequences"):
         g.plan()
-
-
-def test_a_vector_used_twice():
-    """A gamma shared by two norms gets the sum of both gradients, as in PyTorch."""
-    g = tw.ComputeGraph("shared")
-    x = g.input([T, WIDTH], name="x")
-    labels = g.input([T], "i32", name="labels", storage="scalars")
-    gamma = g.parameter([WIDTH], name="gamma")
-    w = g.parameter([WIDTH, WIDTH], name="w")
-    h = g.rms_norm(g.matmul(g.rms_norm(x, gamma, eps=1e-5), w, transpose_b=True), gamma, eps=1e-5)
-    loss, _ = g.mean_cross_entropy(
-        g.matmul(h, g.parameter([CLASSES, WIDTH], name="head"), transpose_b=True), labels
-    )
-    g.loss(loss)
-    generator = np.random.default_rng(0)
-    values = {
-        n: generator.standard_normal(g.find(n).shape).astype(np.float32) for n in ("gamma", "w", "head")
-    }
-    vx = generator.standard_normal((T, WIDTH)).astype(np.float32)
-    vl = generator.integers(0, CLASSES, T).astype(np.int32)
-    batch_splits = {n: torch.tensor(v, requires_grad=True) for n, v in values.items()}
-
-    def norm(t):
-        return t * (t.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * batch_splits["gamma"]
-
-    out = norm(norm(torch.tensor(vx)) @ batch_splits["w"].T) @ batch_splits["head"].T
-    torch.nn.functional.cross_entropy(out, torch.tensor(vl).long()).backward()
-    with g.instantiate() as model:
-        for n, v in values.items():
-            model.set_tensor(n, v)
-        model.forward(x=vx, labels=vl)
-        model.backward()
-        for n, split in batch_splits.items():
-            expected = split.grad.numpy()
-            assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
 
 
 def test_elementwise_ops_on_parameters():

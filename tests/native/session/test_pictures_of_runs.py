@@ -13,7 +13,6 @@ from tilewise.plan.picture import draw_plan
 
 
 def run(axes, accumulation, seq=32, length=32):
-    """A plan, and the timeline of a step."""
     model = config()
     graph = training_graph(model, "f32", 16, seq)
     plan = graph.plan(axes, accumulation=accumulation, recompute="full")

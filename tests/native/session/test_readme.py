@@ -20,7 +20,6 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"
 
 @pytest.fixture
 def demo_model(tmp_path, monkeypatch):
-    """A small model in the place of the demo's."""
     tokenizer = train_tokenizer(["def main():\n    import os\n"] * 8, vocab_size=288)
     config = llama.LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),

@@ -65,7 +65,6 @@ dist.destroy_process_group()
 
 
 def of_fsdp2(folder: Path) -> list[float]:
-    """The losses of PyTorch's two processes."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PEER, str(folder), str(rank), json.dumps(SIZES)],
@@ -85,9 +84,7 @@ def of_fsdp2(folder: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_twenty_steps_follow_fsdp2(tmp_path):
-    """Losses within 1e-4, with the same clipping and decay. Every label counts, so that the mean of
-    halves is the mean.
-    """
+    """Losses within 1e-4, with the same clipping and decay; every label counts."""
     model = llama.LlamaConfig(**SIZES)
     generator = np.random.default_rng(5)
     text = generator.integers(0, model.vocab_size, (4, BATCH, SEQ + 1)).astype(np.int32)

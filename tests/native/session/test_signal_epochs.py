@@ -34,7 +34,6 @@ def block(graph, x):
 
 
 def build():
-    """A stack of blocks and a loss."""
     graph = tw.ComputeGraph("stack")
     x = graph.input([BATCH, SEQ, WIDTH], name="x", labels=[ROWS, None, None])
     labels = graph.input([BATCH, SEQ], "i32", name="labels", labels=[ROWS, None], storage="scalars")
@@ -47,7 +46,6 @@ def build():
 
 
 def data():
-    """One batch."""
     generator = np.random.default_rng(0)
     return {
         "x": generator.standard_normal((BATCH, SEQ, WIDTH), np.float32),
@@ -56,7 +54,6 @@ def data():
 
 
 def running(axes, workers, **options):
-    """An initialized instance."""
     graph = build()
     model = graph.instantiate(graph.plan(axes, workers_per_device=workers), **options)
     model.initialize(0)
@@ -64,9 +61,7 @@ def running(axes, workers, **options):
 
 
 def test_a_late_gradient_is_waited_for():
-    """While device 0's first weight gradient is delayed, device 1 does not reduce it, although
-    later ones are complete.
-    """
+    """Device 1 does not reduce a delayed gradient of device 0, although later ones are complete."""
     with running({"dp": 2}, 2, deadline_s=1.0) as model:
         model.forward(**data())
         inject(model, "stall", 0, "linear_dw:weight", 0)

@@ -1,6 +1,4 @@
-"""Native code for the tests of the task runtime, compiled once per session, and runtimes that are
-closed after tests.
-"""
+"""Native code for the tests of the task runtime, and runtimes that are closed after tests."""
 
 from __future__ import annotations
 
@@ -31,7 +29,6 @@ def compile_library(source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory) -> Path:
-    """The path of a library with the kernels of kernels.cc."""
     return compile_library(SOURCE, tmp_path_factory.mktemp("kernels") / "libkernels.so")
 
 

@@ -115,7 +115,6 @@ def accesses(draw, owned, is_child=False):
 
 @st.composite
 def programs_of(draw, number, may_fail):
-    """The steps of one thread."""
     steps: list[Step] = []
     scopes: list[list[object]] = [[]]
     num_owned = 0
@@ -157,9 +156,7 @@ def programs_of(draw, number, may_fail):
 
 @st.composite
 def programs(draw):
-    """Whole programs. Several submitters never fail, because the tasks that a failure reaches would
-    depend on their order.
-    """
+    """Whole programs. Several submitters never fail: which tasks a failure reaches would depend on their order."""
     num_submitters = draw(st.sampled_from([1, 1, 1, 2, 3]))
     may_fail = num_submitters == 1 and draw(st.booleans())
     return Program(
@@ -173,7 +170,6 @@ def programs(draw):
 
 
 def new_memory(num_submitters):
-    """Every buffer of a program, filled."""
     names = [(submitter, name) for submitter in range(num_submitters) for name in ("grid", "a", "b")] + [
         "commuted",
         "reduced",

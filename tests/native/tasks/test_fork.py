@@ -1,6 +1,4 @@
-"""Forked children: their copy of a runtime has no threads, so it must reject calls, and never wait
-or delay an exit.
-"""
+"""Forked children have no threads of a runtime: its copy must reject calls, and never wait or delay an exit."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 
+from tilewise.core.errors import ConfigError
 from tilewise.runtime import InOut, Input, Output, Runtime, TaskGroup
 
 DEADLINE_S = 60
@@ -66,13 +65,23 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_calls_in_a_child(runtime, call):
+def test_calls_in_a_child(runtime):
     """Every call that would wait, submit or lock raises the error of a closed runtime, with the reason."""
     event, x = runtime.event(), runtime.register(np.ones(4))
     task = runtime.submit(None, [InOut(x)], wait_for=[(event, 1)])
-    reported = in_child(lambda: CALLS[call](runtime, task, x, event))
-    assert reported.startswith("ConfigError: [runtime] ") and "open one in this process" in reported
+
+    def body():
+        accepted = []
+        for name, call in CALLS.items():
+            try:
+                call(runtime, task, x, event)
+                accepted.append(name)
+            except ConfigError as error:
+                if "[runtime] " not in str(error) or "open one in this process" not in str(error):
+                    accepted.append(f"{name}: {error}")
+        return accepted
+
+    assert in_child(body) == "[]"
     event.post()
     assert runtime.read(x)[0] == 1  # the parent's runtime goes on
 
@@ -94,9 +103,7 @@ def test_a_child_can_open_its_own_runtime(runtime):
 
 
 def test_fork_while_threads_work(runtime):
-    """A fork while workers and submitters are busy: the child's calls are rejected at once, and the
-    parent continues.
-    """
+    """Calls of a child forked while workers and submitters are busy are rejected, and the parent continues."""
     stop = threading.Event()
     buffers = [runtime.register(np.zeros(8)) for _ in range(4)]
     python = runtime.kernel(lambda *_: None)

@@ -46,7 +46,7 @@ event = rt.event()
 rt.submit(say, scalars=["second"], wait_for=[(event, 1)])
 rt.submit(lambda: time.sleep(0.3) or event.post())
 """,
-    "said": """
+    "dropped": """
 rt, alone = Runtime(num_workers=1), Runtime(num_workers=0)
 for runtime in (rt, alone):
     runtime.submit(say, scalars=["never"], wait_for=[(runtime.event(), 1)])
@@ -87,6 +87,17 @@ interrupt(0.2, 0.4)
 interrupt(0.1, 0.2)
 with Runtime(num_workers=1) as rt:
     rt.submit(hang)
+""",
+    "blocked in submit": """
+rt = Runtime(num_workers=1, window=4)
+event = rt.event()
+
+def submit():
+    while True:
+        rt.submit(None, wait_for=[(event, 1)])
+
+threading.Thread(target=submit, daemon=True).start()
+time.sleep(0.2)
 """,
     "blocks": """
 def end_of_a_block_with_an_event():
@@ -142,7 +153,6 @@ for body in (end_of_a_block_with_an_event, close_without_a_block, blocks_in_the_
 
 @pytest.fixture(scope="module")
 def ended():
-    """The output, errors and exit code of each program."""
     running = {
         name: subprocess.Popen(
             [sys.executable, "-c", HEAD + body], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -168,11 +178,10 @@ def test_queued_tasks_run_at_exit(ended):
 
 
 def test_tasks_dropped_at_exit_are_reported(ended):
-    """Tasks that wait for an event when nothing runs are cancelled with a message; unreported
-    failures are printed.
-    """
-    assert ended["said"].err.count("got 1 that wait for events") == 2 and not ended["said"].lines
-    assert "got 'ZeroDivisionError: division by zero'" in ended["said"].err and ended["said"].code == 0
+    """Tasks that nothing will release are cancelled with a message; unreported failures are printed."""
+    program = ended["dropped"]
+    assert program.err.count("got 1 that wait for events") == 2 and not program.lines
+    assert "got 'ZeroDivisionError: division by zero'" in program.err and program.code == 0
 
 
 @pytest.mark.parametrize("name", ["endless", "later", "interrupted twice", "block left by force"])
@@ -182,6 +191,11 @@ def test_tasks_that_never_end_at_exit(ended, name):
     assert "[runtime.close] tasks must end before the interpreter does" in ended[name].err
     assert re.search(r"none has ended for \d+(\.\d+)? s;", ended[name].err)
     assert ended[name].lines == (["buffered"] if name == "endless" else [])
+
+
+def test_exit_with_a_thread_blocked_in_submit(ended):
+    """The interpreter ends although a daemon thread keeps submitting tasks."""
+    assert ended["blocked in submit"].code == 0, ended["blocked in submit"].err
 
 
 def test_the_last_line_is_the_programs_error(ended):

@@ -114,7 +114,6 @@ def test_the_page_describes_the_graph(runtime, tmp_path):
 
 
 def start_workers(path, *libraries):
-    """The process of the workers."""
     options = [part for library in libraries for part in ("--library", str(library))]
     return subprocess.Popen([sys.executable, "-m", "tilewise.runtime.workers", str(path), *options])
 

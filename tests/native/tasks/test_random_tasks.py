@@ -28,8 +28,10 @@ def _oracle_kernel(kernels):
 
 def _differences(program, kernels, drops_order=False):
     memory, failed = run_program(program, kernels, drops_order)
-    wanted, strange = run_in_order(program, _oracle_kernel(kernels), failed)
-    return strange + [f"{name} differs" for name in memory if not np.array_equal(memory[name], wanted[name])]
+    expected, strange = run_in_order(program, _oracle_kernel(kernels), failed)
+    return strange + [
+        f"{name} differs" for name in memory if not np.array_equal(memory[name], expected[name])
+    ]
 
 
 COMMON = {"database": None, "suppress_health_check": list(HealthCheck)}
@@ -77,5 +79,5 @@ def test_comparison_finds_another_order(kernels):
     program = _slow_chain()
     memory, failed = run_program(program, kernels)
     program.submitters[0][3], program.submitters[0][4] = program.submitters[0][4], program.submitters[0][3]
-    wanted, _ = run_in_order(program, _oracle_kernel(kernels), failed)
-    assert any(not np.array_equal(memory[name], wanted[name]) for name in memory)
+    expected, _ = run_in_order(program, _oracle_kernel(kernels), failed)
+    assert any(not np.array_equal(memory[name], expected[name]) for name in memory)

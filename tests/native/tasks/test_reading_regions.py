@@ -10,7 +10,6 @@ from tilewise.runtime import Input, Output
 
 
 def fail(_):
-    """A kernel that fails."""
     raise RuntimeError("planted")
 
 

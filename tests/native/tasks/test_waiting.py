@@ -31,7 +31,6 @@ from tilewise.runtime import (
 
 
 def fail(*_):
-    """A kernel that fails."""
     raise ValueError("boom")
 
 
@@ -256,9 +255,7 @@ def test_group_iterates_in_order(runtime):
 
 
 def test_async_group(runtime):
-    """`async with` waits for all without blocking the thread, raises the first failure, and cancels
-    with its block.
-    """
+    """`async with` waits without blocking the thread, raises the first failure, and cancels with its block."""
 
     async def waits():
         event, seen = runtime.event(), []
@@ -366,7 +363,6 @@ async def _await(task):
 
 
 def run_python(code, *arguments):
-    """A program in its own interpreter."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
@@ -420,9 +416,7 @@ def test_signal_handler_exception_is_raised(runtime):
 
 
 def test_submit_while_a_replay_waits_for_python():
-    """A replay holds the submission lock while it waits for a Python kernel; a concurrent submitter
-    lets that run.
-    """
+    """A replay that waits for a Python kernel holds the submission lock; a concurrent submitter lets that run."""
     go = threading.Event()
     with Runtime(num_workers=1, window=4) as rt:
         x, y, z = (rt.register(np.ones(8, np.float32)) for _ in range(3))

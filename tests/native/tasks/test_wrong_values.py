@@ -7,6 +7,7 @@ itself raises, such as text instead of a number, are not listed.
 
 from __future__ import annotations
 
+import ctypes
 import re
 from types import SimpleNamespace
 
@@ -111,6 +112,7 @@ CALLS = {
     "register empty": lambda w: w.rt.register(np.zeros(0)),
     "register objects": lambda w: w.rt.register(np.array([None])),
     "register buffer": lambda w: w.rt.register(w.x),
+    "register masked": lambda w: w.rt.register(np.ma.masked_less(np.arange(4.0), 2)),
     "alloc none": lambda w: w.rt.alloc(0),
     "alloc bytes": lambda w: w.rt.alloc(b"\x04"),
     "alloc fraction": lambda w: w.rt.alloc(3.5),
@@ -157,7 +159,30 @@ CALLS = {
     "NoDep negative": lambda w: NoDep(address=-1),
     "NoDep fraction": lambda w: NoDep(address=1.5),
     "NoDep huge": lambda w: NoDep(address=HUGE),
+    # Objects of another runtime, whose ids may be equal.
+    "read of another": lambda w: w.rt.read(w.theirs),
+    "write of another": lambda w: w.rt.write(w.theirs),
+    "unregister of another": lambda w: w.rt.unregister(w.theirs),
+    "freeze of another": lambda w: w.rt.freeze(w.theirs),
+    "predicate of another": lambda w: w.rt.submit(None, predicate=w.theirs),
+    "after another": lambda w: w.rt.submit(None, after=[w.their_task]),
+    "wait_for another": lambda w: w.rt.submit(None, wait_for=[(w.their_event, 1)]),
+    "complete another": lambda w: w.rt.task_complete(w.their_task),
+    "group of two": lambda w: TaskGroup([w.task, w.their_task]),
+    "bind to another": lambda w: w.recording.replay({w.x: w.theirs}),
+    # Read-only memory.
+    "freeze read-only": lambda w: w.rt.freeze(w.read_only, False),
+    "write read-only": lambda w: w.rt.write(w.read_only),
     # Submission.
+    "kernel null": lambda w: w.rt.submit(0),
+    "kernel negative": lambda w: w.rt.submit(-8),
+    "kernel null function": lambda w: w.rt.submit(ctypes.CFUNCTYPE(ctypes.c_int)()),
+    "name empty": lambda w: w.rt.submit(None, name=""),
+    "name long": lambda w: w.rt.submit(None, name="n" * 64),
+    "name zero": lambda w: w.rt.submit(None, name="a\0b"),
+    "deadline zero": lambda w: w.rt.submit(None, deadline=0),
+    "deadline nan": lambda w: w.rt.submit(None, deadline=NAN),
+    "wait_for negative": lambda w: w.rt.submit(None, wait_for=[(w.event, -4)]),
     "kernel unknown": lambda w: w.rt.submit("no such kernel"),
     "kernel huge": lambda w: w.rt.submit(HUGE),
     "kernel other": lambda w: w.rt.submit(w.their_kernel),
@@ -184,6 +209,7 @@ CALLS = {
     "hints prefetch other": lambda w: w.rt.submit(
         None, hints=TaskExecutionHints(prefetch_handles=(w.theirs,))
     ),
+    "hints priority huge": lambda w: TaskExecutionHints(priority=1 << 40),
     "hints priority fraction": lambda w: TaskExecutionHints(priority=1.5),
     "hints worker fraction": lambda w: TaskExecutionHints(target_worker=0.5),
     "hints worker negative": lambda w: TaskExecutionHints(target_worker=-1),
@@ -193,7 +219,9 @@ CALLS = {
     # Tasks, events and groups.
     "complete huge": lambda w: w.rt.task_complete(w.task, HUGE),
     "notify number": lambda w: w.task.notify(3),
-    "raise fraction": lambda w: w.event.post(3.5),
+    "post fraction": lambda w: w.event.post(3.5),
+    "post negative": lambda w: w.event.post(-1),
+    "post huge": lambda w: w.event.post(1 << 64),
     # Recordings, orchestrations, seeing inside.
     "bind to region": lambda w: w.recording.replay({w.x: w.x[0]}),
     "bind another size": lambda w: w.recording.replay({w.x: w.heap}),
@@ -217,6 +245,7 @@ CALLS = {
     "Reduce dtype": lambda w: Reduce(w.heap),
     "group after all": lambda w: TaskGroup().wait_any(),
     "index dots": lambda w: w.x[..., ...],
+    "index truth": lambda w: w.x[True],
     "index truths": lambda w: w.x[np.zeros(4, bool)],
     "index slice of truths": lambda w: w.x[True:],
     "index slice of arrays": lambda w: w.x[np.array(1) :],

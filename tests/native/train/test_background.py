@@ -15,7 +15,7 @@ from rich.console import Console
 
 import tilewise.checkpoint.training as writing
 import tilewise.plan.plan as planning
-from native.train.small_run import is_same, make_config, run, silent, weights, write_texts
+from native.train.small_run import is_same, make_config, silent, write_texts
 from tilewise.checkpoint import (
     CheckpointWriter,
     DamagedCheckpoint,
@@ -27,7 +27,7 @@ from tilewise.checkpoint import (
 )
 from tilewise.core import ConfigError, ResourceError
 from tilewise.core.sizes import format_bytes
-from tilewise.train import Trainer, make_plan, plan_run, prepare_data, run_training, train_steps
+from tilewise.train import Trainer, make_plan, plan_run, prepare_data, run_training
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def training(texts, out, data, mesh=None, **changes):
         yield trainer, out / "checkpoints"
 
 
-class Held:
+class BlockedDisk:
     """A disk that writes nothing until it is released."""
 
     def __init__(self, monkeypatch):
@@ -65,12 +65,12 @@ class Held:
 
 @pytest.fixture
 def blocked(monkeypatch):
-    disk = Held(monkeypatch)
+    disk = BlockedDisk(monkeypatch)
     yield disk
     disk.released.set()
 
 
-def _steps_beside_a_held_writer(trainer, checkpoints, blocked):
+def _steps_while_the_writer_is_blocked(trainer, checkpoints, blocked):
     """The state after two steps, and its checkpoint, written only after two more steps."""
     for number in (0, 1):
         trainer.step(number)
@@ -89,7 +89,7 @@ def _steps_beside_a_held_writer(trainer, checkpoints, blocked):
 def test_steps_continue_while_a_checkpoint_is_written(texts, data, tmp_path, blocked, mesh):
     """With a blocked disk, steps continue; the checkpoint has the saved state, to the bit."""
     with training(texts, tmp_path, data, mesh) as (trainer, checkpoints):
-        before, saved = _steps_beside_a_held_writer(trainer, checkpoints, blocked)
+        before, saved = _steps_while_the_writer_is_blocked(trainer, checkpoints, blocked)
         assert is_same(before, dict(saved)) and np.asarray(saved["optimizer.step"]).tolist() == [2]
         now = trainer.instance.state_dict()
         assert not is_same(before, now) and np.asarray(now["optimizer.step"]).tolist() == [4]
@@ -190,23 +190,6 @@ def test_an_exception_in_progress_is_not_hidden(texts, data, tmp_path, blocked):
         raise ZeroDivisionError
 
 
-def test_the_end_of_a_run_waits_and_reports_it(texts, data, tmp_path, blocked):
-    """A line on the console; then the last checkpoint exists."""
-
-    class Said(io.StringIO):
-        def write(self, text):
-            if "waiting for the last checkpoint" in text:
-                blocked.released.set()
-            return super().write(text)
-
-    (tmp_path / "checkpoints").mkdir()
-    with training(texts, tmp_path, data, steps=2) as (trainer, checkpoints):
-        said = Said()
-        assert train_steps(trainer, 0, tmp_path, Console(file=said, width=120)) == 2
-        assert "waiting for the last checkpoint to be written" in said.getvalue()
-        assert [path.name for path in checkpoint_paths(checkpoints)] == ["step-00000002"]
-
-
 def test_a_second_interrupt_leaves_nothing_incomplete(texts, data, tmp_path, blocked):
     """The checkpoint in progress is abandoned; the previous one exists, and no hidden files."""
     with pytest.raises(KeyboardInterrupt), training(texts, tmp_path, data) as (trainer, checkpoints):
@@ -268,27 +251,28 @@ def test_a_thread_that_never_starts_is_not_joined(tmp_path, monkeypatch):
 
 
 def test_a_directory_stays_locked_while_it_is_written_to(texts, tmp_path, blocked):
-    """While the last checkpoint is written, a second run is still rejected."""
-    config = make_config(texts, tmp_path / "out", steps=2)
-    planned, refused = plan_run(config, resume=False), []
+    """The end of a run waits for the last checkpoint and says so; meanwhile a second run is rejected."""
+    planned, rejected = plan_run(make_config(texts, tmp_path / "out", steps=2), resume=False), []
 
-    class Said(io.StringIO):
+    class Output(io.StringIO):
         def write(self, text):
-            if "waiting for the last checkpoint" in text:
+            if "waiting for the last checkpoint to be written" in text:
                 with pytest.raises(ConfigError, match="one run at a time"), lock_directory(tmp_path / "out"):
                     pass
-                refused.append(text)
+                rejected.append(text)
                 blocked.released.set()
             return super().write(text)
 
-    run_training(planned, Console(file=Said(), width=120))
-    assert refused
-    run(make_config(texts, tmp_path / "alone", steps=2))
-    assert is_same(weights(tmp_path / "out"), weights(tmp_path / "alone"))
+    run_training(planned, Console(file=Output(), width=120))
+    assert rejected
+    assert [path.name for path in checkpoint_paths(tmp_path / "out" / "checkpoints")] == ["step-00000002"]
 
 
-@pytest.mark.parametrize("mesh", [None, {"dp": 2, "tp": 2}, {"dp": 2, "fsdp": 2}], ids=str)
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize(
+    ("mesh", "dtype"),
+    [(None, "f32"), ({"dp": 2, "tp": 2}, "bf16"), ({"dp": 2, "fsdp": 2}, "f32")],
+    ids=str,
+)
 def test_the_plan_counts_the_copy(texts, data, tmp_path, mesh, dtype):
     """Its bytes are those of the state, each device's those of its parts, and part of the total;
     `explain` shows the largest.

@@ -105,16 +105,16 @@ def test_invalid_boxes_are_found(box, words):
     assert "overlap" in misfit((), [Box((), ())] * 2).words
 
 
-def in_files(folder, whole, boxes):
+def in_files(folder, array, boxes):
     """A tensor's parts, each in its own file, those at even places in memory."""
     parts = []
     for number, box in enumerate(boxes):
-        part = np.array(whole[box.slices], order="C")
+        part = np.array(array[box.slices], order="C")
         if number % 2:
             save_tensors(folder / f"{number}.safetensors", {"w": part})
             part = WeightsFile(folder / f"{number}.safetensors")["w"]
         parts.append(TensorPart(box, part, number))
-    return PartedTensor(whole.shape, whole.dtype, tuple(parts))
+    return PartedTensor(array.shape, array.dtype, tuple(parts))
 
 
 @settings(max_examples=40, deadline=None)
@@ -123,14 +123,14 @@ def test_parts_give_the_original_tensor(tmp_path_factory, data):
     """Whole and any box of it, from arrays and files, in several dtypes; two swapped parts are detected."""
     shape, boxes = data.draw(cuts())
     dtype = data.draw(st.sampled_from([np.float32, ml_dtypes.bfloat16, np.int64, np.uint8]))
-    whole = np.arange(prod(shape)).reshape(shape).astype(dtype)
-    parted = in_files(tmp_path_factory.mktemp("parts"), whole, boxes)
-    assert read_array(parted).tobytes() == np.asarray(parted).tobytes() == whole.tobytes()
-    assert (parted.ndim, parted.nbytes) == (whole.ndim, whole.nbytes)
+    array = np.arange(prod(shape)).reshape(shape).astype(dtype)
+    parted = in_files(tmp_path_factory.mktemp("parts"), array, boxes)
+    assert read_array(parted).tobytes() == np.asarray(parted).tobytes() == array.tobytes()
+    assert (parted.ndim, parted.nbytes) == (array.ndim, array.nbytes)
     box = data.draw(inner_boxes(shape))
     tensor = parted.read_box(box)
-    assert tensor.shape == box.sizes and tensor.dtype == whole.dtype
-    assert tensor.tobytes() == whole[box.slices].tobytes()
+    assert tensor.shape == box.sizes and tensor.dtype == array.dtype
+    assert tensor.tobytes() == array[box.slices].tobytes()
     first, last = parted.parts[0], parted.parts[-1]
     values = [np.asarray(part.values) for part in (first, last)]
     if values[0].shape == values[1].shape and values[0].tobytes() != values[1].tobytes():
@@ -139,22 +139,22 @@ def test_parts_give_the_original_tensor(tmp_path_factory, data):
             *parted.parts[1:-1],
             TensorPart(first.box, last.values),
         )
-        assert np.asarray(PartedTensor(shape, whole.dtype, swapped)).tobytes() != whole.tobytes()
+        assert np.asarray(PartedTensor(shape, array.dtype, swapped)).tobytes() != array.tobytes()
 
 
 def test_a_box_reads_only_its_own_bytes(tmp_path, monkeypatch):
     """Rows of the parts that contain it, and only its columns."""
-    whole = np.arange(80, dtype=np.float32).reshape(8, 10)
+    array = np.arange(80, dtype=np.float32).reshape(8, 10)
     boxes = [Box((0, 0), (4, 6)), Box((0, 6), (4, 4)), Box((4, 0), (4, 10))]
-    save_tensors(tmp_path / "f", {str(i): np.ascontiguousarray(whole[b.slices]) for i, b in enumerate(boxes)})
+    save_tensors(tmp_path / "f", {str(i): np.ascontiguousarray(array[b.slices]) for i, b in enumerate(boxes)})
     file, read, counts = WeightsFile(tmp_path / "f"), OpenFile.read_into, []
     monkeypatch.setattr(OpenFile, "read_into", lambda f, b, at: counts.append(len(b)) or read(f, b, at))
     parted = PartedTensor(
-        (8, 10), whole.dtype, tuple(TensorPart(b, file[str(i)]) for i, b in enumerate(boxes))
+        (8, 10), array.dtype, tuple(TensorPart(b, file[str(i)]) for i, b in enumerate(boxes))
     )
     for box in (Box((1, 0), (2, 6)), Box((2, 5), (4, 3)), Box((0, 0), (8, 10)), Box((5, 2), (1, 1))):
         counts.clear()
-        assert parted.read_box(box).tobytes() == whole[box.slices].tobytes()
+        assert parted.read_box(box).tobytes() == array[box.slices].tobytes()
         assert sum(counts) == 4 * box.num_elements
     with pytest.raises(ValueError, match="without being copied"):
         np.array(parted, copy=False)

@@ -46,9 +46,9 @@ def state(step, seed=0):
     rng = np.random.default_rng([seed, step])
     tensors = {"optimizer.step": np.array([step])}
     for name in ("v", "w"):
-        whole = rng.standard_normal((8, 6)).astype(np.float32)
-        parts = [TensorPart(Box((2 * d, 0), (2, 6)), whole[2 * d : 2 * d + 2], d) for d in range(4)]
-        tensors[name] = PartedTensor((8, 6), whole.dtype, tuple(parts))
+        array = rng.standard_normal((8, 6)).astype(np.float32)
+        parts = [TensorPart(Box((2 * d, 0), (2, 6)), array[2 * d : 2 * d + 2], d) for d in range(4)]
+        tensors[name] = PartedTensor((8, 6), array.dtype, tuple(parts))
     norm = TensorPart(Box((0,), (6,)), rng.standard_normal(6).astype(np.float32), 2)
     tensors["norm"] = PartedTensor((6,), norm.values.dtype, (norm,))
     return TrainingState(step, tensors, mesh=MESH)
@@ -59,14 +59,9 @@ def bytes_of(tensors):
 
 
 def test_each_device_has_a_file(tmp_path):
-    """With its own parts under the tensors' names, which any safetensors reader opens; the whole
-    tensors are restored.
-    """
+    """It has the device's parts under the tensors' names; whole tensors are restored from all files."""
     path = save_checkpoint(tmp_path, state(3), CONFIG)
-    assert sorted(os.listdir(path)) == [
-        "checkpoint.json",
-        *(f"device-{d:05d}.safetensors" for d in range(4)),
-    ]
+    assert sorted(os.listdir(path)) == ["checkpoint.json", *(f"device-{d:05d}.safetensors" for d in range(4))]
     third = load_file(path / "device-00002.safetensors")
     assert sorted(third) == ["norm", "v", "w"]
     assert third["w"].tobytes() == np.asarray(state(3).tensors["w"])[4:6].tobytes()
@@ -93,13 +88,13 @@ def test_any_partition_over_any_devices_is_restored(tmp_path_factory, data):
     folder, tensors = tmp_path_factory.mktemp("cuts"), {}
     for name in ("a", "b", "c"):
         shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=3)))
-        whole = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+        array = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
         boxes = data.draw(st.permutations(cut(data.draw, Box.whole(shape), 3)))
         devices = data.draw(st.permutations(range(8)))
         parts = [
-            TensorPart(box, np.array(whole[box.slices]), d) for box, d in zip(boxes, devices, strict=False)
+            TensorPart(box, np.array(array[box.slices]), d) for box, d in zip(boxes, devices, strict=False)
         ]
-        tensors[name] = PartedTensor(shape, whole.dtype, tuple(parts))
+        tensors[name] = PartedTensor(shape, array.dtype, tuple(parts))
     path = save_checkpoint(folder, TrainingState(1, tensors, mesh={"dp": 8}), CONFIG)
     restored = load_checkpoint(path, CONFIG).tensors
     assert bytes_of(restored) == bytes_of(tensors)
@@ -130,7 +125,6 @@ def device(path, number):
 LOST = {
     "missing": (lambda p: device(p, 1).unlink(), "device-00001.safetensors: .*no such file"),
     "truncated": (lambda p: os.truncate(device(p, 3), 300), r"device-00003.safetensors: .*the file has 300"),
-    "empty": (lambda p: os.truncate(device(p, 0), 0), r"device-00000.safetensors: .*0 bytes"),
     "flipped bit": (
         lambda p: flip(device(p, 2)),
         r"tensor '\w+' in device-00002.safetensors has a wrong checksum",
@@ -151,10 +145,6 @@ LOST = {
         lambda p: retyped(device(p, 1)),
         r"device-00001.safetensors differs from the manifest.*tensor 'v' is F16 \[2, 6\] instead of F32 \[2, 6\]",
     ),
-    "two at once": (
-        lambda p: [device(p, d).unlink() for d in (0, 3)],
-        "device-00000.safetensors: .*; device-00003.safetensors: ",
-    ),
     "all": (lambda p: [device(p, d).unlink() for d in range(4)], "device-00002.*; and 1 more files"),
 }
 
@@ -169,6 +159,8 @@ def test_a_damaged_file_is_named_and_an_older_checkpoint_used(tmp_path, name):
     with pytest.raises(DamagedCheckpoint, match=words) as caught:
         load_checkpoint(newer, CONFIG)
     assert "\n" not in str(caught.value)
+    if name in ("missing", "truncated"):  # checksums are not read when checkpoints are listed
+        assert latest_checkpoint(tmp_path).name == "step-00000001"
     reported = []
     path, loaded = load_latest(tmp_path, CONFIG, reported.append)
     assert path.name == "step-00000001" and bytes_of(loaded.tensors) == bytes_of(state(1).tensors)
@@ -200,16 +192,9 @@ LIES = {
         set_part("w", 3, begin=[7, 0]),
         r"tensor 'w' in device-00003.*\[2, 6\] at \[7, 0\] lies outside",
     ),
-    "another shape": (set_part("w", 3, shape=[1, 6]), "tensor 'w' in .*6 of 48 elements are missing"),
-    "another whole": (
-        lambda m: m["tensors"]["w"].update(shape=[9, 6]),
-        "tensor 'w' .*6 of 54 elements are missing",
-    ),
     "another type": (lambda m: m["tensors"]["w"].update(dtype="F16"), r"tensor 'w' is F32 .* instead of F16"),
     "a type that is invalid": (lambda m: m["tensors"]["w"].update(dtype="F7"), "instead of F7"),
     "one device twice": (set_part("w", 1, device=0), "tensor 'w' must be of different devices"),
-    "no such device": (set_part("w", 1, device=4), "tensor 'w' must be of different devices among 4"),
-    "fewer devices": (lambda m: m.update(devices=3), "must be of different devices among 3"),
     "more devices": (lambda m: m.update(devices=5), "device-00004.safetensors: .*no such file"),
     "exchanged places": (
         set_part("w", 1, sha256="0" * 64),
@@ -231,7 +216,7 @@ def test_a_wrong_manifest_is_rejected(tmp_path, name):
 
 
 @pytest.mark.parametrize("num_given", [0, 1])
-def test_missing_threads_only_cost_time(num_given, monkeypatch):
+def test_work_is_done_without_further_threads(num_given, monkeypatch):
     """The system starts no further thread, or none."""
     start, started, done = threading.Thread.start, [], []
 
@@ -284,15 +269,13 @@ def half(begin, device, dtype=np.float32):
     "tensor",
     [
         parts(half(0, 0)),
-        parts(),
         parts(half(0, 0), half(1, 1)),
         parts(half(0, 0), half(2, 0)),
         parts(half(0, 0), half(2, 2)),
-        parts(half(0, 0), half(2, -1)),
         parts(half(0, 0), half(2, 1, np.float16)),
         parts(half(0, 0), TensorPart(Box((2,), (2,)), np.zeros(3, np.float32), 1)),
     ],
-    ids=["hole", "nothing", "overlap", "one device", "no device", "negative", "type", "size"],
+    ids=["hole", "overlap", "one device", "no device", "type", "size"],
 )
 def test_parts_that_do_not_cover_are_not_saved(tmp_path, tensor):
     """Rejected before anything is written."""
@@ -301,9 +284,7 @@ def test_parts_that_do_not_cover_are_not_saved(tmp_path, tensor):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "mesh", [{"dp": 0}, {"dp": 1 << 20}, {"a": 1024, "b": 1024}, {"dp": 2.0}, 3], ids=str
-)
+@pytest.mark.parametrize("mesh", [{"dp": 0}, {"a": 1024, "b": 1024}, {"dp": 2.0}], ids=str)
 def test_invalid_meshes_are_not_saved(tmp_path, mesh):
     """Rejected before anything is written."""
     with pytest.raises(CheckpointError):
@@ -312,9 +293,7 @@ def test_invalid_meshes_are_not_saved(tmp_path, mesh):
 
 
 def test_files_are_written_concurrently(tmp_path, monkeypatch):
-    """With two cores, two devices' files are written at the same time; an error in one stops the
-    others, and nothing remains.
-    """
+    """On two cores two files are written at once; an error in one stops the others, and nothing remains."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     both, save = threading.Barrier(2, timeout=60), device_files.save_tensors
 
@@ -403,13 +382,13 @@ def test_a_killed_writer_of_several_files_leaves_a_complete_checkpoint(tmp_path)
         assert loaded.step > reached
         assert bytes_of(loaded.tensors) == bytes_of(state(loaded.step).tensors)
         reached = loaded.step
+    save_checkpoint(tmp_path, state(reached + 1), CONFIG)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "device-00002.safetensors", "model/tokenizer.json"])
 def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch, name):
-    """It is named with the system's reason, no older checkpoint is used instead, and it is not
-    removed with old ones.
-    """
+    """The error has the system's reason; no older checkpoint is used instead, and none is removed."""
     for step in (1, 2):
         save_checkpoint(
             tmp_path, replace(state(step), model=FinishedModel({"tokenizer.json": b"{}"})), CONFIG

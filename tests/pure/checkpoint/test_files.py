@@ -56,9 +56,7 @@ def test_a_failed_replacement_restores_the_old_directory(tmp_path, monkeypatch):
 
 
 def test_only_files_are_replaced(tmp_path):
-    """A directory, a pipe, a link to one, and an invalid name are rejected and unchanged; a link to
-    a file is replaced.
-    """
+    """Directories, pipes, links to pipes and invalid names are rejected; a link to a file is replaced."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("old")
     (tmp_path / "link").symlink_to("file")
@@ -110,7 +108,7 @@ def test_a_directory_is_locked_by_one_run(tmp_path):
     _assert_held(tmp_path / "out", process.pid)
     process.kill()
     process.communicate()
-    assert os.listdir(tmp_path / "out")  # what the dead process left is no lock
+    assert os.listdir(tmp_path / "out")  # the file of a dead process locks nothing
     with lock_directory(tmp_path / "out"):
         _assert_held(tmp_path / "out", os.getpid())
     with lock_directory(tmp_path / "out"):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import weakref
@@ -30,7 +29,7 @@ def _tensors():
     }
 
 
-def test_safetensors_reads_what_is_written(tmp_path):
+def test_safetensors_reads_our_files(tmp_path):
     """All element types, strided views, scalars and empty tensors; aligned, with transformers' metadata."""
     write_weights(tmp_path, _tensors().items())
     path = tmp_path / "model.safetensors"
@@ -92,9 +91,7 @@ def test_transformers_opens_several_files(tmp_path):
 
 @pytest.mark.parametrize("max_shard_bytes", [1 << 20, 50])
 def test_tensor_that_cannot_be_fetched_leaves_no_files(tmp_path, max_shard_bytes):
-    """After an error of the model, or a tensor other than declared, the old files are intact and
-    there are no new ones.
-    """
+    """After an error, or a tensor that differs from its description, the old files are intact."""
     write_weights(tmp_path, [("old", np.ones(3))])
 
     def fail():
@@ -108,12 +105,6 @@ def test_tensor_that_cannot_be_fetched_leaves_no_files(tmp_path, max_shard_bytes
             )
         assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     assert set(open_weights(tmp_path)) == {"old"}
-
-
-def test_reserved_key_is_rejected_as_a_name(tmp_path):
-    """`__metadata__` would be read as metadata."""
-    with pytest.raises(CheckpointError, match="once"):
-        write_weights(tmp_path, [("__metadata__", np.ones(3))])
 
 
 READ_ONLY = """
@@ -157,38 +148,34 @@ def test_name_of_a_directory_is_rejected(tmp_path):
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
-NO_SPACE = """
-import sys
+FULL_DISK = """
+import os, resource, sys
 import numpy as np
-from pathlib import Path
 from tilewise.checkpoint import LazyTensor, open_weights, save_pretrained, write_weights
 from tilewise.core import ResourceError
+os.chdir(sys.argv[1])
 write_weights(".", [("old", np.ones(3))])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 kind = np.dtype(np.float32)
-tensors = [(f"w{i}", LazyTensor((1 << 14,), kind, lambda: np.ones(1 << 14, np.float32))) for i in range(8)]
-for call in (lambda: write_weights(".", tensors), lambda: write_weights(".", tensors, 1 << 17),
+tensors = [(f"w{i}", LazyTensor((1 << 13,), kind, lambda: np.ones(1 << 13, np.float32))) for i in range(4)]
+for call in (lambda: write_weights(".", tensors), lambda: write_weights(".", tensors, 1 << 16),
              lambda: save_pretrained("model", {}, tensors)):
     try:
         call()
     except ResourceError as error:
         print(error)
-    assert [path.name for path in Path().iterdir()] == ["model.safetensors"], list(Path().iterdir())
+    assert os.listdir() == ["model.safetensors"], os.listdir()
     assert set(open_weights(".")) == {"old"}
+write_weights(".", tensors, 1 << 15)  # files that fit are written
+assert len(open_weights(".")) == 4
 """
 
 
 def test_full_disk_is_one_error_and_leaves_no_files(tmp_path):
-    """512 KiB of weights on a file system of 256 KiB: a ResourceError with the file and the reason, three ways."""
-    mount = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
-    enter = 'mount -t tmpfs -o size=256k none "$0" && cd "$0" && exec "$@"'
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*mount, enter, tmp_path, "true"], check=False).returncode
-    ):
-        pytest.skip("no file system can be mounted here")
-    command = [*mount, enter, tmp_path, sys.executable, "-c", NO_SPACE]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    """128 KiB of weights where a file holds 64 KiB: a ResourceError with the file and the reason, three ways."""
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 3 and all("No space left on device" in line for line in lines)
-    assert "'model.safetensors'" in lines[0] and "'model-00002-of-00004.safetensors'" in lines[1]
+    assert len(lines) == 3 and all("File too large" in line for line in lines)
+    assert "'model.safetensors'" in lines[0] and "'model-00001-of-00002.safetensors'" in lines[1]
     assert "model.safetensors'" in lines[2]

@@ -61,7 +61,7 @@ def test_vocabulary_and_merges_are_read_as_by_transformers(tmp_path, kind, confi
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
-def test_kinds_differ(tmp_path):
+def test_kinds_of_tokenizers_differ(tmp_path):
     """The twin: a file of one kind read as the other kind gives other ids."""
     ids = []
     for kind in ("Qwen2Tokenizer", "GPT2Tokenizer"):
@@ -73,9 +73,7 @@ def test_kinds_differ(tmp_path):
 @pytest.mark.parametrize("has_begin", [True, False])
 @pytest.mark.parametrize("has_end", [True, False, None])
 def test_begin_and_end_follow_the_configuration(tmp_path, has_begin, has_end):
-    """`add_bos_token` and `add_eos_token` apply to vocab.json, and tokenizer.json has its own
-    rules, as in transformers.
-    """
+    """`add_bos_token` and `add_eos_token` apply to vocab.json; tokenizer.json has its own rules."""
     begin = {
         "bos_token": {"content": "h", "special": True, "__type": "AddedToken"},
         "add_bos_token": has_begin,
@@ -108,17 +106,12 @@ def test_lone_sentencepiece_model_is_rejected_with_advice(tmp_path):
         ("vocab.json", '{"a": -1}', "vocab.json: a: "),
         ("vocab.json", '{"a": 1, "b": 1}', "two texts have one id"),
         ("vocab.json", '{"a": 1, "a": 2}', "appears twice"),
-        ("vocab.json", '{"a": "1"}', "vocab.json: a: "),
         ("vocab.json", '{"a\\n\\u001b[2J": "1"}', r"vocab.json: a\\n\\x1b\[2J: "),
-        ("vocab.json", "[", "not JSON"),
         ("merges.txt", None, "merges.txt: no such file"),
-        ("merges.txt", "a\n", "line 1 must be two tokens"),
         ("merges.txt", "#version\na b c\n", "line 2 must be two tokens"),
         ("merges.txt", "q zz\n", "the tokenizers library says"),
         ("tokenizer_config.json", '{"tokenizer_class": "RobertaTokenizer"}', "must be one of GPT2Tokenizer"),
         ("tokenizer_config.json", '{"add_bos_token": 1}', "add_bos_token"),
-        ("tokenizer_config.json", '{"bos_token": 3}', "bos_token"),
-        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "x"}]}', "chat_template"),
         (
             "tokenizer_config.json",
@@ -131,7 +124,6 @@ def test_lone_sentencepiece_model_is_rejected_with_advice(tmp_path):
             '{"added_tokens_decoder": {"999": {"content": "<u>"}}}',
             "has id 999 in the file, but the next free id",
         ),
-        ("tokenizer_config.json", "[]", "tokenizer_config.json"),
         ("chat_template.jinja", b"\xff", "chat_template.jinja.*not UTF-8"),
         ("added_tokens.json", '{"<u>": 999}', "has id 999 in the file, but the next free id"),
     ],
@@ -150,15 +142,12 @@ def test_damaged_files_are_one_error(tmp_path, name, content, words):
     ("added", "words"),
     [
         ([(FIRST + 3, "<u>")], rf"'<u>' has id {FIRST + 3} in the file, .* assigns it {FIRST}"),
-        ([(1, "<u>")], rf"'<u>' has id 1 in the file, .* assigns it {FIRST}"),
         ([(FIRST, "h")], rf"'h' has id {FIRST} in the file, .* assigns it {TRAINED.token_to_id('h')}"),
-        ([(FIRST + 1, "<u>"), (FIRST, "<v>")], f"has id {FIRST + 1} in the file"),
         (
             [(FIRST, "<u>"), (FIRST + 1, "<u>")],
             f"'<u>' has id {FIRST + 1} in the file, .* assigns it {FIRST}",
         ),
         ([(FIRST, "")], "assigns no id"),
-        ([("x", "<u>")], "added_tokens"),
         ([(FIRST, "<u>"), (FIRST + 1, "<v>"), (TRAINED.token_to_id("h"), "h")], None),
     ],
 )
@@ -167,9 +156,7 @@ def test_added_tokens_have_the_ids_of_the_file(tmp_path, added, words):
     content = json.loads(TRAINED.to_str())
     content["added_tokens"] += [{**TOKEN, "id": id_, "content": text} for id_, text in added]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    if added == [
-        (FIRST + 3, "<u>")
-    ]:  # the model has weights for neither id, so no text may use it in any case
+    if added == [(FIRST + 3, "<u>")]:  # beyond the model's vocabulary, so no text may use it
         assert load_tokenizer(tmp_path, FIRST).token_to_id("<u>") >= FIRST
     if words is None:
         tokenizer = load_tokenizer(tmp_path, SIZE)

@@ -3,12 +3,9 @@
 import hashlib
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import ml_dtypes
@@ -16,11 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save_file
 
 from tilewise.checkpoint import (
     Box,
-    CheckpointWriter,
     ConfigChange,
     DamagedCheckpoint,
     FinishedModel,
@@ -38,28 +33,11 @@ from tilewise.checkpoint import (
 )
 from tilewise.core import CheckpointError, ConfigError, ResourceError
 
-WRITER = """
-import sys, numpy as np
-from tilewise.checkpoint import TrainingState, save_checkpoint
-print("ready", flush=True)
-for step in range(int(sys.argv[2]), 10**9):
-    tensors = {f"w{i}": np.full(20_000, step, np.float32) for i in range(8)}
-    save_checkpoint(sys.argv[1], TrainingState(step, tensors), {"layers": 6})
-"""
 CONFIG = {"layers": 6, "optimizer": {"lr": 0.1, "eps": 1e-8}}
 
 
 def _state(step):
     return TrainingState(step, {"w": np.full((3, 2), step, np.float32), "optimizer.step": np.array([step])})
-
-
-def test_round_trip(tmp_path):
-    """Step and tensors are equal after loading."""
-    path = save_checkpoint(tmp_path, _state(7), CONFIG)
-    assert latest_checkpoint(tmp_path) == path
-    state = load_checkpoint(path, CONFIG)
-    assert state.step == 7
-    np.testing.assert_array_equal(state.tensors["w"], _state(7).tensors["w"])
 
 
 def test_only_the_latest_are_kept(tmp_path):
@@ -69,17 +47,11 @@ def test_only_the_latest_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000002", "step-00000010"]
 
 
-def test_other_configuration_is_rejected(tmp_path):
-    """Resuming from a checkpoint of another configuration is an error."""
-    path = save_checkpoint(tmp_path, _state(1), CONFIG)
-    with pytest.raises(CheckpointError, match="got layers = 7 instead of 6 in"):
-        load_checkpoint(path, {**CONFIG, "layers": 7})
-
-
 def test_every_difference_is_named(tmp_path):
     """Changed, new and absent settings are listed with both values; the order of keys does not matter."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
-    load_checkpoint(path, {"optimizer": {"eps": 1e-8, "lr": 0.1}, "layers": 6})
+    assert latest_checkpoint(tmp_path) == path
+    assert load_checkpoint(path, {"optimizer": {"eps": 1e-8, "lr": 0.1}, "layers": 6}).step == 1
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path, {"layers": 6, "optimizer": {"lr": 0.2, "beta1": 0.9}})
     for words in (
@@ -92,9 +64,7 @@ def test_every_difference_is_named(tmp_path):
 
 
 def test_allowed_differences_are_recorded(tmp_path):
-    """Allowed differences are appended to the state's history, which the file's digest covers; a
-    file without changes equals that of earlier versions.
-    """
+    """They are appended to the state's history, which the file's digest covers."""
     path = save_checkpoint(tmp_path, _state(1), {"train": {"leaves": 4}})  # of an earlier version
     assert load_checkpoint(path, {"train": {"batch_splits": 4}}).step == 1
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
@@ -127,17 +97,6 @@ def test_unwritable_directory_is_rejected(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_truncated_latest_falls_back(tmp_path):
-    """A truncated latest checkpoint is skipped for the one before it, and rejected when named explicitly."""
-    older = save_checkpoint(tmp_path, _state(1), CONFIG)
-    newer = save_checkpoint(tmp_path, _state(2), CONFIG)
-    file = newer / "device-00000.safetensors"
-    file.write_bytes(file.read_bytes()[:-4])
-    assert latest_checkpoint(tmp_path) == older
-    with pytest.raises(DamagedCheckpoint, match="must be complete and unchanged"):
-        load_checkpoint(newer, CONFIG)
-
-
 def _set_meta(path, **changes):
     meta = json.loads((path / "checkpoint.json").read_text())
     (path / "checkpoint.json").write_text(json.dumps({**meta, **changes}))
@@ -149,41 +108,20 @@ def _flip(file, place=-1):
     file.write_bytes(content)
 
 
-def _swap(file):
-    """Swap the bytes of two tensors of one shape."""
-    tensors = load_file(file)
-    tensors["w"], tensors["v"] = tensors["v"], tensors["w"]
-    save_file(tensors, file)
-
-
 DAMAGES = [
     (lambda path: _flip(path / "device-00000.safetensors"), "has a wrong checksum"),
-    (lambda path: _swap(path / "device-00000.safetensors"), "has a wrong checksum"),
     (lambda path: _set_meta(path, step=9), "its digest is wrong"),
-    (lambda path: _set_meta(path, config={}), "its digest is wrong"),
-    (lambda path: _set_meta(path, digest="0" * 64), "its digest is wrong"),
-    (lambda path: _set_meta(path, step=2.0), "step"),
-    (lambda path: _set_meta(path, step=True), "step"),
     (lambda path: _set_meta(path, step=-1), "step"),
     (lambda path: _set_meta(path, step=10**40), "its digest is wrong"),
     (lambda path: _set_meta(path, version=2), "version"),
-    (lambda path: _set_meta(path, tokenizer=7), "tokenizer"),
-    (lambda path: _set_meta(path, config=[1]), "config"),
     (lambda path: _set_meta(path, tensors={}), "its digest is wrong"),
     (lambda path: _set_meta(path, tensors={"w": 3}), "tensors.w"),
     (lambda path: _set_meta(path, colour=1), "colour"),
     (lambda path: (path / "checkpoint.json").write_text("[" * 10**6), "not JSON"),
     (lambda path: (path / "checkpoint.json").write_bytes(b"\xff"), "not JSON"),
-    (lambda path: (path / "checkpoint.json").write_text("null"), "object"),
     (lambda path: (path / "checkpoint.json").unlink(), "no such file"),
-    (lambda path: (path / "device-00000.safetensors").unlink(), "no such file"),
-    (lambda path: (path / "device-00000.safetensors").write_bytes(b""), "0 bytes"),
     (lambda path: _replace(path / "checkpoint.json", os.mkdir), "a directory"),
     (lambda path: _replace(path / "device-00000.safetensors", os.mkfifo), "named pipe"),
-    (
-        lambda path: save_file({"w": np.zeros(3)}, path / "device-00000.safetensors"),
-        "differs from the manifest",
-    ),
     (lambda path: _replace(path, lambda place: place.touch()), "Not a directory"),
 ]
 
@@ -195,9 +133,7 @@ def _replace(path, make):
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES)
 def test_any_damage_is_detected(tmp_path, damage, words):
-    """A flipped bit, swapped tensors, edited or missing metadata: rejected by path; the older one
-    is used, with a warning.
-    """
+    """A changed tensor, an edited or missing manifest: rejected; the older checkpoint is used, with a warning."""
     for step in (1, 2):
         state = _state(step)
         tensors = {**state.tensors, "v": np.full((3, 2), 7, np.float32)}
@@ -269,7 +205,7 @@ def test_earlier_checkpoint_has_a_tokenizer_next_to_it(tmp_path):
     (path / "tokenizer.json").write_bytes(b"{}")
     content = json.loads((path / "checkpoint.json").read_text())
     content |= {"tokenizer": hashlib.sha256(b"{}").hexdigest()}
-    assert "model" not in content  # which it would have with what makes a model directory
+    assert "model" not in content  # the key is new
     signed = {key: value for key, value in content.items() if key != "digest"}
     text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
     content["digest"] = hashlib.sha256(text.encode()).hexdigest()
@@ -328,7 +264,8 @@ def test_other_directory_names_are_ignored(tmp_path):
     """Other names, non-ASCII digits and too many digits are not checkpoints."""
     for name in ("step-1", "step-00000001x", f"step-{'9' * 40}", "step-٠٠٠٠٠٠٠١"):
         (tmp_path / name).mkdir()
-    assert not has_checkpoints(tmp_path) and latest_checkpoint(tmp_path) is None
+    for directory in (tmp_path, tmp_path / "absent"):
+        assert not has_checkpoints(directory) and latest_checkpoint(directory) is None
     save_checkpoint(tmp_path, _state(1), CONFIG, keep_last=1)
     assert len(list(tmp_path.iterdir())) == 5
 
@@ -359,10 +296,10 @@ def test_any_changed_byte_is_detected(tmp_path_factory, data):
     if not path.exists():
         save_checkpoint(path.parent, _state(5), CONFIG)
     file = path / data.draw(st.sampled_from(["checkpoint.json", "device-00000.safetensors"]))
-    whole = file.read_bytes()
-    place = data.draw(st.integers(0, len(whole) - 1))
+    content = file.read_bytes()
+    place = data.draw(st.integers(0, len(content) - 1))
     file.write_bytes(
-        whole[:place] + bytes([whole[place] ^ data.draw(st.integers(1, 255))]) + whole[place + 1 :]
+        content[:place] + bytes([content[place] ^ data.draw(st.integers(1, 255))]) + content[place + 1 :]
     )
     try:
         state = load_checkpoint(path, CONFIG)
@@ -373,7 +310,7 @@ def test_any_changed_byte_is_detected(tmp_path_factory, data):
     except DamagedCheckpoint:
         pass
     finally:
-        file.write_bytes(whole)
+        file.write_bytes(content)
 
 
 FULL_DISK = """
@@ -404,48 +341,6 @@ def test_full_disk_keeps_the_previous_checkpoint(tmp_path):
         save_checkpoint(tmp_path / "step-00000001" / "checkpoint.json" / "x", _state(1), CONFIG)
 
 
-def test_files_of_a_checkpoint_have_default_mode(tmp_path):
-    """State and metadata are readable by the same users."""
-    path = save_checkpoint(tmp_path, _state(1), CONFIG)
-    (path / "other").touch()
-    assert len({file.stat().st_mode for file in path.iterdir()}) == 1
-
-
-def test_no_checkpoint(tmp_path):
-    """An empty or absent directory has no latest checkpoint."""
-    assert latest_checkpoint(tmp_path) is None
-    assert latest_checkpoint(tmp_path / "absent") is None
-
-
-def test_killed_writer_leaves_a_complete_checkpoint(tmp_path):
-    """After SIGKILL at random moments of writing there is always a checkpoint that loads, and steps
-    never decrease.
-    """
-    rng = random.Random(0)
-    save_checkpoint(tmp_path, _state(0), {"layers": 6})
-    reached = 0
-    for _ in range(10):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), str(reached + 1)],
-            stdout=subprocess.PIPE,
-            env=dict(os.environ),
-        )
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        time.sleep(rng.uniform(0.0, 0.06))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        path = latest_checkpoint(tmp_path)
-        assert path is not None
-        state = load_checkpoint(path, {"layers": 6})
-        assert state.step >= reached
-        assert all(np.all(np.asarray(t) == state.step) for t in state.tensors.values())
-        reached = state.step
-    assert reached > 0
-    save_checkpoint(tmp_path, _state(reached + 1), {"layers": 6})
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
 WHOLE = np.ones((2, 2), np.float32)
 DEEP = json.loads('{"a":' * 250 + "1" + "}" * 250)
 
@@ -460,9 +355,10 @@ DEEP = json.loads('{"a":' * 250 + "1" + "}" * 250)
         ({"w": WHOLE}, {"a": "\ud800"}, {}),
         ({"w": WHOLE}, {"\ud800": 1}, {}),
         ({"w": WHOLE}, DEEP, {}),
+        ({"w": WHOLE}, {"a": 10**5000}, {}),
         ({"w": WHOLE}, {}, {"\ud800": 1}),
     ],
-    ids=["reserved", "name", "dims", "size", "value", "key", "deep", "axis"],
+    ids=["reserved", "name", "dims", "size", "value", "key", "deep", "long", "axis"],
 )
 def test_unreadable_state_is_rejected_before_writing(tmp_path, tensors, config, mesh):
     """Nothing is written or removed."""
@@ -474,16 +370,16 @@ def test_unreadable_state_is_rejected_before_writing(tmp_path, tensors, config, 
 
 def _parted(box=((0, 0), (2, 2)), **changes):
     part = {"box": Box(*box), "values": WHOLE, "device": 0}
-    whole = {"shape": (2, 2), "dtype": WHOLE.dtype}
+    tensor = {"shape": (2, 2), "dtype": WHOLE.dtype}
     part |= {name: value for name, value in changes.items() if name in part}
-    whole |= {name: value for name, value in changes.items() if name in whole}
-    return PartedTensor(**whole, parts=changes.get("parts", (TensorPart(**part),)))
+    tensor |= {name: value for name, value in changes.items() if name in tensor}
+    return PartedTensor(**tensor, parts=changes.get("parts", (TensorPart(**part),)))
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"parts": None}, {"parts": (3,)}, {"shape": None}, {"shape": (2.0, 2)}, {"dtype": "f4"}, {"values": [1]},
-     {"box": (None, None)}, {"box": ((0, 0), [2, 2])}, {"device": 0.0}, {"device": 2**70}],
+    [{"parts": (3,)}, {"shape": (2.0, 2)}, {"dtype": "f4"}, {"values": [1]}, {"box": ((0, 0), [2, 2])},
+     {"device": 2**70}],
     ids=str,
 )  # fmt: skip
 def test_mismatched_parts_are_rejected(tmp_path, changes):
@@ -505,26 +401,11 @@ def test_errors_show_rejected_values(tmp_path):
 
 
 def test_numpy_integers_are_accepted_in_meshes(tmp_path):
-    """A mesh whose sizes come from an array is written like any other."""
+    """A mesh whose sizes come from an array is written like any other; files are readable by the same users."""
     path = save_checkpoint(tmp_path, TrainingState(1, {"w": WHOLE}, None, {"dp": np.int64(2)}), {})
     assert open_checkpoint(path).mesh == {"dp": 2}
-
-
-def test_arguments_of_other_types_are_rejected(tmp_path):
-    """The progress callback is a function; the writer takes a state; a number that JSON lacks is not a setting."""
-    path = save_checkpoint(tmp_path, _state(1), CONFIG)
-    for call in (
-        lambda: save_checkpoint(tmp_path, _state(2), CONFIG, 2, 5),
-        lambda: load_checkpoint(path, CONFIG, 5),
-        lambda: load_latest(tmp_path, CONFIG, print, 5),
-        lambda: load_latest(tmp_path, {"a": 10**5000}, print),
-        lambda: open_checkpoint(path).verify(5),
-        lambda: CheckpointWriter().wait(5),
-        lambda: CheckpointWriter().write(tmp_path, None, {}, 2),
-    ):
-        with pytest.raises(CheckpointError, match=r"\[checkpoint\.\w+\] .*; got .*; "):
-            call()
-    assert os.listdir(tmp_path) == [path.name]
+    (path / "other").touch()
+    assert len({file.stat().st_mode for file in path.iterdir()}) == 1
 
 
 def test_foreign_text_in_differences_is_printable(tmp_path):

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
@@ -24,36 +22,25 @@ def _tensors():
     }
 
 
-def test_round_trip(tmp_path):
-    """Tensors keep their bits and dtypes, bf16 included."""
-    tensors = _tensors()
-    write_weights(tmp_path, tensors.items())
-    read = open_weights(tmp_path)
-    assert set(read) == set(tensors)
-    for name, tensor in tensors.items():
-        assert read[name].dtype == tensor.dtype
-        assert read[name].read().tobytes() == tensor.tobytes()
-
-
 def test_only_the_bytes_of_a_slice_are_read(tmp_path, monkeypatch):
     """For rows and columns, and of a transpose too; NumPy accepts the tensor as an array."""
     write_weights(tmp_path, _tensors().items())
-    stored, whole = open_weights(tmp_path)["a.weight"], _tensors()["a.weight"]
+    stored, array = open_weights(tmp_path)["a.weight"], _tensors()["a.weight"]
     counted = []
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda *args: counted.append(preadv(*args)) or counted[-1])
     for read, expected in (
-        (lambda: stored[2:4], whole[2:4]),
-        (lambda: stored.columns(1, 2).read(), whole[:, 1:3]),
-        (lambda: stored.transpose()[1:3], whole.T[1:3]),
-        (lambda: stored.rows(1, 4).transpose().rows(2, 1).read(), whole[1:5].T[2:3]),
-        (lambda: stored[4:2], whole[4:2]),
+        (lambda: stored[2:4], array[2:4]),
+        (lambda: stored.columns(1, 2).read(), array[:, 1:3]),
+        (lambda: stored.transpose()[1:3], array.T[1:3]),
+        (lambda: stored.rows(1, 4).transpose().rows(2, 1).read(), array[1:5].T[2:3]),
+        (lambda: stored[4:2], array[4:2]),
     ):
         np.testing.assert_array_equal(read(), expected)
         assert sum(counted) == expected.nbytes
         counted.clear()
-    np.testing.assert_array_equal(stored, whole)
-    assert stored[1, 2] == whole[1, 2] and stored[::2].shape == (3, 4) and len(stored) == 6
+    np.testing.assert_array_equal(stored, array)
+    assert stored[1, 2] == array[1, 2] and stored[::2].shape == (3, 4) and len(stored) == 6
     assert np.asarray(stored, np.float64).dtype == np.float64
 
 
@@ -75,36 +62,10 @@ def test_several_files_with_index(tmp_path):
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
     ]
-    read = open_weights(tmp_path)
-    assert all(read[name].read().tobytes() == tensor.tobytes() for name, tensor in tensors.items())
-    assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize("keep", [0, 5, 40, -1])
-def test_truncated_file_is_rejected(tmp_path, keep):
-    """A file truncated anywhere is one clear error when opened."""
-    write_weights(tmp_path, _tensors().items())
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match="must be a complete safetensors file"):
-        open_weights(tmp_path)
-
-
-def test_missing_path_is_rejected(tmp_path):
-    """The error names a path without weights."""
-    with pytest.raises(CheckpointError, match="nowhere"):
-        open_weights(tmp_path / "nowhere")
-
-
-def test_index_with_missing_tensor_is_rejected(tmp_path):
-    """An index that lists a tensor absent from its file is an error with the tensor's name."""
-    write_weights(tmp_path, _tensors().items(), max_shard_bytes=100)
-    path = tmp_path / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    index["weight_map"]["ghost"] = "model-00001-of-00002.safetensors"
-    path.write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="ghost"):
-        open_weights(tmp_path)
+    stored = open_weights(tmp_path)
+    assert set(stored) == set(tensors) and not list(tmp_path.glob(".*"))
+    for name, tensor in tensors.items():
+        assert stored[name].dtype == tensor.dtype and stored[name].read().tobytes() == tensor.tobytes()
 
 
 def _index(directory, change):
@@ -122,15 +83,14 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
     [
         (lambda m: m.update({"a.weight": "../" + FIRST}), "not the name of a file"),
         (lambda m: m.update({"a.weight": "/etc/passwd"}), "not the name of a file"),
-        (lambda m: m.update({"a.weight": ".."}), "not the name of a file"),
         (lambda m: m.update({"a.weight": ""}), "not the name of a file"),
         (lambda m: m.update({"a.weight": "absent"}), "no such file"),
         (lambda m: m.update({"a.weight": "nul\0"}), "null"),
         (lambda m: m.update({"a.weight": "pipe"}), "named pipe"),
-        (lambda m: m.update({"a.weight": 3}), "weight_map.a.weight"),
         (lambda m: m.update({"a.weight": None}), "weight_map.a.weight"),
         (lambda m: m.update({"a.weight": SECOND}), "which does not have it"),
         (lambda m: m.pop("b.weight"), "does not list"),
+        (lambda m: m.update(ghost=FIRST), "ghost"),
     ],
 )
 def test_index_maps_tensors_to_files_of_the_directory(tmp_path, change, words):
@@ -141,12 +101,12 @@ def test_index_maps_tensors_to_files_of_the_directory(tmp_path, change, words):
     with pytest.raises(CheckpointError, match=words) as caught:
         open_weights(tmp_path)
     assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match="nowhere"):
+        open_weights(tmp_path / "nowhere")
 
 
 def test_files_that_are_links_are_opened(tmp_path):
-    """Hugging Face's cache links its files to blobs elsewhere; the links are in the directory, so
-    they are accepted.
-    """
+    """Hugging Face's cache links its files to blobs elsewhere."""
     (tmp_path / "blobs").mkdir()
     write_weights(tmp_path / "blobs", _tensors().items())
     (tmp_path / "model").mkdir()
@@ -184,9 +144,7 @@ def test_other_formats_are_named(tmp_path, content, words):
 
 
 def test_gguf_is_rejected_with_conversion_advice(tmp_path):
-    """A file of any name, as weights or as a model, and a directory with only GGUF; safetensors
-    next to it take precedence.
-    """
+    """As weights or as a model, under any name; safetensors in the same directory take precedence."""
     for name in ("m.gguf", "sha256-1234", "model.safetensors"):
         (tmp_path / name).write_bytes(b"GGUF" + b"\3" * 60)
         for call in (open_weights, models.open, find_model):
@@ -249,14 +207,6 @@ def test_header_length_that_looks_like_a_pickle(tmp_path):
             assert dict(open_weights(tmp_path)) == {}
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\xff" * 8, (1 << 40).to_bytes(8, "little") + b"{}"])
-def test_impossible_header_allocates_nothing(tmp_path, content):
-    """Lengths beyond the file or the format's limit are rejected before an allocation of that size."""
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        open_weights(tmp_path)
-
-
 def test_unaligned_tensors_are_read(tmp_path):
     """The format does not require aligned tensors; their values are equal all the same."""
     header = json.dumps(
@@ -272,46 +222,3 @@ def test_unaligned_tensors_are_read(tmp_path):
     )
     weights = open_weights(path)
     assert weights["x"].read().tolist() == [1, 2] and weights["none"].read().shape == (0, 3)
-
-
-def test_files_have_default_mode(tmp_path):
-    """Weights are readable by the users who can read the files next to them."""
-    write_weights(tmp_path, _tensors().items())
-    (tmp_path / "other").touch()
-    modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
-    assert modes["model.safetensors"] == modes["other"]
-
-
-FULL_DISK = """
-import resource, sys
-import numpy as np
-from pathlib import Path
-from tilewise.checkpoint import write_weights
-from tilewise.core import ResourceError
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-tensors = {f"w{i}": np.ones(1 << 13, np.float32) for i in range(4)}
-try:
-    write_weights(sys.argv[1], tensors.items(), max_shard_bytes=int(sys.argv[2]))
-except ResourceError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize(
-    "max_shard_bytes", [1 << 30, *(pytest.param(n, marks=pytest.mark.slow) for n in (1 << 17, 1 << 15))]
-)
-def test_full_disk_is_one_error_and_keeps_the_old_file(tmp_path, max_shard_bytes):
-    """A failed write is a ResourceError with its reason; the old file is intact, and no partial file is left."""
-    write_weights(tmp_path, _tensors().items())
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, tmp_path, str(max_shard_bytes)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    if max_shard_bytes == 1 << 15:  # each file is small enough; the twin that shows what is asserted below
-        assert done.stdout == "" and len(open_weights(tmp_path)) == 4
-        return
-    assert "File too large" in done.stdout and done.stdout.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
-    assert set(open_weights(tmp_path)) == set(_tensors())

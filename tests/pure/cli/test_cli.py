@@ -32,9 +32,7 @@ COMMANDS = dict(_commands(get_command(app)))
 
 
 def test_help_does_not_break_option_names(capsys, monkeypatch):
-    """Of every command, at 80 columns: each name on one line, in the list and in the text; commands
-    that do work show an example.
-    """
+    """Each option is on one line at 80 columns; commands that do work show an example."""
     monkeypatch.setenv("COLUMNS", "80")
     for path, command in COMMANDS.items():
         code, out, _ = _run([*path, "--help"], capsys)
@@ -48,18 +46,12 @@ def test_help_does_not_break_option_names(capsys, monkeypatch):
         assert is_group or f"Example: `tilewise {' '.join(path)}" in " ".join(out.split())
 
 
-def test_help_lists_all_commands(capsys):
-    """The program's help names its commands and where to start."""
-    code, out, _ = _run(["--help"], capsys)
-    assert code == 0
-    assert all(command in out for command in ("demo", "train", "generate", "verify"))
-
-
 @pytest.mark.parametrize("arguments", [[], ["bench"], ["checkpoint"]])
 def test_no_arguments_show_the_help(arguments, capsys):
     """Without a subcommand, a group prints its help on standard output."""
     code, out, err = _run(arguments, capsys)
     assert code == 0 and "Commands" in out and not err
+    assert arguments or all(command in out for command in ("demo", "train", "generate", "verify"))
 
 
 @pytest.mark.parametrize(
@@ -68,24 +60,18 @@ def test_no_arguments_show_the_help(arguments, capsys):
         (["train"], "Missing argument"),
         (["train", "nowhere.toml"], "nowhere.toml"),
         (["fly"], "No such command"),
-        (["launch", "train", "nowhere.toml"], "-n"),
         (["launch", "-n", "0", "train", "nowhere.toml"], "-n"),
         (["launch", "-n", "2"], "COMMAND"),
         (["launch", "-n", "2", "fly"], "No such command"),
         (["launch", "-n", "2", "launch", "-n", "2", "demo"], "must not be `launch`"),
         (["launch", "-n", "2", "train", "nowhere.toml"], "nowhere.toml"),
-        (["launch", "-n", "2", "generate", "nowhere", "hello", "--wings", "2"], "--wings"),
         (["generate", "nowhere", "hello", "--wings", "2"], "--wings"),
-        (["generate", "nowhere", "hello", "--tp", "0"], "--tp"),
         (["generate", "nowhere", "hello"], "config.json"),
         (["generate", "nowhere", "hello", "--top-p", "2"], "top_p"),
         (["generate", "nowhere", "hello", "--dtype", "i32"], "--dtype"),
-        (["generate", "nowhere", "hello", "--temperature", "nan"], "temperature"),
         (["demo", "--minutes", "soon"], "--minutes"),
         (["demo", "--minutes", "nan"], "--minutes"),
-        (["demo", "--minutes", "inf"], "--minutes"),
         (["demo", "--dp", "16"], "--dp"),
-        (["demo", "--out", __file__], "can be written to"),
         (["demo", "--out", f"{__file__}/out"], "can be written to"),
     ],
 )
@@ -151,9 +137,9 @@ def test_verify_prints_its_report(is_equal, code, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("again", "said"), [([1, 2], "the same 3 tokens: yes"), ([1, 4], "NO, please report this")]
+    ("again", "words"), [([1, 2], "the same 3 tokens: yes"), ([1, 4], "NO, please report this")]
 )
-def test_demo_says_whether_one_device_gives_the_same_tokens(again, said, capsys):
+def test_demo_says_whether_one_device_gives_the_same_tokens(again, words, capsys):
     """A single different token is reported."""
     from rich.console import Console
 
@@ -161,7 +147,7 @@ def test_demo_says_whether_one_device_gives_the_same_tokens(again, said, capsys)
 
     several, one = ([SimpleNamespace(tokens=[7]), SimpleNamespace(tokens=ids)] for ids in ([1, 2], again))
     _say_whether_equal(several, one, Console())
-    assert said in capsys.readouterr().out
+    assert words in capsys.readouterr().out
 
 
 def test_version(capsys):
@@ -172,13 +158,8 @@ def test_version(capsys):
 
 def test_package_runs_as_the_command():
     """`python -m tilewise` equals `tilewise`, its exit code and the name in its messages included."""
-    done, refused = (
-        subprocess.run(
-            [sys.executable, "-m", "tilewise", argument], capture_output=True, text=True, check=False
-        )
-        for argument in ("--version", "fly")
-    )
-    assert (done.returncode, done.stdout) == (0, f"tilewise {version('tilewise')}\n")
+    command = [sys.executable, "-m", "tilewise", "fly"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and refused.stderr.startswith("tilewise: No such command 'fly'")
 
 
@@ -209,9 +190,7 @@ def test_closed_output_is_not_an_error():
 
 
 def test_errors_never_go_to_standard_output():
-    """With standard error closed by the caller, the exit code reports the error, and standard
-    output stays empty.
-    """
+    """With standard error closed, only the exit code reports the error."""
     words = f"'{sys.executable}' -m tilewise --nonsense 2>&-"
     done = subprocess.run(["/bin/sh", "-c", words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -247,8 +226,8 @@ def test_help_imports_no_heavy_package():
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize(("arguments", "wanted"), [([], (180.0, 750)), (["--minutes", "0.5"], (30.0, 0))])
-def test_demo_without_a_time_does_enough_steps(arguments, wanted, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("arguments", "expected"), [([], (180.0, 750)), (["--minutes", "0.5"], (30.0, 0))])
+def test_demo_without_a_time_does_enough_steps(arguments, expected, tmp_path, monkeypatch):
     """The default time may be exceeded on a slow machine; an explicit time is obeyed."""
     import tilewise.cli.demo as demo
 
@@ -259,7 +238,7 @@ def test_demo_without_a_time_does_enough_steps(arguments, wanted, tmp_path, monk
     monkeypatch.setattr(demo, "_train", lambda config, data, budget, *_: budgets.append(budget))
     with pytest.raises(SystemExit) as ended:
         main(["demo", "--out", str(tmp_path / "out"), *arguments])
-    assert not ended.value.code and budgets == [wanted]
+    assert not ended.value.code and budgets == [expected]
 
 
 @pytest.mark.parametrize("name", ["model", "checkpoints"])

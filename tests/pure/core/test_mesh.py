@@ -10,16 +10,13 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.strategy import DistributionStrategy, check_offload
 
 MESH = DeviceMesh({"dp": 2, "tp": 3})
-ODD = [["dp"], ("dp", "tp"), None]
+ODD = [["dp"], None]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=str)
 @pytest.mark.parametrize(
     "ask",
-    [
-        MESH.size,
-        *(lambda *axes, ask=ask: ask(0, *axes) for ask in (MESH.coordinate, MESH.first, MESH.group)),
-    ],
+    [MESH.size, *(lambda *axes, ask=ask: ask(0, *axes) for ask in (MESH.coordinate, MESH.first, MESH.group))],
 )
 def test_axes_are_names(ask, odd):
     """A list is not accepted as a name, also after a valid one."""

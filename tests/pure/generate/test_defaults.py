@@ -9,7 +9,7 @@ SAMPLES = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_pena
 
 
 @pytest.mark.parametrize(
-    ("file", "options", "wanted"),
+    ("file", "options", "expected"),
     [
         ({}, {}, {}),
         ({}, {"temperature": 0.8}, {"temperature": 0.8}),
@@ -37,21 +37,17 @@ SAMPLES = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_pena
         ({"eos_token_id": 3, "bos_token_id": 1}, {}, {}),
     ],
 )
-def test_caller_takes_precedence_over_the_file(file, options, wanted):
+def test_caller_takes_precedence_over_the_file(file, options, expected):
     """As transformers applies the file's settings; the log lists those taken from the file."""
     sampling, taken = combine_settings(file, options, 10)
-    assert sampling == Sampling(**wanted)
-    left = {name: value for name, value in wanted.items() if name not in options and value != 200}
+    assert sampling == Sampling(**expected)
+    left = {name: value for name, value in expected.items() if name not in options and value != 200}
     assert {name: getattr(sampling, name) for name in taken} == left
 
 
-def test_prompt_longer_than_the_file_allows_is_rejected():
+def test_long_prompts_and_unknown_settings_are_rejected():
     """The file's length includes the prompt; if no token is left, none is generated."""
     with pytest.raises(ConfigError, match=r"max_length 10; got 10 tokens"):
         combine_settings({"max_length": 10}, {}, 10)
-
-
-def test_unknown_setting_is_rejected():
-    """It would have no effect."""
     with pytest.raises(ConfigError, match="a setting must be one of"):
         combine_settings({}, {"heat": 1}, 1)

@@ -26,35 +26,10 @@ def _samples(sampling, count=2000):
     return np.array(tokens)
 
 
-def test_greedy_takes_the_first_maximum():
-    """Temperature 0 takes the likeliest token, the lower id on a tie."""
-    assert choose_token(np.array([0.0, 3.0, 3.0], np.float32), Sampling(), History([])) == 1
-
-
-def test_samples_follow_the_probabilities():
-    """Frequencies of sampled tokens match the softmax."""
-    counts = np.bincount(_samples(Sampling(temperature=0.7), 4000), minlength=100)
-    wanted = np.exp(LOGITS.astype(np.float64) / 0.7)
-    wanted *= 4000 / wanted.sum()
-    assert np.abs(counts - wanted).max() < 5 * np.sqrt(wanted.max())
-
-
-@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-30])
-@pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"top_p": 0.9}])
-def test_tiny_temperature_takes_the_likeliest(temperature, more):
+def test_tiny_temperature_takes_the_likeliest():
     """Where logits over the temperature overflow a double."""
-    sampling = Sampling(temperature=temperature, **more)
+    sampling = Sampling(temperature=5e-324, top_p=0.9)
     assert set(_samples(sampling, 20)) == {int(np.argmax(LOGITS))}
-
-
-def test_top_k_and_top_p_restrict_samples():
-    """Only the k likeliest, and only the smallest set with probability p, are ever sampled."""
-    order = np.argsort(-LOGITS)
-    assert set(_samples(Sampling(temperature=1.0, top_k=3))) == set(order[:3])
-    probability = np.exp(LOGITS[order].astype(np.float64))
-    sums = np.cumsum(probability / probability.sum())
-    nucleus = order[: int((sums < 0.3).sum()) + 1]
-    assert set(_samples(Sampling(temperature=1.0, top_p=0.3))) == set(nucleus)
 
 
 def test_sample_depends_on_seed_and_position_only():
@@ -78,8 +53,7 @@ def test_sample_depends_on_seed_and_position_only():
     )
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(("bad", "temperature"), [(np.nan, 0.0), (np.inf, 0.7), (-np.inf, 0.0)])
 def test_nan_logits_are_an_error(bad, temperature):
     """An overflow or damaged weights give an error that names the token, not text."""
     logits = LOGITS.copy()
@@ -97,75 +71,25 @@ def test_masked_logits_pick_nothing():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"max_tokens": 0},
-        {"temperature": -1},
-        {"temperature": float("inf")},
-        {"temperature": float("nan")},
-        {"top_p": -0.1},
-        {"top_p": float("nan")},
-        {"top_k": -1},
-        {"seed": -1},
         {"seed": 2**63},
-        {"max_tokens": 1.5},
-        {"max_tokens": True},
         {"temperature": "hot"},
-        {"temperature": None},
-        {"top_k": "3"},
-        {"top_p": [0.9]},
-        {"seed": None},
-        {"min_p": 1.1},
-        {"typical_p": 0},
-        {"repetition_penalty": 0},
-        {"repetition_penalty": -1.0},
-        {"presence_penalty": 2.5},
-        {"frequency_penalty": float("nan")},
-        {"no_repeat_ngram_size": -1},
-        {"bad_words": "ab"},
         {"bad_words": [""]},
-        {"bad_words_ids": [[]]},
         {"bad_words_ids": [[-1]]},
         {"min_tokens": 129},
-        {"ignore_eos": 1},
-        {"stop": "ab"},
-        {"stop": ["a", ""]},
-        {"n": 0},
         {"n": 2},
     ],
 )
 def test_values_out_of_range_are_rejected(wrong):
-    """Each setting has a range; the error names the setting."""
+    """The error names the setting; the tests of `settings` try the bounds of every one."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Sampling(**wrong)
 
 
-@settings(max_examples=60)
-@given(st.text(alphabet=st.sampled_from("ab ä€😀한\n"), max_size=30))
-def test_streamed_text_is_the_whole_text(text):
-    """Pieces are whole characters, and together they are the decoded text."""
-    ids = TOKENIZER.encode(text).ids
-    detokenizer = Detokenizer(TOKENIZER, [])
-    pieces = [detokenizer.add(token) for token in ids]
-    assert "".join(pieces) == text
-    assert not any("\ufffd" in piece for piece in pieces)
-
-
-def test_end_token_has_no_text():
-    """Special tokens are not shown."""
-    assert Detokenizer(TOKENIZER, []).add(0) == ""
-
-
-def test_incomplete_character_is_never_shown():
-    """Bytes of an unfinished character are held back."""
-    ids = TOKENIZER.encode("a\U0001f680").ids
-    detokenizer = Detokenizer(TOKENIZER, [])
-    assert "".join(detokenizer.add(token) for token in ids[:-1]) == "a"
-
-
 def test_pending_bytes_are_shown_at_the_end():
-    """A text may end within a character; a second flush gives nothing more."""
+    """A text may end within a character, which is not shown before; a second flush gives nothing more."""
     detokenizer = Detokenizer(TOKENIZER, [])
-    for token in TOKENIZER.encode("a\U0001f680").ids[:-1]:
-        detokenizer.add(token)
+    tokens = TOKENIZER.encode("a\U0001f680").ids[:-1]
+    assert "".join(detokenizer.add(token) for token in (0, *tokens)) == "a"  # special tokens have no text
     assert [detokenizer.finish(), detokenizer.finish()] == ["\ufffd", ""]
 
 
@@ -183,18 +107,19 @@ BYTES = {c: TOKENIZER.token_to_id(c) for c in pre_tokenizers.ByteLevel.alphabet(
     st.lists(
         st.sampled_from(sorted(BYTES.values())) | st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=60
     )
+    | st.text(alphabet=st.sampled_from("ab ä€😀한\n"), max_size=30).map(
+        lambda text: TOKENIZER.encode(text).ids
+    )
 )
 def test_streamed_bytes_are_the_decoded_bytes(ids):
-    """For any tokens, including invalid text: the stream equals decoding them at once, except for
-    the bytes of the last seven tokens, which may still be completed.
-    """
-    detokenizer, whole = Detokenizer(TOKENIZER, []), TOKENIZER.decode(ids)
+    """For any tokens: the stream equals decoding at once, but for bytes that may still be completed."""
+    detokenizer, decoded = Detokenizer(TOKENIZER, []), TOKENIZER.decode(ids)
     text = "".join(detokenizer.add(token) for token in ids)
-    assert whole.startswith(text)
-    kept_back = whole[len(text) :]
+    assert decoded.startswith(text)
+    kept_back = decoded[len(text) :]
     assert set(kept_back) <= {"\ufffd"}
     assert len(kept_back) <= sum(len(TOKENIZER.id_to_token(token)) for token in ids[-7:])
-    assert text + detokenizer.finish() == whole
+    assert text + detokenizer.finish() == decoded
 
 
 def test_character_after_many_broken_bytes_is_whole():
@@ -236,9 +161,7 @@ TOKENIZERS = {"bytes": TOKENIZER, "sentencepiece": _sentencepiece()}
 @settings(max_examples=60)
 @given(st.text(alphabet=st.sampled_from("hi a€😀한\n"), max_size=30))
 def test_bytes_of_tokens_are_those_of_the_text(name, text):
-    """Concatenated, they are the text, with the tokenizer's leading space; each token begins at the
-    character that contains its first byte.
-    """
+    """Concatenated, they are the text; a token's offset is the character that contains its first byte."""
     tokenizer = TOKENIZERS[name]
     ids, token_bytes = tokenizer.encode(text).ids, TokenBytes(tokenizer)
     joined = b"".join(token_bytes[token] for token in ids)
@@ -271,9 +194,7 @@ def test_bytes_of_tokens_of_any_kind():
 
 
 def test_token_after_broken_bytes():
-    """Bytes that no other token completes are a character of their own; a token that is omitted
-    from the text has none.
-    """
+    """Incomplete bytes are a character of their own; special tokens have no text."""
     made = TOKENIZERS["sentencepiece"]
     ids = [
         made.token_to_id(name) for name in ("hi", "<0xE2>", "hi", "<0xF0>", "<0xF0>", "<s>", "<0x9F>", "a")
@@ -286,9 +207,7 @@ def test_token_after_broken_bytes():
 
 
 def test_unknown_ids_are_shown():
-    """A padded vocabulary has ids without text: they are visible, pending bytes are shown, and text
-    continues after.
-    """
+    """A padded vocabulary has ids without text: each is U+FFFD, and the text continues after it."""
     unknown = TOKENIZER.get_vocab_size() + 5
     hello = TOKENIZER.encode("hello").ids
     assert "".join(_streamed(TOKENIZER, [*hello, unknown, unknown, *hello])) == "hello\ufffd\ufffdhello"
@@ -320,9 +239,7 @@ def test_prompt_without_tokens_is_rejected():
 
 
 def test_tokens_on_which_the_decoder_panics_are_rejected():
-    """A library that panics over ids (here a stripping decoder over an empty token) is one
-    TilewiseError; the twin has a decoder that does not.
-    """
+    """A panic of the tokenizers library is one TilewiseError; the twin has another decoder."""
     model = models.WordLevel({"": 0, "a": 1}, unk_token="a")
     broken = Tokenizer(model)
     broken.decoder = decoders.Strip(" ", 0, 1)
@@ -332,17 +249,17 @@ def test_tokens_on_which_the_decoder_panics_are_rejected():
 
 
 @pytest.mark.parametrize(
-    ("kind", "wanted"),
+    ("kind", "error"),
     [(type("PanicException", (BaseException,), {}), ConfigError), (KeyboardInterrupt, KeyboardInterrupt)],
 )
-def test_panic_is_rejected_and_ctrl_c_is_not(kind, wanted):
+def test_panic_is_rejected_and_ctrl_c_is_not(kind, error):
     """The library's panics do not derive from Exception; other such exceptions pass through."""
 
     class Broken:
         def encode(self, text, add_special_tokens):
             raise kind("broken")
 
-    with pytest.raises(wanted, match=r"must have tokens.*broken" if wanted is ConfigError else "broken"):
+    with pytest.raises(error, match=r"must have tokens.*broken" if error is ConfigError else "broken"):
         encode_prompt(Broken(), "a")
 
 

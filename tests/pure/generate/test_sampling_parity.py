@@ -105,21 +105,6 @@ def test_probabilities_are_those_of_transformers(sampling, seed, prompt, written
     assert np.abs(_ours(logits, sampling, history) - _theirs(logits, sampling, history)).max() < 1e-6
 
 
-@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1.0])
-@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0])
-def test_nuclei_of_large_vocabularies_equal_transformers(top_p, spread):
-    """Nuclei of few tokens and of many, with ties, among 5,000; sorted in parts or completely."""
-    logits = np.random.default_rng(1).normal(0, spread, 5000).round(3)
-    sampling, history = Sampling(temperature=1.0, top_p=top_p), History([1])
-    ids, _ = candidates(logits, sampling)
-    wanted = _theirs(logits, sampling, history)
-    assert abs(len(ids) - (wanted > 0).sum()) <= len(logits) - len(set(logits.tolist()))  # ties at the cut
-    assert np.isclose(
-        np.sort(np.exp(logits[ids])).sum(), np.sort(np.exp(logits[wanted > 0])).sum(), rtol=2e-3
-    )
-    assert (np.diff(logits[ids]) <= 0).all()
-
-
 WIDE = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 1e-300, 0.2, 0.7, 1.0, 3.0, 1e9]),
@@ -141,8 +126,8 @@ def compare_samples(sampling, seed, size, spread, digits):
     for threads in (1, 3):
         for i, (history, token) in enumerate(zip(histories, batch.sample(rows, np.arange(5), threads))):
             scores = apply_processors(rows[i], sampling, history)
-            wanted, distance = sample(scores, sampling, len(history), i)
-            assert token == wanted or distance < 1e-12, (token, wanted, distance)
+            expected, distance = sample(scores, sampling, len(history), i)
+            assert token == expected or distance < 1e-12, (token, expected, distance)
             assert token == choose_token(rows[i], sampling, history, (), i)
 
 
@@ -155,8 +140,7 @@ def compare_samples(sampling, seed, size, spread, digits):
     st.sampled_from([0, 2, 9]),
 )
 def test_native_sampling_equals_sorting(sampling, seed, size, spread, digits):
-    """Every setting, vocabularies of every size, with and without ties, a row alone or next to
-    others, on any thread."""
+    """With all settings, vocabulary sizes and ties; several rows at once, on several threads."""
     compare_samples(sampling, seed, size, spread, digits)
 
 
@@ -178,14 +162,16 @@ def test_a_wrong_sample_is_detected(wrong, monkeypatch):
 
 
 def test_frequencies_match_probabilities():
-    """Thirty thousand seeds: frequencies within four standard deviations of the probabilities."""
+    """Eight thousand seeds: frequencies within four standard deviations of the probabilities."""
     logits = np.random.default_rng(3).normal(0, 1.5, 12).astype(np.float32)
-    count = 30_000
+    count = 8_000
     ways = [Sampling(temperature=1.0, top_p=0.95, seed=seed) for seed in range(count)]
     batch = Batch([Sampler(way, History([1])) for way in ways])
     counts = np.bincount(batch.sample(logits[None], np.zeros(count, np.int64), 2), minlength=12)
-    wanted = _ours(logits, ways[0], History([1]), ())
-    assert (np.abs(counts - count * wanted) <= 4 * np.sqrt(count * wanted * (1 - wanted))).all()
+    probabilities = _ours(logits, ways[0], History([1]), ())
+    assert (
+        np.abs(counts - count * probabilities) <= 4 * np.sqrt(count * probabilities * (1 - probabilities))
+    ).all()
 
 
 def test_error_of_one_row_leaves_others():
@@ -280,24 +266,6 @@ def test_other_order_of_filters_is_detected():
     assert apart > 5
 
 
-@settings(max_examples=50)
-@given(
-    st.integers(0, 10**6),
-    st.lists(IDS, max_size=9),
-    st.lists(IDS, max_size=20),
-    st.floats(-2, 2),
-    st.floats(-2, 2),
-)
-def test_presence_and_frequency_count_generated_tokens(seed, prompt, written, presence, frequency):
-    """Per token: frequency times its count, and presence once; the prompt does not count."""
-    logits = np.random.default_rng(seed).normal(0, 3, VOCAB).astype(np.float32)
-    counts = np.bincount(np.array(written, np.int64), minlength=VOCAB)
-    wanted = logits.astype(np.float64) - frequency * counts - presence * (counts > 0)
-    sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency)
-    scores = _processed(logits, sampling, _history(prompt, written))
-    assert np.abs(scores - wanted).max() < 1e-12
-
-
 def test_greedy_applies_penalties():
     """The likeliest token after penalties, not before."""
     logits = np.array([3.0, 2.9, -1.0], np.float32)
@@ -361,17 +329,15 @@ TEXTS = st.text(alphabet="ab", max_size=12)
 @settings(max_examples=200)
 @given(TEXTS, st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3), st.booleans(), st.data())
 def test_text_ends_at_its_stop_string_however_it_is_split(text, strings, is_included, data):
-    """The first position at which a stop string is complete, found by brute force; nothing of it is
-    shown before.
-    """
+    """It ends where brute force finds the first complete stop string, of which nothing is shown before."""
     text += "cab"
     ends = [(end, end - len(s)) for end in range(1, len(text) + 1) for s in strings if text[:end].endswith(s)]
-    wanted = text if not ends else text[: min(ends)[0] if is_included else min(ends)[1]]
+    expected = text if not ends else text[: min(ends)[0] if is_included else min(ends)[1]]
     finder, shown, is_stopped = StopFinder(strings, is_included), "", False
     while text and not is_stopped:
         size = data.draw(st.integers(1, len(text)))
         more, is_stopped = finder.add(text[:size])
         shown, text = shown + more, text[size:]
-        assert wanted.startswith(shown)
-    assert shown + finder.finish() == wanted and is_stopped == bool(ends)
+        assert expected.startswith(shown)
+    assert shown + finder.finish() == expected and is_stopped == bool(ends)
     assert finder.finish() == ""

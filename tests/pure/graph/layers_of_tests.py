@@ -30,12 +30,6 @@ def caching(graph, x, slots, *, rows):
 
 
 @layer
-def narrow(graph, x):
-    """Its result has another shape than its input."""
-    return linear(graph, x, "weight", WIDTH // 2)
-
-
-@layer
 def wrong(graph, x):
     """Cannot be traced."""
     return graph.add(x, graph.parameter([WIDTH, WIDTH], name="weight"))

@@ -46,14 +46,7 @@ def test_wrong_shapes_fail_at_the_call():
             "an array of float32 or int32 without a mask",
         ),
         (lambda g: g.input([4], name=""), "a name must be printable"),
-        (
-            lambda g: g.parameter([4], name="__metadata__"),
-            "files of weights reserve; got '__metadata__'",
-        ),
-        (
-            lambda g: g.state([4], name="__metadata__"),
-            "files of weights reserve; got '__metadata__'",
-        ),
+        (lambda g: g.parameter([4], name="__metadata__"), "files of weights reserve; got '__metadata__'"),
         (
             lambda g: g.draft.declare("parameter", g.find("x").spec.renamed("__metadata__")),
             "files of weights reserve; got '__metadata__'",

@@ -8,7 +8,6 @@ import time
 import pytest
 from rich.console import Console
 
-from tilewise.core.errors import ConfigError, ShapeError
 from tilewise.core.progress import Progress
 from tilewise.graph.parallel import ParallelDebugger, ProgressTracker
 
@@ -23,9 +22,7 @@ def test_long_phase_has_a_bar(monkeypatch):
     out, total = console(), 4000
     with ProgressTracker(out, delay_s=0.02).phase("specification", total) as phase:
         counter = phase.counter()
-        while (
-            counter.count < total - 1 and "/s" not in out.file.getvalue()
-        ):  # 20 s at most, on a busy machine
+        while counter.count < total - 1 and "/s" not in out.file.getvalue():  # 20 s at most
             time.sleep(0.005)
             counter.count += 1
         counter.count = total
@@ -90,8 +87,8 @@ def test_report_sums_to_wall_time():
 
 def test_pieces_are_recorded_only_at_level_verbose():
     """As a table of threads, of the slowest pieces, and an equal trace."""
-    for level, wanted in (("off", False), ("summary", False), ("verbose", True)):
-        assert ParallelDebugger(level).wants_spans is wanted
+    for level, has_spans in (("off", False), ("summary", False), ("verbose", True)):
+        assert ParallelDebugger(level).wants_spans is has_spans
     assert Progress(ParallelDebugger("verbose")).wants_spans
     debugger = ParallelDebugger("verbose")
     with debugger.phase("templates", 2) as phase:
@@ -123,13 +120,3 @@ def test_level_off_records_nothing_and_forwards():
     with debugger.phase("a"):
         pass
     assert debugger.report() == "" and not debugger.phases and [p.name for p in behind.phases] == ["a"]
-
-
-def test_wrong_levels_and_delays_are_rejected():
-    """On construction."""
-    for level in ("loud", 1, None):
-        with pytest.raises((ConfigError, ShapeError)):
-            ParallelDebugger(level)
-    for delay in (-1, float("nan"), "1"):
-        with pytest.raises((ConfigError, ShapeError)):
-            ProgressTracker(delay_s=delay)

@@ -6,11 +6,11 @@ from dataclasses import FrozenInstanceError, fields, replace
 import layers_of_tests as own
 import pytest
 
+from pure.plans import with_update
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import ShapeError
-from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.graph import GraphBuilder
 from tilewise.ir.graph import TensorFamily, TensorSpec
-from tilewise.optim import AdamW
 
 
 def trained(layers):
@@ -20,16 +20,11 @@ def trained(layers):
     for i in range(layers):
         x = own.block(builder, x, path=f"layers.{i}")
     builder.loss(builder.mean(x))
-    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
-    thawed = GraphBuilder.thaw(graph)
-    AdamW().add_to(thawed, gradients)
-    return thawed.freeze()
+    return with_update(builder)
 
 
 def test_more_layers_have_no_more_families():
-    """A parameter, a state and a result of sixteen layers share what those of eight share: per
-    tensor, a node and, where it has a name, a spec of two fields are stored.
-    """
+    """Per tensor, only a node and, where it has a name, a spec of two fields are stored."""
     families = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
     assert len(families[0]) == len(families[1])
     assert all(not hasattr(t.spec, "__dict__") for t in trained(1).tensors)

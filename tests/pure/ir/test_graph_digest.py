@@ -105,8 +105,7 @@ CHANGES = {
     **{f"OpNode.{n}": lambda g, n=n, v=v: _with_op(g, **{n: v}) for n, v in OP.items()},
     **{
         f"Template.{n}": lambda g, n=n, v=v: _with_template(
-            g,
-            lambda t: replace(t, **{n: v if v is not None else _with_op(t.graph, attrs={"factor": 2.5})}),
+            g, lambda t: replace(t, **{n: v if v is not None else _with_op(t.graph, attrs={"factor": 2.5})})
         )
         for n, v in TEMPLATE.items()
     },

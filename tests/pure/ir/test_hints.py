@@ -84,12 +84,15 @@ def test_layouts_of_a_strategy_name_its_axes():
 def test_strategy_copies_its_arguments():
     """Later changes of the caller's lists and dictionaries have no effect, and the strategy is immutable."""
     by_dim, by_axis = ["tp", None], {"dp": Shard(0)}
-    layouts = {"a": by_dim, "b": by_axis}
-    strategy = DistributionStrategy(ParallelismMode.HYBRID, {"dp": 2, "tp": 2}, layouts=layouts)
+    axes, rules, layouts = {"dp": 2, "tp": 2}, {"batch": "dp"}, {"a": by_dim, "b": by_axis}
+    strategy = DistributionStrategy(ParallelismMode.HYBRID, axes, rules, layouts)
+    axes["dp"], rules["batch"] = 3, "nowhere"
     by_dim.append("nonsense")
     by_axis["nonsense"] = Shard(1)
     layouts["c"] = ()
     assert strategy.layouts == {"a": ("tp", None), "b": {"dp": Shard(0)}}
+    assert strategy.axes == {"dp": 2, "tp": 2} and strategy.axes_for("batch") == ("dp",)
+    assert strategy.axes_for("mlp") == ()
     for mapping in (strategy.axes, strategy.rules, strategy.layouts, strategy.layouts["b"]):
         with pytest.raises(ConfigError, match="are read-only"):
             mapping["zz"] = 1

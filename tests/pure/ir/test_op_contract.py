@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from pure.plan.test_templates import plan_graph
+from pure.plans import plan_graph
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.graph import GraphBuilder, differentiate
@@ -46,7 +46,6 @@ def trained(name="odd"):
     "cls,rule",
     [
         (type("Plain", (), {"name": "plain"}), "derives from ir.op.Op"),
-        (lambda: None, "derives from ir.op.Op"),
         (type("Bare", (Op,), {"name": "bare"}), "Bare without factors, infer, lower, signature"),
         (type("Nameless", (Elementwise,), {}), "an op must have a printable name; got Nameless"),
         (
@@ -65,24 +64,13 @@ def test_invalid_classes_cannot_be_registered(cls, rule):
     assert before == op_table._OPS
 
 
-def test_optional_members_have_defaults():
-    """An op with required members only."""
-    made = make()()
-    assert (made.accumulates, made.in_place, made.must_alias, made.combine_rank) == ((), (), False, 0)
-    assert made.is_costly is False
-    plain = type("Plain", (Op,), dict.fromkeys(("signature", "infer", "factors", "lower")))()
-    assert plain.takes_packed(0, {}) is False and plain.index_bounds([], {}) == {}
-
-
 @pytest.mark.parametrize(
     "contributions,words",
     [
         ([], r"one contribution per input.*got 0 for 1 inputs"),
-        ([None, None], r"one contribution per input.*got 2 for 1 inputs"),
         (None, r"one contribution per input.*got None"),
         (["dy"], r"a tensor id, a Later, a Term or None; got 'dy' for input 0"),
         ([10**6], r"a tensor id, a Later, a Term or None; got 1000000 for input 0"),
-        ([True], r"a tensor id.*got True"),
         ([1], r"the shape of its tensor; got i32\[4, 3\] for input 0, f32\[4, 3, 8\]"),
     ],
 )
@@ -96,20 +84,15 @@ def test_invalid_contributions_are_rejected(contributions, words):
 NOT_TURNED = {"transpose_a": False, "transpose_b": False}
 ASKED = [
     (lambda tape, dy: tape.use(10**6), "a used tensor must be one of the forward graph; got 1000000"),
-    (lambda tape, dy: tape.use(None), "a used tensor must be one of the forward graph; got None"),
     (lambda tape, dy: tape.add(dy, 10**6), r"operands of 'add' must be a list of tensor ids.*1000000\]"),
-    (lambda tape, dy: tape.add(dy, -1), r"operands of 'add' must be a list of tensor ids.*-1\]"),
     (
         lambda tape, dy: tape.multiply(dy, "dy"),
         r"operands of 'multiply' must be a list of tensor ids.*'dy'\]",
     ),
     (lambda tape, dy: tape.add(dy, None), "operand 1 must be given"),
     (lambda tape, dy: tape.scale(dy, "2"), "factor must be a finite number; got '2'"),
-    (lambda tape, dy: tape.op("scale", None), "operands of 'scale' must be a list of tensor ids; got None"),
     (lambda tape, dy: tape.op("scale", [dy]), "'factor' missing"),
     (lambda tape, dy: tape.op("add", [dy]), "takes 2 operands; got 1"),
-    (lambda tape, dy: tape.op("fly", [dy]), "an op's name must be one of"),
-    (lambda tape, dy: tape.matmul(dy, dy, False, False), "fit together; got .*two dims"),
     (lambda tape, dy: tape.later("scale", [dy], speed=2.0), "'factor' missing"),
     (lambda tape, dy: tape.later("sum", [dy]), r"the shape of its tensor; got f32\[1\] for input 0"),
     (lambda tape, dy: tape.later("matmul", [dy] * 2, **NOT_TURNED), "fit together; got .*two dims"),
@@ -120,8 +103,6 @@ ASKED = [
     ),
     (lambda tape, dy: Later("add", (dy, dy), {"name": 3}), "'name' missing or unknown"),
     (lambda tape, dy: tape.contribute(10**6, dy), "to a tensor of the forward graph; got 1000000"),
-    (lambda tape, dy: tape.contribute(None, dy), "to a tensor of the forward graph; got None"),
-    (lambda tape, dy: tape.contribute(0, True), "a tensor id, a Later, a Term or None; got True"),
 ]
 
 
@@ -133,7 +114,7 @@ def test_invalid_calls_in_gradients_are_rejected(ask, words):
         trained()
 
 
-@pytest.mark.parametrize("total", [None, "x", 10**6, True, [1], 1], ids=repr)
+@pytest.mark.parametrize("total", [None, 10**6, 1], ids=repr)
 def test_combined_terms_are_one_tensor(total):
     """A tensor's id, of its shape; without one, the parameters before it would have no gradient."""
     make(gradient=lambda self, tape, op, grads: [OwnTerm()], combine=lambda *_: total)
@@ -291,10 +272,7 @@ def test_later_contribution_is_a_tensor():
     assert op_named("linear_dw").signature == Signature(3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [(list, [1]), (dict, {}), (tuple, ([1],)), (np.ndarray, np.ones(2)), (tuple, (np.ones(2),))],
-)
+@pytest.mark.parametrize(("kind", "value"), [(list, [1]), (np.ndarray, np.ones(2)), (tuple, ([1],))])
 def test_mutable_attribute_is_rejected(kind, value):
     """By the call: what is in a graph must not change, and equal ops are one."""
     make(num_inputs=1, attributes={"given": kind})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pure.plan.test_templates import plan_graph
+from pure.plans import plan_graph
 from tilewise.core.dims import BATCH
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import InternalError
@@ -40,19 +40,13 @@ def build(**members):
 
 MEMBERS = [
     ({"signature": Signature("2")}, "`signature` has a number of operands.*got '2'"),
-    ({"signature": Signature(-1)}, "`signature` has a number of operands.*got -1"),
     (
         {"signature": Signature(2, absent=[0, "b"])},
         "`signature` has positions of operands that may be absent",
     ),
-    ({"accumulates": 0}, "`accumulates` has positions of outputs, in a tuple; got 0"),
     ({"accumulates": ("a",)}, r"`accumulates` has positions of outputs.*got \('a',\)"),
-    ({"accumulates": (-1,)}, r"`accumulates` has positions of outputs.*got \(-1,\)"),
     ({"in_place": (0, 0)}, r"`in_place` has pairs of an output and an input of 2; got \(0, 0\)"),
-    ({"in_place": 0}, "`in_place` has pairs of an output and an input of 2; got 0"),
-    ({"in_place": ((0, 0, 1),)}, "`in_place` has pairs"),
     ({"in_place": ((0, 9),)}, r"`in_place` has pairs of an output and an input of 2; got \(\(0, 9\),\)"),
-    ({"in_place": ((0, -1),)}, "`in_place` has pairs"),
     ({"must_alias": True}, r"`in_place` must name the input for each output.*once; got \(\)"),
     (
         {"must_alias": True, "in_place": ((0, 0), (0, 1))},
@@ -62,14 +56,12 @@ MEMBERS = [
         {"must_alias": True, "in_place": ((0, 0), (1, 0))},
         "`in_place` must name the input for each output.*once",
     ),
-    ({"passes_indices": (1,)}, r"`passes_indices` has pairs.*got \(1,\)"),
     (
         {"passes_indices": ((9, 9),)},
         r"`passes_indices` has pairs of an output and an input of 2; got \(\(9, 9\),\)",
     ),
     ({"shape_of": [0]}, r"`shape_of` has positions of operands of 2, in a frozenset; got \[0\]"),
     ({"shape_of": frozenset({9})}, "`shape_of` has positions of operands of 2"),
-    ({"shape_of": frozenset({"a"})}, "`shape_of` has positions of operands of 2"),
 ]
 
 
@@ -122,9 +114,7 @@ INFERRED = [
 
 @pytest.mark.parametrize("members,words", INFERRED, ids=lambda v: v if isinstance(v, str) else "")
 def test_invalid_outputs_are_rejected(members, words):
-    """What `infer` returns, and the class's declarations of outputs that depend on it, on the first
-    use of the op.
-    """
+    """The op's first use rejects them and declarations that do not fit them."""
     with pytest.raises(InternalError, match=rf"\[ir.odd\] {words}.*; correct Odd\."):
         build(**members)
 
@@ -152,7 +142,7 @@ def test_output_does_not_take_the_name_of_an_operand():
     assert GraphBuilder.thaw(graph.freeze()).find("a").kind == "parameter"
 
 
-@pytest.mark.parametrize("count", [None, "2", -1, True, 2.0], ids=repr)
+@pytest.mark.parametrize("count", [None, -1], ids=repr)
 def test_invalid_count_of_operands_is_the_op_s_error(count):
     """The message addresses the op's author, not its caller."""
     with pytest.raises(
@@ -167,24 +157,16 @@ def one_partial(*args, **changes):
 
 FACTORS = [
     (Factors((DIMS,), (DIMS,)), "a tuple with names for each of 2 operands; got"),
-    (Factors((DIMS, DIMS, DIMS), (DIMS,)), "a tuple with names for each of 2 operands"),
     (Factors([DIMS, DIMS], (DIMS,)), "a tuple with names for each of 2 operands"),
     (Factors((DIMS, DIMS), ()), r"a tuple with names for each of 1 outputs; got \(\)"),
-    (Factors((DIMS, DIMS), (DIMS, DIMS)), "a tuple with names for each of 1 outputs"),
-    (Factors((DIMS, None), (DIMS,)), r"a name for each dim of operand 1, f32\[8, 6\]; got None"),
     (Factors((("r",), DIMS), (DIMS,)), r"a name for each dim of operand 0, f32\[8, 6\]; got \('r',\)"),
-    (Factors(((*DIMS, "e"), DIMS), (DIMS,)), "a name for each dim of operand 0"),
     (Factors((DIMS, DIMS), (("r",),)), "a name for each dim of output 0"),
     (Factors(("rd", "rd"), ("rd",)), "a name for each dim of operand 0.*got 'rd'"),
-    (Factors(((0, 1), (0, 1)), ((0, 1),)), r"names that are text; got \[0, 1"),
     (Factors(((None, []), DIMS), (DIMS,)), r"names that are text; got \[None"),
-    (Factors((DIMS, DIMS), (DIMS,), whole=["d"]), r"`whole` with names of dims, in a frozenset; got \['d'\]"),
     (Factors((DIMS, DIMS), (DIMS,), whole=frozenset("z")), "`whole` with names of dims.*got frozenset"),
     (Factors((DIMS, DIMS), (DIMS,), moved=frozenset("z")), "`moved` with names of dims"),
     (one_partial("p", ("z",), (0,)), r"partial 'p' with names of dims, in a tuple; got \('z',\)"),
-    (one_partial("p", "d", (0,)), "partial 'p' with names of dims, in a tuple; got 'd'"),
     (one_partial("p", ("d",), (5,)), r"partial 'p' with positions of its 1 outputs, in a tuple; got \(5,\)"),
-    (one_partial("p", ("d",), 0), "partial 'p' with positions of its 1 outputs, in a tuple; got 0"),
     (one_partial("p", ("d",), (0,), "avg"), "partial 'p' that is combined by one of sum, max, or; got 'avg'"),
     (
         one_partial("p", ("d",), (0,), tree="zz"),
@@ -199,9 +181,7 @@ FACTORS = [
 
 @pytest.mark.parametrize("factors,words", FACTORS, ids=lambda v: v if isinstance(v, str) else "")
 def test_invalid_factors_are_rejected(factors, words):
-    """Names for every dim of every operand and output, and partial values of named dims: otherwise
-    planning stops.
-    """
+    """They name every dim of every operand and output; partial values are of named dims."""
     graph = build(factors=lambda *_: factors)
     with pytest.raises(
         InternalError, match=rf"\[ir.odd\] `factors` returns .*{words}.*; correct Odd.factors"
@@ -214,19 +194,12 @@ def test_invalid_factors_are_rejected(factors, words):
 def test_valid_factors_are_accepted(tree):
     """A dim that stays whole, one whose axes may change, a partial value of either tree."""
     partial = PartialValue("p", ("d",), (0,), "max", tree, cut_by=(0, 1))
-    said = Factors((DIMS, DIMS), (DIMS,), frozenset("d"), (partial,), frozenset("r"))
-    graph = build(factors=lambda *_: said)
-    assert factors_of(graph, graph.ops[0]) is said
+    factors = Factors((DIMS, DIMS), (DIMS,), frozenset("d"), (partial,), frozenset("r"))
+    graph = build(factors=lambda *_: factors)
+    assert factors_of(graph, graph.ops[0]) is factors
 
 
-BOUNDS = [
-    {5: (0, 1, None)},
-    {-1: (0, 1, None)},
-    {0: (0, 1)},
-    {0: 1},
-    {"a": (0, 1, None)},
-    {0: ("0", 1, None)},
-]
+BOUNDS = [{5: (0, 1, None)}, {0: (0, 1)}, {0: ("0", 1, None)}]
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=repr)

@@ -29,19 +29,6 @@ LLAMA3 = {
 }
 
 
-def test_round_trip(tmp_path):
-    """A written configuration is read back, RoPE scaling and several EOS ids included."""
-    config = LlamaConfig(**SIZES, rope_scaling=LLAMA3, eos_token_ids=(1, 2), tie_word_embeddings=True)
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    assert LlamaConfig.from_pretrained(tmp_path) == config
-
-
-def test_defaults_follow_from_sizes():
-    """KV heads and the head size have defaults."""
-    config = LlamaConfig(64, 32, 48, 1, 4)
-    assert (config.num_key_value_heads, config.head_dim) == (4, 8)
-
-
 def test_both_spellings_of_rope():
     """transformers 5 puts theta and scaling into `rope_parameters`, earlier versions into two fields."""
     new = LlamaConfig.from_dict({**SIZES, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}})
@@ -53,50 +40,27 @@ def test_both_spellings_of_rope():
     ("change", "word"),
     [
         ({"hidden_act": "relu6"}, "hidden_act"),
-        ({"hidden_acts": "silu"}, "hidden_acts must be a field"),
         ({"architectures": ["MistralForCausalLM"]}, "architectures"),
         ({"model_type": "qwen2"}, "architectures"),
         ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "rope_scaling"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "factor"),
         ({"num_key_value_heads": 3}, "num_attention_heads"),
-        ({"hidden_size": None}, "hidden_size"),
         ({"hidden_size": 30}, "hidden_size"),
-        ({"head_dim": 7}, "head_dim"),
         ({"hidden_size": 10**9}, "hidden_size"),
-        ({"max_position_embeddings": 10**9}, "max_position_embeddings"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rope_theta": float("inf")}, "rope_theta"),
-        ({"quantization_config": {}}, "quantization_config"),
         ({"hidden_size": 32.0}, "hidden_size"),
-        ({"hidden_size": "32"}, "hidden_size"),
         ({"hidden_size": True}, "hidden_size"),
-        ({"hidden_size": [32]}, "hidden_size"),
-        ({"num_hidden_layers": -2}, "num_hidden_layers"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
-        ({"num_attention_heads": 0}, "num_attention_heads"),
-        ({"num_key_value_heads": -2}, "num_key_value_heads"),
-        ({"max_position_embeddings": 0}, "max_position_embeddings"),
         ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps"),
-        ({"rope_theta": 0}, "rope_theta"),
         ({"rope_theta": 10**400}, "rope_theta"),
-        ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
-        ({"tie_word_embeddings": 0}, "tie_word_embeddings"),
-        ({"attention_bias": "no"}, "attention_bias"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {**LLAMA3, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        (
-            {"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "factor": 4.0}},
-            "rope_scaling must equal",
-        ),
-        ({"rope_scaling": "llama3"}, "rope_scaling"),
+        ({"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "factor": 4.0}}, "rope_scaling must equal"),
         ({"rope_scaling": {"rope_type": ["llama3"]}}, "rope_scaling"),
         ({"bos_token_id": 128}, "bos_token_id must lie in the vocabulary"),
         ({"eos_token_id": -1}, "eos_token_id must lie in the vocabulary"),
         ({"eos_token_id": [1, "2"]}, "eos_token_id"),
-        ({"architectures": "LlamaForCausalLM"}, "architectures"),
-        ({"dtype": 32}, "dtype"),
     ],
 )
 def test_unsupported_fields_are_rejected_by_name(change, word):
@@ -106,9 +70,7 @@ def test_unsupported_fields_are_rejected_by_name(change, word):
 
 
 def test_end_tokens_beyond_the_vocabulary_are_ignored(caplog):
-    """The model never generates them. A file loads with one warning; a configuration written by
-    hand is an error.
-    """
+    """A file loads with one warning; a configuration written by hand is an error."""
     for ends, left in (([1, 128, 500], (1,)), (128, ()), ([128], ())):
         values = {**SIZES, "eos_token_id": ends}
         for _ in range(2):
@@ -123,21 +85,14 @@ def test_end_tokens_beyond_the_vocabulary_are_ignored(caplog):
     ("name", "value"),
     [
         ("factor", 0),
-        ("factor", -8.0),
         ("factor", "8"),
-        ("factor", True),
         ("factor", float("nan")),
-        ("factor", float("inf")),
-        ("factor", 10**400),
         ("factor", 1e-300),
         ("high_freq_factor", 1e40),
         ("factor", None),
         ("low_freq_factor", 0),
         ("low_freq_factor", 4.0),
-        ("low_freq_factor", 5.0),
-        ("high_freq_factor", -1),
         ("original_max_position_embeddings", -64),
-        ("original_max_position_embeddings", 0),
         ("original_max_position_embeddings", 64.5),
     ],
 )
@@ -155,11 +110,7 @@ def test_invalid_rope_scaling_is_rejected_by_name(name, value):
         {"rms_norm_eps": 1e40},
         {"rms_norm_eps": 1e-46},
         {"rope_theta": 1e-300},
-        {"rope_theta": 1e40},
         {"vocab_size": "two\nlines"},
-        {"tie_word_embeddings": "false"},
-        {"eos_token_ids": 3},
-        {"bos_token_id": 1.0},
     ],
 )
 def test_wrong_types_are_rejected_in_python(wrong):
@@ -172,13 +123,10 @@ def test_missing_and_damaged_files_are_errors(tmp_path):
     """No config.json, invalid JSON, not an object or not a file are clear errors; a pipe is not waited for."""
     with pytest.raises(ConfigError, match=r"must hold config\.json"):
         LlamaConfig.from_pretrained(tmp_path)
-    whole = json.dumps(LlamaConfig(**SIZES).to_dict())
+    text = json.dumps(LlamaConfig(**SIZES).to_dict())
     for content, words in (
         ("{", "not JSON"),
-        ("[]", "object"),
-        ('{"vocab_size": 128, ' + whole[1:], "'vocab_size' appears twice"),
-        ('{"a": 1e999, ' + whole[1:], "beyond the range of a double"),
-        ("[" * 10**6, "not JSON"),
+        ('{"vocab_size": 128, ' + text[1:], "'vocab_size' appears twice"),
     ):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ConfigError, match=rf"config\.json must be JSON; got '.*config\.json': .*{words}"):
@@ -238,19 +186,10 @@ def test_renaming_checks_names_and_shapes():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "model.layers.2.mlp.up_proj.weight",
-        "model.layers.0.self_attn.q_proj.bias",
-        "model.layers.0.self_attn.q_proj.weight_scale",
-        "norm.weight",
-        "else",
-    ],
+    "name", ["model.layers.2.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.bias", "norm.weight"]
 )
 def test_tensors_beyond_the_configuration_are_rejected(name):
-    """Layers, biases and scales that config.json does not describe, and a parameter under both
-    spellings, are named.
-    """
+    """Layers and biases that config.json does not describe, and a second spelling, are named."""
     config = LlamaConfig(**SIZES)
     stored = _stored(config)
     models.file_layout(config).weights(stored)
@@ -273,23 +212,10 @@ def test_frequencies_in_older_files_are_ignored():
     assert len(models.file_layout(config).weights(stored)) == len(stored) - 2
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.bool_])
-def test_integer_weights_are_rejected(dtype):
-    """A parameter stored as integers or booleans is rejected by name; every floating type is accepted."""
-    config = LlamaConfig(**SIZES)
-    for good in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16):
-        models.file_layout(config).weights(_stored(config, good))
-    stored = _stored(config)
-    stored["model.norm.weight"] = stored["model.norm.weight"].astype(dtype)
-    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' as floating-point numbers; got"):
-        models.file_layout(config).weights(stored)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a_tied_head_must_be_the_embedding(dtype):
+def test_a_tied_head_must_be_the_embedding():
     """A stored head that differs anywhere from the embedding it is tied to is ambiguous, and rejected."""
     config = LlamaConfig(**{**SIZES, "vocab_size": 10_000}, tie_word_embeddings=True)
-    stored = _stored(config, dtype)
+    stored = _stored(config, ml_dtypes.bfloat16)
     stored["lm_head.weight"] = stored["model.embed_tokens.weight"].copy()
     models.file_layout(config).weights(stored)
     stored["lm_head.weight"][9_999, 31] = 1

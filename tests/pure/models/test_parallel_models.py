@@ -62,7 +62,7 @@ def test_same_graph_for_any_number_of_threads(family, purpose):
                 build(config, purpose, **PURPOSES[purpose])
         return
     expected = built(purpose, config)
-    for threads in (1, 2, 5):
+    for threads in (1, 4):
         graph = GraphBuilder("model")
         ParallelModelBuilder(config, purpose, threads=threads, **PURPOSES[purpose]).build(graph)
         assert graph.freeze() == expected

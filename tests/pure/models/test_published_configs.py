@@ -25,30 +25,13 @@ _POOLER = """"directionality": "bidi", "pooler_fc_size": 768, "pooler_num_attent
 
 # name -> (config.json, what some fields become)
 PUBLISHED = {
-    "Llama-2-7b-hf": (
-        """{"_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
-        "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
-        "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "llama",
-        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "pretraining_tp": 1,
-        "rms_norm_eps": 1e-05, "rope_scaling": null, "tie_word_embeddings": false, "torch_dtype": "float16",
-        "transformers_version": "4.31.0.dev0", "use_cache": true, "vocab_size": 32000}""",
-        {"dtype": "float16", "num_key_value_heads": 32},
-    ),
-    "llama-7b": (
-        """{"architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-        "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 2048,
-        "max_sequence_length": 2048, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
-        "pad_token_id": 0, "rms_norm_eps": 1e-06, "tie_word_embeddings": false, "torch_dtype": "float16",
-        "transformers_version": "4.28.0.dev0", "use_cache": true, "vocab_size": 32000}""",
-        {"max_position_embeddings": 2048},
-    ),
     "llama-7b, the first conversion": (
         """{"architectures": ["LLaMAForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
         "hidden_size": 4096, "intermediate_size": 11008, "initializer_range": 0.02, "max_sequence_length": 2048,
         "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "pad_token_id": -1,
         "rms_norm_eps": 1e-06, "torch_dtype": "float16", "transformers_version": "4.27.0.dev0", "use_cache": true,
         "vocab_size": 32000}""",
-        {"max_position_embeddings": 2048, "pad_token_id": -1},
+        {"max_position_embeddings": 2048, "pad_token_id": -1, "dtype": "float16", "num_key_value_heads": 32},
     ),
     "Yarn-Mistral-7b-128k": (
         """{"architectures": ["MistralForCausalLM"], "auto_map": {"AutoConfig":
@@ -69,7 +52,7 @@ PUBLISHED = {
         "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "pad_token_id": 2,
         "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": false,
         "torch_dtype": "float16", "transformers_version": "4.34.0", "use_cache": false, "vocab_size": 32000}""",
-        {"sliding_window": 4096},
+        {"sliding_window": 4096, "head_dim": 128},
     ),
     "Llama-3.1-8B-Instruct": (
         """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
@@ -102,14 +85,6 @@ PUBLISHED = {
         "transformers_version": "4.40.1", "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
         "use_cache": true, "vocab_size": 49152}""",
         {"rope_theta": 100000.0},
-    ),
-    "Mistral-7B-v0.1": (
-        """{"architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-        "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
-        "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": false,
-        "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0", "use_cache": true, "vocab_size": 32000}""",
-        {"sliding_window": 4096, "head_dim": 128},
     ),
     "Mistral-7B-v0.3": (
         """{"architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
@@ -190,7 +165,6 @@ PUBLISHED = {
         "transformers_version": "4.40.2", "use_cache": true, "vocab_size": 32064}}""",
         {"original_max_position_embeddings": 4096, "sliding_window": 262144},
     ),
-    "gpt2": (f'{{{_GPT2}, "n_embd": 768, "n_head": 12, "n_layer": 12}}', {"intermediate_size": 3072}),
     "gpt2-xl": (
         f"""{{{_GPT2}, "n_embd": 1600, "n_head": 25, "n_layer": 48, "n_special": 0, "output_past": true,
         "predict_special_tokens": true}}""",
@@ -201,23 +175,11 @@ PUBLISHED = {
         "n_head": 12, "n_layer": 6}}""",
         {"hidden_act": "gelu_new"},
     ),
-    "bert-base-uncased": (
-        f"""{{{_BERT}, "architectures": ["BertForMaskedLM"], "gradient_checkpointing": false, "hidden_size": 768,
-        "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12,
-        "position_embedding_type": "absolute", "transformers_version": "4.6.0.dev0", "use_cache": true,
-        "vocab_size": 30522}}""",
-        {"layer_norm_eps": 1e-12},
-    ),
     "bert-base-multilingual-cased": (
         f"""{{{_BERT}, {_POOLER}, "architectures": ["BertForMaskedLM"], "classifier_dropout": null,
         "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12,
         "position_embedding_type": "absolute", "use_cache": true, "vocab_size": 119547}}""",
-        {"vocab_size": 119547},
-    ),
-    "bert-base-german-cased": (
-        f"""{{{_BERT}, "architectures": ["BertForMaskedLM"], "hidden_size": 768, "intermediate_size": 3072,
-        "num_attention_heads": 12, "num_hidden_layers": 12, "output_past": true, "vocab_size": 30000}}""",
-        {"vocab_size": 30000},
+        {"vocab_size": 119547, "layer_norm_eps": 1e-12},
     ),
     "all-MiniLM-L6-v2": (
         f"""{{{_BERT}, "_name_or_path": "nreimers/MiniLM-L6-H384-uncased", "architectures": ["BertModel"],

@@ -27,11 +27,11 @@ def svg_of(tmp_path, graph):
 
 def tops(svg):
     """Where each task stands, from above."""
-    tops = {}
+    tops_by_task = {}
     for group in svg.iter(f"{SVG}g"):
         id = int(re.match(r"task (\d+)", group.find(f"{SVG}title").text)[1])
-        tops[id] = float(group.find(f"{SVG}rect").get("y"))
-    return tops
+        tops_by_task[id] = float(group.find(f"{SVG}rect").get("y"))
+    return tops_by_task
 
 
 def test_every_task_stands_below_what_it_waits_for(tmp_path):

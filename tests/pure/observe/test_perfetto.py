@@ -36,7 +36,7 @@ def test_every_record_has_its_track(tmp_path):
     assert sorted(e["ts"] for e in events if e["ph"] == "i") == [0.0, 0.05, 0.2]
 
 
-def test_a_slice_says_all_of_its_task(tmp_path):
+def test_slice_has_all_fields_of_its_task(tmp_path):
     """Its own name before its kernel's, when it was submitted, how long it was blocked and queued, its producers."""
     events = events_of(tmp_path, TRACE)
     (second,) = [e for e in events if e["ph"] == "X" and e["args"].get("task") == 2]

@@ -27,7 +27,7 @@ def test_overlap_is_exact(boxes):
 @given(st.lists(regions(), min_size=1, max_size=12))
 @example([HOLED, GraphRegion(3, (2,), (1,)), GraphRegion(0, (8,), (1,))])
 @settings(max_examples=100)
-def test_what_is_inside_has_no_other_byte(boxes):
+def test_inner_regions_have_no_byte_outside(boxes):
     """Regions that are said to lie inside one have no byte outside it, and it is one of them."""
     table = RegionTable(boxes)
     for number, region in enumerate(table.regions):

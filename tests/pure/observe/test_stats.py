@@ -28,7 +28,7 @@ GOOD = RuntimeStats(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "advice"),
     [
         ({}, None),
         ({"num_stalls": 3, "window_high": 63}, None),  # stalled for something else
@@ -52,6 +52,6 @@ GOOD = RuntimeStats(
         ),
     ],
 )
-def test_advice(changes, said):
+def test_advice(changes, advice):
     """A window that was full while submitters stalled, and a heap that was full, or at most half full."""
-    assert replace(GOOD, **changes).advice() == ([] if said is None else [said])
+    assert replace(GOOD, **changes).advice() == ([] if advice is None else [advice])

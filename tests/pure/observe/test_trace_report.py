@@ -1,48 +1,21 @@
 """The report of a run as one HTML page: complete, escaped, self-contained, small."""
 
 import random
-import re
-from html.parser import HTMLParser
 
 import pytest
 
 from pure.observe.records import span, stall
+from pure.pages import Page
 from tilewise.observe.charts import Bar, merge_bars
 from tilewise.observe.trace import Trace
 from tilewise.observe.trace_report import write_report
 
 
-class Nesting(HTMLParser):
-    """Holds that every element is closed in order, and collects text."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.texts, self.tags = [], [], set()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.add(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
 def page_of(tmp_path, trace):
-    """The page as written, and its text; every element is closed."""
+    """The page as written, and its text."""
     write_report(tmp_path / "report.html", trace)
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
-    parser = Nesting()
-    parser.feed(html)
-    assert parser.open == []
-    assert not {"script", "link", "img", "iframe"} & parser.tags
-    return html, " ".join(parser.texts)
+    return html, Page(html).text
 
 
 def random_run(num_tasks, num_workers, **fields):
@@ -57,7 +30,7 @@ def random_run(num_tasks, num_workers, **fields):
     return Trace(tuple(tasks), (stall(900, 1000, cause="heap", heap_used_bytes=1 << 20),), num_workers)
 
 
-def test_the_page_says_what_happened(tmp_path):
+def test_page_shows_the_figures_of_a_run(tmp_path):
     """Figures in words, the critical path, idle time by cause, kernels, stalls and fill levels all appear."""
     tasks = (
         span(1, (1000, 1000, 1000, 2000), worker=0, kernel="load"),
@@ -101,22 +74,12 @@ def test_the_page_of_a_long_run_stays_small(tmp_path):
     assert "38 further rows not drawn" in words
 
 
-def test_the_page_loads_nothing(tmp_path):
-    """No address is anywhere on the page."""
-    html, _ = page_of(tmp_path, random_run(50, 2))
-    assert not re.search(r"https?:|url\(|src=|href=", html)
-
-
 def test_a_run_without_records_has_a_page(tmp_path):
     """Nothing recorded: the page says so."""
     _, words = page_of(tmp_path, Trace((), (), 2))
     assert "No tasks were recorded" in words
     page_of(tmp_path, Trace((), (stall(1, 2),), 2))
-
-
-def test_a_run_without_length_has_a_page(tmp_path):
-    """All times equal: nothing is divided by zero."""
-    page_of(tmp_path, Trace((span(1, (5, 5, 5, 5)),), (), 1))
+    page_of(tmp_path, Trace((span(1, (5, 5, 5, 5)),), (), 1))  # all times are equal: no division by zero
 
 
 def test_narrow_neighbours_are_drawn_as_one():

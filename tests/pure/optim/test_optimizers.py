@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -22,14 +20,10 @@ def make(update=lambda self, parameter: None, **members):
 
 
 @pytest.mark.parametrize(
-    "names",
-    [("master",), ("hyper",), ("a", "hyper.1"), ("a", "a"), (5,), ("",), ("a\nb",), "ab"],
-    ids=str,
+    "names", [("master",), ("hyper",), ("a", "hyper.1"), ("a", "a"), (5,), ("",), ("a\nb",), "ab"], ids=str
 )
 def test_states_have_valid_names(names):
-    """`master` and `hyper` are reserved: a session would read that state in place of the weight, or
-    write a step's numbers to that of a parameter called `1`.
-    """
+    """`master` and `hyper` are reserved for the master weights and a step's numbers."""
     with pytest.raises(ConfigError, match=r"\[optim.Own\] states"):
         make(states=names)
     if names not in (("master",), ("hyper",), ("a", "hyper.1")):
@@ -45,9 +39,7 @@ def test_non_negative_values_are_states():
         make(states=("a", "b"), nonnegative=("b", "c"))
 
 
-@pytest.mark.parametrize(
-    "values", [(0.1,), (0.1, 0.2, 0.3), "ab", (0.1, float("nan")), (0.1, 1e300), (0.1, "b"), None], ids=str
-)
+@pytest.mark.parametrize("values", [(0.1,), "ab", (0.1, float("nan")), (0.1, 1e300)], ids=str)
 def test_each_number_of_a_step_has_a_value(values):
     """Fewer numbers than names, or values that fp32 cannot hold: rejected before a step runs."""
     own = make(per_step=("lr", "b"), values=lambda self, step, lr: values)
@@ -62,15 +54,14 @@ def test_group_has_patterns(names):
         ParameterGroup(names)
 
 
-@pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.int64(2), 2], ids=repr)
-def test_settings_of_a_group_are_plain_numbers(value):
+def test_settings_of_a_group_are_plain_numbers():
     """Any real number is accepted, and a plan with it has a digest; the caller's dictionary is copied."""
-    changes = {"eps": value}
-    group = ParameterGroup("*norm.weight", changes=changes)
-    changes["eps"] = "nonsense"
-    assert group.changes == {"eps": float(value)} and type(group.changes["eps"]) is float
-    plan = make_plan(optimizer=AdamW(groups=(group,)))
-    assert len(plan.digest()) == 64
+    for value in (2, np.int64(2), np.float32(0.5)):
+        changes = {"eps": value}
+        group = ParameterGroup("*norm.weight", changes=changes)
+        changes["eps"] = "nonsense"
+        assert group.changes == {"eps": float(value)} and type(group.changes["eps"]) is float
+    assert len(make_plan(optimizer=AdamW(groups=(group,))).digest()) == 64
     for wrong in (True, float("nan")):
         with pytest.raises(ConfigError, match="eps must be a finite number"):
             ParameterGroup("*norm.weight", changes={"eps": wrong})
@@ -96,7 +87,7 @@ def test_functions_of_an_update_take_values_and_numbers():
         parameter.weight = fused(0.5, parameter.weight, maximum(0.0, parameter.gradient))
 
     assert len(record_update(update, (), ("lr",)).steps) == 8
-    for odd in (1e39, -1e39, float("nan")):  # infinite in fp32, or none
+    for odd in (1e39, -1e39, float("nan")):  # not finite in fp32
         with pytest.raises(ConfigError, match=r"\[optim.rule\] a constant must"):
             record_update(lambda parameter, odd=odd: parameter.weight * odd, (), ("lr",))
     with pytest.raises(ConfigError, match=r"sqrt needs a value .*; got 4.0"):
@@ -107,7 +98,7 @@ def test_functions_of_an_update_take_values_and_numbers():
     ("operation", "got"),
     [
         (lambda v: v == 0, "=="),
-        (lambda v: v != v, "!="),  # as one asks for NaN
+        (lambda v: v != v, "!="),  # noqa: PLR0124  # as one asks for NaN
         (lambda v: np.float32(1) < v, "numpy.less"),
         (np.sqrt, "numpy.sqrt"),
         (np.abs, "numpy.absolute"),
@@ -119,15 +110,6 @@ def test_operations_that_no_program_has_are_refused(operation, got):
     """A comparison would be one of objects, and decide nothing; each says what there is."""
     words = rf"\[optim.rule\] an update may use only .* fused, .* and sqrt .*; got {got}; write it with these"
     with pytest.raises(ConfigError, match=words):
-        record_update(lambda parameter: operation(parameter.weight), (), ())
-
-
-@pytest.mark.parametrize(
-    "operation", [lambda v: v > 0, lambda v: v**2, lambda v: 2 % v, abs, len, list, math.sqrt]
-)
-def test_other_operations_are_type_errors(operation):
-    """Python does not define them for a value."""
-    with pytest.raises(TypeError):
         record_update(lambda parameter: operation(parameter.weight), (), ())
 
 
@@ -167,7 +149,7 @@ def test_update_returns_what_its_optimizer_names(update, words):
         record_update(update, ("weight",), ("lr",))
 
 
-def test_a_step_brings_a_number():
+def test_per_step_must_name_a_number():
     """Without any there is no input to bring it."""
     with pytest.raises(ConfigError, match=r"\[optim.Own\] per_step must name at least one number"):
         make(per_step=())

@@ -7,16 +7,14 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from tilewise.core.mesh import DeviceMesh
-from tilewise.graph import GraphBuilder, differentiate, simplify
-from tilewise.ir.batch import cut_batch
+from pure.plans import plan_graph, with_update
+from tilewise.graph import GraphBuilder
 from tilewise.ir.hints import Hint
 from tilewise.models import build_training_graph
 from tilewise.models.llama import LlamaConfig
 from tilewise.optim import AdamW, Optimizer, ParameterGroup
-from tilewise.plan import Plan, make_plan, settings_for
+from tilewise.plan import Plan
 from tilewise.plan.file import encode_plan
-from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 GROUPS = (ParameterGroup("*norm.weight", lr=0.5, changes={"eps": 1e-6}),)
 
@@ -47,15 +45,9 @@ def make(
     build_training_graph(builder, config, 4, seq, "f32")
     for tensor, hint in (hints or {}).items():
         builder.constrain(builder.find(tensor), hint)
-    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
-    thawed = GraphBuilder.thaw(graph)
     optimizer = AdamW(groups=GROUPS) if optimizer is None else optimizer
-    optimizer.add_to(thawed, gradients)
-    graph = thawed.freeze()
-    devices = DeviceMesh(mesh or {"dp": 2})
-    batch = cut_batch(graph, accumulation, batch_splits)
-    layout = propagate_layouts(graph, devices, DistributionStrategy.for_mesh(devices), batch)
-    return make_plan(graph, layout, settings_for(graph, layout, batch, workers), one_stage, optimizer)
+    graph, options = with_update(builder, optimizer), {"batch_splits": batch_splits, "workers": workers}
+    return plan_graph(graph, mesh or {"dp": 2}, accumulation, optimizer=optimizer, **options)
 
 
 @cache

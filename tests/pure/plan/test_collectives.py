@@ -23,7 +23,7 @@ def template(ranges):
     return LoweredTemplate("t", (instruction,), (), (), tuple(ranges))
 
 
-def test_sites_begin_at_the_same_signal():
+def test_signal_ranges_begin_at_the_same_number():
     """A range of signals is as large as its largest use; numbers within it stay."""
     placed = place_signals([template([3, 1, 4]), template([1, 5, 2])], 100, 0)
     for t, ranges in zip(placed, ([3, 1, 4], [1, 5, 2])):
@@ -66,9 +66,7 @@ def without(program, number, place, field):
 
 @pytest.mark.parametrize("axes", [{"dp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}], ids=str)
 def test_every_read_of_a_peer_is_acknowledged(axes):
-    """All templates keep the rule; without one acknowledgement, or with one that waits for nothing,
-    the check fails.
-    """
+    """The check fails without one acknowledgement, or with one that waits for nothing."""
     program = plan_llama(1, axes).program
     validate_acknowledgements(program)
     broken = unread = 0

@@ -125,7 +125,7 @@ def test_plan_works_with_dataclass_functions():
 )
 def test_unknown_parts_of_a_plan_are_rejected(ask, words):
     """Devices, tensors and parts by number, none counted from the end."""
-    plan = make(mesh={"dp": 2})
+    plan = small()  # of two devices
     with pytest.raises(PlanError, match=r"\[plan\." + words):
         ask(plan, plan.graph.of_kind("input")[0].id)
 

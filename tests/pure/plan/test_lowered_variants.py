@@ -8,16 +8,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))  # also for workers, which get this path
 import layers_of_tests as own
 
+from pure.plans import plan_graph, with_update
 from tilewise.core.errors import InternalError, LayoutError, ResourceError
-from tilewise.core.mesh import DeviceMesh
-from tilewise.graph import GraphBuilder, Recomputation, differentiate, gradients, simplify
-from tilewise.ir.batch import cut_batch
-from tilewise.optim import AdamW
-from tilewise.plan import make, make_plan, settings_for, variants
-from tilewise.plan.lower import variant
+from tilewise.graph import gradients
+from tilewise.plan import pipeline
+from tilewise.plan.lower import variant, variants
 from tilewise.plan.prove import prove_plan
 from tilewise.processes.workers import WorkerPool
-from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 
 @pytest.fixture(scope="module")
@@ -26,27 +23,26 @@ def pool():
         yield pool
 
 
-def plan(pool, axes=None, accumulation=1, layers=20, recompute="none"):
+@pytest.fixture(scope="module")
+def digest():
+    """The digest of the plan that this process makes alone."""
+    return plan(None).digest()
+
+
+def plan(pool, axes=None, accumulation=1, layers=17, recompute="none"):
     """A plan of layers of which no two are alike, without native code."""
     builder = own.start()
     x = builder.find("x")
     for i in range(layers):
         x = own.block(builder, x, path=f"layers.{i}", width=8 + 8 * i)
     builder.loss(builder.mean(x))
-    graph, gradients = differentiate(
-        simplify(builder.freeze()), builder.draft.loss_id, pool, Recomputation.of(recompute)
-    )
-    thawed = GraphBuilder.thaw(graph)
-    AdamW().add_to(thawed, gradients)
-    graph, mesh = thawed.freeze(), DeviceMesh(axes or {})
-    batch = cut_batch(graph, accumulation)
-    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
-    return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage, pool=pool)
+    graph = with_update(builder, recompute=recompute, pool=pool)
+    return plan_graph(graph, axes or {}, accumulation, pool=pool)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"accumulation": 4}, {"axes": {"dp": 2}}, {"recompute": ["layers.1*", "layers.*/rms_norm"]}],
+    [{"recompute": ["layers.1*", "layers.*/rms_norm"]}, {"axes": {"dp": 2}, "accumulation": 2}],
     ids=str,
 )
 def test_workers_make_the_same_plan(pool, options):
@@ -55,7 +51,7 @@ def test_workers_make_the_same_plan(pool, options):
 
 
 @pytest.mark.parametrize("planted", [gradients._differentiate_in_worker, variants._lower_in_worker])
-def test_wrong_result_of_a_worker_is_detected(pool, monkeypatch, planted):
+def test_wrong_result_of_a_worker_is_detected(pool, digest, monkeypatch, planted):
     """The planted fault: two results in exchanged places."""
     compute = WorkerPool.map
 
@@ -67,15 +63,14 @@ def test_wrong_result_of_a_worker_is_detected(pool, monkeypatch, planted):
 
     monkeypatch.setattr(WorkerPool, "map", spoil)
     try:
-        digest = plan(pool).digest()
+        made = plan(pool).digest()
     except Exception:  # a check of the plan may find it first
         return
-    assert digest != plan(None).digest()
+    assert made != digest
 
 
-def test_errors_equal_those_of_one_process(pool, monkeypatch):
+def test_errors_equal_those_of_one_process(pool, digest, monkeypatch):
     """Of a template that cannot be lowered, and of a worker that dies; the pool remains usable."""
-    expected = plan(None).digest()
     words = []
     for used in (None, pool):
         with pytest.raises(LayoutError) as caught:
@@ -86,16 +81,13 @@ def test_errors_equal_those_of_one_process(pool, monkeypatch):
         patch.setattr(variants, "_lower_in_worker", own.die)
         with pytest.raises(ResourceError, match="got the end of one in a call of die"):
             plan(pool)
-    assert plan(pool).digest() == expected
+    assert plan(pool).digest() == digest
 
 
 @pytest.mark.parametrize("spoil", ["makes", "needs"])
 def test_values_come_from_the_lowering(monkeypatch, spoil):
-    """What a template reads and writes comes with its lowering; the twin has other values, which
-    are rejected where they contradict the calls.
-    """
-    made = plan(None)
-    prove_plan(made)  # reads all instructions again
+    """The twin has other values, which are rejected where they contradict the calls."""
+    prove_plan(plan(None, layers=3))  # reads all instructions again
 
     def wrong(template, layout):
         values = right(template, layout)
@@ -106,21 +98,21 @@ def test_values_come_from_the_lowering(monkeypatch, spoil):
     right = variant.values_of
     monkeypatch.setattr(variant, "values_of", wrong)
     with pytest.raises(InternalError, match="a value must be written before it is read"):
-        plan(None)
+        plan(None, layers=3)
 
 
 @pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({}, 4), ({"dp": 2}, 1)])
 def test_values_of_all_instructions(monkeypatch, axes, accumulation):
     """A template that other devices take part in has no values of its own."""
-    asked, check = [], make.prove_plan
+    checked, check = [], pipeline.prove_plan
 
     def note(plan, values):
-        asked.append(values)
+        checked.append(values)
         check(plan, values)
 
-    monkeypatch.setattr(make, "prove_plan", note)
+    monkeypatch.setattr(pipeline, "prove_plan", note)
     made = plan(None, axes, accumulation, layers=3)
-    assert bool(asked[0]) is (not axes)
-    for number, values in asked[0].items():
+    assert bool(checked[0]) is (not axes)
+    for number, values in checked[0].items():
         template = made.program.classes[0].templates[number]
         assert variant.values_of(template, made.layouts[number]) == values

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pure.plan.test_templates import plan_graph
+from pure.plans import plan_graph, with_update
 from tilewise.core.dims import BATCH, Dim
-from tilewise.core.errors import InternalError
+from tilewise.core.errors import InternalError, PlanError
 from tilewise.graph import GraphBuilder
 from tilewise.graph.ops.common import Elementwise
 from tilewise.ir import op as op_table
 from tilewise.ir.loop_parts import ALL_ROWS
 from tilewise.ir.op import Factors, Op, Signature, register
 from tilewise.ir.program import Number
+from tilewise.nn import linear
+from tilewise.plan import make_plan
+from tilewise.strategy import one_stage
 
 pytestmark = pytest.mark.usefixtures("same_ops")
 
@@ -82,18 +87,13 @@ RIGHT = {
 PARTS = [
     ("out a b", lambda low, t: low.col(t), "columns of operand 'out'.*6 columns with div 1 under a loop over {rows}"),
     ("a", lambda low, t: low.row(t, div=2), "rows of operand 'a'.*got {rows} rows with div 2 under a loop over {rows}"),
-    ("out", lambda low, t: low.row(t, div=2), "rows of operand 'out'.*div 2"),
-    ("a", lambda low, t: low.row(t, div=1000), "rows of operand 'a'.*div 1000"),
     ("a", lambda low, t: low.row(t, div=0), "div 0"),
     ("a", lambda low, t: low.row(t, div=-1), "div -1"),
     ("a", lambda low, t: low.row(t, div=Number(2)), "rows of operand 'a'.*div 2"),
-    ("a", lambda low, t: low.row(t, div=Number(0)), "div 0"),
     ("a", lambda low, t: low.row(t, div="2"), "`div` of operand 'a' must be an integer or a Number; got '2'"),
-    ("a", lambda low, t: low.row(t, div=None), "`div` of operand 'a' must be an integer or a Number; got None"),
     ("a", lambda low, t: low.rows_at(low.tensor(t), 10**7, 8), "lie in operand 'a'; got 8 rows from 10000000.*{rows}"),
     ("a", lambda low, t: low.rows_at(low.tensor(t), -5, 8), "lie in operand 'a'; got 8 rows from -5 on"),
     ("a", lambda low, t: low.rows_at(low.tensor(t), 0, 0), "lie in operand 'a'; got 0 rows"),
-    ("a", lambda low, t: low.rows_at(low.tensor(t), "0", 8), "lie in operand 'a'; got 8 rows from '0' on"),
     ("out", lambda low, t: low.rows_at(low.tensor(t), 8, 8), "fixed rows must lie in operand 'out'"),
     ("a", lambda low, t: low.rows_at(low.tensor(t), 0, 2), "must be one size; got a tile of .* and 2 in operand 'a'"),
 ]  # fmt: skip
@@ -109,9 +109,7 @@ def test_valid_lowerings(lower, axes):
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=["one", "dp"])
 @pytest.mark.parametrize("names,view,words", PARTS, ids=lambda v: v if isinstance(v, str) else "")
 def test_mismatched_parts_are_rejected(names, view, words, axes):
-    """Columns under a loop over rows, divisions with a remainder, rows out of range: they would
-    give wrong numbers.
-    """
+    """Columns under a loop over rows, divisions with a remainder, rows out of range."""
     tiles = {
         name: lambda low, a, out, of=name: view(low, out if of == "out" else a) for name in names.split()
     }
@@ -267,7 +265,7 @@ def test_aliased_operand_may_be_read():
     plan_graph(graph.freeze(), {})
 
 
-def test_operand_is_aliased_once_where_two_outputs_ask_for_it():
+def test_one_operand_for_two_outputs_in_place_is_rejected():
     """One of them has its own memory."""
     register(Two)
     graph = GraphBuilder("g")
@@ -281,29 +279,20 @@ def test_operand_is_aliased_once_where_two_outputs_ask_for_it():
 
 SETTINGS = [
     ({"over": 8}, "the rows of a loop must.*got 8 for kernel 'add'"),
-    ({"over": None}, "the rows of a loop must.*got None"),
     ({"over": Number(-8)}, "the rows of a loop must"),
     ({"step": -1}, "rows per task must be at least 1.*got -1"),
-    ({"step": "1"}, "rows per task.*got '1'"),
-    ({"step": 1.0}, "rows per task.*got 1.0"),
-    ({"step": 1 << 70}, "rows per task.*below 2.40, or 0.*; got 1180591620717411303424"),
-    ({"step": (1 << 63) - 1}, "rows per task.*below 2.40"),  # no task at all, in 64 bits
+    ({"step": (1 << 63) - 1}, "rows per task.*below 2.40"),  # the number of tasks would overflow
     ({"step": Number(-4)}, r"rows per task.*got Number\("),
-    ({"step": Number(2.5)}, r"rows per task.*got Number\("),
-    ({"over": Number(8.0)}, "the rows of a loop must"),
-    ({"label": 5}, "a label must be printable text; got 5"),
     ({"label": "\ud800"}, "a label must be printable text"),
-    ({"priority": "high"}, "a priority must be an integer of at most 1048576; got 'high'"),
     ({"priority": 1 << 70}, "a priority must be an integer of at most 1048576; got 1180591620717411303424"),
     ({"ints": [1]}, r"integers must be a dictionary by name; got \[1\]"),
-    ({"floats": [1.0]}, r"floats must be a dictionary by name; got \[1.0\]"),
     ({"tiles": None}, "operands must be a dictionary by name; got None"),
     ({"op": None}, r"\[plan.lower\] an instruction must be for the op that is lowered; got None"),
 ]
 
 
 @pytest.mark.parametrize("changes,words", SETTINGS, ids=lambda v: "" if isinstance(v, dict) else v)
-def test_settings_of_other_types_are_rejected(changes, words):
+def test_wrong_settings_of_an_instruction_are_rejected(changes, words):
     """Each setting of `emit` has a type; a wrong one raises no other exception."""
     with pytest.raises(InternalError, match=rf"{words}.* in op 'odd' \(odd\); correct"):
         plan(adding(**changes))
@@ -315,33 +304,18 @@ def temp(low, **changes):
 
 ASKED = [
     (lambda low, op: low.row(999), "a tensor must be an id.*got 999"),
-    (lambda low, op: low.row(-1), "a tensor must be an id.*got -1"),
-    (lambda low, op: low.row(None), "a tensor must be an id.*got None"),
-    (lambda low, op: low.row("a"), "a tensor must be an id.*got 'a'"),
     (lambda low, op: low.whole([0]), r"a tensor must be an id.*got \[0\]"),
     (lambda low, op: low.flat(999), "a tensor must be an id.*got 999"),
     (lambda low, op: low.spec(999), "a tensor must be an id.*got 999"),
-    (lambda low, op: low.layout(None), "a tensor must be an id.*got None"),
     (lambda low, op: low.rows_at("a", 0, 1), "a tensor must be an id.*got 'a'"),
     (lambda low, op: temp(low, tile_rows=0), "tile_rows of a temporary must be at least 1.*got 0 for 't'"),
-    (lambda low, op: temp(low, tile_rows="4"), "tile_rows of a temporary.*got '4' for 't'"),
-    (
-        lambda low, op: temp(low, tile_rows=1 << 70),
-        "tile_rows of a temporary must be at least 1 and below 2.40; got",
-    ),
     (lambda low, op: temp(low, rows=Number(8.0)), "rows of a temporary must be at least 0 and below"),
     (lambda low, op: temp(low, cols=0), "cols of a temporary must be a fixed number, at least 1.*got 0"),
-    (lambda low, op: temp(low, rows=-8), "rows of a temporary must be at least 0.*got -8"),
     (
         lambda low, op: temp(low, dtype="f99"),
         "a temporary.s dtype must be one of f32, bf16, i32, f64; got 'f99' for 't'",
     ),
-    (
-        lambda low, op: temp(low, dtype=None),
-        "a temporary.s dtype must be one of f32, bf16, i32, f64; got None for 't'",
-    ),
     (lambda low, op: low.first_element(op.given[0], 9), r"a dim must be one of f32\[8, 6\]; got 9"),
-    (lambda low, op: low.local_splits(op.given[0], 9), r"a dim must be one of f32\[8, 6\]; got 9"),
     (
         lambda low, op: low.local_splits(op.given[0], 1),
         r"k splits need a labelled dim.*got dim 1 of f32\[8, 6\]",
@@ -355,14 +329,6 @@ ASKED = [
         "max_bytes of a temporary must be at least its 768 bytes; got 192",
     ),
     (
-        lambda low, op: temp(low, max_bytes="all"),
-        "max_bytes of a temporary must be at least its 192 bytes; got 'all'",
-    ),
-    (
-        lambda low, op: low.temp_like(op.given[0], dtype="f32", name="t"),
-        "temp_like needs a Ref.*got 0",
-    ),
-    (
         lambda low, op: low.temp_like(low.split_temp(6, "split"), dtype="f32", name="t"),
         r"temp_like needs a Ref.*got Ref\(",
     ),
@@ -370,35 +336,17 @@ ASKED = [
         lambda low, op: low.temp_like(low.tensor(op.given[0]), dtype="f32", name="t", pending=5),
         "a pending reduction must be a result of low.pending_reduction.*got 5",
     ),
-    (lambda low, op: low.row_step(op.given[0]), "row_step needs a Ref.*got 0"),
     (
         lambda low, op: low.pending_reduction(op, "zz"),
         "a partial value must be one of the op's factors: none; got 'zz'",
     ),
-    (lambda low, op: low.repeat(None, {}), "repeat needs an instruction that emit returned; got None"),
-    (
-        lambda low, op: temp(low, tile_rows=Number(0)),
-        r"tile_rows of a temporary must be at least 1.*got Number\(",
-    ),
-    (lambda low, op: low.accumulator(None, 0), "an instruction must be for the op that is lowered; got None"),
     (lambda low, op: low.first_of_sum(op, 7), "an output must be one of 1, counted from 0; got 7"),
     (
         lambda low, op: low.finish_accumulation(op, None),
         "finish_accumulation needs a result of low.accumulator; got None",
     ),
-    (
-        lambda low, op: low.all_gather(None, 0, 1),
-        "an instruction must be for the op that is lowered; got None",
-    ),
-    (lambda low, op: low.all_gather(op, None, 1), "a tensor must be an id.*got None"),
     (lambda low, op: low.slice(op, 0, "y"), "a tensor must be an id.*got 'y'"),
     (lambda low, op: low.all_gather_parameters(op, 999, 0), "a tensor must be an id.*got 999"),
-    (lambda low, op: low.gather(op, -1, 0), "a tensor must be an id.*got -1"),
-    (
-        lambda low, op: low.contraction_splits(None, None),
-        "terms must be .spec, label, dim. of each weight; got None",
-    ),
-    (lambda low, op: low.contraction_splits([(0, None, 1)], None), "terms must be .spec, label, dim.*got"),
     (
         lambda low, op: low.contraction_splits([(low.spec(op.given[0]), None, 2)], None),
         "terms must be .spec, label, dim.*got",
@@ -425,12 +373,8 @@ def test_invalid_requests_of_a_lowering_are_rejected(ask, words):
 
 HELD = [
     (lambda low, x: (x, 1, low.row(x)), r"the rows of a loop must.*got Ref\("),
-    (lambda low, x: (x.extent, "1", low.row(x)), "rows per task.*got '1'"),
     (lambda low, x: (x.extent, 1, x), r"a result of low.row, low.whole or low.col; got Ref\("),
-    (
-        lambda low, x: (Number(3), 1, low.row(x)),
-        "as many rows as the loop; got 8 rows under a loop over 3",
-    ),
+    (lambda low, x: (Number(3), 1, low.row(x)), "as many rows as the loop; got 8 rows under a loop over 3"),
 ]
 
 
@@ -449,9 +393,23 @@ def test_holds_of_other_types_are_rejected(arguments, words):
 
 
 @pytest.mark.parametrize("position", [0, 1])
-def test_an_operand_of_which_the_shape_counts_is_not_read(position):
+def test_operand_used_for_its_shape_is_not_read(position):
     """What stands in `shape_of` may be elsewhere when the op runs, so no instruction reads it."""
     with pytest.raises(InternalError, match=rf"must not read.*`shape_of` \[{position}\] in op 'odd'"):
         plan(adding(), shape_of=frozenset({position}))
     op_table._OPS.pop("odd")
     plan(adding({"a": lambda low, a, out: low.row(a + 1)}), shape_of=frozenset({0}))
+
+
+def test_sum_over_the_batch_in_other_shards_than_those_of_storage_is_rejected():
+    """No strategy gives such a layout; lowered as storage shards, the rows would be wrong."""
+    builder = GraphBuilder("g")
+    x = builder.input([4, 64], name="x", labels=[BATCH, None])
+    builder.loss(builder.mean(linear(builder, x, "w", 64)))
+    plan = plan_graph(with_update(builder), {"dp": 2})
+    (key,) = (key for key in plan.layout.pending_reductions if plan.graph.ops[key[0]].op == "linear_dw")
+    (pending,) = plan.layout.pending_reductions[key]
+    shards = {**plan.layout.pending_reductions, key: (replace(pending, arrives=((("dp",), ()),)),)}
+    layout = replace(plan.layout, pending_reductions=shards)
+    with pytest.raises(PlanError, match="a sum over the batch must be whole on its devices"):
+        make_plan(plan.graph, layout, plan.settings, one_stage)

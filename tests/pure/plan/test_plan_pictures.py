@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from html.parser import HTMLParser
+from functools import cache
 
 import pytest
 
 from pure.graph.test_recompute import planned
-from pure.plan.test_templates import plan_graph
+from pure.pages import Page
+from pure.plans import plan_graph
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import PlanError
 from tilewise.graph import GraphBuilder, differentiate, layer, simplify
@@ -19,56 +20,20 @@ from tilewise.plan.schedule import cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.strategy import one_stage
 
-TAGS = {
-    "html",
-    "head",
-    "meta",
-    "title",
-    "style",
-    "body",
-    "main",
-    "h1",
-    "h2",
-    "section",
-    "p",
-    "div",
-    "table",
-    "tr",
+MESHES = {
+    "one": ({}, 1),
+    "two microbatches": ({}, 2),
+    "dp": ({"dp": 2}, 4),
+    "tp": ({"tp": 2}, 1),
+    "dp and tp": ({"dp": 2, "tp": 2}, 2),
 }
-TAGS |= {"th", "td", "span", "svg", "rect", "path", "line", "text"}
-MESHES = [({}, 1), ({}, 2), ({"dp": 2}, 4), ({"tp": 2}, 1), ({"dp": 2, "tp": 2}, 2)]
 
 
-class Page(HTMLParser):
-    """Known tags, each closed in order, none of which loads anything; the cells of tables."""
-
-    def __init__(self, content):
-        super().__init__(convert_charrefs=True)
-        self.open, self.rows, self.words = [], [], []
-        self.feed(content)
-        self.close()
-        assert not self.open
-        assert not any(word in content for word in ("http", "url(", "@import", "<script", "javascript"))
-
-    def handle_starttag(self, tag, attrs):
-        assert tag in TAGS and not {"href", "src", "style", "onload", "onclick"} & {name for name, _ in attrs}
-        if tag != "meta":
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag == "td":
-            self.rows[-1].append("")
-
-    def handle_startendtag(self, tag, attrs):
-        assert tag in TAGS and not {"href", "src", "style"} & {name for name, _ in attrs}
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-        if self.open and self.open[-1] == "td":
-            self.rows[-1][-1] += data
+@cache
+def plan_of(mesh):
+    """The plan that the figures of a picture are compared with: one layer is recomputed."""
+    axes, accumulation = MESHES[mesh]
+    return planned(["layers.1"], axes, accumulation=accumulation, layers=4)
 
 
 def page_of(plan):
@@ -76,12 +41,12 @@ def page_of(plan):
     return Page(render_plan(draw_plan(plan)))
 
 
-@pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
-def test_calls_equal_the_schedule(axes, accumulation):
+@pytest.mark.parametrize("mesh", MESHES)
+def test_calls_equal_the_schedule(mesh):
     """Phase, microbatch and layer of every call, found from the tensors that it is bound to."""
-    plan = planned(["layers.1"], axes, accumulation=accumulation, layers=4)
+    plan = plan_of(mesh)
     segments = cut_segments(plan.graph)
-    order = one_stage([s.phase for s in segments], accumulation)
+    order = one_stage([s.phase for s in segments], MESHES[mesh][1])
     calls = [(c.phase, c.microbatch, c.name) for c in draw_plan(plan).calls]
     for turn, (phase, microbatch, name) in zip(order, calls, strict=True):
         segment = segments[turn.segment]
@@ -89,10 +54,10 @@ def test_calls_equal_the_schedule(axes, accumulation):
         assert name.startswith(segment.ops[0].label)
 
 
-@pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
-def test_bytes_equal_the_plan(axes, accumulation):
+@pytest.mark.parametrize("mesh", MESHES)
+def test_bytes_equal_the_plan(mesh):
     """Permanent memory, memory per segment, memory per template; and the table of what is reserved."""
-    plan = planned("selective", axes, accumulation=accumulation)
+    plan = plan_of(mesh)
     plan = replace(  # as a plan for training counts what lies next to its buffers
         plan, overhead={"engine": 1000}, settings=replace(plan.settings, is_checkpointed=True)
     )
@@ -110,20 +75,20 @@ def test_bytes_equal_the_plan(axes, accumulation):
     assert most <= plan.regions["activations"]
     most = max(c.alive["temporaries"] for c in picture.calls)
     own = [b for b in plan.buffers if b.category == "temporaries"]
-    # of a template, what lives when one of its temporaries comes to life
+    # the temporaries of a template that are live when one of them begins
     together = [[o for o in own if o.key[1] == b.key[1] and o.first <= b.first <= o.last] for b in own]
     assert most == max(sum(round_up(o.bytes, 64) for o in of) for of in together)
     assert most <= plan.regions["temporaries"]
     most_used = max(plan.estimate_memory_usage(), key=lambda device: device["total"])
     usage = {name: count for name, count in most_used.items() if count}
-    said = {row[0]: row[1] for row in page_of(plan).rows if len(row) == 3}
-    assert said == {name: f"{count:,}" for name, count in usage.items()}
+    table = {row[0]: row[1] for row in page_of(plan).rows if len(row) == 3}
+    assert table == {name: f"{count:,}" for name, count in usage.items()}
 
 
-@pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
-def test_reads_equal_the_plan(axes, accumulation):
+@pytest.mark.parametrize("mesh", MESHES)
+def test_reads_equal_the_plan(mesh):
     """Per class of devices and label, over all calls; and in the table, call by call."""
-    plan = planned("full", axes, accumulation=accumulation)
+    plan = plan_of(mesh)
     picture = draw_plan(plan)
     assert len(picture.classes) == len(plan.kinds)
     traffic = plan.traffic("step")

@@ -28,13 +28,11 @@ def templates_of(given_templates):
 
 
 def unordered(uses, conflicts, seed):
-    """A write and an earlier use of its byte that are not ordered, byte by byte; bytes that a
-    template may leave unwritten are no write.
-    """
+    """A write and an earlier use of one of its bytes that are not ordered; None if there is none."""
     generator, handle_of = random.Random(seed), {t.entries[0]: t.handle for use in uses for t in use}
     before: list[list[tuple[int, set[int]]]] = [
         [] for _ in range(SIZE)
-    ]  # per byte: handle, and all before it
+    ]  # per byte: handle, and all handles before it
     for use in uses:
         for interval in use:
             waits = {handle_of[e] for e in conflicts.get(interval.entries, ())} | {interval.handle}

@@ -6,15 +6,11 @@ import re
 
 import pytest
 
-from tilewise.core.mesh import DeviceMesh
-from tilewise.graph import GraphBuilder, differentiate, simplify
-from tilewise.ir.batch import cut_batch
+from pure.plans import plan_graph, with_update
+from tilewise.graph import GraphBuilder
 from tilewise.ir.counts import counts
 from tilewise.models import build_training_graph
 from tilewise.models.llama import LlamaConfig
-from tilewise.optim import AdamW
-from tilewise.plan import make_plan, settings_for
-from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 
 def plan_llama(layers, axes, accumulation=1):
@@ -30,25 +26,12 @@ def plan_llama(layers, axes, accumulation=1):
     )
     builder = GraphBuilder("llama")
     build_training_graph(builder, config, 16, 32, "bf16")
-    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
-    thawed = GraphBuilder.thaw(graph)
-    AdamW().add_to(thawed, gradients)
-    return plan_graph(thawed.freeze(), axes, accumulation)
-
-
-def plan_graph(graph, axes, accumulation=1):
-    """The plan of a complete graph, without native code."""
-    mesh = DeviceMesh(axes)
-    batch = cut_batch(graph, accumulation)
-    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
-    return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage)
+    return plan_graph(with_update(builder), axes, accumulation)
 
 
 @pytest.mark.parametrize("layers", [1, 7])
 def test_work_is_done_once_per_template(layers):
-    """For any number of layers: one trace, one gradient; a layout and a lowering each for forward,
-    backward, and the updates of seven kinds of parameters.
-    """
+    """One trace and gradient; a layout and a lowering for forward, backward and seven kinds of updates."""
     counts.reset()
     plan_llama(layers, {"dp": 2})
     assert (counts.traced, counts.differentiated, counts.sharded, counts.lowered) == (1, 1, 9, 9)
@@ -62,9 +45,7 @@ def test_accumulation_makes_variants_of_the_backward_only():
 
 
 def test_step_has_one_schedule():
-    """Forward layers, backward layers in reverse, each microbatch; then the update. The forward
-    pass of all microbatches can be run alone, for evaluation; a backward pass cannot.
-    """
+    """Forward and backward per microbatch, then the update; evaluation runs the forward pass alone."""
     plan = plan_llama(3, {}, accumulation=2)
     program = plan.class_of(0)
     names = [program.templates[c.template].name for c in program.calls["step"]]

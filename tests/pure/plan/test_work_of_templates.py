@@ -7,15 +7,13 @@ import pickle
 import pytest
 
 import tilewise as tw
+from pure.plans import plan_graph, with_update
 from pure.small_gemma import GEMMA
 from tilewise.core.errors import InternalError
-from tilewise.core.mesh import DeviceMesh
-from tilewise.graph import GraphBuilder, differentiate, gradients, simplify, templates
-from tilewise.ir.batch import cut_batch
+from tilewise.graph import GraphBuilder, gradients, templates
 from tilewise.models import build_training_graph
-from tilewise.optim import AdamW
-from tilewise.plan import make_plan, settings_for, variants
-from tilewise.strategy import DistributionStrategy, one_stage, propagate, propagate_layouts
+from tilewise.plan.lower import variants
+from tilewise.strategy import propagate
 
 WORK = (
     (templates, "trace_layer"),
@@ -29,13 +27,7 @@ def plan_of(axes, accumulation):
     """A small Gemma's plan: two kinds of layers."""
     builder = GraphBuilder("gemma")
     build_training_graph(builder, GEMMA, 8, 32, "bf16")
-    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
-    thawed = GraphBuilder.thaw(graph)
-    AdamW().add_to(thawed, gradients)
-    graph, mesh = thawed.freeze(), DeviceMesh(axes)
-    batch = cut_batch(graph, accumulation)
-    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
-    return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage)
+    return plan_graph(with_update(builder), axes, accumulation)
 
 
 def sent(thing):
@@ -47,18 +39,18 @@ def sent(thing):
 @pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({"dp": 2, "tp": 2}, 1), ({"dp": 2}, 4)])
 def test_work_on_pickled_arguments_gives_the_same_plan(monkeypatch, axes, accumulation):
     """Tracing, gradients, layouts and lowering, each on copies of its arguments."""
-    plan, asked = plan_of(axes, accumulation), []
+    plan, calls = plan_of(axes, accumulation), []
     for module, name in WORK:
         work = getattr(module, name)
 
         def on_copies(*args, work=work, name=name):
-            asked.append(name)
+            calls.append(name)
             return sent(work(*(sent(g) for g in args)))
 
         monkeypatch.setattr(module, name, on_copies)
     again = plan_of(axes, accumulation)
     alone = {"lay_out_template"} if not axes and accumulation == 1 else set()  # there is nothing to lay out
-    assert {*asked} == {name for _, name in WORK} - alone
+    assert {*calls} == {name for _, name in WORK} - alone
     assert again.digest() == plan.digest()
 
 
@@ -75,9 +67,7 @@ def test_exchanged_device_numbers_are_detected(monkeypatch):
 
 
 def test_layer_is_pickled_by_name():
-    """As functions are: another process finds it in its module; one that is not a module's
-    attribute is rejected.
-    """
+    """Another process finds it in its module; one inside a function is rejected."""
 
     @tw.layer
     def inner(graph, x):

@@ -9,10 +9,10 @@ MODULE = "import socket\n\ndef main(number):\n    socket.socket(fileno=number).s
 
 def test_child_imports_what_its_parent_imports(tmp_path, monkeypatch):
     """Of two modules of one name it runs the one first on its parent's path, not the installed one."""
-    wanted = tmp_path / "this.py"  # the standard library has one, too
-    wanted.write_text(MODULE)
+    module = tmp_path / "this.py"  # the standard library has one, too
+    module.write_text(MODULE)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     spawned = Spawned("this", shares_stdout=False)
     output = spawned.link.makefile("rb").read()
     spawned.end()
-    assert output.decode() == str(wanted)
+    assert output.decode() == str(module)

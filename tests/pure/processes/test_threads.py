@@ -35,18 +35,18 @@ def test_thread_that_never_starts_counts_as_finished():
 
 def test_thread_does_not_wait_for_itself():
     """It would wait forever, and block the end of the program."""
-    said = []
+    errors = []
 
     def work():
         try:
             thread.wait()
         except RuntimeError as error:
-            said.append(str(error))
+            errors.append(str(error))
 
     thread = BackgroundThread(work, stop=pytest.fail)
     thread.start()
     thread.wait()
-    assert said == ["a thread cannot wait for its own end"]
+    assert errors == ["a thread cannot wait for its own end"]
 
 
 AT_EXIT = """

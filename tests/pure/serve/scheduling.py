@@ -251,9 +251,7 @@ class Machine:
                 assert holders[part.blocks[index]] == 1, "a block is written that another sequence holds"
 
     def check_reading(self, parts: list[Scheduled], num_writing: int) -> None:
-        """Decoding texts wait only for few prompt tokens: those that are nearly free, or as many as
-        there are texts.
-        """
+        """Decoding texts wait for few prompt tokens: the free ones, or as many as there are texts."""
         chunks = [part.confirmed_end - part.start for part in parts]
         read = sum(count for count in chunks if count > 1)
         if num_writing and self.scheduler.limits.paces_prompts:

@@ -131,10 +131,7 @@ def test_aborted_requests_are_reported_once(core):
     reported = core.abort("a")
     ends = [(event.choice, event.token, event.finish_reason) for _, event in reported]
     assert ends[0][0] == 0 and ends[0][1] is not None  # the step's token was not yet reported
-    assert ends[1:] == [
-        (0, None, "abort"),
-        (1, None, "abort"),
-    ]
+    assert ends[1:] == [(0, None, "abort"), (1, None, "abort")]
     assert core.abort("a") == [] and core.abort("never there") == [] and not core.has_work
 
 

@@ -26,7 +26,7 @@ def test_no_budget_before_both_kinds_of_steps():
 
 
 @pytest.mark.parametrize("token_ms,least,most", [(5.0, 9, 10), (0.5, 99, 100), (25.0, 2, 4), (1000.0, 1, 4)])
-def test_budget_is_what_is_computed_while_weights_are_read(token_ms, least, most):
+def test_budget_follows_the_ratio_of_compute_to_memory(token_ms, least, most):
     """On machines of any ratio of compute to memory; never zero."""
     sizes = play(PrefillBudget(), [(256, False), (1, True), (4, True)], token_ms=token_ms)
     assert least <= sizes <= most

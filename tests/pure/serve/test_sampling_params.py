@@ -114,9 +114,7 @@ def test_contradictions_are_rejected(wrong, words):
 
 
 def test_defaults_are_filled_in():
-    """No limit becomes the room in the context; no seed, or -1 as in vLLM and llama.cpp, becomes a
-    random one per request; one stop string becomes a list.
-    """
+    """No limit is the room in the context; no seed, or -1, is a random one per request."""
     for none in (None, -1):
         open_ended = SamplingParams(max_tokens=none, seed=none, stop="x", top_k=-1)
         first, second = open_ended.sampling(37), open_ended.sampling(37)
@@ -153,9 +151,9 @@ def test_settings_of_a_file_round_trip_as_params():
     for name, one in settings_of(Sampling).items():
         if name not in values:
             values[name] = one.high if one.default != one.high else one.low
-    wanted = Sampling(**values)
-    assert all(getattr(wanted, field.name) != field.default for field in fields(Sampling))
-    assert SamplingParams.of(wanted).sampling(1) == wanted
+    sampling = Sampling(**values)
+    assert all(getattr(sampling, field.name) != field.default for field in fields(Sampling))
+    assert SamplingParams.of(sampling).sampling(1) == sampling
     assert SamplingParams.of(Sampling()).sampling(1) == Sampling()
 
 
@@ -194,8 +192,8 @@ def test_logprobs_are_those_of_the_raw_logits(logits, data):
     logprobs = token_logprobs(np.array(logits, np.float32), token, count)
     total = sum(math.exp(x) for x in logits)
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
-    wanted = order if count < 0 else order[:count]
-    assert list(logprobs) == list(dict.fromkeys([token, *wanted]))
+    expected = order if count < 0 else order[:count]
+    assert list(logprobs) == list(dict.fromkeys([token, *expected]))
     for id_, figure in logprobs.items():
         assert figure.logprob == pytest.approx(math.log(math.exp(logits[id_]) / total))
         assert order[figure.rank - 1] == id_

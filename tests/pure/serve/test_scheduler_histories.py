@@ -27,12 +27,10 @@ def _play(bounds, history):
     return machine
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(limits(), histories)
 def test_every_history_ends_with_every_block_free(bounds, history):
-    """After every decision: budget, reference counts, contents of every slot, and progress of the
-    oldest sequence.
-    """
+    """`Machine` checks budget, reference counts, slots and progress after every decision."""
     _play(bounds, history)
 
 
@@ -205,9 +203,7 @@ def test_planted_faults_are_detected(monkeypatch, plant):
 
 
 def test_no_request_starves():
-    """A request of low priority ends while ones of higher priority keep arriving, with as many as
-    can run at a time.
-    """
+    """A request of low priority ends while others of higher priority keep arriving."""
     machine = Machine(Scheduler(Limits(2, 8, 2, 4, MAX_CONTEXT)))
     scheduler_module_steps = scheduler_module.PRIORITY_STEPS
     machine.add(Arrival(0, 20, 5, priority=1))
@@ -262,9 +258,7 @@ def test_throughput_mode_fills_steps():
 
 
 def test_texts_of_one_prompt_share_its_blocks():
-    """Four texts of a prompt of three and a fraction blocks: the three are shared, the fraction is
-    copied per text.
-    """
+    """Of three and a fraction blocks, the three are shared, and the fraction is copied per text."""
     machine = Machine(Scheduler(Limits(4, 300, 4, 12, MAX_CONTEXT)))
     machine.scheduler.free_tokens = 3 * 5
     machine.add(Arrival(0, 3 * BLOCK_SIZE + 5, 9, n=4))
@@ -276,9 +270,7 @@ def test_texts_of_one_prompt_share_its_blocks():
 
 
 def test_least_recently_used_block_is_evicted_first():
-    """A prefix that was used again outlives one that was not; the end of a chain is evicted before
-    its beginning.
-    """
+    """The end of a chain is evicted before its beginning."""
     pool = BlockPool(4)
     blocks = pool.take(4)
     for block in blocks:
@@ -318,14 +310,7 @@ def test_keys_separate_fields():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        (0, 8, 8, 4, 64),
-        (4, 3, 8, 4, 64),
-        (4, 8, 3, 4, 64),
-        (4, 8, 8, 1, 65),
-        (True, 8, 8, 4, 64),
-    ],
+    "wrong", [(0, 8, 8, 4, 64), (4, 3, 8, 4, 64), (4, 8, 3, 4, 64), (4, 8, 8, 1, 65), (True, 8, 8, 4, 64)]
 )
 def test_impossible_limits_are_rejected(wrong):
     """Each sequence has a token and a row a step, and a full one fits the cache."""

@@ -71,12 +71,10 @@ def test_answer_is_read_however_it_is_split():
         ),
         (HEAD + chunk(b'data: {"error":{"message":"it broke"}}\n\n'), "it broke"),
         (HEAD + chunk(b"data: nonsense\n\n"), "is not JSON"),
-        (HEAD + chunk(b"data: [1]\n\n"), "is not an object"),
         (HEAD + chunk(b'data: {"choices": 7}\n\n'), "unexpected form"),
         (HEAD + chunk(EVENTS[0])[:20], "incomplete"),
         (HEAD + b"0\r\n\r\n", "no text"),
         (b"SSH-2.0-OpenSSH\r\n", "the answer is not HTTP"),
-        (b"", "the answer is not HTTP"),
     ],
 )
 def test_failed_request_is_an_error_of_its_own(data, words):

@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewise.server.requests.reading import OutputFormat, Part, Reader, merged
@@ -107,6 +107,7 @@ def _calls(parts):
 
 
 @pytest.mark.parametrize(("form", "text", "calls"), CALLS)
+@settings(max_examples=10)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=12))
 def test_calls_are_found_wherever_pieces_are_split(form, text, calls, places):
     """Names and arguments, in order, or only the first call; text before them is text."""
@@ -123,6 +124,7 @@ def test_calls_are_found_wherever_pieces_are_split(form, text, calls, places):
 
 
 @pytest.mark.parametrize(("form", "text", "name", "arguments", "content"), BROKEN)
+@settings(max_examples=10)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=6))
 def test_truncated_calls_have_partial_arguments(form, text, name, arguments, content, places):
     """Not valid JSON, so that no client takes them for complete."""
@@ -133,9 +135,7 @@ def test_truncated_calls_have_partial_arguments(form, text, name, arguments, con
 
 @pytest.mark.parametrize(("form", "text", "calls"), CALLS)
 def test_names_come_first_and_arguments_piece_by_piece(form, text, calls):
-    """For each call a delta with only its name, as soon as its arguments begin; at the end of the
-    call where its name comes last, or possibly an id after its arguments.
-    """
+    """A call's name is a delta as soon as its arguments begin, or at its end where the name comes last."""
     reader, reported = Reader(OutputFormat(tools=form)), []
     for place, letter in enumerate(text):
         reported += [(place, part) for part in reader.add(letter)]
@@ -145,8 +145,8 @@ def test_names_come_first_and_arguments_piece_by_piece(form, text, calls):
     if '"type": "function", "parameters"' in text or '"arguments": "' in text or "[TOOL_CALLS] [" in text:
         assert len(pieces) == len(calls)
     elif calls[0][1]:
-        whole = text.index("}" if form != "pythonic" else "]")
-        assert first < whole and len(pieces) > 2
+        end = text.index("}" if form != "pythonic" else "]")
+        assert first < end and len(pieces) > 2
 
 
 IDS = [
@@ -162,6 +162,7 @@ IDS = [
 
 
 @pytest.mark.parametrize(("text", "ids"), IDS)
+@settings(max_examples=10)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=8))
 def test_ids_written_by_a_mistral_model_are_kept(text, ids, places):
     """Nine letters and digits, before or after the arguments; other formats have none."""
@@ -206,6 +207,7 @@ def test_result_does_not_depend_on_the_pieces(form, thinks, text, places):
 
 
 @pytest.mark.parametrize(("form", "text"), TEXTS)
+@settings(max_examples=10)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=4))
 def test_other_text_is_unchanged(form, text, places):
     """All of it is content."""
@@ -236,6 +238,7 @@ THOUGHTS = [
 
 
 @pytest.mark.parametrize(("text", "inside", "thought", "content"), THOUGHTS)
+@settings(max_examples=10)
 @given(places=st.lists(st.integers(0, 1 << 16), max_size=8))
 def test_thoughts_are_separated(text, inside, thought, content, places):
     """Whether the model or the prompt begins them, and whether they end."""

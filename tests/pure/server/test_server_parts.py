@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import typer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -35,6 +35,7 @@ _FIGURES = st.dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(
     st.builds(
         Delta,
@@ -66,9 +67,7 @@ def test_vectors_round_trip_frames():
 
 
 def test_full_queue_blocks_its_writer():
-    """A reader that stops blocks the engine at the bound; nothing is lost when it continues; its
-    end is an error in the sending thread.
-    """
+    """A slow reader blocks the engine at the bound; nothing is lost; a closed socket ends the sender."""
     ours, theirs = socket.socketpair()
     outbox = Outbox(ours.sendall, most=4)
     put = []
@@ -90,7 +89,7 @@ def test_full_queue_blocks_its_writer():
         time.sleep(0.005)
         if count and count == len(put):
             break
-    assert len(put) < 40  # what the socket holds, the frame that is sent, and four
+    assert len(put) < 40  # frames in the socket, the one that is sent, and four in the queue
     left, received = b"", []
     while len(received) < 64:
         left += theirs.recv(1 << 20)
@@ -292,9 +291,7 @@ def test_conversations_for_templates():
 
 
 def test_thoughts_and_calls_are_parts_of_a_message():
-    """A prompt that ends within a thought, a text that calls: the body of the answer, and no
-    thoughts where a grammar permits none.
-    """
+    """A prompt may end within a thought; a grammar permits no thoughts."""
     params = SamplingParams(max_tokens=9)
     rendered = Rendered("user: x\nassistant: <think>\n", [1, 2, 3])
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]})

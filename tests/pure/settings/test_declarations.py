@@ -117,7 +117,8 @@ def test_setting_is_named_only_where_declared_and_used():
     named = {
         path.relative_to(ROOT / "src" / "tilewise").as_posix()
         for path in (ROOT / "src" / "tilewise").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if "min_p" in (text := path.read_text("utf-8"))
+        for node in ast.walk(ast.parse(text))
         if (isinstance(node, ast.Constant) and node.value == "min_p")
         or (isinstance(node, ast.Attribute) and node.attr == "min_p")
         or (isinstance(node, ast.arg) and node.arg == "min_p")

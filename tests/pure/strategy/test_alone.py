@@ -2,14 +2,14 @@
 
 import pytest
 
+from pure.plans import with_update
 from pure.small_gemma import GEMMA
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.graph import GraphBuilder, simplify
 from tilewise.ir.batch import cut_batch
 from tilewise.models import build_decoding_graph, build_training_graph
 from tilewise.models.llama import LlamaConfig
-from tilewise.optim import AdamW
 from tilewise.strategy import DistributionStrategy, ParallelismMode, propagate, propagate_layouts
 
 LLAMA = LlamaConfig(512, 64, 96, 2, num_attention_heads=4, num_key_value_heads=2)
@@ -19,10 +19,7 @@ def trained(config):
     """A training step with gradients and an update."""
     builder = GraphBuilder("model")
     build_training_graph(builder, config, 8, 32, "bf16")
-    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
-    thawed = GraphBuilder.thaw(graph)
-    AdamW().add_to(thawed, gradients)
-    return thawed.freeze()
+    return with_update(builder)
 
 
 def decoding(config):
@@ -40,16 +37,19 @@ def found_by_propagation(graph, mesh, strategy):
     return every.lay_out(graph, outside, every.hints(graph))[0]
 
 
-@pytest.mark.parametrize("axes", [{}, {"dp": 1, "tp": 1}], ids=str)
 @pytest.mark.parametrize(
-    "graph", [trained(LLAMA), trained(GEMMA), decoding(LLAMA)], ids=["llama", "gemma", "write"]
+    ("define", "config"),
+    [(trained, LLAMA), (trained, GEMMA), (decoding, LLAMA)],
+    ids=["llama", "gemma", "decoding"],
 )
-def test_layout_equals_propagation(graph, axes):
+def test_layout_equals_propagation(define, config):
     """Layouts, pending reductions, reshards, and those of layers."""
-    mesh = DeviceMesh(axes)
-    strategy = DistributionStrategy.for_mesh(mesh)
-    alone = propagate_layouts(graph, mesh, strategy, cut_batch(graph))
-    assert alone == found_by_propagation(graph, mesh, strategy)
+    graph = define(config)
+    for axes in ({}, {"dp": 1, "tp": 1}):
+        mesh = DeviceMesh(axes)
+        strategy = DistributionStrategy.for_mesh(mesh)
+        alone = propagate_layouts(graph, mesh, strategy, cut_batch(graph))
+        assert alone == found_by_propagation(graph, mesh, strategy)
 
 
 def test_other_layout_is_detected():

@@ -153,7 +153,7 @@ def test_layout_by_name_without_a_match_is_rejected():
             spread(g.freeze(), layouts=layouts)
 
 
-def test_hint_on_a_result_moves_back_to_where_it_is_free():
+def test_hint_on_a_result_applies_before_elementwise_ops():
     """A hint after elementwise ops is a slice before them; after a product, the sum arrives in shards."""
     g = GraphBuilder()
     x = g.input([4, 16], name="x")
@@ -216,9 +216,7 @@ def test_batch_is_not_resharded():
 
 
 def test_op_over_the_whole_batch_names_what_can_be_sharded():
-    """A contrastive loss compares all rows with all: the error mentions no hint, for there is none,
-    and its advice works.
-    """
+    """A contrastive loss compares all rows with all: the error's advice works."""
     width = DimLabel("width")
     g = GraphBuilder()
     sides = [g.input([4, 16], name=name, labels=[BATCH, None]) for name in ("x", "y")]
@@ -324,9 +322,7 @@ def laid_out_graphs(draw):
 @settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
 @given(laid_out_graphs(), st.sampled_from([{"a": 2, "b": 2}, {"a": 4, "b": 1}, {"a": 1, "b": 8}]))
 def test_any_labels_and_hints_become_consistent(graph, axes):
-    """For any labels and hints: every op's operands agree, every shared sum has a pending
-    reduction, hints are met.
-    """
+    """Operands agree, shared sums have a pending reduction, and hints are met."""
     try:
         spread_graph, layout = spread(graph, axes, {A.name: "b", B.name: ("a",)})
     except LayoutError as error:
@@ -334,7 +330,7 @@ def test_any_labels_and_hints_become_consistent(graph, axes):
         assert re.search("an axis may shard only one dim|dims that devices share must be cut", str(error))
         return
     for tensor, hint in graph.hints.items():
-        wanted = tuple(tuple(a for a in dim if axes.get(a, 1) > 1) for dim in hint)
-        assert wanted in {
+        expected = tuple(tuple(a for a in dim if axes.get(a, 1) > 1) for dim in hint)
+        assert expected in {
             layout.compute[t.id] for t in spread_graph.tensors if t.shape == graph.tensors[tensor].shape
         }

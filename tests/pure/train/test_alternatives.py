@@ -59,9 +59,7 @@ def test_sharding_settings_are_tried_only_where_state_is_sharded():
 
 
 def test_memory_savings_are_ordered_by_cost():
-    """Saving nothing comes first, recomputing everything and all microbatches last; the file's own
-    are among them.
-    """
+    """Saving nothing comes first, recomputing everything last; the file's own are among them."""
     config = make(train={"batch_splits": 4, "accumulation": 3, "recompute": ["layers.0"]})
     rungs = [(c.train.recompute, c.train.accumulation) for c in memory_ladder(config)]
     assert rungs[:4] == [("none", 1), ("selective", 1), ("none", 2), ("none", 3)]
@@ -92,9 +90,7 @@ def test_printed_lines_are_the_settings(tmp_path_factory, mesh, workers, accumul
     config = make(distribution=own, train=train)
     path = tmp_path_factory.mktemp("lines") / "train.toml"
     path.write_text(as_toml(config), encoding="utf-8")
-    again = load_config(path).model_copy(
-        update={"output": config.output}
-    )  # whose directory starts at the file's
+    again = load_config(path).model_copy(update={"output": config.output})  # relative to the file
     assert again == config and describe_settings(again) == describe_settings(config)
 
 
@@ -104,4 +100,4 @@ def test_alternatives_can_resume_each_other(find):
     config = make(train={"batch": 16, "batch_splits": 8}, distribution={"strategy": "ddp", "mesh": {"dp": 2}})
     for other in [*find(config), with_more_microbatches(config)]:
         assert other.what_must_match() == config.what_must_match()
-        assert TrainConfig.model_validate(other.model_dump()) == other  # still one that a file may say
+        assert TrainConfig.model_validate(other.model_dump()) == other  # still valid in a file

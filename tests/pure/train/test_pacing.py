@@ -10,18 +10,22 @@ from tilewise.train import TimeBudget
 
 def length_after(times, seconds, at_least=0):
     """The number of steps after all these steps, and how often it was announced."""
-    budget, now, length, said = TimeBudget(seconds, at_least), 0.0, None, 0
+    budget, now, length, num_announced = TimeBudget(seconds, at_least), 0.0, None, 0
     for time in times:
         now += time
         if (steps := budget.step_done(now)) is not None:
-            length, said = steps, said + 1
-    return length, said
+            length, num_announced = steps, num_announced + 1
+    return length, num_announced
 
 
 def test_steady_machine_fills_its_time():
     """A tenth of a second a step: 1,800 steps in three minutes, announced once during the first tenth."""
-    length, said = length_after([0.5] + [0.1] * 600, 180.0)
-    assert 1790 <= length <= 1800 and said <= 180 and length_after([0.5] + [0.1] * 300, 180.0)[0] == length
+    length, num_announced = length_after([0.5] + [0.1] * 600, 180.0)
+    assert (
+        1790 <= length <= 1800
+        and num_announced <= 180
+        and length_after([0.5] + [0.1] * 300, 180.0)[0] == length
+    )
 
 
 def test_half_the_speed_does_half_the_steps():

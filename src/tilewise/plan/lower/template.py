@@ -407,11 +407,9 @@ class TemplateLowering(SlotTable):
 
     def _require_whole_sums(self, op: OpNode) -> None:
         for pending in self.pending_reductions_of(op):
-            shards = {*self.shapes.settings.storage_axes}
-            shards = {axis for layout in pending.arrives for axes in layout for axis in axes} & {
-                *pending.group
-            }
-            if pending.tree == BATCH_SPLITS and not shards <= shards:
+            stored = {*self.shapes.settings.storage_axes}
+            delivered = {axis for layout in pending.arrives for axes in layout for axis in axes}
+            if pending.tree == BATCH_SPLITS and not delivered & {*pending.group} <= stored:
                 raise PlanError(
                     f"[plan.lower] a sum over the batch must be whole on its devices; got {pending.partial!r} of "
                     f"{op.label!r} requested as {show_layout(pending.arrives[0])} over {show_axes(pending.group)}; "

@@ -1,0 +1,47 @@
+"""Training steps planned without native code: shared by the tests of graphs, layouts and plans."""
+
+from __future__ import annotations
+
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import GraphBuilder, Recomputation, differentiate, simplify
+from tilewise.ir.batch import cut_batch
+from tilewise.ir.graph import Graph
+from tilewise.optim import AdamW, Optimizer
+from tilewise.plan import Plan, make_plan, settings_for
+from tilewise.processes.workers import WorkerPool
+from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts, shard_states
+
+
+def with_update(
+    builder: GraphBuilder,
+    optimizer: Optimizer | None = None,
+    recompute: object = "none",
+    pool: WorkerPool | None = None,
+) -> Graph:
+    """A builder's graph with gradients of its loss and an optimizer's update."""
+    recomputation = Recomputation.of(recompute)
+    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id, pool, recomputation)
+    thawed = GraphBuilder.thaw(graph)
+    (optimizer or AdamW()).add_to(thawed, gradients)
+    return thawed.freeze()
+
+
+def plan_graph(
+    graph: Graph,
+    axes: dict[str, int],
+    accumulation: int = 1,
+    *,
+    batch_splits: int | None = None,
+    workers: int = 1,
+    optimizer: Optimizer | None = None,
+    pool: WorkerPool | None = None,
+) -> Plan:
+    """The plan of a complete graph over a mesh of these axes."""
+    mesh = DeviceMesh(axes)
+    batch = cut_batch(graph, accumulation, batch_splits)
+    strategy = DistributionStrategy.for_mesh(mesh)
+    layout = propagate_layouts(graph, mesh, strategy, batch)
+    if strategy.sharding is not None:
+        graph, layout = shard_states(graph, layout, strategy.sharding, batch)
+    settings = settings_for(graph, layout, batch, workers)
+    return make_plan(graph, layout, settings, one_stage, optimizer, pool=pool)
