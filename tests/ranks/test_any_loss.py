@@ -156,7 +156,7 @@ def test_loss_that_multiplies_totals():
     report = verify_strategy(build("product"), DeviceMesh({"dp": 2}), batches(2))
     assert report.equal, report.text
     with pytest.raises(
-        PlanError, match=r"\[plan.accumulation\].*a total over the whole batch.*got 'spread' \(spread\)"
+        PlanError, match=r"\[plan.schedule\].*a total over the whole batch.*got 'spread' \(spread\)"
     ):
         build("product").plan({}, accumulation=2)
 
