@@ -34,7 +34,7 @@ from tilewise.graph.templates import trace_layer
 from tilewise.models import build_training_graph
 from tilewise.models.decoder import model
 from tilewise.models.qwen3 import Qwen3Config
-from tilewise.plan import Plan
+from tilewise.session import Plan
 
 BATCH, SEQ, VOCAB, D, F, HEADS, KV_HEADS, HEAD = 2, 128, 151_936, 2560, 9728, 32, 8, 128
 MEGABYTE = 1e6

@@ -31,7 +31,7 @@ from tilewise.models.decoder.model import decoder_layer
 from tilewise.models.decoder.rope import rope_table
 from tilewise.models.llama import LlamaConfig
 from tilewise.nn import linear, rms_norm
-from tilewise.plan import Plan
+from tilewise.session import Plan
 from tilewise.session.assemble import native_program
 
 LAYERS, BATCH, SEQ = 36, 1024, 128

@@ -30,7 +30,7 @@ from tilewise.ir.program import DeviceClass, Instruction, TensorEntry
 from tilewise.kernels.table import kernel_spec
 from tilewise.models import llama
 from tilewise.observe import TaskSpan
-from tilewise.plan import Plan
+from tilewise.session import Plan
 
 DEFAULT = ("gpt2", "2x1", "dp")
 ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f64": 8}

@@ -23,7 +23,7 @@ import tilewise as tw
 from tilewise import models
 from tilewise.ir.program import LoweredTemplate
 from tilewise.models import llama
-from tilewise.plan import Plan
+from tilewise.session import Plan
 
 MESHES = {"one device, two workers": ({}, 2), "dp=2": ({"dp": 2}, 1), "tp=2": ({"tp": 2}, 1)}
 

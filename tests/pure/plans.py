@@ -7,7 +7,7 @@ from tilewise.graph import GraphBuilder, Recomputation, differentiate, simplify
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph
 from tilewise.optim import AdamW, Optimizer
-from tilewise.plan import Plan, make_plan, settings_for
+from tilewise.plan import PlanTables, make_plan, settings_for
 from tilewise.processes.workers import WorkerPool
 from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts, shard_states
 
@@ -35,7 +35,7 @@ def plan_graph(
     workers: int = 1,
     optimizer: Optimizer | None = None,
     pool: WorkerPool | None = None,
-) -> Plan:
+) -> PlanTables:
     """The plan of a complete graph over a mesh of these axes."""
     mesh = DeviceMesh(axes)
     batch = cut_batch(graph, accumulation, batch_splits)

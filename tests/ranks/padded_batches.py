@@ -10,7 +10,7 @@ from small_llama import change_where, config, training_graph
 
 import tilewise as tw
 from tilewise.models import llama
-from tilewise.plan import Plan
+from tilewise.session import Plan
 
 VOCAB, PAD = 96, 3
 

@@ -11,7 +11,7 @@ import tilewise as tw
 from tilewise import models
 from tilewise.ir.program import Instruction, TileProgram
 from tilewise.models import llama
-from tilewise.plan import Plan
+from tilewise.session import Plan
 
 BATCH, SEQ = 16, 32
 

@@ -28,8 +28,7 @@ from tilewise.checkpoint import (
 from tilewise.checkpoint.shards import save_tensors
 from tilewise.checkpoint.tensors import OpenFile
 from tilewise.core import CheckpointError, PlanError
-from tilewise.plan import Plan
-from tilewise.session import loading
+from tilewise.session import Plan, loading
 
 MODEL = config(vocab_size=509, intermediate_size=90, tie_word_embeddings=False)  # shares of odd sizes
 NORM = "layers.1.input_layernorm.weight"

@@ -19,8 +19,8 @@ from tilewise.core.sizes import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tilewise.plan import Plan
     from tilewise.plan.costs import DeviceCosts
+    from tilewise.session import Plan
     from tilewise.train import TrainConfig
 
 __all__ = ["DeviceProperties", "describe_training"]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tilewise.core import ConfigError
 
 if TYPE_CHECKING:
-    from tilewise.plan import Plan
-    from tilewise.session import ComputeGraph
+    from tilewise.session import ComputeGraph, Plan
 
 __all__ = ["draw_graph", "plan_of_training"]
 

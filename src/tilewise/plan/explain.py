@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator
 from tilewise.ir.layout import show_axes
 from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
 from tilewise.ir.reshards import explain_reshards, explain_storage
-from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import TrafficCounter, count_file_traffic
+
+if TYPE_CHECKING:
+    from tilewise.plan.tables import PlanTables
 
 __all__ = ["explain_plan", "explain_tensor", "name_devices", "num_tasks", "short_name"]
 

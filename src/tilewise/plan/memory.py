@@ -8,7 +8,7 @@ aliases, and the instruction issuer adds the edges.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from tilewise.plan.shapes import round_up
@@ -21,7 +21,9 @@ __all__ = [
     "Placed",
     "align_for_files",
     "apart",
+    "file_begin_of",
     "gap_for",
+    "memory_of",
     "most_at_one_time",
     "place_buffers",
     "place_in_sequence",
@@ -249,3 +251,13 @@ def shared_bytes(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
             shared.setdefault(j, []).append(i)
         live.append(i)
     return shared
+
+
+def file_begin_of(regions: Mapping[str, int]) -> int:
+    """The address at which a device's file begins: the first page after its memory."""
+    return round_up(memory_of(regions), FILE_PAGE)
+
+
+def memory_of(regions: Mapping[str, int]) -> int:
+    """Bytes of the regions in memory."""
+    return max(sum(size for name, size in regions.items() if name != "files"), 64)

@@ -9,6 +9,7 @@ calls if it has as many tasks as the plan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator, shown
@@ -18,8 +19,10 @@ from tilewise.plan.explain import name_devices, num_tasks, short_name
 from tilewise.plan.memory import ALIGNMENT, OFFLOADED, Buffer, most_at_one_time
 from tilewise.plan.schedule import Segment, cut_segments
 from tilewise.plan.shapes import round_up
-from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import TrafficCounter
+
+if TYPE_CHECKING:
+    from tilewise.plan.tables import PlanTables
 
 __all__ = ["check_trace", "draw_plan"]
 

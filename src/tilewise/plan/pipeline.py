@@ -13,10 +13,10 @@ from tilewise.ir.layout import GraphLayout
 from tilewise.plan.bind import bind
 from tilewise.plan.lower import lower
 from tilewise.plan.place import place
-from tilewise.plan.plan import Plan
 from tilewise.plan.prove import prove_calls, prove_plan
 from tilewise.plan.schedule import MakeSchedule, schedule_graph
 from tilewise.plan.shapes import PlanSettings
+from tilewise.plan.tables import PlanTables
 from tilewise.processes.workers import WorkerPool
 
 __all__ = ["make_plan"]
@@ -37,7 +37,7 @@ def make_plan(
     overhead: Overhead = _no_overhead,
     pool: WorkerPool | None = None,
     definition: str = "",
-) -> Plan:
+) -> PlanTables:
     """Order, lower, place and bind a laid-out graph.
 
     Args:
@@ -57,7 +57,7 @@ def make_plan(
     placement = place(scheduled, lowered)
     bound = bind(scheduled, lowered, placement)
     needs = lowered.num_signals, bound.num_handles, lowered.scratch_bytes
-    plan = Plan(
+    plan = PlanTables(
         graph,
         layout,
         settings,

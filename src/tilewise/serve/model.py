@@ -25,8 +25,7 @@ from tilewise.strategy import DistributionStrategy
 
 if TYPE_CHECKING:
     from tilewise.models import ModelConfig
-    from tilewise.plan import Plan
-    from tilewise.session import GraphInstance
+    from tilewise.session import GraphInstance, Plan
 
 __all__ = ["ENCODER_SETTINGS", "ServedModel", "encoder_settings", "end_ids"]
 

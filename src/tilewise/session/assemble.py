@@ -14,7 +14,7 @@ from tilewise.core.errors import PlanError
 from tilewise.files.reading import Unreadable
 from tilewise.files.writing import name_in_utf8
 from tilewise.ir.program import TileProgram
-from tilewise.plan import Plan
+from tilewise.plan import PlanTables
 from tilewise.plan.file import decode_plan, encode_plan
 from tilewise.runtime import Executor, Program, device_overhead
 
@@ -24,7 +24,7 @@ NO_FILE = (1 << 63) - 1  # above every address
 
 
 def make_executor(
-    plan: Plan, memory_limit_bytes: int, deadline_s: float, offload_directory: str | Path | None = None
+    plan: PlanTables, memory_limit_bytes: int, deadline_s: float, offload_directory: str | Path | None = None
 ) -> Executor | GroupExecutor:
     """Allocate every device of a plan and start its workers, in all processes of the open group if
     there are several devices.
@@ -66,12 +66,12 @@ class _Program:
     file_begin: int
 
 
-def _file_begin(plan: Plan) -> int:
+def _file_begin(plan: PlanTables) -> int:
     """The address at which the devices' files begin."""
     return plan.file_begin if plan.file_bytes else NO_FILE
 
 
-def assemble_program(plan: Plan) -> Program:
+def assemble_program(plan: PlanTables) -> Program:
     """The native form of a plan's programs, each a named list of calls."""
     return native_program(plan.program, plan.symbol_bounds, _file_begin(plan))
 

@@ -28,7 +28,7 @@ from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.mermaid import to_mermaid
 from tilewise.ir.show import show_graph
 from tilewise.optim import Optimizer
-from tilewise.plan import Plan as PlainPlan
+from tilewise.plan import PlanTables
 from tilewise.processes.workers import WorkerPool
 from tilewise.session.instance import GraphInstance
 from tilewise.session.own_plan import require_own
@@ -190,7 +190,7 @@ class ComputeGraph(GraphBuilder):
 
     def instantiate(
         self,
-        plan: PlainPlan | None = None,
+        plan: PlanTables | None = None,
         *,
         memory_limit_bytes: int = 0,
         deadline_s: float = 60.0,
@@ -213,7 +213,7 @@ class ComputeGraph(GraphBuilder):
         """
         if plan is None:
             plan = self.plan()
-        elif isinstance(plan, PlainPlan):
+        elif isinstance(plan, PlanTables):
             require_own(self, self._optimizer, plan)
         return GraphInstance(
             plan,

@@ -33,7 +33,7 @@ from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import TensorSpec
 from tilewise.observe import Trace
 from tilewise.optim import Optimizer
-from tilewise.plan import Plan
+from tilewise.plan import PlanTables
 from tilewise.session.assemble import assemble_program, make_executor
 from tilewise.session.inputs import as_array, check_constants
 from tilewise.session.loading import LoadReport, Progress, is_read_in_place, load_tensors
@@ -90,7 +90,7 @@ class GraphInstance:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PlanTables,
         *,
         memory_limit_bytes: int = 0,
         deadline_s: float = 60.0,
@@ -488,7 +488,7 @@ class GraphInstance:
         self.close()
 
 
-def _require_program(plan: Plan, name: str) -> None:
+def _require_program(plan: PlanTables, name: str) -> None:
     if name not in plan.programs:
         raise PlanError(
             f"[session.{name}] the plan must have this program; got programs {', '.join(plan.programs)}; "

@@ -15,7 +15,7 @@ from tilewise.core.dims import Dim
 from tilewise.ir.graph import TensorSpec
 from tilewise.kernels.loading import Part, store_weight
 from tilewise.kernels.packing import packed_elements, unpack_weight
-from tilewise.plan import Plan
+from tilewise.plan import PlanTables
 from tilewise.plan.shapes import LocalShapes
 from tilewise.plan.stored_parts import StoredPart
 from tilewise.runtime import Executor
@@ -53,7 +53,7 @@ class TensorStore:
         executor: its memory.
     """
 
-    def __init__(self, plan: Plan, executor: Executor | GroupExecutor) -> None:
+    def __init__(self, plan: PlanTables, executor: Executor | GroupExecutor) -> None:
         self.plan, self.executor = plan, executor
         self._in_files = frozenset(plan.layout.files)
         self.symbols = [s.max for s in plan.shapes.symbols]

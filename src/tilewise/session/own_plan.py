@@ -21,7 +21,7 @@ from tilewise.graph.builder import SEED
 from tilewise.graph.draft import GraphDraft
 from tilewise.ir.digest import digest_computation
 from tilewise.ir.graph import Graph, TensorSpec
-from tilewise.plan import Plan
+from tilewise.plan import PlanTables
 from tilewise.session.inputs import is_own_input
 
 __all__ = ["definition_of", "require_own"]
@@ -42,7 +42,7 @@ def definition_of(graph: GraphBuilder) -> str:
     return digest_computation(graph.freeze(), graph.draft.loss_id)
 
 
-def require_own(graph: GraphBuilder, optimizer: object, plan: Plan) -> None:
+def require_own(graph: GraphBuilder, optimizer: object, plan: PlanTables) -> None:
     """Reject the plan of another graph.
 
     Args:
@@ -63,7 +63,7 @@ def require_own(graph: GraphBuilder, optimizer: object, plan: Plan) -> None:
         )
 
 
-def _differences(graph: GraphBuilder, optimizer: object, plan: Plan) -> Iterator[str]:
+def _differences(graph: GraphBuilder, optimizer: object, plan: PlanTables) -> Iterator[str]:
     mine, theirs = _named(graph.draft), _named(plan.graph)
     added = {SEED, _NORM, *(f"{name}.grad" for name, (kind, _) in theirs.items() if kind == "parameter")}
     for name, (kind, spec) in theirs.items():

@@ -22,8 +22,7 @@ from tilewise.ir.digest import digest_computation
 from tilewise.ir.file import Unwritable
 from tilewise.ir.hints import Hint, Replicate, Shard
 from tilewise.optim import Optimizer
-from tilewise.plan import Plan as PlainPlan
-from tilewise.plan import PlanSettings
+from tilewise.plan import PlanSettings, PlanTables
 from tilewise.plan.file import decode_plan, encode_plan, read_content
 from tilewise.processes.workers import WorkerPool
 from tilewise.session.planning import PlanRequest, plan_graph, request_for
@@ -65,7 +64,7 @@ class SavedPlan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan(PlainPlan):
+class Plan(PlanTables):
     """A graph laid out on a mesh, divided into tiles, placed in memory and ordered.
 
     `ComputeGraph.plan` makes it. It is frozen; `print(plan.explain())` describes it.
@@ -74,9 +73,9 @@ class Plan(PlainPlan):
     inputs: PlanInputs | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, plan: PlainPlan, inputs: PlanInputs) -> Plan:
+    def of(cls, plan: PlanTables, inputs: PlanInputs) -> Plan:
         """A plan with its inputs."""
-        tables = {f.name: getattr(plan, f.name) for f in fields(PlainPlan)}
+        tables = {f.name: getattr(plan, f.name) for f in fields(PlanTables)}
         return cls(**tables, inputs=inputs)
 
     def save(self, path: str | Path) -> None:
@@ -151,7 +150,7 @@ def _inputs_of(saved: SavedPlan) -> PlanInputs:
 
 def plan_inputs(
     inputs: PlanInputs, pool: WorkerPool | None = None, progress: Progress | None = None
-) -> PlainPlan:
+) -> PlanTables:
     """Plan what a graph's author defined.
 
     Raises:

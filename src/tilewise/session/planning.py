@@ -31,7 +31,7 @@ from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph
 from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
-from tilewise.plan import Plan, check_sizes, make_plan, symbols_of
+from tilewise.plan import PlanTables, check_sizes, make_plan, symbols_of
 from tilewise.processes.workers import WorkerPool
 from tilewise.runtime import device_overhead
 from tilewise.session.inputs import check_constants
@@ -118,7 +118,7 @@ def plan_graph(
     definition: str,
     pool: WorkerPool | None = None,
     progress: Progress | None = None,
-) -> Plan:
+) -> PlanTables:
     """Plan a user's graph.
 
     Args:

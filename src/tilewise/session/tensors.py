@@ -24,7 +24,7 @@ from tilewise.core.validation import Validator
 from tilewise.graph.builder import INV_COUNT, POSITIONS
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim.optimizer import Optimizer, master_name, state_name
-from tilewise.plan import Plan
+from tilewise.plan import PlanTables
 from tilewise.plan.stored_parts import StoredPart
 from tilewise.runtime import Executor
 from tilewise.session.inputs import (
@@ -57,7 +57,7 @@ class NamedTensors:
         num_writes: number of writes so far; results computed before the last one are outdated.
     """
 
-    def __init__(self, plan: Plan, executor: Executor | GroupExecutor) -> None:
+    def __init__(self, plan: PlanTables, executor: Executor | GroupExecutor) -> None:
         self.plan = plan
         self.store = TensorStore(plan, executor)
         self.ids = {t.spec.name: t.id for t in plan.graph.tensors if t.spec.name and t.kind != "result"}

@@ -19,7 +19,7 @@ from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.validation import Validator, shown
-from tilewise.plan import Plan
+from tilewise.plan import PlanTables
 from tilewise.session.compute_graph import ComputeGraph
 from tilewise.session.instance import GraphInstance
 from tilewise.strategy import DistributionStrategy
@@ -68,7 +68,7 @@ def verify_strategy(
     seed: int = 0,
     lr: float = 1e-3,
     report: Callable[[str], None] = lambda text: None,
-    change: Callable[[Plan], Plan] = lambda plan: plan,
+    change: Callable[[PlanTables], PlanTables] = lambda plan: plan,
 ) -> VerifyReport:
     """Run the same steps on one device and over `mesh`, and compare every bit.
 

@@ -50,8 +50,7 @@ from tilewise.train.trainer import Trainer, evaluate_model, make_plan, prepare_d
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tilewise.plan import Plan
-    from tilewise.session import ComputeGraph, StepResult
+    from tilewise.session import ComputeGraph, Plan, StepResult
 
 __all__ = [
     "PlannedRun",

@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from tokenizers import Tokenizer
 
-    from tilewise.plan import Plan
-    from tilewise.session import ComputeGraph, GraphInstance, StepResult
+    from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
 
 __all__ = [
     "Trainer",

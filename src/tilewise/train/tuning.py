@@ -31,8 +31,7 @@ from tilewise.train.train_config import TrainConfig, make_model_config
 from tilewise.train.trainer import make_plan, rate_of
 
 if TYPE_CHECKING:
-    from tilewise.plan import Plan
-    from tilewise.session import ComputeGraph
+    from tilewise.session import ComputeGraph, Plan
 
 __all__ = ["Trial", "Tuning", "tune_run"]
 

@@ -26,7 +26,7 @@ from tilewise.ir.validate import (
     validate_bindings,
     validate_reductions,
 )
-from tilewise.plan import Plan
+from tilewise.session import Plan
 from tilewise.session.assemble import NO_FILE, native_program
 from tilewise.strategy import OFFLOADS
 

@@ -9,7 +9,7 @@ import tilewise as tw
 from tilewise import models
 from tilewise.core import PlanError
 from tilewise.models import llama
-from tilewise.plan import Plan
+from tilewise.session import Plan
 
 BATCH, SEQ, BATCH_SPLITS = 16, 16, 2
 CONFIG = llama.LlamaConfig(

@@ -13,7 +13,7 @@ from tilewise.ir.hints import Hint
 from tilewise.models import build_training_graph
 from tilewise.models.llama import LlamaConfig
 from tilewise.optim import AdamW, Optimizer, ParameterGroup
-from tilewise.plan import Plan
+from tilewise.plan import PlanTables
 from tilewise.plan.file import encode_plan
 
 GROUPS = (ParameterGroup("*norm.weight", lr=0.5, changes={"eps": 1e-6}),)
@@ -30,7 +30,7 @@ def make(
     name: str = "llama",
     seq: int = 8,
     hints: Mapping[str, Hint] | None = None,
-) -> Plan:
+) -> PlanTables:
     """A training step of a tiny Llama; `hints` are layouts of tensors by name."""
     config = LlamaConfig(
         vocab_size=128,
@@ -51,7 +51,7 @@ def make(
 
 
 @cache
-def small() -> Plan:
+def small() -> PlanTables:
     """The plan that most tests change."""
     return make()
 

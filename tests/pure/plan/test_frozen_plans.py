@@ -13,7 +13,7 @@ import pytest
 from pure.plan.plan_bytes import make, small
 from tilewise.core.errors import ConfigError, PlanError
 from tilewise.core.frozen import FrozenMap
-from tilewise.plan import Plan
+from tilewise.plan import PlanTables
 
 
 def parts_of(value: object) -> Iterator[object]:
@@ -29,7 +29,7 @@ def parts_of(value: object) -> Iterator[object]:
         yield from parts_of(part)
 
 
-def laid_out() -> Plan:
+def laid_out() -> PlanTables:
     """A plan with constants, attributes, templates, hints, records and calls."""
     plan = make(mesh={"dp": 2, "tp": 2}, hints={"embed_tokens.weight": ("tp",)})
     assert plan.graph.hints and plan.layout.pending_reductions and plan.layout.calls

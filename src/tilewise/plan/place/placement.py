@@ -15,6 +15,7 @@ from tilewise.plan.memory import (
     Placed,
     align_for_files,
     apart,
+    file_begin_of,
     gap_for,
     place_buffers,
     place_in_sequence,
@@ -22,7 +23,6 @@ from tilewise.plan.memory import (
 from tilewise.plan.place.buffers import carry_and_ring_buffers, lasting_buffers, template_buffers
 from tilewise.plan.schedule import Scheduled, prefetched_apart, result_buffers
 from tilewise.plan.shapes import round_up
-from tilewise.plan.tables import file_begin_of
 
 __all__ = ["Placement", "place"]
 
