@@ -367,6 +367,6 @@ class PlanTables:
             PlanError: as `save`.
         """
         try:
-            return digest_of(self)
+            return digest_of(PlanTables(*(getattr(self, f.name) for f in fields(PlanTables))))
         except Unwritable as error:
             _validate.invalid("digest", str(error), f"the plan of {self.graph.name!r}", "use plain data")
