@@ -69,8 +69,12 @@ def test_flops_are_those_of_the_model(config):
         ({"fsdp": 2}, "fsdp", {}),
         ({}, "single", {"recompute": "full"}),
     ):
-        whole = load_config(config).model_dump(exclude_none=True)
-        content = {**whole, "train": {**text, **train}, "distribution": {"strategy": strategy, "mesh": mesh}}
+        complete = load_config(config).model_dump(exclude_none=True)
+        content = {
+            **complete,
+            "train": {**text, **train},
+            "distribution": {"strategy": strategy, "mesh": mesh},
+        }
         made = check_config(content, "the test")
         plan = make_plan(made)[1]
         costs = plan.costs()
@@ -78,13 +82,13 @@ def test_flops_are_those_of_the_model(config):
         cost = costs[0]
         weights = 4 * (128 * 128 * 2 + 2 * 128 * 64 + 3 * 128 * 256) + 512 * 128
         tokens = 8 * 64
-        wanted = tokens * (6 * weights + 3 * 4 * 2 * 64 * 128)
+        expected = tokens * (6 * weights + 3 * 4 * 2 * 64 * 128)
         matrix = sum(c.flops for name, c in cost.kernels.items() if re.match("matmul|attention", name))
         matrix *= plan.mesh.num_devices
         if train.get("recompute") == "full":
-            assert 1.15 * wanted < matrix < 1.4 * wanted
+            assert 1.15 * expected < matrix < 1.4 * expected
         else:
-            assert wanted < matrix < 1.08 * wanted
+            assert expected < matrix < 1.08 * expected
         assert cost.flops >= matrix / plan.mesh.num_devices and cost.num_bytes > 12 * weights
         elements = sum(moved[0] for moved in plan.traffic().values())
         assert 4 * elements <= cost.peer_bytes <= 4.1 * elements  # sums of squares have 8 bytes

@@ -260,12 +260,12 @@ def test_max_seq_length_limits_texts(encoder, run, tmp_path, tokenizer):
     file = directory / "sentence_bert_config.json"
     text = "def f(x):\n    return x\n" * 2
     assert 8 < len(tokenizer.encode(text).ids) <= 48
-    whole = run("encode", directory, text)[1]
+    complete = run("encode", directory, text)[1]
     file.write_text('{"max_seq_length": 8, "do_lower_case": false}')
     code, _, err = run("encode", directory, text)
     assert code == 2 and "must fit the context of 8 tokens" in err
     code, cut, _ = run("encode", directory, text, "--truncate")
-    assert code == 0 and cut != whole
+    assert code == 0 and cut != complete
     for content, words in (
         ('{"do_lower_case": true}', "do_lower_case"),
         ('{"max_seq_length": 0}', "max_seq_length"),

@@ -87,9 +87,9 @@ class Run:
             code = Path(f"{self.noted}.{number}.code")  # the shell makes it before it writes into it
             while not (code.exists() and code.read_text()) and time.monotonic() < until:
                 time.sleep(0.01)
-            said = [line for line in self._note(number, "said").splitlines() if "tilewise:" in line]
-            assert len(said) == 1 and int(self._note(number, "code")) == LOST, said
-            assert any(f"process {other}" in said[0] for other in lost), said
+            lines = [line for line in self._note(number, "said").splitlines() if "tilewise:" in line]
+            assert len(lines) == 1 and int(self._note(number, "code")) == LOST, lines
+            assert any(f"process {other}" in lines[0] for other in lost), lines
 
 
 @pytest.fixture

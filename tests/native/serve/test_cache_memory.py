@@ -51,8 +51,8 @@ def test_pages_are_allocated_ahead_of_use(model_dir):
     for num_blocks in (blocks, blocks + 1000):
         runner._allocate(num_blocks)
         for part in memory:
-            wanted = len(part) // limits.num_blocks * num_blocks
-            assert wanted <= resident_bytes(part) + mmap.PAGESIZE <= wanted + 2 * huge + mmap.PAGESIZE
+            expected = len(part) // limits.num_blocks * num_blocks
+            assert expected <= resident_bytes(part) + mmap.PAGESIZE <= expected + 2 * huge + mmap.PAGESIZE
     del memory
     runner.close()
     model.close()
@@ -69,8 +69,8 @@ def test_a_cache_that_does_not_fit_is_shortened_or_rejected(model_dir, monkeypat
             text = llm.generate(["import os"], params)[0].outputs[0].text
             return llm.engine.model.limits.max_context, text
 
-    whole, text = write()
-    assert whole == CONTEXT
+    longest, text = write()
+    assert longest == CONTEXT
     with load(model_dir, max_num_seqs=1, max_num_batched_tokens=256).instance as instance:
         needed = instance.plan.device_bytes
     monkeypatch.setattr(engine_module, "available_memory", lambda: needed - (16 << 20))

@@ -44,12 +44,12 @@ def counted(engine, monkeypatch):
 def test_copies_share_work_with_the_same_texts(model_dir, pair, monkeypatch):
     """Of twelve requests each copy gets six."""
     with LLM(model_dir, dtype="f32") as llm:
-        wanted = [output.outputs[0].token_ids for output in llm.generate(TEXTS * 4, WAY)]
+        expected = [output.outputs[0].token_ids for output in llm.generate(TEXTS * 4, WAY)]
     counts = counted(pair, monkeypatch)
-    texts = [[] for _ in wanted]
+    texts = [[] for _ in expected]
     for delta in pair.stream(TEXTS * 4, WAY):
         texts[delta.sequence].append(delta.token)
-    assert texts == wanted and counts == [6, 6]
+    assert texts == expected and counts == [6, 6]
 
 
 def test_a_request_goes_to_the_copy_with_less_work(pair, monkeypatch):

@@ -166,7 +166,7 @@ WRONG = [
     ({"prompt": "x", "structured_outputs": 3}, "structured_outputs"),
     (
         {"prompt": "x", "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}},
-        "structured_outputs",
+        "response_format",
     ),
     ({"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format"),
     ({"prompt": "x", "response_format": {"type": "xml"}}, "response_format"),
@@ -537,8 +537,8 @@ def test_clients_that_stop_reading_are_disconnected(tmp_path):
             time.sleep(0.02)
         read(ask("/detokenize", {"tokens": [5]}))
         before = _sockets(server.process.pid)
-        whole = read(ask("/detokenize", {"tokens": [5] * 1000}))
-        assert _parts(whole)[0] == 200
+        complete = read(ask("/detokenize", {"tokens": [5] * 1000}))
+        assert _parts(complete)[0] == 200
         counts = range(100_000, 320_000, 20_000)  # bytes: all that the system holds for a client, and more
         links = [ask("/detokenize", {"tokens": [5] * count}) for count in (*counts, 1 << 20)]
         long = {"prompt": "x", "n": 8, "max_tokens": 250, "ignore_eos": True, "stream": True, "logprobs": 20}

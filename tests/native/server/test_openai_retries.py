@@ -98,9 +98,9 @@ def test_a_failed_response_is_reported():
     """
     with openai.OpenAI(base_url=f"{usual_server().url}/v1", api_key="none", max_retries=0) as client:
         form = {"type": "json_schema", "name": "bomb", "schema": BOMB}
-        asked = {"model": "small", "input": "hello", "text": {"format": form}}
+        fields = {"model": "small", "input": "hello", "text": {"format": form}}
         extra = {"seed": 1}
-        events = list(client.responses.create(**asked, stream=True, extra_body=extra))
+        events = list(client.responses.create(**fields, stream=True, extra_body=extra))
         assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
         assert [event.sequence_number for event in events] == list(range(len(events)))
         last = events[-1]
@@ -110,7 +110,7 @@ def test_a_failed_response_is_reported():
             last.response.error.code == "invalid_prompt" and "limits of work" in last.response.error.message
         )
         with pytest.raises(openai.BadRequestError, match="limits of work"):
-            client.responses.create(**asked, extra_body=extra)
+            client.responses.create(**fields, extra_body=extra)
     usual_server().wait_idle()
 
 

@@ -78,11 +78,11 @@ def _check_options(server):
         assert "x-stainless-lang" in answer.headers["access-control-allow-headers"]
     call = '<tool_call>\\{"name": "order", "arguments": \\{"size": [0-9]\\}\\}</tool_call>'
     tool = {"type": "function", "function": {"name": "order"}}
-    asked = {"messages": TALK, "tools": [tool], "structured_outputs": {"regex": call}, "seed": 1}
-    (choice,) = server.ask(CHAT, asked, **key)[1]["choices"]
+    fields = {"messages": TALK, "tools": [tool], "structured_outputs": {"regex": call}, "seed": 1}
+    (choice,) = server.ask(CHAT, fields, **key)[1]["choices"]
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "order"
-    lines = server.ask(CHAT, {**asked, "stream": True}, **key)[1].split("\n\n")[:-2]
+    lines = server.ask(CHAT, {**fields, "stream": True}, **key)[1].split("\n\n")[:-2]
     reported = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
     deltas = [one["delta"]["tool_calls"][0]["function"] for one in reported if "tool_calls" in one["delta"]]
     written = choice["message"]["tool_calls"][0]["function"]["arguments"]

@@ -26,7 +26,6 @@ from native.train.small_run import (
     make_config,
     run,
     silent,
-    tilewise,
     weights,
     write_texts,
     write_toml,
@@ -269,23 +268,6 @@ def test_a_directory_in_use_is_rejected(texts, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_two_runs_in_one_directory(texts, tmp_path):
-    """The second is rejected in one line with the first one's process id; a killed run locks nothing."""
-    config = make_config(texts, tmp_path / "out", steps=100_000, output={"checkpoint_every": 100_000})
-    file = write_toml(config, tmp_path / "train.toml")
-    process = subprocess.Popen(command("train", file), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    while not (line := process.stderr.readline()).startswith("step 1/"):
-        assert line, "the run ended before its first step"
-    done = tilewise("train", file, "--resume")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert f"which process {process.pid} writes to" in done.stderr
-    process.kill()
-    process.communicate()
-    run(make_config(texts, tmp_path / "out"))
-
-
 LIMITED = """
 import resource, sys
 from tilewise.cli.main import main
@@ -372,11 +354,16 @@ def test_a_finished_run_is_unchanged(texts, whole_run, tmp_path, capsys):
 
 
 def test_checkpoints_are_not_mixed(texts, whole_run, tmp_path):
-    """A new run does not overwrite checkpoints; a resumed one needs a checkpoint of its configuration."""
+    """A new run does not overwrite checkpoints; a resumed one needs a checkpoint of its configuration
+    and of its texts, whose tokens the message names.
+    """
     with pytest.raises(ConfigError, match="--resume"):
         run(make_config(texts, whole_run))
     with pytest.raises(CheckpointError, match=r"got train\.seed = 1 instead of 0 in"):
         run(make_config(texts, whole_run, seed=1), resume=True)
+    other = write_texts(tmp_path / "texts", num_files=40)
+    with pytest.raises(CheckpointError, match=r"got data\.tokens = \w+… instead of \w+… in"):
+        run(make_config(other, whole_run), resume=True)
     with pytest.raises(CheckpointError, match="needs a complete checkpoint"):
         run(make_config(texts, tmp_path), resume=True)
 
@@ -406,31 +393,6 @@ def test_a_run_in_another_thread(texts, whole_run, tmp_path):
     with ThreadPoolExecutor(1) as threads:
         result = threads.submit(run, make_config(texts, tmp_path)).result()
     assert not result.interrupted and is_same(weights(tmp_path), weights(whole_run))
-
-
-def test_other_texts_are_rejected_on_resume(texts, whole_run, tmp_path):
-    """The same path with other content; the message names the tokens."""
-    other = write_texts(tmp_path / "texts", num_files=40)
-    with pytest.raises(CheckpointError, match=r"got data\.tokens = \w+… instead of \w+… in"):
-        run(make_config(other, whole_run), resume=True)
-
-
-@pytest.mark.slow
-def test_resume_from_another_directory(texts, whole_run, tmp_path):
-    """Paths in a file are relative to it, so a run can be resumed from any current folder."""
-    (tmp_path / "job").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    write_texts(tmp_path / "job" / "texts")
-    config = make_config("texts", "out", steps=STEPS, output={"checkpoint_every": 1})
-    file = write_toml(config, tmp_path / "job" / "train.toml")
-    first = tilewise("train", "train.toml", cwd=file.parent)
-    assert first.returncode == 0, first.stderr
-    out = tmp_path / "job" / "out"
-    (out / "checkpoints" / f"step-{STEPS:08d}" / "checkpoint.json").unlink()
-    again = tilewise("train", "../job/train.toml", "--resume", cwd=tmp_path / "elsewhere")
-    assert again.returncode == 0 and f"resuming after step {STEPS - 1}" in again.stderr, again.stderr
-    assert not list((tmp_path / "elsewhere").iterdir())
-    assert is_same(weights(out), weights(whole_run))
 
 
 def test_diverging_run_stops_and_keeps_the_last_good_checkpoint(texts, tmp_path, capsys):
@@ -572,10 +534,10 @@ def test_settings_can_change_on_resume(texts, tmp_path):
     with Trainer(other, data, *make_plan(other)) as trainer:
         trainer.instance.load_state_dict(state)
         assert trainer.run(3, lambda number, result: True) == 8
-        wanted = {f"model.{name}": np.array(value) for name, value in trainer.instance.parameters().items()}
+        expected = {f"model.{name}": np.array(value) for name, value in trainer.instance.parameters().items()}
     names = [f"optimizer.{key}" for key in changes] + ["train.steps"]
     run_training(plan_run(other, True, may_change=names), silent())
-    assert is_same(weights(tmp_path), wanted)
+    assert is_same(weights(tmp_path), expected)
     opened = open_checkpoint(latest_checkpoint(tmp_path / "checkpoints"))
     assert {(c.key, c.old, c.new) for c in opened.changes} == {
         ("train.steps", STEPS, 8),
