@@ -253,11 +253,8 @@ def test_state_dicts_of_wrapped_models_are_converted(command, pretrained, tmp_pa
     assert is_same(actual, expected)
     code, _, err = command("convert", tmp_path / "w.pt", tmp_path / "one.safetensors")
     keys = " ".join(load_file(tmp_path / "one.safetensors"))
-    assert (
-        code == 0
-        and not re.search("_orig_mod|_wrapped_module|n_averaged", keys)
-        and not keys.startswith("module.")
-    )
+    assert code == 0 and not re.search("_orig_mod|_wrapped_module|n_averaged", keys)
+    assert not keys.startswith("module.")
     write_weights(tmp_path / "new", ((key, tensor.numpy()) for key, tensor in wrapped.items() if tensor.ndim))
     assert models.open_weights(tmp_path / "new", models.open(tmp_path / "new")).keys()
 
@@ -462,11 +459,8 @@ def test_a_checkpoint_that_a_run_removes_meanwhile_is_not_damaged(
 
     monkeypatch.setattr(checkpoint, "open_checkpoint", remove_first)
     code, out, _ = command(name, tmp_path)
-    assert (
-        code == 0
-        and f"{older}: was removed meanwhile\n" in out
-        and f"step-00000006: {'complete' if name == 'verify' else 'valid'}" in out
-    )
+    assert code == 0 and f"{older}: was removed meanwhile\n" in out
+    assert f"step-00000006: {'complete' if name == 'verify' else 'valid'}" in out
 
 
 def test_foreign_settings_are_printed_escaped(command, tmp_path):

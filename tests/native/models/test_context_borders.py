@@ -73,7 +73,7 @@ def test_the_limit_determines_the_frequencies(name, tmp_path):
     assert texts[BORDER] != texts[BORDER + 16]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
 def test_a_longer_text_begins_like_a_shorter_one(name, tmp_path, capsys):
     """Neither --max-tokens nor the cache's size changes a token, on either side of the original length."""
     _save(CASES[name], tmp_path)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from native.serve.serving_models import TEXTS, save_model
+from native.serve.serving_models import TEXTS
 from tilewise.cli.main import _run
 from tilewise.core import ConfigError
 from tilewise.serve import Engine, SamplingParams
@@ -16,11 +16,6 @@ from tilewise.serve.measure import (
     read_prompts,
     throughput_figures,
 )
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "llama")
 
 
 def test_figures_of_known_times():

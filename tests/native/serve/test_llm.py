@@ -17,11 +17,6 @@ GREEDY = SamplingParams(max_tokens=20, temperature=0)
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "llama")
-
-
-@pytest.fixture(scope="module")
 def llm(model_dir):
     with LLM(model_dir, dtype="f32", max_num_seqs=4) as made:
         yield made

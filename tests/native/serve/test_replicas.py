@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from native.serve.serving_models import TEXTS, save_model
+from native.serve.serving_models import TEXTS
 from support.faults import inject
 from tilewise.core import CheckpointError, ConfigError, PlanError, TaskFailed
 from tilewise.core.limits import num_cores
@@ -14,11 +14,6 @@ from tilewise.serve import engine as engine_module
 from tilewise.serve.model import ServedModel
 
 WAY = SamplingParams(max_tokens=10, seed=3, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "llama")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +78,7 @@ def test_a_duplicate_name_is_rejected(pair):
 
 
 def test_abort_finds_the_copy(pair):
-    """By name only."""
+    """By name only; afterwards the name can be used again."""
 
     async def ask(name):
         outputs = pair.generate("import", SamplingParams(max_tokens=200, ignore_eos=True), name)
@@ -93,7 +88,8 @@ def test_abort_finds_the_copy(pair):
             reasons.append(output.outputs[0].finish_reason)
         return reasons[-1]
 
-    assert [asyncio.run(ask(name)) for name in "abcd"] == ["abort"] * 4
+    pair.abort("one that there is not")
+    assert [asyncio.run(ask(name)) for name in "aabc"] == ["abort"] * 4
 
 
 def test_a_kernel_that_fails_in_one_copy(model_dir):

@@ -47,7 +47,7 @@ def _answers(served, *bodies):
 
 
 def _check(figures, text, count):
-    """Offsets lie in the text and never decrease; a complete token is at its offset, except bytes
+    """Offsets lie in the text and never decrease; a full token is at its offset, except bytes
     that the decoder shows as U+FFFD; no entry is lost.
     """
     offsets = figures["text_offset"]
@@ -69,12 +69,10 @@ def test_offsets_and_entries_agree_with_the_text(served):
             _check(choice["logprobs"], choice["text"], 5)
         assert len(answer["choices"][0]["logprobs"]["tokens"]) == 24 + len(ids) * body["echo"]
     own = served[1].token_bytes
-    (complete,) = _answers(
-        served, (COMPLETION, {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 0})
-    )
-    figures = complete["choices"][0]["logprobs"]
+    (full,) = _answers(served, (COMPLETION, {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 0}))
+    figures = full["choices"][0]["logprobs"]
     read = [b"" if own[id_] == b"<s>" else own[id_] for id_ in ids]
-    assert b"".join(read).decode().lstrip() == PROMPT == complete["choices"][0]["text"]
+    assert b"".join(read).decode().lstrip() == PROMPT == full["choices"][0]["text"]
     assert [PROMPT[place] for place in figures["text_offset"]].count("😀") >= 3
     assert len(figures["tokens"]) == len(ids)
 
@@ -85,9 +83,9 @@ def test_special_tokens_in_a_prompt_have_their_offsets(served):
     special = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special][-1]
     prompt = f"{special}hi {special}a hi"
     fields = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
-    (complete,) = _answers(served, (COMPLETION, fields))
-    figures = complete["choices"][0]["logprobs"]
-    assert complete["choices"][0]["text"] == prompt
+    (full,) = _answers(served, (COMPLETION, fields))
+    figures = full["choices"][0]["logprobs"]
+    assert full["choices"][0]["text"] == prompt
     offsets = [offset for offset, name in zip(figures["text_offset"], figures["tokens"]) if name == special]
     # SentencePiece decodes a space after a special token that the prompt does not have.
     assert offsets[-2] == 0 and offsets[-1] - prompt.rindex(special) in (0, 1)
@@ -139,10 +137,10 @@ def test_a_stream_has_the_offsets_of_the_whole_answer():
     for echo in (False, True):
         fields = {"prompt": PROMPT, "echo": echo, "max_tokens": 20, "seed": 1, "logprobs": 2}
         fields["ignore_eos"] = True
-        complete = server.ask(COMPLETION, fields)[1]["choices"][0]
+        full = server.ask(COMPLETION, fields)[1]["choices"][0]
         chunks = [json.loads(line)["choices"][0] for line in server.chunks(COMPLETION, fields)[:-1]]
-        assert "".join(chunk["text"] for chunk in chunks) == complete["text"]
-        for name, values in complete["logprobs"].items():
+        assert "".join(chunk["text"] for chunk in chunks) == full["text"]
+        for name, values in full["logprobs"].items():
             assert [value for chunk in chunks for value in chunk["logprobs"][name]] == values
-    stopped = server.ask(COMPLETION, {**fields, "stop": complete["text"][-4:-2]})[1]["choices"][0]
+    stopped = server.ask(COMPLETION, {**fields, "stop": full["text"][-4:-2]})[1]["choices"][0]
     assert max(stopped["logprobs"]["text_offset"]) <= len(stopped["text"])

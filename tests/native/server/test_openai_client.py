@@ -112,14 +112,14 @@ def test_completions_models_and_responses(client):
     """The other paths, and vLLM's fields through `extra_body`."""
     assert client.models.retrieve("small").id == client.models.list().data[0].id == "small"
     fields = {"model": "small", "prompt": ["import", "def"], "max_tokens": 5, "seed": 1}
-    complete = client.completions.create(**fields, logprobs=1, extra_body={"top_k": 3, "ignore_eos": True})
-    assert len(complete.choices) == 2 and complete.usage.completion_tokens == 10
+    full = client.completions.create(**fields, logprobs=1, extra_body={"top_k": 3, "ignore_eos": True})
+    assert len(full.choices) == 2 and full.usage.completion_tokens == 10
     parts = ["", ""]
     for chunk in client.completions.create(
         **fields, stream=True, extra_body={"top_k": 3, "ignore_eos": True}
     ):
         parts[chunk.choices[0].index] += chunk.choices[0].text
-    assert parts == [choice.text for choice in complete.choices]
+    assert parts == [choice.text for choice in full.choices]
     yes = {"type": "json_schema", "name": "yes", "schema": {"type": "boolean"}}
     request = {"model": "small", "input": "hello", "text": {"format": yes}}
     extra = {"seed": 5, "temperature": 0.5}

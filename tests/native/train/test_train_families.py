@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from native.models.families import Case
-from native.train.small_run import run, silent, write_texts
+from native.train.small_run import run, silent
 from tilewise import Engine, SamplingParams, models
 from tilewise.checkpoint import cast_tensors, checkpoint_paths, open_checkpoint, open_weights, write_weights
 from tilewise.cli.convert import convert_checkpoint
@@ -56,11 +56,6 @@ def configuration(texts, output, model, **data):
         "output": {"directory": str(output), "checkpoint_every": 6},
     }
     return check_config(content, "a test")
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts"))
 
 
 def save_start(directory, texts, dtype="float32"):
