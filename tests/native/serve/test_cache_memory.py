@@ -85,16 +85,16 @@ def test_a_cache_that_does_not_fit_is_shortened_or_rejected(model_dir, monkeypat
         write(data_parallel_size=64)
 
 
-ENDINGS = {
-    "not closed": "llm = LLM({model!r})",
-    "not closed, in the middle of a text": "llm = LLM({model!r}); llm.engine.submit("
-    "llm.engine.requests(['import'], SamplingParams(max_tokens=4000, ignore_eos=True)), print)",
-}
+ENDING = """
+from tilewise import LLM, SamplingParams
+llm = LLM({model!r})
+params = SamplingParams(max_tokens=4000, ignore_eos=True)
+llm.engine.submit(llm.engine.requests(["import"], params), print)
+"""
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_process_may_end_right_after_loading(model_dir, ending):
+def test_a_process_may_end_in_the_middle_of_a_text(model_dir):
     """Exit code 0 and nothing on standard error without `close`: no thread remains inside native code."""
-    code = f"from tilewise import LLM, SamplingParams\n{ENDINGS[ending].format(model=str(model_dir))}\n"
+    code = ENDING.format(model=str(model_dir))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

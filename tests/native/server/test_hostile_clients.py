@@ -121,10 +121,9 @@ def test_bodies_of_millions_of_values_do_not_delay_others(server):
         (b"/v1/embeddings", b'{"input": [', b"[1],", b"[1]]}"),
         (b"/v1/chat/completions", b'{"documents": [', b"1,", b'1], "messages": []}'),
     ):
-        for count in (8_000_000 // len(one), 1_000_000):
-            begun = time.monotonic()
-            _error(_raw(server, _post(begin + one * count + end, path=path)), 400)
-            assert time.monotonic() - begun < 4, (path, begin, one)
+        begun = time.monotonic()
+        _error(_raw(server, _post(begin + one * (8_000_000 // len(one)) + end, path=path)), 400)
+        assert time.monotonic() - begun < 4, (path, begin, one)
     fields = b",".join(b'"%d": 1' % number for number in range(2000))
     assert "1,024 fields" in _error(_raw(server, _post(b'{"prompt": "x",' + fields + b"}")), 400)["message"]
     biases = b",".join(b'"%d": 1' % number for number in range(70_000))
