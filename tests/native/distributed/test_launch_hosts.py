@@ -213,7 +213,7 @@ def test_errors_of_the_launcher(tmp_path):
         assert run.returncode == 1
     assert stderr[failing].startswith("no such host\ntilewise: [cli.launch] mpiexec must start 3 processes")
     assert "it ended with exit status 255 after 0 had started" in stderr[failing]
-    assert "got none of 1, 2;" in stderr[silent]
+    assert "these did not: 1, 2;" in stderr[silent]
 
 
 @pytest.mark.parametrize(("begun", "code"), [(3, 75), (2, 1)])
