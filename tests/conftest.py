@@ -58,12 +58,7 @@ def no_collection():
 
 @pytest.fixture
 def thread_count():
-    """Counts this process's threads: `thread_count()` now; `thread_count(n)` once at most n are
-    left, or after five seconds.
-
-    The system removes a joined thread from its list a moment later, and a thread of an earlier test
-    may still be ending.
-    """
+    """Number of this process's threads; with an argument, once at most so many are left, or after five seconds."""
 
     def count(expected=None):
         for _ in range(500):

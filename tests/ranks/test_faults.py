@@ -106,8 +106,6 @@ def test_no_threads_or_memory_are_left(thread_count):
     "axes,options,error,words",
     [
         ({"dp": 3}, {}, LayoutError, "got 3 parts .*; choose a batch that is a multiple of 3"),
-        ({"tp": 16}, {}, LayoutError, "got 16 parts"),
-        ({"pp": 2}, {}, LayoutError, "dp and tp"),
         ({}, {"accumulation": 3}, LayoutError, "got 3 parts .* on micro, for 16 batch splits"),
         ({"dp": 2}, {"batch_splits": 1}, LayoutError, "batch.splits"),
         ({}, {"batch_splits": 12}, PlanError, "batch.splits"),

@@ -323,14 +323,6 @@ def test_rejected_batch_changes_nothing():
             assert model.step(good, 1e-3).loss == first.loss
 
 
-def test_visible_padding_is_rejected():
-    """Without a causal mask, attention would read the tokens after a sequence's end."""
-    g = tw.ComputeGraph()
-    x = g.input([4, tw.Dim("seq", 1, 8), 8], name="x", labels=[tw.BATCH, None, None])
-    with pytest.raises(ShapeError, match="a symbolic seq must be causal"):
-        g.scaled_dot_product_attention(x, x, x, head_dim=4, causal=False)
-
-
 def test_only_known_sizes_are_shared():
     """A symbolic size cannot be divided over devices: its value is unknown when shares are cut."""
     rows = tw.DimLabel("rows")

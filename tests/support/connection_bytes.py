@@ -9,13 +9,7 @@ __all__ = ["planned_bytes"]
 
 
 def planned_bytes(plan, hosts, name="step"):
-    """Bytes of a program's run without symbols: the elements of every operand on another host's device, by its type.
-
-    Args:
-        plan: whose program it is.
-        hosts: per device.
-        name: of the program.
-    """
+    """Bytes of operands on other hosts' devices in one run of a program; `hosts` has the host of each device."""
     program, total = plan.program, 0
     for device, own in enumerate(program.devices):
         of = program.classes[own.class_id]

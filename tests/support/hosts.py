@@ -107,17 +107,7 @@ def _remove(names):
 
 
 class Hosts:
-    """Hosts that reach each other, until `close`.
-
-    Args:
-        folder: for the launcher and the table of names.
-        count: of hosts.
-
-    Attributes:
-        names: of the hosts, which they know each other by.
-        addresses: of the hosts, in the same order.
-        launcher: the program that runs a command in a host, called as ssh is.
-    """
+    """Hosts with `names` and `addresses` until `close`; `launcher` in the folder runs commands there, like ssh."""
 
     def __init__(self, folder, count=2):
         own = f"tw{os.getpid()}n{next(_NUMBERS)}"
@@ -176,16 +166,7 @@ class Hosts:
         return self._started[-1]
 
     def run(self, command, ppn=1, num_processes=None, timeout_s=60.0, options=(), **popen):
-        """Run a command over all hosts to its end; after the time all that runs in the hosts is ended.
-
-        Args:
-            command: with full paths.
-            ppn: processes of each host.
-            num_processes: in all.
-            timeout_s: for all of it.
-            options: more of mpiexec's.
-            popen: more of Popen's.
-        """
+        """Run a command over all hosts to its end; after the time all that runs in the hosts is ended."""
         process = self.start(self.over_mpi(command, ppn, num_processes, options), **popen)
         try:
             out, err = process.communicate(timeout=timeout_s)
@@ -200,16 +181,7 @@ class Hosts:
         return [pid for pid in _pids(host) if pid not in self._disks]
 
     def give_disk(self, host, folder, size):
-        """Mount a small disk in a folder, for what is started in this host from now on, until the end of the hosts.
-
-        Args:
-            host: that alone sees it.
-            folder: an empty one.
-            size: in words of tmpfs (`512k`).
-
-        Returns:
-            Where this machine sees it, and a function that changes its size.
-        """
+        """Mount a small disk that only one host sees: its place on this machine, and a function to resize it."""
         holder = self.start(self.inside(host, ["exec", "sh", "-c", _DISK, folder, size]))
         if holder.stdout.readline() != "mounted\n":
             raise RuntimeError(f"{host} takes no disk: {holder.communicate()[1].strip()}")

@@ -52,15 +52,7 @@ class Before:
 
 
 def validate_order(devices: Sequence[Tables], labels: Labels = ()) -> None:
-    """Show that every conflicting pair is ordered.
-
-    Args:
-        devices: `Program.tasks` of every device, of one list.
-        labels: of the program, for messages.
-
-    Raises:
-        InternalError: names two tasks, the arena and the bytes; or tasks that wait for each other.
-    """
+    """Show that every conflicting pair is ordered; InternalError names two tasks, the arena and the bytes."""
     before = happens_before(devices)
     for arena in range(len(devices)):
         for begin, end, users in pieces(devices, before.first, arena):
@@ -74,11 +66,7 @@ def validate_order(devices: Sequence[Tables], labels: Labels = ()) -> None:
 
 
 def happens_before(devices: Sequence[Tables]) -> Before:
-    """The relation that handles and signals make.
-
-    Raises:
-        InternalError: a wait that no post ends, a signal with two posters, or a cycle.
-    """
+    """The relation that handles and signals make; InternalError for a cycle or a wait that no post ends."""
     first = [0]
     for tables in devices:
         first.append(first[-1] + len(tables["tasks"]))

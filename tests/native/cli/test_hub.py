@@ -145,10 +145,10 @@ def test_errors_of_the_hub_are_one_line(hub, tmp_path):
     assert "pickled weights are not read" in call("some/pickled")
     assert "must have config.json" in call("some/data")
     for arguments in (("some/nothing",), ("some/pickled", "v9")):
-        said = call(*arguments)
-        assert said.startswith(
+        output = call(*arguments)
+        assert output.startswith(
             "ConfigError [checkpoint.find_model] a model is a directory or a repository"
-        ), said
+        ), output
     assert "HF_HUB_OFFLINE" in call("some/other", HF_HUB_OFFLINE="1")
 
 

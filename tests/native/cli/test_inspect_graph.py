@@ -81,17 +81,6 @@ def test_a_plan_is_drawn(run, tmp_path):
     assert "layers.125.backward, microbatch 0" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("source", "file"), [("model", "a.html"), ("nothing.toml", "a.html"), ("train.toml", "a.svg")]
-)
-def test_a_source_without_a_plan_is_rejected(source, file, run, tmp_path):
-    """A model has no plan, a missing configuration, an unknown format."""
-    (tmp_path / "train.toml").write_text("")
-    code, out, err = run("inspect", tmp_path / source, "--plan", tmp_path / file)
-    assert code == 2 and out == "" and err.count("\n") == 1
-    assert os.listdir(tmp_path) == ["train.toml"]
-
-
 def test_a_saved_graph_is_drawn(run, tmp_path):
     """Its names are escaped."""
     graph = tw.ComputeGraph("<b>")
@@ -103,22 +92,24 @@ def test_a_saved_graph_is_drawn(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "file", "code", "words"),
+    ("option", "source", "file", "code", "words"),
     [
-        ("model", "a.svg", 2, "must end in .html or .mmd"),
-        ("model", "none/a.html", 1, "must be written completely"),
-        ("model", "model/dir.html", 1, "not a regular file"),
-        ("nothing", "a.html", 2, "config.json"),
-        ("broken.toml", "a.html", 2, "broken.toml"),
-        ("graph.json", "a.html", 2, "a graph file must be one"),
+        ("--graph", "model", "a.svg", 2, "must end in .html or .mmd"),
+        ("--graph", "model", "none/a.html", 1, "must be written completely"),
+        ("--graph", "model", "model/dir.html", 1, "not a regular file"),
+        ("--graph", "nothing", "a.html", 2, "config.json"),
+        ("--graph", "broken.toml", "a.html", 2, "broken.toml"),
+        ("--graph", "graph.json", "a.html", 2, "a graph file must be one"),
+        ("--plan", "model", "a.html", 2, "must be a file that ends in .toml"),
+        ("--plan", "nothing.toml", "a.html", 2, "nothing.toml"),
     ],
 )
-def test_mistakes_are_one_line_and_write_nothing(source, file, code, words, model, run, tmp_path):
-    """A wrong format, a wrong place, a missing or invalid source."""
+def test_mistakes_are_one_line_and_write_nothing(option, source, file, code, words, model, run, tmp_path):
+    """A wrong format, a wrong place, a missing or invalid source; a model has no plan."""
     (model / "dir.html").mkdir()
     (tmp_path / "broken.toml").write_text("[model]\nlayers = ")
     (tmp_path / "graph.json").write_text("{}")
     before = sorted(os.listdir(tmp_path))
-    result = run("inspect", tmp_path / source, "--graph", tmp_path / file)
+    result = run("inspect", tmp_path / source, option, tmp_path / file)
     assert result[0] == code and result[1] == "" and words in result[2] and result[2].count("\n") == 1
     assert sorted(os.listdir(tmp_path)) == before

@@ -69,8 +69,12 @@ def test_flops_are_those_of_the_model(config):
         ({"fsdp": 2}, "fsdp", {}),
         ({}, "single", {"recompute": "full"}),
     ):
-        whole = load_config(config).model_dump(exclude_none=True)
-        content = {**whole, "train": {**text, **train}, "distribution": {"strategy": strategy, "mesh": mesh}}
+        complete = load_config(config).model_dump(exclude_none=True)
+        content = {
+            **complete,
+            "train": {**text, **train},
+            "distribution": {"strategy": strategy, "mesh": mesh},
+        }
         made = check_config(content, "the test")
         plan = make_plan(made)[1]
         costs = plan.costs()
@@ -78,13 +82,13 @@ def test_flops_are_those_of_the_model(config):
         cost = costs[0]
         weights = 4 * (128 * 128 * 2 + 2 * 128 * 64 + 3 * 128 * 256) + 512 * 128
         tokens = 8 * 64
-        wanted = tokens * (6 * weights + 3 * 4 * 2 * 64 * 128)
+        expected = tokens * (6 * weights + 3 * 4 * 2 * 64 * 128)
         matrix = sum(c.flops for name, c in cost.kernels.items() if re.match("matmul|attention", name))
         matrix *= plan.mesh.num_devices
         if train.get("recompute") == "full":
-            assert 1.15 * wanted < matrix < 1.4 * wanted
+            assert 1.15 * expected < matrix < 1.4 * expected
         else:
-            assert wanted < matrix < 1.08 * wanted
+            assert expected < matrix < 1.08 * expected
         assert cost.flops >= matrix / plan.mesh.num_devices and cost.num_bytes > 12 * weights
         elements = sum(moved[0] for moved in plan.traffic().values())
         assert 4 * elements <= cost.peer_bytes <= 4.1 * elements  # sums of squares have 8 bytes
@@ -116,9 +120,8 @@ def test_suggested_settings_make_a_run_fit(config, run, tmp_path):
     assert {"output.checkpoint_in_background=false", "train.offload=optimizer"} <= {
         text.removeprefix("--set ") for _, verdict, text in rows if verdict == "fits"
     }
-    assert "fsdp" in out and [verdict for _, verdict, _ in rows] == sorted(
-        (v for _, v, _ in rows), reverse=True
-    )
+    assert "fsdp" in out
+    assert [verdict for _, verdict, _ in rows] == sorted((v for _, v, _ in rows), reverse=True)
     for text, verdict, settings in rows:
         changed = load_config(config, [s.strip("' ") for s in settings.split("--set ")[1:]])
         savings = make_plan(changed)[1].estimate_memory_usage()[0]["total"]
@@ -126,19 +129,13 @@ def test_suggested_settings_make_a_run_fit(config, run, tmp_path):
     savings = find_savings(load_config(config), need_per_device, 1, more_devices=False)
     assert not any(saving.fits for saving in savings)
     assert savings[-1].need_bytes <= min(saving.need_bytes for saving in savings)
-    assert len(savings[-1].settings) == sum(
-        len(saving.settings) for saving in savings[:-1]
-    )  # all of them together
-    assert (
-        "use a smaller model, batch or context" in run("inspect", config, "--device-memory", "1M", *PEAKS)[1]
-    )
+    # the last row is all of them together
+    assert len(savings[-1].settings) == sum(len(saving.settings) for saving in savings[:-1])
+    out = run("inspect", config, "--device-memory", "1M", *PEAKS)[1]
+    assert "use a smaller model, batch or context" in out
 
 
 def test_short_times_are_in_microseconds():
     """Milliseconds are used from a tenth of a millisecond on."""
-    assert [_seconds(value) for value in (2e-6, 9.994e-4, 1e-3, 1.5)] == [
-        "2.0 us",
-        "999.4 us",
-        "1.0 ms",
-        "1.50 s",
-    ]
+    texts = [_seconds(value) for value in (2e-6, 9.994e-4, 1e-3, 1.5)]
+    assert texts == ["2.0 us", "999.4 us", "1.0 ms", "1.50 s"]

@@ -43,9 +43,9 @@ def named(*devices):
 def require_all(done, names, hosts):
     """Every comparison succeeded on these hosts, and nothing else was printed."""
     assert done.returncode == 0, done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["name"] for row in said] == names and not done.stderr
-    assert [row for row in said if not row["passed"] or row["hosts"] != hosts] == []
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["name"] for row in rows] == names and not done.stderr
+    assert [row for row in rows if not row["passed"] or row["hosts"] != hosts] == []
 
 
 def on_one_host(names, num_processes):

@@ -130,6 +130,6 @@ def test_widths_of_the_batch(processes, mesh):
 def test_logits_do_not_depend_on_processes(processes, family):
     """Decoding of every family over as many devices as possible, read at once, in chunks, and token by token."""
     tp = 2 if processes == 2 else 4
-    whole = test_families.logits(family, "bf16", 1, [20])
+    expected = test_families.logits(family, "bf16", 1, [20])
     for parts in ([20], [17, 1, 1, 1]):
-        assert whole.tobytes() == test_families.logits(family, "bf16", tp, parts).tobytes()
+        assert expected.tobytes() == test_families.logits(family, "bf16", tp, parts).tobytes()

@@ -97,25 +97,25 @@ class Started:
     def end(self):
         """Its output and the exit codes, those of its processes last; it must end in time."""
         until = time.monotonic() + END_S
-        said = self.process.communicate(timeout=END_S)[1]
+        stderr = self.process.communicate(timeout=END_S)[1]
         for host in self._hosts.names:
             assert are_gone(self._hosts.pids(host), until - time.monotonic())
         if self._codes:
-            said += "".join(path.read_text() for path in self._said)
-        return said, [self.process.returncode, *(int(path.read_text()) for path in self._codes)]
+            stderr += "".join(path.read_text() for path in self._said)
+        return stderr, [self.process.returncode, *(int(path.read_text()) for path in self._codes)]
 
     def require_refusal(self, *words):
         """The run failed with these words in one line; no process was lost or restarted."""
-        said, codes = self.end()
-        lines = [line for line in said.splitlines() if "tilewise:" in line]
-        assert len(lines) == 1 and all(word in lines[0] for word in words), said
-        assert codes in ([FAILED], [FAILED, FAILED, 0]), (codes, said)
-        assert "Traceback" not in said
+        stderr, codes = self.end()
+        lines = [line for line in stderr.splitlines() if "tilewise:" in line]
+        assert len(lines) == 1 and all(word in lines[0] for word in words), stderr
+        assert codes in ([FAILED], [FAILED, FAILED, 0]), (codes, stderr)
+        assert "Traceback" not in stderr
 
     def require_success(self, *words):
         """The run succeeded and printed these words."""
-        said, codes = self.end()
-        assert not any(codes) and all(word in said for word in words), (codes, said)
+        stderr, codes = self.end()
+        assert not any(codes) and all(word in stderr for word in words), (codes, stderr)
 
 
 @pytest.mark.parametrize("by", ["launch", "mpiexec"])

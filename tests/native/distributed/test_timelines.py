@@ -53,16 +53,16 @@ def are_within(rows, begun, ended):
 @pytest.mark.parametrize("quickest", [0, 7, 15])
 def test_the_fastest_answer_determines_the_offset(monkeypatch, quickest):
     """The error is at most half of its round trip; slower answers would give more."""
-    now, asked = 1_000, []
+    now, calls = 1_000, []
 
     def answer():
         nonlocal now
-        asked.append(now)
-        now += 40 if len(asked) == quickest + 1 else 1_000_000
-        return asked[-1] - 500
+        calls.append(now)
+        now += 40 if len(calls) == quickest + 1 else 1_000_000
+        return calls[-1] - 500
 
     monkeypatch.setattr(links.time, "monotonic_ns", lambda: now)
-    assert links.clock_offset(answer) == -500 - 40 // 2 and len(asked) == 16
+    assert links.clock_offset(answer) == -500 - 40 // 2 and len(calls) == 16
 
 
 @pytest.mark.slow

@@ -55,16 +55,9 @@ def _tokens(engine, sampling):
     return [delta.token for delta in _write(engine, sampling)[0]]
 
 
-WAYS = [
-    {"repetition_penalty": 1.3},
-    {"no_repeat_ngram_size": 2},
-    {"repetition_penalty": 0.7, "no_repeat_ngram_size": 3},
-]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=["penalty", "ngrams", "both"])
-def test_greedy_text_is_that_of_transformers(theirs, engine, way):
+def test_greedy_text_is_that_of_transformers(theirs, engine):
     """64 tokens with penalties equal those of `generate` and differ from those without."""
+    way = {"repetition_penalty": 0.7, "no_repeat_ngram_size": 3}
     with torch.no_grad():
         out = theirs[0].generate(
             torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, pad_token_id=0, **way

@@ -68,12 +68,12 @@ def test_the_limit_determines_the_frequencies(name, tmp_path):
             deltas = engine.stream(["def f(x):"], Sampling(max_tokens=10))
             texts[limit] = [delta.token for delta in deltas]
             logits = np.array(engine.model.instance.get_tensor("logits")[0])
-        whole = _last_logits(tmp_path, engine.model.tokenizer, texts[limit], limit)
-        assert np.array_equal(logits, whole)
+        expected = _last_logits(tmp_path, engine.model.tokenizer, texts[limit], limit)
+        assert np.array_equal(logits, expected)
     assert texts[BORDER] != texts[BORDER + 16]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
 def test_a_longer_text_begins_like_a_shorter_one(name, tmp_path, capsys):
     """Neither --max-tokens nor the cache's size changes a token, on either side of the original length."""
     _save(CASES[name], tmp_path)

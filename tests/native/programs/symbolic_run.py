@@ -21,14 +21,7 @@ _WORD = 2  # bytes of the smallest element
 def final_memory(
     program: TileProgram, name: str, words: int, lasting: int, seed: int, file_begin: int = NO_FILE
 ) -> list[bytes]:
-    """The lasting numbers of every device after one run of a list.
-
-    Args:
-        words: of every arena and file.
-        lasting: bytes at its beginning to compare.
-        seed: of the order of tasks.
-        file_begin: where files begin after arenas; they are compared completely.
-    """
+    """The first `lasting` bytes of every arena after one run of a list in a random order, and its file."""
     native = native_program(program, (), file_begin)
     devices = [native.tasks(d, [], name) for d in range(len(program.devices))]
     before = happens_before(devices)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from native.serve.serving_models import TEXTS, save_model
+from native.serve.serving_models import TEXTS
 from tilewise.cli.main import _run
 from tilewise.core import ConfigError
 from tilewise.serve import Engine, SamplingParams
@@ -16,11 +16,6 @@ from tilewise.serve.measure import (
     read_prompts,
     throughput_figures,
 )
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "llama")
 
 
 def test_figures_of_known_times():
@@ -101,9 +96,9 @@ def test_throughput_of_a_file(model_dir, tmp_path, capsys):
     ]
     command += ["--dp", "2", "--speculative-config", '{"num_speculative_tokens": 3}']
     assert _run([*command, "--dtype", "f32", "--output-json", str(out), "--picture", str(picture)]) == 0
-    figures, said = json.loads(out.read_text()), capsys.readouterr().out
-    assert figures["num_output_tokens"] == 18 and "Total num output tokens: 18" in said
-    assert f"{figures['requests_per_second']:.2f} requests/s" in said and "Inter-token latency" in said
+    figures, output = json.loads(out.read_text()), capsys.readouterr().out
+    assert figures["num_output_tokens"] == 18 and "Total num output tokens: 18" in output
+    assert f"{figures['requests_per_second']:.2f} requests/s" in output and "Inter-token latency" in output
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
@@ -113,9 +108,9 @@ def test_latency_of_a_batch(model_dir, tmp_path, capsys):
     sizes = ["--input-len", "5", "--output-len", "4", "--batch-size", "2", "--num-iters", "3"]
     options = [*sizes, "--num-iters-warmup", "1", "--load-format", "dummy", "--output-json", str(out)]
     assert _run(["bench", "latency", str(model_dir), *options]) == 0
-    figures, said = json.loads(out.read_text()), capsys.readouterr().out
+    figures, output = json.loads(out.read_text()), capsys.readouterr().out
     assert len(figures["latencies"]) == 3 and min(figures["latencies"]) > 0
-    assert f"Avg latency: {figures['avg_latency']:.4f} seconds" in said and "99% percentile" in said
+    assert f"Avg latency: {figures['avg_latency']:.4f} seconds" in output and "99% percentile" in output
 
 
 @pytest.mark.parametrize(
@@ -137,5 +132,5 @@ def test_latency_of_a_batch(model_dir, tmp_path, capsys):
 def test_mistakes_are_one_line_before_any_work(model_dir, arguments, words, capsys):
     """One line and exit code 2."""
     assert _run(["bench", arguments[0], str(model_dir), *arguments[1:]]) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert words in output and output.count("\n") == 1

@@ -39,11 +39,6 @@ WAY = SamplingParams(max_tokens=12, temperature=0.9, seed=3)
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "llama")
-
-
-@pytest.fixture(scope="module")
 def engine(model_dir):
     with Engine(model_dir, max_num_seqs=4) as made:
         yield made
@@ -131,26 +126,6 @@ def test_closing_an_iterator_ends_its_request(engine):
     next(deltas)
     del deltas
     gc.collect()
-    assert _is_idle(engine)
-
-
-def test_aborting_by_name(engine):
-    """The texts end with the reason `abort`; only then can the name be used again."""
-
-    async def ask():
-        outputs = engine.generate(
-            "import", SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True), "mine"
-        )
-        await outputs.__anext__()
-        with pytest.raises(ConfigError, match="unique among live requests; got 'mine' twice"):
-            await _read(engine.generate("import", WAY, "mine"))
-        engine.abort("mine")
-        rest = await _read(outputs)
-        assert rest[-1].finished and rest[-1].outputs[0].finish_reason == "abort"
-        assert (await _read(engine.generate("import", WAY, "mine")))[-1].request_id == "mine"
-
-    asyncio.run(ask())
-    engine.abort("one that there is not")
     assert _is_idle(engine)
 
 

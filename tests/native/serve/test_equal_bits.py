@@ -8,7 +8,7 @@ tokens, cached prefixes, right and wrong draft tokens, on several devices and nu
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -29,6 +29,7 @@ from tilewise.serve.draft_model import DraftModel
 from tilewise.serve.outputs import Delta
 from tilewise.serve.sampling_params import SamplingParams
 from tilewise.serve.scheduler import Limits, Scheduled, Scheduler
+from tilewise.session import assemble
 from tilewise.settings import SpeculativeConfig
 
 VARIANTS = {
@@ -397,6 +398,25 @@ def test_planted_faults_change_texts(served, alone, monkeypatch, plant):
     with pytest.raises((AssertionError, InternalError, IndexError, ValueError)):
         for guesses in (GUESSING["mostly right"], None):
             _play(served["one"], SMALL, BUSY, partial(alone, "one"), guesses)
+
+
+def test_a_dropped_partial_value_changes_texts(alone, tmp_path, monkeypatch):
+    """Two devices without one partial value of their sums."""
+    dropped = []
+
+    class Dropping(assemble.Program):
+        def add_instr(self, device, template, instruction, first_signal):
+            if instruction.label == "linear:self_attn.o_proj.weight/reduce_scatter" and device == 0:
+                *others, last, _ = instruction.operands
+                instruction = replace(instruction, operands=(*others, last, last))
+                dropped.append(instruction)
+            super().add_instr(device, template, instruction, first_signal)
+
+    monkeypatch.setattr(assemble, "Program", Dropping)
+    with closing(load(save_model(tmp_path / "llama"), tensor_parallel_size=2)) as model:
+        assert dropped
+        with pytest.raises(AssertionError):
+            _play(model, SMALL, BUSY, partial(alone, "one"))
 
 
 @pytest.mark.parametrize("forgotten", ["salt", "parent"])

@@ -8,7 +8,7 @@ from tilewise import LLM, SamplingParams
 from tilewise.data import train_tokenizer
 from tilewise.models import BLOCK_SIZE
 
-EVERYDAY = ("gemma2", "phi3-longrope")
+EVERYDAY = ("llama", "gemma2", "phi3-longrope")
 
 
 def _theirs(model, ids, count):
@@ -44,7 +44,7 @@ def test_greedy_text_is_that_of_transformers(case, tmp_path):
     assert all(o.num_cached_tokens >= BLOCK_SIZE for o in again)
     compared = 0
     for ids, output in zip(prompts, outputs):
-        wanted = _theirs(model, ids, 24)
-        assert output.outputs[0].token_ids[: len(wanted)] == wanted
-        compared += len(wanted)
+        expected = _theirs(model, ids, 24)
+        assert output.outputs[0].token_ids[: len(expected)] == expected
+        compared += len(expected)
     assert compared > 40

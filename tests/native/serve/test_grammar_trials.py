@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from native.serve.serving_models import save_model
 from tilewise.checkpoint import load_tokenizer
 from tilewise.core import ConfigError
 from tilewise.serve import StructuredOutputsParams
@@ -29,11 +28,6 @@ def rules(count):
     """A grammar whose rules each contain the previous one."""
     rows = [f'r{n}: "x{n}" r{n + 1}' for n in range(count)]
     return "\n".join(["start: r0", *rows, f'r{count}: "y"'])
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "llama")
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,6 @@ GREEDY = SamplingParams(max_tokens=20, temperature=0)
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "llama")
-
-
-@pytest.fixture(scope="module")
 def llm(model_dir):
     with LLM(model_dir, dtype="f32", max_num_seqs=4) as made:
         yield made
@@ -193,10 +188,10 @@ def test_logprobs_of_texts(llm):
         assert figures[token].decoded_token == llm.get_tokenizer().decode([token])
         total += figures[token].logprob
     assert completion.cumulative_logprob == total < 0
-    (whole,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=1, logprobs=-1, prompt_logprobs=0))
-    sums = [sum(np.exp(f.logprob) for f in whole.outputs[0].logprobs[0].values())]
-    assert sums == pytest.approx([1.0]) and len(whole.prompt_logprobs) == 3
-    assert [list(figures) for figures in whole.prompt_logprobs[1:]] == [[6], [7]]
+    (output_of_ids,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=1, logprobs=-1, prompt_logprobs=0))
+    sums = [sum(np.exp(f.logprob) for f in output_of_ids.outputs[0].logprobs[0].values())]
+    assert sums == pytest.approx([1.0]) and len(output_of_ids.prompt_logprobs) == 3
+    assert [list(figures) for figures in output_of_ids.prompt_logprobs[1:]] == [[6], [7]]
 
 
 def test_generation_config_has_the_defaults(llm, tmp_path):

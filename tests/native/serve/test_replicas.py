@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from native.serve.serving_models import TEXTS, save_model
+from native.serve.serving_models import TEXTS
 from support.faults import inject
 from tilewise.core import CheckpointError, ConfigError, PlanError, TaskFailed
 from tilewise.core.limits import num_cores
@@ -14,11 +14,6 @@ from tilewise.serve import engine as engine_module
 from tilewise.serve.model import ServedModel
 
 WAY = SamplingParams(max_tokens=10, seed=3, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "llama")
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +39,12 @@ def counted(engine, monkeypatch):
 def test_copies_share_work_with_the_same_texts(model_dir, pair, monkeypatch):
     """Of twelve requests each copy gets six."""
     with LLM(model_dir, dtype="f32") as llm:
-        wanted = [output.outputs[0].token_ids for output in llm.generate(TEXTS * 4, WAY)]
+        expected = [output.outputs[0].token_ids for output in llm.generate(TEXTS * 4, WAY)]
     counts = counted(pair, monkeypatch)
-    texts = [[] for _ in wanted]
+    texts = [[] for _ in expected]
     for delta in pair.stream(TEXTS * 4, WAY):
         texts[delta.sequence].append(delta.token)
-    assert texts == wanted and counts == [6, 6]
+    assert texts == expected and counts == [6, 6]
 
 
 def test_a_request_goes_to_the_copy_with_less_work(pair, monkeypatch):
@@ -83,7 +78,7 @@ def test_a_duplicate_name_is_rejected(pair):
 
 
 def test_abort_finds_the_copy(pair):
-    """By name only."""
+    """By name only; afterwards the name can be used again."""
 
     async def ask(name):
         outputs = pair.generate("import", SamplingParams(max_tokens=200, ignore_eos=True), name)
@@ -93,7 +88,8 @@ def test_abort_finds_the_copy(pair):
             reasons.append(output.outputs[0].finish_reason)
         return reasons[-1]
 
-    assert [asyncio.run(ask(name)) for name in "abcd"] == ["abort"] * 4
+    pair.abort("one that there is not")
+    assert [asyncio.run(ask(name)) for name in "aabc"] == ["abort"] * 4
 
 
 def test_a_kernel_that_fails_in_one_copy(model_dir):

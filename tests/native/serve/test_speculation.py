@@ -45,7 +45,6 @@ def test_drafts_equal_those_of_a_search(parts, count, shortest, more):
 
 CONFIGS = [
     {"num_speculative_tokens": 4, "prompt_lookup_max": 2},
-    SpeculativeConfig(1),
     {"num_speculative_tokens": 3, "model": "smaller"},
 ]
 

@@ -74,8 +74,8 @@ def test_a_prompt_may_fill_the_context(tmp_path):
     directory = save_model(tmp_path / "model")
     ids = np.random.default_rng(3).integers(1, 250, 70).tolist()
     with LLM(directory, dtype="f32", runner="pooling") as llm:
-        wanted = llm.encode([ids])[0].outputs.data
+        expected = llm.encode([ids])[0].outputs.data
     with LLM(directory, dtype="f32", runner="pooling", max_model_len=70) as llm:
-        assert np.array_equal(llm.encode([ids])[0].outputs.data, wanted)
+        assert np.array_equal(llm.encode([ids])[0].outputs.data, expected)
         with pytest.raises(ConfigError, match="must fit the context of 70 tokens; got 71"):
             llm.encode([[*ids, 1]])

@@ -121,10 +121,9 @@ def test_bodies_of_millions_of_values_do_not_delay_others(server):
         (b"/v1/embeddings", b'{"input": [', b"[1],", b"[1]]}"),
         (b"/v1/chat/completions", b'{"documents": [', b"1,", b'1], "messages": []}'),
     ):
-        for count in (8_000_000 // len(one), 1_000_000):
-            begun = time.monotonic()
-            _error(_raw(server, _post(begin + one * count + end, path=path)), 400)
-            assert time.monotonic() - begun < 4, (path, begin, one)
+        begun = time.monotonic()
+        _error(_raw(server, _post(begin + one * (8_000_000 // len(one)) + end, path=path)), 400)
+        assert time.monotonic() - begun < 4, (path, begin, one)
     fields = b",".join(b'"%d": 1' % number for number in range(2000))
     assert "1,024 fields" in _error(_raw(server, _post(b'{"prompt": "x",' + fields + b"}")), 400)["message"]
     biases = b",".join(b'"%d": 1' % number for number in range(70_000))
@@ -166,7 +165,7 @@ WRONG = [
     ({"prompt": "x", "structured_outputs": 3}, "structured_outputs"),
     (
         {"prompt": "x", "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}},
-        "structured_outputs",
+        "response_format",
     ),
     ({"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format"),
     ({"prompt": "x", "response_format": {"type": "xml"}}, "response_format"),
@@ -537,8 +536,8 @@ def test_clients_that_stop_reading_are_disconnected(tmp_path):
             time.sleep(0.02)
         read(ask("/detokenize", {"tokens": [5]}))
         before = _sockets(server.process.pid)
-        whole = read(ask("/detokenize", {"tokens": [5] * 1000}))
-        assert _parts(whole)[0] == 200
+        complete = read(ask("/detokenize", {"tokens": [5] * 1000}))
+        assert _parts(complete)[0] == 200
         counts = range(100_000, 320_000, 20_000)  # bytes: all that the system holds for a client, and more
         links = [ask("/detokenize", {"tokens": [5] * count}) for count in (*counts, 1 << 20)]
         long = {"prompt": "x", "n": 8, "max_tokens": 250, "ignore_eos": True, "stream": True, "logprobs": 20}

@@ -22,8 +22,8 @@ def test_continuations_are_scored():
         max_length=256,
         batch_size=2,
     )
-    asked = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(PAIRS)]
-    scores = scorer.loglikelihood(asked)
+    requests = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(PAIRS)]
+    scores = scorer.loglikelihood(requests)
     with LLM(small_model(), dtype="f32") as llm:
         for (before, after), (score, is_greedy) in zip(PAIRS, scores):
             encode = llm.get_tokenizer().encode

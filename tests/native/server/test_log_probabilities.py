@@ -47,7 +47,7 @@ def _answers(served, *bodies):
 
 
 def _check(figures, text, count):
-    """Offsets lie in the text and never decrease; a complete token is at its offset, except bytes
+    """Offsets lie in the text and never decrease; a full token is at its offset, except bytes
     that the decoder shows as U+FFFD; no entry is lost.
     """
     offsets = figures["text_offset"]
@@ -69,12 +69,10 @@ def test_offsets_and_entries_agree_with_the_text(served):
             _check(choice["logprobs"], choice["text"], 5)
         assert len(answer["choices"][0]["logprobs"]["tokens"]) == 24 + len(ids) * body["echo"]
     own = served[1].token_bytes
-    (whole,) = _answers(
-        served, (COMPLETION, {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 0})
-    )
-    figures = whole["choices"][0]["logprobs"]
+    (full,) = _answers(served, (COMPLETION, {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 0}))
+    figures = full["choices"][0]["logprobs"]
     read = [b"" if own[id_] == b"<s>" else own[id_] for id_ in ids]
-    assert b"".join(read).decode().lstrip() == PROMPT == whole["choices"][0]["text"]
+    assert b"".join(read).decode().lstrip() == PROMPT == full["choices"][0]["text"]
     assert [PROMPT[place] for place in figures["text_offset"]].count("😀") >= 3
     assert len(figures["tokens"]) == len(ids)
 
@@ -84,10 +82,10 @@ def test_special_tokens_in_a_prompt_have_their_offsets(served):
     tokenizer = served[1].tokenizer
     special = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special][-1]
     prompt = f"{special}hi {special}a hi"
-    asked = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
-    (whole,) = _answers(served, (COMPLETION, asked))
-    figures = whole["choices"][0]["logprobs"]
-    assert whole["choices"][0]["text"] == prompt
+    fields = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
+    (full,) = _answers(served, (COMPLETION, fields))
+    figures = full["choices"][0]["logprobs"]
+    assert full["choices"][0]["text"] == prompt
     offsets = [offset for offset, name in zip(figures["text_offset"], figures["tokens"]) if name == special]
     # SentencePiece decodes a space after a special token that the prompt does not have.
     assert offsets[-2] == 0 and offsets[-1] - prompt.rindex(special) in (0, 1)
@@ -97,13 +95,13 @@ def test_a_prompt_that_fills_the_context_can_be_scored(served):
     """With `max_tokens: 0` the prompt may fill the context; a new token, or a longer prompt, does not fit."""
     size = served[0].model.limits.max_context
     ids = [5] * size
-    asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
+    fields = {"max_tokens": 0, "echo": True, "logprobs": 0}
     scored, shorter, writes, longer = _answers(
         served,
-        (COMPLETION, {**asked, "prompt": ids}),
-        (COMPLETION, {**asked, "prompt": ids[:-1]}),
-        (COMPLETION, {**asked, "prompt": ids, "max_tokens": 1}),
-        (COMPLETION, {**asked, "prompt": [*ids, 5]}),
+        (COMPLETION, {**fields, "prompt": ids}),
+        (COMPLETION, {**fields, "prompt": ids[:-1]}),
+        (COMPLETION, {**fields, "prompt": ids, "max_tokens": 1}),
+        (COMPLETION, {**fields, "prompt": [*ids, 5]}),
     )
     assert scored["usage"]["prompt_tokens"] == size and scored["usage"]["completion_tokens"] == 0
     expected = shorter["choices"][0]["logprobs"]["token_logprobs"]
@@ -119,9 +117,9 @@ def test_bytes_of_a_chat_give_its_text(served):
     all requested entries.
     """
     talk = [{"role": "user", "content": PROMPT}]
-    asked = {"messages": talk, "max_tokens": 99, "seed": 5, "logprobs": True, "top_logprobs": 4}
-    asked["structured_outputs"] = {"regex": "( hi|😀|한|a){12}"}
-    (answer,) = _answers(served, (CHAT, asked))
+    fields = {"messages": talk, "max_tokens": 99, "seed": 5, "logprobs": True, "top_logprobs": 4}
+    fields["structured_outputs"] = {"regex": "( hi|😀|한|a){12}"}
+    (answer,) = _answers(served, (CHAT, fields))
     entries = answer["choices"][0]["logprobs"]["content"]
     content = answer["choices"][0]["message"]["content"]
     assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == content
@@ -137,12 +135,12 @@ def test_a_stream_has_the_offsets_of_the_whole_answer():
     """Chunk by chunk, with and without the prompt; no offset is beyond a text that a stop string ended."""
     server = usual_server()
     for echo in (False, True):
-        asked = {"prompt": PROMPT, "echo": echo, "max_tokens": 20, "seed": 1, "logprobs": 2}
-        asked["ignore_eos"] = True
-        whole = server.ask(COMPLETION, asked)[1]["choices"][0]
-        chunks = [json.loads(line)["choices"][0] for line in server.chunks(COMPLETION, asked)[:-1]]
-        assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
-        for name, values in whole["logprobs"].items():
+        fields = {"prompt": PROMPT, "echo": echo, "max_tokens": 20, "seed": 1, "logprobs": 2}
+        fields["ignore_eos"] = True
+        full = server.ask(COMPLETION, fields)[1]["choices"][0]
+        chunks = [json.loads(line)["choices"][0] for line in server.chunks(COMPLETION, fields)[:-1]]
+        assert "".join(chunk["text"] for chunk in chunks) == full["text"]
+        for name, values in full["logprobs"].items():
             assert [value for chunk in chunks for value in chunk["logprobs"][name]] == values
-    stopped = server.ask(COMPLETION, {**asked, "stop": whole["text"][-4:-2]})[1]["choices"][0]
+    stopped = server.ask(COMPLETION, {**fields, "stop": full["text"][-4:-2]})[1]["choices"][0]
     assert max(stopped["logprobs"]["text_offset"]) <= len(stopped["text"])

@@ -29,43 +29,24 @@ def client():
         yield client
 
 
-def test_chats_whole_and_as_streams(client):
-    """Text, log probabilities, usage; the stream helper assembles the same message."""
-    asked = {"model": "small", "messages": TALK, "max_completion_tokens": 8, "seed": 4}
-    asked |= {"logprobs": True, "top_logprobs": 1}
-    whole = client.chat.completions.create(**asked)
-    (choice,) = whole.choices
-    assert whole.usage.completion_tokens == len(choice.logprobs.content) <= 8 and whole._request_id
-    chunks = list(
-        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-    )
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == choice.message.content and chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    with client.chat.completions.stream(**asked) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.current_completion_snapshot
-    assert "content.delta" in kinds and final.choices[0].message.content == text
-    assert final.choices[0].finish_reason == choice.finish_reason
-
-
 def test_calls_and_schemas(client):
     """Tools are called, also in a stream; a pydantic class is the format of an answer."""
 
     class Shirt(BaseModel):
         size: bool
 
-    asked = {"model": "small", "messages": TALK, "seed": 3}
-    called = client.chat.completions.create(**asked, tools=[TOOL], tool_choice="required")
+    fields = {"model": "small", "messages": TALK, "seed": 3}
+    called = client.chat.completions.create(**fields, tools=[TOOL], tool_choice="required")
     call = called.choices[0].message.tool_calls[0]
     assert call.function.name == "order" and json.loads(call.function.arguments)["size"] in ("s", "m")
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
     named = {"type": "function", "function": {"name": "order"}}
-    with client.chat.completions.stream(**asked, tools=[strict], tool_choice=named) as stream:
+    with client.chat.completions.stream(**fields, tools=[strict], tool_choice=named) as stream:
         names = {event.type for event in stream}
         (call,) = stream.get_final_completion().choices[0].message.tool_calls
     assert "tool_calls.function.arguments.delta" in names
     assert json.loads(call.function.arguments)["size"] in ("s", "m")
-    parsed = client.chat.completions.parse(**asked, response_format=Shirt, extra_body={"temperature": 0.2})
+    parsed = client.chat.completions.parse(**fields, response_format=Shirt, extra_body={"temperature": 0.2})
     assert isinstance(parsed.choices[0].message.parsed, Shirt)
 
 
@@ -118,8 +99,8 @@ def test_fields_that_clients_send_by_default(client):
     assert same.choices[0].text == client.completions.create(**text).choices[0].text
     named = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "order"}}}
     for most in (None, 3):  # whole, and cut within its arguments
-        asked = {**usual, **named, "max_completion_tokens": most}
-        message = client.chat.completions.create(**asked).choices[0].message
+        fields = {**usual, **named, "max_completion_tokens": most}
+        message = client.chat.completions.create(**fields).choices[0].message
         for form in (message, message.model_dump(), message.model_dump(exclude_unset=True)):
             talk = [*TALK, form]
             talk.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"})
@@ -130,13 +111,15 @@ def test_fields_that_clients_send_by_default(client):
 def test_completions_models_and_responses(client):
     """The other paths, and vLLM's fields through `extra_body`."""
     assert client.models.retrieve("small").id == client.models.list().data[0].id == "small"
-    asked = {"model": "small", "prompt": ["import", "def"], "max_tokens": 5, "seed": 1}
-    whole = client.completions.create(**asked, logprobs=1, extra_body={"top_k": 3, "ignore_eos": True})
-    assert len(whole.choices) == 2 and whole.usage.completion_tokens == 10
+    fields = {"model": "small", "prompt": ["import", "def"], "max_tokens": 5, "seed": 1}
+    full = client.completions.create(**fields, logprobs=1, extra_body={"top_k": 3, "ignore_eos": True})
+    assert len(full.choices) == 2 and full.usage.completion_tokens == 10
     parts = ["", ""]
-    for chunk in client.completions.create(**asked, stream=True, extra_body={"top_k": 3, "ignore_eos": True}):
+    for chunk in client.completions.create(
+        **fields, stream=True, extra_body={"top_k": 3, "ignore_eos": True}
+    ):
         parts[chunk.choices[0].index] += chunk.choices[0].text
-    assert parts == [choice.text for choice in whole.choices]
+    assert parts == [choice.text for choice in full.choices]
     yes = {"type": "json_schema", "name": "yes", "schema": {"type": "boolean"}}
     request = {"model": "small", "input": "hello", "text": {"format": yes}}
     extra = {"seed": 5, "temperature": 0.5}
@@ -152,10 +135,10 @@ def test_the_async_client(client):
     """Many concurrent requests, streaming and not; each gets the result of a single one."""
 
     async def ask(asker, number, stream):
-        asked = {"model": "small", "messages": TALK, "seed": number, "max_tokens": 6}
+        fields = {"model": "small", "messages": TALK, "seed": number, "max_tokens": 6}
         if not stream:
-            return (await asker.chat.completions.create(**asked)).choices[0].message.content
-        chunks = await asker.chat.completions.create(**asked, stream=True)
+            return (await asker.chat.completions.create(**fields)).choices[0].message.content
+        chunks = await asker.chat.completions.create(**fields, stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
 
     async def ask_all():
@@ -164,18 +147,18 @@ def test_the_async_client(client):
 
     texts = asyncio.run(ask_all())
     assert texts[::2] == texts[1::2]
-    asked = {"model": "small", "messages": TALK, "seed": 2, "max_tokens": 6}
-    assert client.chat.completions.create(**asked).choices[0].message.content == texts[4]
+    fields = {"model": "small", "messages": TALK, "seed": 2, "max_tokens": 6}
+    assert client.chat.completions.create(**fields).choices[0].message.content == texts[4]
 
 
 def test_errors_become_the_clients_exceptions(client):
     """Statuses become the client's exceptions with message, parameter and code."""
-    asked = {"model": "small", "messages": TALK}
+    fields = {"model": "small", "messages": TALK}
     with pytest.raises(openai.NotFoundError) as caught:
-        client.chat.completions.create(**{**asked, "model": "other"})
+        client.chat.completions.create(**{**fields, "model": "other"})
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**{**asked, "temperature": -1})
+        client.chat.completions.create(**{**fields, "temperature": -1})
     assert caught.value.type == "invalid_request_error" and caught.value.message
     long = [{"role": "user", "content": "word " * 400}]
     with pytest.raises(openai.BadRequestError) as caught:
@@ -188,8 +171,8 @@ def test_errors_become_the_clients_exceptions(client):
 def test_an_error_in_the_middle_of_a_stream_is_raised(client):
     """A failure after the first chunk arrives as an event with `error`, which the client raises."""
     bomb = {"structured_outputs": {"regex": "c(a{1000}){1000}"}}
-    asked = {"model": "small", "messages": TALK, "stream": True, "seed": 1}
+    fields = {"model": "small", "messages": TALK, "stream": True, "seed": 1}
     with pytest.raises(openai.APIError, match="limits of work"):
-        for _ in client.chat.completions.create(**asked, extra_body=bomb):
+        for _ in client.chat.completions.create(**fields, extra_body=bomb):
             pass
     usual_server().wait_idle()

@@ -23,8 +23,8 @@ def test_the_other_client_version_passes(tmp_path):
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
     }
-    asked = [sys.executable, "-c", "import openai; print(openai.__version__)"]
-    reported = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    show_version = [sys.executable, "-c", "import openai; print(openai.__version__)"]
+    reported = subprocess.run(show_version, env=environment, capture_output=True, text=True, check=True)
     assert reported.stdout.startswith(f"{other}.")
     files = [str(HERE / f"test_openai_{name}.py") for name in ("client", "retries")]
     command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-m", "not soak"]

@@ -119,9 +119,17 @@ def test_nginx_passes_streams_on(tmp_path):
                 break
             time.sleep(0.02)
         assert status == 200
-        asked = {"model": "small", "prompt": "x", "max_tokens": 240, "ignore_eos": True, "stream": True}
+        body_of_stream = {
+            "model": "small",
+            "prompt": "x",
+            "max_tokens": 240,
+            "ignore_eos": True,
+            "stream": True,
+        }
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"})
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body_of_stream), {"content-type": "application/json"}
+        )
         answer = connection.getresponse()
         sizes = []
         while piece := answer.read1(1 << 16):

@@ -57,9 +57,13 @@ def test_llm_rejects_the_token_in_prompts_and_settings(published):
             TEXTS[:1], SamplingParams(**ways, bad_words=[EXTRA], bad_words_ids=[[1, extra]])
         )
         assert all(max(text.token_ids) < extra for text in output.outputs)
-        for wanted in ({"regex": "[a-z ]{8}"}, {"choice": [EXTRA, "other"]}, {"json": {"type": "integer"}}):
+        for structure in (
+            {"regex": "[a-z ]{8}"},
+            {"choice": [EXTRA, "other"]},
+            {"json": {"type": "integer"}},
+        ):
             (output,) = llm.generate(
-                "x", SamplingParams(max_tokens=30, structured_outputs=StructuredOutputsParams(**wanted))
+                "x", SamplingParams(max_tokens=30, structured_outputs=StructuredOutputsParams(**structure))
             )
             assert max(output.outputs[0].token_ids) < extra
     with LLM(directory, dtype="f32", runner="pooling", ignore_config_fields=["num_notes"]) as llm:

@@ -42,7 +42,7 @@ def page(browser):
         "request",
         lambda asked: wrong.append(asked.url) if "127.0.0.1" not in asked.url.split("/")[2] else None,
     )
-    made.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
+    made.on("console", lambda line: wrong.append(line.text) if "Content Security" in line.text else None)
     yield made
     context.close()
     assert not wrong
@@ -91,8 +91,8 @@ def test_an_answer_is_shown_and_stored(page):
     tokens = page.locator(".token")
     assert tokens.count() >= 2  # those that end a character; what comes in one piece may be one of them
     tokens.nth(1).hover()
-    said = page.text_content("#tip").splitlines()
-    assert len(said) in (5, 6) and all("%" in line for line in said)
+    lines = page.text_content("#tip").splitlines()
+    assert len(lines) in (5, 6) and all("%" in line for line in lines)
     tokens.nth(0).focus()
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement === document.querySelectorAll('.token')[1]")
@@ -172,9 +172,8 @@ def test_bold_lists_and_inline_code(page):
     ]
     assert body.locator("ul > li ul > li").count() == 1 and body.locator("ol").count() == 2
     assert body.locator("ol").first.locator("li").evaluate_all("all => all.map(one => one.value)") == [3, 4]
-    assert (
-        "End: 2 ** 3 ** 4, **open and `open" in body.inner_text() and page.locator("article img").count() == 0
-    )
+    assert "End: 2 ** 3 ** 4, **open and `open" in body.inner_text()
+    assert page.locator("article img").count() == 0
     made = body.evaluate(
         "node => [...new Set([...node.querySelectorAll('*')].map(one => one.tagName))].sort()"
     )

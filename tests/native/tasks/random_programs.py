@@ -200,10 +200,7 @@ def _shapes(step):
 
 
 def run_program(program, kernels, drops_order=False):
-    """Run on a runtime; returns the memory, and for each submitter which tasks failed.
-
-    drops_order: the tasks hide their inputs from the runtime; the planted fault of the tests.
-    """
+    """Memory, and failed tasks of each submitter; `drops_order` hides inputs from the runtime, a planted fault."""
     memory = new_memory(len(program.submitters))
     failed = [set() for _ in program.submitters]
     errors = []
@@ -308,12 +305,7 @@ class _Writes:
 
 
 def run_in_order(program, mix, failed):
-    """Run the tasks that did not fail one after another.
-
-    Returns:
-        The memory, and messages about tasks whose failure, or success, earlier failures do not
-            explain.
-    """
+    """Run tasks that did not fail one after another: memory, and messages about unexplained failures."""
     memory = new_memory(len(program.submitters))
     strange = []
     for submitter, steps in enumerate(program.submitters):

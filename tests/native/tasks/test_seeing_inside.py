@@ -22,12 +22,7 @@ def nothing(*_):
 
 
 def wavefront(rt, size=6):
-    """Tasks on a grid, each after its upper and left neighbour; the first waits until all are
-    submitted.
-
-    Returns:
-        The tasks that each must wait for, by id.
-    """
+    """Tasks on a grid, each after its upper and left neighbour; returns the producers of each by id."""
     grid = [[rt.register(np.zeros(4)) for _ in range(size)] for _ in range(size)]
     event, tasks = rt.event(), {}
     for r in range(size):

@@ -112,9 +112,9 @@ class KilledRun:
 
     def _is_killed(self, process: subprocess.Popen[str]) -> bool:
         """Wait for its end and check its output."""
-        said = process.communicate(timeout=600)[1]
-        assert process.returncode in (0, -signal.SIGKILL), said
-        assert "damaged" not in said, said  # no checkpoint was found that is not whole, so none was loaded
+        output = process.communicate(timeout=600)[1]
+        assert process.returncode in (0, -signal.SIGKILL), output
+        assert "damaged" not in output, output  # so no incomplete checkpoint was loaded
         killed = process.returncode == -signal.SIGKILL
         self.num_kills += killed
         self.num_in_writing += killed and bool(self._hidden())

@@ -3,14 +3,13 @@
 import json
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 
-from native.train.small_run import is_same, make_config, silent, write_texts
+from native.train.small_run import is_same, make_config
 from tilewise.checkpoint import PartedTensor, load_checkpoint, open_checkpoint
 from tilewise.checkpoint.manifest import Manifest
 from tilewise.core import DeviceMesh
-from tilewise.train import Trainer, make_plan, prepare_data
+from tilewise.train import Trainer, make_plan
 
 MESHES = [
     {},
@@ -23,16 +22,6 @@ MESHES = [
 ]
 EVERY_DAY = [MESHES[0], MESHES[3], MESHES[8], MESHES[10]]
 STOP, END = 3, 5
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts"))
-
-
-@pytest.fixture(scope="module")
-def data(texts, tmp_path_factory):
-    return prepare_data(make_config(texts, tmp_path_factory.mktemp("none")), silent())
 
 
 @contextmanager
@@ -135,14 +124,3 @@ def test_a_device_without_a_panel_writes_nothing_of_it(texts, data, tmp_path):
     assert len(files) == 4
     for name, count in (("layers.0.mlp.up_proj.weight", 2), ("layers.0.mlp.down_proj.weight", 1)):
         assert sum(name in file.parts for file in files) == count
-
-
-def test_copy_state_equals_state_dict(texts, data):
-    """`copy_state` has the numbers of `state_dict`, and later steps do not change it."""
-    with trainer_on(texts, data, {"dp": 2, "fsdp": 2, "tp": 2}) as trainer:
-        whole = run_to(trainer, 0, 2)
-        parts = trainer.instance.copy_state()
-        run_to(trainer, 2, 3)
-        assert list(parts) == list(whole) and is_same({n: np.array(t) for n, t in parts.items()}, whole)
-        trainer.instance.load_state_dict(parts)
-        assert is_same(trainer.instance.state_dict(), whole)

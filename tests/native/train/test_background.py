@@ -15,7 +15,7 @@ from rich.console import Console
 
 import tilewise.checkpoint.training as writing
 import tilewise.plan.plan as planning
-from native.train.small_run import is_same, make_config, silent, write_texts
+from native.train.small_run import is_same, make_config, silent
 from tilewise.checkpoint import (
     CheckpointWriter,
     DamagedCheckpoint,
@@ -27,17 +27,7 @@ from tilewise.checkpoint import (
 )
 from tilewise.core import ConfigError, ResourceError
 from tilewise.core.sizes import format_bytes
-from tilewise.train import Trainer, make_plan, plan_run, prepare_data, run_training
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts"))
-
-
-@pytest.fixture(scope="module")
-def data(texts, tmp_path_factory):
-    return prepare_data(make_config(texts, tmp_path_factory.mktemp("none")), silent())
+from tilewise.train import Trainer, make_plan, plan_run, run_training
 
 
 @contextmanager

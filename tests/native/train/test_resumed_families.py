@@ -2,7 +2,7 @@
 
 import pytest
 
-from native.train.small_run import is_same, make_config, run, silent, weights, write_texts
+from native.train.small_run import is_same, make_config, run, silent, weights
 from tilewise.checkpoint import latest_checkpoint, open_checkpoint
 from tilewise.train import TrainConfig, Trainer, make_plan, prepare_data
 
@@ -17,11 +17,6 @@ FAMILIES = {
     "mistral": {**SIZES, **HEADS, "sliding_window": 7},
 }
 DP, TP, BOTH = {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts"))
 
 
 def _config(texts, out, family, mesh):

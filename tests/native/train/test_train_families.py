@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from native.models.families import Case
-from native.train.small_run import run, silent, write_texts
+from native.train.small_run import run, silent
 from tilewise import Engine, SamplingParams, models
 from tilewise.checkpoint import cast_tensors, checkpoint_paths, open_checkpoint, open_weights, write_weights
 from tilewise.cli.convert import convert_checkpoint
@@ -56,11 +56,6 @@ def configuration(texts, output, model, **data):
         "output": {"directory": str(output), "checkpoint_every": 6},
     }
     return check_config(content, "a test")
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts"))
 
 
 def save_start(directory, texts, dtype="float32"):
@@ -131,10 +126,10 @@ CARRIED = {
 
 
 @pytest.mark.parametrize(
-    ("stored", "asked"),
+    ("stored", "output_dtype"),
     [("bfloat16", "fp32"), ("float16", None), ("mixed", None), ("float32", "float16")],
 )
-def test_a_finetuned_model_keeps_its_files_and_dtypes(stored, asked, texts, tmp_path):
+def test_a_finetuned_model_keeps_its_files_and_dtypes(stored, output_dtype, texts, tmp_path):
     """Every other file is equal to the byte, config.json except for the dtype of `output.dtype`;
     weights are the fp32 masters rounded to their source dtypes; `checkpoint convert` writes the
     same, even without the source; and the model runs in its stored dtype.
@@ -149,7 +144,7 @@ def test_a_finetuned_model_keeps_its_files_and_dtypes(stored, asked, texts, tmp_
     named = {"path": str(start), "ignore_config_fields": ["num_notes"]}
     base_config = configuration(texts, out, named, held_out_percent=0)
     changes = {
-        "output": {"dtype": asked, "directory": str(out)},
+        "output": {"dtype": output_dtype, "directory": str(out)},
         "train": {"steps": 2, "batch": 4, "batch_splits": 4},
     }
     run(
@@ -170,13 +165,13 @@ def test_a_finetuned_model_keeps_its_files_and_dtypes(stored, asked, texts, tmp_
         for name in files.keys() - {"config.json"}:
             assert (directory / name).read_bytes() == files[name], name
         saved = json.loads((directory / "config.json").read_text())
-        kind = {None: config["dtype"], "fp32": "float32", "float16": "float16"}[asked]
+        kind = {None: config["dtype"], "fp32": "float32", "float16": "float16"}[output_dtype]
         assert saved == json.loads(files["config.json"]) | {"dtype": kind}
         masters = open_checkpoint(checkpoint_paths(out / "checkpoints")[-1]).tensors
         written = open_weights(directory)
         assert written.keys() == dtypes.keys()
         for name, tensor in written.items():
-            expected = dtypes[name] if asked is None else np.dtype(getattr(ml_dtypes, kind, kind))
+            expected = dtypes[name] if output_dtype is None else np.dtype(getattr(ml_dtypes, kind, kind))
             master = np.asarray(masters[name.removeprefix("model.")])
             assert master.dtype == np.float32 and tensor.dtype == expected
             assert np.array(tensor).tobytes() == master.astype(expected).tobytes()
