@@ -10,10 +10,8 @@ from small_llama import batches, change_every, change_first, config, training_gr
 
 import tilewise as tw
 from tilewise import models
-from tilewise.core.errors import InternalError, LayoutError
+from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.ir.program import Number
-from tilewise.plan.prove import prove_plan
 from tilewise.session import verify_strategy
 from tilewise.strategy import DistributionStrategy
 
@@ -197,24 +195,8 @@ def of_others(fault):
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_fault_in_gathered_rows_is_detected(axes, what, fault):
-    """With another device's rows, or rows at another index: by validation, and in a run."""
-    change = change_every(f"{what}/all_gather", of_others(fault))
-    with pytest.raises(InternalError, match=r"\[ir\.validate\]"):
-        prove_plan(change(planned(axes)))
-    assert not compare(axes, change).equal
-
-
-def test_uncopied_rows_are_detected():
-    """The rows of all members are required."""
-
-    def fewer(instruction):
-        return replace(instruction, extent=Number(instruction.extent.constant - 8))
-
-    plan = planned({"fsdp": 2})
-    prove_plan(plan)
-    for what in gathers(plan):
-        with pytest.raises(InternalError, match="rows of a batch must be complete"):
-            prove_plan(change_every(f"{what}/all_gather", of_others(fewer))(plan))
+    """With another device's rows, or rows at another index."""
+    assert not compare(axes, change_every(f"{what}/all_gather", of_others(fault))).equal
 
 
 def test_rows_of_another_shard_are_detected():

@@ -64,7 +64,6 @@ def test_groups_that_cannot_be_halved_are_rejected(heads, kv_heads, tp, monkeypa
             "tilewise.strategy.pending_reductions.allowed_widths", lambda count: range(1, count + 1)
         )
         monkeypatch.setattr("tilewise.plan.settings.validate_pending_reductions", lambda *args: None)
-        monkeypatch.setattr("tilewise.plan.prove.validate_reductions", lambda *args: None)
         model = config(num_attention_heads=heads, num_key_value_heads=kv_heads)
         report = verify_strategy(graph, DeviceMesh({"tp": tp}), batches(model, 1, 8, 8))
         assert not report.equal

@@ -11,10 +11,9 @@ from small_llama import change_first, halve_batch_splits
 
 import tilewise as tw
 from pure.plan.test_templates import plan_graph
-from tilewise.core.errors import InternalError, PlanError
+from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import fuse_into_table_gradients
-from tilewise.plan.prove import prove_plan
 from tilewise.session import verify_strategy
 
 BATCH, SEQ, VOCAB, WIDTH = 8, 6, 72, 20
@@ -155,16 +154,10 @@ def without_residual(instruction):
 
 @pytest.mark.parametrize("axes", [{"dp": 2}, {"fsdp": 2}, {"dp": 2, "fsdp": 2}], ids=str)
 def test_missing_addition_of_a_reduced_sum_is_detected(axes):
-    """On several devices the reduction adds: validation detects one that does not, and so does the comparison."""
+    """On several devices the reduction adds: the comparison detects one that does not."""
     forget = change_first("embedding_dw:table/reduce_scatter", without_residual)
     graph, data = build(vocab_size=SMALL_VOCAB), batches(2, SMALL_VOCAB)
     assert not verify_strategy(graph, DeviceMesh(axes), data, change=forget).equal
-    graph = build(vocab_size=SMALL_VOCAB)
-    graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(axes)))
-    plan = graph.plan(axes)
-    prove_plan(plan)
-    with pytest.raises(InternalError, match="does not combine 'tokens'"):
-        prove_plan(forget(plan))
 
 
 def test_microbatches_have_their_own_sums():

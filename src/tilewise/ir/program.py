@@ -17,11 +17,15 @@ from typing import NamedTuple
 
 from tilewise.core.dims import MAX_SIZE
 from tilewise.core.frozen import freeze_maps
+from tilewise.core.mesh import Axes
+from tilewise.core.tree import Interval
 
 __all__ = [
+    "COPIES",
     "POSITION",
     "Access",
     "Call",
+    "Collective",
     "DeviceBinding",
     "DeviceClass",
     "Instruction",
@@ -31,7 +35,6 @@ __all__ = [
     "Number",
     "NumberLike",
     "Operand",
-    "Reduction",
     "Slot",
     "Source",
     "TempSpec",
@@ -296,32 +299,52 @@ class TempSpec:
     op: int
 
 
-class Reduction(NamedTuple):
-    """What a template declares about a value of which devices have parts. Slot `source` has this
-    device's part; slot `target` has the whole value afterwards, with slot `residual` (-1: none)
-    added. If both are one slot, the value is completed in place. The pending reduction is number
-    `number` of those of the op's `partial`. It has no effect on a run.
+COPIES = frozenset(("all_gather_columns", "all_gather_batch", "all_gather_parameters", "gather"))
+"""Kinds of exchanges that copy complete values; the others combine partial values."""
 
-    If parts are combined per microbatch, `microbatch` is its number (otherwise -1). It is added to
-    the stack in slot `stack` on each owner's share, and `target` has the whole value after the last
-    one.
+
+class Collective(NamedTuple):
+    """What one device of a class exchanges with its device group in a template.
+
+    Attributes:
+        kind: its name in `plan.collectives.EXPAND`.
+        op: id of the op that it belongs to.
+        axes: axes of the device group.
+        source, target: the slots with this device's part before, and with the result; -1 if this
+            device gets no result.
+        step: rows per task; 0 for one task over all rows.
+        parts: per member of the device group, its columns or rows `[begin, end)` of the whole value;
+            empty if members divide the rows of every tile equally.
+        partial, number: the pending reduction that it completes: number `number` of those of the
+            op's `partial`. Empty for a copy.
+        residual: the slot that is added after the tree's root; -1 if there is none.
+        stack: the slot with this device's share of the sum of earlier microbatches; -1 if devices
+            combine their parts once per step.
+        microbatch: number of the microbatch whose parts are added to the stack; -1 without a stack.
+        first, last: the instructions `[first, last)` that carry it out.
     """
 
+    kind: str
     op: int
-    partial: str
-    number: int
+    axes: Axes
     source: int
     target: int
+    step: NumberLike = 0
+    parts: tuple[Interval, ...] = ()
+    partial: str = ""
+    number: int = 0
     residual: int = -1
     stack: int = -1
     microbatch: int = -1
+    first: int = -1
+    last: int = -1
 
 
 @dataclass(frozen=True)
 class LoweredTemplate:
-    """The instructions of one template, its slots, its temporaries, and the shared values that it
-    completes. Its signals start at `first_signal`; the signals before are those of its rings, which
-    all its variants share.
+    """The instructions of one template, its slots, its temporaries, and the exchanges that some of
+    the instructions carry out. Its signals start at `first_signal`; the signals before are those of
+    its rings, which all its variants share.
     """
 
     name: str
@@ -330,7 +353,7 @@ class LoweredTemplate:
     temps: tuple[TempSpec, ...]
     signal_ranges: tuple[int, ...] = ()
     ring_signal_ranges: tuple[int, ...] = ()
-    reductions: tuple[Reduction, ...] = ()
+    collectives: tuple[Collective, ...] = ()
     first_signal: int = 0
 
     @property

@@ -73,5 +73,5 @@ def make_plan(
         definition,
     )
     prove_calls(scheduled, lowered, bound.program)
-    prove_plan(plan, {v.number: v.values for v in lowered.variants if v.values is not None})
+    prove_plan(plan, {v.number: v.values for v in lowered.variants})
     return plan

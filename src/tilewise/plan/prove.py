@@ -4,7 +4,7 @@ read from a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tilewise.ir.program import TileProgram
 from tilewise.ir.validate import (
@@ -12,7 +12,7 @@ from tilewise.ir.validate import (
     Work,
     validate_acknowledgements,
     validate_bindings,
-    validate_reductions,
+    validate_values,
 )
 from tilewise.plan.bind import phases_of_programs
 from tilewise.plan.lower import Use, Variants
@@ -23,14 +23,14 @@ from tilewise.plan.tables import PlanTables
 __all__ = ["prove_calls", "prove_plan"]
 
 
-def prove_plan(plan: PlanTables, values: Mapping[int, Values] | None = None) -> None:
-    """Check the program against the layouts' pending reductions. Inputs and persistent state count
-    as written before the run.
+def prove_plan(plan: PlanTables, values: Mapping[int, Sequence[Values]] | None = None) -> None:
+    """Check that each pending reduction is completed once, and each value is complete when it is
+    read. Inputs and persistent state count as written before the run.
 
     Args:
         plan: new, or read from a file.
-        values: what templates read and write, by number, for those that were checked when they were
-            lowered.
+        values: what templates read and write, by number and class, for those that were checked when
+            they were lowered.
 
     Raises:
         InternalError: names the op or instruction that violates a rule.
@@ -38,7 +38,7 @@ def prove_plan(plan: PlanTables, values: Mapping[int, Values] | None = None) -> 
     validate_acknowledgements(plan.program)
     kinds = {t.id: t.kind for t in plan.graph.tensors}
     written = frozenset(e for t, entries in plan.outside.items() if kinds[t] != "result" for e in entries)
-    validate_reductions(plan.program, plan.layouts, written, {"backward": ("forward",)}, values)
+    validate_values(plan.program, plan.layouts, written, {"backward": ("forward",)}, values)
 
 
 def prove_calls(scheduled: Scheduled, lowered: Variants, program: TileProgram) -> None:

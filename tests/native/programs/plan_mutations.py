@@ -6,7 +6,15 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from tilewise.ir.program import Access, Instruction, LoweredTemplate, NumberLike, TensorEntry, TileProgram
+from tilewise.ir.program import (
+    COPIES,
+    Access,
+    Instruction,
+    LoweredTemplate,
+    NumberLike,
+    TensorEntry,
+    TileProgram,
+)
 
 Chosen = tuple[int, int, int]  # class, template, instruction
 Change = Callable[[random.Random, TileProgram], tuple[str, TileProgram] | None]
@@ -168,15 +176,16 @@ def change_template(dice: random.Random, program: TileProgram) -> tuple[str, Til
         return None
     number = dice.choice(choices)
     template = program.classes[class_id].templates[number]
-    if dice.random() < 0.5 or not template.reductions:
+    reductions = [c for c in template.collectives if c.kind not in COPIES]
+    if dice.random() < 0.5 or not reductions:
         first = max(0, template.first_signal + dice.choice([-2, -1, 1, 2]))
         name, template = "first_signal", replace(template, first_signal=first)
     else:
-        noted = list(template.reductions)
-        taken = noted.pop(dice.randrange(len(noted)))
+        taken = dice.choice(reductions)
+        records = [c for c in template.collectives if c is not taken]
         if dice.random() < 0.5:
-            noted.append(taken._replace(source=taken.target, target=taken.source))
-        name, template = "reduction", replace(template, reductions=tuple(noted))
+            records.append(taken._replace(source=taken.target, target=taken.source))
+        name, template = "reduction", replace(template, collectives=tuple(records))
     return f"{name} of {template.name}", with_template(program, class_id, number, template)
 
 

@@ -1,4 +1,7 @@
-"""Real plans with a mutation: a check finds it, or it is shown to be harmless."""
+"""Real plans with a mutation: a check finds it, or every order of the tasks gives the same result.
+
+A wrong result that is the same each time is what the comparisons with one device find.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from small_llama import change_where, config, training_graph
 
-from native.programs.plan_mutations import change_call, mutate, with_instructions
+from native.programs.plan_mutations import change_call, mutate, with_template
 from native.programs.symbolic_run import final_memory
 from support.task_order import validate_order
 from tilewise.core.errors import InternalError, PlanError
-from tilewise.ir.program import TileProgram
+from tilewise.ir.program import COPIES, TileProgram
 from tilewise.ir.validate import (
     validate_acknowledgements,
     validate_bindings,
-    validate_reductions,
+    validate_values,
 )
 from tilewise.session import Plan
 from tilewise.session.assemble import NO_FILE, native_program
@@ -50,13 +53,13 @@ SOME = ["dp2tp2", "shared_kv", "accumulated", "rings", "files_of_two", *LARGE]
 
 @cache
 def planned(name: str) -> tuple[Plan, tuple, tuple]:
-    """A plan of a small Llama, and the arguments of `validate_reductions` and `validate_bindings` in planning."""
+    """A plan of a small Llama, and the arguments of `validate_values` and `validate_bindings` in planning."""
     axes, options, changes = PLANS[name]
     model = config(tie_word_embeddings=False, **changes)
     batch_splits = options.get("batch_splits", 4)
     graph = training_graph(model, "f32", batch_splits, 8)
     with (
-        mock.patch("tilewise.plan.prove.validate_reductions") as flow,
+        mock.patch("tilewise.plan.prove.validate_values") as flow,
         mock.patch("tilewise.plan.prove.validate_bindings") as bindings,
     ):
         plan = graph.plan(axes, **{"batch_splits": batch_splits, **options})
@@ -75,9 +78,9 @@ def found_by(name: str, program: TileProgram) -> str:
     except InternalError:
         return "bindings"
     try:
-        validate_reductions(program, *context)
+        validate_values(program, *context)
     except InternalError:
-        return "reductions"
+        return "values"
     try:
         native = native_program(program, plan.symbol_bounds, file_begin(plan))
     except PlanError:
@@ -105,24 +108,24 @@ def file_begin(plan: Plan) -> int:
     return plan.file_begin if plan.file_bytes else NO_FILE
 
 
-def is_harmless(name: str, program: TileProgram) -> bool:
-    """Three random orders of all tasks give the memory of the plan."""
+def outcome(name: str, program: TileProgram) -> str:
+    """What three random orders of all tasks give: the memory of the plan, another one, or several."""
     plan, *_ = planned(name)
-    return all(
-        run(plan, program, p, seed) == expected
-        for p, expected in memory_of(name).items()
-        for seed in range(3)
-    )
+    results = {p: [run(plan, program, p, seed) for seed in range(3)] for p in plan.programs}
+    if any(other != first for first, *others in results.values() for other in others):
+        return "several"
+    return "harmless" if {p: r[0] for p, r in results.items()} == memory_of(name) else "wrong"
 
 
 def kill(name: str, seeds: range) -> Counter:
-    """The number of mutants that each check found; all others are harmless."""
+    """The number of mutants that each check found, and of those that give one result in any order."""
     plan, counts = planned(name)[0], Counter()
     for seed in seeds:
         what, program = mutate(seed, plan.program)
         by = found_by(name, program)
-        assert by or is_harmless(name, program), f"seed {seed} of {name}: {what} is not found"
-        counts[by or "harmless"] += 1
+        by = by or outcome(name, program)
+        assert by != "several", f"seed {seed} of {name}: {what} is not found"
+        counts[by] += 1
     print(name, dict(counts))
     return counts
 
@@ -136,26 +139,28 @@ def test_real_plans_pass(name):
 
 
 def test_a_reduction_missing_on_all_devices_is_found():
-    """Each reduction with its copies and acknowledgements: nothing deadlocks, and all devices agree."""
+    """Each reduction with its record: nothing deadlocks, and all devices agree."""
     plan, context, _ = planned("dp2")
     dropped = 0
     for number, template in enumerate(plan.program.classes[0].templates):
-        for label in {
-            i.label.split("/")[0] for i in template.instructions if i.label.endswith("/reduce_scatter")
-        }:
+        for record in (c for c in template.collectives if c.kind not in COPIES):
             program = plan.program
             for c, of in enumerate(program.classes):
-                reductions = [
-                    replace(i, notifies=()) if i.label == label else i
-                    for i in of.templates[number].instructions
-                    if not i.label.startswith(f"{label}/")
+                own = of.templates[number]
+                label = own.instructions[record.first].label.split("/")[0]
+                rest = (*own.instructions[: record.first], *own.instructions[record.last :])
+                kept = [replace(i, notifies=()) if i.label == label else i for i in rest]
+                count = record.last - record.first
+                others = [
+                    o if o.first < record.first else o._replace(first=o.first - count, last=o.last - count)
+                    for o in own.collectives
+                    if o.first != record.first
                 ]
-                program = with_instructions(program, c, number, tuple(reductions))
+                changed = replace(own, instructions=tuple(kept), collectives=tuple(others))
+                program = with_template(program, c, number, changed)
             native_program(program, plan.symbol_bounds)
-            with pytest.raises(
-                InternalError, match=r"a shared value must be completed once|complete when they are read"
-            ):
-                validate_reductions(program, *context)
+            with pytest.raises(InternalError, match="a shared value must be completed"):
+                validate_values(program, *context)
             dropped += 1
     assert dropped >= 8
 
@@ -184,8 +189,9 @@ def test_exchanged_bindings_are_found(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_mutants_are_found(name):
-    """Twelve mutants of each plan."""
-    assert kill(name, range(12))["harmless"] < 6
+    """Twelve mutants of each plan; most are found before anything runs."""
+    counts = kill(name, range(12))
+    assert counts["harmless"] + counts["wrong"] < 8
 
 
 @pytest.mark.soak
@@ -193,4 +199,4 @@ def test_mutants_are_found(name):
 def test_a_thousand_mutants_are_found(name):
     """As many of each plan; each check finds some that no other does."""
     counts = kill(name, range(100, 100 + -(-1000 // len(PLANS))))
-    assert counts["harmless"] < 60
+    assert counts["harmless"] + counts["wrong"] < 75

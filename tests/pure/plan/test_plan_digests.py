@@ -41,7 +41,7 @@ def test_every_field_is_written():
         "Graph",
         "GraphLayout",
         "PendingReduction",
-        "Reduction",
+        "Collective",
         "Instruction",
         "Buffer",
     } <= names
@@ -122,7 +122,7 @@ def test_deep_model_is_a_small_file():
     sizes = [len(content) for content in files]
     assert sizes[2] - sizes[1] < 1.2 * (sizes[1] - sizes[0])
     counts = [count_rows(content) for content in files[:2]]
-    once = ("LoweredTemplate", "TempSpec", "Reduction", "Graph", "Template", "GraphLayout")
+    once = ("LoweredTemplate", "TempSpec", "Collective", "Graph", "Template", "GraphLayout")
     assert {n: counts[0][n] for n in once} == {n: counts[1][n] for n in once}
 
 

@@ -8,7 +8,7 @@ from tilewise.ir.validate.bindings import Work, validate_bindings
 from tilewise.ir.validate.graph import validate_graph
 from tilewise.ir.validate.pending_reductions import validate_pending_reductions
 from tilewise.ir.validate.program import validate_acknowledgements
-from tilewise.ir.validate.reductions import Values, validate_reductions, values_of
+from tilewise.ir.validate.values import Values, validate_values, values_of
 
 __all__ = [
     "Values",
@@ -19,6 +19,6 @@ __all__ = [
     "validate_graph",
     "validate_microbatches",
     "validate_pending_reductions",
-    "validate_reductions",
+    "validate_values",
     "values_of",
 ]

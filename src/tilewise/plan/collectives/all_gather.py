@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import OpNode
-from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Mode, Notify, Number, NumberLike, Operand, Wait, is_single, upper
+from tilewise.ir.lowering import Draft, Ref, Tiles
+from tilewise.ir.program import Collective, Mode, Notify, Number, NumberLike, Operand, Wait, is_single, upper
 from tilewise.plan.classes import DeviceGroup
 from tilewise.plan.collectives.handshake import (
     ClassLowering,
@@ -25,7 +25,7 @@ from tilewise.plan.collectives.handshake import (
     post_to_peers,
 )
 
-__all__ = ["Rows", "all_gather_batch", "all_gather_rows", "collect_rows"]
+__all__ = ["Rows", "all_gather_batch", "all_gather_rows", "collect_rows", "expand_all_gather_batch"]
 
 
 class Rows(NamedTuple):
@@ -113,6 +113,16 @@ def collect_rows(
 def all_gather_batch(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
     """Copy the rows of all devices that share a batch of fixed size, in batch order."""
     src, axes = low.tensor(source), low.layout(source)[0]
-    rows, step = src.extent.constant, upper(src.tile_rows)
-    members = [Rows(place * rows, rows, step) for place in range(low.mesh.size(*axes))]
-    collect_rows(low, op, src, low.tensor(target), axes, members)
+    rows, step, dst = src.extent.constant, upper(src.tile_rows), low.tensor(target)
+    parts = tuple((place * rows, (place + 1) * rows) for place in range(low.mesh.size(*axes)))
+    low.exchange(op, Collective("all_gather_batch", op.id, axes, src.slot, dst.slot, step, parts))
+
+
+def expand_all_gather_batch(
+    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
+) -> Collective:
+    """One copy per member, in the order of the batch."""
+    src, dst, step = low.views[record.source], low.views[record.target], upper(record.step)
+    members = [Rows(begin, end - begin, step) for begin, end in record.parts]
+    collect_rows(low, op, src, dst, record.axes, members)
+    return record

@@ -4,16 +4,17 @@ combined.
 
 from __future__ import annotations
 
+from tilewise.core.tree import Interval
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Ref
-from tilewise.ir.program import NumberLike, upper
+from tilewise.ir.program import Collective, NumberLike, upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
-from tilewise.plan.collectives.columns import reduce_scatter_columns
-from tilewise.plan.collectives.handshake import ClassLowering, group_of, note_reduction
+from tilewise.plan.collectives.columns import columns_in_group
+from tilewise.plan.collectives.handshake import ClassLowering, group_of, pending_of, record_reduction
 from tilewise.plan.collectives.reduce_scatter import reduce_scatter_rows
 
-__all__ = ["all_reduce", "all_reduce_in_place"]
+__all__ = ["all_reduce", "all_reduce_in_place", "expand_all_reduce"]
 
 
 def all_reduce(
@@ -30,7 +31,8 @@ def all_reduce(
     """Combine `source` over the device group of a pending reduction into `target` (plus a
     residual), tile by tile.
 
-    If the sum is delivered in shards, each device has its columns of it and nothing is gathered.
+    If the sum is delivered in shards, each device has its columns of it and nothing is gathered
+    (`reduce_scatter`).
 
     Args:
         low: receives the instructions.
@@ -44,32 +46,39 @@ def all_reduce(
         producer: the instruction that writes `source`, over the same tiles; by default the last one
             emitted.
     """
-    low.completed.add(pending)
     src, dst = low.tensor(source), low.tensor(target)
     residual_ref = None if residual is None else low.tensor(residual)
     if src.packed:
         src, dst = low.flat(src), low.flat(dst)
         residual_ref = None if residual_ref is None else low.flat(residual_ref)
     step = low.row_step(src) if step is None else step
-    group = group_of(low, pending)
-    note_reduction(low, op, pending, src, dst, residual_ref)
-    producer = producer or low.instructions[-1]
+    kind, parts = "all_reduce", list[Interval]()
     if pending.arrives_in_shards:
         assert isinstance(target, int)
-        reduce_scatter_columns(low, op, target, src, dst, residual_ref, pending, producer, step)
-        return
-    done = reduce_scatter_rows(low, op, producer, src, dst, residual_ref, pending.combine, group, step)
-    all_gather_rows(low, op, dst, done, group, step)
+        kind, group = "reduce_scatter", low.mesh.group(low.shapes.device, *pending.group)
+        parts = [columns_in_group(low, target, pending.group, device) for device in group]
+    record = record_reduction(low, kind, op, pending, src, dst, step, residual_ref, parts)
+    low.exchange(op, record, producer or low.instructions[-1])
 
 
 def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, pending: PendingReduction) -> None:
     """Sum a gradient over a device group in place: every device reduces its own part and copies the
     parts of the others.
     """
-    flat = low.flat(ref)
-    producer = low.instructions[-1]
+    flat, producer = low.flat(ref), low.instructions[-1]
     step = upper(producer.step) if ref.packed else 0
+    low.exchange(op, record_reduction(low, "all_reduce", op, pending, flat, flat, step), producer)
+
+
+def expand_all_reduce(
+    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
+) -> Collective:
+    """Reduce-scatter along rows, then all-gather along rows."""
+    assert producer is not None
+    src, dst = low.views[record.source], low.views[record.target]
+    residual = None if record.residual < 0 else low.views[record.residual]
+    pending = pending_of(low, op, record)
     group = group_of(low, pending)
-    note_reduction(low, op, pending, flat, flat)
-    done = reduce_scatter_rows(low, op, producer, flat, flat, None, pending.combine, group, step)
-    all_gather_rows(low, op, flat, done, group, step)
+    done = reduce_scatter_rows(low, op, producer, src, dst, residual, pending.combine, group, record.step)
+    all_gather_rows(low, op, dst, done, group, record.step)
+    return record

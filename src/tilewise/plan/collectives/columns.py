@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import Axes
+from tilewise.core.tree import Interval
 from tilewise.ir.graph import OpNode
-from tilewise.ir.layout import PendingReduction, show_layout
-from tilewise.ir.lowering import Draft, Ref, Tiles
-from tilewise.ir.program import Mode, NumberLike, Operand, is_single
+from tilewise.ir.layout import TensorLayout, show_layout
+from tilewise.ir.lowering import Draft, Tiles
+from tilewise.ir.program import Collective, Mode, Operand, is_single
 from tilewise.plan.collectives.handshake import (
     TREES,
     ClassLowering,
@@ -24,12 +25,19 @@ from tilewise.plan.collectives.handshake import (
     gather_label,
     group_of,
     num_tiles,
+    pending_of,
     post_to_peers,
     reduce_label,
     residual_operand,
 )
 
-__all__ = ["all_gather_columns", "reduce_scatter_columns", "slice_columns"]
+__all__ = [
+    "all_gather_columns",
+    "columns_in_group",
+    "expand_all_gather_columns",
+    "expand_reduce_scatter",
+    "slice_columns",
+]
 
 _COPIED = ("f32", "bf16")
 
@@ -59,16 +67,27 @@ def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int)
     """
     axes = _columns(low, op, source, target)
     src, dst = low.tensor(source), low.tensor(target)
-    group, step = low.numbers.group(axes), low.row_step(src)
+    first = _range(low, target, low.shapes.device)[0]
+    ranges = (_range(low, source, device) for device in low.mesh.group(low.shapes.device, *axes))
+    parts = tuple((begin - first, end - first) for begin, end in ranges)
+    low.exchange(
+        op, Collective("all_gather_columns", op.id, axes, src.slot, dst.slot, low.row_step(src), parts)
+    )
+
+
+def expand_all_gather_columns(
+    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
+) -> Collective:
+    """Every device offers its columns, and copies those of all members next to each other."""
+    src, dst, step = low.views[record.source], low.views[record.target], record.step
+    group = low.numbers.group(record.axes)
     tiles = num_tiles(low, src.extent, step)
     ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)
     operand = Operand(src.slot, Mode.ROW)
     offer = low.hold(op, src.extent, step, operand, f"{op.label}/offer")
     post_to_peers(offer, group, ready, tiles, src, per_index=True)
-    first = _range(low, target, low.shapes.device)[0]
-    ranges = [_range(low, source, device) for device in low.mesh.group(low.shapes.device, *axes)]
     pairs: Tiles = {
-        "dst": [Operand(dst.slot, Mode.ROWCOLS, part=b - first, parts=e - b) for b, e in ranges],
+        "dst": [Operand(dst.slot, Mode.ROWCOLS, part=b, parts=e - b) for b, e in record.parts],
         "src": [operand._replace(group=group.number, member=q) for q in range(group.size)],
     }
     label = gather_label(op.label)
@@ -78,20 +97,17 @@ def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int)
     await_peers(copy, group, ready, tiles, src, per_index=True)
     post_to_peers(copy, group, ack, tiles, src, per_index=True)
     acknowledge(low, op, src, group, ack, tiles, step)
+    return record
 
 
-def reduce_scatter_columns(
-    low: ClassLowering,
-    op: OpNode,
-    target: int,
-    src: Ref,
-    dst: Ref,
-    residual: Ref | None,
-    pending: PendingReduction,
-    producer: Draft,
-    step: NumberLike,
-) -> None:
-    """Combine this device's columns of the parts of a pending reduction's device group, tile by tile."""
+def expand_reduce_scatter(
+    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
+) -> Collective:
+    """Combine this device's columns of the parts of all members, tile by tile."""
+    assert producer is not None
+    src, dst, step = low.views[record.source], low.views[record.target], record.step
+    residual = None if record.residual < 0 else low.views[record.residual]
+    pending, target = pending_of(low, op, record), low.keys[record.target].id
     group = group_of(low, pending)
     tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
     ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)
@@ -99,13 +115,8 @@ def reduce_scatter_columns(
 
     spec, layout = low.spec(target), low.layout(target)
     begin, end = _range(low, target, low.shapes.device)
-    whole = tuple(axis for axis in layout[-1] if axis not in pending.group)
-
-    def skipped(device: int) -> int:
-        shapes, dim = low.shapes.on(device), len(spec.shape) - 1
-        return shapes.range(spec, layout, dim)[0] - shapes.range(spec, (*layout[:-1], whole), dim)[0]
-
-    first = low.numbers.place(("shard", spec.shape[-1], spec.labels[-1], layout[-1], whole), skipped)
+    key = "shard", spec.shape[-1], spec.labels[-1], layout[-1], _whole(layout, pending.group)
+    first = low.numbers.place(key, lambda device: columns_in_group(low, target, pending.group, device)[0])
     part = Operand(src.slot, Mode.ROWCOLS, part=first, parts=end - begin, group=group.number)
     tile_mode = Mode.ROW if per_index else Mode.WHOLE
     views: Tiles = {
@@ -122,6 +133,21 @@ def reduce_scatter_columns(
     await_peers(reduce, group, ready, tiles, src, per_index=per_index)
     post_to_peers(reduce, group, ack, tiles, src, per_index=per_index)
     acknowledge(low, op, src, group, ack, tiles, step)
+    return record
+
+
+def columns_in_group(low: ClassLowering, tensor: int, group: Axes, device: int) -> Interval:
+    """A device's columns of a tensor among those that its device group has together."""
+    spec, layout, shapes = low.spec(tensor), low.layout(tensor), low.shapes.on(device)
+    dim = len(spec.shape) - 1
+    begin, end = shapes.range(spec, layout, dim)
+    first = shapes.range(spec, (*layout[:-1], _whole(layout, group)), dim)[0]
+    return begin - first, end - first
+
+
+def _whole(layout: TensorLayout, group: Axes) -> Axes:
+    """The axes of the last dim without those of a device group."""
+    return tuple(axis for axis in layout[-1] if axis not in group)
 
 
 def _columns(low: ClassLowering, op: OpNode, source: int, target: int) -> Axes:

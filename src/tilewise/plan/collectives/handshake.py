@@ -20,11 +20,13 @@ from itertools import accumulate
 from typing import Protocol
 
 from tilewise.core.mesh import DeviceMesh
+from tilewise.core.tree import Interval
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Lowering, Ref
 from tilewise.ir.program import (
     POSITION,
+    Collective,
     Instruction,
     LoweredTemplate,
     Mode,
@@ -32,7 +34,7 @@ from tilewise.ir.program import (
     Number,
     NumberLike,
     Operand,
-    Reduction,
+    Slot,
     Wait,
     is_single,
     upper,
@@ -47,10 +49,11 @@ __all__ = [
     "await_peers",
     "gather_label",
     "group_of",
-    "note_reduction",
     "num_tiles",
+    "pending_of",
     "place_signals",
     "post_to_peers",
+    "record_reduction",
     "reduce_label",
     "residual_operand",
     "ring_signal_range",
@@ -70,8 +73,9 @@ class ClassLowering(Lowering, Protocol):
         shapes: local sizes on any device.
         numbers: the numbers in which devices of the class differ.
         instructions: those emitted so far.
+        views: the tensor of each slot.
+        keys: what each slot refers to.
         completed: values that the current op has combined.
-        reductions: the slots of each shared value before and after its reduction.
         microbatch: the part of the batch that is lowered.
     """
 
@@ -80,9 +84,19 @@ class ClassLowering(Lowering, Protocol):
     shapes: LocalShapes
     numbers: DeviceNumbers
     instructions: list[Draft]
+    views: list[Ref]
+    keys: list[Slot]
     completed: set[PendingReduction]
-    reductions: list[Reduction]
     microbatch: int
+
+    def exchange(self, op: OpNode, record: Collective, producer: Draft | None = None) -> None:
+        """Expand a record to instructions, and note which instructions carry it out.
+
+        Args:
+            op: the op that it belongs to.
+            record: the exchange.
+            producer: the instruction that writes its source, if this one posts that it is ready.
+        """
 
     def signals(self, count: int) -> int:
         """Reserve signals. They are numbered within their range until `place_signals` knows how
@@ -171,13 +185,38 @@ def group_of(low: ClassLowering, pending: PendingReduction) -> DeviceGroup:
     return low.numbers.group(pending.group, low.mesh.size(*pending.group) // len(pending.leaf_ranges))
 
 
-def note_reduction(
-    low: ClassLowering, op: OpNode, pending: PendingReduction, src: Ref, dst: Ref, residual: Ref | None = None
-) -> None:
-    """Record which slots hold a shared value before and after it is completed."""
+def record_reduction(
+    low: ClassLowering,
+    kind: str,
+    op: OpNode,
+    pending: PendingReduction,
+    src: Ref,
+    dst: Ref,
+    step: NumberLike,
+    residual: Ref | None = None,
+    parts: Sequence[Interval] = (),
+) -> Collective:
+    """The record of an exchange that completes a pending reduction, which is then done."""
+    low.completed.add(pending)
     number = low.pending_reductions(op, pending.partial).index(pending)
     residual_slot = -1 if residual is None else residual.slot
-    low.reductions.append(Reduction(op.id, pending.partial, number, src.slot, dst.slot, residual_slot))
+    return Collective(
+        kind,
+        op.id,
+        pending.group,
+        src.slot,
+        dst.slot,
+        step,
+        (*parts,),
+        pending.partial,
+        number,
+        residual_slot,
+    )
+
+
+def pending_of(low: ClassLowering, op: OpNode, record: Collective) -> PendingReduction:
+    """The pending reduction that a record completes."""
+    return low.pending_reductions(op, record.partial)[record.number]
 
 
 def residual_operand(residual: Ref, out: Ref, part: Operand) -> Operand:

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import PendingReduction
-from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Mode, Number, Operand, Reduction, upper
+from tilewise.ir.lowering import Draft, Ref, Tiles
+from tilewise.ir.program import Collective, Mode, Number, Operand, upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
 from tilewise.plan.collectives.handshake import (
     ClassLowering,
@@ -31,12 +31,14 @@ from tilewise.plan.collectives.handshake import (
     await_peers,
     group_of,
     num_tiles,
+    pending_of,
     post_to_peers,
+    record_reduction,
     reduce_label,
 )
 from tilewise.plan.rings import RING_DEPTH, credit_of_drain, credit_of_write
 
-__all__ = ["add_microbatch", "make_stack"]
+__all__ = ["add_microbatch", "expand_add_microbatch", "make_stack"]
 
 
 def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: PendingReduction) -> None:
@@ -53,13 +55,23 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: Pending
         pending: its device group, and a tree over batch splits in which a member holds one node per
             microbatch.
     """
-    low.completed.add(pending)
     tensor = op.outputs[output]
     producer, part = low.instructions[-1], low.flat(low.ring(tensor))
     total = low.flat(tensor)
+    step = upper(producer.step) if low.tensor(tensor).packed else 0
+    record = record_reduction(low, "add_microbatch", op, pending, part, total, step)
+    low.exchange(op, record._replace(microbatch=low.microbatch), producer)
+
+
+def expand_add_microbatch(
+    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
+) -> Collective:
+    """Exchange the parts of one microbatch; the owners of rows keep the sum so far on a stack."""
+    assert producer is not None
+    part, total, tensor = low.views[record.source], low.views[record.target], low.keys[record.target].id
+    pending, step = pending_of(low, op, record), upper(record.step)
     group, microbatch = group_of(low, pending), low.microbatch
     is_last = microbatch == low.shapes.settings.accumulation - 1
-    step = upper(producer.step) if low.tensor(tensor).packed else 0
     tiles, per_index = num_tiles(low, part.extent, step), step > 0
     begin = microbatch * group.size  # number of parts already on the stack
 
@@ -88,14 +100,9 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: Pending
     )
     await_peers(reduce, group, ready, tiles, part, per_index=per_index)
     post_to_peers(reduce, group, credit, tiles, part, per_index=per_index)
-    number = low.pending_reductions(op, pending.partial).index(pending)
-    low.reductions.append(
-        Reduction(
-            op.id, pending.partial, number, part.slot, total.slot, stack=stack.slot, microbatch=microbatch
-        )
-    )
+    record = record._replace(stack=stack.slot)
     if not is_last:
-        return
+        return record
     done = low.signals(group.size * tiles)
     post_to_peers(reduce, group, done, tiles, total, per_index=per_index)
     all_gather_rows(low, op, total, done, group, step)
@@ -103,6 +110,7 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: Pending
         about = low.flat(low.ring(tensor, age))
         increment, use = credit_of_drain(age)
         acknowledge(low, op, about, group, credit, tiles, step, increment=increment, use=use)
+    return record
 
 
 def make_stack(

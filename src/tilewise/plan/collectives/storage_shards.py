@@ -17,26 +17,35 @@ sharding), each adds a share of every tile and gathers the shares of the others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewise.core.mesh import Axes
+from tilewise.core.tree import Interval
 from tilewise.ir.graph import PANEL_ROWS, OpNode
 from tilewise.ir.layout import PendingReduction, TensorLayout
-from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Mode, Notify, Number, Operand, Reduction, Wait, upper
+from tilewise.ir.lowering import Draft, Ref, Tiles
+from tilewise.ir.program import Collective, Mode, Notify, Number, Operand, Wait, upper
 from tilewise.plan.collectives.all_gather import Rows, all_gather_rows, collect_rows
 from tilewise.plan.collectives.handshake import (
     TREES,
     ClassLowering,
     await_peers,
     group_of,
-    note_reduction,
     num_tiles,
+    pending_of,
     post_to_peers,
+    record_reduction,
     reduce_label,
 )
 from tilewise.plan.collectives.over_time import make_stack
 from tilewise.plan.shapes import round_up
 
-__all__ = ["all_gather_parameters", "reduce_to_shards"]
+__all__ = [
+    "all_gather_parameters",
+    "expand_all_gather_parameters",
+    "expand_reduce_to_shards",
+    "reduce_to_shards",
+]
 
 
 def all_gather_parameters(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
@@ -49,7 +58,21 @@ def all_gather_parameters(low: ClassLowering, op: OpNode, source: int, target: i
         target: the same weight in compute layout.
     """
     _, axes = low.shapes.split_axes(low.layout(source)[0])
-    collect_rows(low, op, low.flat(source), low.flat(target), axes, _shards(low, source, axes))
+    src, dst = low.flat(source), low.flat(target)
+    parts = _parts(low, source, axes)
+    low.exchange(
+        op, Collective("all_gather_parameters", op.id, axes, src.slot, dst.slot, src.tile_rows, parts)
+    )
+
+
+def expand_all_gather_parameters(
+    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
+) -> Collective:
+    """One copy per storage shard, in the order of the device group."""
+    src, dst = low.views[record.source], low.views[record.target]
+    shards = _shards(low, low.keys[record.source].id, record.axes, record.parts)
+    collect_rows(low, op, src, dst, record.axes, shards)
+    return record
 
 
 def reduce_to_shards(
@@ -70,12 +93,24 @@ def reduce_to_shards(
         pending: its device group, and the layout of delivery.
         residual: tensor in the layout of `target`, added after the tree's root; or None.
     """
-    low.completed.add(pending)
     src, dst = low.flat(part), low.flat(target)
     residual_ref = None if residual is None else low.flat(residual)
+    step, microbatch = upper(dst.tile_rows), low.microbatch if pending.is_completed_per_microbatch else -1
+    parts = _parts(low, target, low.shapes.split_axes(low.layout(target)[0])[1])
+    record = record_reduction(low, "reduce_to_shards", op, pending, src, dst, step, residual_ref, parts)
+    low.exchange(op, record._replace(microbatch=microbatch))
+
+
+def expand_reduce_to_shards(
+    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
+) -> Collective:
+    """Every device offers its rows of each storage shard; the owner combines those of its own."""
+    src, dst, target = low.views[record.source], low.views[record.target], low.keys[record.target].id
+    pending = pending_of(low, op, record)
     _, cut = low.shapes.split_axes(low.layout(target)[0])
     alike = tuple(axis for axis in pending.group if axis not in cut)
-    group, replicas, shards = group_of(low, pending), low.numbers.group(alike), _shards(low, target, cut)
+    group, replicas = group_of(low, pending), low.numbers.group(alike)
+    shards = _shards(low, target, cut, record.parts)
     owners = _owners(low, pending.group, cut)
     most = max(shard.tiles for shard in shards)
     ready, ack = low.signals(group.size * most), low.signals(group.size * most)
@@ -90,7 +125,7 @@ def reduce_to_shards(
     own = Operand(src.slot, Mode.ROWPART, part=part_of_tile, parts=replicas.size, offset=first)
     shard_part = own._replace(slot=dst.slot, offset=0)
     x = [own._replace(group=group.number, member=m) for m in group.members]
-    step, label = upper(dst.tile_rows), reduce_label(op.label)
+    step, label = upper(record.step), reduce_label(op.label)
     is_last, begin = low.microbatch == low.shapes.settings.accumulation - 1, low.microbatch * group.size
     if pending.is_completed_per_microbatch:
         stack, on_stack = make_stack(low, target, dst, shard_part, step, group.size)
@@ -100,24 +135,12 @@ def reduce_to_shards(
             "x": x,
         }
         kernel, ints = "tree_resume", {"slot": begin, "finish": int(is_last)}
-        number = low.pending_reductions(op, pending.partial).index(pending)
-        low.reductions.append(
-            Reduction(
-                op.id,
-                pending.partial,
-                number,
-                src.slot,
-                dst.slot,
-                stack=stack.slot,
-                microbatch=low.microbatch,
-            )
-        )
+        record = record._replace(stack=stack.slot)
     else:
         views = {"out": shard_part, "x": x}
-        if residual_ref is not None:
-            views["residual"] = shard_part._replace(slot=residual_ref.slot)
+        if record.residual >= 0:
+            views["residual"] = shard_part._replace(slot=record.residual)
         kernel, ints = TREES[pending.combine], {}
-        note_reduction(low, op, pending, src, dst, residual_ref)
     reduce = low.emit(
         kernel,
         op,
@@ -140,18 +163,28 @@ def reduce_to_shards(
         rows = Operand(src.slot, Mode.ROWPART, offset=shard.first)
         hold = low.hold(op, Number(shard.rows), shard.step, rows, f"{op.label}/ack")
         hold.waits += [Wait(ack + m * most, True, 1, group.number, m, src.slot) for m in owners[number]]
+    return record
 
 
-def _shards(low: ClassLowering, tensor: int, axes: Axes) -> list[Rows]:
-    """The storage shards of all members along some axes, in order. Panels are padded, as in memory."""
-    spec, layout = low.spec(tensor), low.layout(tensor)
-    kind = low.graph.tensors[tensor].kind
-    shards = []
+def _parts(low: ClassLowering, tensor: int, axes: Axes) -> tuple[Interval, ...]:
+    """The rows of all members' storage shards in the compute layout. Panels are padded, as in memory."""
+    spec, layout, parts = low.spec(tensor), low.layout(tensor), []
     for device in low.mesh.group(low.shapes.device, *axes):
+        begin, end = low.shapes.on(device).range(spec, layout, 0)
+        first = _first_of_shard(low, tensor, device)
+        parts.append((first, first + round_up(end - begin, PANEL_ROWS)))
+    return tuple(parts)
+
+
+def _shards(low: ClassLowering, tensor: int, axes: Axes, parts: Sequence[Interval]) -> list[Rows]:
+    """The storage shards of all members along some axes, each with its rows per tile."""
+    spec, layout, kind = low.spec(tensor), low.layout(tensor), low.graph.tensors[tensor].kind
+    shards = []
+    for device, (first, last) in zip(low.mesh.group(low.shapes.device, *axes), parts):
         shapes = low.shapes.on(device)
         begin, end = shapes.range(spec, layout, 0)
         step = upper(shapes.tile_rows(spec, kind, Number(end - begin)))
-        shards.append(Rows(_first_of_shard(low, tensor, device), round_up(end - begin, PANEL_ROWS), step))
+        shards.append(Rows(first, last - first, step))
     return shards
 
 

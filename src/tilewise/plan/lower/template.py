@@ -23,11 +23,11 @@ from tilewise.ir.layout import (
 from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
+    Collective,
     LoweredTemplate,
     Number,
     NumberLike,
     Operand,
-    Reduction,
     Slot,
     constant_part,
     upper,
@@ -67,7 +67,7 @@ class TemplateLowering(SlotTable):
 
     Attributes:
         completed: values that the current op has combined.
-        reductions: the slots of each shared value before and after its reduction.
+        collectives: the exchanges so far.
         scratch_bytes: scratch memory of the largest call of a kernel.
     """
 
@@ -89,7 +89,7 @@ class TemplateLowering(SlotTable):
         self.signal_ranges: list[int] = []
         self.ring_signal_ranges: list[int] = []
         self.completed: set[PendingReduction] = set()
-        self.reductions: list[Reduction] = []
+        self.collectives: list[Collective] = []
         self.scratch_bytes = 0
         self._accumulated: set[int] = set()  # outputs of the current op that are summed over the batch
 
@@ -303,6 +303,12 @@ class TemplateLowering(SlotTable):
 
     # ---- collectives --------------------------------------------------------------------------------------
 
+    def exchange(self, op: OpNode, record: Collective, producer: Draft | None = None) -> None:
+        """Expand a record to instructions, and note which instructions carry it out."""
+        first = len(self.instructions)
+        record = collectives.EXPAND[record.kind](self, op, record, producer)
+        self.collectives.append(record._replace(first=first, last=len(self.instructions)))
+
     def signals(self, count: int) -> int:
         """Reserve signals. They are numbered within their range until it is known how many every
         class needs.
@@ -402,7 +408,7 @@ class TemplateLowering(SlotTable):
             tuple(self.temps),
             tuple(self.signal_ranges),
             tuple(self.ring_signal_ranges),
-            tuple(self.reductions),
+            tuple(self.collectives),
         )
 
     def _require_whole_sums(self, op: OpNode) -> None:

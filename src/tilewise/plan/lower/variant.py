@@ -24,6 +24,7 @@ from tilewise.ir.program import (
 )
 from tilewise.ir.validate import Values, values_of
 from tilewise.plan.classes import DeviceNumbers, NumberTable
+from tilewise.plan.collectives import check_collective
 from tilewise.plan.lower.template import TemplateLowering
 from tilewise.plan.lower.written import written_slots
 from tilewise.plan.memory import Buffer, place_buffers
@@ -87,8 +88,7 @@ class LoweredVariant:
         numbers: the numbers in which devices differ, and their device groups.
         temporaries: its own memory, placed from byte 0 on; keys are kind and number.
         written: per class, slots whose every row is written in each use.
-        values: what it reads and writes on one device, if no other device or microbatch
-            contributes.
+        values: per class, what it reads and writes.
     """
 
     templates: tuple[LoweredTemplate, ...]
@@ -99,7 +99,7 @@ class LoweredVariant:
     numbers: NumberTable
     temporaries: tuple[Buffer, ...]
     written: tuple[frozenset[int], ...]
-    values: Values | None
+    values: tuple[Values, ...]
 
 
 def lower_variant(
@@ -133,6 +133,9 @@ def lower_variant(
     ]
     templates = tuple(low.run() for low in lowerings)
     views = tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings)
+    for template, of in zip(templates, views):
+        for record in template.collectives:
+            check_collective(record, task.layout, template.slots, of)
     inner = {} if returned is None else _live_intervals(lowerings[0], returned | task.arguments)
     return LoweredVariant(
         templates,
@@ -143,7 +146,7 @@ def lower_variant(
         numbers.table(),
         _temporaries(task, templates, inner, shapes),
         tuple(written_slots(t, [view.extent for view in of]) for t, of in zip(templates, views)),
-        values_of(templates[0], task.layout) if shapes.mesh.num_devices == 1 else None,
+        tuple(values_of(t, task.layout) for t in templates),
     )
 
 

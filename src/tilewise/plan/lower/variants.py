@@ -53,7 +53,7 @@ class Variant:
     rings: int
     temporaries: tuple[Buffer, ...]
     written: tuple[frozenset[int], ...]
-    values: Values | None
+    values: tuple[Values, ...]
 
     @property
     def slots(self) -> tuple[Slot, ...]:

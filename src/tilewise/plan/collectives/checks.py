@@ -1,0 +1,155 @@
+"""Checks of exchanges: one function per kind of record, before its instructions are used.
+
+They find exchanges over other devices than the layout says, of parts that are missing, doubled or
+out of order, and of a value that must be delivered otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, NoReturn
+
+from tilewise.core.errors import InternalError
+from tilewise.core.mesh import Axes
+from tilewise.ir.graph import PANEL_ROWS
+from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, TensorLayout, show_axes, show_layout
+from tilewise.ir.lowering import Ref
+from tilewise.ir.program import COPIES, Collective, Slot
+from tilewise.plan.shapes import round_up
+
+__all__ = ["check_collective"]
+
+
+class _Checked(NamedTuple):
+    """A record, the layout of the graph that its template lowers, and what the template's slots are."""
+
+    record: Collective
+    layout: GraphLayout
+    slots: Sequence[Slot]
+    views: Sequence[Ref]
+
+    def layout_of(self, slot: int) -> TensorLayout:
+        """The layout of the tensor that a slot refers to."""
+        return self.layout.compute[self.slots[slot].id]
+
+    def invalid(self, rule: str, got: str) -> NoReturn:
+        """Raise an error that names the record."""
+        raise InternalError(
+            f"[plan.collectives] {self.record.kind} of op {self.record.op} {rule}; got {got}; please report the plan"
+        )
+
+    def require_adjacent(self, size: int, axes: Axes | None = None) -> None:
+        """The members' parts are adjacent, from the first to the last of `size`. Members that hold
+        one KV head have the same part. `axes` are those that divide; by default the device group's.
+        """
+        parts = self.record.parts
+        members = self.layout.mesh.size(*(self.record.axes if axes is None else axes))
+        joined = len(parts) == members and all(
+            after[0] == before[1] or after == before for before, after in pairwise(parts)
+        )
+        if not joined or (parts[0][0], parts[-1][1]) != (0, size):
+            self.invalid(f"must join the parts of all members to {size} rows or columns", f"{list(parts)}")
+
+
+def check_collective(
+    record: Collective, layout: GraphLayout, slots: Sequence[Slot], views: Sequence[Ref]
+) -> None:
+    """Check a record of a template.
+
+    Args:
+        layout: of the graph that the template lowers.
+        slots, views: what the template's slots refer to, and their views in a class of devices.
+
+    Raises:
+        InternalError: names the record, and what the layout asks for.
+    """
+    checked = _Checked(record, layout, slots, views)
+    if record.kind not in COPIES:
+        _check_pending(checked)
+    elif record.partial:
+        checked.invalid("must not complete a value", f"{record.partial!r}")
+    _CHECKS[record.kind](checked)
+
+
+def _check_pending(checked: _Checked) -> None:
+    """It completes a pending reduction over the devices of that, and delivers it as that asks for."""
+    record = checked.record
+    pending_reductions = checked.layout.pending_reductions.get((record.op, record.partial), ())
+    if not 0 <= record.number < len(pending_reductions):
+        checked.invalid("must complete a pending reduction", f"none of {record.partial!r}")
+    pending = pending_reductions[record.number]
+    if record.axes != pending.group:
+        checked.invalid(f"must be over {show_axes(pending.group)}", show_axes(record.axes))
+    is_per_microbatch = pending.is_completed_per_microbatch
+    kind = "add_microbatch" if is_per_microbatch else "all_reduce"
+    if pending.arrives_in_shards:
+        kind = "reduce_to_shards" if pending.tree == BATCH_SPLITS else "reduce_scatter"
+    if record.kind != kind:
+        checked.invalid("must deliver the value as its layout says", f"a reduction that needs {kind}")
+    if (record.stack >= 0, record.microbatch >= 0) != (is_per_microbatch, is_per_microbatch):
+        checked.invalid("must have a stack if devices share microbatches", f"slot {record.stack}")
+
+
+def _check_rows_of_tiles(checked: _Checked) -> None:
+    """Members divide the rows of every tile equally; source and result have one form."""
+    record, views = checked.record, checked.views
+    source, target = views[record.source], views[record.target]
+    if record.parts or (source.extent, source.cols) != (target.extent, target.cols):
+        checked.invalid("must have a result of the parts' size", f"{source} and {target}")
+
+
+def _check_reduce_scatter(checked: _Checked) -> None:
+    checked.require_adjacent(checked.views[checked.record.source].cols)
+
+
+def _check_reduce_to_shards(checked: _Checked) -> None:
+    """In hybrid sharding, several members have the same storage shard."""
+    record = checked.record
+    pending = checked.layout.pending_reductions[record.op, record.partial][record.number]
+    delivered = {axis for layout in pending.arrives for axes in layout for axis in axes}
+    rows = checked.views[record.source].extent.constant
+    cut = tuple(axis for axis in record.axes if axis in delivered)
+    checked.require_adjacent(round_up(rows, PANEL_ROWS), cut)
+
+
+def _check_last_dim(checked: _Checked) -> None:
+    """Its axes are those that only the source's last dim has; all columns are copied."""
+    record = checked.record
+    source = checked.layout_of(record.source)
+    target = (*source[:-1], ()) if record.target < 0 else checked.layout_of(record.target)
+    if source[:-1] != target[:-1] or source[-1] != (*target[-1], *record.axes):
+        checked.invalid(
+            f"must be over the axes from {show_layout(source)} to {show_layout(target)}",
+            show_axes(record.axes),
+        )
+    whole = record.parts[-1][1] if record.target < 0 else checked.views[record.target].cols
+    checked.require_adjacent(whole)
+
+
+def _check_first_dim(checked: _Checked) -> None:
+    """Its axes are those that only the source's first dim has; all rows are copied."""
+    record = checked.record
+    source, target = checked.layout_of(record.source), checked.layout_of(record.target)
+    if source[1:] != target[1:] or source[0] != (*target[0], *record.axes):
+        checked.invalid(
+            f"must be over the axes from {show_layout(source)} to {show_layout(target)}",
+            show_axes(record.axes),
+        )
+    is_weight = record.kind == "all_gather_parameters"
+    if (checked.slots[record.source].kind == "flat") != is_weight:  # weights are copied as plain rows
+        checked.invalid("must copy weights, or rows of a batch", checked.slots[record.source].kind)
+    rows = checked.views[record.target].extent.constant
+    checked.require_adjacent(round_up(rows, PANEL_ROWS) if is_weight else rows)
+
+
+_CHECKS: Mapping[str, Callable[[_Checked], None]] = {
+    "all_reduce": _check_rows_of_tiles,
+    "add_microbatch": _check_rows_of_tiles,
+    "reduce_scatter": _check_reduce_scatter,
+    "reduce_to_shards": _check_reduce_to_shards,
+    "all_gather_columns": _check_last_dim,
+    "gather": _check_last_dim,
+    "all_gather_batch": _check_first_dim,
+    "all_gather_parameters": _check_first_dim,
+}

@@ -1,0 +1,104 @@
+"""Records of exchanges: those of real plans pass their checks, and every changed record is found."""
+
+from __future__ import annotations
+
+import random
+from unittest import mock
+
+import pytest
+
+from pure.plans import plan_graph, with_update
+from tilewise.core.dims import BATCH, DimLabel
+from tilewise.core.errors import InternalError
+from tilewise.graph import GraphBuilder
+from tilewise.ir.program import COPIES
+from tilewise.models import build_training_graph
+from tilewise.models.llama import LlamaConfig
+from tilewise.nn import linear
+from tilewise.plan.collectives import EXPAND
+from tilewise.plan.collectives.checks import check_collective
+
+CONFIG = LlamaConfig(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=1,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+)
+MESHES = (
+    ({"dp": 2, "tp": 4}, 1, 8),
+    ({"dp": 2}, 3, 6),  # devices share each microbatch
+    ({"fsdp": 2, "tp": 2}, 1, 8),
+    ({"dp": 2, "fsdp": 2}, 2, 8),
+)
+MLP = DimLabel("mlp")
+COLUMNS = ("all_gather_columns", "gather")  # differ only in which devices get the result
+
+
+@pytest.fixture(scope="module")
+def checks():
+    """The arguments of every check while four steps are planned."""
+    every = []
+    with mock.patch("tilewise.plan.lower.variant.check_collective", lambda *args: every.append(args)):
+        for axes, accumulation, batch in MESHES:
+            builder = GraphBuilder("llama")
+            build_training_graph(builder, CONFIG, batch, 8, "f32")
+            plan_graph(with_update(builder), axes, accumulation, batch_splits=batch)
+        builder = GraphBuilder("in_shards")
+        x = builder.input([8, 64], name="x", labels=[BATCH, None])
+        hidden = linear(builder, x, "up", 64, out_label=MLP)
+        y = builder.constrain(linear(builder, hidden, "down", 64, in_label=MLP), ("dp", "tp"))
+        builder.output(y, "y")
+        plan_graph(builder.freeze(), {"dp": 2, "tp": 2})
+    return every
+
+
+def changes(dice, record):
+    """Changed records that no layout allows."""
+    yield record._replace(axes=(*record.axes, "other"))
+    yield record._replace(axes=record.axes[1:])
+    same = {record.kind, *(COLUMNS if record.kind in COLUMNS else ())}
+    yield record._replace(kind=dice.choice([kind for kind in EXPAND if kind not in same]))
+    if record.kind not in COPIES:
+        yield record._replace(number=record.number + 1)
+        yield record._replace(partial="other")
+        yield record._replace(stack=-1 if record.stack >= 0 else record.target)
+        yield record._replace(microbatch=-1 if record.microbatch >= 0 else 0)
+    elif record.target >= 0:
+        yield record._replace(source=record.target, target=record.source)
+    if len({*record.parts}) > 1:
+        at = dice.randrange(len(record.parts) - 1)
+        first, second = record.parts[at : at + 2]
+        if first != second:
+            yield record._replace(parts=(*record.parts[:at], second, first, *record.parts[at + 2 :]))
+            yield record._replace(parts=(*record.parts[:at], *record.parts[at + 1 :]))
+            moved = (second[0] + 1, second[1])
+            yield record._replace(parts=(*record.parts[: at + 1], moved, *record.parts[at + 2 :]))
+    if record.parts:
+        *rest, (begin, end) = record.parts
+        if record.target >= 0:
+            yield record._replace(parts=(*rest, (begin, end + 1)))
+
+
+def is_found(record, of):
+    """Whether a check rejects a record."""
+    try:
+        check_collective(record, *of)
+    except InternalError as error:
+        assert str(error).startswith("[plan.collectives] ")
+        return True
+    return False
+
+
+def test_every_changed_record_is_found(checks):
+    """Devices, kind, pending reduction, stack and parts; the original passes."""
+    seen, count, dice = set(), 0, random.Random(0)
+    for record, *of in checks:
+        check_collective(record, *of)
+        seen.add(record.kind)
+        for changed in changes(dice, record):
+            if changed != record:
+                assert is_found(changed, of), changed
+                count += 1
+    assert seen == {*EXPAND} - {"gather", "all_gather_batch"} and count > 500
