@@ -9,7 +9,15 @@ from tilewise.ir.graph import Graph
 from tilewise.optim import AdamW, Optimizer
 from tilewise.plan import PlanTables, make_plan, settings_for
 from tilewise.processes.workers import WorkerPool
-from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts, shard_states
+from tilewise.strategy import (
+    DistributionStrategy,
+    gather_outputs,
+    gather_table_rows,
+    insert_reshards,
+    one_stage,
+    propagate_layouts,
+    shard_states,
+)
 
 
 def with_update(
@@ -40,8 +48,10 @@ def plan_graph(
     mesh = DeviceMesh(axes)
     batch = cut_batch(graph, accumulation, batch_splits)
     strategy = DistributionStrategy.for_mesh(mesh)
-    layout = propagate_layouts(graph, mesh, strategy, batch)
+    graph, layout = insert_reshards(graph, propagate_layouts(graph, mesh, strategy, batch))
+    graph, layout = gather_table_rows(graph, layout, batch)
     if strategy.sharding is not None:
         graph, layout = shard_states(graph, layout, strategy.sharding, batch)
+    graph, layout = gather_outputs(graph, layout)
     settings = settings_for(graph, layout, batch, workers)
     return make_plan(graph, layout, settings, one_stage, optimizer, pool=pool)

@@ -12,6 +12,7 @@ from tilewise.ir.program import Instruction, LoweredTemplate, Notify, Number, Wa
 from tilewise.ir.validate import validate_acknowledgements
 from tilewise.plan.collectives import place_signals, ring_signal_range
 from tilewise.plan.rings import credits_of_uses, place_of_use
+from tilewise.plan.traffic import peer_of
 
 
 def template(ranges):
@@ -72,7 +73,7 @@ def test_every_read_of_a_peer_is_acknowledged(axes):
     broken = unread = 0
     for number, template in enumerate(program.classes[0].templates):
         for place, instruction in enumerate(template.instructions if template.signal_ranges else ()):
-            reads = any(o.group >= 0 for o in instruction.operands)
+            reads = any(peer_of(o, program.devices[0], 0) is not None for o in instruction.operands)
             if instruction.label.endswith("/ack"):
                 with pytest.raises(InternalError, match="acknowledged"):
                     validate_acknowledgements(without(program, number, place, "waits"))
