@@ -149,14 +149,14 @@ def test_a_reduction_missing_on_all_devices_is_found():
                 own = of.templates[number]
                 label = own.instructions[record.first].label.split("/")[0]
                 rest = (*own.instructions[: record.first], *own.instructions[record.last :])
-                kept = [replace(i, notifies=()) if i.label == label else i for i in rest]
+                instructions = [replace(i, notifies=()) if i.label == label else i for i in rest]
                 count = record.last - record.first
                 others = [
                     o if o.first < record.first else o._replace(first=o.first - count, last=o.last - count)
                     for o in own.collectives
                     if o.first != record.first
                 ]
-                changed = replace(own, instructions=tuple(kept), collectives=tuple(others))
+                changed = replace(own, instructions=tuple(instructions), collectives=tuple(others))
                 program = with_template(program, c, number, changed)
             native_program(program, plan.symbol_bounds)
             with pytest.raises(InternalError, match="a shared value must be completed"):

@@ -74,7 +74,7 @@ def validate_values(
             come last.
         written: entries that have a value from outside before any list runs.
         predecessors: the lists that run before each list.
-        values: `values_of` by number of the template, per class, as far as they are known.
+        values: `values_of` by number of the template, per class, as far as they are cached.
 
     Raises:
         InternalError: names the op or instruction, and what it reads.
@@ -82,11 +82,11 @@ def validate_values(
     if not layouts:
         _invalid("a program must lower a graph", "no layout of one")
     _require_all_pending(program, layouts)
-    known = {} if values is None else values
+    cached = {} if values is None else values
     for class_id, of in enumerate(program.classes):
         flows = [
-            known[number][class_id]
-            if number in known
+            cached[number][class_id]
+            if number in cached
             else values_of(template, layouts[number] if number < len(layouts) else None)
             for number, template in enumerate(of.templates)
         ]

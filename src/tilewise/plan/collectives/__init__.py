@@ -1,5 +1,9 @@
-"""Collectives as tile tasks. Each is a function in its own file, and emits instructions through a
-`Lowering`.
+"""Collectives as tile tasks.
+
+A collective is stated once, as a record (`ir.program.Collective`): which devices exchange what. The
+file of a kind has a function that makes the record, and one that expands it to instructions and
+signals (`EXPAND`). `checks.py` checks a record against the layouts, before its instructions are
+used. To add a kind, write such a file and a check, and enter both in their tables.
 
 Devices read tiles of their peers in place. For every tile of a device group of n devices:
 
