@@ -39,8 +39,8 @@ def shared_memory(num_bytes: int, name: str) -> int:
         num_bytes: minimum size; pages are allocated when they are first written.
         name: name of the memory in lists of a process's files.
 
-        Raises:
-            ResourceError: the system has not enough memory or descriptors.
+    Raises:
+        ResourceError: the system has not enough memory or descriptors.
     """
     return _sealed(round_to_pages(num_bytes), name, _SEALS)
 
@@ -82,8 +82,8 @@ def require_memory(descriptor: int, num_bytes: int, *, is_constant: bool = False
         num_bytes: required size: whole pages unless `is_constant`.
         is_constant: whether the content must be sealed against changes.
 
-        Raises:
-            ResourceError: the descriptor is something else.
+    Raises:
+        ResourceError: the descriptor is something else.
     """
     wanted = _SEALS | (fcntl.F_SEAL_WRITE if is_constant else 0)
     try:

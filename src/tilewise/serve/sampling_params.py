@@ -77,7 +77,8 @@ class SamplingParams(OutputOptions, SamplingSettings):
         """Make the object from settings that were resolved from a command line and a model's files.
 
         Args:
-            sampling: the resolved settings. structured_outputs: the grammar that the text follows.
+            sampling: the resolved settings.
+            structured_outputs: the grammar that the text follows.
 
         Raises:
             ConfigError: the two arguments contradict each other.
