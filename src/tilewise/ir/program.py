@@ -243,9 +243,9 @@ class Wait(NamedTuple):
 
     Iteration i waits for signal `signal_base + i` if `per_index`, otherwise for `signal_base` (a
     number of the device or the call). The device keeps the value that it expects of each signal,
-    and every wait increases it, so repeated waits refer to successive epochs. An increment of 0 (a
-    constant or a number of the call) waits for the epoch of an earlier wait. No worker is blocked
-    meanwhile.
+    and every wait adds its increment to this value, so repeated waits refer to successive epochs.
+    An increment of 0 (a constant or a number of the call) waits for the epoch of an earlier wait.
+    No worker is blocked meanwhile.
 
     `group` and `member` name the device that posts the signal (`group` -1: not given). A wait for
     the device itself is omitted. `slot` (-1: not given) and `use` (a number of the call) say which
