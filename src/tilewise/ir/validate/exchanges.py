@@ -1,8 +1,9 @@
-"""Checks that a device group reads the parts of all its members, in order, each once.
+"""Checks that the devices of a device group read the parts of all members, in order, each once.
 
-A template is shared by a class of devices and refers to members and shares of rows by the device's
-numbers. This module inserts the numbers of every device. The rows or columns of a device group must
-be adjacent and complete.
+A template is a block of instructions that a whole class of devices runs. It names the members of a
+device group and their shares of rows by numbers that differ per device. This module inserts the
+numbers of every device, and checks that the rows or columns of a device group are adjacent and
+complete.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ Peer = tuple[int, NumberLike]  # device group and member
 
 
 class Columns(NamedTuple):
-    """Columns that devices take of a slot's value: the device group's axes, the first column, the
-    number of columns.
+    """The columns of a slot's value that a device takes. The fields are the device group's axes,
+    the first column and the number of columns.
     """
 
     axes: Axes
@@ -46,9 +47,9 @@ class Columns(NamedTuple):
 
 
 class StorageShard(NamedTuple):
-    """Rows of a slot that are added for a device's storage shard: the axes of storage shards, the
-    axes along which devices have the same shard, the first row, the number of rows, and the share
-    that is added here.
+    """The rows of a slot that are added for a device's storage shard. The fields are the axes of
+    storage shards, the axes along which devices have the same shard, the first row, the number of
+    rows, and the share that is added here.
     """
 
     cut: Axes
@@ -61,9 +62,9 @@ class StorageShard(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """A slot that is assembled from storage shards, or from rows of a batch: the axes that divide
-    them, their slot, the number of their device group, the rows of each so far, and whether they
-    are padded to whole panels.
+    """A slot that is assembled from storage shards, or from the rows of a batch. The fields are the
+    axes that divide the parts, the slot that has a part, the number of the device group, the rows
+    of each part so far, and whether the parts are padded to whole panels.
     """
 
     axes: Axes
@@ -74,16 +75,17 @@ class Collected(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A check for every device of a class: the devices whose memory an instruction reads, in order.
+    """The devices whose memory an instruction reads, in order. It is checked for every device of a
+    class.
 
     Attributes:
         axes: axes of the device group.
         leaf_ranges: per device group of a pending reduction, the batch splits of each member; empty
             for copies.
-        batch_splits: leaves of the tree.
-        mine: the share of the rows that this device combines; -1 if it combines columns of all
-            rows.
-        peers: the devices whose memory is read; for a copy, with the share of each.
+        batch_splits: number of leaves of the tree.
+        mine: the share of the rows that this device combines; -1 if the device combines columns of
+            all rows.
+        peers: the devices whose memory is read. For a copy, each comes with its share.
         shares: number of members that share the rows.
     """
 
@@ -101,8 +103,8 @@ class Flow(Protocol):
 
     Attributes:
         template: the template.
-        columns: what is divided into columns for the value of a slot.
-        shards: the storage shards whose rows of a slot are added for the value of another.
+        columns: per slot, the columns into which its value is divided.
+        shards: per slot, the storage shards whose rows are added to compute its value.
         collected: slots that are assembled from the storage shards of a device group, or from its
             parts of a batch.
     """
@@ -116,8 +118,8 @@ class Flow(Protocol):
 def confirm_exchanges(
     program: TileProgram, class_id: int, exchanges: Mapping[Exchange, str], mesh: DeviceMesh
 ) -> None:
-    """On every device of a class, the peers are the members of the device group, in order, each
-    with a share.
+    """Check, on every device of a class, that the peers are the members of the device group, in
+    order, each with a share.
     """
     for device, own in enumerate(program.devices):
         if own.class_id != class_id:
@@ -146,8 +148,8 @@ def confirm_exchanges(
 
 
 def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: DeviceMesh) -> None:
-    """The columns of all members of a device group are adjacent, from the first of the value to its
-    last. Members that hold one KV head have the same columns.
+    """Check that the columns of a device group's members are adjacent, from the first column of the
+    value to the last. Members that have one KV head have the same columns.
     """
     cuts: dict[tuple[int, int], dict[int, Columns]] = {}  # per template and slot, by class
     for class_id, of in enumerate(flows):
@@ -175,8 +177,8 @@ def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh:
 
 
 def confirm_shards(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: DeviceMesh) -> None:
-    """The rows that are added for storage shards, or copied from them, are complete: each device's
-    own, after those of the devices before it.
+    """Check that the rows that are added for storage shards, or copied from storage shards, are
+    complete: each device's rows follow those of the devices before it.
     """
     for device, own in enumerate(program.devices):
         for number, flow in enumerate(flows[own.class_id]):

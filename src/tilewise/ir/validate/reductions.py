@@ -1,26 +1,28 @@
-"""Checks the values that flow through a tile program: a shared value is completed once, in the
-order of its tree, and read only afterwards.
+"""Checks the values in a tile program: a value of which devices have parts is completed once, in
+the order of its tree, and read only afterwards.
 
-A template says which slots hold a shared value before and after a reduction (`Reduction`). Layouts
-say who holds which part of it (`PendingReduction`). The instructions are read in order, and each
+A template is a block of instructions, and its slots are formal parameters. A template declares
+which slots have a shared value before and after a reduction (`Reduction`). Layouts say which device
+has which part of the value (`PendingReduction`). The check reads the instructions in order. Each
 slot is in one of three states:
 
     partial   written by its producers; read only by one reduction, which reads the parts of all members in tree order
     share     the result of the reduction: this member's rows; one copy per other member adds the rest
     complete  any instruction may read it
 
-If parts are combined in each microbatch, the partial sums of the tree so far are kept on a stack
-for this member's share; the last microbatch replaces them by the share itself. Every stack must
-receive all microbatches in order, each once. A sum that is delivered in shards is complete after
-its reduction. If a sum or a slice divides columns among a device group, the members' columns must
+If parts are combined in each microbatch, a stack keeps the partial sums of the tree for this
+member's share. The last microbatch replaces the stack by the share itself. Every stack must receive
+all microbatches in order, each once. A sum that is delivered in shards is complete after its
+reduction. If a sum or a slice divides columns among a device group, the members' columns must
 follow one another in the group's order, with no column missing.
 
-This finds reductions that are missing, duplicated, exchanged, of another device group or of other
-rows; readers that come too early or read a part as the whole; and copies of columns that do not
-name every member once. A slot that is read must have been written before or come from outside.
+The check finds reductions that are missing, duplicated, exchanged, or over the wrong device group
+or rows. It finds instructions that read a value too early or read a part as the whole, and copies
+of columns that do not name every member once. A slot that is read must have been written before or
+come from outside.
 
-It does not show that kernels compute what they declare, when tasks run, which of several tensors of
-one shape a call means (`validate_bindings`), or what a broadcast copies.
+The check does not show that kernels compute what they declare, when tasks run, or what a broadcast
+copies. Whether a call is bound to the right tensors is checked by `validate_bindings`.
 """
 
 from __future__ import annotations
@@ -71,18 +73,19 @@ _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
 
 
 class Values(NamedTuple):
-    """Slots whose values a template reads from outside, and slots that it writes."""
+    """The slots whose values a template reads from outside, and the slots that the template writes."""
 
     needs: frozenset[int]
     makes: frozenset[int]
 
 
 def values_of(template: LoweredTemplate, layout: GraphLayout) -> Values | None:
-    """What a template reads and writes, after checking its instructions. None if other devices or
-    microbatches contribute, because that needs the whole program.
+    """Check a template's instructions, and return the slots that it reads from outside and writes.
+    None if other devices or microbatches contribute to a value, because checking that needs the
+    whole program.
 
     Raises:
-        InternalError: as `validate_reductions`.
+        InternalError: as for `validate_reductions`.
     """
     flow = _Flow(template, layout)
     flow.run()
@@ -98,15 +101,16 @@ def validate_reductions(
     predecessors: Mapping[str, Sequence[str]],
     values: Mapping[int, Values] | None = None,
 ) -> None:
-    """Every pending reduction is completed once and correctly, and every value is written before it
-    is read.
+    """Check that every pending reduction is completed once and correctly, and that every value is
+    written before it is read.
 
     Args:
-        layouts: per template, the layout of the graph that it lowers; templates that lower none
-            come last.
+        layouts: per template, the layout of the graph that it was lowered from. Templates without
+            such a graph come last and have no layout here.
         written: entries that have a value from outside before any list runs.
         predecessors: the lists that run before each list.
-        values: cached `values_of` by number of the template, equal in all classes.
+        values: results of `values_of` that are known already, by number of the template. They must
+            hold for all classes of devices.
 
     Raises:
         InternalError: names the op or instruction, and what it reads.

@@ -11,8 +11,8 @@ __all__ = ["gather"]
 
 
 def gather(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
-    """Copy all shards to the first device. The others post that their shard is ready, and hold it
-    until it has been read.
+    """Copy all shards to the first device. Every other device posts that its shard is ready, and
+    keeps the shard unchanged until the first device has read it.
     """
     src, dst = low.tensor(source), low.tensor(target)
     axes, step = low.layout(source)[-1], low.row_step(src)

@@ -1,9 +1,13 @@
 """Lowers one template for one class of devices, in four layers. Each layer uses only those before
 it.
 
-LocalView          what a device has of every tensor SlotTable          what operands refer to, and
-temporaries TemplateLowering   instructions, as ops and collectives emit them lower_variant
-lowering for every class, as a pure function
+A template is a block of instructions that is used many times, for example once per layer. Devices
+of a class run the same instructions with other numbers.
+
+- `LocalView`: which part of every tensor a device has.
+- `SlotTable`: what operands refer to, and temporaries.
+- `TemplateLowering`: instructions, as ops and collectives emit them.
+- `lower_variant`: lowering for every class, as a pure function.
 """
 
 from tilewise.plan.lower.aliases import alias_roots
