@@ -1,8 +1,8 @@
-"""Files of weights and checkpoints: safetensors, Hugging Face directories, training checkpoints,
-files of PyTorch.
+"""Reads and writes files of weights and checkpoints: safetensors, Hugging Face directories,
+training checkpoints, and files of PyTorch (only reading).
 
-This package reads and checks these formats and replaces files atomically. It knows tensors by name
-only, not models or strategies. Weights are read lazily, so a device reads only the rows that it
+Every file is checked, and files are replaced atomically. The package knows tensors by name only; it
+knows no models or strategies. Weights are read lazily, so a device reads only the rows that it
 needs.
 """
 

@@ -1,8 +1,9 @@
 """The directory of an uncompressed zip archive, as `torch.save` writes it.
 
-Parts are stored uncompressed, so each is a range of bytes in the file, and nothing is unpacked.
-Archives that are compressed, encrypted or in several volumes are rejected, and so are entries that
-appear twice or lie outside of the archive. `torch_files` reads the ranges.
+A part is a file in the archive. Parts are stored uncompressed, so each part is a range of bytes in
+the archive, and nothing is unpacked. Archives that are compressed, encrypted or in several volumes
+are rejected, and so are entries that appear twice or lie outside of the archive. `torch_files`
+reads the ranges.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Part:
     Attributes:
         begin: first byte.
         size: in bytes.
-        crc: CRC-32 of its bytes; None if the archive was written without checksums.
+        crc: CRC-32 of the part's bytes; None if the archive was written without checksums.
     """
 
     begin: int
@@ -54,18 +55,18 @@ class _Entry:
 def read_archive(file: OpenFile, begin: int, size: int, max_bytes: int) -> Mapping[str, Part]:
     """The parts, by name, of the archive that fills a range of a file.
 
-    A zip archive has the CRC-32 of every part. PyTorch can omit them (`set_crc32_options(False)`)
-    and then writes 0 for all. So an archive in which each is 0 has no checksums; otherwise 0 is a
-    checksum like others.
+    A zip archive has the CRC-32 of every part. PyTorch can omit the checksums
+    (`set_crc32_options(False)`) and then writes 0 for each part. So if all checksums are 0, the
+    archive has none; otherwise 0 is a valid checksum.
 
     Args:
-        file: open.
+        file: the open file.
         begin: first byte of the archive.
-        size: of the archive, in bytes.
-        max_bytes: maximum size of its directory.
+        size: size of the archive in bytes.
+        max_bytes: maximum size of the archive's directory.
 
     Raises:
-        Unreadable: it is not such an archive.
+        Unreadable: the range is not an uncompressed archive.
         CheckpointError: the file has become shorter.
     """
     directory, count, where = _directory(file, begin, size, max_bytes)
@@ -89,7 +90,7 @@ def read_part(file: OpenFile, part: Part, max_bytes: int) -> bytes:
     """The bytes of a part.
 
     Raises:
-        Unreadable: it is too large, or its checksum is wrong.
+        Unreadable: the part is too large, or its checksum is wrong.
         CheckpointError: the file has become shorter.
     """
     if part.size > max_bytes:
@@ -162,7 +163,7 @@ def _entries(directory: bytes, count: int) -> Iterator[_Entry]:
 
 
 def _large(extra: bytes, numbers: list[int]) -> list[int]:
-    """Numbers of an entry; those beyond 32 bits are in the extra field."""
+    """The numbers of an entry, where numbers beyond 32 bits are taken from the extra field."""
     at = 0
     while _FULL_32 in numbers and at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)

@@ -1,10 +1,10 @@
 """Writes checkpoints in the background, one at a time.
 
-There is one thread while there is something to write. The caller passes a state that does not
-change any more (the copy that `GraphInstance.state_dict` returns) and continues. The thread hashes,
-writes and renames it as `save_checkpoint` does. An error there is raised in the caller's thread
-when it asks, or when it passes the next checkpoint. A checkpoint that is incomplete when the
-process ends is abandoned and leaves no files.
+A thread exists while there is something to write. The caller passes a state that does not change
+any more (the copy that `GraphInstance.state_dict` returns) and continues. The thread writes the
+checkpoint as `save_checkpoint` does. If it fails, the error is raised in the caller's thread when
+the caller asks (`check`, `wait`) or passes the next checkpoint. A checkpoint that is incomplete
+when the process ends is abandoned and leaves no files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Abandoned(BaseException):
 
 
 class CheckpointWriter:
-    """Writes checkpoints of one run; only one thread may use it."""
+    """Writes the checkpoints of one run. Only one thread may use it."""
 
     def __init__(self) -> None:
         self._thread: BackgroundThread | None = None
@@ -45,11 +45,11 @@ class CheckpointWriter:
     def write(
         self, directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int
     ) -> Path:
-        """Begin to write a checkpoint, after the previous one is written.
+        """Wait until the previous checkpoint is written, then begin to write a new one.
 
         Args:
             directory: as for `save_checkpoint`.
-            state: must not be changed by the caller any more.
+            state: the state to write. The caller must not change it any more.
             config: as for `save_checkpoint`.
             keep_last: as for `save_checkpoint`.
 
@@ -57,8 +57,8 @@ class CheckpointWriter:
             The future path of the checkpoint.
 
         Raises:
-            ResourceError, CheckpointError: the previous one could not be written, or `state` is
-                invalid.
+            ResourceError, CheckpointError: the previous checkpoint could not be written, or `state`
+                is invalid.
         """
         _validate.instance("write", "a state", state, TrainingState, "pass TrainingState(step, tensors)")
         self.wait()
@@ -75,10 +75,11 @@ class CheckpointWriter:
         return path
 
     def check(self) -> None:
-        """Raise the error of the last checkpoint, once; does not wait.
+        """Raise the error of the last checkpoint, once, if there was one. Does not wait.
 
         Raises:
-            ResourceError, CheckpointError: it could not be written; older ones are kept.
+            ResourceError, CheckpointError: the checkpoint could not be written. Older checkpoints
+                are kept.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -88,10 +89,11 @@ class CheckpointWriter:
         """Wait until the last checkpoint is written.
 
         Args:
-            on_progress: called now and then with the bytes done and in total.
+            on_progress: called now and then with the number of bytes done and the number of all
+                bytes.
 
         Raises:
-            ResourceError, CheckpointError: as `check`.
+            ResourceError, CheckpointError: as for `check`.
         """
         _validate.function("wait", "on_progress", on_progress)
         while self._thread is not None:
@@ -103,7 +105,7 @@ class CheckpointWriter:
         self.check()
 
     def give_up(self) -> None:
-        """Abandon the checkpoint that is being written; returns when nothing is written any more."""
+        """Abandon the checkpoint that is being written. Returns when nothing is written any more."""
         self._ask_to_stop()
         if self._thread is not None:
             self._thread.wait()

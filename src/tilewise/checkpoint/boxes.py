@@ -1,9 +1,9 @@
 """Boxes of a tensor: ranges along each dim, and whether several boxes together cover the tensor
 exactly.
 
-Pure functions of numbers. Before any element is read, `misfit` checks what files say about parts
-(training checkpoints, PyTorch's distributed checkpoints): parts lie in their tensor, do not
-overlap, and together cover it.
+The functions are pure functions of numbers. Files of training checkpoints and of PyTorch's
+distributed checkpoints say which parts of a tensor they contain. `misfit` checks this before any
+element is read: parts must lie in their tensor, must not overlap, and must together cover it.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class Box:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Slices that select its elements from the whole tensor."""
+        """Slices that select the box's elements from the whole tensor."""
         return tuple(slice(b, e) for b, e in zip(self.begin, self.end))
 
     def meet(self, other: Box) -> Box | None:
-        """The intersection; None if it is empty."""
+        """The intersection of two boxes; None if it is empty."""
         begin = tuple(max(a, b) for a, b in zip(self.begin, other.begin))
         sizes = tuple(min(a, b) - c for a, b, c in zip(self.end, other.end, begin))
         return None if any(size <= 0 for size in sizes) else Box(begin, sizes)
 
     def inside(self, outer: Box) -> Box:
-        """The same elements, relative to a box that contains them."""
+        """The same box, relative to a larger box that contains it."""
         return Box(tuple(b - o for b, o in zip(self.begin, outer.begin)), self.sizes)
 
 
@@ -76,7 +76,7 @@ class Misfit(NamedTuple):
 
     Attributes:
         boxes: the positions of the wrong boxes; empty if elements are missing.
-        words: what is wrong with them.
+        words: what is wrong.
     """
 
     boxes: tuple[int, ...]
@@ -87,8 +87,8 @@ def misfit(shape: Sequence[int], boxes: Sequence[Box]) -> Misfit | None:
     """Why boxes do not contain every element of a tensor exactly once; None if they do.
 
     Args:
-        shape: of the tensor.
-        boxes: their numbers of dims are checked too.
+        shape: shape of the tensor.
+        boxes: the boxes. Their numbers of dims are checked too.
     """
     for place, box in enumerate(boxes):
         has_dims = len(box.begin) == len(box.sizes) == len(shape)
@@ -102,7 +102,7 @@ def misfit(shape: Sequence[int], boxes: Sequence[Box]) -> Misfit | None:
 
 
 def _overlapping(boxes: Sequence[Box]) -> tuple[int, int] | None:
-    """The first two boxes that overlap."""
+    """The positions of the first two boxes that overlap; None if no boxes overlap."""
     begins = np.array([box.begin for box in boxes], np.int64)
     ends = np.array([box.end for box in boxes], np.int64)
     for i in range(len(boxes) - 1):

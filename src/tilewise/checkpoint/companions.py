@@ -1,8 +1,9 @@
 """The files next to the weights in a model directory: configuration, tokenizer, chat templates,
 pooling of encoders.
 
-This module knows their names and reads them as bytes that are written elsewhere unchanged; other
-modules interpret them. Files that are not regular, or larger than their kind can be, are rejected.
+This module knows the names of these files, and reads them as bytes, which are copied unchanged to
+other directories. Other modules interpret the files. Files that are not regular, or larger than
+files of their kind can be, are rejected.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ def read_companions(directory: Path, patterns: Sequence[str]) -> dict[str, bytes
     """The content of the files of a directory with matching names, by name.
 
     Args:
-        directory: of a model.
-        patterns: of the names above; a pattern may match no file.
+        directory: directory of a model.
+        patterns: patterns of file names. A pattern may match no file.
 
     Raises:
-        CheckpointError: one cannot be read.
+        CheckpointError: a file cannot be read.
     """
     contents: dict[str, bytes] = {}
     for pattern in patterns:

@@ -1,7 +1,8 @@
-"""Hashes, reads and writes the files of several devices at a time, with one thread per core.
+"""Runs the work on the files of several devices (hashing, reading, writing) concurrently, with one
+thread per core.
 
-Unlike the threads of `concurrent.futures`, these drop queued work when the process ends, because a
-checkpoint that is incomplete then is abandoned.
+Unlike `concurrent.futures`, this module drops queued work when the process ends, because an
+incomplete checkpoint is then abandoned.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ EXIT_PATIENCE_S = 2.0
 
 
 def run_concurrently(work: Sequence[Callable[[], object]]) -> None:
-    """Run all pieces of work, each on one thread, with at most one thread per core; returns when
-    all are done. If the system provides fewer threads, these do all pieces; if it provides none,
-    the caller's thread does.
+    """Run all pieces of work on at most one thread per core, and return when all are done. If the
+    system provides fewer threads, these do all the work. If it provides no thread, the caller's
+    thread does all the work.
 
     Raises:
-        BaseException: the exception of the first piece that failed; pieces that have not started
+        BaseException: the exception of the first piece that failed. Pieces that have not started
             are dropped.
     """
     crew = _Crew(work)

@@ -1,10 +1,10 @@
-"""Directories of PyTorch's distributed checkpoints (DCP): tensors in chunks, and a `.metadata` file
-with their places.
+"""Directories of PyTorch's distributed checkpoints (DCP): files with chunks of tensors, and a file
+`.metadata` that says where each chunk is.
 
-`open_distributed` returns the tensors by name. Each device reads its own part from the chunks that
-contain it. `.metadata` and the descriptions in chunks are pickles; they are parsed as data
-(`pickles`) and never executed. Chunks that do not cover their tensor exactly, files outside of the
-directory, and entries that are not tensors are rejected.
+`open_distributed` returns the tensors by name. Each device reads its own part of a tensor from the
+chunks that contain it. `.metadata` and the descriptions in chunks are pickles. They are parsed as
+data (`pickles`) and never executed. Chunks that do not cover their tensor exactly, files outside of
+the directory, and entries that are not tensors are rejected.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def open_distributed(
     executed.
 
     Args:
-        directory: with `.metadata`.
-        part: prefix of the names of the wanted tensors, such as `model`. It is removed, and other
-            entries are ignored. Without it, all entries must be tensors.
+        directory: the directory with `.metadata`.
+        part: prefix of the names of the wanted tensors, such as `model`. The prefix is removed from
+            the names, and other entries are ignored. If None, all entries must be tensors.
 
     Raises:
-        CheckpointError: it is not such a checkpoint, or is damaged.
+        CheckpointError: the directory is not a distributed checkpoint, or is damaged.
     """
     root = _validate.path("open_distributed", "a directory", directory)
     if part is not None:
@@ -133,7 +133,7 @@ class _Directory:
         return tensor
 
     def _open(self, name: Any) -> OpenFile:
-        """A file next to the metadata."""
+        """Open a file next to the metadata."""
         if not isinstance(name, str) or name != os.path.basename(name) or name in ("", ".", ".."):
             raise Unreadable(f"{worded(name)} is not the name of a file in this directory")
         if name not in self._files:

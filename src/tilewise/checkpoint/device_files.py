@@ -1,9 +1,9 @@
 """The files of a training checkpoint, one per device: writes, opens and reads them concurrently.
 
-A file is safetensors. Its tensors are the device's parts, under the names of the whole tensors; the
-manifest (`checkpoint.manifest`) has their places. Parts are hashed and written one at a time, so
-tensors are never assembled. Opening compares a file's header with the manifest; `damages` checks
-every byte.
+A device's file has the format safetensors. It contains the device's parts of tensors, each under
+the name of its whole tensor. The manifest (`checkpoint.manifest`) says where each part lies in its
+tensor. Parts are hashed and written one at a time, so whole tensors are never assembled. Opening
+compares a file's header with the manifest. `damages` checks every byte.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class DeviceFile:
     """A device's file, whose header matches the manifest.
 
     Attributes:
-        name: in the checkpoint.
-        parts: by the tensors' names.
-        records: the manifest's records of them.
+        name: name of the file in the checkpoint.
+        parts: the parts in the file, by the names of their tensors.
+        records: the manifest's records of these parts.
     """
 
     name: str
@@ -55,7 +55,7 @@ class DeviceFile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its parts."""
+        """Bytes of all parts in the file."""
         return sum(part.nbytes for part in self.parts.values())
 
 
@@ -71,10 +71,10 @@ def _by_device(tensors: Mapping[str, PartedTensor], num_devices: int) -> list[di
 def describe(
     tensors: Mapping[str, PartedTensor], num_devices: int, count: Count
 ) -> Mapping[str, TensorRecord]:
-    """The manifest's records of tensors; reads every byte.
+    """Make the manifest's records of tensors. This reads every byte.
 
     Args:
-        tensors: by name.
+        tensors: the tensors by name.
         num_devices: number of devices.
         count: called with the number of additional bytes read; an exception of it ends the work.
     """
@@ -111,13 +111,13 @@ def write_device_files(
     """Write each device's file and flush it to the disk, several at a time.
 
     Args:
-        directory: must exist.
-        tensors: by name.
-        num_devices: number of devices; a device without parts has a file without tensors.
-        count: called with the number of additional bytes written; an exception of it ends the work.
+        directory: an existing directory.
+        tensors: the tensors by name.
+        num_devices: number of devices. A device without parts has a file without tensors.
+        count: called with the number of additional bytes written. If it raises, the work ends.
 
     Raises:
-        OSError: one cannot be written.
+        OSError: a file cannot be written.
     """
 
     def counted(part: TensorPart) -> LazyTensor:
@@ -136,12 +136,13 @@ def write_device_files(
 
 
 def open_device_files(directory: Path, manifest: Manifest) -> tuple[DeviceFile, ...]:
-    """The files of a checkpoint, in order of devices; only their headers are read.
+    """Open the files of a checkpoint, in order of devices. Only their headers are read.
 
     Raises:
         Unreadable: files are missing, are not complete safetensors, or have other parts than the
-            manifest; names them.
-        Forbidden: a file may not be read, so it cannot be checked; names it.
+            manifest says. The message names the files.
+        Forbidden: this process may not read a file, so the file cannot be checked. The message
+            names the file.
     """
     all_records = manifest.parts_by_device()
     files: list[DeviceFile] = []
@@ -166,7 +167,7 @@ def open_device_files(directory: Path, manifest: Manifest) -> tuple[DeviceFile, 
 
 
 def _first_odd(file: WeightsFile, records: Mapping[str, PartRecord], manifest: Manifest) -> str | None:
-    """The first difference between a file and the manifest."""
+    """The first difference between a file and the manifest; None if they agree."""
     for name in {**records, **file.entries}:
         entry = file.entries.get(name)
         if entry is None:
@@ -181,11 +182,11 @@ def _first_odd(file: WeightsFile, records: Mapping[str, PartRecord], manifest: M
 
 
 def assemble(files: Sequence[DeviceFile], manifest: Manifest) -> dict[str, FileTensor | PartedTensor]:
-    """The whole tensors by name, in the manifest's order; they are read on use.
+    """The whole tensors by name, in the manifest's order. A tensor is read when it is used.
 
     Args:
-        files: of all devices, in order.
-        manifest: of the same checkpoint; its parts must cover their tensors.
+        files: the files of all devices, in order.
+        manifest: the manifest of the same checkpoint. Its parts must cover their tensors.
     """
     tensors: dict[str, FileTensor | PartedTensor] = {}
     for name, tensor in manifest.tensors.items():
@@ -198,12 +199,12 @@ def assemble(files: Sequence[DeviceFile], manifest: Manifest) -> dict[str, FileT
 
 
 def damages(files: Sequence[DeviceFile], count: Count) -> str | None:
-    """Damage in the bytes of files: for each damaged file its first wrong tensor; None if there is
-    none.
+    """Describe damage in the bytes of files: for each damaged file, its first wrong tensor. None if
+    no file is damaged.
 
     Args:
-        files: every byte is read, several files at a time.
-        count: called with the number of additional bytes read; an exception of it ends the work.
+        files: the files. Every byte is read, several files at a time.
+        count: called with the number of additional bytes read. If it raises, the work ends.
     """
     wrong: dict[str, str] = {}
 

@@ -1,9 +1,10 @@
-"""Replaces and removes directories so that a reader sees either the old one or the new one, never a
-part.
+"""Replaces and removes directories so that a reader sees either the old directory or the new one,
+never a part of one.
 
-It does for directories what `files.writing` does for files. A directory that is replaced or removed
-is first renamed to a hidden name; between the two renames of a replacement there is no directory of
-that name. On request it checks in advance that a place is writable.
+This module does for directories what `files.writing` does for files. A directory that is replaced
+or removed is first renamed to a hidden name. A replacement consists of two renames; between them
+there is no directory with the final name. `check_writable` checks in advance that a directory can
+be written.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = [
 
 
 def check_writable(directory: Path) -> None:
-    """Reject a directory that cannot be created or written; leaves nothing behind.
+    """Reject a directory that cannot be created or written. The check leaves nothing behind.
 
     Raises:
         ConfigError: a file or a dangling link has its name, or there is no permission.
@@ -65,7 +66,7 @@ def _nearest_existing(path: Path) -> Path:
     """The path itself, or its closest existing parent directory.
 
     Raises:
-        OSError: it cannot be accessed, or a link on the way is dangling.
+        OSError: the path cannot be accessed, or a link on the way is dangling.
     """
     for candidate in (path, *path.parents):
         try:
@@ -84,7 +85,7 @@ def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
     An existing directory is first renamed and finally removed.
 
     Raises:
-        ResourceError: it cannot be written; the existing directory is kept.
+        ResourceError: the directory cannot be written. An existing directory is kept.
     """
     temporary = path.with_name(f"{HIDDEN}{path.name}-{os.getpid()}")
     with writing(path):
@@ -101,7 +102,9 @@ def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a finished directory; if this fails, the existing one gets its name back."""
+    """Rename a finished directory to its final name. If this fails, the existing directory gets its
+    name back.
+    """
     aside = path.with_name(f"{HIDDEN}{path.name}-old-{os.getpid()}")
     existed = path.exists()
     if existed:
@@ -130,7 +133,7 @@ def remove_leftovers(directory: Path) -> None:
     """Remove temporary files of killed writers from `directory`.
 
     Raises:
-        ResourceError: it cannot be listed or written to.
+        ResourceError: `directory` cannot be listed or written to.
     """
     with writing(directory):
         for path in directory.glob(f"{HIDDEN}*"):
@@ -138,7 +141,9 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Remove a directory, a file or a link (not its target); a missing one is not an error."""
+    """Remove a directory, a file or a link (not the link's target). It is not an error if nothing
+    exists there.
+    """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

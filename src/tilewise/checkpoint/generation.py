@@ -1,9 +1,9 @@
 """generation_config.json: the settings that a model's authors recommend for generation.
 
-Fields have the names and types of transformers' `GenerationConfig`. Supported settings are returned. Known settings
-that do not change the text are ignored. Known settings that change the text and are not supported are ignored with one
-warning each, which names the setting. Fields that `GenerationConfig` does not have are ignored with one warning for all
-of them.
+Fields have the names and types of transformers' `GenerationConfig`. The file's settings that are
+supported are returned. Known settings that do not change the text are ignored. Known settings that
+change the text and are not supported are ignored with one warning each, which names the setting.
+Fields that `GenerationConfig` does not have are ignored with one warning for all of them.
 """
 
 from __future__ import annotations
@@ -94,17 +94,17 @@ class _GenerationConfig(_Settings):  # type: ignore[misc]
 
 
 def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, Any]:
-    """The settings of generation_config.json by the file's names; empty if there is no file.
+    """The settings of generation_config.json, by the names in the file. Empty if there is no file.
 
-    It logs one warning for each setting that changes the text and is not supported, one for all
+    One warning is logged for each setting that changes the text and is not supported, one for all
     unknown fields, and one for token ids that the model does not have. Each warning is logged once,
     although the file is read several times.
 
     Args:
-        directory: of the model.
-        vocab_size: of the model. Token ids at or beyond it are never generated, so `bos_token_id`
-            and `eos_token_id` are returned without them, and `bad_words_ids` without the words that
-            contain one.
+        directory: directory of the model.
+        vocab_size: vocabulary size of the model. Token ids at or beyond it are never generated.
+            They are removed from `bos_token_id` and `eos_token_id`, and words that contain such an
+            id are removed from `bad_words_ids`.
 
     Raises:
         CheckpointError: the file is not a JSON object, a field cannot have such a value, or a token
@@ -134,7 +134,7 @@ def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:
     """The supported settings of a file, and a warning for each setting that is not supported.
 
     Raises:
-        Unreadable: its content is not a generation configuration.
+        Unreadable: the content is not a generation configuration.
     """
     data = plain_json(content)
     if not isinstance(data, dict):
@@ -157,7 +157,7 @@ def _parse(content: bytes) -> tuple[_GenerationConfig, list[str]]:
 
 
 def _is_same(value: object, allowed: object) -> bool:
-    """Whether values are equal and of the same kind; True is not 1 here."""
+    """Whether values are equal and have the same kind. True does not equal 1 here."""
     return isinstance(value, bool) == isinstance(allowed, bool) and value == allowed
 
 

@@ -19,11 +19,11 @@ def refuse_gguf(path: Path) -> None:
     """Reject a GGUF file, and a directory with GGUF files as its only weights.
 
     Args:
-        path: given as a model, or as a file of weights.
+        path: a path given as a model, or as a file of weights.
 
     Raises:
-        ConfigError: it is one, and the message says how to convert it; or it is named .gguf and has
-            another format.
+        ConfigError: there is a GGUF file; the message says how to convert it. Or a file is named
+            .gguf but has another format.
     """
     file = _gguf_file(path)
     if file is None:
@@ -55,8 +55,8 @@ def refuse_gguf(path: Path) -> None:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """A file with GGUF's magic number or suffix, or the first one of a directory without other
-    weights.
+    """The path, if it is a file with GGUF's magic number or suffix. For a directory without other
+    weights, the first such file in it. Otherwise None.
     """
     if not os.path.isdir(path):
         is_named = path.suffix.lower() == ".gguf" and os.path.lexists(path)

@@ -1,8 +1,9 @@
 """The header of a safetensors file: the place of every tensor.
 
-The format: eight bytes of length, a JSON object that describes the tensors, then their bytes, which
-cover the rest of the file without gaps or overlaps. Everything else is rejected, with the tensor
-and the rule in the error. A pure function of the file's bytes; `checkpoint.tensors` opens files.
+A file consists of eight bytes with the length of the header, the header (a JSON object that
+describes the tensors), and the bytes of the tensors, which cover the rest of the file without gaps
+or overlaps. Everything else is rejected, and the error names the tensor and the rule. Parsing is a
+pure function of the file's bytes. `checkpoint.tensors` opens files.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _StoredTensor(BaseModel):
 
 
 class _Header(BaseModel):
-    """The header; every key except `__metadata__` is a tensor's name."""
+    """The header. Every key except `__metadata__` is the name of a tensor."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -77,7 +78,7 @@ class TensorEntry:
     """A tensor of a file.
 
     Attributes:
-        begin, end: its bytes, from the file's start.
+        begin, end: the range of its bytes, counted from the file's start.
     """
 
     dtype: np.dtype[Any]
@@ -97,7 +98,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def dtype_of_name(name: str) -> np.dtype[Any] | None:
-    """The dtype with this name in the format; None if there is none."""
+    """The dtype with this name in the format; None if there is no such dtype."""
     return np.dtype(_DTYPES[name]) if name in _DTYPES else None
 
 
@@ -105,8 +106,8 @@ def header_end(data: bytes, size: int) -> int:
     """The byte at which a header ends and tensors begin.
 
     Args:
-        data: the file's first bytes, at least eight if it has as many.
-        size: of the whole file.
+        data: the file's first bytes: at least eight, if the file has as many.
+        size: size of the whole file in bytes.
 
     Raises:
         Unreadable: the file is shorter than its header.
@@ -124,7 +125,7 @@ def parse_header(data: bytes, size: int | None = None) -> dict[str, TensorEntry]
 
     Args:
         data: the file's first bytes, at least its header.
-        size: of the whole file; None: `data` is the whole file.
+        size: size of the whole file in bytes; None if `data` is the whole file.
 
     Raises:
         Unreadable: the header breaks a rule of the format, or does not fit the file.
@@ -141,7 +142,7 @@ def parse_header(data: bytes, size: int | None = None) -> dict[str, TensorEntry]
 
 
 def _entry(name: str, stored: _StoredTensor, start: int) -> TensorEntry:
-    """One tensor, checked against itself."""
+    """One tensor, after checking that its dtype, shape and range of bytes agree."""
     if stored.dtype not in _DTYPES:
         raise Unreadable(f"tensor {shown(name)} has dtype {shown(stored.dtype)}, which is not supported")
     dtype = np.dtype(_DTYPES[stored.dtype])
@@ -156,7 +157,9 @@ def _entry(name: str, stored: _StoredTensor, start: int) -> TensorEntry:
 
 
 def _check_covering(entries: dict[str, TensorEntry], start: int, file_bytes: int) -> None:
-    """The tensors' bytes are contiguous from the header to the end of the file."""
+    """Check that the tensors' bytes cover the file from the header to its end, without gaps or
+    overlaps.
+    """
     position = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin < position:

@@ -1,9 +1,10 @@
-"""Models by their name on the Hugging Face hub, from its cache or downloaded into it.
+"""Finds models by their name on the Hugging Face hub. They are in the hub's cache, or are
+downloaded into it.
 
-This module chooses the files of a repository: configuration, tokenizer and the safetensors files of
-one copy of the weights, never code or pickled weights. `huggingface_hub` downloads, shows progress,
-and handles the cache, tokens and offline mode (`HF_HUB_OFFLINE`, `HF_HOME`, `HF_TOKEN`). Invalid
-names, and errors of the hub, are reported before any work.
+This module chooses which files of a repository to download: configuration, tokenizer and the
+safetensors files of one copy of the weights, but never code or pickled weights. `huggingface_hub`
+downloads, shows progress, and handles the cache, tokens and offline mode (`HF_HUB_OFFLINE`,
+`HF_HOME`, `HF_TOKEN`). Invalid names, and errors of the hub, are reported before any work.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
     `owner/name`.
 
     Args:
-        name: a directory, or a repository on the hub; an existing directory takes precedence.
+        name: a directory, or a repository on the hub. An existing directory takes precedence.
         revision: a branch, tag or commit of the repository; None for its main branch.
 
     Raises:
-        ConfigError: it is neither a directory nor a repository; a revision is given for a
-            directory; the hub cannot be reached and its cache has no copy; the repository has no
-            safetensors files; or it is a GGUF file.
+        ConfigError: `name` is neither a directory nor a repository, or is a GGUF file. Or a
+            revision is given for a directory, the hub cannot be reached and its cache has no copy,
+            or the repository has no safetensors files.
     """
     path = _validate.path("find_model", "a model", name)
     text = os.fsdecode(name)  # unchanged: ./owner/name is a path, not a repository
@@ -66,7 +67,9 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
 
 
 def _download(repository: str, revision: str | None) -> Path:
-    """Download a repository's files, small ones first, because they name the files with weights."""
+    """Download a repository's files. Small files are downloaded first, because they name the files
+    with weights.
+    """
     directory = _snapshot(repository, revision, list(_SMALL))
     if not (directory / "config.json").exists():
         raise ConfigError(
@@ -86,7 +89,9 @@ def _download(repository: str, revision: str | None) -> Path:
 
 
 def _snapshot(repository: str, revision: str | None, files: list[str]) -> Path:
-    """Those of these files that a repository has, in the hub's cache."""
+    """Download those of `files` that a repository has, and return their directory in the hub's
+    cache.
+    """
     from huggingface_hub import snapshot_download
 
     try:

@@ -1,8 +1,8 @@
 """Allows one run at a time in an output directory.
 
 The lock is a file in the directory, which the system locks for as long as the process lives. So a
-dead process never blocks, and nothing needs to be cleaned up after it. The file names the process
-for the error message of a second one, and is removed at the end.
+process that has died never blocks another one, and leaves no lock to remove. The file contains the
+process id, for the error message of a second run. It is removed at the end of the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def lock_directory(directory: Path) -> Iterator[None]:
     stays empty.
 
     Raises:
-        ConfigError: another run has locked it (names the process if known), or it is not a path.
+        ConfigError: another run has locked the directory (the message names its process, if known),
+            or `directory` is not a path.
         ResourceError: the lock file cannot be written.
     """
     directory = _validate.path("lock_directory", "a directory", directory)
@@ -76,7 +77,7 @@ def _acquire(path: Path) -> int:
 
 
 def _open(path: Path) -> int:
-    """The open file at `path`; its directory is created if needed."""
+    """Open the file at `path`. Its directory is created if needed."""
     for _ in range(_ATTEMPTS):
         # A run that ends may remove the directory meanwhile, even between the two system calls of `mkdir`.
         with suppress(FileNotFoundError, FileExistsError):
@@ -86,7 +87,7 @@ def _open(path: Path) -> int:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file still has that name."""
+    """Whether `path` still names the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

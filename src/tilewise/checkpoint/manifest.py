@@ -1,11 +1,11 @@
-"""checkpoint.json, the manifest of a training checkpoint, and the checks of it before anything else
-is read.
+"""The manifest of a training checkpoint, which is its file checkpoint.json. It is read and checked
+before anything else of the checkpoint.
 
-It has the step, the configuration and the devices. For every tensor it has the dtype, the shape,
-and its parts: the device whose file contains the part, its place in the tensor, and the SHA-256 of
-its bytes. `digest` covers all of this, so that an edited number is detected. Parts that do not
-cover their tensor are rejected, with the tensor and the file in the error. `checkpoint.training`
-reads the files.
+The manifest has the step, the configuration and the devices. For every tensor it has the dtype, the
+shape and the parts. For every part it has the device whose file contains it, its place in the
+tensor, and the SHA-256 of its bytes. `digest` covers all of this, so that an edited number is
+detected. Parts that do not cover their tensor are rejected, with the tensor and the file in the
+error. `checkpoint.training` reads the files.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def device_file(device: int) -> str:
 
 
 class PartRecord(BaseModel):
-    """A part of a tensor; in its device's file it has the tensor's name.
+    """A part of a tensor. In its device's file it has the tensor's name.
 
     Attributes:
-        device: whose file has it.
-        begin: of its first element in the whole, along each dim.
-        shape: of the part.
-        sha256: of its bytes.
+        device: number of the device whose file has the part.
+        begin: index of the part's first element in the whole tensor, along each dim.
+        shape: shape of the part.
+        sha256: SHA-256 of the part's bytes.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -71,7 +71,7 @@ class PartRecord(BaseModel):
 
     @property
     def box(self) -> Box:
-        """Its place in the whole tensor."""
+        """The part's place in the whole tensor."""
         return Box(tuple(self.begin), tuple(self.shape))
 
 
@@ -79,9 +79,9 @@ class TensorRecord(BaseModel):
     """A tensor.
 
     Attributes:
-        dtype: its name in safetensors.
-        shape: of the whole.
-        parts: of it; at most one per device.
+        dtype: name of the dtype in safetensors.
+        shape: shape of the whole tensor.
+        parts: parts of the tensor; at most one per device.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -95,10 +95,10 @@ class ConfigChange(BaseModel):
     """A setting that a resumed run changed.
 
     Attributes:
-        step: optimizer steps done before the change.
-        key: of the setting, as `section.key`.
-        old: its value before.
-        new: its new value.
+        step: number of optimizer steps done before the change.
+        key: the setting, as `section.key`.
+        old: value before the change.
+        new: value after the change.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -110,10 +110,11 @@ class ConfigChange(BaseModel):
 
 
 class ModelRecord(BaseModel):
-    """The other files of a model directory that can be made of a checkpoint.
+    """What a manifest says about the finished model: a model directory that can be made of the
+    checkpoint's parameters and the files in its folder `model/`.
 
     Attributes:
-        files: names of the directory's files, which are in `model/`, and the SHA-256 of each.
+        files: names of the files in `model/`, and the SHA-256 of each.
         dtypes: by parameter, the dtype of the directory's weights, as named in safetensors.
     """
 
@@ -146,17 +147,19 @@ class Manifest(BaseModel):
     """The content of checkpoint.json.
 
     Attributes:
-        version: of the format.
-        step: optimizer steps done.
+        version: version of the format.
+        step: number of optimizer steps done.
         config: everything that must be equal when training resumes.
         devices: number of devices; each has a file.
-        mesh: their axes, for people; training can resume on any other mesh.
-        tensors: by name.
-        model: the other files of a model directory; None if it was saved without.
-        tokenizer: checksum of the tokenizer.json next to it, in checkpoints older than `model`.
-        changes: of the configuration since the run began, in order. The file has this key only if
-            there are some, so that files of runs without changes equal those of earlier versions.
-        digest: SHA-256 of everything else in it.
+        mesh: axes of the mesh, for people to read; training can resume on any other mesh.
+        tensors: the tensors' records by name.
+        model: the finished model; None if the checkpoint was saved without one.
+        tokenizer: checksum of the tokenizer.json next to the manifest. Only checkpoints from before
+            `model` existed have it.
+        changes: changes of the configuration since the run began, in order. The file has this key
+            only if there are changes, so that files of runs without changes equal those of earlier
+            versions.
+        digest: SHA-256 of all other fields.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -192,16 +195,10 @@ class Manifest(BaseModel):
         model: ModelRecord | None,
         changes: Sequence[ConfigChange] = (),
     ) -> Manifest:
-        """A manifest with its digest.
+        """Make a manifest, with its digest.
 
-        Args:
-            step: as in the attributes, and so are all others.
-            config: see above.
-            mesh: see above.
-            num_devices: see above.
-            tensors: see above.
-            model: see above.
-            changes: see above.
+        The arguments are the attributes of the same names; `num_devices` is the attribute
+        `devices`.
         """
         return Manifest(
             version=_VERSION,
@@ -215,7 +212,7 @@ class Manifest(BaseModel):
         ).signed()
 
     def signed(self) -> Manifest:
-        """The same with its digest."""
+        """The same manifest with its digest."""
         dumped = self._dump()
         del dumped["digest"]
         content = json.dumps(dumped, sort_keys=True, separators=(",", ":"))
@@ -226,7 +223,9 @@ class Manifest(BaseModel):
         return json.dumps(self._dump()) + "\n"
 
     def _dump(self) -> dict[str, Any]:
-        """The fields; `model` and `changes` are left out if empty, as in older checkpoints."""
+        """The fields. `model` and `changes` are left out if they are empty, as in older
+        checkpoints.
+        """
         absent = {name for name in ("model", "changes") if not getattr(self, name)}
         return self.model_dump(exclude=absent)
 
@@ -243,7 +242,7 @@ class Manifest(BaseModel):
 
         Raises:
             Unreadable: a tensor has missing parts, or parts that overlap, lie outside, or belong to
-                no device; names the files.
+                no device. The message names the files.
         """
         misfits: dict[object, Misfit | None] = {}
         for name, tensor in self.tensors.items():
@@ -270,16 +269,17 @@ class Manifest(BaseModel):
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint, with valid digest and complete tensors.
+    """Read the manifest of a checkpoint, and check its digest and that its tensors are complete.
 
     Raises:
-        Unreadable: it is invalid, its digest is wrong, or a tensor's parts do not cover it.
+        Unreadable: the manifest is invalid, its digest is wrong, or a tensor's parts do not cover
+            the tensor.
     """
     return parse_manifest(read_whole(directory / MANIFEST, _MAX_BYTES))
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """The manifest in a file's content; errors as of `read_manifest`."""
+    """The manifest in a file's content. Raises the errors of `read_manifest`."""
     if len(content) > _MAX_BYTES:
         raise Unreadable(f"it is larger than {format_bytes(_MAX_BYTES)}")
     manifest = parse_json(content, Manifest)

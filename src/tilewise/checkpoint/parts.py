@@ -1,7 +1,7 @@
 """Checks the tensors that a training checkpoint is made of, and makes parts of whole tensors.
 
-Names and shapes that a file could not return, and parts that do not cover their tensor, are
-rejected before a byte is read or written.
+Names and shapes that could not be read back from a file, and parts that do not cover their tensor,
+are rejected before a byte is read or written.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _validate = Validator("checkpoint", CheckpointError)
 def make_parts(
     tensors: Mapping[str, NDArray[Any] | FileTensor | PartedTensor], num_devices: int
 ) -> dict[str, PartedTensor]:
-    """Tensors in parts, as files can hold them; a whole tensor becomes one part of the first
-    device.
+    """Tensors in parts that can be stored in files. A whole tensor becomes one part, which belongs
+    to the first device.
 
     Raises:
         CheckpointError: the argument is not a mapping of names to tensors; a name, dtype or shape
@@ -75,7 +75,7 @@ def _check_name(name: str) -> None:
 
 
 def _is_of_parts(tensor: object) -> TypeGuard[PartedTensor]:
-    """Whether it is a valid tensor in parts."""
+    """Whether an object is a valid tensor in parts."""
     return (
         isinstance(tensor, PartedTensor)
         and isinstance(tensor.dtype, np.dtype)
@@ -93,7 +93,7 @@ def _is_of_parts(tensor: object) -> TypeGuard[PartedTensor]:
 
 
 def _is_small(tensor: PartedTensor) -> bool:
-    """Whether its shape fits a header, even if it has no elements."""
+    """Whether a tensor's shape fits in a header, even if the tensor has no elements."""
     places = prod(max(1, int(size)) for size in tensor.shape)
     return len(tensor.shape) <= MAX_DIMS and places * tensor.dtype.itemsize < MAX_SIZE
 

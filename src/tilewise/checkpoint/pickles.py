@@ -1,10 +1,11 @@
 """Parses pickles as data, with an interpreter that cannot call anything.
 
 Python's own unpickler calls whatever a file names. This one supports only the instructions that
-build numbers, strings and containers. Names are compared with a list of those that tensor files
-use; what would be a call becomes a `Record` of the name and its arguments. So nothing in a file can
-run. Time and memory are bounded: instructions and bytes are counted, there is no recursion, and
-keys are plain values. `torch_files` and `dcp` provide the bytes and make tensors of the records.
+build numbers, strings and containers. Names are compared with a list of the names that tensor files
+use. Where Python's unpickler would call something, this one makes a `Record` of the name and the
+arguments. So nothing in a file can run. Time and memory are bounded: instructions and bytes are
+counted, there is no recursion, and keys are plain values. `torch_files` and `dcp` provide the bytes
+and make tensors of the records.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ _NAMES: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Name:
-    """A name in a pickle, such as `torch FloatStorage`; not the object with that name."""
+    """A name in a pickle, such as `torch FloatStorage`. It stands for itself, not for the object
+    with that name.
+    """
 
     module: str
     name: str
@@ -67,9 +70,9 @@ class Record:
     """A call or an object of a pickle, as data.
 
     Attributes:
-        name: of the callable; None for a reference to something outside of the pickle.
-        arguments: of the call.
-        state: what unpickling would set on the result; None if nothing.
+        name: name of the callable; None for a reference to something outside of the pickle.
+        arguments: arguments of the call.
+        state: the state that unpickling would set on the result; None if there is none.
     """
 
     name: Name | None
@@ -78,8 +81,8 @@ class Record:
 
 
 def worded(value: object) -> str:
-    """A pickle's value as text for an error message. Of a container only the type is shown,
-    because it may contain itself, or nested copies that grow exponentially.
+    """A pickle's value as text for an error message. For a container only the type is shown,
+    because a container may contain itself, or nested copies that grow exponentially.
     """
     return shown(value) if isinstance(value, (str, bytes, int, float, Name)) else f"a {type(value).__name__}"
 
@@ -95,8 +98,8 @@ def parse_pickle(content: bytes) -> Any:
     """The content of a pickle, as plain values, lists, tuples, dictionaries, `Name` and `Record`.
 
     Raises:
-        Unreadable: it is not a pickle, is too large, or names something that tensor files do not
-            need.
+        Unreadable: the content is not a pickle, is too large, or names something that tensor files
+            do not need.
     """
     if len(content) > MAX_PICKLE_BYTES:
         raise Unreadable(f"its pickle has {len(content)} bytes, more than {MAX_PICKLE_BYTES}")

@@ -45,21 +45,22 @@ def save_pretrained(
     copy_from: str | Path | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model so that `transformers` and Tilewise can open it; an existing directory is
+    """Write a model so that `transformers` and Tilewise can open it. An existing directory is
     replaced.
 
     Args:
         config: content of config.json.
-        tensors: arrays by the files' names; lazy ones (`store_parameters`) are fetched one by one.
-        tokenizer: written as tokenizer.json with a tokenizer_config.json.
+        tensors: arrays by their names in files. Lazy tensors (`store_parameters`) are fetched one
+            by one.
+        tokenizer: the tokenizer, written as tokenizer.json with a tokenizer_config.json.
         generation_config: defaults of generation, for example `{"eos_token_id": 0}`.
-        copy_from: a model directory whose other files are copied unchanged: see `model_files`.
-        max_shard_bytes: maximum size of a file of weights; more weights are written to several
+        copy_from: a model directory whose other files are copied unchanged (see `model_files`).
+        max_shard_bytes: maximum size of a file of weights. Larger weights are written to several
             files with an index.
 
     Raises:
         CheckpointError: a file of `copy_from` cannot be read.
-        ResourceError: it cannot be written; an existing directory is kept.
+        ResourceError: the directory cannot be written. An existing directory is kept.
     """
     path = _validate.path("save_pretrained", "a directory", directory)
     config = _validate.json("save_pretrained", "config", config)
@@ -77,13 +78,13 @@ def save_model_directory(
     """Write a model from the content of its files and its weights, as `save_pretrained` does.
 
     Args:
-        directory: created or replaced.
-        files: content by name, from `model_files`.
+        directory: the directory to create or replace.
+        files: content of the files by name, from `model_files`.
         tensors: as for `save_pretrained`.
         max_shard_bytes: as for `save_pretrained`.
 
     Raises:
-        ResourceError: it cannot be written; an existing directory is kept.
+        ResourceError: the directory cannot be written. An existing directory is kept.
     """
 
     def write(temporary: Path) -> None:
@@ -107,10 +108,10 @@ def model_files(
     """The content of all files of a Hugging Face directory except weights, by name.
 
     Args:
-        config: content of config.json; None: that of `copy_from`.
-        tokenizer: becomes tokenizer.json with a tokenizer_config.json; None: the files of
+        config: content of config.json; None to copy the file of `copy_from`.
+        tokenizer: becomes tokenizer.json with a tokenizer_config.json; None to copy the files of
             `copy_from`.
-        generation_config: content of generation_config.json; None: that of `copy_from`.
+        generation_config: content of generation_config.json; None to copy the file of `copy_from`.
         copy_from: a model directory whose other files are copied byte by byte: tokenizer, chat
             templates, pooling of an encoder, code that config.json names.
 

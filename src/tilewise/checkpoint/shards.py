@@ -1,9 +1,9 @@
-"""Writes safetensors files with one tensor in memory at a time; each file appears complete or not
+"""Writes safetensors files with one tensor in memory at a time. Each file appears complete or not
 at all.
 
-Names, shapes and dtypes are known first, so headers are written before the data and every file has
-its final name. Then tensors are fetched and written one by one. What a file cannot store is
-rejected before anything is written. `transformers` opens these files.
+Names, shapes and dtypes of all tensors are known before any value, so headers and names of files
+are decided first. Then tensors are fetched and written one by one. Tensors that a file cannot store
+are rejected before anything is written. `transformers` can open the files.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def write_weights(
     """Write tensors as `model.safetensors`, or as numbered files with an index if they exceed one
     shard.
 
-    Each file is replaced atomically; several are replaced after all of them are written, the index
-    last. One lazy tensor is in memory at a time.
+    Each file is replaced atomically. If there are several, they are replaced when all are written,
+    the index last. One lazy tensor is in memory at a time.
 
     Args:
-        directory: must exist.
-        tensors: by name: arrays, or tensors that are fetched one by one (`LazyTensor`, tensors in
+        directory: an existing directory.
+        tensors: arrays by name, or tensors that are fetched one by one (`LazyTensor`, tensors in
             files).
-        max_shard_bytes: maximum size of the tensors in a file; a larger tensor has its own file.
+        max_shard_bytes: maximum size of the tensors in a file. A larger tensor has its own file.
 
     Raises:
         CheckpointError: the argument is not a mapping of names to arrays.
-        ResourceError: a file cannot be written; existing files are kept.
+        ResourceError: a file cannot be written. Existing files are kept.
     """
     directory = _validate.path("write_weights", "a directory", directory)
     max_shard_bytes = _validate.integer("write_weights", "max_shard_bytes", max_shard_bytes, 1, 1 << 62)
@@ -81,7 +81,7 @@ def write_weights(
 
 
 def _cut(tensors: Sequence[tuple[str, Tensor]], max_bytes: int) -> list[list[tuple[str, Tensor]]]:
-    """Divides tensors, in order, into files up to the maximum size; at least one file."""
+    """Divide tensors, in order, among files up to the maximum size. There is at least one file."""
     shards: list[list[tuple[str, Tensor]]] = [[]]
     size = 0
     for name, tensor in tensors:
@@ -97,7 +97,7 @@ def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     """Names and tensors, checked against what a file can store.
 
     Raises:
-        CheckpointError: one cannot be stored, or a name appears twice.
+        CheckpointError: a tensor cannot be stored, or a name appears twice.
     """
     if isinstance(tensors, (str, Mapping, np.ndarray)) or not isinstance(tensors, Iterable):
         _validate.invalid(
@@ -127,10 +127,10 @@ def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write one safetensors file; tensors are fetched one by one.
+    """Write one safetensors file. Tensors are fetched one by one.
 
     Raises:
-        OSError: it cannot be written, for example because the disk is full.
+        OSError: the file cannot be written, for example because the disk is full.
         CheckpointError: a lazy tensor differs from its description, or the names are longer than a
             header allows.
     """

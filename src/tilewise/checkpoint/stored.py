@@ -1,9 +1,11 @@
-"""Maps a graph's parameters to the tensors of a family's files, in both directions, by one table.
+"""Maps a graph's parameters to the tensors in a model family's files, and the reverse, by one
+table.
 
-A file may store several parameters in one tensor, or a parameter transposed. `StoredWeights` shows
-files under the graph's names; `store_parameters` shows a graph's parameters under the files' names.
-Both are lazy. `models` provides the tables. Files that lack a tensor of the table, have additional
-ones, or have other shapes or integer dtypes, are rejected before an element is read.
+A file may store several parameters in one tensor, or a parameter transposed. `StoredWeights` gives
+the tensors of files the names of the graph. `store_parameters` gives a graph's parameters the names
+of the files. Both are lazy. `models` provides the tables. Files that lack a tensor of the table,
+have additional tensors, or have wrong shapes or integer dtypes, are rejected before an element is
+read.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ class StoredTensor:
     """A tensor of a file and the parameters in it.
 
     Attributes:
-        name: in files.
-        parameters: names in the graph and number of rows (output features; for a vector, elements)
-            of each, in order of the rows.
-        is_transposed: the file has input features by output features.
+        name: name of the tensor in files.
+        parameters: the parameters in the tensor, in order of the rows. Each is its name in the
+            graph and its number of rows (output features; for a vector, elements).
+        is_transposed: whether the file has input features as rows and output features as columns.
     """
 
     name: str
@@ -50,21 +52,22 @@ class StoredTensor:
 
 
 class StoredWeights(Mapping[str, Stored]):
-    """Tensors of files under the graph's names; a value is read when it is indexed or converted to
+    """Tensors of files under the graph's names. A value is read when it is indexed or converted to
     an array.
 
     Args:
-        files: by name, from `open_weights`, or arrays.
+        files: tensors by their names in files, from `open_weights`, or arrays.
         table: the required tensors.
         prefix: prefix of the table's names (`model.`) that some or all names in files may lack.
-        copies: names of additional tensors, and of the table's tensors that they must equal: the
-            head of a model that ties it to its embedding.
-        is_ignored: whether another tensor may be ignored, because it follows from the
+        copies: names of additional tensors, each with the name of the table's tensor that it must
+            equal. An example is the head in the files of a model that ties the head to the
+            embedding.
+        is_ignored: whether an additional tensor may be ignored, because its values follow from the
             configuration.
 
     Raises:
-        CheckpointError: the files have fewer or more tensors than the table, a tensor has other
-            rows or an integer dtype, or a copy differs; names the tensor.
+        CheckpointError: the files have fewer or more tensors than the table, a tensor has a wrong
+            number of rows or an integer dtype, or a copy differs. The message names the tensor.
     """
 
     def __init__(
@@ -132,13 +135,13 @@ class StoredWeights(Mapping[str, Stored]):
             first += count
 
     def require_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check every parameter's whole shape; the table has only the rows.
+        """Check every parameter's whole shape. (The table has only numbers of rows.)
 
         Args:
-            shapes: by name in the graph.
+            shapes: shapes by name in the graph.
 
         Raises:
-            CheckpointError: one differs; names the tensor and its file.
+            CheckpointError: a shape differs. The message names the tensor and its file.
         """
         for name, tensor in self._parameters.items():
             if tuple(tensor.shape) != tuple(shapes[name]):
@@ -160,12 +163,16 @@ class StoredWeights(Mapping[str, Stored]):
 
 
 def _spelling(files: Mapping[str, Stored], name: str, prefix: str) -> str | None:
-    """The name of a tensor in files: as in the table, or without the prefix."""
+    """The name that a tensor has in files: the table's name, or this name without the prefix. None
+    if the files have neither.
+    """
     return next((key for key in (name, name.removeprefix(prefix)) if key in files), None)
 
 
 def _require_copy(copy: Stored, original: Stored, name: str, of: str) -> None:
-    """Two tensors have the same bits. Readers of files differ in which of the two they use."""
+    """Check that two tensors have the same bits, because readers of such files differ in which of
+    the two they use.
+    """
     same = copy.shape == original.shape and copy.dtype == original.dtype
     step = max(1, _BYTES_COMPARED // max(1, copy.nbytes // max(1, len(copy)))) if same else 1
     for first in range(0, len(copy) if same else 0, step):
@@ -181,7 +188,9 @@ def _require_copy(copy: Stored, original: Stored, name: str, of: str) -> None:
 
 
 def _place(*tensors: Stored) -> str:
-    """The file of a tensor, or the first of several; nothing for arrays."""
+    """The file of a tensor, or of the first of several tensors, in words for a message. Empty for
+    arrays.
+    """
     paths = sorted({str(tensor.file.path) for tensor in tensors if isinstance(tensor, FileTensor)})
     more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
     return f" in {paths[0]!r}{more}" if paths else ""
@@ -197,7 +206,7 @@ def _error(rule: str, got: str, advice: str) -> CheckpointError:
 def store_parameters(
     table: Sequence[StoredTensor], parameters: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """A graph's parameters under the files' names, in the table's order; each is fetched when it is
+    """A graph's parameters under the files' names, in the table's order. Each is fetched when it is
     written.
     """
     for entry in table:

@@ -1,10 +1,12 @@
-"""Tensors that are in files, in several parts, or fetched by a function when they are needed.
+"""Tensors whose values are not in memory as one array: they are in files, consist of several parts,
+or are fetched by a function when they are needed.
 
-`WeightsFile` opens a safetensors file. Its `FileTensor`s know their place and are read with `pread`
-on request, row by row if needed; if the file becomes shorter meanwhile, this is an error and not a
-signal. A `PartedTensor` consists of several such parts or arrays, and reads a box from the parts
-that contain it. A `LazyTensor` is a tensor to be written. NumPy accepts all of them as arrays.
-Files that break a rule of the format (`checkpoint.header`) are rejected.
+`WeightsFile` opens a safetensors file. Its `FileTensor`s know their place in the file and are read
+with `pread` on request, row by row if needed. If the file has become shorter, reading raises an
+error (with a memory map, a signal would end the process). A `PartedTensor` consists of several
+parts in files or arrays, and reads a box from the parts that contain it. A `LazyTensor` is a tensor
+to be written, whose values a function fetches. NumPy accepts all of these as arrays. Files that
+break a rule of the format (`checkpoint.header`) are rejected.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ class OpenFile:
     """A file that is open for reading while one of its tensors is in use.
 
     Attributes:
-        path: of the file when it was opened.
-        stream: keeps it open; its position is not used.
+        path: path of the file when it was opened.
+        stream: keeps the file open. Its position is not used.
     """
 
     path: Path
@@ -64,7 +66,7 @@ class OpenFile:
 
     @property
     def descriptor(self) -> int:
-        """Its file descriptor."""
+        """The file descriptor."""
         return self.stream.fileno()
 
     def read_into(self, buffer: memoryview, begin: int) -> None:
@@ -93,12 +95,12 @@ class OpenFile:
 
 class Checksum:
     """The CRC-32 of a range of a file that contains tensors. It is verified once, before the first
-    of them is read.
+    of these tensors is read.
 
     Args:
-        file: open.
+        file: the open file.
         begin: first byte of the range.
-        size: of the range, in bytes.
+        size: size of the range in bytes.
         crc: the expected value.
     """
 
@@ -111,7 +113,7 @@ class Checksum:
         """Compare the range with its checksum.
 
         Args:
-            name: of a tensor in it, for the message.
+            name: name of a tensor in the range, for the message.
 
         Raises:
             CheckpointError: the checksum differs, or the range no longer exists.
@@ -140,15 +142,16 @@ class FileTensor:
     converted to an array.
 
     Attributes:
-        file: that contains it.
-        name: in the file.
-        dtype: of its elements there.
-        shape: as seen here.
-        begin: of its first element, in bytes from the file's start.
-        row_bytes: between rows in the file, which are columns here if it is transposed.
-        is_transposed: the file has the transpose.
-        checksum: of the bytes that it is a part of, if the file has one; verified before the first
-            use.
+        file: the file that contains it.
+        name: name of the tensor in the file.
+        dtype: dtype of the elements in the file.
+        shape: shape of this tensor, after selecting rows or transposing.
+        begin: position of its first element, in bytes from the file's start.
+        row_bytes: bytes from one row of the file to the next. (Rows of the file are columns of this
+            tensor if it is transposed.)
+        is_transposed: whether the file has the transpose of this tensor.
+        checksum: checksum of a range of bytes that contains the tensor; None if the file has none.
+            It is verified before the first use.
     """
 
     file: OpenFile
@@ -172,12 +175,12 @@ class FileTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements in the file."""
+        """Bytes of the tensor's elements in the file."""
         return self.size * self.dtype.itemsize
 
     @property
     def extent_bytes(self) -> int:
-        """Bytes of the file from its first element to its last."""
+        """Bytes of the file from the tensor's first element to its last."""
         shape = self.shape[::-1] if self.is_transposed else self.shape
         if self.ndim < 2 or not self.size:
             return self.nbytes
@@ -194,7 +197,7 @@ class FileTensor:
         return replace(self, shape=self.shape[::-1], is_transposed=not self.is_transposed)
 
     def rows(self, first: int, count: int) -> FileTensor:
-        """A range of rows (of a vector, elements)."""
+        """A range of rows. (The rows of a vector are its elements.)"""
         assert 0 <= first <= first + count <= self.shape[0]
         step = self.dtype.itemsize if self.is_transposed else self.row_bytes
         return replace(self, shape=(count, *self.shape[1:]), begin=self.begin + first * step)
@@ -204,16 +207,16 @@ class FileTensor:
         return self.transpose().rows(first, count).transpose()
 
     def verify(self) -> None:
-        """Verify the checksum of the bytes that it is a part of, if the file has one.
+        """Verify the checksum of the bytes that contain the tensor, if the file has one.
 
         Raises:
-            CheckpointError: it differs.
+            CheckpointError: the checksum differs.
         """
         if self.checksum is not None:
             self.checksum.verify(self.name)
 
     def read(self) -> NDArray[Any]:
-        """All of it, as a new array.
+        """The whole tensor, as a new array.
 
         Raises:
             CheckpointError: the file has changed since it was opened, or is damaged.
@@ -249,9 +252,9 @@ class TensorPart:
     """A box of a tensor: in memory, in a file, or fetched when it is read.
 
     Attributes:
-        box: its place in the whole tensor.
-        values: its elements.
-        device: that holds it.
+        box: the part's place in the whole tensor.
+        values: the part's elements.
+        device: number of the device that has the part.
     """
 
     box: Box
@@ -259,10 +262,11 @@ class TensorPart:
     device: int = 0
 
     def read(self, box: Box) -> NDArray[Any]:
-        """Some of its elements. Of a file of more than two dims, elements in between are read too.
+        """Some elements of the part. If the part is in a file and has more than two dims, elements
+        in between are read too.
 
         Args:
-            box: of the whole tensor; it must lie in this part.
+            box: a box of the whole tensor, which must lie in this part.
         """
         inside, values = box.inside(self.box), self.values
         if isinstance(values, FileTensor) and values.ndim:
@@ -276,13 +280,13 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class PartedTensor:
-    """A tensor in parts that contain each element once. Parts are read when it is converted to an
-    array.
+    """A tensor in parts that contain each element once. Parts are read when the tensor is converted
+    to an array.
 
     Attributes:
-        shape: of the whole.
-        dtype: of its elements.
-        parts: of it, in any order.
+        shape: shape of the whole tensor.
+        dtype: dtype of the elements.
+        parts: the parts, in any order.
     """
 
     shape: tuple[int, ...]
@@ -305,20 +309,20 @@ class PartedTensor:
         return [part.values for part in self.parts if isinstance(part.values, FileTensor)]
 
     def verify(self) -> None:
-        """Verify the checksums of its parts, if files have them.
+        """Verify the checksums of the parts, if files have checksums.
 
         Raises:
-            CheckpointError: one differs.
+            CheckpointError: a checksum differs.
         """
         for tensor in self.files:
             tensor.verify()
 
     def read_box(self, box: Box) -> NDArray[Any]:
-        """Some of its elements, from the parts that contain them; without a copy if it is one part
-        in memory.
+        """Some elements of the tensor, from the parts that contain them. There is no copy if one
+        part in memory contains all of them.
 
         Args:
-            box: of the whole tensor.
+            box: a box of the whole tensor.
 
         Raises:
             CheckpointError: a file has changed since it was opened, or is damaged.
@@ -333,7 +337,7 @@ class PartedTensor:
         return values
 
     def read(self) -> NDArray[Any]:
-        """All of it; errors as of `read_box`."""
+        """The whole tensor. Raises the errors of `read_box`."""
         return self.read_box(Box.whole(self.shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -347,8 +351,8 @@ class LazyTensor:
     """A tensor of known shape that is fetched when it is converted to an array.
 
     Attributes:
-        shape: its shape.
-        dtype: of its elements.
+        shape: shape of the tensor.
+        dtype: dtype of the elements.
         fetch: returns the array. It is called for every use, so that the array stays in memory no
             longer than needed.
     """
@@ -373,7 +377,8 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
     """A tensor's elements in memory.
 
     Raises:
-        CheckpointError: its shape or dtype differs from its description, or it has masked elements.
+        CheckpointError: the array's shape or dtype differs from the tensor's description, or the
+            array has masked elements.
     """
     if isinstance(tensor, (FileTensor, PartedTensor)):
         return tensor.read()
@@ -388,15 +393,17 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
 
 
 def cast_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors in other dtypes; each is rounded to nearest, ties to even, when it is fetched.
+    """Tensors in other dtypes. Values are rounded to nearest, ties to even, when a tensor is
+    fetched.
 
     Args:
-        tensors: by name.
-        dtypes: by name, as named in safetensors; tensors without one keep theirs.
+        tensors: the tensors by name.
+        dtypes: new dtypes by the tensors' names, as named in safetensors. Tensors that are not
+            listed keep their dtypes.
 
     Returns:
-        The tensors. Converting one to an array raises CheckpointError if a finite value is beyond
-        its new dtype.
+        The tensors. Converting a tensor to an array raises CheckpointError if a finite value does
+        not fit in its new dtype.
     """
     cast = dict(tensors)
     for name, tensor in tensors.items():
@@ -420,13 +427,14 @@ def _cast(name: str, tensor: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class WeightsFile(Mapping[str, FileTensor]):
-    """One safetensors file; it is open while one of its tensors is in use.
+    """A safetensors file. It is open while one of its tensors is in use.
 
     Attributes:
-        entries: of its header, by name.
+        entries: entries of the header, by the tensors' names.
 
     Raises:
-        CheckpointError: it is not a complete safetensors file; names the rule it breaks.
+        CheckpointError: the file is not a complete safetensors file. The message names the rule
+            that it breaks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -456,7 +464,7 @@ def _read_header(stream: BinaryIO) -> dict[str, TensorEntry]:
     """All tensors that a file's header lists.
 
     Raises:
-        Unreadable: it is not a header, or the system cannot read it.
+        Unreadable: the file does not begin with a valid header, or the system cannot read it.
     """
     content = b""
     try:

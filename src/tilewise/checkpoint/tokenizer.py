@@ -120,14 +120,14 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     is.
 
     Args:
-        directory: of the model.
-        vocab_size: of the model. A tokenizer may have fewer tokens, or added ones beyond it: see
-            `check_token_ids`. If its own vocabulary has more, a warning is logged, because the
-            files may not belong together.
+        directory: directory of the model.
+        vocab_size: vocabulary size of the model. A tokenizer may have fewer tokens, or added tokens
+            beyond it (see `check_token_ids`). If the tokenizer's own vocabulary is larger, a
+            warning is logged, because the files may not belong together.
 
     Raises:
-        CheckpointError: there is neither tokenizer.json nor vocab.json with merges.txt, or they
-            cannot be read.
+        CheckpointError: there is neither tokenizer.json nor vocab.json with merges.txt, or the
+            files cannot be read.
     """
     place = _validate.path("load_tokenizer", "a model directory", directory)
     vocab_size = _validate.integer("load_tokenizer", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
@@ -159,13 +159,14 @@ def check_token_ids(tokenizer: Tokenizer, ids: Sequence[int], vocab_size: int, w
     """Reject tokens for which the model has no weights.
 
     Args:
-        tokenizer: of the model, for the token's text in the message.
-        ids: to check; 0 or more.
-        vocab_size: of the model.
+        tokenizer: the model's tokenizer, for the token's text in the message.
+        ids: the token ids to check; none is negative.
+        vocab_size: vocabulary size of the model.
         what: the source of the ids, for the message: `a prompt`, `logit_bias`.
 
     Raises:
-        ConfigError: an id is at or beyond `vocab_size`; names the first one and its text.
+        ConfigError: an id is at or beyond `vocab_size`. The message names the first such id and its
+            text.
     """
     if max(ids, default=-1) < vocab_size:
         return
@@ -181,9 +182,9 @@ def check_token_ids(tokenizer: Tokenizer, ids: Sequence[int], vocab_size: int, w
 def _parse_tokenizer(content: bytes, vocab_size: int) -> Tokenizer:
     """A tokenizer that encodes whole texts as they are.
 
-    The library silently gives an added token another id if the file's id is in use or leaves a gap:
-    the next free one, or that of the vocabulary. The model would then read another token, so this
-    is rejected unless the model has weights for neither.
+    If the id of an added token in the file is in use or leaves a gap, the library silently gives
+    the token another id: the next free id, or the id of the same text in the vocabulary. The model
+    would then read a wrong token. So this is rejected, unless the model has weights for neither id.
 
     Raises:
         Unreadable: the library rejects the content, or fails on it.
@@ -208,12 +209,12 @@ def _parse_tokenizer(content: bytes, vocab_size: int) -> Tokenizer:
 
 
 def _check_merges(content: bytes) -> None:
-    """The right side of every merge must begin with the prefix. The library removes as many bytes
-    without checking, even in the middle of a character, and then aborts the process because the
-    text is not UTF-8.
+    """Check that the right side of every merge begins with the prefix of tokens inside a word. The
+    library removes as many bytes without checking, even in the middle of a character, and then
+    aborts the process because the text is not UTF-8.
 
     Raises:
-        Unreadable: one does not.
+        Unreadable: a merge does not begin with the prefix.
     """
     model = validate_json(content, _MergingFile).model
     prefix = model.continuing_subword_prefix or ""
@@ -292,7 +293,7 @@ def _added(token: AddedTokenFile) -> AddedToken:
 
 
 def _cut_texts(tokenizer: Tokenizer, kind: str, add_prefix_space: bool) -> None:
-    """How texts are divided before merges apply."""
+    """Set how the tokenizer divides texts before merges apply."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     if kind == "gpt2":
@@ -311,7 +312,7 @@ def _kind(place: Path, config: TokenizerConfig) -> str:
     """The kind of vocab.json and merges.txt.
 
     Raises:
-        Unreadable: no file says, or it is not supported.
+        Unreadable: no file says the kind, or the kind is not supported.
     """
     model = _ModelKind()
     if os.path.lexists(place / "config.json"):
@@ -353,8 +354,8 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 
 
 def _put_ends(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """Add the tokens at the beginning and end of texts that tokenizer_config.json asks for; a
-    tokenizer.json has them itself.
+    """Add the tokens at the beginning and end of texts that tokenizer_config.json asks for. (A
+    tokenizer.json itself says which tokens to add.)
     """
     from tokenizers import processors
 

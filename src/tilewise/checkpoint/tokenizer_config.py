@@ -1,7 +1,7 @@
 """Reads tokenizer_config.json and chat template files: special tokens, and the template that
 renders a conversation.
 
-This module only reads them; `generate` renders templates.
+This module only reads these files. The package `generate` renders templates.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class AddedTokenFile(BaseModel):
 
 
 def _none_of_empty(token: object) -> object:
-    """None for an empty string, which means that there is no such token (first conversions of Llama
-    1).
+    """None for an empty string. In the first conversions of Llama 1, an empty string means that
+    there is no such token.
     """
     content = token.get("content") if isinstance(token, dict) else token
     return None if content == "" else token
@@ -83,12 +83,13 @@ class TokenizerConfig:
     Attributes:
         special_tokens: texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`, if they
             exist.
-        add_bos_token: texts begin with `bos_token`; used if there is no tokenizer.json.
-        add_eos_token: texts end with `eos_token`; likewise.
-        add_prefix_space: texts are encoded as if a space preceded them.
-        tokenizer_class: of transformers.
-        added_tokens: by id.
-        chat_templates: by name; the unnamed one is `default`.
+        add_bos_token: whether texts begin with `bos_token`. Used only if there is no
+            tokenizer.json.
+        add_eos_token: whether texts end with `eos_token`. Used only if there is no tokenizer.json.
+        add_prefix_space: whether texts are encoded as if a space preceded them.
+        tokenizer_class: name of the class in transformers.
+        added_tokens: added tokens by id.
+        chat_templates: chat templates by name; a template without a name is `default`.
     """
 
     special_tokens: Mapping[str, str]
@@ -101,8 +102,8 @@ class TokenizerConfig:
 
 
 def load_tokenizer_config(directory: str | Path) -> TokenizerConfig:
-    """The content of tokenizer_config.json, and of chat_template.jinja, which takes precedence;
-    empty without these files.
+    """The content of tokenizer_config.json and of chat_template.jinja. If both have a template,
+    chat_template.jinja takes precedence. Empty if there are no such files.
 
     Raises:
         CheckpointError: a file cannot be read, or a field has the wrong type.

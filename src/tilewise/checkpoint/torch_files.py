@@ -1,10 +1,11 @@
 """Files of `torch.save`: state dicts as lazy tensors, without executing anything in the file.
 
-A file is an uncompressed archive (`archive`). It has a pickle (`pickles`) that lists the tensors,
-and a part with the bytes of each storage. `open_state_dict` returns the tensors by name; each is
-read on request, like those of safetensors, after the checksum of its whole storage was verified.
-Files that name anything but tensors, tensors that reach beyond their storage or have unusual
-strides, and files that are not state dicts are rejected. PyTorch is not needed.
+A storage is a block of bytes that tensors share. A file is an uncompressed archive (`archive`): it
+has a pickle (`pickles`) that lists the tensors, and for each storage a part with its bytes.
+`open_state_dict` returns the tensors by name. A tensor is read on request, after the checksum of
+its whole storage was verified. Rejected are files that name anything but tensors, tensors that
+reach beyond their storage or have unusual strides, and files that are not state dicts. PyTorch is
+not needed.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ _PARAMETER = Name("torch._utils", "_rebuild_parameter")
 
 
 def is_torch_file(path: Path) -> bool:
-    """Whether a file begins like those of `torch.save`. The length of a safetensors header may
-    begin alike, but it ends in zeros.
+    """Whether a file begins like a file of `torch.save`. A safetensors file may begin with the same
+    bytes, which are the length of its header, but the length's last bytes are zeros.
     """
     try:
         with open_regular(path) as stream:
@@ -89,11 +90,12 @@ def open_state_dict(path: str | Path, part: str | None = None) -> Mapping[str, F
     file is executed.
 
     Args:
-        path: of the file.
-        part: key of the state dict, such as `model`, if the file has more than a state dict.
+        path: path of the file.
+        part: key of the state dict, such as `model`, if the file contains more than a state dict.
 
     Raises:
-        CheckpointError: it is not such a file, is damaged, or names anything but tensors.
+        CheckpointError: the file is not a file of `torch.save`, is damaged, or names anything but
+            tensors.
     """
     path = _validate.path("open_state_dict", "a file", path)
     if part is not None:
@@ -115,11 +117,11 @@ def open_torch_directory(directory: str | Path) -> Mapping[str, FileTensor]:
     several numbered files.
 
     Args:
-        directory: of the model.
+        directory: directory of the model.
 
     Raises:
-        CheckpointError: there are no such files, a number is missing, or a tensor is in two files;
-            otherwise as `open_state_dict`.
+        CheckpointError: there are no such files, one of the numbered files is missing, or a tensor
+            is in two files. Also the errors of `open_state_dict`.
     """
     root = _validate.path("open_torch_directory", "a directory", directory)
     names = sorted(name for name in os.listdir(root) if _SHARD.fullmatch(name)) if root.is_dir() else []
@@ -159,7 +161,7 @@ def choose_part(content: Any, part: str | None) -> Mapping[str, Any]:
     """The dictionary of tensors in a file's content.
 
     Raises:
-        Unreadable: it is invalid.
+        Unreadable: the content has no such dictionary, or it is unclear which one is meant.
     """
     if part is not None and isinstance(content, dict):
         if part not in content:
@@ -188,16 +190,16 @@ class Storages:
     """One archive of `torch.save`: the content of its pickle, and its tensors.
 
     Args:
-        file: open.
+        file: the open file.
         begin: first byte of the archive in the file.
-        size: of the archive, in bytes.
-        max_bytes: maximum size of its directory, and of its pickle.
+        size: size of the archive in bytes.
+        max_bytes: maximum size of the archive's directory, and of its pickle.
 
     Attributes:
-        content: of the pickle.
+        content: content of the pickle.
 
     Raises:
-        Unreadable: it is not such an archive.
+        Unreadable: the range is not an archive of `torch.save`.
     """
 
     def __init__(self, file: OpenFile, begin: int, size: int, max_bytes: int = MAX_PICKLE_BYTES) -> None:
@@ -214,14 +216,14 @@ class Storages:
         self.content = parse_pickle(read_part(file, self._parts[pickles[0]], max_bytes))
 
     def tensor(self, name: str, value: Any) -> FileTensor:
-        """A tensor of the pickle, in the file.
+        """The tensor in the file that a record of the pickle describes.
 
         Args:
-            name: of the result, and for messages.
-            value: the pickle's record of it.
+            name: name of the result, also for messages.
+            value: the pickle's record of the tensor.
 
         Raises:
-            Unreadable: it is invalid, or reaches beyond its storage.
+            Unreadable: the record is invalid, or the tensor reaches beyond its storage.
         """
         if isinstance(value, Record) and value.name == _PARAMETER and len(value.arguments) == 3:
             value = value.arguments[0]
@@ -273,7 +275,7 @@ def dtype_of(name: Any) -> np.dtype[Any]:
     """The dtype that a pickle names, such as `torch float32`.
 
     Raises:
-        Unreadable: it is unknown.
+        Unreadable: the dtype is unknown.
     """
     if not isinstance(name, Name) or name.module != "torch" or name.name not in _DTYPES:
         raise Unreadable("a dtype in it is not supported")
@@ -289,7 +291,7 @@ def sizes_of(value: Any) -> tuple[int, ...]:
     """Sizes, offsets or strides, from a tuple or a `torch.Size`.
 
     Raises:
-        Unreadable: an array cannot have them.
+        Unreadable: an array cannot have such numbers.
     """
     if isinstance(value, Record) and value.name == Name("torch", "Size") and len(value.arguments) < 2:
         value = value.arguments[0] if value.arguments else ()
@@ -300,8 +302,8 @@ def sizes_of(value: Any) -> tuple[int, ...]:
 
 
 def _are_plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements of a row are contiguous and rows do not overlap; with more than two
-    dims, everything must be contiguous.
+    """Whether the elements of a row are contiguous and rows do not overlap. With more than two
+    dims, whether all elements are contiguous.
     """
     if 0 in shape:
         return True

@@ -3,10 +3,10 @@
 A checkpoint has the parameters, the optimizer states and the configuration that determines their
 values. Each device that trained writes a file with its own parts of every tensor. A checkpoint is
 written under a hidden name and renamed, so at least one complete checkpoint exists whenever the
-process is killed. checkpoint.json has a SHA-256 of every part and of its own content, so a flipped
-bit or an edited step is detected. Listing reads names, sizes and metadata; loading reads and checks
-every byte. An error names the setting or the file. An older checkpoint is used only if a newer one
-is damaged.
+process is killed. checkpoint.json, the manifest, has a SHA-256 of every part and of its own
+content, so a flipped bit or an edited step is detected. Listing checkpoints reads names, sizes and
+metadata. Loading a checkpoint reads and checks every byte. An error names the setting or the file.
+An older checkpoint is used only if all newer ones are damaged.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class OtherConfiguration(CheckpointError):
-    """A checkpoint of another configuration.
+    """A checkpoint that was written with another configuration.
 
     Attributes:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         changes: the settings that differ: `old` is the checkpoint's value.
     """
 
@@ -115,7 +115,7 @@ class OtherConfiguration(CheckpointError):
 
 
 def describe_changes(changes: Sequence[ConfigChange]) -> str:
-    """Changes as text: `optimizer.lr = 0.1 instead of 0.2`, one after another."""
+    """Changes as text, each in the form `optimizer.lr = 0.1 instead of 0.2`."""
     return ", ".join(
         f"{bare(c.key)} = {_value_in_words(c.new)} instead of {_value_in_words(c.old)}" for c in changes
     )
@@ -127,7 +127,7 @@ def _value_in_words(value: object) -> str:
 
 @dataclass(frozen=True)
 class FinishedModel:
-    """The other files of a model directory that can be made of a checkpoint.
+    """What a checkpoint needs besides its parameters, so that a model directory can be made of it.
 
     Attributes:
         files: content by name of all files of the directory except weights (`model_files`).
@@ -145,11 +145,11 @@ class TrainingState:
 
     Attributes:
         step: optimizer steps done.
-        tensors: from `GraphInstance.copy_state`, each device with its parts; whole ones belong to
-            the first device. After loading, they are read lazily.
-        model: the other files of a model directory; loading does not read them.
-        mesh: axes of the devices; empty for one device.
-        changes: of the configuration since the run began, in order.
+        tensors: tensors from `GraphInstance.copy_state`, with the parts of each device. A whole
+            tensor belongs to the first device. Tensors of a loaded checkpoint are read lazily.
+        model: the finished model. Loading does not read it.
+        mesh: axes of the device mesh; empty for one device.
+        changes: changes of the configuration since the run began, in order.
     """
 
     step: int
@@ -164,16 +164,17 @@ class OpenCheckpoint:
     """A checkpoint whose metadata, names and sizes are valid; its tensors are read on use.
 
     Attributes:
-        path: of the checkpoint.
-        step: optimizer steps done.
+        path: path of the checkpoint.
+        step: number of optimizer steps done.
         config: everything that must be equal when training resumes.
-        mesh: axes of the devices that wrote it.
-        tensors: by name.
-        files: of the devices.
-        model: checksums of the finished model's files, and the dtypes of its weights; None if it
-            was saved without.
-        tokenizer: checksum of the tokenizer.json next to them, in checkpoints older than `model`.
-        changes: of the configuration since the run began, in order.
+        mesh: axes of the device mesh that wrote the checkpoint.
+        tensors: tensors by name.
+        files: files of the devices.
+        model: checksums of the finished model's files, and the dtypes of its weights; None if the
+            checkpoint was saved without a finished model.
+        tokenizer: checksum of the tokenizer.json in the checkpoint. Only checkpoints from before
+            `model` existed have it.
+        changes: changes of the configuration since the run began, in order.
     """
 
     path: Path
@@ -195,11 +196,12 @@ class OpenCheckpoint:
         """Read every byte, several files at a time.
 
         Args:
-            on_progress: called with the bytes read and those of all tensors, from other threads,
+            on_progress: called with the number of bytes read and of all bytes, from other threads,
                 one call at a time.
 
         Raises:
-            DamagedCheckpoint: files differ from what was saved; names them, and a tensor of each.
+            DamagedCheckpoint: files differ from what was saved. The message names the files, and a
+                tensor of each.
             CheckpointError: `on_progress` is not a function.
         """
         _validate.function("verify", "on_progress", on_progress)
@@ -211,10 +213,12 @@ class OpenCheckpoint:
         self.read_model()
 
     def read_model(self) -> FinishedModel | None:
-        """The other files of a model directory of the checkpoint; None if it was saved without.
+        """Read the files of the checkpoint's finished model. None if the checkpoint was saved
+        without one.
 
         Raises:
-            DamagedCheckpoint: a file is missing or differs from what was saved; names it.
+            DamagedCheckpoint: a file is missing or differs from what was saved. The message names
+                the file.
         """
         if self.model is None:
             return None
@@ -247,24 +251,24 @@ def save_checkpoint(
     keep_last: int = 2,
     on_progress: Progress | None = None,
 ) -> Path:
-    """Write `step-N` into `directory`, and remove all but the newest `keep_last`.
+    """Write `step-N` into `directory`, and remove all checkpoints except the newest `keep_last`.
 
-    Files of several devices are hashed and written at a time, in threads. A complete `step-N` with
-    the same content is kept as it is, so that there is never a moment without it.
+    Files of several devices are hashed and written at the same time, in threads. If a complete
+    `step-N` with the same content exists, it is kept as it is, so that it never disappears.
 
     Args:
         config: everything that must be equal when training resumes, as JSON values.
-        on_progress: called with the bytes done and in total, from other threads, one call at a
-            time. Each byte counts twice, for its checksum and for writing. If it raises, no
-            checkpoint is left behind.
+        on_progress: called with the number of bytes done and of all bytes, from other threads, one
+            call at a time. Each byte counts twice, for its checksum and for writing. If it raises,
+            no checkpoint is left behind.
 
     Returns:
         The new checkpoint's path.
 
     Raises:
-        CheckpointError: the state's step count differs from `state.step`, or a name, shape or
-            configuration could not be read again; older checkpoints are kept.
-        ResourceError: it cannot be written; older checkpoints are kept.
+        CheckpointError: the step count among the state's tensors differs from `state.step`, or a
+            name, shape or configuration could not be read back. Older checkpoints are kept.
+        ResourceError: the checkpoint cannot be written. Older checkpoints are kept.
     """
     root = _validate.path("save_checkpoint", "a directory", directory)
     _validate.instance(
@@ -326,8 +330,8 @@ def _record_of(model: FinishedModel) -> ModelRecord:
 
 
 def _require_readable(meta: Manifest) -> None:
-    """Parse what is to be written as its readers will, so that no older checkpoint is removed for
-    an unreadable one.
+    """Parse the manifest that will be written, as its readers will. Otherwise older checkpoints
+    could be removed for an unreadable one.
     """
     try:
         parse_manifest(meta.content().encode("utf-8"))
@@ -345,7 +349,7 @@ class _Work:
 
     Args:
         total: bytes to process.
-        show: called with it, by one thread at a time.
+        show: called with the bytes done and `total`, by one thread at a time.
     """
 
     def __init__(self, total: int, show: Progress | None) -> None:
@@ -361,8 +365,8 @@ class _Work:
 
 
 def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
-    """Remove checkpoints older than `newest`, except for some complete ones. Newer ones are not
-    touched.
+    """Remove checkpoints older than `newest`, but keep the newest complete ones of them.
+    Checkpoints newer than `newest` are not touched.
     """
     for old in reversed(_steps(root)[: _steps(root).index(newest)]):
         try:
@@ -376,36 +380,37 @@ def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
 
 
 def has_checkpoints(directory: str | Path) -> bool:
-    """Whether there are checkpoints, complete or not; errors as of `checkpoint_paths`."""
+    """Whether there are checkpoints, complete or not. Raises the errors of `checkpoint_paths`."""
     return bool(_steps(_validate.path("has_checkpoints", "a directory", directory)))
 
 
 def checkpoint_paths(directory: str | Path) -> list[Path]:
-    """All checkpoints in a directory, complete or not, oldest first; none if the directory does not
-    exist.
+    """All checkpoints in a directory, complete or not, oldest first. Empty if the directory does
+    not exist.
 
     Raises:
-        ResourceError: it cannot be listed.
+        ResourceError: the directory cannot be listed.
     """
     return _steps(_validate.path("checkpoint_paths", "a directory", directory))
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The newest checkpoint whose metadata, names and sizes are valid; its content is checked when
-    it is loaded. Errors as of `checkpoint_paths`, and ResourceError as of `open_checkpoint`.
+    """The newest checkpoint whose metadata, names and sizes are valid; None if there is none. Its
+    content is checked when it is loaded. Raises the errors of `checkpoint_paths`, and ResourceError
+    as `open_checkpoint` does.
     """
     root = _validate.path("latest_checkpoint", "a directory", directory)
     return next((path for path in reversed(_steps(root)) if _is_listed(path)), None)
 
 
 def open_checkpoint(path: str | Path) -> OpenCheckpoint:
-    """A checkpoint of any configuration. Everything is checked except the tensors' bytes
-    (`verify`).
+    """Open a checkpoint of any configuration. Everything is checked except the tensors' bytes,
+    which `OpenCheckpoint.verify` checks.
 
     Raises:
-        DamagedCheckpoint: files are missing, truncated or changed; names what is wrong.
-        ResourceError: a file may not be read, or no more files can be opened; the checkpoint may be
-            valid.
+        DamagedCheckpoint: files are missing, truncated or changed. The message says what is wrong.
+        ResourceError: this process may not read a file, or cannot open more files. The checkpoint
+            may be valid.
     """
     path = _validate.path("open_checkpoint", "a checkpoint", path)
     try:
@@ -442,15 +447,16 @@ def load_checkpoint(
     """Read a checkpoint after checking every byte of it, and that it belongs to this configuration.
 
     Args:
-        config: of the run that resumes.
-        on_progress: called with the bytes checked, and those of all tensors.
-        may_change: names `section.key` of settings that may differ from the checkpoint's; the
-            state's `changes` then end with those that do.
+        config: configuration of the run that resumes.
+        on_progress: called with the number of bytes checked and of all bytes.
+        may_change: names `section.key` of settings that may differ from the checkpoint's. Settings
+            that differ are appended to the state's `changes`.
 
     Raises:
-        DamagedCheckpoint: files are missing, truncated or changed; names what is wrong.
-        OtherConfiguration: it belongs to another configuration; names the differences.
-        ResourceError: as `open_checkpoint`.
+        DamagedCheckpoint: files are missing, truncated or changed. The message says what is wrong.
+        OtherConfiguration: the checkpoint belongs to another configuration. The message names the
+            differences.
+        ResourceError: as for `open_checkpoint`.
     """
     path = _validate.path("load_checkpoint", "a checkpoint", path)
     _validate.json("load_checkpoint", "a configuration", config)
@@ -471,7 +477,8 @@ def load_latest(
     """Load the newest valid checkpoint.
 
     Args:
-        report: called with every newer one that is damaged, and with the one that is used instead.
+        report: called with a message for every newer checkpoint that is damaged, and for the one
+            that is used instead.
         on_progress: as for `load_checkpoint`.
         may_change: as for `load_checkpoint`.
 
@@ -479,8 +486,9 @@ def load_latest(
         The checkpoint's path and content.
 
     Raises:
-        CheckpointError: none is valid, or the newest valid one belongs to another configuration.
-        ResourceError: as `open_checkpoint`; a checkpoint that may be valid is not skipped.
+        CheckpointError: no checkpoint is valid, or the newest valid one belongs to another
+            configuration.
+        ResourceError: as for `open_checkpoint`. A checkpoint that may be valid is not skipped.
     """
     damaged: list[str] = []
     if not callable(report):
@@ -502,8 +510,8 @@ def load_latest(
 
 
 def _error_of(path: Path, error: Unreadable, where: str = "") -> DamagedCheckpoint | ResourceError:
-    """The error to raise for a rejected file of a checkpoint; one that may not be read may still be
-    valid.
+    """The error to raise for a rejected file of a checkpoint. If this process may not read the
+    file, it is a ResourceError, because the checkpoint may be valid.
     """
     if isinstance(error, Forbidden):
         return ResourceError(
@@ -552,8 +560,8 @@ RENAMED_SETTINGS: Mapping[str, str] = {"train.leaves": "train.batch_splits"}
 def config_changes(
     opened: OpenCheckpoint, config: Mapping[str, Any], may_change: Collection[str] = ()
 ) -> list[ConfigChange]:
-    """The settings in which a configuration differs from a checkpoint's; None stands for a missing
-    value.
+    """The settings in which a configuration differs from a checkpoint's configuration. None stands
+    for a missing value.
 
     Raises:
         OtherConfiguration: a setting differs that is not in `may_change`.
@@ -571,7 +579,7 @@ def config_changes(
 
 
 def flat_settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings under dotted names; nested mappings are flattened."""
+    """Settings by dotted names. Nested mappings are flattened."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat_settings(value, f"{prefix}{key}.")
@@ -583,7 +591,8 @@ def _steps(root: Path) -> list[Path]:
     """All `step-N` directories, oldest first.
 
     Raises:
-        ResourceError: the directory cannot be listed, so it is unknown whether there are any.
+        ResourceError: the directory cannot be listed, so it is unknown whether there are
+            checkpoints.
     """
     try:
         names = os.listdir(root)

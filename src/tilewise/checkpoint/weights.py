@@ -1,10 +1,10 @@
 """`open_weights`: weights in files, opened lazily.
 
-It reads headers only. `weights[name][a:b]` reads these rows only. bf16 tensors are
-`ml_dtypes.bfloat16`. It opens a Hugging Face directory or a single file, also one of `torch.save`;
-the result goes to `GraphInstance.load_parameters`. Files that break a rule of the format
-(`checkpoint.header`), indexes that refer to other files, and directories of pickled weights are
-rejected. `checkpoint.shards` writes such files.
+Opening reads only headers. `weights[name][a:b]` reads only these rows. bf16 tensors are
+`ml_dtypes.bfloat16`. `open_weights` opens a Hugging Face directory or a single file, also a file of
+`torch.save`. Its result can be passed to `GraphInstance.load_parameters`. Rejected are files that
+break a rule of the format (`checkpoint.header`), indexes that refer to files outside of the
+directory, and directories of pickled weights. `checkpoint.shards` writes safetensors files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _PICKLED = re.compile(r".*\.(bin|pt|pth|pkl|ckpt)")
 
 
 class _Index(BaseModel):
-    """`model.safetensors.index.json`; its other content (a total size) is not used."""
+    """The used fields of `model.safetensors.index.json`. Its other content (a total size) is not
+    used.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -41,11 +43,12 @@ class _Index(BaseModel):
 
 
 def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
-    """The tensors of a safetensors file, of a Hugging Face directory with one or several of them,
-    or of a file with a state dict that `torch.save` wrote.
+    """The tensors of a safetensors file, of a Hugging Face directory with one or several such
+    files, or of a file with a state dict that `torch.save` wrote.
 
     Returns:
-        A mapping from names to objects that NumPy accepts as arrays; they are read on use.
+        A mapping from names to objects that NumPy accepts as arrays. Values are read when they are
+        used.
 
     Raises:
         CheckpointError: there is no such file, a header is invalid, an index names missing tensors,
@@ -65,10 +68,10 @@ def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
 
 
 def _refuse_pickled(directory: Path) -> None:
-    """Report what is wrong with a directory whose weights are pickled.
+    """Reject a directory whose weights are pickled.
 
     Raises:
-        CheckpointError: there are such files.
+        CheckpointError: there are pickled weights.
     """
     names: list[str] = []
     with suppress(OSError):
@@ -82,7 +85,9 @@ def _refuse_pickled(directory: Path) -> None:
 
 
 def _open_indexed(directory: Path) -> Mapping[str, FileTensor]:
-    """The tensors of the files that an index names, each from its file."""
+    """The tensors of the files that an index names. Each tensor is taken from the file that the
+    index says.
+    """
     weight_map = _read_index(directory)
     names = sorted(set(weight_map.values()))
     if SINGLE not in names and os.path.lexists(directory / SINGLE):
@@ -101,7 +106,7 @@ def _open_indexed(directory: Path) -> Mapping[str, FileTensor]:
 
 
 def _read_index(directory: Path) -> Mapping[str, str]:
-    """The file of each tensor; the files are next to the index."""
+    """The name of each tensor's file. The files are next to the index."""
     try:
         weight_map = read_json(directory / INDEX, _Index).weight_map
     except Unreadable as error:
@@ -116,7 +121,7 @@ def files_of_index(directory: Path) -> frozenset[str]:
     """Names of the files with weights that a directory's index lists.
 
     Raises:
-        CheckpointError: the index is invalid; names what is wrong.
+        CheckpointError: the index is invalid. The message says what is wrong.
     """
     return frozenset(_read_index(directory).values())
 

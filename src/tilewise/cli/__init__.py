@@ -1,3 +1,3 @@
-"""The command line. `tilewise.cli.main` holds the commands; nothing else is public."""
+"""The command line. The commands are in `tilewise.cli.main`. Nothing else is public."""
 
 __all__: list[str] = []

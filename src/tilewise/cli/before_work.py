@@ -1,5 +1,5 @@
-"""Makes a plan that does not fit in memory a usage error (exit code 2) if no work has started,
-instead of a failure (exit code 1).
+"""If a plan does not fit in memory, the command line reports a usage error (exit code 2) before any
+work, and a failure (exit code 1) during work. This module makes the difference.
 
 Library callers get `ResourceError` in both cases; only the command line distinguishes them.
 """

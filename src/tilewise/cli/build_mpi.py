@@ -1,7 +1,7 @@
-"""`tilewise build-mpi`: compiles the one file that calls MPI with a site's own mpicc.
+"""`tilewise build-mpi`: compiles the one C file that calls MPI, with the site's own mpicc.
 
-It compiles in a temporary folder, loads the result in a separate process, and then moves it to its
-destination. An existing file is replaced only if all of this succeeds.
+The file is compiled in a temporary folder, the result is loaded in a separate process, and is then
+moved to its destination. An existing file is replaced only if all of this succeeds.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _run(command: list[str], folder: Path, limit_s: float) -> subprocess.Complet
 
 
 def _ending(done: subprocess.CompletedProcess[str]) -> str:
-    """Exit status and last lines."""
+    """Exit status and last lines of output of a process."""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     return f"exit status {done.returncode}: {' | '.join(lines[-_LAST_LINES:]) or 'no output'}"
 

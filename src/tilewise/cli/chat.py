@@ -1,7 +1,8 @@
 """`tilewise chat`: a conversation with a running server, line by line.
 
-Answers go to standard output as they are generated, everything else to standard error. When an answer fails, the error
-is printed, its message is removed, and the conversation continues.
+Answers go to standard output as they are generated, everything else to standard error. If an answer
+fails, the error is printed, the user's message is removed from the conversation, and the
+conversation continues.
 """
 
 from __future__ import annotations
@@ -88,17 +89,19 @@ def chat(
 
 
 def _say(text: str) -> None:
-    """Print a line on standard error, with escapes for control characters of the server."""
+    """Print a line on standard error. Control characters that come from the server are escaped."""
     write_to(sys.stderr, f"{text}\n")
 
 
 def _text(value: object) -> str:
-    """A field of an answer; empty if it is not text."""
+    """The text of a field of an answer; empty if the field is not text."""
     return value if isinstance(value, str) else ""
 
 
 def _answer(target: Target, settings: dict[str, Any], talk: list[dict[str, Any]], line: str) -> bool:
-    """Answer a message and add both to the conversation; False if that failed."""
+    """Answer a message, and add message and answer to the conversation. Returns False if this
+    failed.
+    """
     from tilewise.server.load import BadAnswer
 
     messages = [*talk, {"role": "user", "content": line}]
@@ -113,7 +116,7 @@ def _answer(target: Target, settings: dict[str, Any], talk: list[dict[str, Any]]
 
 
 def _fail(reason: str) -> bool:
-    """Print the reason for a missing answer."""
+    """Print the reason for a missing answer. Returns False."""
     sys.stdout.write("\n")
     sys.stdout.flush()
     _say(f"no answer: {reason} (/reset starts a new conversation)")
@@ -121,7 +124,9 @@ def _fail(reason: str) -> bool:
 
 
 async def _write(target: Target, body: dict[str, Any]) -> str:
-    """Print an answer as it arrives; returns it, or the part before Ctrl-C."""
+    """Print an answer as it arrives. Returns the answer, or the part of it that arrived before
+    Ctrl-C.
+    """
     from tilewise.cli.converse import stoppable
 
     answer, times, num_tokens, has_thoughts = "", [time.perf_counter()], 0, False

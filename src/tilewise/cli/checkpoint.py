@@ -1,6 +1,7 @@
 """`tilewise checkpoint inspect | verify | convert`: arguments, help texts and output.
 
-Reading and writing are elsewhere. Heavy packages are imported inside commands, as in `cli.main`.
+The package `checkpoint` and `cli.convert` read and write files. Heavy packages are imported inside
+commands, as in `cli.main`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`tilewise generate --chat`: a conversation by lines, from a terminal or another standard input.
+"""`tilewise generate --chat`: a conversation in which each line of standard input is a message.
 
 Each answer is generated from the whole conversation, rendered with the model's chat template.
 Answers go to standard output, everything else to standard error. If a message cannot be answered,
-the error is printed, the message is removed, and the conversation continues.
+the error is printed, the message is removed from the conversation, and the conversation continues.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
         system: the system message.
 
     Raises:
-        ConfigError, CheckpointError, LayoutError: before any work: there is no template, or it
-            fails.
+        ConfigError, CheckpointError, LayoutError: the model cannot be used, there is no chat
+            template, or the template fails. Raised before any work.
     """
     from tilewise import models
     from tilewise.checkpoint import load_generation_config, load_tokenizer
@@ -108,7 +108,7 @@ def _answer(
     talk: list[Message],
     line: str,
 ) -> None:
-    """Answer a message; add both to the conversation."""
+    """Answer a message, and add message and answer to the conversation."""
     messages = [*talk, {"role": "user", "content": line}]
     try:
         text = template.render(messages)
@@ -135,7 +135,7 @@ def _sampling(request: Request, file: Mapping[str, Any], num_tokens: int, limit:
     """Sampling settings for an answer, within the remaining context.
 
     Raises:
-        ConfigError: no context is left, or less than requested.
+        ConfigError: no context is left, or less than `--max-tokens` requests.
     """
     check_prompt(num_tokens, limit)
     sampling, from_file = combine_settings(file, request.overrides, num_tokens)
@@ -151,7 +151,9 @@ def _sampling(request: Request, file: Mapping[str, Any], num_tokens: int, limit:
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """Ctrl-C sets an event instead of ending the program; a second one ends it."""
+    """A `with` block in which Ctrl-C sets an event instead of ending the program. A second Ctrl-C
+    ends the program.
+    """
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped

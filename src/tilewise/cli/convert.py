@@ -1,9 +1,9 @@
-"""`tilewise checkpoint convert`: converts weights of other files to a Hugging Face directory or a
-safetensors file.
+"""`tilewise checkpoint convert`: converts weights to a Hugging Face directory or a safetensors
+file.
 
 It combines readers (training checkpoints, state dicts of `torch.save`, distributed checkpoints)
-with the writer of model directories. Everything is checked before anything is written; then one
-tensor at a time is in memory. An existing target is an error.
+with the writer of model directories. Everything is checked before anything is written. During
+writing, one tensor at a time is in memory. An existing target is an error.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class _Source:
     """The source of a conversion.
 
     Attributes:
-        tensors: by the names of a model's files, perhaps with prefixes of PyTorch's wrappers.
-        files: of a training checkpoint, all files of its model directory except weights.
+        tensors: tensors by their names in a model's files, perhaps with prefixes of PyTorch's
+            wrappers.
+        files: if the source is a training checkpoint, all files of its model directory except
+            weights.
         model_dir: directory of config.json, tokenizer and related files, if the source is a model
             directory.
     """
@@ -51,7 +53,7 @@ def find_checkpoints(path: Path) -> list[Path]:
     oldest first.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no checkpoint.
         ResourceError: a directory cannot be listed.
     """
     from tilewise.checkpoint import checkpoint_paths
@@ -82,17 +84,17 @@ def convert_checkpoint(
         source: a training checkpoint or a run, a file of `torch.save` or safetensors, a distributed
             checkpoint, or a model directory with pytorch_model.bin.
         target: a Hugging Face directory, or a file if its name ends in `.safetensors`.
-        model_dir: a model directory; its config.json, tokenizer, chat templates and
-            generation_config.json are used if the source has none.
-        part: key of the state dict, if the source has more than a state dict.
-        console: for progress and messages.
+        model_dir: a model directory. Those of its config.json, tokenizer, chat templates and
+            generation_config.json are used that the source does not have.
+        part: key of the state dict, if the source contains more than a state dict.
+        console: shows progress and messages.
         ignore: fields of config.json to ignore.
 
     Raises:
         ConfigError: the target exists or lies among the checkpoints of its source, there is no
             config.json for a directory, or an option does not apply to this source or target.
         CheckpointError: the source is damaged, or differs from its configuration.
-        ResourceError: the target cannot be written; no part of it remains.
+        ResourceError: the target cannot be written. No part of it remains.
     """
     from tilewise.checkpoint import check_writable
     from tilewise.train.progress import track_work
@@ -151,9 +153,9 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
 
 
 def _refuse_place_of_checkpoints(checkpoint: Path, target: Path) -> None:
-    """Reject a target among a run's checkpoints, because the run would treat it as a checkpoint and
-    remove it. Next to a checkpoint that was copied elsewhere, every name that is not a checkpoint's is
-    allowed.
+    """Reject a target among a run's checkpoints, because the run would treat the target as a
+    checkpoint and remove it. If a checkpoint was copied elsewhere, a target next to it may have any
+    name that is not the name of a checkpoint.
     """
     from tilewise.checkpoint.training import STEP_NAME
 
@@ -177,7 +179,7 @@ def _refuse_part(source: Path, part: str | None) -> None:
 
 
 def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
-    """A training checkpoint after checking every byte; its parameters have the names of the
+    """Open a training checkpoint and check every byte. Its parameters get the names of the model
     family's files and the dtypes of the run's finished model.
     """
     from tilewise import models
@@ -262,8 +264,8 @@ def _as_model(
 
 
 def _with_files_of(files: Mapping[str, bytes], model_dir: Path | None) -> Mapping[str, bytes]:
-    """The files of a training checkpoint, completed by chat templates and settings of generation
-    and pooling from a directory.
+    """The files of a training checkpoint. If it has no chat templates or settings of generation or
+    pooling, those of a model directory are added.
 
     Raises:
         CheckpointError: a file of the directory cannot be read.
@@ -292,7 +294,9 @@ def _has(directory: Path, *names: str) -> bool:
 
 
 def _outline(tensor: Tensor) -> Any:
-    """A stand-in for a tensor, with shape and dtype, to check a table of weights without reading it."""
+    """A stand-in for a tensor, with shape and dtype. With it, a table of weights is checked without
+    reading the tensor.
+    """
     from tilewise.checkpoint import LazyTensor, PartedTensor
 
     if isinstance(tensor, (LazyTensor, PartedTensor)):
@@ -303,7 +307,7 @@ def _outline(tensor: Tensor) -> Any:
 def _counted(
     tensors: Iterable[tuple[str, Tensor]], show: Callable[[int, int], object]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors; each reports progress when it is fetched."""
+    """The same tensors. Each reports progress when it is fetched."""
     from tilewise.checkpoint import LazyTensor
 
     tensor_list = list(tensors)

@@ -1,9 +1,10 @@
 """`tilewise demo`: trains a small model and generates Python code with it in a few minutes, and
 shows all figures.
 
-It uses the public parts in the order in which a user would: data, plan, training with dp, saving,
-evaluation, loading with tp, generation. Files in `out`: model/ and untrained/ (Hugging Face
-directories), loss.png, metrics.jsonl, timeline.json, checkpoints/.
+The demo uses the public interface in the order in which a user would: data, plan, training with
+data parallelism, saving, evaluation, loading with tensor parallelism, generation. It writes to
+`out`: model/ and untrained/ (Hugging Face directories), loss.png, metrics.jsonl, timeline.json,
+checkpoints/.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def run_demo(
     """Run the demo and print its report on `console`.
 
     Raises:
-        ConfigError, LayoutError, PlanError: before any work.
+        ConfigError, LayoutError, PlanError: an argument is invalid, or the model cannot be planned.
+            Raised before any work.
     """
     if minutes is not None and math.isnan(minutes):
         raise ConfigError(f"[cli.demo] --minutes must be a number; got {minutes}; choose 3, for example")
@@ -106,8 +108,8 @@ def run_demo(
 
 
 def _check_own(out: Path) -> None:
-    """Reject an output directory with checkpoints or a model that no demo wrote. A demo writes
-    `untrained` before both.
+    """Reject an output directory with checkpoints or a model that no demo wrote. A demo's directory
+    is recognized by `untrained`, which a demo writes first.
     """
     existing = [name for name in ("checkpoints", "model") if (out / name).exists()]
     if existing and not (out / "untrained").exists():
@@ -118,7 +120,7 @@ def _check_own(out: Path) -> None:
 
 
 def _run_alone(config: TrainConfig, minutes: float | None, steps: int | None, console: Console) -> None:
-    """The demo, in an output directory that no other run writes to."""
+    """Run the demo in an output directory that no other run writes to."""
     stages, out = _Stages(), Path(config.output.directory)
     with stages.measure("tokenizer and data"):
         prepared = prepare_data(config, console)
@@ -184,7 +186,7 @@ def _describe(config: TrainConfig, data: TrainingData, console: Console) -> None
 def _train(
     config: TrainConfig, data: TrainingData, budget: TimeBudget | None, stages: _Stages, console: Console
 ) -> Path:
-    """Train, save and evaluate; returns the directory of the untrained model."""
+    """Train, save and evaluate. Returns the directory of the untrained model."""
     out = Path(config.output.directory)
     with Trainer(config, data, *make_plan(config)) as trainer:
         trainer.save_model(out / "untrained")

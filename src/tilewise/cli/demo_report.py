@@ -38,7 +38,7 @@ def show_memory(label: str, usage: Sequence[Mapping[str, int]], console: Console
 def show_compression(
     bits: float, others: CompressionReport, num_files: int, num_bytes: int, console: Console
 ) -> None:
-    """Show bits per byte of the model next to general compressors."""
+    """Show bits per byte of the model and of general compressors."""
     from rich.table import Table
 
     title = f"bits per byte on {num_files} held-out files ({num_bytes / 1e3:.0f} kB)"

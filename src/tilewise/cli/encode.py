@@ -38,19 +38,21 @@ def encode_texts(
 
     Args:
         model_dir: a Hugging Face directory of an encoder.
-        texts: to encode; None or empty: lines of standard input, without empty ones.
-        out: a file for the array; None: lines of JSON on standard output.
-        pooling: `mean`, `cls`, or `auto` for the directory's.
-        normalize: None for the directory's.
-        truncate: truncate long texts.
-        batch: texts per call.
+        texts: texts to encode; None or empty to read the lines of standard input, without empty
+            lines.
+        out: a file for the array; None to write lines of JSON to standard output.
+        pooling: `mean`, `cls`, or `auto` for the setting in the directory.
+        normalize: whether vectors are scaled to length one; None for the setting in the directory.
+        truncate: whether long texts are truncated; otherwise they are errors.
+        batch: number of texts per call.
         tp: number of devices that share every layer.
-        dtype: of weights and activations.
+        dtype: dtype of weights and activations.
         console: shows progress.
         ignore: fields of config.json to ignore.
 
     Raises:
-        ConfigError, CheckpointError, LayoutError: before any work.
+        ConfigError, CheckpointError, LayoutError: the model or an argument is invalid. Raised
+            before any work.
         NotFinite: the model's result for a text is not finite.
         ResourceError: the file cannot be written.
     """

@@ -1,8 +1,8 @@
 """`tilewise inspect train.toml`: estimates what a training run needs and how long a step takes,
 before anything runs.
 
-Memory comes from the plan, FLOPs and bytes from its instructions, and time from peaks that are
-measured or given. Only the configuration is read, no data and no weights.
+The plan gives the memory, and its instructions give FLOPs and bytes. The time follows from peak
+speeds, which are measured or given. Only the configuration is read, no data and no weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """Properties of a device from the command line; None: measured on this machine.
+    """Properties of a device from the command line. A property that is None is measured on this
+    machine.
 
     Attributes:
         device_memory: bytes.
@@ -81,7 +82,7 @@ class _Peaks:
 
 @dataclass(frozen=True)
 class _StepTime:
-    """Seconds of a step, by what limits each kernel."""
+    """Seconds of a step, divided by what limits the kernels (computation, memory, communication)."""
 
     compute: float
     memory: float
@@ -97,12 +98,13 @@ def describe_training(source: Path, device: DeviceProperties, console: Console) 
 
     Args:
         source: the configuration's file.
-        device: memory and peaks of each device. Without its memory, the sum of all devices is
-            compared with this machine's memory. Measured peaks are divided among the devices.
+        device: memory and peak speeds of each device. If the memory is None, the need of all
+            devices together is compared with this machine's memory. Measured peaks are divided
+            among the devices.
         console: shows what is being tried, if it is a terminal.
 
     Raises:
-        ConfigError: the file is not a configuration; names the key.
+        ConfigError: the file is not a valid configuration. The message names the key.
         LayoutError, PlanError: the strategy is not possible for this model.
     """
     from tilewise import models
@@ -168,8 +170,8 @@ def _savings(config: TrainConfig, limit: int, *, is_per_device: bool, console: C
 
 
 def _peaks(config: TrainConfig, plan: Plan, device: DeviceProperties) -> _Peaks | None:
-    """The given peaks, or otherwise each device's share of this machine's; None if they cannot be
-    measured.
+    """The given peaks, or each device's share of this machine's peaks. None if peaks are not given
+    and cannot be measured.
     """
     from tilewise.machine import measure_bandwidth, measure_flops
 
@@ -216,8 +218,9 @@ def _work(config: TrainConfig, plan: Plan, peaks: _Peaks | None) -> Iterator[str
 
 
 def _step_time(cost: DeviceCosts, peaks: _Peaks) -> _StepTime:
-    """Each kernel takes as long as its computation or its memory traffic, whichever is longer.
-    Reads from other devices are added at the speed of memory.
+    """The estimated time of a step. Each kernel takes as long as its computation or its memory
+    traffic, whichever is longer. The time of reads from other devices is added, at the speed of
+    memory.
     """
     compute = memory = 0.0
     for kernel, kernel_cost in cost.kernels.items():

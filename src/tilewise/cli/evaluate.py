@@ -38,15 +38,17 @@ def evaluate_files(
     Args:
         model_dir: a Hugging Face directory of a model that generates text.
         data: a text file or a directory; `stdlib` for this Python's own sources.
-        context: maximum number of tokens of a window; None: the model's, at most 1024.
-        batch: windows per call.
+        context: maximum number of tokens of a window; None for the model's maximum, but at most
+            1024.
+        batch: number of windows per call.
         tp: number of devices that share every layer.
-        dtype: of weights and activations.
+        dtype: dtype of weights and activations.
         console: shows progress.
         ignore: fields of config.json to ignore.
 
     Raises:
-        ConfigError, CheckpointError, LayoutError: before any work.
+        ConfigError, CheckpointError, LayoutError: the model, the data or an argument is invalid.
+            Raised before any work.
         NotFinite: the model's predictions are not finite.
     """
     import tilewise as tw

@@ -1,4 +1,4 @@
-"""`tilewise generate`: its arguments. write.py and converse.py do the work."""
+"""The arguments of `tilewise generate`. write.py and converse.py do the work."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Help texts of the command line that show every option's name in full, at any width of the
 terminal.
 
-typer's own help is a table of rich, which truncates long names in narrow terminals. Here the help
-text of a long option starts on the next line, and no line ends within a name. Options are listed
-under the titles of their `rich_help_panel`.
+typer's own help is a table made by the library rich, which truncates long names in narrow
+terminals. Here the help text of a long option starts on the next line, and no line ends within a
+name. Options are listed under the titles of their `rich_help_panel`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class App(typer.Typer):
     """A group of commands.
 
     Args:
-        name: of the group.
-        help: its description.
+        name: name of the group.
+        help: description of the group.
     """
 
     def __init__(self, name: str, help: str) -> None:
@@ -72,7 +72,7 @@ class _Group(TyperGroup):
         return super().get_help(ctx).replace(_HYPHEN, "-")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Formats options, then the commands with the first paragraph of their help."""
+        """Format the options, then the commands with the first paragraph of their help."""
         _write_options(self, ctx, formatter)
         rows = []
         for name in self.list_commands(ctx):
@@ -84,7 +84,7 @@ class _Group(TyperGroup):
 
 
 def _unbroken(text: str | None) -> str:
-    """A text whose options have non-breaking hyphens."""
+    """A text in which the names of options have non-breaking hyphens."""
     return _OPTION.sub(lambda option: option[0].replace("-", _HYPHEN), text or "")
 
 

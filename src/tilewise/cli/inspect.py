@@ -27,16 +27,17 @@ _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".
 
 
 def describe_model(source: Path, device: DeviceProperties, ignore: Sequence[str] = ()) -> Iterator[str]:
-    """Describe a model, line by line. Only the headers of weights are read, and a copied tied head. Without weights,
-    the description comes from config.json.
+    """Describe a model, line by line. Only the headers of weights are read, and the head if it must
+    be compared with a tied embedding. Without weights, the description comes from config.json.
 
     Args:
         source: a model's directory, or its config.json.
-        device: memory and peaks to use instead of this machine's.
+        device: memory and peak speeds to use instead of those of this machine.
         ignore: fields of config.json to ignore.
 
     Raises:
-        ConfigError, CheckpointError: the model is not supported; names file and field.
+        ConfigError, CheckpointError: the model is not supported. The message names the file and the
+            field.
     """
     from tilewise import models
 
@@ -121,7 +122,7 @@ def _cache(config: ModelConfig, weights: Mapping[str, int], peaks: DevicePropert
 def _speed(
     config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], device: DeviceProperties
 ) -> Iterator[str]:
-    """Upper bounds of speed, from measured or given peaks of memory and cores."""
+    """Upper bounds of speed, from measured or given peak speeds of memory and cores."""
     from tilewise import models
     from tilewise.machine import PROBE_BYTES, measure_bandwidth, measure_flops
 

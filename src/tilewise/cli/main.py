@@ -3,8 +3,8 @@ evaluate | inspect | doctor | verify | tune | launch | build-mpi | bench | check
 
 This module defines arguments, help texts and exit codes. Heavy packages are imported inside
 commands, so that help is quick. A user's mistake is one line on standard error and exit code 2
-before any work. A failure during work is one line and exit code 1; if one of several processes is
-lost, the exit code is 75. Ctrl-C is 130. Standard output has results only.
+before any work. A failure during work is one line and exit code 1. If one of several processes is
+lost, the exit code is 75. After Ctrl-C it is 130. Standard output has results only.
 """
 
 from __future__ import annotations
@@ -428,7 +428,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """The exit code of one command line; a mistake is printed as one line."""
+    """Run a command line, and return its exit code. A mistake is printed as one line."""
     try:
         _make_streams_safe()
         configure_logging()
@@ -456,8 +456,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_command(arguments: list[str]) -> object:
-    """The command's exit code. Of processes that a launcher started together, one runs the command
-    and the others serve it.
+    """Run the command, and return its exit code. If a launcher started several processes, the first
+    one runs the command, and the others serve it.
     """
     if not is_launched():
         return _call_app(arguments)
@@ -468,7 +468,7 @@ def _run_command(arguments: list[str]) -> object:
 
 
 def _call_app(arguments: list[str]) -> object:
-    """The command's exit code; a group without a command shows its help."""
+    """Call the command, and return its exit code. A group without a command shows its help."""
     try:
         return app(arguments, prog_name="tilewise", standalone_mode=False)
     except Exception as error:
@@ -479,7 +479,9 @@ def _call_app(arguments: list[str]) -> object:
 
 
 def _usage_error(error: Exception) -> int:
-    """A wrong argument, from typer's error and the command that it belongs to."""
+    """Print typer's error about a wrong argument, with the command that it belongs to, and return
+    the exit code.
+    """
     text = str(error.format_message()) if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "tilewise"
@@ -494,8 +496,9 @@ def _say(text: str, code: int) -> int:
 
 
 def _make_streams_safe() -> None:
-    """Replace closed standard streams by empty ones; escape characters that the console's encoding
-    lacks. Arguments with bytes outside of the encoding are rejected where text is used.
+    """Replace closed standard streams by empty ones. Escape characters that the console's encoding
+    does not have. (Arguments with bytes outside of the encoding are rejected where they are used as
+    text.)
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -58,12 +58,12 @@ class Options:
 
     Args:
         group: a dataclass whose fields are declared as settings.
-        only: names of the settings that the command has; empty for all.
-        but: names of settings that it does not have.
-        defaults: values that differ from the declared ones, by name.
-        panel: title above the options; None for the declared ones.
-        decided_by: the source of a setting without an option: its `default`, generation_config.json
-            of the `model`, or a `server` that the command connects to.
+        only: names of the settings that the command has; empty for all settings of the group.
+        but: names of settings that the command does not have.
+        defaults: default values that differ from the declared defaults, by name.
+        panel: title above the options; None for the declared titles.
+        decided_by: what decides a setting if its option is not given: its `default`,
+            generation_config.json of the `model`, or the `server` that the command connects to.
     """
 
     group: type
@@ -80,8 +80,8 @@ class Options:
         return [declared[name] for name in names if name not in self.but]
 
     def parameters(self) -> list[inspect.Parameter]:
-        """An option for each setting, without a default, so that the dictionary has only the given
-        ones.
+        """An option for each setting. Options have no defaults, so that the dictionary has only
+        options that were given.
         """
         return [
             inspect.Parameter(
@@ -94,7 +94,7 @@ class Options:
         """Remove this group's values from those of a command line, and return those that are set.
 
         Args:
-            values: by name; None and empty lists count as not set.
+            values: values by name. None and empty lists count as not set.
         """
         chosen: Values = {}
         for one in self.settings():
@@ -136,8 +136,8 @@ class Options:
 
 
 def expand_options(function: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer: each parameter annotated with `Options` is replaced by the options of
-    its group.
+    """Make a command for typer, in which each parameter annotated with `Options` is replaced by the
+    options of its group.
 
     Args:
         function: a command, annotated for typer.
@@ -185,11 +185,12 @@ def _reader(one: Setting) -> Callable[[str], Any]:
 
 
 def size(text: str | None, option: str) -> int | None:
-    """A number that may end in a unit: 2G, 32K, 1.5G; lower-case units count in thousands.
+    """Parse a number that may end in a unit: 2G, 32K, 1.5G. Lower-case units are powers of 1000,
+    upper-case units powers of 1024.
 
     Args:
-        text: of the option; None: it is not set.
-        option: that a usage error names.
+        text: value of the option; None if it is not set.
+        option: name of the option, for a usage error.
     """
     if text is None:
         return None
@@ -207,9 +208,9 @@ def read_text(path: Path, option: str, max_bytes: int) -> str:
     """The text of a file that an option names.
 
     Args:
-        path: of the file.
-        option: that the error names.
-        max_bytes: largest size.
+        path: path of the file.
+        option: name of the option, for the error.
+        max_bytes: largest size of the file.
 
     Raises:
         ConfigError: the file cannot be read, is too large, or is not text.
@@ -234,11 +235,11 @@ def _json_object(text: str, option: str) -> dict[str, Any]:
 
 @contextmanager
 def names_option(option: str) -> Iterator[None]:
-    """Wraps a reader of generation_config.json: its errors name the option of this command that
-    ignores the file.
+    """A `with` block that reads generation_config.json. Its errors name the option of this command
+    that ignores the file.
 
     Args:
-        option: as it is typed.
+        option: the option as a user types it.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""`tilewise inspect --graph`: the graph of a model, a training configuration or a graph file, as
-one file. `--plan`: the plan of a training configuration as a page.
+"""`tilewise inspect --graph` writes the graph of a model, a training configuration or a graph file
+as one file. `tilewise inspect --plan` writes the plan of a training configuration as a page.
 
-It reads configurations and graph files, never weights. The file's suffix selects the format: a page
-(`.html`) or Mermaid text (`.mmd`).
+Only configurations and graph files are read, never weights. The suffix of the file to write selects
+the format: a page (`.html`) or Mermaid text (`.mmd`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ def draw_graph(source: Path, file: Path, ignore: Sequence[str] = ()) -> str:
     Args:
         source: a model's directory or its config.json, a training configuration (.toml), or a graph
             that `ComputeGraph.save` wrote (.json).
-        file: its future path; .html or .mmd.
+        file: the path to which the caller will write the text; .html or .mmd.
         ignore: fields of a model's config.json to ignore.
 
     Raises:
-        ConfigError: the suffix is unknown, or the source is none of these; names file and field.
+        ConfigError: the suffix is unknown, or the source is invalid. The message names the file and
+            the field.
         PlanError: a graph file is invalid.
     """
     if file.suffix.lower() not in _FORMS:
@@ -61,10 +62,11 @@ def plan_of_training(source: Path, file: Path) -> Plan:
 
     Args:
         source: a training configuration (.toml).
-        file: future path of its page; .html.
+        file: the path to which the caller will write the plan's page; .html.
 
     Raises:
-        ConfigError: the suffix is unknown, or the source is invalid; names file and field.
+        ConfigError: the suffix is unknown, or the source is invalid. The message names the file and
+            the field.
         LayoutError, PlanError: the strategy is not possible for this model.
     """
     for path, ending, rule in (

@@ -20,10 +20,10 @@ __all__ = ["main"]
 
 
 def main(descriptor: int) -> None:
-    """The child: runs a command line of this program.
+    """Run a command line of this program, as a child process.
 
     Args:
-        descriptor: of the socket to the parent.
+        descriptor: descriptor of the socket to the parent.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -89,10 +89,10 @@ def read_keys(path: Path | None) -> list[str]:
     """The API keys of a file, one per line.
 
     Args:
-        path: of the file; None: no keys.
+        path: path of the file; None for no keys.
 
     Raises:
-        ConfigError: it cannot be read, or has no key.
+        ConfigError: the file cannot be read, or contains no key.
     """
     if path is None:
         return []

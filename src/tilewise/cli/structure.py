@@ -1,7 +1,8 @@
 """`--json-schema`, `--regex`, `--choice` and `--grammar` of `tilewise generate`: the structure that
 a text must follow.
 
-It reads files and compiles grammars before weights are read.
+Files are read and grammars are compiled before weights are read, so that mistakes are reported
+early.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ GRAMMAR = typer.Option(
 def find_structure(
     json_schema: str | None, regex: str | None, choice: Sequence[str] | None, grammar: Path | None
 ) -> StructuredOutputsParams | None:
-    """The structure of a command line, if any.
+    """The structure that a command line asks for; None if it asks for none.
 
     Args:
-        json_schema: a schema, or the name of its file.
+        json_schema: a JSON schema, or the name of its file.
         regex: a regular expression.
-        choice: texts; None or empty if the option is not set.
-        grammar: a file.
+        choice: the allowed texts; None or empty if the option is not set.
+        grammar: name of a file with a grammar.
 
     Raises:
         ConfigError: a file cannot be read, or its content is invalid.
@@ -91,13 +92,14 @@ def check_structure(
     """Compile a structure for a model, to report errors early.
 
     Args:
-        structure: of a text; None for any text.
+        structure: the structure; None if texts may be any text.
         tokenizer: tokenizer of the model.
         file: content of generation_config.json.
         model: configuration of the model.
 
     Raises:
-        ConfigError: it is invalid or too large, or no text can follow it; or the model has no end token.
+        ConfigError: the structure is invalid or too large, or no text can follow it. Or the model
+            has no end token.
     """
     from tilewise.serve.model import end_ids
     from tilewise.serve.structured import Grammars

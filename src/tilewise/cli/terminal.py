@@ -1,7 +1,7 @@
 """Makes text from models and servers safe to print on a terminal.
 
-Control characters could move the cursor, hide text or write to the clipboard. They are escaped when
-the output is a terminal; otherwise the text is data and unchanged.
+Control characters could move the cursor, hide text or write to the clipboard. They are escaped if
+the output is a terminal. Otherwise the text is data and is not changed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ _WRITTEN = {
 
 
 def escaped(text: str) -> str:
-    """Text with control characters, except line ends and tabs, as Python escapes.
+    """A text in which control characters, except line ends and tabs, are written as Python escapes.
 
     Args:
-        text: from outside.
+        text: text from outside.
     """
     return text.translate(_WRITTEN)
 
 
 def write_to(file: TextIO, text: str) -> None:
-    """Write text from outside and flush it; escaped if the file is a terminal, otherwise unchanged.
+    """Write text from outside and flush it. The text is escaped if the file is a terminal, and
+    otherwise unchanged.
 
     Args:
-        file: standard output or error.
-        text: from outside.
+        file: standard output or standard error.
+        text: text from outside.
     """
     file.write(escaped(text) if file.isatty() else text)
     file.flush()

@@ -1,4 +1,6 @@
-"""`tilewise generate` without --chat: writes text to standard output as it is generated, figures to standard error."""
+"""`tilewise generate` without --chat: writes text to standard output as it is generated, and times
+and memory to standard error.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class Writing:
     """One generated text and its times.
 
     Attributes:
-        tokens: token ids, an end token included.
+        tokens: token ids, including an end token.
         text: the text.
         first_s: seconds until the first token.
         rest_s: seconds for all tokens after it.
@@ -71,7 +73,7 @@ class Request:
         overrides: fields of `Sampling` that the command line sets, by name.
         engine: settings of the engine, without sizes that depend on the prompt.
         console: for messages that are not generated text.
-        structure: that each text follows.
+        structure: the structure that each text must follow; None if texts may be any text.
     """
 
     model_dir: Path
@@ -115,14 +117,16 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def stream(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None) -> Writing:
-    """Continue one prompt once; deltas are written to `file` (None: nowhere) as they arrive."""
+    """Continue one prompt once. New text is written to `file` as it arrives, or nowhere if `file`
+    is None.
+    """
     return _stream_all(engine, prompt, sampling, file)[0]
 
 
 def _stream_all(
     engine: Engine, prompt: str, sampling: Sampling | SamplingParams, file: TextIO | None
 ) -> list[Writing]:
-    """Continue a prompt; show its texts one after another, each while it is generated."""
+    """Continue a prompt. Its texts are shown one after another, each while it is generated."""
     writings = [Writing() for _ in range(sampling.n)]
     shown = _InOrder(sampling.n, file)
     started = time.perf_counter()
@@ -140,7 +144,9 @@ def _stream_all(
 
 
 class _InOrder:
-    """Shows texts that are generated together one after another, each below a heading if there are several."""
+    """Shows texts that are generated at the same time one after another. If there are several, each
+    has a heading.
+    """
 
     def __init__(self, count: int, file: TextIO | None) -> None:
         self._file = file
@@ -152,7 +158,7 @@ class _InOrder:
             self._show(f"--- 1 of {count} ---\n")
 
     def add(self, choice: int, text: str, is_done: bool) -> None:
-        """Add new text of one of them."""
+        """Add new text of one of the texts."""
         self._pending[choice] += text
         self._is_done[choice] = is_done
         while self._now < self._count:
@@ -173,7 +179,8 @@ def write_text(request: Request, prompt: str) -> None:
     """Continue `prompt` on standard output; print times and memory on the console.
 
     Raises:
-        ConfigError, CheckpointError, LayoutError: before any work.
+        ConfigError, CheckpointError, LayoutError: the model or a setting is invalid. Raised before
+            any work.
     """
     from tilewise import models
     from tilewise.checkpoint import check_token_ids, load_generation_config, load_tokenizer
@@ -220,10 +227,10 @@ def write_text(request: Request, prompt: str) -> None:
 
 
 def context_limit(model: ModelConfig, request: Request) -> int:
-    """The context limit.
+    """The maximum number of tokens of prompt and text.
 
     Raises:
-        ConfigError: --max-model-len is larger than the model's.
+        ConfigError: --max-model-len is larger than the model's limit.
     """
     from tilewise import models
 

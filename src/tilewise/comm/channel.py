@@ -1,10 +1,11 @@
 """`Channel`: messages between a group's leader and one of its workers, over one end of a socket
 pair.
 
-A message is a frame with a JSON object (`processes.children`). It may carry file descriptors; its entry
-`files` gives their number. Nothing is pickled, and the receiver checks every message. Descriptors
-are sent with the first bytes of their frame, so they have arrived when the frame is complete. If a
-call is interrupted or times out, the bytes already read are kept and the next call continues there.
+A message is a frame with a JSON object (`processes.children`). It may carry file descriptors, whose
+number is the entry `files` of the object. Nothing is pickled, and the receiver checks every
+message. Descriptors are sent with the first bytes of their frame, so they have arrived when the
+frame is complete. If a call is interrupted or times out, the bytes already read are kept and the
+next call continues there.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ class Channel:
     """One end of a channel. One thread at a time may send, and one may receive.
 
     Args:
-        link: the socket; closed with this object.
+        link: the socket. It is closed with this object.
         peer: description of the other end, for messages.
-        ended: a descriptor that becomes readable when the other process has ended, in case another
-            process still holds the socket's other end; -1 for none. The caller keeps it.
+        ended: a descriptor that becomes readable when the other process has ended; -1 for none. It
+            is needed if a third process may still have the socket's other end open. The caller
+            closes it.
     """
 
     def __init__(self, link: socket.socket, peer: str, ended: int = -1) -> None:
@@ -47,11 +49,13 @@ class Channel:
 
     @classmethod
     def of(cls, descriptor: int, peer: str) -> Channel:
-        """An end whose socket another process left open under this descriptor number."""
+        """The end whose socket this process has inherited under a descriptor number."""
         return cls(socket.socket(fileno=descriptor), peer)
 
     def watch(self, ended: int) -> None:
-        """Also detect the end of the other process by this descriptor; the caller keeps it."""
+        """Also detect by a descriptor that the other process has ended. The caller closes the
+        descriptor.
+        """
         self._ended = ended
 
     def send(self, message: Message, files: Sequence[int] = (), patience_s: float = 60.0) -> None:
@@ -59,12 +63,12 @@ class Channel:
 
         Args:
             message: plain values.
-            files: descriptors for the other process; this process keeps its own.
-            patience_s: how long the other side may take to make room for it.
+            files: descriptors to send. The other process gets duplicates.
+            patience_s: how long the other side may take to make room for the message.
 
         Raises:
             PeerLost: the other process has ended.
-            CommTimeout: it does not read.
+            CommTimeout: the other process does not read.
             ResourceError: too many descriptors of this process are in flight.
         """
         frame = memoryview(pack({**message, "files": len(files)} if files else message))
@@ -88,7 +92,7 @@ class Channel:
         """The next message and its descriptors, which the caller must close.
 
         Args:
-            patience_s: how long it may take; None: for ever.
+            patience_s: how long the call may wait; None for no limit.
 
         Raises:
             PeerLost: the other process has ended, or sent an invalid message.
@@ -112,11 +116,11 @@ class Channel:
 
     @property
     def is_between_messages(self) -> bool:
-        """Whether no part of another message has arrived."""
+        """Whether no part of the next message has arrived."""
         return not self._left
 
     def _frame(self) -> bytearray | None:
-        """The next frame's body, once it is complete."""
+        """The next frame's body; None if the frame is not complete yet."""
         if len(self._left) < HEAD.size:
             return None
         end = HEAD.size + HEAD.unpack_from(self._left)[0]
@@ -180,12 +184,14 @@ class Channel:
         )
 
     def shut(self) -> None:
-        """End the connection from any thread; a thread that waits in `receive` gets PeerLost."""
+        """End the connection. Any thread may call it. A thread that waits in `receive` gets
+        PeerLost.
+        """
         with suppress(OSError):  # the peer may have closed it
             self._link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket, and descriptors that belong to no message."""
+        """Close the socket, and received descriptors that `receive` has not returned."""
         self._link.close()
         while self._files:
             with suppress(OSError):

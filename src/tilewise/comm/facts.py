@@ -1,5 +1,5 @@
-"""The facts that must be equal in two processes for equal bits and for one run. Each worker reports
-them, and the leader compares.
+"""The facts that must be equal in two processes, so that they compute the same bits and take part
+in one run. Each worker reports its facts, and the leader compares them.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def own_host() -> str:
 
 
 def require_equal(own: Mapping[str, str], other: Mapping[str, object], peer: str) -> None:
-    """Reject a worker that would compute something else.
+    """Reject a worker that would not compute the same as this process.
 
     Raises:
-        ConfigError: a fact differs; names it and both values, shortened to where they begin to
-            differ.
+        ConfigError: a fact differs. The message names the fact and both values, shortened to where
+            they begin to differ.
     """
     for name, value in own.items():
         if (other_value := other.get(name)) != value:

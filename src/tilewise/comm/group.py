@@ -1,4 +1,5 @@
-"""`Group`: this process (the leader) and workers, which have devices of the same plans.
+"""`Group`: this process (the leader) and worker processes. The devices of a plan are distributed
+over them.
 
 The leader runs all of the user's Python code and has devices of its own. A worker receives a plan's
 program and runs lists of tasks on the leader's request. On the leader's host a worker allocates
@@ -55,21 +56,23 @@ def active_group() -> Group | None:
 
 
 class Group:
-    """Processes that run plans together; close it, or use it with `with`. A process has one at a
-    time.
+    """Processes that run plans together. Close the group, or use it with `with`. A process has at
+    most one open group.
 
     While it is open, plans over several devices are distributed over its processes: device d of D
     over N processes is on process `d * N // D`. The processes start with the first such plan, or
     with `start`.
 
     Args:
-        num_processes: including this one.
+        num_processes: number of processes, including this one.
         worker: the module whose `main` runs in a worker that this process starts.
-        world: the processes, if a launcher started them; this one is the leader.
+        world: the processes, if a launcher started them; otherwise None. This process is the
+            leader.
 
     Attributes:
-        num_processes: as given.
-        hosts: per process, a number of its host, 0 for the leader's; available after the start.
+        num_processes: number of processes, including this one.
+        hosts: per process, the number of its host; the leader's host is 0. Available after the
+            start.
 
     Raises:
         ConfigError: the number is not between 1 and 1024, or another group is open.
@@ -107,27 +110,27 @@ class Group:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process opened it; False in a fork."""
+        """Whether this process opened the group; False in a fork."""
         return os.getpid() == self._owner
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed, or a process is lost."""
+        """Whether the group is closed, or a process of it is lost."""
         return self._cause is not None
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, this one first; only of processes that have started."""
+        """The ids of the processes that have started, this process first."""
         return [self._owner, *(peer.pid for peer in self._peers)]
 
     def start(self) -> None:
         """Start the other processes now, and wait until they are ready.
 
         Raises:
-            ConfigError: one of them would not compute the same: its version, native module,
+            ConfigError: a process would not compute the same, because its version, native module,
                 instruction set or command differs.
-            PeerLost: one has ended.
-            CommTimeout: one does not answer.
+            PeerLost: a process has ended.
+            CommTimeout: a process does not answer.
         """
         with self._lock:
             self.require_open()
@@ -153,7 +156,7 @@ class Group:
                     peer.channel.send(begin, () if self._world else self._ends)
 
     def _meet(self) -> list[str]:
-        """Compare the facts of all processes; returns the host of each."""
+        """Compare the facts of all processes, and return the host of each."""
         own, names = own_facts(), [own_host()]
         if self._world is not None:
             own |= own_command()
@@ -184,7 +187,9 @@ class Group:
         return JoinedPeer(number, self._world.native)
 
     def close(self) -> None:
-        """End the workers. Executors over several processes are closed first; their arrays stay valid."""
+        """End the workers. Executors over several processes are closed first. Arrays over their
+        memory stay valid.
+        """
         global _active
         if not self.is_own:
             return
@@ -205,7 +210,7 @@ class Group:
         """The process of each device: blocks of adjacent devices of nearly equal size.
 
         Raises:
-            ConfigError: it is not a number of devices.
+            ConfigError: `num_devices` is not a valid number of devices.
             PlanError: a process would have no device.
         """
         num_devices = _validate.integer("ProcessGroup", "num_devices", num_devices, 0, MAX_DEVICES)
@@ -262,19 +267,19 @@ class Group:
         """Send a request about an executor to every worker, and collect the answers.
 
         Args:
-            executor: its number.
-            what: the request.
+            executor: the executor's number.
+            what: name of the request.
             arguments: plain values.
             files: what each process receives: descriptors, paths, or -1 for none.
             then: called after all requests were sent, before waiting for answers.
             only: the processes to ask; by default all.
 
         Returns:
-            The answer of each.
+            The answer of each process that was asked.
 
         Raises:
             TilewiseError: the first error that a worker reported.
-            PeerLost, CommTimeout: one has ended, or does not answer. The group has then ended.
+            PeerLost, CommTimeout: a worker has ended, or does not answer. The group has then ended.
         """
         with self._lock, self._over_after(CommError):
             self.require_open()
@@ -300,8 +305,8 @@ class Group:
         return answers
 
     def measure_links(self) -> list[Link]:
-        """Measure the speed of the connection to every worker that a launcher started; empty
-        without a launcher.
+        """Measure the speed of the connection to every worker that a launcher started. Returns an
+        empty list without a launcher.
 
         Raises:
             PeerLost, CommTimeout: a process has ended, or does not answer. The group has then
@@ -327,12 +332,15 @@ class Group:
         clocks drift.
 
         Raises:
-            PeerLost, CommTimeout: it has ended, or does not answer. The group has then ended.
+            PeerLost, CommTimeout: the worker has ended, or does not answer. The group has then
+                ended.
         """
         return clock_offset(lambda: int(self.ask(0, "clock", only=[process])[0]))
 
     def lost(self, error: CommError) -> CommError:
-        """End the group because of an error; returns the error, with how the ended processes ended."""
+        """End the group because of an error. Returns an error that also says how the processes
+        ended.
+        """
         with self._lock:
             until = time.monotonic() + _SEEN_S
             while (
@@ -361,7 +369,7 @@ class Group:
         """Reject calls after the end of the group.
 
         Raises:
-            PeerLost: the group is closed, or a process is lost; says why.
+            PeerLost: the group is closed, or a process is lost. The message says why.
         """
         if self._cause is not None:
             raise PeerLost(self._cause)

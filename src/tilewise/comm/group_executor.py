@@ -1,11 +1,13 @@
 """`GroupExecutor`: the devices of a plan in several processes, with the interface of the native
 executor of one process.
 
-The memory of every device, and the memory for signals between processes, is allocated here and
-mapped by all processes of this host. So tensors are read and written as in one process. On another
-host, the first process allocates it for the others there (`comm.group_memory`), and tensors are
-read and written over the connection. An executor counts only for its own devices; figures of other
-devices are requested and added.
+The leader runs this code. It allocates the memory of every device on its host, and the memory for
+signals between processes, and all processes of the host map this memory. So tensors are read and
+written as in one process. On every other host, the first process allocates the memory for the host
+(`comm.group_memory`), and tensors are read and written over the connection.
+
+The native executor of a process counts only for its own devices. Figures of other devices are
+requested and added.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ class DeviceGroup:
         group: the processes.
         number: number by which workers identify the executor.
         processes: the process of each device.
-        ends: per process, a descriptor that becomes readable when it has ended.
+        ends: per process, a descriptor that becomes readable when the process has ended.
         content: the plan's program, as the workers read it.
         options: options of the native executor, as in one process.
         file_directory: directory of the devices' files, on every host.
-        connection: connection to processes of other hosts; None without other hosts.
+        connection: connection to processes of other hosts; None if all processes are on this host.
 
     Attributes:
         native: the executor of this process.
@@ -122,13 +124,15 @@ class DeviceGroup:
         return self.group.ask(self._number, what, *arguments, then=self.native.call_peers)
 
     def clock_offsets(self) -> list[int]:
-        """For each worker, nanoseconds by which the clock of its host is ahead of this one's."""
+        """For each worker, nanoseconds by which the clock of its host is ahead of the clock of this
+        host.
+        """
         hosts = self.group.hosts
         ahead = {0: 0, **{hosts[head]: self.group.clock_offset(head) for head in self._heads()}}
         return [ahead[host] for host in hosts[1:]]
 
     def close(self) -> None:
-        """Stop the workers' threads, in all processes."""
+        """Stop the threads that execute tasks, in all processes."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -157,22 +161,27 @@ class GroupExecutor:
     # ---- memory -------------------------------------------------------------------------------------------
 
     def buffer(self, device: int, offset: int, bytes: int) -> Any:
-        """Writable uint8 array over a device's memory; it keeps that memory alive."""
+        """A writable uint8 array over a device's memory. The array keeps the memory alive."""
         return self._native.buffer(device, offset, bytes)
 
     def reaches(self, device: int) -> bool:
-        """Whether `buffer` works for a device; memory on another host is accessed by `move`."""
+        """Whether `buffer` works for a device. It does not for a device on another host, whose
+        memory is accessed by `move`.
+        """
         return self._device_group.reaches(device)
 
     def move(self, way: str, device: int, offset: int, memory: NDArray[np.uint8]) -> None:
-        """As in one process for a device's file; for a device on another host, for all its bytes."""
+        """Copy bytes between `memory` and a device. For a device on this host, the bytes are in its
+        file, as in the native executor. For a device on another host, they are in its memory or its
+        file.
+        """
         try:
             self._native.move(way, device, offset, memory)
         except CommError as error:  # a late answer must not be written to that memory
             raise self._device_group.group.lost(error) from None
 
     def allocated_bytes(self) -> list[int]:
-        """Bytes per device: arena, scratch, signals, task engine."""
+        """Allocated bytes per device: arena, scratch, signals and task engine together."""
         return _sums([self._native.allocated_bytes(), *self._device_group.ask("allocated_bytes")])
 
     # ---- running ------------------------------------------------------------------------------------------
@@ -188,15 +197,15 @@ class GroupExecutor:
 
         Args:
             program: the native form of the program that the workers have.
-            symbols: a value for each.
+            symbols: a value for each symbol of the program.
             name: name of the list.
             meanwhile: called once, on this thread, while the devices run; its exception is raised
                 at the end.
 
         Raises:
             TaskFailed: a task of any process failed.
-            PeerLost, CommTimeout: a process has ended or is late; says which one and what it was
-                doing. The group has then ended.
+            PeerLost, CommTimeout: a process has ended or is late. The message says which process
+                and what it was doing. The group has then ended.
         """
         self._device_group.group.require_open()
         try:
@@ -205,7 +214,9 @@ class GroupExecutor:
             raise self._device_group.group.lost(error) from None
 
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
-        """For tests: the index-th task of that label on that device will 'throw', 'stall' or 'delay' next run."""
+        """For tests: in the next run, the index-th task with this label on this device will
+        'throw', 'stall' or 'delay'.
+        """
         self._native.inject(kind, device, label, index)
         self._device_group.ask("inject", kind, device, label, index)
 
@@ -244,7 +255,9 @@ class GroupExecutor:
         return _added([self._native.file_traffic(), *self._device_group.ask("file_traffic")])
 
     def stats(self) -> dict[str, int]:
-        """Counters: tasks and timeline_dropped of all processes, runs, the largest window_high_water."""
+        """Counters: the sums of tasks and timeline_dropped over all processes, the number of runs,
+        and the largest window_high_water.
+        """
         parts = [self._native.stats(), *self._device_group.ask("stats")]
         most = {name: max(part[name] for part in parts) for name in ("runs", "window_high_water")}
         return _added(parts) | most
@@ -252,7 +265,7 @@ class GroupExecutor:
     # ---- end ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the workers' threads. Arrays from `buffer` stay valid."""
+        """Stop the threads that execute tasks. Arrays from `buffer` stay valid."""
         self._device_group.close()
 
 

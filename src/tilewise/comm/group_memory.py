@@ -1,8 +1,9 @@
-"""The memory that the processes of one host share for a device group: who allocates it, and the
-order in which it is passed on.
+"""The memory that the processes of one host share for an executor over several processes: which
+pieces there are, and the order in which their descriptors are passed on.
 
-The order is that of `make_memory`: the group's own memory, the arenas of devices, then their files
-if the plan offloads tensors. -1, or no path, stands for memory on another host.
+The order is that of `make_memory`: the memory of the device group (for signals between processes),
+the arenas of devices, then the files of devices if the plan offloads tensors. -1, or an empty path,
+stands for memory on another host.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def needed_memory(options: Mapping[str, Any], file_directory: str, num_processes
 
     Args:
         options: options of the native executor.
-        file_directory: directory of the devices' files; each host resolves it.
+        file_directory: directory of the devices' files; each host resolves the path itself.
         num_processes: number of processes on all hosts.
     """
     sizes = {name: options[name] for name in ("arena_bytes", "file_bytes")}
@@ -34,18 +35,20 @@ def needed_memory(options: Mapping[str, Any], file_directory: str, num_processes
 
 
 def make_memory(needed: Mapping[str, Any], is_own: Sequence[bool], own: Callable[[int], int]) -> list[int]:
-    """Allocate memory for the processes of this host; returns descriptors.
+    """Allocate memory for the processes of this host, and return its descriptors.
 
     Args:
         needed: the result of `needed_memory`.
         is_own: per device, whether it is on this host.
-        own: receives every descriptor when it is created, to close it later.
+        own: called with every descriptor when it is created, so that the caller can close it later.
 
     Returns:
-        Descriptors of the device group's memory, of every device's, and of every device's file.
+        Descriptors of the device group's memory, of every device's arena, and of every device's
+        file.
 
     Raises:
-        ResourceError: the system has none; names the host if there may be several.
+        ResourceError: the system has not enough memory or descriptors. The message names the host
+            if there may be several.
     """
     named = name_in_utf8(Path(needed["file_directory"])) if needed["file_bytes"] else nullcontext("")
     with named as directory, _naming_host():
@@ -71,7 +74,7 @@ def _naming_host() -> Iterator[None]:
 
 
 def executor_files(made: Sequence[int], num_devices: int) -> dict[str, Any]:
-    """The options of a native executor that assign the descriptors."""
+    """The options of a native executor that say which descriptor belongs to what."""
     device_group, *memory = made
     return {
         "group_file": device_group,

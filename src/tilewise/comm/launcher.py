@@ -1,8 +1,9 @@
 """What a launcher (mpiexec, srun) reports about this process and its peers, and whether MPI agrees.
 
-If a launcher starts N copies of a program whose MPI does not know the launcher, there are N worlds
-of one process each. Each would do the whole work and overwrite the others' files. So the launcher's
-variables are read before MPI starts, and a difference is an error in every process.
+If a launcher starts N copies of a program whose MPI does not know the launcher, MPI makes N worlds
+of one process each. Each process would do the whole work and overwrite the files of the other
+processes. So this module reads the launcher's environment variables before MPI starts. If MPI
+disagrees with them, every process reports an error.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Launched:
     """What a launcher says about this process.
 
     Attributes:
-        launcher: its name.
+        launcher: the launcher's name.
         rank: the number of this process.
-        size: the number of processes that it started; None if unknown.
+        size: the number of processes that the launcher started; None if unknown.
     """
 
     launcher: str
@@ -63,11 +64,12 @@ class Launched:
 def launched() -> Launched | None:
     """The launcher that started this process; None if there is none.
 
-    A launcher inside another inherits its variables (mpiexec in a Slurm job starts its helpers with
-    srun), so the inner ones are checked first.
+    If one launcher starts another (mpiexec in a Slurm job starts its helpers with srun), a process
+    has the variables of both. The variables of the inner launcher are checked first.
 
     Raises:
-        ConfigError: a variable of a launcher is not a valid number, or one of a pair is missing.
+        ConfigError: a variable of a launcher is not a valid number, or one of its two variables is
+            missing.
     """
     for launcher, rank, size in (
         (_OPEN_MPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -91,8 +93,8 @@ def refuse_several(where: str, rule: str, remedy: str) -> None:
 
     Args:
         where: the function, for the message.
-        rule: why.
-        remedy: what to do.
+        rule: why the operation is rejected.
+        remedy: what the user can do.
 
     Raises:
         ConfigError: this is one of several processes.
@@ -106,7 +108,7 @@ def require_mpi(launch: Launched) -> MpiLibrary:
     """The MPI library that connects the processes of a launcher.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no MPI library.
     """
     try:
         return find_mpi()
@@ -118,8 +120,8 @@ def require_mpi(launch: Launched) -> MpiLibrary:
 
 
 def ending_by_mpi(launch: Launched, library: str) -> str:
-    """The message for the case that MPI does not know the launcher: it does not start, prints its
-    own message and ends the process.
+    """The message for the case that MPI does not know the launcher. MPI then does not start, prints
+    its own message and ends the process.
 
     Args:
         launch: what the launcher says.
@@ -141,8 +143,8 @@ def require_world(launch: Launched, rank: int, size: int, library: str) -> None:
         library: description of the MPI library.
 
     Raises:
-        ConfigError: they disagree; or MPI's world has one process and the launcher does not say how
-            many it started, because it may have started several.
+        ConfigError: launcher and MPI disagree. Or MPI's world has one process and the launcher does
+            not say how many processes it started, because it may have started several.
     """
     is_same = (rank, size) == (launch.rank, launch.size)
     is_likely = launch.size is None and rank == launch.rank and size > 1

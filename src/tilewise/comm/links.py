@@ -32,10 +32,10 @@ class Link:
 
     Attributes:
         process: the worker's number.
-        host: its host's number; 0 for the leader's.
+        host: number of the worker's host; the leader's host is 0.
         round_trip_s: time to request and receive eight bytes.
         bytes_per_s: bandwidth of transfers of 16 MiB.
-        busy_bytes_per_s: the same while one of the worker's cores computes.
+        busy_bytes_per_s: bandwidth of the same transfers while one of the worker's cores computes.
     """
 
     process: int
@@ -49,16 +49,16 @@ def round_trip(world: World, process: int) -> float:
     """Seconds to request and receive eight bytes from a process.
 
     Raises:
-        PeerLost: it does not answer.
+        PeerLost: the process does not answer.
     """
     return _median_s(world, process, 8, _ROUND_TRIPS)
 
 
 def bandwidth(world: World, process: int) -> float:
-    """Bytes per second from a process.
+    """Bytes per second that this process receives from another process.
 
     Raises:
-        PeerLost: it does not answer.
+        PeerLost: the other process does not answer.
     """
     return _LARGE / _median_s(world, process, _LARGE, _TRANSFERS)
 
@@ -74,8 +74,8 @@ def _median_s(world: World, process: int, num_bytes: int, times: int) -> float:
 
 
 def clock_offset(ask: Callable[[], int]) -> int:
-    """Nanoseconds by which another clock is ahead of this process's. The error is at most half of
-    the fastest round trip.
+    """Nanoseconds by which another clock is ahead of the clock of this process. The error is at
+    most half of the fastest round trip.
 
     Args:
         ask: requests the other side's `time.monotonic_ns`.
@@ -90,7 +90,7 @@ def clock_offset(ask: Callable[[], int]) -> int:
 
 
 def compute(seconds: float) -> int:
-    """Keep a core busy; returns the number of products."""
+    """Keep a core busy for some time. Returns the number of matrix products computed."""
     matrix = np.ones((_SIDE, _SIDE), np.float32)
     until, count = time.monotonic() + seconds, 0
     while time.monotonic() < until:

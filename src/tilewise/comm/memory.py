@@ -1,7 +1,7 @@
 """Memory that processes of one host share: unnamed files of a fixed size.
 
-Processes pass them on as descriptors (`comm.channel`). They are in no directory, and the system
-frees them with the last process that has them. The files are sealed against a change of size, so an
+Processes pass such a file on as a descriptor (`comm.channel`). The file is in no directory, and the
+system frees it when the last process that has it ends. It is sealed against a change of size, so an
 access within a checked size can never end a process.
 """
 
@@ -32,23 +32,24 @@ def round_to_pages(num_bytes: int) -> int:
 
 
 def shared_memory(num_bytes: int, name: str) -> int:
-    """A descriptor of zeroed memory of a size, in whole pages; the caller closes it.
+    """A descriptor of new memory, which is zeroed and has a size of whole pages. The caller closes
+    the descriptor.
 
     Args:
         num_bytes: minimum size; pages are allocated when they are first written.
-        name: shown in lists of the processes' files.
+        name: name of the memory in lists of a process's files.
 
     Raises:
-        ResourceError: the system has none.
+        ResourceError: the system has not enough memory or descriptors.
     """
     return _sealed(round_to_pages(num_bytes), name, _SEALS)
 
 
 def shared_content(content: bytes, name: str) -> int:
-    """A descriptor of memory with bytes that never change; the caller closes it.
+    """A descriptor of new memory with bytes that never change. The caller closes the descriptor.
 
     Raises:
-        ResourceError: the system has none.
+        ResourceError: the system has not enough memory or descriptors.
     """
     return _sealed(len(content), name, _SEALS | fcntl.F_SEAL_WRITE, content)
 
@@ -78,11 +79,11 @@ def require_memory(descriptor: int, num_bytes: int, *, is_constant: bool = False
 
     Args:
         descriptor: the descriptor to check.
-        num_bytes: required size, in whole pages unless it is constant.
-        is_constant: whether its content must be unchangeable.
+        num_bytes: required size: whole pages unless `is_constant`.
+        is_constant: whether the content must be sealed against changes.
 
     Raises:
-        ResourceError: it is something else.
+        ResourceError: the descriptor is something else.
     """
     wanted = _SEALS | (fcntl.F_SEAL_WRITE if is_constant else 0)
     try:
@@ -100,14 +101,14 @@ def read_content(descriptor: int, num_bytes: int) -> bytes:
     """All bytes of memory that never changes.
 
     Raises:
-        ResourceError: as `require_memory`.
+        ResourceError: as for `require_memory`.
     """
     require_memory(descriptor, num_bytes, is_constant=True)
     return content_of(descriptor)
 
 
 def content_of(descriptor: int) -> bytes:
-    """All bytes of memory of this process, to be copied."""
+    """All bytes of memory that this process has created."""
     num_bytes = os.fstat(descriptor).st_size
     content = bytearray()
     while len(content) < num_bytes:

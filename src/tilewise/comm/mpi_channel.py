@@ -1,8 +1,9 @@
 """`MpiChannel`: messages between a group's leader and one of its workers, over MPI.
 
-It is `comm.channel` for processes that a launcher started. MPI cannot transfer descriptors. Between
-processes of one host their paths are sent, and the receiver opens them. To another host a copy of
-the content is sent, which is correct only for content that never changes.
+It replaces `comm.channel` for processes that a launcher started. MPI cannot transfer descriptors.
+To a process of the same host, the path of the descriptor is sent, and the receiver opens it. To a
+process of another host, a copy of the content is sent, which is correct only for content that never
+changes.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class MpiChannel:
     Args:
         world: the world of all processes.
         number: number of the process at the other end.
-        peer: its description, for messages.
+        peer: description of the process at the other end, for messages.
 
     Attributes:
-        is_local: whether that process is on this host.
+        is_local: whether the process at the other end is on this host.
     """
 
     def __init__(self, world: World, number: int, peer: str) -> None:
@@ -47,8 +48,8 @@ class MpiChannel:
         self._world, self._number, self._ended = world, number, -1
 
     def watch(self, ended: int) -> None:
-        """Detect the end of the other process by this descriptor, which the caller keeps. -1: only
-        by its silence.
+        """Detect by a descriptor that the other process has ended. The caller closes the
+        descriptor. With -1, the end is detected only because no message arrives in time.
         """
         self._ended = ended
         self.is_local = ended >= 0
@@ -58,12 +59,13 @@ class MpiChannel:
 
         Args:
             message: plain values.
-            files: descriptors of this process, paths of others, or -1 for none.
-            patience_s: how long the other side may take to receive it.
+            files: descriptors of this process, paths of descriptors of other processes, or -1 for
+                none.
+            patience_s: how long the other side may take to receive the message.
 
         Raises:
             PeerLost: the other process has ended.
-            CommTimeout: it does not receive.
+            CommTimeout: the other process does not receive.
         """
         copies, paths = list[bytes](), list[str | int]()
         for file in files:
@@ -87,12 +89,12 @@ class MpiChannel:
         """The next message and its descriptors, which the caller must close; -1 stands for none.
 
         Args:
-            patience_s: how long it may take; None: for ever.
+            patience_s: how long the call may wait; None for no limit.
 
         Raises:
             PeerLost: the other process has ended, or sent an invalid message.
             CommTimeout: nothing arrived.
-            ResourceError: a file that it names cannot be opened.
+            ResourceError: a file that the message names cannot be opened.
         """
         frame = self._receive(patience_s)
         message: Any = None

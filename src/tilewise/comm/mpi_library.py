@@ -1,10 +1,10 @@
-"""Finds the MPI that this process would use: a built table of functions, and the library that has
-MPI's functions.
+"""Finds the MPI that this process would use: the MPI library, and a table of functions (a small
+library of ours) that calls it.
 
-It only searches, and loads a library only if nothing but the loader knows its path. The table is
-either built by a site's own mpicc (`tilewise build-mpi`) or comes with the package. The latter uses
-MPI's standard binary interface, which every library named libmpi_abi.so.1 provides; pip's mpich has
-one.
+This module only searches. It loads a library only if nothing but the loader knows the library's
+path. The table is either built by a site's own mpicc (`tilewise build-mpi`) or comes with the
+package. The latter uses MPI's standard binary interface, which every library named libmpi_abi.so.1
+provides; pip's mpich has one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class MpiLibrary:
     """An MPI library to use.
 
     Attributes:
-        table: the built file with `tilewise_mpi`.
-        library: loaded before the table, with global symbols (RTLD_GLOBAL); the loader searches for
-            a name without a folder. None if the table is linked to its library.
-        name: its description.
+        table: the table: a built file with the symbol `tilewise_mpi`.
+        library: the MPI library, which is loaded before the table, with global symbols
+            (RTLD_GLOBAL). The loader searches for a name without a folder. None if the table is
+            linked to its library.
+        name: description of the MPI library.
     """
 
     table: Path
@@ -53,11 +54,11 @@ def site_table() -> Path:
 
 
 def find_mpi() -> MpiLibrary:
-    """The MPI to use: that of TILEWISE_MPI, otherwise that of `tilewise build-mpi`, otherwise one
-    with the standard interface.
+    """The MPI to use: the table that TILEWISE_MPI names, otherwise the one that `tilewise
+    build-mpi` built, otherwise a library with the standard interface.
 
     Raises:
-        ConfigError: there is none, or TILEWISE_MPI does not name a file.
+        ConfigError: there is no MPI, or TILEWISE_MPI does not name a file.
     """
     if named := read("TILEWISE_MPI", ""):
         if not os.path.isfile(named):  # accepts names of any length

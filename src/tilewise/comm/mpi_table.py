@@ -1,4 +1,5 @@
-"""The table of native/comm/mpi/tilewise_mpi.h as read from Python, before native code uses it.
+"""The table of MPI functions (native/comm/mpi/tilewise_mpi.h) as read from Python, before native
+code uses it.
 
 As a program, `python -m tilewise.comm.mpi_table TABLE [LIBRARY]` loads a built table and prints
 which MPI it calls. It runs in its own process, because loading may crash.
@@ -21,7 +22,9 @@ _Int32, _Int64 = POINTER(c_int32), POINTER(c_int64)
 
 
 class MpiTable(ctypes.Structure):
-    """What Tilewise needs of MPI: functions, and `self`, which is the first argument of each."""
+    """What Tilewise needs of MPI: functions, and `self`, which is the first argument of each
+    function.
+    """
 
     _fields_ = (
         ("version", c_int32),
@@ -42,10 +45,11 @@ class MpiTable(ctypes.Structure):
 
 
 def load_table(table: Path, library: Path | None) -> MpiTable:
-    """Load a built table after its MPI library (None: it is linked to one).
+    """Load a built table after its MPI library. If `library` is None, the table is linked to its
+    library.
 
     Raises:
-        ConfigError: a file cannot be loaded, is not a table, or is one of another version.
+        ConfigError: a file cannot be loaded, is not a table, or is a table of another version.
     """
     try:
         if library is not None:

@@ -1,4 +1,4 @@
-"""`Peer`: the leader's view of one worker: its process, requests to it, and its answers.
+"""`Peer`: the leader's view of one worker: the worker's process, requests to it, and its answers.
 
 The leader started the worker itself (`SpawnedPeer`), or a launcher started both (`JoinedPeer`).
 """
@@ -30,8 +30,8 @@ class Peer:
 
     Attributes:
         ended: a descriptor that becomes readable when the process has ended; -1 for a process on another host.
-        pid: its process id; -1 until it is known.
-        name: its description in messages.
+        pid: the process id; -1 until it is known.
+        name: description of the worker in messages.
     """
 
     def __init__(self, number: int, channel: Channel | MpiChannel) -> None:
@@ -68,7 +68,7 @@ class Peer:
             self.answer(patience_s)
 
     def has_ended(self) -> bool:
-        """Whether its process has ended; False for a process on another host."""
+        """Whether the worker's process has ended; False for a process on another host."""
         if self.ended < 0:
             return False
         poll = select.poll()
@@ -76,11 +76,13 @@ class Peer:
         return bool(poll.poll(0))
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """How the worker's process ended, in words."""
         raise NotImplementedError
 
     def close(self, patience_s: float) -> None:
-        """Close the channel, wait for the process, which then ends, and close its descriptor."""
+        """Close the channel, which makes the process end. Wait for the process, and close its
+        descriptor.
+        """
         self.channel.close()
         if self.ended >= 0:
             os.close(self.ended)
@@ -91,7 +93,7 @@ class SpawnedPeer(Peer):
 
     Args:
         number: the process's number.
-        worker: the module whose `main` it runs.
+        worker: the module whose `main` the process runs.
     """
 
     def __init__(self, number: int, worker: str) -> None:
@@ -120,7 +122,7 @@ class JoinedPeer(Peer):
     """A process that a launcher started together with the leader.
 
     Args:
-        number: the process's number, which is also its rank in the world.
+        number: the process's number, which is also its rank in `world`.
         world: the launcher's processes.
     """
 
@@ -129,10 +131,11 @@ class JoinedPeer(Peer):
         super().__init__(number, self._mpi_channel)
 
     def met(self, pid: object, is_local: bool) -> None:
-        """Store the process id that it reported, and watch for its end if it is on this host.
+        """Store the process id that the process reported. If the process is on this host, watch for
+        its end.
 
         Raises:
-            PeerLost: it has ended, or the process id is invalid.
+            PeerLost: the process has ended, or the process id is invalid.
         """
         if type(pid) is not int or not 0 < pid < 1 << 31:
             raise PeerLost(

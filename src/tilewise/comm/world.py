@@ -1,7 +1,7 @@
 """`World`: the processes that a launcher (mpiexec, srun) started together, connected by MPI.
 
-A process joins and leaves at most once, because MPI cannot be started twice. Process 0 is the
-leader; the others are workers (`distributed.worker`).
+A process joins and leaves its world at most once, because MPI cannot be started twice. Process 0 is
+the leader. All other processes are workers (`distributed.worker`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class World:
     """The processes that `join_world` has connected.
 
     Attributes:
-        native: sends and receives messages.
+        native: the native object that sends and receives messages.
     """
 
     def __init__(self, native: Native) -> None:
@@ -44,8 +44,8 @@ class World:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process joined it; False in a fork, which would receive messages that are
-        not for it.
+        """Whether this process joined the world. False in a fork, which must not use it, because it
+        would receive messages for its parent.
         """
         return os.getpid() == self._owner
 
@@ -60,7 +60,9 @@ class World:
         return self.native.size
 
     def leave(self) -> None:
-        """End MPI together with all others. If a process is lost, MPI is not used any more."""
+        """End MPI, together with all other processes. If a process is lost, do nothing: MPI is then
+        not used any more.
+        """
         if not self.native.cause:
             self.native.leave()
 
@@ -70,9 +72,11 @@ class World:
 
 
 def join_world() -> World | None:
-    """Connect to the processes that were started together with this one; None if it was started
-    alone. If others do not join in time, for example after an earlier failure, this process reports
-    it and exits with the code of a loss.
+    """Connect to the processes that were started together with this one. Returns None if this
+    process was started alone.
+
+    If other processes do not join in time, for example after an earlier failure, this process
+    reports this and exits with the code for a lost process.
 
     Raises:
         ConfigError: there is no MPI, it does not start, it disagrees with the launcher about the
@@ -137,8 +141,8 @@ def _in_time(launch: Launched) -> Iterator[None]:
 
 
 def _unlink_segments() -> None:
-    """Remove the names of MPI's shared memory, which would remain after a process is killed. All
-    processes that share it have joined.
+    """Remove the names of MPI's shared memory, which would remain after a process is killed. Call
+    it only when all processes that share the memory have joined.
     """
     for path in set(_SEGMENT.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))):
         with suppress(OSError):

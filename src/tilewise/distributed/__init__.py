@@ -18,19 +18,20 @@ _WORKER = "tilewise.distributed.worker"
 
 
 class ProcessGroup(Group):
-    """This process and workers. While it is open, models over several devices use all of these
-    processes. Nothing else in a program changes, and no bit of a result.
+    """This process and its workers. While the group is open, models over several devices use all of
+    these processes. Nothing else changes in a program, and no bit of a result changes.
 
     Without a launcher, this process starts `num_processes - 1` workers on this host. If a launcher
-    (mpiexec, srun) started several processes, on one host or several, the first one continues, and
-    all others serve it from here until they end. A single process is a group of one.
+    (mpiexec, srun) started several processes, on one host or several, the first process continues.
+    In all others the constructor does not return: they serve the first process as workers until
+    they end. A single process is a group of one.
 
     Args:
-        num_processes: including this one; not needed with a launcher.
+        num_processes: number of processes, including this one; not needed with a launcher.
 
     Raises:
-        ConfigError: the number is not between 1 and 1024, or differs from the launcher's; another
-            group is open; or MPI is missing or disagrees with the launcher.
+        ConfigError: the number is not between 1 and 1024, or differs from the launcher's number. Or
+            another group is open, or MPI is missing or disagrees with the launcher.
 
     Examples:
         >>> with ProcessGroup(2) as group:
@@ -60,15 +61,16 @@ class ProcessGroup(Group):
 
 
 def launched_group() -> AbstractContextManager[object]:
-    """A group of the processes that a launcher started together with this one; for a single process
-    it does nothing. In all but the first process it serves and does not return. In the first, all
-    processes have been compared when it returns, so processes that cannot form one run are rejected
-    before any work.
+    """A group of the processes that a launcher started together with this one.
+
+    For a single process it does nothing. In the first process it returns after all processes have
+    been compared, so processes that cannot take part in one run are rejected before any work. In
+    all other processes it serves the first one and does not return.
 
     Raises:
-        ConfigError: as `ProcessGroup` and its `start`.
-        PeerLost: one has ended.
-        CommTimeout: one does not answer.
+        ConfigError: as for `ProcessGroup` and its `start`.
+        PeerLost: a process has ended.
+        CommTimeout: a process does not answer.
     """
     if join_world() is None:
         return nullcontext()

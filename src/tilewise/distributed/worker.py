@@ -1,13 +1,13 @@
-"""A worker of a group: answers requests of the leader, and has devices of the plans that the leader
-opens.
+"""A worker of a process group: it answers requests of the leader, and runs some devices of the
+plans that the leader opens.
 
 The main thread reads the socket. Every opened executor has its own thread, which is inside native
 code except while it answers. The worker exits when its socket closes or the leader's process ends,
 whatever it is doing.
 
-Everything that the leader sends is checked where it is used: memory by `comm.memory`, a program by
-its digest, the types of its records, and `Program.finish`, which rejects what kernels or signals
-cannot handle.
+Everything that the leader sends is checked where it is used. `comm.memory` checks memory. A program
+is checked by its digest, by the types of its records, and by `Program.finish`, which rejects what
+kernels or signals cannot handle.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Worker:
     """A worker process.
 
     Args:
-        channel: to the leader.
-        world: of a launcher; None if the leader started this process.
+        channel: the channel to the leader.
+        world: the processes that a launcher started; None if the leader started this process.
     """
 
     def __init__(self, channel: Channel | MpiChannel, world: World | None = None) -> None:
@@ -106,7 +106,7 @@ class Worker:
             self._channel.send(message)
 
     def _answer(self, message: Message, made: Callable[[], Any]) -> bool:
-        """Answer a request; returns whether there was no error."""
+        """Answer a request. Returns whether there was no error."""
         try:
             answer: Message = {"answer": made()}
         except Exception as error:
@@ -148,7 +148,7 @@ class Worker:
         os._exit(LOST)
 
     def say(self, error: BaseException) -> None:
-        """Print a line, with a traceback for a defect."""
+        """Print an error as one line; for a defect of Tilewise, print its traceback too."""
         if not isinstance(error, TilewiseError):
             traceback.print_exception(error)
         whose = "a worker" if self._process < 0 else f"process {self._process}"
@@ -186,8 +186,8 @@ class Worker:
                     os.close(file)
 
     def _make(self, message: Message) -> list[str]:
-        """Allocate the memory of this host's devices; returns paths. This process keeps it until
-        the executor is closed.
+        """Allocate the memory of this host's devices, and return its paths. This process keeps the
+        memory until the executor is closed.
         """
         needed, is_own = message["arguments"]
         descriptors = self._made.setdefault(message["executor"], [])
@@ -238,7 +238,7 @@ def main(descriptor: int) -> None:
     """The main function of a worker.
 
     Args:
-        descriptor: of its socket.
+        descriptor: descriptor of the worker's socket.
     """
     _run(Worker(Channel.of(descriptor, "the leader")))
     os._exit(1)  # threads may be in the middle of a run
@@ -248,7 +248,7 @@ def serve_world(world: World) -> NoReturn:
     """Serve as a process that a launcher started, until the end.
 
     Args:
-        world: of all processes.
+        world: the processes that the launcher started.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for the leader, whose end ends this process
         signal.signal(number, signal.SIG_IGN)
@@ -265,7 +265,7 @@ def serve_world(world: World) -> NoReturn:
 
 
 def _run(worker: Worker) -> bool:
-    """Serve; returns whether the leader said that all work is done."""
+    """Serve the leader. Returns whether the leader said that all work is done."""
     configure_logging()
     try:
         worker.run()

@@ -58,19 +58,21 @@ Model = TypeVar("Model", bound="BaseModel")
 
 
 class Unreadable(ValueError):
-    """Input that is rejected; the text continues `got FILE: `."""
+    """Input that is rejected. The text of this exception continues a message that ends in `got
+    FILE: `.
+    """
 
 
 class Forbidden(Unreadable):
-    """The system does not allow this process to read it; its content is unknown."""
+    """A file that the system does not allow this process to read. Its content is unknown."""
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading; never blocks.
+    """Open a regular file for reading. This never blocks.
 
     Raises:
-        Unreadable: it does not exist or is not a regular file.
-        Forbidden: this process may not read it.
+        Unreadable: the file does not exist or is not a regular file.
+        Forbidden: this process may not read the file.
         ResourceError: this process cannot open more files.
     """
     try:
@@ -98,7 +100,7 @@ def read_whole(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """All bytes of a regular file.
 
     Raises:
-        Unreadable: as `open_regular`, or it has more than `max_bytes`.
+        Unreadable: as for `open_regular`, or the file has more than `max_bytes`.
     """
     with open_regular(path) as file:
         try:
@@ -116,7 +118,7 @@ def decode_text(content: bytes) -> str:
     """The text of a UTF-8 file.
 
     Raises:
-        Unreadable: it is not UTF-8, or starts with a byte order mark.
+        Unreadable: the content is not UTF-8, or starts with a byte order mark.
     """
     _refuse_byte_order_mark(content)
     try:
@@ -126,11 +128,11 @@ def decode_text(content: bytes) -> str:
 
 
 def validate_json(content: bytes, model: type[Model]) -> Model:
-    """Validate JSON against a model; nesting is limited to about 200 levels, and strings must be
-    UTF-8.
+    """Validate JSON against a model (a class of pydantic). Nesting is limited to about 200 levels,
+    and strings must be UTF-8.
 
     Raises:
-        Unreadable: it is not JSON, or does not match the model.
+        Unreadable: the content is not JSON, or does not match the model.
     """
     from pydantic import ValidationError
 
@@ -142,11 +144,11 @@ def validate_json(content: bytes, model: type[Model]) -> Model:
 
 
 def parse_json(content: bytes, model: type[Model]) -> Model:
-    """Like `validate_json`, for JSON that every reader interprets alike: keys are unique and
-    numbers are finite.
+    """Like `validate_json`, but accept only JSON that every reader interprets alike: keys must be
+    unique and numbers finite.
 
     Raises:
-        Unreadable: as `validate_json`, or a key appears twice, or a number is not finite.
+        Unreadable: as for `validate_json`, or a key appears twice, or a number is not finite.
     """
     parsed = validate_json(content, model)
     plain_json(content)
@@ -154,10 +156,10 @@ def parse_json(content: bytes, model: type[Model]) -> Model:
 
 
 def plain_json(content: bytes) -> Any:
-    """JSON as lists, dictionaries and plain values; keys must be unique and numbers finite.
+    """JSON as lists, dictionaries and plain values. Keys must be unique and numbers finite.
 
     Raises:
-        Unreadable: it is not such JSON.
+        Unreadable: the content is not JSON, a key appears twice, or a number is not finite.
     """
     try:
         return json.loads(
@@ -176,8 +178,9 @@ def plain_json(content: bytes) -> Any:
 
 @contextmanager
 def refusals_of(library: str) -> Iterator[None]:
-    """Turns exceptions that a library raises about input into `Unreadable`, including bare
-    Exceptions and panics of Rust, which do not derive from Exception.
+    """A `with` block that turns exceptions which a library raises about its input into
+    `Unreadable`. These include bare Exceptions, and panics of Rust, which do not derive from
+    Exception.
     """
     try:
         yield
@@ -191,13 +194,13 @@ def read_json(path: str | Path, model: type[Model], max_bytes: int = MAX_JSON_BY
     """Read and validate a JSON file.
 
     Raises:
-        Unreadable: as `read_whole` and `parse_json`.
+        Unreadable: as for `read_whole` and `parse_json`.
     """
     return parse_json(read_whole(path, max_bytes), model)
 
 
 def first_problem(error: ValidationError) -> str:
-    """A model's first validation error in one line: its place, what is wrong, the value."""
+    """A model's first validation error in one line: the place, what is wrong there, and the value."""
     loc, (first, *others) = first_fault(error)
     place = ".".join(bare(str(part)) for part in loc)  # keys come from outside; keep them on one line
     kind, message = first["type"], first["msg"]
@@ -216,9 +219,10 @@ def first_problem(error: ValidationError) -> str:
 def first_fault(error: ValidationError) -> tuple[tuple[int | str, ...], list[ErrorDetails]]:
     """The place of a model's first validation error, and what is wrong there.
 
-    A field of several possible types has an error for each of them. The one reported is the error
-    of the type that the value has although it is out of range; otherwise the one deepest within the
-    value, or at the last entry of a list. So if one entry is wrong, it is named.
+    If a field may have several types, pydantic reports an error for each type. This function
+    chooses the error for the type that the value has, if the value is only out of range. Otherwise
+    it chooses the error that is deepest within the value, or at the last entry of a list. So if one
+    entry is wrong, the message names this entry.
     """
     problems = [(_place_of(one), one) for one in error.errors(include_url=False)]
     start = problems[0][0]
@@ -236,7 +240,9 @@ def first_fault(error: ValidationError) -> tuple[tuple[int | str, ...], list[Err
 
 
 def joined_rules(problems: Sequence[ErrorDetails]) -> str:
-    """The rule of a value of several possible types."""
+    """The rules of all problems with one value, as one text. There are several if the value may
+    have several types.
+    """
     first, *others = dict.fromkeys(one["msg"] for one in problems)
     return " or ".join([first, *(rule.removeprefix("Input should be ") for rule in others)])
 

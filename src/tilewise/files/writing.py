@@ -47,10 +47,11 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns system errors while `path` is written into one kind of error.
+    """A `with` block that writes `path`. It turns system errors into one kind of error.
 
     Raises:
-        ResourceError: names the path, the host if there may be several, and the system's message.
+        ResourceError: the system reported an error. The message names the path, the host if there
+            may be several, and the system's message.
     """
     try:
         yield
@@ -63,11 +64,11 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def name_in_utf8(directory: Path) -> Iterator[str]:
-    """A UTF-8 name for a directory whose name may be any bytes, for native code, which takes UTF-8.
-    Valid in this process only.
+    """A UTF-8 name for a directory whose name may be any bytes. Native code needs it, because it
+    takes only UTF-8. The name is valid in this process and in the `with` block only.
 
     Raises:
-        ResourceError: it cannot be opened.
+        ResourceError: the directory cannot be opened.
     """
     name = str(directory)
     if name.isprintable():  # a name that is not UTF-8 is not printable
@@ -85,8 +86,8 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file, then put it at `path` in one step.
 
     Raises:
-        ResourceError: it cannot be written, or `path` is a directory, a device or not a valid name;
-            an existing file is kept.
+        ResourceError: the file cannot be written, or `path` is a directory, a device or not a valid
+            name. An existing file is kept.
     """
     if not path.name or (os.path.lexists(path) and not path.is_file()):
         raise ResourceError(
@@ -105,7 +106,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put a text file at `path` in one step; errors as in `replace_file`."""
+    """Put a text file at `path` in one step. Raises the errors of `replace_file`."""
 
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,7 @@
-"""Defining computations: the graph builder, layer templates, gradients and passes."""
+"""Defining computations: the graph builder, layer templates, gradients and passes.
+
+A template is the structure of a repeated layer. It is traced once and used by many calls.
+"""
 
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.gradients import differentiate

@@ -47,13 +47,13 @@ class GraphBuilder:
     Args:
         name: the graph's name in messages and pictures.
         k_splits: number of parts into which contractions over labelled dims are cut (as in
-            split-K). n devices may share such a dim if n is 1 or k_splits / n is a power of two:
-            with 8 k splits 1, 2, 4, 8; with 12 k splits 1, 3, 6, 12.
+            split-K). n devices may share such a dim if n is 1 or k_splits / n is a power of two.
+            With 8 k splits, n may be 1, 2, 4 or 8; with 12 k splits, n may be 1, 3, 6 or 12.
 
-    Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every call raises ShapeError,
-    with the operands' shapes, if they do not fit, have the wrong type, or belong to another graph.
-    Only one thread at a time may use a builder; `ParallelGraphBuilder` defines layers in several
-    threads.
+    Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every call raises ShapeError if
+    its operands do not fit, have the wrong type, or belong to another graph. The message contains
+    the operands' shapes. Only one thread at a time may use a builder; `ParallelGraphBuilder`
+    defines layers in several threads.
     """
 
     def __init__(self, name: str = "graph", *, k_splits: int = 8) -> None:
@@ -77,11 +77,11 @@ class GraphBuilder:
         storage: str = "rows",
         layout: Hint | None = None,
     ) -> TensorNode:
-        """Declare a tensor that is given at every call; `storage="scalars"` for one number per row
-        (ids, labels, positions).
+        """Declare a tensor whose value is given at every call. Pass `storage="scalars"` for a
+        tensor with one number per row (ids, labels, positions).
 
-        `layout` gives the mesh axes that shard its dims (ir/hints.py), if the strategy's rules
-        should not decide.
+        `layout` gives the mesh axes that shard the tensor's dims (ir/hints.py). Without it, the
+        strategy's rules decide.
         """
         return self._declare("input", _spec("input", shape, dtype, labels, name, storage), layout)
 
@@ -102,13 +102,13 @@ class GraphBuilder:
         Args:
             shape: one or two sizes.
             dtype: element type.
-            name: its path.
-            labels: per dim what it counts, or None.
+            name: the parameter's path.
+            labels: per dim, a label that says what the dim counts, or None.
             init: initial values: `normal`, `ones` or `zeros`; by default random weights, and ones
                 for vectors.
-            init_scale: standard deviation of random values, as a multiple of the other weights'.
-            layout: mesh axes that shard its dims (ir/hints.py), if the strategy's rules should not
-                decide.
+            init_scale: standard deviation of random values, as a multiple of that of other weights.
+            layout: mesh axes that shard the parameter's dims (ir/hints.py). Without it, the
+                strategy's rules decide.
         """
         spec = _spec("parameter", shape, dtype, labels, name, "rows")
         if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
@@ -134,7 +134,7 @@ class GraphBuilder:
         layout: Hint | None = None,
     ) -> TensorNode:
         """Declare a tensor that persists between calls and is written in place (a KV cache,
-        optimizer moments); `layout` as in `input`.
+        optimizer moments). `layout` is as in `input`.
         """
         spec = _spec("state", shape, dtype, labels, name, storage)
         if not all(isinstance(s, int) for s in spec.shape):
@@ -167,12 +167,12 @@ class GraphBuilder:
         """The position of each row in its sequence, from 0: i32, with the shape `[batch, seq]` of
         the tokens.
 
-        With a fixed `seq` it is a constant; with a symbolic one the instance computes it at every
-        run.
+        If `seq` is fixed, the result is a constant. If `seq` is symbolic, the instance computes the
+        positions at every run.
 
         Raises:
-            ShapeError: the tokens belong to another graph, or have another number of dims; or the
-                graph already has positions.
+            ShapeError: the tokens belong to another graph or do not have two dims, or the graph
+                already has positions.
         """
         spec = self.draft.own("positions", tokens).spec
         batch, length = (*spec.shape, 1, 1)[:2]
@@ -195,15 +195,15 @@ class GraphBuilder:
         return self.draft.declare("input", own)
 
     def constrain(self, tensor: TensorNode, layout: Hint) -> TensorNode:
-        """Ask for a layout of a tensor; returns the tensor. Results do not change, only where they
-        are computed and what moves.
+        """Ask for a layout of a tensor, and return the tensor. The layout changes where results are
+        computed and what is transferred, but no bit of a result.
 
         Args:
             layout: `("dp", None, "tp")`, or `{"dp": Shard(0), "tp": Replicate()}` (ir/hints.py).
                 Axes that a mesh does not have are ignored.
 
         Raises:
-            LayoutError: it is not a layout of the tensor.
+            LayoutError: `layout` is not a layout of the tensor.
             ShapeError: the tensor belongs to another graph.
         """
         self.draft.own("constrain", tensor)
@@ -224,14 +224,15 @@ class GraphBuilder:
         return tensor
 
     def output_id(self, tensor: int, name: str) -> None:
-        """`output` by tensor id."""
+        """Like `output`, for a tensor's id."""
         tensors = self.draft.tensors
         self.output(tensors[_validate.integer("output_id", "an id", tensor, 0, len(tensors) - 1)], name)
 
     # ---- operations ---------------------------------------------------------------------------------------
 
     def op(self, name: str, inputs: Sequence[TensorNode | None], **attrs: Any) -> list[TensorNode]:
-        """Append an op by name. Equal ops on equal operands are the same op.
+        """Append an op by name, and return its outputs. If an equal op on the same operands exists,
+        return the outputs of that op.
 
         Raises:
             ShapeError: the call does not match the op's signature, or its operands do not fit
@@ -326,8 +327,9 @@ class GraphBuilder:
         transpose_b: bool = False,
         residual: TensorNode | None = None,
     ) -> TensorNode:
-        """`a @ b`, with either operand transposed. `b` may be a parameter (`a` is then `[..., k]`,
-        and `residual` is added).
+        """`a @ b`, where `transpose_a` and `transpose_b` transpose an operand.
+
+        If `b` is a parameter, `a` is `[..., k]`, and `residual` is added to the product.
 
         Raises:
             ShapeError: inner sizes or dtypes differ.
@@ -359,7 +361,7 @@ class GraphBuilder:
         return self.op("embedding", [ids, table])[0]
 
     def rope(self, x: TensorNode, positions: TensorNode, table: TensorNode, *, head_dim: int) -> TensorNode:
-        """Rotary embedding of heads that are adjacent in the last dim; `table` has cosines and
+        """Rotary embedding of heads that are adjacent in the last dim. `table` has cosines and
         sines per position.
         """
         return self.op("rope", [x, positions, table], head_dim=head_dim, inverse=False)[0]
@@ -427,9 +429,11 @@ class GraphBuilder:
     def kv_write(
         self, cache: TensorNode, x: TensorNode, slots: TensorNode, *, head_dim: int, block_size: int = 64
     ) -> TensorNode:
-        """The cache after writing rows of `x` at `slots`, in place; use the result from here on. In
-        a block, each head's rows are contiguous, as `paged_attention` with the same `head_dim` and
-        `block_size` reads them.
+        """Write rows of `x` into the cache at `slots`, in place, and return the cache. Later ops
+        must use the returned tensor.
+
+        In a block, each head's rows are contiguous. `paged_attention` with the same `head_dim` and
+        `block_size` reads them in this form.
         """
         return self.op("kv_write", [cache, x, slots], head_dim=head_dim, block_size=block_size)[0]
 
@@ -450,14 +454,16 @@ class GraphBuilder:
                 return
 
     def gather_rows(self, x: TensorNode, index: TensorNode) -> TensorNode:
-        """Rows of `x` `[T, d]`, or its numbers if it is i32 `[T]`, at `index` `[S]`."""
+        """The rows of `x` `[T, d]` at `index` `[S]`. If `x` is i32 `[T]`, the numbers of `x` at
+        `index`.
+        """
         return self.op("gather_rows", [x, index])[0]
 
     def cross_entropy(
         self, logits: TensorNode, labels: TensorNode, inv_count: TensorNode, *, ignore_index: int = -100
     ) -> tuple[TensorNode, TensorNode]:
-        """Mean cross-entropy `[1]` and every row's share of it; `inv_count` is 1 / number of
-        counted labels.
+        """The mean cross-entropy `[1]`, and every row's share of the mean. `inv_count` is 1 /
+        number of counted labels.
         """
         loss, rows, *_ = self.op("cross_entropy", [logits, labels, inv_count], ignore_index=ignore_index)
         return loss, rows
@@ -465,8 +471,8 @@ class GraphBuilder:
     def mean_cross_entropy(
         self, logits: TensorNode, labels: TensorNode, *, ignore_index: int = -100
     ) -> tuple[TensorNode, TensorNode]:
-        """`cross_entropy` whose `inv_count` is the input `loss.inv_count`, which is computed from
-        the labels at every step.
+        """`cross_entropy` with the input `loss.inv_count` as `inv_count`. The input's value is
+        computed from the labels at every step.
         """
         self.draft.own("mean_cross_entropy", labels)
         if labels.kind != "input":
@@ -492,7 +498,7 @@ class GraphBuilder:
         """The sum of all elements over the whole batch: `[1]` in f32, which may be scaled, added,
         and be a loss.
 
-        It includes every row. If sequences are padded, only cross-entropy ignores padding.
+        The sum includes every row, also padding. Only cross-entropy ignores padding.
         """
         return self.op("sum", [x])[0]
 
@@ -505,8 +511,8 @@ class GraphBuilder:
         return self.scale(self.sum(x), 1.0 / count)
 
     def loss(self, tensor: TensorNode) -> TensorNode:
-        """Declare the loss, any result that is one f32. Planning appends its backward pass. Its
-        name is `loss`.
+        """Declare the loss: any result that is a single f32. Planning appends the backward pass.
+        The loss becomes an output with the name `loss`.
 
         Raises:
             ShapeError: the tensor is not a result, or not one f32; or the graph already has a loss.
@@ -573,7 +579,7 @@ def _scores(
     call: str, scale: float | None, head_dim: int, window: int | None, softcap: float | None
 ) -> dict[str, float]:
     """The attributes of attention scores: scale (by default 1 / sqrt of the head size), softcap and
-    window; 0 for no cap or window.
+    window. A softcap or window of 0 stands for none.
     """
     if scale is None:
         scale = float(_validate.integer(call, "head_dim", head_dim, 1, 1 << 20) ** -0.5)

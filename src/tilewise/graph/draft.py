@@ -1,4 +1,4 @@
-"""`GraphDraft`: the nodes and names of a graph under construction. Equal ops on equal operands
+"""`GraphDraft`: the nodes and names of a graph under construction. Equal ops on the same operands
 share one node.
 
 It rejects names that are already used, tensors of another graph, and operands that an op does not
@@ -33,8 +33,8 @@ _READING_S = 10.0  # how long planning waits for a thread that writes
 
 
 class DraftedLayer(NamedTuple):
-    """A template of a layer: its key, the name of its function, the number of earlier templates,
-    and the attributes of its calls.
+    """A template of a layer. The fields are its key, the name of its function, the number of
+    earlier templates, and the attributes of its calls.
     """
 
     key: str
@@ -74,17 +74,17 @@ class _Turn:
 
 class GraphDraft:
     """The content of a graph so far. Ids are indices of `tensors` and of `ops`. Only one thread at
-    a time may write; another one gets an error before it has changed anything.
+    a time may write. If a second thread tries, it gets an error before it has changed anything.
 
     Attributes:
         layers: templates of layers, by function, operands and attributes (`values`).
-        values: numbers of specs and attributes of layers.
-        outlined: attributes of calls of the templates that single ops share, by all that those
-            depend on.
+        values: numbers for the specs and attributes of layers; equal ones have the same number.
+        outlined: attributes of calls of the templates that equal single ops share
+            (`templates.call_outlined`), by all that these templates depend on.
         hints: layouts that users ask for, by tensor id.
         phase: phase of the ops that are appended now: forward, backward or update.
         names: ids of inputs, parameters, states and constants, by name.
-        declared: the template of each layer and what each call of it declares, by key.
+        declared: by key, the template of a layer and the tensors that each call of it declares.
     """
 
     def __init__(self) -> None:
@@ -171,14 +171,16 @@ class GraphDraft:
         return node
 
     def hint(self, tensor: int, layout: tuple[Axes, ...]) -> None:
-        """Ask for a layout of a tensor; the last hint counts."""
+        """Ask for a layout of a tensor. If there are several hints for a tensor, the last one
+        counts.
+        """
         with self._turn.of("constrain"):
             self._hints_before.append((tensor, self.hints.get(tensor)))
             self.hints[tensor] = layout
 
     def new_layer(self, signature: object, function: str) -> DraftedLayer:
-        """The key of a layer's next template: the function's name. Further signatures in the same
-        graph, and other functions with the same name, get a number, in order of first use.
+        """Make a key for the template of a new signature: the name of the layer function. If the
+        name is taken in this graph, by another signature or another function, a number is appended.
         """
         number = self._layers_named.get(function, 0)
         key = None
@@ -201,8 +203,8 @@ class GraphDraft:
             self.outputs[name] = tensor
 
     def own(self, call: str, tensor: TensorNode) -> TensorNode:
-        """Check that a tensor belongs to this graph. A tensor of another graph would be taken for
-        the one with the same id here.
+        """Check that a tensor belongs to this graph. Without this check, a tensor of another graph
+        would be taken for the tensor with the same id in this graph.
         """
         if tensor.id >= len(self.tensors) or self.tensors[tensor.id] is not tensor:
             _validate.invalid(
@@ -214,8 +216,8 @@ class GraphDraft:
         return tensor
 
     def op(self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]) -> tuple[int, ...]:
-        """Append an op on tensor ids, with attributes that were checked against its signature.
-        Equal ops are one.
+        """Append an op on tensor ids, with attributes that were checked against its signature. If
+        an equal op exists, nothing is appended, and the outputs of that op are returned.
         """
         key = _key(name, ids, attrs, self.phase)
         if key in self._cache:
@@ -227,7 +229,7 @@ class GraphDraft:
     def specs_of(
         self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]
     ) -> Sequence[TensorSpec]:
-        """The specs of the outputs that such an op would have."""
+        """The specs of the outputs that `op` would return for these arguments."""
         specs = [None if i is None else self.tensors[i].spec for i in ids]
         require_unpacked(name, specs, attrs)
         return outputs_of(op_named(name), specs, attrs)
@@ -290,7 +292,7 @@ class GraphDraft:
 
 
 def _key(name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any], phase: str) -> tuple[object, ...]:
-    """Everything that must be equal for two ops to be one."""
+    """Everything that must be equal for two ops to share one node."""
     return name, ids, tuple(sorted(attrs.items())), phase
 
 
@@ -298,7 +300,7 @@ def require_unpacked(name: str, specs: Sequence[TensorSpec | None], attrs: Mappi
     """Reject a weight in panels as operand of an op that does not accept panels.
 
     Raises:
-        ShapeError: the op does not accept it.
+        ShapeError: the op does not accept panels for this operand.
     """
     takes = op_named(name).takes_packed
     for position, spec in enumerate(specs):

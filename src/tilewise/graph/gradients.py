@@ -1,11 +1,13 @@
 """Reverse-mode differentiation of a graph, one template at a time.
 
-Each template is differentiated once. Its backward template takes the tensors saved by the forward
-pass, the gradients of the results, and the arguments that it needs. It returns the gradients of the
-arguments, and recomputes what was not saved (`recompute`). All contributions to a tensor's gradient
-are collected before any op is added, so that they are summed in one fixed order (ir/tape.py). This
-module knows no op except `add`; a contribution names the op that combines it with others of its
-kind.
+A template (the structure of a repeated layer) is differentiated once. The backward template takes
+the tensors saved by the forward pass, the gradients of the layer's results, and the layer's
+arguments that it needs. It returns the gradients of the layer's arguments. It recomputes forward
+tensors that were not saved (`recompute`).
+
+A contribution is a summand of a tensor's gradient. All contributions to a gradient are collected
+before any op is added, so that they are summed in one fixed order (ir/tape.py). This module knows
+no op except `add`: a contribution names the op that combines it with others of its kind.
 """
 
 from __future__ import annotations
@@ -74,14 +76,14 @@ class _Tape:
         return self.checked(name, inputs, attrs)
 
     def append(self, call: Later) -> list[int]:
-        """Append a checked op; returns its outputs."""
+        """Append an op whose call has been checked, and return its outputs."""
         try:
             return list(self.draft.op(call.op, call.inputs, call.attrs))
         except ShapeError as error:
             self.invalid(_FITS, str(error))
 
     def result_of(self, call: Later) -> TensorSpec:
-        """The spec of its result."""
+        """The spec of the result that the call would have."""
         try:
             return self.draft.specs_of(call.op, call.inputs, call.attrs)[0]
         except ShapeError as error:
@@ -242,15 +244,16 @@ def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) 
 
 @dataclass(frozen=True)
 class BackwardTemplate:
-    """A template's gradient. Its arguments are the results' gradients, then forward tensors; its
-    results are gradients of forward tensors.
+    """A template's gradient, as a template. Its arguments are the gradients of the forward results,
+    followed by forward tensors. Its results are gradients of forward tensors.
 
     Attributes:
-        sources: the source of each wanted gradient: an index of the template's results or, counted
-            from -1 down, the gradient of one of the layer's results, which is passed on unchanged.
+        sources: per wanted gradient, where it comes from. A number from 0 up is an index of the
+            template's results. A number from -1 down stands for the gradient of one of the layer's
+            results, which is passed on unchanged.
         saved: the forward tensors that the forward call must save.
-        recomputed: ids of the forward ops that it runs again.
-        forward_attrs, attrs: new attributes of the forward calls, and its own.
+        recomputed: ids of the forward ops that the backward template runs again.
+        forward_attrs, attrs: attributes of the forward calls, and of the backward calls.
     """
 
     template: Template
@@ -263,7 +266,7 @@ class BackwardTemplate:
     attrs: Mapping[str, Any]
 
     def renamed(self, key: str) -> BackwardTemplate:
-        """The same with another key for its template."""
+        """The same gradient, with another key for its template."""
         if key == self.template.key:
             return self
         return replace(
@@ -292,8 +295,9 @@ class _Forward:
         self.recomputed: dict[int, int] = {}
 
     def use(self, tensor: int) -> int:
-        """A tensor. If it is recomputed, its ops are appended right before its first use, so that
-        results do not stay in memory longer than needed.
+        """The id of a forward tensor in the backward graph. If the tensor is recomputed, its ops
+        are appended right before its first use, so that results do not stay in memory longer than
+        needed.
         """
         if tensor in self.recomputed:
             return self.recomputed[tensor]
@@ -397,7 +401,7 @@ def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
 def _differentiate_all(
     graph: Graph, wanted: Sequence[_Wanted], pool: WorkerPool | None
 ) -> dict[_Wanted, BackwardTemplate]:
-    """The gradient of each template. Workers compute them if there are many."""
+    """The gradient of each template. Worker processes compute the gradients if there are many."""
     counts.differentiated += len(wanted)
     forward = [graph.templates[key] for key, _ in wanted]
     modules = modules_of_ops({op.op for template in forward for op in template.graph.ops})
@@ -447,7 +451,9 @@ def differentiate(
     pool: WorkerPool | None = None,
     recomputation: Recomputation = SAVE_ALL,
 ) -> tuple[Graph, dict[str, int]]:
-    """The graph with the backward pass of `loss` appended, and the id of every parameter's gradient, by name.
+    """Append the backward pass of `loss` to a graph.
+
+    Returns the new graph, and the id of every parameter's gradient by the parameter's name.
 
     The templates that the loss depends on, and their gradients, are validated (`ir.validate`) when they are
     differentiated; the graph itself is not.
@@ -459,8 +465,8 @@ def differentiate(
         recomputation: what the backward pass recomputes.
 
     Raises:
-        PlanError: a parameter does not influence the loss, or is used in a way that has no gradient; or a pattern of
-            `recomputation` matches nothing.
+        PlanError: a parameter does not influence the loss, or is used by an op that has no
+            gradient. Or a pattern of `recomputation` matches nothing.
     """
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
@@ -504,7 +510,9 @@ def _call_backward(
     backward: BackwardTemplate,
     grads: list[int | None],
 ) -> list[int | None]:
-    """Record the backward call of one layer; the forward call now also returns what it saves."""
+    """Append the backward call of one layer, and make the forward call also return the tensors to
+    save.
+    """
     bound = {**dict(zip(forward.arguments, op.inputs)), **dict(zip(forward.results, op.outputs))}
     first = len(draft.tensors)
     saved = tuple(range(first, first + len(backward.saved)))

@@ -1,5 +1,5 @@
-"""Numbers values so that equal values have one number. Finding an equal value does not need a
-search.
+"""Numbers values so that equal values have the same number. Then values are compared by their
+numbers.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ __all__ = ["ValueNumbers", "is_equal"]
 
 
 class ValueNumbers:
-    """Values seen so far, with one number for equal values.
+    """The values seen so far. Equal values have the same number.
 
-    Values are kept, so that the same object is recognized without a comparison; a model's
-    configuration may have a thousand entries. Values that cannot be hashed are copied, because
-    their owner may change them, and compared one by one.
+    Values are kept alive, so that the same object is recognized without a comparison. (A model's
+    configuration may have a thousand entries.) Values that cannot be hashed are copied, because
+    their owner may change them. They are compared one by one.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""Passes: pure functions that return an equivalent graph, or the graph for fewer sizes. Tensor ids
-do not change, so the interface of a graph keeps its meaning.
+"""Passes: pure functions that return an equivalent graph, or the graph with symbolic sizes replaced
+by numbers. Tensor ids do not change, so inputs, parameters and outputs of a graph keep their ids.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def _uses(graph: Graph) -> Counter[int | None]:
 
 
 def _with_ops(graph: Graph, ops: list[OpNode], fused: Mapping[int | None, int] | None = None) -> Graph:
-    """The graph with these ops, renumbered, with updated producers. `fused` maps results that no
-    longer exist to the result that replaces each: a layout hint of the former applies to the
-    latter, unless it has its own.
+    """The graph with these ops, renumbered, with updated producers. `fused` maps a result that no
+    longer exists to the result that replaces it. A layout hint of the old result applies to the new
+    one, unless the new one has a hint of its own.
     """
     numbered = tuple(op if op.id == i else replace(op, id=i) for i, op in enumerate(ops))
     producer = {o: op.id for op in numbered for o in op.outputs}
@@ -54,8 +54,8 @@ _GATES = {"silu": "silu_gate", "gelu_tanh": "gelu_tanh_gate"}
 
 
 def fuse_gates(graph: Graph) -> Graph:
-    """`multiply(silu(g), u)` becomes `silu_gate(g, u)` if no other op reads `silu(g)`; likewise
-    `gelu_tanh`.
+    """Replace `multiply(silu(g), u)` by `silu_gate(g, u)` if no other op reads `silu(g)`. The same
+    is done for `gelu_tanh`.
     """
     uses, ops = _uses(graph), {op.id: op for op in graph.ops}
     result, gone = [], {}
@@ -76,9 +76,9 @@ _ADDED = {"add": "residual", "add_bias": "bias"}
 
 
 def fuse_into_products(graph: Graph) -> Graph:
-    """`add(linear(...), r)` becomes a `linear` that adds `r` while its tile is in cache. So does
-    `add_bias`, whose bias is then added before the product is rounded. A product that adds a bias
-    does not also add a residual.
+    """Replace `add(linear(...), r)` by a `linear` that adds `r` while its tile is in cache. The
+    same is done for `add_bias`; the bias is then added before the product is rounded. A product
+    that adds a bias does not also add a residual.
     """
     uses = _uses(graph)
     result, moved, gone = [], set(), {}
@@ -100,9 +100,10 @@ def fuse_into_products(graph: Graph) -> Graph:
 
 
 def fuse_into_table_gradients(graph: Graph) -> Graph:
-    """`add(g, embedding_dw(...))` becomes an `embedding_dw` that adds `g` and overwrites it. The
-    second gradient of a tied table then needs no memory, or only that of this device's part. For
-    one microbatch only, because `g` is not complete before the last.
+    """Replace `add(g, embedding_dw(...))` by an `embedding_dw` that adds `g` and overwrites it. The
+    second gradient of a tied table then needs no memory of its own, or only memory for this
+    device's part. Use this only for one microbatch: with several, `g` is complete only in the last
+    one.
     """
     uses = _uses(graph)
     result, moved = [], set()
@@ -131,7 +132,7 @@ def drop_dead_ops(graph: Graph) -> Graph:
 
 
 def fix_sizes(graph: Graph, sizes: Mapping[Dim, int]) -> Graph:
-    """The graph with some of its symbolic sizes replaced by numbers, in layers too."""
+    """The graph with some of its symbolic sizes replaced by numbers, also in layers."""
     if not sizes:
         return graph
 

@@ -1,13 +1,13 @@
-"""Recomputation (activation checkpointing): which results of a layer the backward pass computes
-again instead of reading saved ones.
+"""Recomputation (activation checkpointing): chooses which results of a layer the backward pass
+computes again instead of reading saved results.
 
-A user gives one word for all layers, or a rule per layer name. `Recomputation` turns it into a
-`Choice` for each call of a layer, and `choose_ops` turns a choice into ops of the layer's template.
-`gradients` puts the chosen ops into the backward template.
+A user gives one word for all layers, or patterns of layer names. `Recomputation` turns this request
+into a `Choice` for each call of a layer, and `choose_ops` turns a choice into ops of the layer's
+template. `gradients` puts the chosen ops into the backward template.
 
-No op is known here by name. The results of ops that sum over the batch, write in place or read a
-state are always saved. The result has the same bits with and without recomputation, because the
-same kernels run on the same inputs.
+This module knows no op by name. The results of ops that sum over the batch, write in place or read
+a state are always saved. Results of a step have the same bits with and without recomputation,
+because the same kernels run on the same inputs.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Recomputation:
     """What a user asks to recompute.
 
     Attributes:
-        mode: the mode of all layers; `none` if there are names.
+        mode: the mode of all layers; `none` if the request consists of patterns.
         layers: patterns of names of layers, which are recomputed as with `full`.
-        ops: pairs of a pattern of layers and a pattern of ops in them; only these ops are
-            recomputed there.
+        ops: pairs of a pattern of layers and a pattern of ops. In these layers only these ops are
+            recomputed.
     """
 
     mode: str = NONE
@@ -57,7 +57,7 @@ class Recomputation:
         """Parse the argument of `ComputeGraph.plan(recompute=...)`.
 
         Raises:
-            PlanError: it is neither one of the words nor a list of patterns.
+            PlanError: `request` is neither one of the words nor a list of patterns.
         """
         if isinstance(request, str):
             if request not in MODES:
@@ -96,10 +96,12 @@ class Recomputation:
         return tuple(dict.fromkeys(inside for of, inside in self.ops if fnmatchcase(layer, of))) or self.mode
 
     def require_fit(self, graph: Graph, calls: Sequence[OpNode]) -> None:
-        """Reject a request without effect, for a graph whose loss depends on these calls of layers.
+        """Reject a request that has no effect on a graph whose loss depends on these calls of
+        layers.
 
         Raises:
-            PlanError: there is no layer, or a pattern matches none; names it.
+            PlanError: there is no layer, or a pattern matches no layer or op. The message names the
+                pattern.
         """
         if self != SAVE_ALL and not calls:
             _validate.invalid(
@@ -139,12 +141,12 @@ def choose_ops(template: Template, needed: Iterable[int], choice: Choice) -> fro
 
     Args:
         template: the layer.
-        needed: its tensors that the gradient uses.
+        needed: the layer's tensors that the gradient uses.
         choice: the request.
 
     Returns:
-        Ids of ops whose results gradients or other chosen ops need. Results of all other ops are
-        saved if needed.
+        Ids of the chosen ops. Gradients or other chosen ops need their results. The results of all
+        other ops are saved if they are needed.
     """
     if choice == NONE:
         return frozenset()
@@ -165,8 +167,8 @@ def _fits(op: OpNode, patterns: Iterable[str]) -> bool:
 
 
 def _needed_ops(template: Template, needed: frozenset[int], may: Callable[[OpNode], bool]) -> frozenset[int]:
-    """The candidate ops whose results are needed, directly or by other such ops. Arguments and
-    results of the layer always exist.
+    """The ops accepted by `may` whose results are needed, directly or by other such ops. Arguments
+    and results of the layer are never recomputed.
     """
     outside, wanted = {*template.arguments, *template.results}, set(needed)
     again = set()
@@ -187,8 +189,9 @@ def _is_repeatable(graph: Graph, op: OpNode) -> bool:
 
 
 def _without_idle(graph: Graph, needed: frozenset[int], again: frozenset[int]) -> frozenset[int]:
-    """Removes ops that save no memory, because their result is no larger than what must be saved
-    only for them (such as rotated queries). Their results are saved instead.
+    """Remove ops whose recomputation saves no memory, because their result is no larger than the
+    tensors that must be saved only to recompute it (such as rotated queries). Their results are
+    saved instead.
     """
     made = {o: op.id for op in graph.ops for o in op.outputs}
     left = set(again)

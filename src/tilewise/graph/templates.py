@@ -1,9 +1,9 @@
-"""Layer templates: `@layer` marks a function, and all calls of it with one signature share one
-template.
+"""Layer templates: `@layer` marks a function, and all calls of the function with one signature
+share one template, the structure of the layer as a graph.
 
 The first call with a signature (the operands' specs and the static attributes) is traced, fused and
 stored. Later calls record only bindings: which parameters of the graph, by module path, take the
-place of the template's.
+place of the template's parameters.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _validate = Validator("graph", ShapeError)
 class LayerFunction:
     """A layer function, whose calls become `call` ops on a shared template.
 
-    The function takes a `GraphBuilder`, tensors, and comparable keyword attributes. It declares its
-    parameters and states with names relative to the call's `path`, and returns one tensor.
+    The function takes a `GraphBuilder`, tensors, and keyword attributes that can be compared. It
+    declares its parameters and states with names relative to the call's `path`, and returns one
+    tensor.
     """
 
     def __init__(self, function: Callable[..., TensorNode]) -> None:
@@ -46,8 +47,8 @@ class LayerFunction:
 
         Raises:
             ShapeError: an operand belongs to another graph, a name is taken, an attribute is not
-                comparable, or the function does not return a tensor of its graph; nothing is
-                recorded then.
+                comparable, or the function does not return a tensor of its graph. Then nothing is
+                recorded.
         """
         return self.record(graph, operands, path, static)
 
@@ -59,7 +60,9 @@ class LayerFunction:
         static: Mapping[str, Any],
         traced: Template | None = None,
     ) -> TensorNode:
-        """Like a call; `traced` is the result of `trace_layer` for the same signature, if available."""
+        """Record one use of the layer, as a call of the function does. `traced` is the result of
+        `trace_layer` for the same signature, if there is one.
+        """
         _validate.text("layer", "the path of a layer", path)
         for t in operands:
             graph.draft.own("layer", t)
@@ -78,7 +81,8 @@ class LayerFunction:
     def signature(
         self, draft: GraphDraft, operands: Sequence[TensorSpec], static: Mapping[str, Any]
     ) -> tuple[object, ...]:
-        """Everything that a template depends on, as numbers of one draft.
+        """Everything that a template depends on. Specs and attributes are replaced by the numbers
+        that the draft gives them.
 
         Raises:
             ShapeError: an attribute is not comparable.
@@ -93,11 +97,11 @@ class LayerFunction:
 def trace_layer(
     layer: LayerFunction, operands: Sequence[TensorSpec], attributes: Mapping[str, Any], k_splits: int
 ) -> Template:
-    """Trace a layer's function on operands with these specs. The result depends on nothing else.
-    Every graph gives it a key of its own.
+    """Trace a layer's function on operands with these specs. The template depends on nothing but
+    the arguments. Each graph that uses the template gives it its own key.
 
     Raises:
-        ShapeError: it declares an input or an output of its own, or does not return a tensor of its
+        ShapeError: the function declares an input or an output, or does not return a tensor of its
             graph.
     """
     counts.traced += 1
@@ -177,8 +181,9 @@ def _declared(template: Template, num_operands: int) -> tuple[Declared, ...]:
 def call_outlined(
     graph: GraphBuilder, op: str, operands: Sequence[TensorNode | None], attrs: Mapping[str, Any], label: str
 ) -> Mapping[str, Any]:
-    """Append an op without outputs as a call of a template, which equal ops on operands of equal
-    specs share, so that it is laid out and lowered once. Returns the attributes of all these calls.
+    """Append an op without outputs as a call of a template. Equal ops on operands of equal specs
+    share the template, so that it is laid out and lowered once. Returns the attributes that all
+    these calls share.
     """
     draft = graph.draft
     kinds = tuple(None if t is None else t.kind for t in operands)
@@ -212,7 +217,7 @@ def layer(function: Callable[..., TensorNode]) -> LayerFunction:
     """Decorator that makes `function(graph, *tensors, **attributes) -> tensor` a layer template.
 
     Raises:
-        ShapeError: it is not a function.
+        ShapeError: `function` is not a function.
     """
     if not hasattr(function, "__name__") or not callable(function):
         _validate.invalid(

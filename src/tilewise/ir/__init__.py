@@ -1,5 +1,7 @@
-"""The frozen data that one stage passes to the next (graph, layout, tile program), and the
+"""The immutable data that the stages pass on (a graph, its layout, a tile program), and the
 interface of ops.
+
+docs/glossary.md explains the words; `ir.program` introduces those of a tile program.
 """
 
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec

@@ -1,8 +1,11 @@
-"""How the batch of a step is divided: into batch splits, which fix the bits of sums over the batch,
-and into microbatches, which do not.
+"""How the batch of a step is divided.
 
-The label of a dim says whether it is the batch dim (`DimLabel.is_summed_by_batch_splits`). Its name
-does not matter.
+A batch split is a fixed part of the batch. Sums over the batch are computed per batch split and
+then along a tree, so the number of batch splits determines the bits of results. Microbatches are
+parts of a step that run one after another. Their number changes no bit.
+
+The label of a dim says whether the dim is the batch (`DimLabel.is_summed_by_batch_splits`). The
+name of the dim does not matter.
 """
 
 from __future__ import annotations
@@ -32,14 +35,14 @@ class BatchCut:
 
     Attributes:
         size: sequences of a step over all devices and microbatches; 0 for graphs without a batch.
-        rows: rows per sequence; with a symbolic length, at its bound.
+        rows: rows per sequence. If the length is symbolic, this is its bound.
         batch_splits: number of equal parts of the batch that are summed separately, then along a
             tree (docs/numerics.md, rule 5).
         microbatches: number of parts of a step that run one after another.
-        length: the symbolic length of sequences, which is given for every step; None if sequences
-            have a fixed length.
-        bound: maximum rows per sequence if the graph has a symbolic length, even if a plan fixes
-            it, so that some rows may be padding; 0 if the graph has a fixed length.
+        length: the symbolic length of sequences, whose value is given for every step; None if
+            sequences have a fixed length.
+        bound: maximum rows per sequence if the graph has a symbolic length; some of these rows may
+            be padding. It stays set if a plan fixes the length. 0 if the graph has a fixed length.
     """
 
     size: int = 0
@@ -54,9 +57,10 @@ def default_batch_splits(batch: int, most: int = MAX_DEFAULT_BATCH_SPLITS) -> in
     """The default number of batch splits: the largest power of two up to `most` that divides the
     batch.
 
-    It determines bits, so it depends only on the batch, never on the devices. 12 sequences have 4
-    batch splits, for 1, 2 or 4 devices. Three devices need 3, 6 or 12 batch splits, which exclude
-    two and four devices; the user must choose those.
+    The number determines bits, so it depends only on the batch, never on the devices. For example,
+    12 sequences have 4 batch splits by default, which 1, 2 or 4 devices can share. Three devices
+    need 3, 6 or 12 batch splits, which the user must set, and which two or four devices cannot
+    share.
     """
     return min(most, batch & -batch)
 
@@ -67,8 +71,8 @@ def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = No
     Raises:
         PlanError: counts are out of range, batch splits do not divide the batch, or inputs have
             different batches.
-        LayoutError: inputs have labels but none has the batch role, so microbatches cannot divide
-            them; or an op's operands count the batch differently.
+        LayoutError: inputs have labels but no label has the batch role, so microbatches cannot
+            divide the inputs. Or the operands of an op count the batch along different dims.
     """
     microbatches = _validate.integer("cut_batch", "accumulation", microbatches, 1, MAX_COUNT)
     sizes = _batch_and_rows(graph)
@@ -98,8 +102,10 @@ def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = No
 
 
 def suggest_batch_splits(batch: BatchCut, blocks: int) -> str:
-    """The hint of an error message, for devices x microbatches that do not divide the batch splits:
-    which devices x microbatches fit, or which batch splits, or which batch.
+    """The hint of an error message, if devices x microbatches do not divide the batch splits.
+
+    It names numbers of devices x microbatches that would fit, and batch splits or a batch that
+    would.
 
     Args:
         batch: the requested batch.
@@ -144,7 +150,7 @@ def _require_role(graph: Graph) -> None:
 
 
 def _summed_by_batch_splits(graph: Graph) -> OpNode | None:
-    """The first op that sums over the batch, in layers too."""
+    """The first op that sums over the batch, also in layers; None if no op does."""
     for op in graph.ops:
         if op.op == "call":
             inner = _summed_by_batch_splits(graph.templates[op.attrs["template"]].graph)
@@ -162,8 +168,8 @@ def _batched(graph: Graph) -> list[TensorNode]:
 
 
 def _batch_and_rows(graph: Graph) -> _Rows | None:
-    """The size of the batch, rows per sequence and the symbol of the length, common to all batched
-    inputs; None without batched inputs.
+    """The size of the batch, rows per sequence and the symbol of the length, which all batched
+    inputs have in common. None if there is no batched input.
     """
     rows_by_input: dict[str, _Rows] = {}
     for t in _batched(graph):
@@ -196,8 +202,8 @@ def _batch_and_rows(graph: Graph) -> _Rows | None:
 
 
 def _without_numbers(graph: Graph, rows_by_input: dict[str, _Rows]) -> dict[str, _Rows]:
-    """Inputs without those of one integer per sequence (such as its length), if other inputs of the
-    batch have rows per sequence.
+    """Leave out inputs that have one integer per sequence (such as its length), if other inputs of
+    the batch have rows per sequence.
     """
     numbers = {t.spec.name for t in _batched(graph) if _is_number_of_sequences(graph, t.id)}
     batches = {batch for name, (batch, _, _) in rows_by_input.items() if name not in numbers}

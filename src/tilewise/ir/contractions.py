@@ -1,9 +1,11 @@
-"""Finds where an op contracts: the factors of its inputs that an output does not have, or has in
-coarser pieces, and the axes that share them.
+"""Finds where an op contracts, and which mesh axes share the contraction.
 
-If devices or microbatches share such a factor, each computes a partial value. Strategy makes a
-pending reduction of each partial value, and `ir.validate` checks that none is missing. Both use
-this module.
+A factor is the name of a dim in an op's declaration, as in einsum. An op contracts a factor of its
+inputs if an output does not have the factor, or has it in coarser pieces.
+
+If devices or microbatches share such a factor, each computes a partial value. The package
+`strategy` makes a pending reduction for each partial value: the description of how its parts are
+combined. `ir.validate` checks that no pending reduction is missing. Both use this module.
 """
 
 from __future__ import annotations
@@ -41,21 +43,21 @@ class SeenLayouts(NamedTuple):
 
     @classmethod
     def of(cls, op: OpNode, layouts: Sequence[TensorLayout]) -> SeenLayouts:
-        """The layouts of an op in a graph whose reshards are ops."""
+        """The layouts of an op's tensors, for a graph in which changes of layout are ops already."""
         inputs = tuple(None if t is None else layouts[t] for t in op.inputs)
         return cls(inputs, tuple(layouts[t] for t in op.outputs))
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """A factor of an op that is shared and contracted.
+    """A factor of an op that devices or microbatches share and that the op contracts.
 
     Attributes:
-        factor: its name in the op's factors.
-        tensor, dim: an input's dim with this factor.
-        axes: axes that share it, including time.
+        factor: the factor's name.
+        tensor, dim: an input, and its dim with this factor.
+        axes: axes that share the factor, including time (microbatches).
         label: label of the dim.
-        outputs: positions of the partial outputs.
+        outputs: positions of the outputs that are partial.
         tree: the tree along which parts are combined.
     """
 
@@ -93,7 +95,7 @@ def tree_of(label: DimLabel | None) -> str:
 
 
 def is_covered_by(contraction: Contraction, output: int, partial: PartialValue) -> bool:
-    """Whether a partial value that the op declares belongs to a contraction, for at least one output."""
+    """Whether a partial value that the op declares belongs to this contraction and to this output."""
     return (
         contraction.factor in partial.contracts
         and contraction.tree == partial.tree
@@ -125,8 +127,8 @@ def find_contractions(
 
 
 def group_of(graph: Graph, op: OpNode, contraction: Contraction) -> tuple[int, int]:
-    """For a contraction within groups: the number of groups (KV heads) and the members of each
-    (query heads).
+    """The number of groups (KV heads) and of members in each group (query heads), for a contraction
+    within groups.
     """
     spec = graph.spec(op.outputs[contraction.outputs[0]])
     for label, size in zip(spec.labels, spec.shape):

@@ -1,4 +1,5 @@
-"""What an op declares about its calls and dims, and the checks of these declarations.
+"""What an op declares about how it is called and about its dims, and the checks of these
+declarations.
 
 A mistake of an op's author raises an error with the op's name before anything runs: when the class
 is registered, or when `infer`, `factors` or `index_bounds` returns a wrong value. Users of ops
@@ -42,10 +43,11 @@ class Signature:
     """How an op is called. A call that does not match is rejected before the op's own code runs.
 
     Attributes:
-        operands: number of operands, or a function of the attributes; None for any number from one
-            on.
+        operands: number of operands, or a function that computes the number from the attributes.
+            None allows any number from one on.
         absent: positions of operands that may be None.
-        attributes: type per attribute; all are required. Integers have 32 bits, floats are fp32.
+        attributes: type per attribute. All attributes are required. Integers have 32 bits, floats
+            are fp32.
     """
 
     operands: int | Callable[[Mapping[str, Any]], int] | None
@@ -55,19 +57,21 @@ class Signature:
 
 @dataclass(frozen=True)
 class PartialValue:
-    """A value of which an op computes only a part if one of its factors is shared. The op's
-    lowering completes it.
+    """A value of which each device or microbatch computes only a part if they share one of its
+    factors. The op's lowering completes the value.
 
     Attributes:
-        name: name by which the lowering gets its pending reduction (`Lowering.pending_reductions`).
-        factors: contracted factors; if one is shared, each device or microbatch has a part.
+        name: name by which the lowering gets the pending reduction of this value
+            (`Lowering.pending_reductions`).
+        factors: the contracted factors. If one is shared, each device or microbatch has a part of
+            the value.
         outputs: positions of the outputs that are computed from the complete value.
-        combine: `sum`, `max`, or `or` (all but one holder have zeros).
+        combine: how parts are combined: `sum`, `max`, or `or` (every part but one is zero).
         tree: the tree along which parts are combined: `K_SPLITS` of a labelled dim, `BATCH_SPLITS`
             of the batch, or `GROUPS` of query heads. The role of a dim's label decides between k
             splits and batch splits, never its name.
-        cut_by: positions of the operands whose labels determine the cuts of the tree; the others
-            may be sliced to match. None: all operands that have the factors.
+        cut_by: positions of the operands whose labels determine where the tree cuts. Other operands
+            may be sliced to match these. None stands for all operands that have the factors.
     """
 
     name: str
@@ -79,7 +83,9 @@ class PartialValue:
 
     @cached_property
     def contracts(self) -> frozenset[str]:
-        """Its factors as a set, for fast lookup: an op over all gradients has thousands."""
+        """The factors as a set. An op over all gradients has thousands of factors, so lookup must
+        be fast.
+        """
         return frozenset(self.factors)
 
 
@@ -87,15 +93,16 @@ class PartialValue:
 class Factors:
     """Einsum-style names of the dims of every operand. One declaration serves all meshes.
 
-    A factor of the inputs that an output does not have is contracted. If it is shared, the output
-    is a partial value. `ir.validate` rejects this unless the op declares a `PartialValue`, which
-    its lowering completes.
+    If an output does not have a factor of the inputs, the op contracts this factor. If devices
+    share a contracted factor, the output is a partial value. `ir.validate` rejects a partial value
+    unless the op declares a `PartialValue`, which the op's lowering completes.
 
     Attributes:
-        inputs, outputs: names per dim; None for an absent operand.
+        inputs, outputs: per operand or output, the name of each dim; None for an absent operand.
         whole: factors that cannot be sharded.
-        partial_values: values that are partial if their factors are shared.
-        moved: factors whose axes may differ between inputs and outputs: the op changes the layout.
+        partial_values: values that are partial if one of their factors is shared.
+        moved: factors that inputs and outputs may share along different axes, because the op
+            changes the layout.
     """
 
     inputs: tuple[tuple[str, ...] | None, ...]
@@ -190,7 +197,7 @@ def outputs_of(rule: Op, inputs: Sequence[TensorSpec | None], attrs: Mapping[str
 
 
 def _check_aliases(rule: Op, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec]) -> None:
-    """An output that must share an input's memory has its form."""
+    """Check that an output that must share an input's memory has the form of this input."""
     for output, source in rule.in_place:
         own, other = outputs[output], inputs[source]
         if other is not None and (own.shape, own.dtype, own.storage) != (

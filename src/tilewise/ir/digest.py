@@ -1,5 +1,5 @@
-"""The digest of a graph: SHA-256 over all its fields, written so that two different graphs never
-have the same text.
+"""The digest of a graph: SHA-256 of a text of all its fields. Two different graphs never have the
+same text.
 
 The text consists of plain tuples in `ascii` notation. Strings are quoted and escaped, and each type
 has its own notation, so a name cannot imitate another value. The digest does not depend on the
@@ -37,25 +37,25 @@ def digest_graph(graph: Graph, loss: int | None = None) -> str:
     """SHA-256 of a graph, in hexadecimal. Equal graphs have equal digests.
 
     Args:
-        graph: all of it counts, including its templates.
-        loss: the tensor that training minimizes, if there is one.
+        graph: the graph. All its parts count, including its templates.
+        loss: the tensor that training minimizes, or None.
     """
     return _digest(graph, (("loss", loss),), {})
 
 
 def digest_computation(graph: Graph, loss: int | None = None) -> str:
-    """SHA-256 of what a graph computes: of everything except its name and its layout hints.
+    """SHA-256 of what a graph computes: of everything except the graph's name and layout hints.
 
     Args:
-        graph: layers that differ only in layout hints count as one.
+        graph: the graph. Layers that differ only in layout hints count as one.
         loss: as for `digest_graph`.
     """
     return _digest(_without_layouts(graph, {}), (("loss", loss),), {})
 
 
 def _without_layouts(graph: Graph, done: dict[int, Graph]) -> Graph:
-    """A graph without name and hints, and with its layers likewise. Layers that are then equal
-    become one, with a key derived from their content.
+    """A graph without its name and hints. The same is done to its layers. Layers that are then
+    equal become one, with a key derived from their content.
     """
     if id(graph) in done:
         return done[id(graph)]
@@ -81,8 +81,8 @@ def digest_template(template: Template, digests: dict[int, str]) -> str:
     """SHA-256 of a layer's structure. Layers that were traced alike have the same digest.
 
     Args:
-        template: all of it counts.
-        digests: cache of digests, by identity of the graph.
+        template: the layer. All its parts count.
+        digests: a cache of digests, by identity of the template's graph.
     """
     (line,) = _template_lines([template], digests)
     return hashlib.sha256(ascii(line).encode("ascii")).hexdigest()
@@ -119,7 +119,7 @@ def _template_lines(templates: Iterable[Template], digests: dict[int, str]) -> I
 
 
 def _tensor_lines(tensors: Iterable[TensorNode]) -> Iterator[Line]:
-    """A line per tensor. The common part of specs that share an object is formatted once."""
+    """A line per tensor. If specs share a `TensorFamily`, it is formatted once."""
     forms: dict[Line, int] = {}
     seen: dict[Line, int] = {}
     for t in tensors:

@@ -1,7 +1,8 @@
 """The graph as data: tensors, operations, templates. It does not know about devices.
 
-`graph.GraphBuilder` creates it, passes transform it, and `plan` reads it. Tensors and ops are
-numbered from 0 without gaps. Ops are always in topological order, so no code needs recursion.
+`graph.GraphBuilder` creates a graph, passes transform it, and `plan` reads it. A template is the
+structure of a layer that the graph uses, perhaps many times. Tensors and ops are numbered from 0
+without gaps. Ops are always in topological order, so no code needs recursion.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _validate = Validator("ir", ShapeError)
 
 
 class TensorFamily:
-    """Tensors that differ only in a part of their names. The rest is stored once.
+    """What tensors have in common that differ only in a part of their names. It is stored once.
 
     Attributes:
         prefix, suffix: the common beginning and end of their names; the part in between differs.
@@ -84,7 +85,9 @@ class TensorFamily:
         return TensorFamily, (self.form, self.init, self.init_scale, self.prefix, self.suffix)
 
     def member(self, stem: str) -> TensorSpec:
-        """The tensor with this part of the name. The whole name has been checked."""
+        """The spec of the tensor whose name has this part. The whole name must have been checked
+        before.
+        """
         spec = _new_spec(TensorSpec)
         _put(spec, "family", self)
         _put(spec, "stem", stem)
@@ -98,20 +101,21 @@ class TensorSpec:
     Attributes:
         shape: sizes, row-major, last dim fastest.
         dtype: element type.
-        labels: per dim what it counts (`core.dims.DimLabel`), or None. Strategies shard dims by
-            label.
-        name: path such as `layers.3.mlp.up_proj.weight`; empty for intermediate results.
+        labels: per dim, a label that says what the dim counts (`core.dims.DimLabel`), or None.
+            Strategies shard dims by label.
+        name: a path such as `layers.3.mlp.up_proj.weight`; empty for intermediate results.
         tile_hint: rows per tile, or None for the planner's choice.
         storage: how elements are stored: `rows` (row-major, all dims but the last count rows),
             `scalars` (all dims count rows of one element), `packed` (a weight's panels) or `vector`
             (one row).
         init: initial values of a parameter: `normal` (random), `ones` or `zeros`.
-        init_scale: standard deviation of random values, as a multiple of the one given to
-            `initialize`.
-        form: everything that determines storage and cuts: all but the name and the initial values.
+        init_scale: standard deviation of random values, as a multiple of the standard deviation
+            that `initialize` is given.
+        form: everything that determines how the tensor is stored and divided: all fields but the
+            name and the initial values.
 
-    An object stores what it shares with others (`family`) and its own part of the name (`stem`),
-    because deep models have tens of tensors per layer.
+    An object stores a reference to what it has in common with other specs (`family`) and its own
+    part of the name (`stem`). This saves memory: deep models have tens of tensors per layer.
 
     Raises:
         ShapeError: a value has the wrong type or is out of range.
@@ -193,12 +197,12 @@ class TensorSpec:
 
     @classmethod
     def parameter(cls, shape: tuple[Size, ...], dtype: str | DType, name: str = "", **kw: Any) -> TensorSpec:
-        """A trained tensor. It needs a name."""
+        """The spec of a trained tensor. It needs a name."""
         return cls(shape, _dtype(dtype), name=name, **kw)
 
     @classmethod
     def activation(cls, shape: tuple[Size, ...], dtype: str | DType, **kw: Any) -> TensorSpec:
-        """A computed tensor."""
+        """The spec of a computed tensor."""
         return cls(shape, _dtype(dtype), **kw)
 
     def renamed(self, name: str) -> TensorSpec:
@@ -213,7 +217,9 @@ class TensorSpec:
         return family.member(name)
 
     def named(self, prefix: str, suffix: str) -> TensorFamily:
-        """The family of tensors that equal this one except for a part of their names."""
+        """The family of tensors that equal this one except for the part of the name between
+        `prefix` and `suffix`.
+        """
         return TensorFamily(self.form, self.init, self.init_scale, prefix, suffix)
 
     def __eq__(self, other: object) -> bool:
@@ -292,7 +298,9 @@ class TensorNode:
 
 @dataclass(frozen=True, slots=True)
 class OpNode:
-    """One operation: `op` names a class of `graph.ops`, tensors are ids, `attrs` is hashable."""
+    """One operation. `op` is the name of a registered op, inputs and outputs are ids of tensors,
+    and `attrs` is hashable.
+    """
 
     id: int
     op: str
@@ -328,8 +336,8 @@ class Graph:
             (docs/numerics.md, rule 2).
         constant_values: values of constants (NumPy arrays), by tensor id.
         templates: templates that `call` ops of this graph use, by key.
-        hints: layouts that users ask for, by tensor id: mesh axes per dim, major first. They change
-            no bit.
+        hints: layouts that users ask for, by tensor id: mesh axes per dim, major first. Hints
+            change no bit of a result.
     """
 
     name: str
@@ -356,15 +364,19 @@ class Graph:
 
     @cached_property
     def cache(self) -> dict[int, Any]:
-        """Results that functions of the graph cache by op id; not part of the graph."""
+        """Values that functions of the graph have computed, by op id. They are not part of the
+        graph.
+        """
         return {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles without `cache`, which is not part of the graph."""
+        """Pickles the graph without `cache`."""
         return Graph, tuple(getattr(self, f.name) for f in fields(self))
 
     def _constant_bits(self) -> dict[int, tuple[object, ...]]:
-        """The bytes of constants, for comparison; comparing arrays gives no single truth value."""
+        """The bytes of constants, for comparison. Comparing two arrays would give an array, not a
+        truth value.
+        """
         return {t: (v.dtype, v.shape, v.tobytes()) for t, v in self.constant_values.items()}
 
     def of_kind(self, kind: str) -> list[TensorNode]:

@@ -1,9 +1,13 @@
-"""Layout hints as users write them, in two notations, and the one form that is used internally.
+"""Layout hints: the two notations in which users write them, and the one form that is used
+internally.
+
+A layout hint says which mesh axes shard each dim of a tensor.
 
 The first notation is one entry per dim, as in JAX's PartitionSpec: `("dp", None, ("tp", "cp"))`.
-`None` means not sharded, and a tuple lists several axes, major first. Trailing dims may be left
-out. The second is one entry per mesh axis, as in torch.distributed.tensor: `{"dp": Shard(0), "tp":
-Replicate()}`. Axes that shard the same dim are ordered as in the mapping, major first.
+`None` means that the dim is not sharded, and a tuple lists several axes, major first. Trailing dims
+may be left out. The second is one entry per mesh axis, as in torch.distributed.tensor: `{"dp":
+Shard(0), "tp": Replicate()}`. Axes that shard the same dim are ordered as in the mapping, major
+first.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ class Shard:
         dim: number of the dim, from 0.
 
     Raises:
-        LayoutError: it is not a valid number of a dim.
+        LayoutError: `dim` is not a valid number of a dim.
     """
 
     dim: int
@@ -88,7 +92,8 @@ def _check_axes(call: str, hint: object, dims: Sequence[Axes], name: str) -> lis
 
 
 def as_frozen_hint(call: str, hint: Hint, name: str) -> tuple[Hint, set[str]]:
-    """A copy of a layout for tensors that are not known yet, and the axes that it names.
+    """A copy of a user's layout for tensors that are not known yet, and the set of axes that the
+    layout names.
 
     Raises:
         LayoutError: the layout has neither notation, names time, or names an axis twice.

@@ -1,5 +1,5 @@
-"""Kinds: classes whose objects a plan carries without knowing them, such as optimizers. Plan files
-refer to them by name.
+"""Kinds: classes whose objects a plan carries without knowing what they are, such as optimizers.
+Plan files refer to these classes by name.
 
 A kind is a frozen dataclass that derives from `Kind`. Deriving registers it under its name; a later
 definition with the same name replaces it. A name in a file is looked up in this table; reading a
@@ -24,8 +24,8 @@ class Kind:
         _KINDS[cls.__name__] = cls
 
     def problems_in(self, graph: Graph) -> Sequence[str]:
-        """Describes, in words, how a graph contradicts this object that it should have been made
-        with; empty if it does not.
+        """Describe, in words, where a graph contradicts this object, with which it should have been
+        made. Empty if the graph fits.
         """
         return ()
 

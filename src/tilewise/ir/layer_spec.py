@@ -1,9 +1,9 @@
 """`LayerSpec`: one layer of a model as data, before there is a graph: its name, operands and
 declarations.
 
-It consists of `TensorSpec`s, may be created in any thread or process, and is checked when it is
-created. Checks that need a graph (operands exist, names are free) run when the specifications are
-assembled.
+It may be created in any thread or process. It is checked when it is created. Checks that need a
+graph (whether operands exist and names are free) run when a graph is assembled from the
+specifications.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class LayerSpec:
     Attributes:
         path: name in the model, such as `layers.17`. Other layers read its result by this name, and
             the names of its parameters begin with it.
-        kind: kind for progress reports: `layer`, `kv_cache`.
+        kind: what progress reports call it: `layer` or `kv_cache`, for example.
         operands: names of what the layer reads, in order: tensors of the graph, or paths of earlier
             layers.
         function: the layer function (`tw.layer`); None if only tensors are declared.
-        attrs: its attributes.
-        tensors: declarations `(kind, spec)` with kind `input`, `parameter` or `state`. For a layer
-            they are those of its function, and may be omitted.
+        attrs: the attributes that the function is called with.
+        tensors: declarations `(kind, spec)` with kind `input`, `parameter` or `state`. They may be
+            omitted for a layer, whose function declares them.
 
     Raises:
         ShapeError: a value has the wrong type, a name appears twice, or there is neither a function

@@ -2,9 +2,12 @@
 
 A layout is a tuple with one entry per dim: the mesh axes that shard the dim, major first, or `()`.
 An entry may contain `MICRO`, which means that microbatches divide the dim in time. Axes before
-`MICRO` are outside: the parts that a device works on in one step are adjacent, and sums over
-devices are completed once per step. Axes after `MICRO` are inside: devices share every microbatch,
-and sums are completed once per microbatch.
+`MICRO` are outside of time: the parts that a device works on in one step are adjacent, and sums
+over devices are completed once per step. Axes after `MICRO` are inside of time: devices share every
+microbatch, and sums over devices are completed once per microbatch.
+
+A partial value is a value of which several devices or microbatches each have a part. A device group
+is the devices along some mesh axes that complete such a value together.
 """
 
 from __future__ import annotations
@@ -50,9 +53,9 @@ class PendingReduction:
         tree: what the tree's leaves are: `K_SPLITS`, `BATCH_SPLITS` or `GROUPS`.
         count: number of leaves.
         axes: the device group's axes, major first, and `MICRO` if microbatches have parts.
-        leaf_ranges: per device group that completes a value, the leaves `[begin, end)` of each
-            member, in the order of `axes`. One device group has all leaves, except for `GROUPS`,
-            where the holders of one KV head are a device group.
+        leaf_ranges: for each device group that completes a value, the leaves `[begin, end)` of each
+            member, in the order of `axes`. There is one device group with all leaves, except for
+            `GROUPS`, where the devices that have one KV head are a device group.
         arrives: layouts in which the outputs are delivered: whole on every member (an all-reduce),
             or in shards over the device group's axes (a reduce-scatter).
     """
@@ -74,16 +77,16 @@ class PendingReduction:
 
     @property
     def arrives_in_shards(self) -> bool:
-        """Whether each member keeps a shard of the complete value. Devices that share a KV head all
-        have it whole.
+        """Whether each member keeps only a shard of the complete value. False for devices that
+        share a KV head: each has the whole value.
         """
         dims = [axes for layout in self.arrives for axes in layout]
         return self.tree != GROUPS and any(set(self.group) & set(axes) for axes in dims)
 
     @property
     def is_completed_per_microbatch(self) -> bool:
-        """Whether axes inside of time share each microbatch, so that parts are combined before the
-        next microbatch.
+        """Whether the devices share each microbatch (axes inside of time), so that their parts are
+        combined before the next microbatch.
         """
         return MICRO in self.axes[:-1]
 
@@ -94,12 +97,13 @@ class Reshard:
     it into ops.
 
     Attributes:
-        op: id of the reader; for a hint on a result, of its producer.
-        position: position of the reader's operand; None for a result, which all readers then read
-            resharded.
-        tensor: its id.
-        before, after: its layouts.
-        labels: labels of its dims after the reshard, with the cuts that the reader needs.
+        op: id of the op that reads the tensor. If a hint on a result asks for the reshard, id of
+            the op that computes the result.
+        position: position of the reader's operand. None for a result: then all readers read the
+            resharded tensor.
+        tensor: id of the tensor.
+        before, after: the layouts of the tensor before and after the reshard.
+        labels: labels of the tensor's dims after the reshard, with the cuts that the reader needs.
         origins: the origin of each layout, in words.
         is_asked_for: whether a user's hint asks for it.
     """
@@ -119,22 +123,22 @@ class GraphLayout:
     """Layouts of one graph or template on a mesh.
 
     Attributes:
-        storage: layout per tensor id between calls: how parameters, gradients and optimizer states
-            are stored and updated, and what checkpoints contain.
-        compute: layout per tensor id as ops read and write it. No tensor is partial: an op that
-            contracts a sharded dim completes the reduction itself, so other ops never see partial
-            values (docs/numerics.md, rule 3).
+        storage: per tensor id, the layout between calls: the one in which parameters, gradients and
+            optimizer states are stored, updated and written to checkpoints.
+        compute: per tensor id, the layout in which ops read and write the tensor. No tensor is
+            partial: an op that contracts a sharded dim completes the reduction itself, so other ops
+            never see partial values (docs/numerics.md, rule 3).
         calls: layouts of the called templates, by the call's op id.
         pending_reductions: how partial values are completed, by op id and name of the partial
-            value. Several of one name belong to several device groups, and are completed one after
-            another.
-        reshards: tensors whose producers and readers need different layouts; empty once they are
-            ops.
+            value. Several pending reductions with one name belong to different device groups, and
+            are completed one after another.
+        reshards: tensors whose producers and readers need different layouts. Empty once
+            `insert_reshards` has made ops of them.
         storage_axes: axes that shard weights, gradients and states in storage. They are the last
             axes of dim 0, in whole panels. Readers of such a weight read the result of an op
             `all_gather_parameters`.
-        files: tensors in the devices' files. Their readers read the result of an op `fetch`; an
-            update works on one block after another.
+        files: tensors that are stored in files of the devices. Their readers read the result of an
+            op `fetch`. An update reads and writes such a tensor block by block.
     """
 
     mesh: DeviceMesh
@@ -151,12 +155,12 @@ class GraphLayout:
 
 
 def in_space(axes: Axes) -> Axes:
-    """The mesh axes among some axes: all but time."""
+    """The axes without `MICRO`, which stands for time."""
     return tuple(axis for axis in axes if axis != MICRO)
 
 
 def show_axes(axes: Axes) -> str:
-    """`-` for none, an axis by its name, several joined by `*`, major first."""
+    """Axes as text: their names joined by `*`, major first; `-` for no axis."""
     return "*".join(axes) or "-"
 
 

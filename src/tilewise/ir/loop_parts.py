@@ -1,7 +1,9 @@
-"""Checks that a task's view of an operand is the part that its loop index selects.
+"""Checks that a task's view of an operand is the part that the task's loop index selects.
 
-A wrong view would read or write other rows than the op's author means, perhaps only where devices
-share them. Views that depend on several run-time symbols cannot be checked and are accepted.
+An instruction is a kernel and a loop over rows; each iteration is a task, which views a part of
+each operand. A wrong view would read or write other rows than the op's author means, perhaps only
+if devices share the rows. Views that depend on several symbols (sizes that a run supplies) cannot
+be checked and are accepted.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ ALL_ROWS = 1 << 40
 
 
 def has_rows(ref: Ref, operand: Operand) -> bool:
-    """Whether rows that do not depend on the loop lie in a tensor, as far as its size is known when
-    planning.
+    """Whether rows that do not depend on the loop lie inside of a tensor. True if the size is not
+    known when planning.
     """
     first, count = operand.part, operand.parts
     if type(first) is not int or type(count) is not int or first < 0 or count < 1:
@@ -26,7 +28,9 @@ def has_rows(ref: Ref, operand: Operand) -> bool:
 
 
 def is_divided(extent: Number, div: NumberLike, size: Number) -> bool:
-    """Whether the rows of a loop add up to `size`, as far as that is known when planning."""
+    """Whether the rows of a loop, divided by `div`, add up to `size`, as far as that is known when
+    planning.
+    """
     div = plain(div)
     fixed, has_fixed_size = extent.source == Source.NOTHING, size.source == Source.NOTHING
     if isinstance(div, int):

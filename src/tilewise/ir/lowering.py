@@ -1,8 +1,12 @@
 """`Lowering`: the protocol that `Op.lower` and collectives write instructions to.
 
-`plan` implements it; ops and collectives use nothing else of `plan`. A tensor is named by its id in
-the graph, or by the `Ref` that a method returned. An operand is a part of a tensor, selected by the
-loop of its instruction.
+To lower an op is to emit the instructions that compute it. The package `plan` implements the
+protocol. Ops and collectives use nothing else of `plan`.
+
+An instruction is a kernel and a loop over rows; each iteration of the loop is a task. A tensor is
+named by its id in the graph, or by the `Ref` that a method returned. An operand is the part of a
+tensor that a task reads or writes. Signals order tasks of different devices: a task can wait for a
+signal, and post one when it is complete.
 """
 
 from __future__ import annotations
@@ -23,16 +27,16 @@ Tiles = Mapping[str, Operand | Sequence[Operand] | None]
 
 
 class Ref(NamedTuple):
-    """A tensor inside a template on this device.
+    """A tensor of the template that is lowered, as this device stores it.
 
     Attributes:
-        slot: its number in the template.
-        extent: its rows.
-        cols: its columns.
+        slot: the tensor's number in the template.
+        extent: number of rows.
+        cols: number of columns.
         dtype: name of its element type.
         tile_rows: rows per tile.
         packed: whether the tensor is stored in panels; the flat view of panels (`Lowering.flat`) is not.
-        tile_cols: columns per tile; 0 for all.
+        tile_cols: columns per tile; 0 if a tile has all columns.
     """
 
     slot: int
@@ -45,14 +49,16 @@ class Ref(NamedTuple):
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Everything except which tensor it is."""
+        """Everything except the slot. References with equal forms fit the same instructions."""
         return self.extent, self.cols, self.dtype, self.tile_rows, self.packed, self.tile_cols
 
 
 @dataclass(frozen=True)
 class Accumulator:
-    """The target of a sum over the batch in this microbatch, the carries to add, whether the sum is
-    then complete, and what the reduction over devices adds after the tree's root.
+    """Where and how this microbatch adds its part to a sum over the batch.
+
+    It consists of the target, the carries to add (sums of earlier microbatches), whether the sum is
+    then complete, and the tensor that the reduction over devices adds after the tree's root.
     """
 
     ref: Ref
@@ -68,7 +74,7 @@ class Draft:
 
     Attributes:
         instruction: the instruction without waits and posts.
-        waits, notifies: those added so far.
+        waits, notifies: the waits and posts added so far.
     """
 
     instruction: Instruction
@@ -99,7 +105,7 @@ class Lowering(Protocol):
 
     @property
     def split_rows(self) -> NumberLike:
-        """Tokens per batch split; without a batch, all rows are one batch split."""
+        """Tokens per batch split. Without a batch, all rows are one batch split."""
 
     @property
     def split_cut(self) -> dict[str, NumberLike]:
@@ -112,8 +118,8 @@ class Lowering(Protocol):
         """Rows per sequence if sequences may be padded; otherwise 0."""
 
     def split_temp(self, cols: int, name: str) -> Ref:
-        """A temporary with one row per batch split. A row has a partial value of `cols` columns for
-        every non-empty sequence split, side by side.
+        """A temporary with one row per batch split. In a row, the partial values of the non-empty
+        sequence splits follow one another, `cols` columns each.
         """
 
     def row_step(self, ref: Ref) -> NumberLike:
@@ -134,17 +140,17 @@ class Lowering(Protocol):
         """The first global element of a dim on this device."""
 
     def local_splits(self, tensor: int, dim: int) -> list[NumberLike]:
-        """For each k split of a labelled dim, the local elements on this device as begin and end,
-        in one flat list.
+        """For each k split of a labelled dim, the range of its elements on this device. The ranges
+        are one flat list: begin, end, begin, end, and so on.
         """
 
     def pending_reductions(self, op: OpNode, partial: str) -> tuple[PendingReduction, ...]:
-        """The pending reductions of a partial value of this op, one per device group; empty if it
-        is not shared.
+        """The pending reductions of a partial value of this op, one per device group. Empty if the
+        value is not shared.
         """
 
     def pending_reduction(self, op: OpNode, partial: str) -> PendingReduction | None:
-        """The only pending reduction of a partial value; None if it is not shared."""
+        """The only pending reduction of a partial value. None if the value is not shared."""
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""
@@ -166,13 +172,14 @@ class Lowering(Protocol):
         """A temporary that exists while this op runs.
 
         Args:
-            rows: on this device; a symbol if they depend on the run.
+            rows: rows on this device; a `Number` with a symbol if their number depends on the run.
             cols: elements per row.
             dtype: element type.
             tile_rows: rows per tile; tasks wait for tiles.
-            name: its name in explanations.
+            name: name of the temporary in explanations.
             packed: stored in panels, as weights are.
-            max_bytes: its size; by default that of rows and columns at their bounds.
+            max_bytes: size of the temporary; by default that of `rows` x `cols`, with symbols at
+                their bounds.
         """
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str, pending: PendingReduction | None = None) -> Ref:
@@ -181,7 +188,7 @@ class Lowering(Protocol):
         Args:
             ref: the tensor.
             dtype: element type.
-            name: its name in explanations.
+            name: name of the temporary in explanations.
             pending: if given, the temporary is as wide as the shards of the whole device group.
         """
 
@@ -194,8 +201,8 @@ class Lowering(Protocol):
         """All rows."""
 
     def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
-        """All rows, and the columns of the loop's current range (divided by `div`). For a packed
-        weight without `div`, the columns of all its panels.
+        """All rows, and the columns that are the loop's current range (divided by `div`). For a
+        packed weight and a `div` of 1, the columns of all its panels.
         """
 
     def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
@@ -221,39 +228,41 @@ class Lowering(Protocol):
 
         Args:
             kernel: base name in the kernel table.
-            op: the op that it belongs to; names the instruction.
+            op: the op that the instruction belongs to; it names the instruction.
             over: the rows of the loop.
-            tiles: operands by the table's names, lists for lists. Absent ones may be omitted or
-                None. The table says whether a task reads or writes them.
+            tiles: operands by the names of the kernel table; a list if the table says so. Operands
+                that are absent may be omitted or None. The table says whether a task reads or
+                writes an operand.
             dtype: the kernel's element type, if it has several.
-            step: rows per task; by default those of a tile of activations; 0 for one task over all
-                rows.
-            ints, floats: attributes by the table's names. Values that the table derives (counts, whether an
-                operand is f32 or packed) are not passed.
+            step: rows per task; by default the rows of a tile of activations. 0 makes one task over
+                all rows.
+            ints, floats: attributes by the names of the kernel table. Do not pass values that the
+                table derives (counts, and whether an operand is f32 or packed).
             priority: priority of the tasks.
-            label: name of the instruction, instead of the op's.
+            label: name of the instruction, instead of the op's name.
 
         Raises:
-            InternalError: something is missing, unknown, or of another kind or size than the table
-                says.
+            InternalError: an operand or attribute is missing, unknown, or does not have the kind or
+                size that the kernel table says.
         """
 
     def repeat(self, like: Draft, tiles: Mapping[str, Operand]) -> Draft:
-        """Append an instruction like one that `emit` returned, with other tensors of the same form.
-        The kernel table is checked only once, so thousands of equal instructions are fast.
+        """Append a copy of an instruction that `emit` returned, with other tensors of the same
+        form. The copy is not checked against the kernel table, so emitting thousands of equal
+        instructions is fast.
 
         Args:
             like: an instruction whose kernel has no lists of operands.
             tiles: the operands that differ, by the table's names.
 
         Raises:
-            InternalError: an operand is unknown, or its tensor has another form than the one that
-                it replaces.
+            InternalError: an operand is unknown, or its tensor does not have the form of the tensor
+                that it replaces.
         """
 
     def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
-        """Append an empty task per tile that reads the tile. It delays later writers, and can post
-        acknowledgements.
+        """Append an instruction with one empty task per tile, which only declares that it reads the
+        tile. Such a task delays later writers of the tile, and it can post acknowledgements.
 
         Args:
             op: the op that it belongs to.
@@ -266,28 +275,34 @@ class Lowering(Protocol):
     def contraction_splits(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], pending: PendingReduction | None
     ) -> list[list[tuple[int, int]]]:
-        """Per k split and term, the local range of the contracted dim (`dim` of each weight)."""
+        """Per k split and term, the range of the contracted dim on this device. `terms` holds, per
+        weight, its spec, the label of its contracted dim and the number of this dim.
+        """
 
     def label_splits(
         self, label: DimLabel | None, size: int, pending: PendingReduction | None
     ) -> list[tuple[int, int]]:
-        """Local ranges of the k splits of a labelled dim."""
+        """The ranges of the k splits of a labelled dim on this device."""
 
     def accumulator(self, op: OpNode, output: int, added: int | None = None) -> Accumulator:
-        """The target of output number `output` of `op`, a sum over the batch, in this microbatch.
-        The complete sum may be added to `added`, a tensor of the same form: it is then the last
-        carry on a device that has all batch splits.
+        """Where this microbatch adds its part to output number `output` of `op`, a sum over the
+        batch.
+
+        If `added` is given, the complete sum is added to this tensor, which has the same form. On a
+        device that has all batch splits, `added` is the last carry.
         """
 
     def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
         """The first global row that this device adds to a sum over the batch."""
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
-        """After the last microbatch, sum over the devices that share the batch."""
+        """Sum over the devices that share the batch: after the last microbatch, or in each
+        microbatch if devices share every microbatch.
+        """
 
     def split_tree(self, op: OpNode, output: int, batch_splits: Ref) -> None:
-        """Combine the rows of `split_temp` (one per batch split) and the carries into output number
-        `output`, then combine over devices.
+        """Combine the rows of `batch_splits`, a `split_temp` with one row per batch split, and the
+        carries into output number `output`. Then combine this output over devices.
         """
 
     # ---- collectives --------------------------------------------------------------------------------------
@@ -309,12 +324,14 @@ class Lowering(Protocol):
         Args:
             op: the op that it belongs to.
             source: `[rows, cols]`, a partial value on every member.
-            target: the complete value; if it is delivered in shards, this device's columns of it.
-            residual: added after the tree's root, with the shape of `target`; or None.
-            pending: tree, device group and layout of delivery.
+            target: the complete value. If the value is delivered in shards, only this device's
+                columns of it.
+            residual: a tensor with the shape of `target` that is added after the tree's root; or
+                None.
+            pending: says the tree, the device group and the layout in which the value is delivered.
             step: rows per task; by default those of a tile of `source`.
-            producer: the instruction that writes `source`, over the same tiles; by default the last
-                one emitted.
+            producer: the instruction that writes `source`, over the same tiles; by default the
+                instruction that was emitted last.
         """
 
     def all_gather(self, op: OpNode, source: int, target: int) -> None:

@@ -1,5 +1,5 @@
-"""A graph as a Mermaid flow chart: one box per stretch of ops, one subgraph per layer, and an arrow
-from each call to its layer.
+"""A graph as a Mermaid flow chart: one box per stretch (an op, or calls of layers that repeat), one
+subgraph per layer, and an arrow from each call to its layer.
 
 Names come from users and files. All characters of a name except letters, digits and a few plain
 marks are written as character codes, so a name cannot end its box, start a directive or become
@@ -22,8 +22,9 @@ _ODD = re.compile(r"[^A-Za-z0-9 .,:/()\[\]_-]|^[^A-Za-z]|(?<![A-Za-z0-9])_|_(?![
 
 
 def to_mermaid(graph: Graph) -> str:
-    """The chart: a box per op or stretch of repeated calls, and a rounded box per input, parameter
-    or state that is not read by one layer only. Each layer is a subgraph, once.
+    """The chart. It has a box per op or stretch of repeated calls, and a rounded box per input,
+    parameter or state that does not belong to one layer only. Each layer is drawn once, as a
+    subgraph.
     """
     layers = layers_in(graph)
     lines = ["flowchart TD"]

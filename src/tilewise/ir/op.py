@@ -1,8 +1,8 @@
 """`Op`: what an op declares about itself. Strategy and plan use ops only through this interface.
 
 An op is a small class in `graph/ops/<family>.py` that derives from `Op`. `register` adds an
-instance of it to the table of ops. A gradient rule writes to a `Tape` (ir/tape.py), a lowering to a
-`Lowering` (ir/lowering.py).
+instance of the class to the table of ops. An op's gradient rule appends backward ops to a `Tape`
+(ir/tape.py). Its lowering emits instructions to a `Lowering` (ir/lowering.py).
 """
 
 from __future__ import annotations
@@ -41,33 +41,38 @@ _author = Validator("ir", InternalError)
 
 
 class Op(ABC):
-    """Base class of ops. One class has everything about an op: signature, shape rule, factors,
-    lowering, and optional members.
+    """Base class of ops. One class says everything about an op: signature, shape rule, factors (the
+    names of dims, as in einsum), lowering, and optional members.
 
     Required are `name`, `signature`, `infer`, `factors` and `lower`. The others are optional:
 
-    | member | declares | default | |---|---|---| | `gradient` | contributions to the gradients of
-    the inputs | a loss that depends on the op is an error | | `combine`, `combine_rank` | how and
-    when terms that name this op become one gradient | terms are an error | | `takes_packed` |
-    operands that may be weights in panels | none | | `index_bounds` | operands that hold indices,
-    and their range | none | | `passes_indices` | outputs that hold indices taken from an input |
-    none | | `accumulates` | outputs that are sums over the whole batch | none: each microbatch has
-    its own | | `in_place` | outputs that may use the memory of an input that is not read later |
-    none | | `must_alias` | whether they must use it | they need not | | `shape_of` | operands of
-    which only the shape is used | all operands are read | | `is_costly` | whether selective
-    recomputation saves its results | they are recomputed |
+    | member | declares | default |
+    |---|---|---|
+    | `gradient` | contributions to gradients of inputs | no loss may depend on the op |
+    | `combine`, `combine_rank` | how and when its terms become one gradient | terms are an error |
+    | `takes_packed` | operands that may be weights in panels | none |
+    | `index_bounds` | operands that hold indices, and their range | none |
+    | `passes_indices` | outputs that hold indices taken from an input | none |
+    | `accumulates` | outputs that are sums over the whole batch | none: each microbatch has its own |
+    | `in_place` | outputs that may overwrite an input that is not read later | none |
+    | `must_alias` | whether they must overwrite it | they need not |
+    | `shape_of` | operands of which only the shape is used | all operands are read |
+    | `is_costly` | whether selective recomputation saves its results | they are recomputed |
 
     Attributes:
         name: the op's name in graphs and messages.
         accumulates: numbers of outputs that `lower` writes through `low.accumulator` or
             `low.split_tree`.
         in_place: pairs (output, input).
-        must_alias: whether outputs in `in_place` always use their input's memory, because the op
-            updates it.
-        passes_indices: pairs (output, input): every number in the output is one of the input's.
+        must_alias: whether outputs in `in_place` always use the memory of their input, because the
+            op updates the input.
+        passes_indices: pairs (output, input): every number in the output is a number from the
+            input.
         shape_of: positions of operands that give a shape and are not read.
-        is_costly: whether computing the results takes far longer than moving them, as for products.
-        combine_rank: terms of ops with a lower rank are combined first (ir/tape.py).
+        is_costly: whether computing the results takes far longer than moving them, as for matrix
+            products.
+        combine_rank: the order of `combine`: terms of ops with a lower rank are combined first
+            (ir/tape.py).
     """
 
     name: ClassVar[str] = ""
@@ -97,8 +102,8 @@ class Op(ABC):
         """Emit the instructions of this op."""
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """One contribution per input, or None for no gradient. `grads` has one gradient per output,
-        or None.
+        """One contribution per input; None for an input without gradient. `grads` has one gradient
+        per output; None for an output that the loss does not depend on.
 
         Raises:
             PlanError: the op has no gradient.
@@ -109,7 +114,8 @@ class Op(ABC):
         )
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
-        """The gradient of one tensor, from all terms that name this op and `total`, the sum so far.
+        """Return the gradient of one tensor: the sum of all terms that name this op and of `total`,
+        the sum so far (None if there is none yet).
 
         Raises:
             InternalError: the op combines no terms.
@@ -128,8 +134,9 @@ class Op(ABC):
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
     ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Position -> (low, high, other) of operands that hold indices or lengths. Values in [low,
-        high) and the value `other` are allowed; `other` is `high` if that value is allowed.
+        """The ranges of operands that hold indices or lengths: position -> (low, high, other).
+        Values in [low, high) are allowed, and also the value `other`, if it is not None. To allow
+        `high` itself, `other` is `high`.
         """
         return {}
 
@@ -196,8 +203,8 @@ def registered_ops() -> Mapping[str, Op]:
 
 
 def modules_of_ops(names: Iterable[str]) -> tuple[str, ...] | None:
-    """The modules whose import registers the ops of these names; None if one is the main module,
-    which other processes do not import.
+    """The modules whose import registers the ops of these names. None if one of these modules is
+    the main module, which other processes do not import.
     """
     modules = {type(op_named(name)).__module__ for name in names if name != "call"}
     return None if "__main__" in modules else tuple(sorted(modules))
@@ -210,7 +217,8 @@ def import_ops(modules: Iterable[str]) -> None:
 
 
 def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a call against the op's signature. Returns the attributes, each of its declared type.
+    """Check a call against the op's signature, and return the attributes, each of its declared
+    type.
 
     Raises:
         ShapeError: there is no such op, the number of operands is wrong, an operand is missing, or

@@ -1,9 +1,11 @@
-"""The outline of a graph for pictures: ops in order, where repeated calls are one stretch.
+"""The outline of a graph for pictures: a list of stretches. A stretch is an op, or calls that
+repeat.
 
-Ten thousand equal layers are one stretch of ten thousand repetitions. Two alternating kinds of
-layers are one stretch of two calls. Calls repeat if they use the same template and bind alike:
-their own parameters and states, the same shared tensors, and results of calls at the same distance.
-Weights and states that only calls read are counted, not drawn. The functions are pure.
+Ten thousand equal layers are one stretch with ten thousand repetitions. Two alternating kinds of
+layers are one stretch of two calls. A call repeats an earlier one if both use the same template
+(the structure of a layer), have parameters and states of their own, share the same other tensors,
+and read results of calls at the same distance. Weights and states that only one call reads are
+counted, not drawn. The functions are pure.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Stretch(NamedTuple):
         last: the last op of the last repetition.
         repeats: number of repetitions; 1 for a single op.
         num_parameters: elements of the parameters that only one repetition reads.
-        num_state: elements of its states.
+        num_state: elements of the states that only one repetition reads.
     """
 
     ops: tuple[OpNode, ...]
@@ -45,10 +47,10 @@ class Outline(NamedTuple):
 
     Attributes:
         stretches: all stretches, in order.
-        of_op: number of the stretch, per op.
+        of_op: per op, the number of its stretch.
         drawn: inputs, parameters and states that do not belong to one call.
-        edges: edges from stretch to stretch, each once.
-        feeds: edges from a drawn tensor to a stretch, each once.
+        edges: pairs of stretches, where the second reads a result of the first; each pair once.
+        feeds: pairs of a drawn tensor and a stretch that reads it; each pair once.
     """
 
     stretches: tuple[Stretch, ...]
@@ -92,9 +94,10 @@ class Layers(NamedTuple):
     are one.
 
     Attributes:
-        templates: the first template of each.
-        titles: title of each: its function's name, with a number if several have the same.
-        number: index in both, by the identity of any template.
+        templates: per layer, its first template.
+        titles: per layer, the name of its function, with a number if several layers have the same
+            name.
+        number: by the identity of a template, the index of its layer in `templates` and `titles`.
     """
 
     templates: tuple[Template, ...]
@@ -109,7 +112,7 @@ class Layers(NamedTuple):
 
 
 def layers_in(graph: Graph) -> Layers:
-    """The layers of a graph, then the layers within them."""
+    """The layers of a graph, then the layers within these layers."""
     first: dict[str, int] = {}
     number: dict[int, int] = {}
     templates: list[Template] = []
@@ -176,7 +179,7 @@ def _own_tensors(graph: Graph) -> set[int]:
 
 def _repetitions(graph: Graph, start: int) -> tuple[int, int]:
     """Period and number of repetitions of the longest repeated stretch of calls that starts at an
-    op; (1, 1) if none.
+    op; (1, 1) if no calls repeat there.
     """
     ops = graph.ops
     if ops[start].op != "call":

@@ -1,10 +1,19 @@
-"""The tile program as data: the planner creates it, and the native instruction issuer executes it
+"""The tile program as data: the planner creates it, and native code executes it
 (native/programs/program.h).
 
-A program consists of classes of devices. Each class has a table of tensors, templates, and named
-calls of templates. A template is a list of instructions. An instruction is a kernel and the loop of
-row tiles that it runs over. Bindings map a template's slots to tensors. Devices of one class differ
-only in their numbers and device groups; a peer is identified by its place in a device group.
+Devices that run the same instructions form a class. Each class of devices has templates, a table of
+tensors (the entries), and named lists of calls.
+
+A template is a block of instructions that is used many times, for example once per layer. An
+instruction is a kernel and a loop over the tiles of a tensor's rows; each iteration is a task. A
+template refers to tensors by slots, which are its formal parameters. A call is one use of a
+template: it binds each slot to an entry.
+
+Devices of a class differ only in their numbers (such as the first row of their shard) and in their
+device groups, the devices that they communicate with. The other members of a device group are the
+peers of a device. An instruction names a peer by its place in the group. Tasks of different devices
+are ordered by signals: counters that a task posts (increases by one) and that another task waits
+for.
 """
 
 from __future__ import annotations
@@ -64,8 +73,8 @@ class Source(enum.IntEnum):
 
 
 class Number(NamedTuple):
-    """A number that is known only later: `constant + multiple * value`, where `source` and `which`
-    select the value.
+    """A number that is known only when the program runs: `constant + multiple * value`, where
+    `source` and `which` select the value.
 
     A plain `int` may be used instead. Each field says which sources it accepts.
     """
@@ -77,17 +86,17 @@ class Number(NamedTuple):
 
     @classmethod
     def of_symbol(cls, which: int, multiple: int = 1, constant: int = 0) -> Number:
-        """A number with a symbol, whose value is given for every run."""
+        """A number that depends on a symbol, whose value is given for every run."""
         return cls(constant, multiple, Source.SYMBOL, which)
 
     @classmethod
     def of_device(cls, which: int, multiple: int = 1, constant: int = 0) -> Number:
-        """A number with a device's number, such as its first row."""
+        """A number that depends on a number of the device, such as the first row of its shard."""
         return cls(constant, multiple, Source.DEVICE, which)
 
     @classmethod
     def of_call(cls, which: int, multiple: int = 1, constant: int = 0) -> Number:
-        """A number with a call's number, such as its microbatch."""
+        """A number that depends on a number of the call, such as its microbatch."""
         return cls(constant, multiple, Source.CALL, which)
 
     def upper(self, bounds: tuple[int, ...]) -> int:
@@ -115,24 +124,26 @@ def is_size(number: object, least: int = 0) -> bool:
 
 
 def times(number: NumberLike, factor: int) -> NumberLike:
-    """A multiple of a number."""
+    """A number, multiplied by an integer."""
     if isinstance(number, int):
         return number * factor
     return number._replace(constant=number.constant * factor, multiple=number.multiple * factor)
 
 
 def plain(number: NumberLike) -> NumberLike:
-    """An integer, if the number does not depend on a device, call or run."""
+    """The number as an integer if it does not depend on a device, call or run; otherwise the number
+    itself.
+    """
     return number.constant if isinstance(number, Number) and number.source == Source.NOTHING else number
 
 
 def is_single(step: NumberLike) -> bool:
-    """Whether a loop with this number of rows per task is one task over all rows."""
+    """Whether a loop with `step` rows per task is a single task over all rows."""
     return isinstance(step, int) and step <= 0
 
 
 def constant_part(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
-    """Like `upper`; for a number of the device or the call, its constant."""
+    """Like `upper`, but for a number that depends on the device or the call, its constant."""
     if isinstance(number, int) or number.source in (Source.NOTHING, Source.SYMBOL):
         return upper(number, bounds)
     return number.constant
@@ -151,7 +162,7 @@ POSITION = Number(0, 1, Source.POSITION)
 
 
 class Mode(enum.IntEnum):
-    """Which part of a tensor an operand of iteration [b, e) views."""
+    """Which part of a tensor an operand views, for the loop's rows [b, e)."""
 
     WHOLE = 0  # all rows
     ROW = 1  # rows [b / div, ceil(e / div)), clipped to the tensor
@@ -165,8 +176,8 @@ class Mode(enum.IntEnum):
 class Access(enum.IntEnum):
     """How a task uses the tiles of an operand. Constants have NONE.
 
-    An operand that may be a peer's memory has at most IN, and has no access if it is a peer's,
-    because signals order it.
+    If an operand may be in the memory of a peer, its access is IN or NONE. If the operand is indeed
+    a peer's, the runtime ignores its access, because signals order it.
     """
 
     NONE = 0
@@ -182,11 +193,15 @@ def memory_kind(kind: str) -> str:
 
 
 class Slot(NamedTuple):
-    """What a template operand refers to. `kind` is `tensor`, `carry`, `stack`, `ring` or `temp`; or
-    `flat`, `carry_flat`, `ring_flat`, `temp_flat`, which view the same memory as plain rows.
+    """A formal parameter of a template.
 
-    The `level` of a carry is its level in the tree. That of a ring is the age of a use: 0 for the
-    place of this use, 1 for the one before.
+    `kind` is `tensor`; `carry` or `stack` (partial sums over microbatches); `ring` (one of several
+    places that uses of the template take in turn, so that peers can still read the previous use);
+    or `temp`. The kinds `flat`, `carry_flat`, `ring_flat` and `temp_flat` view the same memory as
+    plain rows.
+
+    The `level` of a carry is its level in the tree. The `level` of a ring is the age of a use: 0
+    for the place of this use, 1 for the place of the use before.
     """
 
     kind: str
@@ -202,12 +217,15 @@ class Slot(NamedTuple):
 class Operand(NamedTuple):
     """One tile operand of an instruction.
 
-    A `group` >= 0 is one of the device's device groups: the operand is the memory of its member
-    number `member`, a constant or a number of the device; if the member is the device itself, the
-    operand is its own. `div`, `part`, `parts` and `offset` may be numbers of symbols, of the device
-    or of the call. `null` passes an absent operand to the kernel. `role` says what the kernel does
-    with it if `access` does not (NONE: follow `access`, otherwise it reads); it has no effect on a
-    run.
+    If `group` >= 0, the operand is in the memory of a member of one of the device's device groups:
+    the member with number `member` (a constant or a number of the device). The member may be the
+    device itself.
+
+    `div`, `part`, `parts` and `offset` may be numbers of symbols, of the device or of the call.
+    `null` passes an absent operand to the kernel.
+
+    `role` has no effect on a run. It says how the kernel uses the operand if `access` does not say
+    so. If `role` is NONE, the use follows from `access`, and an operand without access is read.
     """
 
     slot: int
@@ -227,14 +245,15 @@ class Wait(NamedTuple):
     """A task may start only after a signal of its own device has increased by `increment` more.
 
     Iteration i waits for signal `signal_base + i` if `per_index`, otherwise for `signal_base` (a
-    number of the device or the call). The device counts what it expects of each signal, so repeated
-    waits refer to successive epochs. An increment of 0 (a constant or a number of the call) waits
-    for the epoch of an earlier wait. No worker is blocked meanwhile.
+    number of the device or the call). The device keeps the value that it expects of each signal,
+    and every wait adds its increment to this value, so repeated waits refer to successive epochs.
+    An increment of 0 (a constant or a number of the call) waits for the epoch of an earlier wait.
+    No worker is blocked meanwhile.
 
-    `group` and `member` name the device that posts the signal (device group -1: not given); a wait
-    for the device itself is omitted. `slot` (-1: not given) and `use` (a number of the call) say
-    which tensor and which use of it the signal is about. `Program.finish` compares them with those
-    of the post that satisfies the wait.
+    `group` and `member` name the device that posts the signal (`group` -1: not given). A wait for
+    the device itself is omitted. `slot` (-1: not given) and `use` (a number of the call) say which
+    tensor, and which use of the tensor, the signal is about. `Program.finish` compares these fields
+    with those of the post that satisfies the wait.
     """
 
     signal_base: NumberLike
@@ -247,8 +266,8 @@ class Wait(NamedTuple):
 
 
 class Notify(NamedTuple):
-    """Add one to a signal of a member of a device group once the task is complete (or skipped; then
-    with the error's id).
+    """Post a signal: add one to a signal of a member of a device group once the task is complete.
+    If the task is skipped because of an error, the post carries the error's id.
 
     A task that sees the new value also sees everything that this task and its predecessors wrote. A
     post to the device itself is omitted. `slot` and `use` are as in `Wait`.
@@ -268,9 +287,10 @@ class Instruction:
     and posts signals.
 
     Attributes:
-        extent: rows of the loop; may be a number of symbols or of the call.
-        step: rows per task, likewise; a constant 0 makes one task of all rows.
-        ints: may be numbers of any source.
+        extent: rows of the loop. May be a number of symbols or of the call.
+        step: rows per task. May be a number of symbols or of the call. A constant 0 makes one task
+            of all rows.
+        ints: integer attributes of the kernel. May be numbers of any source.
     """
 
     kernel: str
@@ -368,10 +388,11 @@ def tiles_across(cols: int, tile_cols: int) -> int:
 
 
 class TensorEntry(NamedTuple):
-    """A tensor as the instruction issuer sees it: its address, how it is divided into tiles, and
-    the handles of the tiles.
+    """A tensor as native code sees it: its address, how it is divided into tiles, and the handles
+    of the tiles (names by which the runtime orders tasks).
 
-    Rows and rows per tile may be numbers of symbols. A tile has `tile_cols` columns, 0 for all.
+    Rows and rows per tile may be numbers of symbols. A tile has `tile_cols` columns; 0 stands for
+    all columns.
     """
 
     key: tuple[object, ...]
@@ -386,7 +407,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def tiles_across(self) -> int:
-        """The number of adjacent tiles."""
+        """The number of adjacent tiles in a row."""
         return tiles_across(self.cols, self.tile_cols)
 
 
@@ -403,8 +424,8 @@ class Call:
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """What devices of one class share: templates, entries with those that share their bytes, and
-    named lists of calls.
+    """What the devices of one class have in common: templates, entries (and which of them share
+    memory), and named lists of calls.
 
     A run executes the calls of one list, in order.
     """

@@ -1,4 +1,4 @@
-"""The cost of layout changes between ops, in words. A plan's explanation begins with it.
+"""The cost of layout changes between ops, in words. A plan's explanation begins with these lines.
 
 A slice costs nothing. A gather reads the part of its result that the device does not have. A sum
 that is delivered in shards reads the peers' parts of the device's own shard. Figures are per
@@ -28,8 +28,8 @@ _CHANGES = ("all_gather", "slice")
 
 
 def explain_reshards(graph: Graph, layout: GraphLayout, microbatches: int) -> list[str]:
-    """A line per change of layout in a step, those that read most first. Equal changes of layers
-    are one line.
+    """A line per change of layout in a step. The changes that read most come first. Equal changes
+    of several layers are one line.
     """
     costs: dict[str, tuple[int, int]] = {}
     _collect(graph, layout, microbatches, costs)
@@ -75,8 +75,8 @@ def _sum_in_shards(
 
 
 def explain_storage(graph: Graph, layout: GraphLayout) -> list[str]:
-    """How sharded state is stored, and how much of it a device gathers per microbatch; no lines if
-    no state is sharded.
+    """Lines that say how sharded state is stored, and how much of it a device gathers per
+    microbatch. Empty if no state is sharded.
     """
     if not layout.storage_axes:
         return []

@@ -1,5 +1,5 @@
-"""The order of a step as data: a list of the segments that a stage executes, each with its
-microbatch.
+"""The order of a step as data: a list of segments, each with its microbatch. A segment is the call
+of a layer, or a run of ops between two calls.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class Turn(NamedTuple):
 
     Attributes:
         kind: the phase: `forward`, `backward` or `update`.
-        segment: number of the layer call or run of ops.
-        microbatch: the part of the batch; the update belongs to the last one.
+        segment: number of the segment.
+        microbatch: number of the microbatch. The update belongs to the last one.
     """
 
     kind: Literal["forward", "backward", "update"]

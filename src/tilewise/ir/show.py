@@ -15,8 +15,9 @@ _PLAIN_NAME = re.compile(r"[\w.:/#<>-]+")
 
 
 def show_graph(graph: Graph) -> str:
-    """A graph as text: templates first, then inputs, parameters and states, ops in order, outputs,
-    hints. Unusual names are quoted, so that a name never looks like several lines.
+    """A graph as text: templates first, then inputs, parameters and states, ops in order, outputs
+    and hints. Names with unusual characters are quoted, so that a name never looks like several
+    lines.
     """
     lines = [f"graph {_name(graph.name)} k_splits={graph.k_splits}"]
     for key, template in graph.templates.items():

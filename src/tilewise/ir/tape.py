@@ -1,8 +1,9 @@
-"""`Tape`: what a gradient rule writes to, and the contributions that it may return.
+"""`Tape`, to which a gradient rule appends the ops of the backward pass, and the contributions that
+a gradient rule may return.
 
-A contribution is a tensor's id, an op that is added only when the sum is formed (`Later`), or a
-`Term` that one op combines with other terms. The gradient of a tensor is always summed in one
-order:
+A contribution is a summand of a tensor's gradient. It is a tensor's id, or an op that is added only
+when the sum is formed (`Later`), or a `Term` that one op combines with other terms. The gradient of
+a tensor is always summed in one order:
 
 1. ids and `Later`s, in reverse order of use: the contribution of the last user comes first;
 2. terms, op by op (`Op.combine`): by ascending `combine_rank`, then by the names of the ops.
@@ -21,8 +22,8 @@ __all__ = ["Gradient", "Later", "Tape", "Term", "terms_of"]
 
 @dataclass(frozen=True)
 class Later:
-    """The only output of an op that is added when the gradient is needed, after ops that are needed
-    sooner.
+    """A contribution whose op has not been added yet: the op is added when the gradient is needed,
+    after ops that are needed sooner. The op has one output, which is the contribution.
     """
 
     op: str
@@ -48,19 +49,21 @@ class Tape(Protocol):
     """
 
     def use(self, tensor: int) -> int:
-        """A tensor of the forward graph for use in the backward graph; this makes it a saved tensor."""
+        """Make a tensor of the forward graph a saved tensor, and return its id in the backward
+        graph.
+        """
 
     def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
         """Append an op; returns the ids of its outputs."""
 
     def later(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> Later:
-        """A contribution whose op is appended when the sum is needed; for results that nothing else
-        waits for.
+        """Return a contribution whose op is appended when the sum is needed. Use it for results
+        that no other op reads.
         """
 
     def contribute(self, tensor: int, contribution: Gradient) -> None:
-        """Add a contribution to another tensor of the forward graph; for `Op.combine`, whose result
-        belongs to one tensor.
+        """Add a contribution to the gradient of any tensor of the forward graph. `Op.combine` uses
+        it if it computes gradients of more tensors than the one that it returns.
         """
 
     def add(self, a: int, b: int) -> int:

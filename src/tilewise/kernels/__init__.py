@@ -1,8 +1,9 @@
 """The table of native tile kernels, the packed layout of weights, and a slow NumPy reference of
 each kernel.
 
-The kernels are native (native/kernels). This package describes their names, operands and costs.
-Only `kernels.isa`, which runs a single kernel, loads the native module.
+A kernel is a native function that computes one tile of a result (native/kernels). This package
+describes the kernels' names, operands and costs. The modules `isa` (which runs a single kernel),
+`loading` and `sampling` load the native module; the others do not.
 """
 
 from tilewise.kernels.packing import PANEL_ROWS, pack_weight, packed_elements, padded_columns, unpack_weight

@@ -28,7 +28,9 @@ def kernel_names() -> list[str]:
 
 
 def isa_levels() -> list[str]:
-    """Levels that this build has and this machine can run, weakest first; on aarch64 `neon` alone."""
+    """Levels that this build has and this machine can run, weakest first. On aarch64 the only level
+    is `neon`.
+    """
     return list(_native.kernels.isa_levels())
 
 
@@ -42,7 +44,7 @@ def isa_missing() -> list[str]:
 
 
 def isa_in_use() -> str:
-    """The level that the runtime uses: the best one, or that of `TILEWISE_ISA`."""
+    """The level that the runtime uses: the best one, or the one that `TILEWISE_ISA` names."""
     return str(_native.kernels.isa_in_use())
 
 
@@ -71,12 +73,12 @@ def run(
 
     Args:
         name: a kernel of `kernel_names()`.
-        tiles: operands in the table's order: 2-D arrays with contiguous columns, `(flat, rows,
-            cols)` for packed weights, None for absent ones.
+        tiles: operands in the table's order. An operand is a 2-D array with contiguous columns,
+            `(flat, rows, cols)` for a packed weight, or None if it is absent.
         ints: attributes in the table's order.
         floats: attributes in the table's order.
         row_begin: first row of the loop that this call covers.
-        isa: a level of `isa_levels()`; empty: the one in use.
+        isa: a level of `isa_levels()`; empty for the level in use.
         repeat: number of runs without returning to Python.
         scratch_bytes: scratch memory that the kernel may use.
 

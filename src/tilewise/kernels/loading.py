@@ -1,7 +1,8 @@
 """Reads rectangles of files into the memory of devices: the Python interface of native/weights.
 
-Each byte is read once with `pread`, converted (to nearest even), packed into panels and checked
-while it is in the cache. The session decides which rectangles are read into which parts.
+Each byte is read once with `pread`. While it is in the cache, it is converted (to nearest even),
+packed into panels (blocks of 32 rows) and checked. The session decides which rectangles are read
+into which parts.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Rectangle(NamedTuple):
         rows: number of rows.
         cols: elements per row.
         dtype: `f32`, `bf16`, `f16` or `f64`.
-        is_transposed: the file's rows are columns of the parts.
+        is_transposed: whether the file's rows are columns of the parts.
     """
 
     file: int
@@ -62,9 +63,9 @@ class Part(NamedTuple):
     """A device's part of a weight.
 
     Attributes:
-        memory: exactly its bytes.
+        memory: the part's bytes, and nothing else.
         dtype: `f32` or `bf16`.
-        is_packed: stored in panels (`kernels.packing`), otherwise row by row.
+        is_packed: whether the part is stored in panels (`kernels.packing`) and not row by row.
         rows: number of rows.
         cols: elements per row.
     """
@@ -81,8 +82,8 @@ class Destination(NamedTuple):
 
     Attributes:
         part: a device's part.
-        row: first row in the part; a multiple of 32 if it is packed.
-        col: first column in the part; even if it is packed.
+        row: first row in the part; a multiple of 32 if the part is packed.
+        col: first column in the part; even if the part is packed.
         first_col: first column of the rectangle.
         num_cols: number of columns.
     """
@@ -99,8 +100,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         bytes_read: bytes read from the file.
-        is_finite: all values are finite, also after conversion.
-        is_whole: the file contained the whole rectangle.
+        is_finite: whether all values are finite, also after conversion.
+        is_whole: whether the file contained the whole rectangle.
         system_error: the system's error number, or 0.
     """
 
@@ -111,7 +112,7 @@ class Outcome(NamedTuple):
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> str | None:
-    """The name of a dtype for rectangles; None if it cannot be read."""
+    """The name of a dtype for rectangles; None if tensors of this dtype cannot be read."""
     return _STORED.get(dtype)
 
 
@@ -120,7 +121,8 @@ def read_weights(rectangle: Rectangle, into: Sequence[Destination], *, isa: str 
 
     Args:
         rectangle: the rows of the file.
-        into: a weight and its master, for example, or the columns of several devices.
+        into: the destinations: a weight and its master, for example, or the columns of several
+            devices.
         isa: a level of `isa_levels()`; empty: the one in use.
 
     Raises:
@@ -130,11 +132,13 @@ def read_weights(rectangle: Rectangle, into: Sequence[Destination], *, isa: str 
 
 
 def store_rows(matrix: NDArray[Any], into: Sequence[Destination], *, isa: str = "") -> bool:
-    """Convert and pack rows of an array into parts; returns whether all values are finite there.
+    """Convert and pack rows of an array into parts. Returns whether all converted values are
+    finite.
 
     Args:
-        matrix: 2-D. A dtype that files do not have is converted to the first part's.
-        into: a weight and its master, for example.
+        matrix: 2-D array. If rectangles cannot have its dtype, it is converted to the first part's
+            dtype.
+        into: the destinations: a weight and its master, for example.
         isa: a level of `isa_levels()`; empty: the one in use.
 
     Raises:
@@ -148,11 +152,11 @@ def store_rows(matrix: NDArray[Any], into: Sequence[Destination], *, isa: str = 
 
 
 def store_weight(matrix: NDArray[Any], part: Part, *, isa: str = "") -> bool:
-    """Convert and pack an array into a part of its shape; returns whether all values are finite
-    there.
+    """Convert and pack an array into a part of its shape. Returns whether all converted values are
+    finite.
 
     Args:
-        matrix: 2-D. A dtype that files do not have is converted to the part's.
+        matrix: 2-D array. If rectangles cannot have its dtype, it is converted to the part's dtype.
         part: a device's part.
         isa: a level of `isa_levels()`; empty: the one in use.
 

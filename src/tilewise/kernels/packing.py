@@ -1,9 +1,10 @@
 """The layout in which every 2-D weight is stored in memory: panels of 32 output features.
 
 Converts between `W[n, k]` and the panel layout that kernels read (native/kernels/microkernel.h):
-ceil(n / 32) panels of 32 rows, padded with zeros, `k` padded to an even number. fp32 panels are
-`[k_pad][32]`; bf16 panels interleave neighbours along k: `[k_pad / 2][32][2]`. Arrays that are not
-2-D are rejected. Pure NumPy, for files, checkpoints and tests.
+ceil(n / 32) panels of 32 rows. The last panel is padded with zeros, and `k` is padded to an even
+number. An fp32 panel is `[k_pad][32]`. A bf16 panel is `[k_pad / 2][32][2]`: neighbours along k are
+interleaved. Arrays that are not 2-D are rejected. This module uses only NumPy. Files, checkpoints
+and tests use it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def pack_weight(w: NDArray[Any], dtype_name: str) -> NDArray[Any]:
 
 
 def unpack_weight(flat: NDArray[Any], n: int, k: int) -> NDArray[Any]:
-    """`w[n, k]` from its packed form; the layout follows from the element type (2 bytes: bf16).
+    """`w[n, k]` from its packed form. The element type determines the layout: elements of 2 bytes
+    are bf16.
 
     Raises:
         ShapeError: `flat` has another number of elements.

@@ -1,8 +1,8 @@
 """A slow and simple fp64 version of every kernel, on logical (unpacked) NumPy arrays.
 
-Operands are in the order of the kernel's entry in `table.KERNELS`, without the outputs; each
-function returns what the kernel writes. Nothing here is split, tiled or rounded: tests compare the
-native kernels with it.
+Operands are in the order of the kernel's entry in `table.KERNELS`, without the outputs. Each
+function returns what the kernel writes. Nothing is split, tiled or rounded. Tests compare the
+native kernels with these functions.
 """
 
 from __future__ import annotations
@@ -78,22 +78,25 @@ def gemm(a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False, c:
 
 
 def rms_norm(x: Array, gamma: Array, eps: float, offset: float = 0.0) -> tuple[F64, F64]:
-    """y and rstd, a column per group of as many columns as gamma has."""
+    """y and rstd. rstd has a column per group of columns, where a group has as many columns as
+    gamma.
+    """
     groups = _f64(x).reshape(len(x), -1, gamma.size)
     rstd = 1 / np.sqrt((groups**2).mean(2, keepdims=True) + eps)
     return (groups * rstd * (_f64(gamma) + offset)).reshape(x.shape), rstd[:, :, 0]
 
 
 def sequence_splits(seq_len: int, k_splits: int) -> list[tuple[int, int, int]]:
-    """Number, first and end position of every k split of a sequence that is not empty: atoms of 64,
-    cut `k_splits` ways."""
+    """Number, first and end position of every non-empty sequence split. A sequence consists of
+    atoms of 64 positions, which are cut into `k_splits` splits.
+    """
     atoms = -(-seq_len // 64)
     cuts = [(c, c * atoms // k_splits, (c + 1) * atoms // k_splits) for c in range(k_splits)]
     return [(c, 64 * begin, min(64 * end, seq_len)) for c, begin, end in cuts if end > begin]
 
 
 def _split_sums(per_token: F64, split_rows: int, seq_len: int, k_splits: int) -> F64:
-    """A row per batch split: the sums of its sequence splits, side by side."""
+    """A row per batch split, with the sums of its sequence splits one after another."""
     position = np.arange(split_rows) % seq_len
     return np.array(
         [
@@ -119,7 +122,9 @@ def rms_norm_backward(
     k_splits: int = 1,
     offset: float = 0.0,
 ) -> tuple[F64, F64]:
-    """dx, and of every sequence split of every batch split dgamma, of every group on its own."""
+    """dx, and dgamma of every sequence split of every batch split, separately for every group of
+    columns.
+    """
     shape = (len(x), -1, gamma.size)
     d, v, s = _f64(dy).reshape(shape), _f64(x).reshape(shape), _f64(rstd)[:, :, None]
     g = (_f64(gamma) + offset) * d
@@ -129,7 +134,7 @@ def rms_norm_backward(
 
 
 def layer_norm(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[F64, F64]:
-    """y, and the mean and one over the deviation of every row."""
+    """y, and for every row the mean and 1 / standard deviation."""
     mean, variance = _f64(x).mean(1, keepdims=True), _f64(x).var(1, keepdims=True)
     stats = np.concatenate([mean, 1 / np.sqrt(variance + eps)], axis=1)
     return (_f64(x) - mean) * stats[:, 1:] * _f64(gamma) + _f64(beta), stats
@@ -166,8 +171,9 @@ def split_tree(partials: Array, carries: Sequence[Array], num_splits: int = 1) -
 
 
 def tree_resume(carries: Array | None, slot: int, partials: Sequence[Array], finish: bool) -> F64:
-    """The stack of a binary counter that had `slot` before the partial values are added, or its root; levels side by
-    side."""
+    """The stack of a binary counter whose value was `slot` before the partial values are added,
+    with its levels side by side. If `finish`, the root of the tree instead.
+    """
     levels = slot.bit_count()
     stack = [] if carries is None or not levels else list(np.split(_f64(carries), levels, axis=1))
     for number, partial in enumerate(partials, slot):
@@ -214,7 +220,9 @@ def softmax_backward(dy: Array, y: Array) -> F64:
 
 
 def _capped(scores: F64, softcap: float) -> tuple[F64, F64]:
-    """Scores after the cap (0: none), and their slope."""
+    """Scores after the soft cap, and the slope of the cap. A `softcap` of 0 means that there is no
+    cap.
+    """
     if not softcap:
         return scores, np.ones_like(scores)
     bent = np.tanh(scores / softcap)
@@ -344,7 +352,7 @@ def kv_write(cache: Array, x: Array, slots: Array, block_size: int, dim: int) ->
 
 
 def embedding(ids: Array, table: Array, vocab_begin: int) -> Array:
-    """Rows of this shard's table; zero for ids outside."""
+    """Rows of this shard's table. The row is zero for an id outside of the shard."""
     local = ids.reshape(-1) - vocab_begin
     inside = (local >= 0) & (local < len(table))
     return np.where(inside[:, None], table[np.where(inside, local, 0)], np.zeros((), table.dtype))
@@ -413,7 +421,9 @@ def update(
     constants: Sequence[float],
     left: Sequence[int],
 ) -> list[F64]:
-    """Weight and states (the arrays without the gradient) after a program of steps; unchanged if the scale is NaN."""
+    """Weight and states (the arrays without the gradient) after a program of steps. They are
+    unchanged if the scale is NaN.
+    """
     *old, gradient = (_f64(a) for a in arrays)
     if np.isnan(scale):
         return old
@@ -429,8 +439,10 @@ def update(
 def square_sum(
     grad: Array, rows: int, first_row: int, first_entry: int, size: int, k_splits: Sequence[tuple[int, int]]
 ) -> F64:
-    """Entries [first_entry, first_entry + size) of a gradient of `rows` rows, of which `grad` has some from
-    `first_row` on. Entry c * rows + r is the sum of squares of row r over the columns of k split c."""
+    """Entries [first_entry, first_entry + size) of the table of a gradient's partial sums. Entry c
+    * rows + r is the sum of squares of row r over the columns of k split c. The whole gradient has
+    `rows` rows; `grad` has those from `first_row` on.
+    """
     table = np.zeros(max(len(k_splits) * rows, first_entry + size))
     for c, (begin, end) in enumerate(k_splits):
         first = c * rows + first_row
@@ -440,7 +452,9 @@ def square_sum(
 
 
 def norm_scale(squares: Array, loss: Array, max_norm: float) -> F64:
-    """The norm and the factor that clips it, which is NaN when norm (in fp32) or loss is not finite."""
+    """The norm, and the factor that clips it. The factor is NaN if the norm (in fp32) or the loss
+    is not finite.
+    """
     norm = float(np.sqrt(_f64(squares).sum()))
     if not (norm <= float(np.finfo(np.float32).max) and np.isfinite(loss).all()):
         return np.array([norm, np.nan])

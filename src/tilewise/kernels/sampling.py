@@ -1,4 +1,5 @@
-"""Samples tokens from rows of logits in native code: the Python side of native/kernels/sampling.
+"""Samples tokens from rows of logits in native code. This is the Python interface of
+native/kernels/sampling.
 
 A row's token depends on its logits, settings, processors and key alone, not on other rows or on the thread.
 """
@@ -62,13 +63,14 @@ def sample_tokens(
 
 
 def apply_logits_processors(scores: NDArray[np.float64], processors: LogitsProcessors) -> None:
-    """Apply logits processors to a row of finite numbers in place; forbidden tokens become minus infinity.
+    """Apply logits processors to a row of finite numbers in place. Forbidden tokens get minus
+    infinity.
 
     Args:
         scores: `[vocab]`.
-        processors: of the row.
+        processors: logits processors of the row.
 
     Raises:
-        ArgumentError: rules name a token beyond the row.
+        ArgumentError: a processor names a token beyond the row.
     """
     _native.sampling.apply_logits_processors(scores, processors)

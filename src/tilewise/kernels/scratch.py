@@ -1,9 +1,9 @@
 """Upper bounds of the scratch memory that a kernel takes from its worker, over all instruction-set
 levels and dtypes.
 
-The planner gives every worker the scratch memory of its plan's largest call. The formulas follow
-the native code, which divides its scratch with `Carver` (native/kernels/tree.h). A test runs the
-kernels with exactly this much.
+The planner gives every worker the scratch memory that the largest call of its plan needs. The
+formulas follow the native code, which divides its scratch memory with `Carver`
+(native/kernels/tree.h). A test runs the kernels with exactly this much memory.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def scratch_bytes(kernel: str, ints: Sequence[int], shapes: Sequence[Shape]) -> 
     """The maximum scratch memory of one call, in bytes; 0 for kernels that need none.
 
     Args:
-        kernel: its full name, for example `attention_backward_bf16`.
-        ints: its integer attributes.
-        shapes: rows and columns of every operand, the largest that a task may see; (0, 0) for
-            absent ones.
+        kernel: full name of the kernel, for example `attention_backward_bf16`.
+        ints: integer attributes of the call.
+        shapes: rows and columns of every operand, as large as a task may see it; (0, 0) for an
+            absent operand.
     """
     base = kernel.rpartition("_")[0]
     if base in ("matmul", "matmul_dx"):

@@ -1,10 +1,11 @@
 """The table of native kernels: names, operands and attributes in order, and costs.
 
-It is the contract between the tile program (`plan`), the native sources (native/kernels) and the
-costs that plans report (`plan.costs`). Planning checks every instruction against it
-(`plan.emission`). Tests check the native registry, and what kernels write, against it. Sizes for
-costs are a mapping of the dims named in `KernelSpec.dims`; `item` is the element size of the dtype.
-FLOPs count a multiply-add as two and an exp or a division as one.
+The table is the contract between tile programs (`plan`), the native sources (native/kernels) and
+the costs that plans report (`plan.costs`). Planning checks every instruction against the table
+(`plan.emission`). Tests compare the native registry, and what kernels write, with the table.
+
+Functions of costs take a mapping from the dims in `KernelSpec.dims` to sizes, where `item` is the
+element size of the dtype. FLOPs count a multiply-add as two, and an exp or a division as one.
 
 An operand is written `role name[:dtype][!|~][...][?][[rows cols]]`, as in `in residual?[m n]` and
 `in w!...[n k*]`:
@@ -16,10 +17,10 @@ An operand is written `role name[:dtype][!|~][...][?][[rows cols]]`, as in `in r
     [m n]      rows and columns; equal names have equal sizes, a number is that size, `_` is any, and `k*` is a size
                of its own for every member of a list
 
-An integer is written `name`. `name=count(a)` is the length of list a, `name=f32(out)` whether
-operand out has elements of f32, `name=packed(grad)` whether it is stored in panels; these are
-computed, never given. `range...(2*n)` is a list of this many integers. Floats are names; the last
-may be a list `constant...`.
+An integer is written `name`. Some integers are computed and never passed: `name=count(a)` is the
+length of list a, `name=f32(out)` says whether the elements of operand out are f32, and
+`name=packed(grad)` says whether operand grad is stored in panels. `range...(2*n)` is a list of 2 *
+n integers. Floats are written as names; the last may be a list `constant...`.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class OperandSpec:
     Attributes:
         name: as in the native source.
         role: `in`, `out` or `inout`.
-        dtypes: its possible element types; `dt` is the kernel's.
-        packed: stored in panels; None if it may be.
-        optional: may be absent.
-        is_list: any number of operands.
-        sizes: names of rows and columns, or empty.
+        dtypes: its possible element types; `dt` is the kernel's own type.
+        packed: whether it is stored in panels; None if both are possible.
+        optional: whether it may be absent.
+        is_list: whether it is a list of any number of operands.
+        sizes: names of the sizes of its rows and columns; may be empty.
     """
 
     name: str
@@ -66,9 +67,9 @@ class IntSpec:
 
     Attributes:
         name: as in the native source.
-        source: (`count`, `f32` or `packed`, operand) for a derived value.
-        is_list: any number of integers.
-        length: factors of the length of a list: numbers and names of integers.
+        source: for a computed integer, `count`, `f32` or `packed`, and the operand.
+        is_list: whether it is a list of integers.
+        length: factors whose product is the length of the list: numbers and names of integers.
     """
 
     name: str
@@ -116,7 +117,7 @@ class KernelSpec:
 
     @cached_property
     def int_names(self) -> frozenset[str]:
-        """Names of the integers that a call gives."""
+        """Names of the integers that a call passes, without computed ones."""
         return frozenset(i.name for i in self.ints if i.source is None)
 
     @cached_property

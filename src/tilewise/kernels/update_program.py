@@ -1,8 +1,9 @@
-"""The rules of a program of the `update` kernel: every step is of an existing kind and reads
-existing values.
+"""The rules of a program of the `update` kernel: every step has an existing kind and reads existing
+values.
 
-The kernel does not check (native/kernels/update.cc); an unknown kind of step or a value beyond the
-last would end the process. So programs in graphs and plans from files are checked here.
+The kernel (native/kernels/update.cc) does not check its program. An unknown kind of step, or a
+number beyond the last value, would crash the process. So programs in graphs and plans from files
+are checked here.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ __all__ = ["find_update_problem"]
 def find_update_problem(
     num_inputs: int, num_arrays: int, steps: Sequence[object], left: Sequence[object]
 ) -> str:
-    """Describes what is wrong with a program; empty if it is valid.
+    """Describe what is wrong with a program; empty if the program is valid.
 
     Args:
-        num_inputs: values before the first step: weight, states, gradient, hyper-parameters,
-            constants.
-        num_arrays: weight and states.
-        steps: four integers each: kind and three values.
-        left: the final value of each array.
+        num_inputs: number of values before the first step: weight, states, gradient,
+            hyper-parameters, constants.
+        num_arrays: number of arrays that are written: the weight and the states.
+        steps: steps of four integers: the kind, and the numbers of three values.
+        left: number of the final value of each array.
     """
     if not all(type(number) is int for number in (*steps, *left)):
         return "it must consist of integers"

@@ -1,4 +1,6 @@
-"""The machine: what slows programs down and can be changed, and how fast its cores and memory are."""
+"""The machine that runs this process: settings that slow programs down and can be changed, and the
+speed of cores and memory.
+"""
 
 from tilewise.machine.checks import Finding, check_machine
 from tilewise.machine.speed import PROBE_BYTES, measure_bandwidth, measure_flops

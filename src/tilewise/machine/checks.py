@@ -1,7 +1,7 @@
 """Checks the machine for settings that slow programs down: one function per question.
 
-Each function reads the system's own files and reports what it finds; none changes anything. If a
-file is missing (another system, a container that hides it), there is no finding.
+Each function reads the system's own files and reports what it finds. No function changes anything.
+If a file is missing (on another system, or because a container hides it), there is no finding.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Finding:
     """One finding about the machine.
 
     Attributes:
-        name: its subject.
-        state: `ok`; `note`: worth knowing; `warning`: it costs speed, or work will fail.
+        name: subject of the finding.
+        state: `ok`, `note` (worth knowing) or `warning` (it costs speed, or work will fail).
         description: what was found.
-        advice: what to change; empty if nothing.
+        advice: what to change; empty if nothing needs to change.
     """
 
     name: str
@@ -171,7 +171,7 @@ def _pages(root: Path) -> Iterator[Finding]:
 
 
 def _chosen(path: Path) -> str | None:
-    """The word in brackets among several words."""
+    """The word in brackets among several words of a file; None if there is none."""
     words = _read(path)
     return None if words is None or "[" not in words else words.partition("[")[2].partition("]")[0]
 
@@ -248,8 +248,8 @@ def _mpi(_: Path) -> Iterator[Finding]:
 
 
 def _is_of(mpiexec: str, library: Path | None) -> bool:
-    """Whether a launcher is next to a library's folder; a library that the loader finds may be
-    anywhere.
+    """Whether a launcher may belong to a library, because it is next to the library's folder. True
+    if the loader finds the library, because its folder is then unknown.
     """
     if library is None or not library.is_absolute():
         return True

@@ -19,8 +19,8 @@ _PROBE_ROUNDS = 3
 
 
 def measure_flops(dtype: str) -> float:
-    """Multiply-add operations per second without memory access, of one core times the number of
-    cores; the best of some rounds.
+    """Multiply-add operations per second without memory access: the speed of one core in the best
+    of some rounds, times the number of cores.
     """
     out = np.zeros((1, 1), np.float32)
     run(f"peak_{dtype}", [out], [1])
@@ -33,7 +33,7 @@ def measure_flops(dtype: str) -> float:
 
 
 def measure_bandwidth() -> float:
-    """Bytes per second that all cores read together; the best of some rounds."""
+    """Bytes per second that all cores read together, in the best of some rounds."""
     count = num_cores()
     array = np.ones(PROBE_BYTES // 8, np.float64)
     parts = np.array_split(array, count)

@@ -1,7 +1,8 @@
 """Drawings of the run report as inline SVG: timelines, stacked bars, fill levels.
 
-A drawing has some thousand shapes for any number of tasks, because neighbours narrower than a cell
-are drawn as one. It takes times in ns and classes of `page.STYLE`, and escapes all text.
+A drawing has a few thousand shapes for any number of tasks, because adjacent bars that are narrower
+than a cell are drawn as one bar. Times are in ns, colours are CSS classes of `page.STYLE`, and all
+text is escaped.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Bar(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the timeline: bars, thin bars above them (stalls), and the marked ones."""
+    """A row of the timeline: bars, thin bars above them (stalls), and marked bars."""
 
     label: str
     bars: Sequence[Bar]
@@ -47,7 +48,9 @@ class _Group(NamedTuple):
 
 
 def merge_bars(bars: Sequence[Bar], cell_ns: float) -> list[Bar]:
-    """Merge bars that begin in the same cell and are narrower than a cell; ordered by begin."""
+    """Merge bars that begin in the same cell and are narrower than a cell. The bars must be ordered
+    by begin.
+    """
     groups: list[_Group] = []
     cell = -1
     for bar in sorted(bars, key=lambda b: (b.begin_ns, -b.end_ns)):
@@ -126,8 +129,8 @@ def _axis(scale: _Scale, height: int) -> str:
 
 
 def stacked_bars(rows: Sequence[tuple[str, Sequence[Bar]]], whole: int) -> str:
-    """One bar per row, of adjacent parts whose lengths are `begin_ns` to `end_ns`; `whole` is the
-    full width.
+    """One bar per row. It consists of adjacent parts, whose lengths are their times from `begin_ns`
+    to `end_ns`. `whole` is the full width.
     """
     scale = _Scale(0, max(1, whole))
     parts = []
@@ -139,8 +142,8 @@ def stacked_bars(rows: Sequence[tuple[str, Sequence[Bar]]], whole: int) -> str:
 
 
 def area_chart(label: str, curve: Curve, begin_ns: int, end_ns: int, style: str, peak_text: str) -> str:
-    """A step function over the run; where it changes faster than the drawing can show, its highest
-    values.
+    """A step function over the run. Where the function changes faster than the drawing can show,
+    its highest values are drawn.
     """
     columns, height = 600, 64
     scale = _Scale(begin_ns, max(1, end_ns - begin_ns))

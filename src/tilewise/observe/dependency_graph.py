@@ -1,9 +1,9 @@
 """The dependency graph of submitted tasks, as data and as JSON.
 
-The task runtime writes the format (`pto_graph_begin`, `pto_graph_end`): for each task its accesses,
-the predecessors that the user declared, and the tasks that the runtime made it wait for. Files that
-do not follow the format are rejected. `graph_picture` draws the graph; tests compute the
-dependencies again from it.
+The task runtime writes this format (`pto_graph_begin`, `pto_graph_end`): for each task its
+accesses, the predecessors that the user declared, and the tasks that the runtime made it wait for.
+Files that do not follow the format are rejected. `graph_picture` draws the graph. Tests compute the
+dependencies again from the accesses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ MODES = ("input", "output", "inout", "commute", "reduce", "no_dep")
 
 @dataclass(frozen=True, slots=True)
 class GraphRegion:
-    """A strided box of a buffer: `offset` and `stride` in bytes, `size` in steps, the last dimension contiguous."""
+    """A strided box of a buffer. `offset` and `stride` are in bytes, `size` is in steps, and the
+    last dimension is contiguous.
+    """
 
     offset: int
     size: tuple[int, ...]
@@ -37,7 +39,9 @@ class GraphRegion:
 
 @dataclass(frozen=True, slots=True)
 class GraphParam:
-    """How a task accesses a buffer of `bytes` bytes; without a region, all of it."""
+    """How a task accesses a buffer of `bytes` bytes. Without a region, the task accesses the whole
+    buffer.
+    """
 
     mode: str
     buffer: int
@@ -50,17 +54,17 @@ class GraphTask:
     """One submitted task.
 
     Attributes:
-        id: its id; never 0.
+        id: id of the task; never 0.
         kernel: name of the kernel.
-        name: of the task; may be empty.
+        name: name of the task; may be empty.
         submitter: the submitter that submitted it.
-        scope: id of its scope.
+        scope: id of the scope in which it was submitted.
         depth: nesting depth of that scope.
-        domain: the task that submitted it; 0 outside of any task. Rules apply between tasks of one
-            domain.
-        params: its accesses.
+        domain: id of the task that submitted this one; 0 if it was submitted outside of any task.
+            Only tasks of one domain are ordered by their accesses.
+        params: the accesses of the task.
         after: tasks that the user declared as predecessors.
-        producers: tasks that the runtime made it wait for, or found complete.
+        producers: tasks that the runtime made it wait for, or would have, but found complete.
         submit_ns: when it was submitted.
         end_ns: when it ended; 0 if unknown.
     """
@@ -96,7 +100,8 @@ def read_graph(path: str | Path) -> DependencyGraph:
         The graph.
 
     Raises:
-        ConfigError: the file is not a dependency graph; names the task and what is wrong.
+        ConfigError: the file is not a dependency graph. The message names the task and what is
+            wrong.
     """
     from tilewise.observe.graph_file import GraphFile
 
@@ -114,7 +119,7 @@ def write_graph(path: str | Path, graph: DependencyGraph) -> None:
 
     Args:
         path: file to write.
-        graph: what `read_graph` will return.
+        graph: the graph. `read_graph` returns an equal one.
     """
     rows = ",\n".join(json.dumps(asdict(task)) for task in graph.tasks)
     Path(path).write_text(f'{{"version": {VERSION}, "tasks": [\n{rows}\n]}}\n', encoding="utf-8")

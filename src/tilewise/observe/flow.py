@@ -1,5 +1,5 @@
-"""Places the boxes of a picture in levels, each box below all that it depends on, with few
-crossings of the curves between them.
+"""Places the boxes of a picture in levels. Each box is below all boxes that it depends on, and the
+curves between boxes have few crossings.
 
 Boxes are numbers and edges are pairs of numbers. Pictures of dependency graphs and of model graphs
 use it.
@@ -40,8 +40,8 @@ class Sizes(NamedTuple):
 
 
 def order_levels(num_boxes: int, edges: Sequence[Edge]) -> list[list[int]]:
-    """Boxes level by level: by the longest path to them, then by the mean place of their
-    neighbours, to avoid crossings.
+    """The boxes of each level. A box's level is the length of the longest path to it. Within a
+    level, boxes are ordered by the mean place of their neighbours, to avoid crossings.
 
     Edges from a higher to a lower number do not count for the levels.
     """
@@ -64,7 +64,7 @@ def order_levels(num_boxes: int, edges: Sequence[Edge]) -> list[list[int]]:
 
 
 def place_boxes(lines: Sequence[Sequence[int]], sizes: Sizes) -> dict[int, Place]:
-    """The place of every box; levels are centred below each other."""
+    """The place of every box. Levels are centred below each other."""
     widest = max(map(len, lines), default=0)
     step_x, step_y = sizes.width + sizes.gap_x, sizes.height + sizes.gap_y
     return {
@@ -75,8 +75,8 @@ def place_boxes(lines: Sequence[Sequence[int]], sizes: Sizes) -> dict[int, Place
 
 
 def draw_curve(places: Mapping[int, Place], edge: Edge, style: str, sizes: Sizes, aside: float = 0.0) -> str:
-    """An SVG path from the bottom of a box to the top of another; `aside` moves it past boxes in
-    between.
+    """An SVG path from the bottom of one box to the top of another box. `aside` moves the path
+    sideways, past boxes in between.
     """
     a, b = places[edge[0]], places[edge[1]]
     x1, y1, x2, y2 = a.x + sizes.width / 2, a.y + sizes.height, b.x + sizes.width / 2, b.y
@@ -88,7 +88,7 @@ def draw_curve(places: Mapping[int, Place], edge: Edge, style: str, sizes: Sizes
 
 
 def draw_frame(width: int, height: int, body: str) -> str:
-    """An SVG picture around its parts."""
+    """An SVG picture with this body."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'style="max-width: {width}px" role="img">{body}</svg>\n'

@@ -1,7 +1,8 @@
-"""The file of a dependency graph as it is read: fields, their types, what numbers may be.
+"""The file of a dependency graph as it is read: its fields, their types, and the ranges of numbers.
 
-Owns the format's rules for single values and for a region in its buffer; `dependency_graph` makes tasks of what was
-read, and says what is wrong with a file. Apart from it, since this needs pydantic, which only readers of files load.
+This module has the format's rules for single values and for a region in its buffer.
+`dependency_graph` makes tasks of what was read, and says what is wrong with a file. The two are
+separate modules because this one needs pydantic, which only readers of files load.
 """
 
 from __future__ import annotations

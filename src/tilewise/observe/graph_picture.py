@@ -1,7 +1,8 @@
-"""A dependency graph as a picture: SVG by itself, or in an HTML page.
+"""A dependency graph as a picture: an SVG file, or part of an HTML page.
 
-Each task is drawn below all tasks that it waits for, and below the task that submitted it. Colours show kernels, frames
-show scopes. Draws at most 500 tasks; for larger graphs it counts tasks by kernel instead.
+Each task is drawn below all tasks that it waits for, and below the task that submitted it. Colours
+show kernels, frames show scopes. At most 500 tasks are drawn. For a larger graph, tasks are counted
+by kernel instead.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def write_graph_html(path: str | Path, graph: DependencyGraph) -> None:
 
 
 def write_graph_svg(path: str | Path, graph: DependencyGraph) -> None:
-    """Write the picture of a graph by itself.
+    """Write the picture of a graph as an SVG file.
 
     Args:
         path: SVG file to write.

@@ -2,9 +2,9 @@
 collapsed section.
 
 Repeated calls are one row and one box (`ir.outline`), so the page of ten thousand equal layers is
-as long as that of one. The page has no scripts and loads nothing; every name is escaped by `text`.
-A picture has at most 200 boxes and a table at most 2,000 rows; the page says if something is left
-out.
+as long as the page of one layer. The page has no scripts and loads nothing. Every name is escaped
+by `text`. A picture has at most 200 boxes and a table at most 2,000 rows. The page says if
+something is left out.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def render_graph(graph: Graph, title: str, note: str = "") -> str:
     """The page as text.
 
     Args:
-        graph: of any size.
-        title: of the page.
+        graph: the graph, of any size.
+        title: title of the page.
         note: a sentence below the title, about the origin of the graph.
     """
     layers = layers_in(graph)

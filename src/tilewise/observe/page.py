@@ -1,5 +1,5 @@
-"""One-file HTML pages: frame, style, escaping, and the format of times and sizes, for all pages of
-this package.
+"""What all HTML pages of this package have in common: the frame, the style, escaping, and the
+format of times and sizes. Each page is one file.
 
 The style follows the reader's light or dark setting. Pages have no scripts and load nothing. All
 text that came from a user is escaped by `text`.
@@ -65,7 +65,9 @@ def duration(ns: float) -> str:
 
 
 def kernel_classes(kernels: Iterable[str]) -> dict[str, str]:
-    """A colour for each kernel, most important first; the last ones share one."""
+    """A colour class for each kernel. `kernels` is ordered by importance; the least important
+    kernels share one colour.
+    """
     return {kernel: f"c{i}" if i < NUM_COLOURS else "cx" for i, kernel in enumerate(dict.fromkeys(kernels))}
 
 

@@ -1,7 +1,8 @@
 """Files for Perfetto and chrome://tracing, in the Chrome trace event format.
 
-Owns that format: `write_perfetto` for traces of tasks, and the events from which the debugger of parallel functions
-builds its files. Times go in as ns and out as microseconds since the run's first moment. Holds no state.
+`write_perfetto` writes traces of tasks. Other functions make single events, from which
+`graph.parallel.debugger` builds its files. Arguments are in ns. Times in files are in microseconds
+since the run's first moment.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ SUBMITTER_THREADS = 1_000_000  # thread ids of submitters start here, those of w
 
 
 def name_event(kind: str, process: int, thread: int, name: str) -> Event:
-    """Names a process (`process_name`) or a thread (`thread_name`)."""
+    """An event that names a process (`process_name`) or a thread (`thread_name`)."""
     return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def slice_event(
     name: str, category: str, process: int, thread: int, begin_ns: int, end_ns: int, args: dict[str, object]
 ) -> Event:
-    """A bar on a thread's track; times since the first moment of the run."""
+    """An event that is a bar on a thread's track. Times are in ns since the first moment of the
+    run.
+    """
     return {
         "name": name,
         "cat": category,
@@ -43,7 +46,9 @@ def slice_event(
 
 
 def write_events(path: str | Path, events: Iterable[Event]) -> None:
-    """Write events as one JSON file, piece by piece, so that a long trace needs no memory."""
+    """Write events as one JSON file, piece by piece, so that a long trace is never in memory as a
+    whole.
+    """
     with Path(path).open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ns", "traceEvents": [')
         for place, event in enumerate(events):
@@ -52,11 +57,13 @@ def write_events(path: str | Path, events: Iterable[Event]) -> None:
 
 
 def write_perfetto(path: str | Path, trace: Trace) -> None:
-    """Write a trace of tasks: a process per device, a thread per worker, a thread per submitter.
+    """Write a trace of tasks. It shows a process per device, a thread per worker and a thread per
+    submitter.
 
-    A submitter's track shows its stalls, the tasks that it ran meanwhile and a mark per submission. Counters show live
-    and ready tasks, the scope depth of each submitter, and the heap's fill level where submitters stalled. Arrows from
-    producers are drawn when these are known, 20,000 at most.
+    A submitter's track shows its stalls (times when it had to wait), the tasks that it ran
+    meanwhile, and a mark per submission. Counters show live and ready tasks, the scope depth of
+    each submitter, and the heap's fill level where submitters stalled. If the producers of tasks
+    are known, at most 20,000 arrows from producers are drawn.
 
     Args:
         path: file to write; opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
@@ -151,7 +158,7 @@ def _counter(name: str, device: int, curve: Curve, origin_ns: int) -> Iterator[E
 
 
 def _scope_depths(trace: Trace, times: list[list[int]]) -> Iterator[Event]:
-    """Scope depth of every submitter: known at its submissions."""
+    """The scope depth of every submitter, which is known at its submissions."""
     depth: dict[tuple[int, int], int] = {}
     for submit, task in sorted(((row[0], t) for t, row in zip(trace.tasks, times)), key=lambda pair: pair[0]):
         if depth.get((task.device, task.submitter)) != task.scope_depth:
@@ -162,7 +169,9 @@ def _scope_depths(trace: Trace, times: list[list[int]]) -> Iterator[Event]:
 
 
 def _arrows(trace: Trace, times: list[list[int]]) -> Iterator[Event]:
-    """From the end of each producer to the start of its consumer; both ends must lie inside their slices."""
+    """An arrow from the end of each producer to the start of its consumer. Both ends must lie
+    inside their slices.
+    """
     index = {t.task: i for i, t in enumerate(trace.tasks)}
     consumers: defaultdict[int, list[int]] = defaultdict(list)
     for place, task in enumerate(trace.tasks):

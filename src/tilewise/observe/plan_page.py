@@ -1,9 +1,9 @@
 """A plan as one HTML page: memory use and reads from other devices at every call of a step, and a
 timeline of a traced step.
 
-It draws the data of `PlanPicture`. The page has no scripts and loads nothing; every name is escaped
-by `text`. A drawing has at most `COLUMNS` columns (each shows the highest of its calls), and a
-table at most `MAX_ROWS` rows; the page says if something is left out.
+It draws the data of a `PlanPicture`. The page has no scripts and loads nothing. Every name is
+escaped by `text`. A drawing has at most `COLUMNS` columns, each of which shows the highest value of
+its calls. A table has at most `MAX_ROWS` rows. The page says if something is left out.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ class CallPicture(NamedTuple):
     """One call of a step.
 
     Attributes:
-        name: of the layer, or of the run of ops.
-        template: its lowered template.
+        name: name of the layer, or of the run of ops.
+        template: name of the lowered template that it uses.
         phase: forward, backward or update.
-        microbatch: the part of the batch.
-        alive: live bytes by category while it runs, without buffers of the whole run.
-        reads: per class of devices, the elements that it reads from other devices, by label.
+        microbatch: number of the microbatch.
+        alive: live bytes by category while the call runs, without buffers that live for the whole
+            run.
+        reads: per class of devices, the elements that the call reads from other devices, by label
+            of the instruction.
     """
 
     name: str
@@ -57,14 +59,14 @@ class PlanPicture:
     """The data of a plan's page.
 
     Attributes:
-        title, note: of the page, and sentences below it.
-        program: the name of the program that is drawn.
-        lasting: bytes by category of buffers of the whole run.
-        usage: bytes by category of all that a device reserves, with their total.
-        classes: of devices, in words.
-        calls: in order.
-        spans: if a run was traced and has the plan's tasks: per device, start and end of each call,
-            in ns.
+        title, note: title of the page, and sentences below it.
+        program: the name of the list of calls that is drawn.
+        lasting: bytes by category of buffers that live for the whole run.
+        usage: bytes by category of all memory that a device reserves, and their total.
+        classes: the classes of devices, in words.
+        calls: the calls, in order.
+        spans: per device, start and end of each call in ns; empty unless a run was traced and has
+            the plan's tasks.
     """
 
     title: str
@@ -81,8 +83,8 @@ def render_plan(picture: PlanPicture, timeline: Sequence[TaskSpan] = ()) -> str:
     """The page as text.
 
     Args:
-        picture: of a plan.
-        timeline: tasks of a run of it.
+        picture: data of the plan.
+        timeline: tasks of a traced run of the plan, if there was one.
     """
     head = f"<p>{text(picture.note)}</p>"
     sections = [head + _memory(picture), *(_schedule(picture, of) for of in range(len(picture.classes)))]
@@ -191,7 +193,9 @@ def _scale_text(words: str) -> str:
 
 
 def _schedule(picture: PlanPicture, of: int) -> str:
-    """A cell per call in the row of its phase; below, what devices of a class read from others."""
+    """A cell per call in the row of the call's phase. The row below shows what devices of a class
+    read from other devices.
+    """
     calls, total = picture.calls, Counter[str]()
     for call in calls:
         for label, count in call.reads[of].items():
@@ -285,8 +289,8 @@ def _calls(picture: PlanPicture) -> str:
 
 
 def _lanes(picture: PlanPicture, timeline: Sequence[TaskSpan]) -> str:
-    """Workers' tasks by kind and, if they are those of the plan, calls by phase above them, and
-    times by phase.
+    """The workers' tasks by kind. If the tasks are those of the plan, also the calls by phase above
+    them, and times by phase.
     """
     begin, end = min(r.start_ns for r in timeline), max(r.end_ns for r in timeline)
     time: Counter[str] = Counter()
@@ -349,7 +353,9 @@ def _over_time(picture: PlanPicture, begin: int, length: int) -> list[dict[str, 
 
 
 def _kind(label: str) -> str:
-    """A task's op without its parameter; the collective if it is one."""
+    """The kind of a task: the name of the collective, if the task belongs to one; otherwise its op
+    without the parameter.
+    """
     return f"/{_move(label)}" if "/" in label else label.partition(":")[0]
 
 

@@ -1,6 +1,6 @@
 """Counters and high-water marks of a runtime, with advice on its options.
 
-`Runtime.stats` reads them; every figure covers the whole life of the runtime.
+`Runtime.stats` reads them. Every figure covers the whole life of the runtime.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class RuntimeStats:
     """Counters of a runtime, and its high-water marks.
 
     Attributes:
-        num_submitted, num_completed, num_failed: tasks; poisoned and cancelled tasks count as
-            failed.
+        num_submitted, num_completed, num_failed: numbers of tasks. Cancelled tasks, and poisoned
+            tasks (a predecessor failed), count as failed.
         num_helped: tasks that waiting submitters ran themselves.
         num_stalls, stall_ns: how often and how long submitters waited for window, heap, handles or
             regions.
-        window, window_high: tasks of a thread between submission and completion: the capacity, and
-            the highest number seen. It is sampled at every 256th submission while nothing is
-            recorded, and when a thread finds the window full.
-        heap_bytes, heap_high_bytes: bytes for outputs that the runtime allocates: capacity, and the
-            highest use seen.
+        window, window_high: tasks of a thread that are submitted and not yet complete: the
+            capacity, and the highest number seen. The number is sampled at every 256th submission
+            while nothing is recorded, and when a thread finds the window full.
+        heap_bytes, heap_high_bytes: bytes for outputs that the runtime allocates: the capacity, and
+            the highest use seen.
         handles, handles_high, regions, regions_high: registered buffers and regions now, and the
             highest numbers seen.
         metadata_bytes: memory of the runtime itself, without the heap.

@@ -1,9 +1,12 @@
 """What a traced run of tasks did: its records, and the figures that follow from them.
 
-Owns the records of tasks and of stalls of submitters, and what is derived from them: idle time by cause, time per
-kernel, the critical path, fill levels, delays. The native task runtime fills the records; `perfetto` and `report`
-show them. Refuses nothing: a time of 0 is unknown and counts as the next later one that is known, and times are made
-to ascend (submit, ready, start, end), because threads stamp them on their own.
+A `Trace` has records of tasks and of stalls (times when a submitter had to wait). From these it
+derives idle time by cause, time per kernel, the critical path, fill levels and delays. The native
+task runtime fills the records. `perfetto` and `trace_report` show them.
+
+Records are never rejected. A time of 0 is unknown and is replaced by the next later time that is
+known. Threads stamp times independently, so the times of a task are made to ascend (submit, ready,
+start, end).
 """
 
 from __future__ import annotations
@@ -44,20 +47,24 @@ IDLE_CAUSES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSpan:
-    """One task of a traced run; times in ns of one steady clock (`time.monotonic_ns`), 0 where unknown.
+    """One task of a traced run. Times are in ns of one steady clock (`time.monotonic_ns`), or 0 if
+    unknown.
 
     Attributes:
-        task: its id.
-        kernel, name: of its kernel; and its own, where it was given one.
-        device: where it ran.
-        worker: which worker ran it; negative when a submitter that waited did: -1 - submitter.
-        submitter: the submitting thread, counted from 0.
-        scope_depth: how many scopes were open there.
-        status: 0: it succeeded.
-        priority: as submitted.
-        submit_ns, ready_ns, start_ns, end_ns: when it was submitted, had no producer left, began and ended.
-        row: the first row of its tile, if it is a task of a tile program; then `kernel` is its instruction's label.
-        producers: ids of the tasks it had to wait for, where the recorder knows them (`Runtime.trace(graph=...)`).
+        task: id of the task.
+        kernel, name: name of the kernel, and name of the task if it was given one.
+        device: the device on which it ran.
+        worker: the worker that ran it; -1 - submitter if a submitter ran it while it waited.
+        submitter: number of the submitting thread, from 0.
+        scope_depth: number of scopes that were open in the submitting thread.
+        status: 0 if the task succeeded.
+        priority: priority with which it was submitted.
+        submit_ns, ready_ns, start_ns, end_ns: when it was submitted, became ready (all producers
+            were complete), began and ended.
+        row: the first row of its tile, if it is a task of a tile program. `kernel` is then the
+            label of the task's instruction.
+        producers: ids of the tasks that it had to wait for, if they were recorded
+            (`Runtime.trace(graph=...)`).
     """
 
     task: int
@@ -79,7 +86,9 @@ class TaskSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stall:
-    """A submitter could not go on: it lacked room (see STALL_CAUSES), or it waited for a task."""
+    """A time when a submitter could not go on, because it lacked room (see STALL_CAUSES) or waited
+    for a task.
+    """
 
     submitter: int
     cause: str
@@ -92,7 +101,9 @@ class Stall:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A step function: `values[i]` holds from `times_ns[i]` until `times_ns[i + 1]`; 0 before the first."""
+    """A step function: its value is `values[i]` from `times_ns[i]` until `times_ns[i + 1]`, and 0
+    before the first time.
+    """
 
     times_ns: Times
     values: Times
@@ -110,7 +121,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """What one kernel took; `share` is of the time of all kernels. A kernel that waits counts what it waits for."""
+    """The time of one kernel. `share` is its share of the time of all kernels. If a kernel waits
+    for other tasks, the waiting counts.
+    """
 
     kernel: str
     count: int
@@ -121,7 +134,9 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class WorkerTime:
-    """How a worker spent the run: busy, and idle by cause (the keys of IDLE_CAUSES)."""
+    """How a worker spent the run: the busy time, and the idle time by cause (the keys of
+    IDLE_CAUSES).
+    """
 
     device: int
     worker: int
@@ -133,8 +148,8 @@ class WorkerTime:
 class CriticalPath:
     """The chain of tasks that bounds the run from below, in order of execution.
 
-    `run_ns` is the time inside its tasks, `span_ns` from its first start to its last end. `is_from_edges` tells
-    which rule made it; see `Trace.critical_path`.
+    `run_ns` is the time inside the chain's tasks. `span_ns` is the time from its first start to its
+    last end. `is_from_edges` says which rule made the chain (see `Trace.critical_path`).
     """
 
     tasks: tuple[TaskSpan, ...]
@@ -145,7 +160,9 @@ class CriticalPath:
 
 @dataclass(frozen=True)
 class Trace:
-    """The records of one traced run of `num_workers` workers per device; `dropped` records did not fit."""
+    """The records of one traced run with `num_workers` workers per device. `dropped` is the number
+    of records that did not fit.
+    """
 
     tasks: tuple[TaskSpan, ...]
     stalls: tuple[Stall, ...]
@@ -154,11 +171,11 @@ class Trace:
 
     @classmethod
     def of_program(cls, rows: Iterable[tuple[Any, ...]], num_workers: int) -> Trace:
-        """A trace of tile programs from what their executor's `timeline()` returns.
+        """Make a trace of tile programs from the rows that an executor's `timeline()` returns.
 
         Args:
             rows: device, worker, label, row, and the submit, ready, start and end time in ns of each task.
-            num_workers: per device.
+            num_workers: number of workers per device.
         """
         names = ("device", "worker", "kernel", "row", "submit_ns", "ready_ns", "start_ns", "end_ns")
         tasks = (
@@ -197,12 +214,12 @@ class Trace:
 
     @property
     def span_ns(self) -> int:
-        """From the first moment to the last."""
+        """Nanoseconds from the first moment to the last."""
         return self.end_ns - self.begin_ns
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Devices that took part."""
+        """The devices that took part in the run."""
         return tuple(sorted({t.device for t in self.tasks} | {s.device for s in self.stalls})) or (0,)
 
     def live_tasks(self, device: int | None = None) -> Curve:
@@ -214,11 +231,13 @@ class Trace:
         return self._count(device, 0, 1)
 
     def ready_tasks(self, device: int | None = None) -> Curve:
-        """How many tasks could have run and did not, over time (the length of the ready queues)."""
+        """How many tasks were ready but did not run yet, over time (the length of the ready
+        queues).
+        """
         return self._count(device, 1, 2)
 
     def heap_used_bytes(self) -> Curve:
-        """Fill level of the heap, known where submitters stalled only."""
+        """Fill level of the heap. It is known only where submitters stalled."""
         points = sorted((s.begin_ns, s.heap_used_bytes) for s in self.stalls)
         table = np.array(points, np.int64).reshape(-1, 2)
         return Curve(table[:, 0], table[:, 1])
@@ -226,8 +245,9 @@ class Trace:
     def workers(self) -> tuple[WorkerTime, ...]:
         """How every worker spent the run.
 
-        Every moment at which a worker ran nothing gets the first cause of IDLE_CAUSES that holds on its device then.
-        Submitters that helped are no workers: what they do otherwise is not known here.
+        For every moment at which a worker ran nothing, the cause is the first of IDLE_CAUSES that
+        is true on its device at that moment. Submitters that helped are not included, because their
+        records do not say what else they did.
         """
         times = []
         for device in self.devices:
@@ -243,7 +263,7 @@ class Trace:
 
     @property
     def utilisation(self) -> float:
-        """Share of the run in which workers ran tasks, 0 to 1."""
+        """Share of the workers' time in which they ran tasks, 0 to 1."""
         rows = self.workers()
         return sum(w.busy_ns for w in rows) / max(1, self.span_ns * len(rows))
 
@@ -272,7 +292,7 @@ class Trace:
         return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.kernel)))
 
     def scheduling_delay_ns(self) -> tuple[int, int]:
-        """From ready to start: median and 99th percentile over all tasks."""
+        """Nanoseconds from ready to start: the median and the 99th percentile over all tasks."""
         if not self.tasks:
             return 0, 0
         median, p99 = np.percentile(self.times_ns[:, 2] - self.times_ns[:, 1], [50, 99], method="lower")
@@ -280,18 +300,22 @@ class Trace:
 
     @property
     def num_helped(self) -> int:
-        """Tasks that submitters ran while they waited."""
+        """Number of tasks that submitters ran while they waited."""
         return sum(t.worker < 0 for t in self.tasks)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
         """The chain of tasks that bounds the run.
 
-        When any task knows its producers: the chain along producers whose tasks ran longest in sum. Otherwise it is
-        reconstructed backwards from the task that ended last: the releasing task of one that waited is the one that
-        ended latest, not after it became ready and after it was submitted. A task that was ready when it was
-        submitted, or after whose submission nothing ended, begins the chain. When two tasks end within the time that
-        a release takes, the reconstruction can name the wrong one of them.
+        If producers were recorded, it is the chain along producers whose tasks have the greatest
+        sum of durations.
+
+        Otherwise the chain is reconstructed backwards from the task that ended last. The
+        predecessor of a task that waited is the task that ended last between the waiting task's
+        submission and the moment when it became ready. The chain begins with a task that was ready
+        when it was submitted, or that has no such predecessor. If two tasks ended at nearly the
+        same time (within the time that a release takes), the reconstruction can choose the wrong
+        one.
         """
         has_edges = any(t.producers for t in self.tasks)
         chain = self._longest_chain() if has_edges else self._released_chain()
@@ -310,7 +334,9 @@ class Trace:
         return Curve(moments, np.cumsum(entered - left))
 
     def _spent_by_cause(self, device: int) -> tuple[Times, dict[str, Times]]:
-        """Moments, and for each cause how long it had held on this device up to each of them."""
+        """Moments, and per cause the total time up to each moment in which the cause was true on
+        this device.
+        """
         ready, pending = self.ready_tasks(device), self.pending_tasks(device)
         submits = self.times_ns[self._places[:, 0] == device, 0]
         last_submit = submits.max(initial=self.begin_ns)
@@ -330,7 +356,9 @@ class Trace:
         return moments, spent
 
     def _gaps(self, device: int, worker: int) -> Times:
-        """`[gap, 2]`: when a worker ran nothing. Spans may nest: a task that waits helps to run others."""
+        """`[gap, 2]`: the times when a worker ran nothing. Spans of tasks may nest, because a task
+        that waits helps to run other tasks.
+        """
         spans = self.times_ns[(self._places == (device, worker)).all(axis=1), 2:]
         spans = spans[np.argsort(spans[:, 0], kind="stable")]
         begins = np.concatenate([[self.begin_ns], np.maximum.accumulate(spans[:, 1])])
@@ -360,7 +388,9 @@ class Trace:
         return _chain(max(ready, key=length.__getitem__, default=-1), came_from)
 
     def _released_chain(self) -> list[int]:
-        """Tasks back from the last end, each released by the one before it."""
+        """The tasks on the reconstructed chain back from the last end. Each was released by the one
+        before it.
+        """
         times = self.times_ns
         by_end = np.argsort(times[:, 3], kind="stable")
         ends = times[by_end, 3]
@@ -377,7 +407,7 @@ class Trace:
 
 
 def _chain(last: int, came_from: Sequence[int]) -> list[int]:
-    """Follows `came_from` back to its beginning; the chain in order of execution."""
+    """Follow `came_from` back to its beginning, and return the chain in order of execution."""
     chain: list[int] = []
     while last >= 0:
         chain.append(last)

@@ -1,7 +1,7 @@
 """A traced run as one HTML page: what it did, what limited it, and where the time went.
 
-The figures come from a `Trace`, the drawings from `charts`. The page is one file without scripts,
-loads nothing, and is about a megabyte at most for any number of tasks.
+The figures come from a `Trace`, the drawings from `charts`. The page is one file without scripts
+and loads nothing. It has at most about a megabyte for any number of tasks.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def _timeline(trace: Trace) -> str:
 
 
 def _rows(trace: Trace, classes: dict[str, str]) -> list[Row]:
-    """Device by device: the critical path, the workers, the submitters that helped or stalled."""
+    """The rows of each device: the critical path, the workers, and the submitters that helped or
+    stalled.
+    """
     critical = {id(task) for task in trace.critical_path.tasks}
     bars: defaultdict[tuple[int, int], list[Bar]] = defaultdict(list)
     marked: defaultdict[tuple[int, int], list[Bar]] = defaultdict(list)

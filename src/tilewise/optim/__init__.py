@@ -1,4 +1,4 @@
-"""Optimizers as parts of a graph."""
+"""Optimizers, whose updates become ops of the training graph."""
 
 from tilewise.optim.adamw import AdamW
 from tilewise.optim.lion import Lion

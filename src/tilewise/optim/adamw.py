@@ -55,7 +55,7 @@ class AdamW(Optimizer):
         return lr, 1 - self.beta1**step, 1 - self.beta2**step
 
     def update(self, parameter: Parameter) -> None:
-        """Both moments, then the weight: decayed, and moved against the scaled first moment."""
+        """Update both moments. Then decay the weight, and move it against the scaled first moment."""
         g, lr = parameter.gradient, parameter.hyper["lr"]
         first = fused(parameter.states["exp_avg"], self.beta1, (1 - self.beta1) * g)
         second = fused(parameter.states["exp_avg_sq"], self.beta2, (1 - self.beta2) * g * g)

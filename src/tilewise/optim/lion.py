@@ -1,4 +1,4 @@
-"""Lion: the sign of an interpolated momentum."""
+"""Lion: moves weights by the sign of an interpolated momentum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Lion(Optimizer):
         beta2: decay of the momentum, in [0, 1).
 
     Settings of all optimizers: `Optimizer`. Typical learning rates are three to ten times smaller
-    than AdamW's, and weight decay is as much larger.
+    than for AdamW, and typical weight decay is larger by the same factor.
 
     Raises:
         ConfigError: a value is out of range.
@@ -43,7 +43,9 @@ class Lion(Optimizer):
             _validate.invalid("Lion", "betas must lie in [0, 1)", str(self), "correct it")
 
     def update(self, parameter: Parameter) -> None:
-        """The weight, decayed and moved against a sign; then the momentum."""
+        """Decay the weight, and move it against the sign of the interpolated momentum. Then update
+        the momentum.
+        """
         g, lr, momentum = parameter.gradient, parameter.hyper["lr"], parameter.states["exp_avg"]
         direction = sign(fused(momentum, self.beta1, (1 - self.beta1) * g))
         parameter.weight = fused(direction, -lr, parameter.weight * (1 - lr * self.weight_decay))

@@ -1,9 +1,12 @@
-"""`Optimizer`: the states per parameter, the hyper-parameters per step and the update that define
-an optimizer; parameter groups.
+"""`Optimizer`: the base class of optimizers, and `ParameterGroup`: parameters with their own
+settings.
+
+An optimizer is defined by its states per parameter, its hyper-parameters per step, and the update
+of a parameter.
 
 A new optimizer is one class in its own file (see `lion.py`). Session and plan know no optimizer by
-name. Weights in bf16 have fp32 master weights; fp32 weights are their own masters. All states have
-the layout and the storage of their weight.
+name. A bf16 weight has an fp32 copy, its master, which is updated. An fp32 weight is its own
+master. All states have the layout and the storage of their weight.
 """
 
 from __future__ import annotations
@@ -56,8 +59,9 @@ class ParameterGroup(Kind):
     Args:
         names: patterns of parameter names, such as `*norm.weight`; the first matching group counts.
             A pattern that matches no parameter of the graph is an error.
-        lr: factor on every step's learning rate.
-        changes: settings of the optimizer that differ here, such as `{"weight_decay": 0.0}`.
+        lr: factor by which every step's learning rate is multiplied.
+        changes: settings of the optimizer that differ in this group, such as `{"weight_decay":
+            0.0}`.
 
     Raises:
         ConfigError: there is no pattern, or a factor or setting is not a number.
@@ -92,12 +96,12 @@ class ParameterGroup(Kind):
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Kind, ABC):
     """Base class of optimizers. A subclass is a frozen dataclass of its settings, with `states`,
-    `per_step` and two methods. It lists states that are never negative, such as means of squares,
-    in `nonnegative` too; loading negative values into them is then an error.
+    `per_step` and two methods. States that are never negative, such as means of squares, are also
+    listed in `nonnegative`. Loading negative values into such a state is an error.
 
     Args:
-        weight_decay: decoupled, for weights; vectors (norms, biases) are not decayed unless a group
-            says so.
+        weight_decay: decoupled weight decay of weights. Vectors (norms, biases) are not decayed
+            unless a group says so.
         max_grad_norm: gradients are scaled down to this global norm; 0 disables clipping.
         groups: parameters with their own settings.
 
@@ -158,16 +162,19 @@ class Optimizer(Kind, ABC):
 
     @abstractmethod
     def update(self, parameter: Parameter) -> None:
-        """The update of one parameter: assign `weight` and every state."""
+        """Compute the update of one parameter: assign new values to `weight` and every state of
+        `parameter`.
+        """
 
     # ---- used by session ----------------------------------------------------------------------------------
 
     def add_to(self, graph: GraphBuilder, gradients: Mapping[str, int]) -> TensorNode:
-        """Append norm and update of every parameter to a graph; returns (norm, scale).
+        """Append the gradient norm and the update of every parameter to a graph. Returns the tensor
+        (norm, scale).
 
         Raises:
-            ConfigError: there is no parameter, a group's patterns match none, or `update` is
-                invalid.
+            ConfigError: there is no parameter, a pattern of a group matches no parameter, or
+                `update` is invalid.
         """
         for group in self.groups:
             if not any(group.matches(name) for name in gradients):
@@ -226,7 +233,7 @@ class Optimizer(Kind, ABC):
     def inputs(
         self, parameters: Mapping[str, TensorSpec], step: int, lr: float
     ) -> dict[str, NDArray[np.float32]]:
-        """Every input of hyper-parameters, by name, for one training step.
+        """The values of all inputs that are hyper-parameters, by name, for one training step.
 
         Raises:
             ConfigError: `values` does not give a finite number for each name of `per_step`.
@@ -249,7 +256,9 @@ class Optimizer(Kind, ABC):
         return np.array([_validate.number(kind, "a value", v, -MAX_F32, MAX_F32) for v in values], np.float32)
 
     def problems_in(self, graph: Graph) -> Sequence[str]:
-        """Describes inputs, states, updates and the norm that this optimizer adds and the graph lacks."""
+        """Describe the inputs, states, updates and the norm that this optimizer adds to a graph and
+        that this graph lacks.
+        """
         shapes = {t.spec.name: t.spec.shape for t in graph.tensors if t.kind in ("input", "state")}
         parameters = {t.spec.name: t.spec for t in graph.of_kind("parameter")}
         updates = _updates_in(graph)

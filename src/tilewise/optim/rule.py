@@ -2,8 +2,8 @@
 
 An optimizer's `update` is called with symbolic values, and its arithmetic on them is recorded. The
 result is the program of the `update` op (`graph.ops.update`), which native code runs in one pass
-over weight, states and gradient. All arithmetic is fp32 with one rounding per operation; `fused(a,
-b, c)` is `a * b + c` with one rounding.
+over weight, states and gradient. All arithmetic is fp32 with one rounding per operation. `fused(a,
+b, c)` is `a * b + c` with a single rounding.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ class Program:
     """The update of a parameter as the `update` op takes it.
 
     Attributes:
-        steps: four integers each: index in `kernels.UPDATE_STEPS`, three values.
+        steps: steps of four integers: an index in `kernels.UPDATE_STEPS`, and the numbers of three
+            values.
         constants: numbers that are equal in every step of training.
-        left: the final values of the weight and of each state.
+        left: the numbers of the final values of the weight and of each state.
     """
 
     steps: tuple[int, ...]
@@ -121,7 +122,7 @@ def _method_that_raises(what: str) -> Callable[..., NoReturn]:
 
 class Value:
     """A symbolic number per element of the parameter. Operators and the functions of this module
-    make new ones.
+    make new values.
     """
 
     def __init__(self, tape: _Tape, place: tuple[str, int]) -> None:
@@ -243,10 +244,10 @@ class Parameter:
     """The argument of an optimizer's `update`: one parameter with its gradient and states.
 
     Attributes:
-        weight: before the step; assign its new value.
-        gradient: its gradient, scaled down by clipping.
-        states: its states by name; assign their new values.
-        hyper: values that change from step to step, by name.
+        weight: the weight before the step. Assign its new value.
+        gradient: the weight's gradient, scaled down by clipping.
+        states: the optimizer states by name. Assign their new values.
+        hyper: hyper-parameters that change from step to step, by name.
     """
 
     def __init__(self, tape: _Tape, states: Sequence[str], hyper: Sequence[str]) -> None:
@@ -280,8 +281,9 @@ def record_update(
     """Record the program of an update.
 
     Raises:
-        ConfigError: it does what a program cannot express, or would change elements that are zero
-            and have no gradient, because padding must stay zero.
+        ConfigError: the update does something that a program cannot express. Or it would change
+            elements that are zero and have no gradient; this is rejected because padding must stay
+            zero.
     """
     tape = _Tape(2 + len(states) + len(hyper))
     parameter = Parameter(tape, states, hyper)

@@ -16,7 +16,8 @@ _validate = Validator("optim")
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """Gradient descent with momentum: as `torch.optim.SGD` without dampening, with decoupled weight decay.
+    """Gradient descent with momentum, like `torch.optim.SGD` without dampening, but with decoupled
+    weight decay.
 
     Args:
         momentum: decay of the momentum, in [0, 1).

@@ -1,11 +1,13 @@
 """Classes of devices, and the numbers in which devices of one class differ.
 
-Devices share one lowered template if everything that lowering asks about shapes is equal relative
-to their first elements: the sizes of their parts, how these are divided further, and whether a
-device is the first on an axis (the first device gathers outputs, and holds what others copy). The
-remaining differences are numbers: a coordinate, a first row, a peer's place in its device group. An
-instruction refers to such a number by its index in `DeviceBinding.numbers`; `DeviceNumbers` assigns
-the indices.
+Devices of a class run the same instructions with other numbers.
+
+Devices are in one class if they may differ only in numbers. Equal must be the sizes of their parts
+of tensors, how these parts are divided further (counted from the part's first element), and whether
+a device is the first on an axis. (The first device gathers outputs, and has the values that others
+copy.) The numbers are, for example, a coordinate, a first row, or a peer's place in a device group.
+An instruction refers to such a number by its index in `DeviceBinding.numbers`. `DeviceNumbers`
+assigns the indices.
 """
 
 from __future__ import annotations
@@ -50,9 +52,10 @@ def classes_of(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> tuple[
 def _in_lockstep(
     classes: Sequence[tuple[int, ...]], cuts: Sequence[_Cut], shapes: LocalShapes
 ) -> tuple[tuple[int, ...], ...]:
-    """Refines classes so that devices of a class share what they hold with devices of equal
-    classes. Devices that hold one KV head wait for each other, so if one of them is first on an
-    axis or has other inner cuts, the others are in other classes too.
+    """Refine classes so that, if devices of a class share their part with other devices, these
+    other devices have equal classes too. The reason: devices that have the same KV head wait for
+    each other. So if one of them is first on an axis, or its part is cut differently, the class of
+    the others must differ as well.
     """
     sharing = [groups for cut in cuts if (groups := _holders(cut, shapes))]
     while True:
@@ -67,8 +70,8 @@ def _in_lockstep(
 
 
 def _holders(cut: _Cut, shapes: LocalShapes) -> dict[int, list[int]]:
-    """Per device, the devices that hold the same part of a dim, if any part has several. Empty
-    parts have none.
+    """Per device, the devices that have the same part of a dim, if any part has several holders. An
+    empty part has no holders.
     """
     size, label, axes = cut
     spec = TensorSpec((size,), DTYPES["f32"], (label,))
@@ -88,7 +91,7 @@ def _holders(cut: _Cut, shapes: LocalShapes) -> dict[int, list[int]]:
 
 
 def _cuts(graph: Graph, layout: GraphLayout) -> Iterator[_Cut]:
-    """Every dim that devices share: its size, its label, the axes."""
+    """Every dim that devices share, with its size, its label and the axes."""
     seen: set[int] = set()
     for inside, of in _graphs(graph, layout):
         if id(of) in seen:
@@ -130,13 +133,12 @@ class DeviceGroup:
     """Devices that communicate, as one of them sees it.
 
     Attributes:
-        number: its number in the table of device groups.
-        size: how many devices communicate: all members of the device group's axes, or a run of
-            them.
-        members: their places in the table, in order.
-        me: this device's place among them.
-        peers: the places of all others among them, in order; `peer_members` are their places in the
-            table.
+        number: number of the entry in the table of device groups.
+        size: how many devices communicate: all devices of the table's entry, or a run of them.
+        members: places of the communicating devices in the entry, in order.
+        me: place of this device among the members.
+        peers: places of all other devices among the members, in order. `peer_members` are their
+            places in the entry.
     """
 
     number: int
@@ -148,8 +150,8 @@ class DeviceGroup:
 
 
 class NumberTable(NamedTuple):
-    """Numbers of devices as data: the meaning of each number and its value on every device; and the
-    axes of device groups.
+    """Numbers and device groups as data: the meaning of each number, its value on every device, and
+    the axes of each device group.
     """
 
     keys: tuple[object, ...]
@@ -162,7 +164,7 @@ class DeviceNumbers:
 
     Args:
         shapes: local sizes on all devices.
-        cached: cached values on every device, by meaning.
+        cached: values on every device that are known already, by the meaning of the number.
     """
 
     def __init__(self, shapes: LocalShapes, cached: Mapping[object, Sequence[int]] | None = None) -> None:
@@ -175,7 +177,9 @@ class DeviceNumbers:
         self._device_groups: dict[tuple[Axes, int], DeviceGroup] = {}
 
     def place(self, key: object, value: Callable[[int], int]) -> Number:
-        """The number with the value that `value` returns for each device; equal keys share one."""
+        """The number whose value on each device is what `value` returns. Equal keys share one
+        number.
+        """
         if key not in self._places:
             values = self._cached.get(key)
             if values is None:
@@ -193,7 +197,9 @@ class DeviceNumbers:
         return NumberTable((*self._places,), (*self._values,), (*self._groups,))
 
     def take(self, table: NumberTable) -> tuple[list[int], list[int]]:
-        """Add all entries of a table; returns the index here of each number and each device group."""
+        """Add all entries of a table. Returns the new index of each number and of each device
+        group.
+        """
         for key, values in zip(table.keys, table.values):
             if key not in self._places:
                 self._add(key, values)
@@ -210,8 +216,8 @@ class DeviceNumbers:
         return self.place(key, lambda device: self.shapes.on(device).range(spec, layout, dim)[0])
 
     def group(self, axes: Axes, size: int = 0) -> DeviceGroup:
-        """The devices along some axes; with a size, the aligned run of this many that contains the
-        device.
+        """The devices along some axes. If `size` is not 0, only the aligned run of `size` devices
+        that contains this device.
         """
         mesh = self.shapes.mesh
         whole = mesh.size(*axes)

@@ -1,9 +1,10 @@
-"""Counts, before a run, what a device computes and moves: FLOPs and bytes per kernel, and bytes
-read from peers.
+"""Counts, before a run, what a device computes and transfers: FLOPs and bytes per kernel, and bytes
+read from peers (other devices).
 
-The kernel table has the cost of one call of a kernel; the operands of an instruction give the
-sizes. All tasks of a program are counted, with every symbol at its bound. Bytes are those that
-tasks read and write at least once. Memory moves less if a tile stays in a cache between tasks.
+The kernel table has the cost of one call of a kernel as a function of sizes, and the operands of an
+instruction give the sizes. All tasks of a program are counted, with every symbol at its bound.
+Bytes are those that tasks read and write at least once. Less is read from memory if a tile stays in
+a cache between tasks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class KernelCost(NamedTuple):
     Attributes:
         flops: floating-point operations.
         num_bytes: bytes read and written.
-        peer_bytes: the part of these that is read from other devices' memory.
+        peer_bytes: the part of `num_bytes` that is read from other devices' memory.
     """
 
     flops: int
@@ -51,7 +52,7 @@ class DeviceCosts:
     """The cost of one run of a program on one device.
 
     Attributes:
-        kernels: cost by the kernel's full name, such as `matmul_bf16`.
+        kernels: costs by full name of the kernel, such as `matmul_bf16`.
     """
 
     kernels: Mapping[str, KernelCost]
@@ -160,8 +161,8 @@ def _flops_and_bytes(instruction: Instruction, views: _Views) -> tuple[int, int]
 def _sizes(spec: KernelSpec, instruction: Instruction, views: _Views, length: int) -> dict[str, int]:
     """The dims on which a kernel's costs depend, for one task.
 
-    Operands' sizes and integers give their values. A dim that the table does not name is that of
-    the largest operand.
+    Their values are sizes of operands, and integer attributes. If the table does not name a dim,
+    its value is taken from the largest operand.
     """
     named, num_members = _operands_by_name(spec, instruction.operands)
     sizes: dict[str, int] = {}

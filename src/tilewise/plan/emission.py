@@ -1,10 +1,10 @@
 """Makes an instruction of an op's request, and checks it against the kernel table.
 
-An op names a kernel and gives operands, integers and floats by the table's names. This module puts
-them in the table's order, takes read or write access from the table's roles, fills in values that
-follow from others, and checks the rest. A missing operand is therefore an error when planning, and
-never a read of unrelated memory. A task has one access per tile, which operands on the same tile
-share.
+An instruction is a kernel and a loop over rows; each iteration is a task. An op names a kernel and
+passes operands, integers and floats by the names in the kernel table. This module puts them in the
+table's order, derives read or write accesses from the table's roles, computes the values that
+follow from others, and checks the rest. So a missing operand is an error when planning, and never a
+read of unrelated memory. A task has one access per tile, even if several operands view the tile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Placed = tuple[OperandSpec, Operand | None]
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a kernel that is being checked: the op that makes it, and its loop."""
+    """A call of a kernel that is being checked. The fields are the op that makes it, and its loop."""
 
     spec: KernelSpec
     maker: str
@@ -82,14 +82,16 @@ def make_instruction(
         maker: the op, for messages.
         label: its name in traces.
         extent, step: rows of its loop, and rows per task (0: one task for all rows).
-        tiles: operands by name; lists for lists. Absent ones may be omitted or None.
+        tiles: operands by name; a list if the table says so. Operands that are absent may be
+            omitted or None.
         ref_of: returns the tensor of a slot.
-        dtype: the kernel's, if it has several.
+        dtype: the kernel's element type, if the kernel has several.
         ints, floats: attributes by name, without those that the table derives.
-        priority: priority of its tasks.
+        priority: priority of the instruction's tasks.
 
     Raises:
-        InternalError: something is missing, unknown, or of another kind than the table says.
+        InternalError: an operand or attribute is missing, unknown, or does not have the kind that
+            the table says.
     """
     if not isinstance(kernel, str) or kernel not in KERNELS:
         raise InternalError(
@@ -127,11 +129,11 @@ def make_hold(
         maker: the op, for messages.
         label: its name in traces.
         extent, step: rows of its loop, and rows per task (0: one task for all rows).
-        operand: what a task reads.
+        operand: the operand that a task reads.
         ref_of: returns the tensor of a slot.
 
     Raises:
-        InternalError: something has the wrong kind, or the operand is not divided as the loop is.
+        InternalError: an argument has the wrong kind, or the operand is not divided as the loop is.
     """
     call = _Call(_HOLD, maker, extent, step, ref_of)
     _check_loop(call, label, 0)
@@ -144,13 +146,13 @@ def make_hold(
 
 
 def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callable[[int], Ref]) -> Draft:
-    """Make an instruction like one that was checked, with some operands replaced by others of the
-    same form.
+    """Make a copy of an instruction that was checked, with some operands replaced by operands of
+    the same form.
 
     Args:
-        like: made by `make_instruction`, of a kernel without lists of operands.
-        tiles: operands by name, each in the mode of the one that it replaces, on a tensor of the
-            same form.
+        like: an instruction from `make_instruction`, whose kernel has no lists of operands.
+        tiles: new operands by name. Each has the mode of the operand that it replaces, and a tensor
+            of the same form.
         ref_of: returns the tensor of a slot.
 
     Raises:
@@ -309,8 +311,8 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
 
 
 def _check_part(call: _Call, spec: OperandSpec, operand: Operand, ref: Ref) -> None:
-    """Check that a part of the loop is that part of the operand: the tasks together view all of it,
-    and nothing else.
+    """Check that fixed rows lie in the operand. If tasks view parts of it, check that they together
+    view the whole operand, and nothing else.
     """
     mode, div, extent = operand.mode, operand.div, call.extent
     if mode == Mode.ROWS and not has_rows(ref, operand):
@@ -346,7 +348,9 @@ _Size = str | int | Number
 
 
 def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
-    """Rows and columns with one name in the table are equal, as far as they are known when planning."""
+    """Check that rows and columns with the same name in the table are equal, as far as they are
+    known when planning.
+    """
     first_sizes: dict[object, tuple[_Size, str]] = {}
     number: dict[str, int] = {}
     for spec, operand in placed:
@@ -393,10 +397,10 @@ def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
 
 
 def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
-    """Turns the table's roles into accesses to tiles. If several operands view the same tile, the
-    first that writes it (or the first) has the access for all. A write to a part of a tile keeps
-    the rest of the tile. If the access differs from what the kernel does, the operand's role says
-    so.
+    """Turn the table's roles into accesses to tiles. If several operands view the same tile, one of
+    them has the access for all: the first one that writes the tile, or the first one if none
+    writes. A write to a part of a tile is an access that keeps the rest of the tile. If an
+    operand's access differs from what the kernel does with the operand, its role says so.
     """
     result: list[Operand] = []
     views: dict[tuple[object, ...], list[int]] = {}
@@ -437,8 +441,8 @@ _ABSENT = Operand(0, null=True)
 
 
 def _touched(operand: Operand) -> NumberLike:
-    """The tiles of a tensor that an operand depends on: 0 for all, -1 for those of the iteration,
-    otherwise rows per step.
+    """The tiles of a tensor that an operand depends on: 0 stands for all tiles, -1 for the tiles of
+    the loop's iteration, and any other value is the number of rows per step.
     """
     if operand.mode in (Mode.WHOLE, Mode.COL, Mode.PANELCOLS):
         return 0

@@ -1,6 +1,8 @@
-"""A plan in words: what each device holds, runs and reads from others, template by template.
+"""A plan in words: what each device stores and runs, and what it reads from other devices, template
+by template.
 
-It counts the instructions of the programs with every symbol at its bound.
+A template is a block of instructions that is used many times, for example once per layer. Figures
+are counted from the instructions, with every symbol (a size that a run supplies) at its bound.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def _files(plan: PlanTables) -> Iterator[str]:
 
 
 def _saved(plan: PlanTables) -> Iterator[str]:
-    """What layers save for the backward pass besides their arguments, and which template reads it."""
+    """What layers save for the backward pass besides their arguments, and which templates read it."""
     graph = plan.graph
     reads = {op.label: op.attrs["template"] for op in graph.ops if op.op == "call" and op.phase == "backward"}
     runs: list[tuple[list[str], tuple[int, str]]] = []
@@ -106,7 +108,7 @@ def _tiles(plan: PlanTables) -> Iterator[str]:
 
 
 def _per_device(plan: PlanTables, texts: Sequence[str]) -> Iterator[str]:
-    """One line for all devices with the same text; `texts` has the text per class."""
+    """One line for all devices with the same text. `texts` has a text per class."""
     devices: dict[str, list[int]] = {}
     for device, own in enumerate(plan.program.devices):
         devices.setdefault(texts[own.class_id], []).append(device)
@@ -115,7 +117,7 @@ def _per_device(plan: PlanTables, texts: Sequence[str]) -> Iterator[str]:
 
 
 def name_devices(plan: PlanTables) -> list[str]:
-    """The devices of every class: `device 0, 1, 4 to 9`."""
+    """The devices of every class as text, such as `device 0, 1, 4 to 9`."""
     devices: list[list[int]] = [[] for _ in plan.program.classes]
     for device, own in enumerate(plan.program.devices):
         devices[own.class_id].append(device)
@@ -123,7 +125,7 @@ def name_devices(plan: PlanTables) -> list[str]:
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """`0, 1, 4 to 9`."""
+    """Numbers as text, such as `0, 1, 4 to 9`."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and runs[-1][-1] == n - 1:
@@ -147,7 +149,7 @@ def _programs(plan: PlanTables) -> Iterator[str]:
 
 
 def _templates(plan: PlanTables) -> Iterator[str]:
-    """Every distinct template of the largest program, with its uses there."""
+    """Every distinct template that the longest list of calls uses, with its uses in this list."""
     of = plan.program.classes[0]
     uses = Counter(call.template for call in max(of.calls.values(), key=len))
     yield "  templates (on device 0):"
@@ -160,18 +162,20 @@ def _templates(plan: PlanTables) -> Iterator[str]:
 
 
 def _title(template: LoweredTemplate) -> str:
-    """A short title of what it lowers."""
+    """A short title of what the template computes."""
     return short_name(template.name)
 
 
 def short_name(key: str) -> str:
-    """A layer's function without its module; with `backward` for backward templates."""
+    """The name of a layer's function without its module. `backward` is added for a backward
+    template.
+    """
     name, dot, backward = key.partition(".backward")
     return name.rpartition(".")[2] + dot + backward
 
 
 def num_tasks(template: LoweredTemplate, bounds: tuple[int, ...]) -> int:
-    """Number of tasks of one use."""
+    """Number of tasks of one use of a template."""
     return sum(_num_steps(instruction, bounds) for instruction in template.instructions)
 
 

@@ -1,8 +1,10 @@
-"""Offsets of all buffers in one arena, equal on every device.
+"""Chooses the offsets of all buffers in an arena, the memory of a device. The offsets are equal on
+every device.
 
-Buffers whose live intervals overlap get disjoint ranges. Tasks run out of order, so a buffer that
-reuses memory must also wait for the earlier buffer's tasks. Buffers that share bytes are listed as
-aliases, and the instruction issuer adds the edges.
+The live interval of a buffer is from its first to its last use. Buffers whose live intervals
+overlap get disjoint ranges. Tasks run out of order, so tasks on a buffer must wait for the tasks on
+an earlier buffer that used the same bytes. `shared_bytes` lists buffers that share bytes, and
+native code adds the edges between their tasks.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class Buffer(NamedTuple):
     """A range of the arena, or what is to get one.
 
     Attributes:
-        key: what it holds.
-        bytes: its size, before alignment.
+        key: names the content.
+        bytes: size before alignment.
         category: parameters, gradients, carries, rings, optimizer, gathered, activations,
             temporaries or inputs; offloaded: in the device's file.
         first, last: positions of the first and last use; -1 for buffers of the whole run.
@@ -59,7 +61,7 @@ class Buffer(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One past its last byte, with alignment."""
+        """One past the buffer's last byte, with alignment."""
         return self.offset + round_up(self.bytes, ALIGNMENT)
 
 
@@ -92,10 +94,10 @@ def place_buffers(buffers: Sequence[Buffer], base: int) -> Placed:
     """Give every buffer an offset from `base` on.
 
     Buffers may share bytes if their live intervals `[first, last]` do not overlap. They are placed
-    in the order in which they become live, each in the lowest gap that is large enough. This is
-    close to the largest sum of live sizes if intervals are nested, as those of saved activations
-    are, and takes n log n steps. If there are few buffers, they are also placed by size, and the
-    smaller region is used.
+    in the order in which they become live, each in the lowest gap that is large enough. This takes
+    n log n steps. If intervals are nested, like those of saved activations, the region is hardly
+    larger than the largest sum of live sizes. If there are few buffers, placing them by size is
+    tried too, and the smaller region is used.
     """
     sizes = [round_up(b.bytes, ALIGNMENT) for b in buffers]
     offsets, end = _place_by_time(buffers, sizes)
@@ -115,8 +117,8 @@ def place_lingering(
 
     Other devices may read a buffer after its last use here. If its bytes were overwritten
     immediately, this device would wait for the slowest reader, and small delays would spread to all
-    devices. So such a buffer keeps its bytes for as many positions as there is room for; beyond the
-    last position, into the next use of the same bytes.
+    devices. So the bytes of such a buffer stay unused for as many positions as there is room for.
+    Positions are cyclic here: after the last position the next use of the same memory begins.
 
     Args:
         buffers: all buffers, with offsets.
@@ -160,7 +162,9 @@ def gap_for(buffer: Buffer, placed: Sequence[Buffer], base: int) -> int:
 
 
 def most_at_one_time(buffers: Sequence[Buffer]) -> int:
-    """The largest sum of sizes of buffers that are live at one position. No placement needs less."""
+    """The largest sum of sizes of buffers that are live at one position. No placement can need
+    less.
+    """
     changes: dict[int, int] = {}
     for buffer in buffers:
         size = round_up(buffer.bytes, ALIGNMENT)
@@ -174,7 +178,9 @@ def most_at_one_time(buffers: Sequence[Buffer]) -> int:
 
 
 def _place_by_time(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """First fit in the order in which buffers become live; among those, the longest-lived first."""
+    """First fit in the order in which buffers become live. Among buffers that become live at the
+    same time, the longest-lived is placed first.
+    """
     offsets = [0] * len(buffers)
     gaps = _Gaps()
     by_death = sorted(range(len(buffers)), key=lambda i: buffers[i].last)
@@ -188,8 +194,8 @@ def _place_by_time(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[lis
 
 
 class _Gaps:
-    """The free ranges below the end of a region, disjoint and in order. The region grows if none is
-    large enough.
+    """The free ranges below the end of a region, disjoint and in order. The region grows if no free
+    range is large enough.
     """
 
     def __init__(self) -> None:
@@ -220,8 +226,8 @@ class _Gaps:
 
 
 def _place_by_size(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Largest first, each at the lowest offset that no placed buffer with an overlapping interval
-    uses.
+    """Place the largest buffers first. Each gets the lowest offset at which it overlaps no placed
+    buffer that is live at the same time.
     """
     offsets = [0] * len(buffers)
     placed: list[int] = []
@@ -240,7 +246,9 @@ def _place_by_size(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[lis
 
 
 def shared_bytes(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
-    """For every buffer (by position in `buffers`), the others that share bytes with it."""
+    """For every buffer, by position in `buffers`, the positions of the other buffers that share
+    bytes with it.
+    """
     order = sorted(range(len(buffers)), key=lambda i: buffers[i].offset)
     shared: dict[int, list[int]] = {}
     live: list[int] = []

@@ -1,9 +1,9 @@
 """The data of a plan's page, from the plan's tables: what each call does and reads, and which
 memory is in use.
 
-The page shows the program with the most calls. The layer and the microbatch of a call follow from
-the tensors that it is bound to, so this works for any schedule. A traced run is shown next to the
-calls if it has as many tasks as the plan.
+The page shows the list with the most calls. The layer and the microbatch of a call follow from the
+tensors to which the call is bound, so this works for any schedule. A traced run is shown next to
+the calls if it has as many tasks as the plan.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _validate = Validator("plan", PlanError)
 
 
 def check_trace(plan: PlanTables, trace: Trace) -> None:
-    """Raises PlanError if a trace has a task of a device, a worker or an instruction that a plan lacks."""
+    """Raise PlanError if a trace has a task on a device or worker, or of an instruction, that the
+    plan does not have.
+    """
     templates = [template for of in plan.program.classes for template in of.templates]
     labels = {instruction.label for template in templates for instruction in template.instructions}
     for task in trace.tasks:
@@ -46,11 +48,11 @@ def check_trace(plan: PlanTables, trace: Trace) -> None:
 
 
 def draw_plan(plan: PlanTables, timeline: Sequence[TaskSpan] = ()) -> PlanPicture:
-    """The picture of a plan's largest program.
+    """The picture of a plan's longest list of calls.
 
     Args:
         plan: any plan.
-        timeline: tasks of a run of it.
+        timeline: tasks of a traced run of the plan, if there was one.
     """
     of = plan.program.classes[0]
     program = max(of.calls, key=lambda name: (name != "broadcast", len(of.calls[name])))
@@ -105,8 +107,8 @@ def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPict
 
 
 class _Segments:
-    """Finds the segment of a call: one of its template's that uses all tensors that the call is
-    bound to.
+    """Finds the segment of a call: a segment of the call's template that uses all tensors to which
+    the call is bound.
     """
 
     def __init__(self, plan: PlanTables, segments: Sequence[Segment]) -> None:

@@ -1,11 +1,11 @@
-"""Rings: places that the uses of a template take in turn, and the credits that show when a place is
-free again.
+"""Rings and credits. A ring is several places in memory that the uses of a template take in turn. A
+credit is the post by which a peer says that it has read a place.
 
-Peers may still read what a device wrote in one use of a template during the next use. So the uses
-take `RING_DEPTH` places in turn, and the writer of a place waits for the credits of the use that
-had it before. The number of credits, and the use that they belong to, is a property of the call.
-The first uses of a step wait for none. The last use drains the ring, so every step begins with free
-places and with all signals waited for.
+What a device wrote in one use of a template, peers (other devices of its device group) may still
+read during the next use. So the uses take `RING_DEPTH` places in turn, and the writer of a place
+waits for the credits of the earlier use of this place. The number of credits, and the use that they
+belong to, are numbers of the call. The first uses of a step wait for no credits. The last use waits
+for all credits that are left (it drains the ring), so every step begins with free places.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ RING_DEPTH = 2  # one place is read while the next is written
 
 
 def place_of_use(use: int, age: int) -> int:
-    """The place in its ring of use number `use`, or of the use `age` before it."""
+    """The place in a ring that use number `use` takes, or the use `age` uses before it."""
     return (use - age) % RING_DEPTH
 
 
 def credit_of_write() -> tuple[Number, Number]:
-    """Numbers of the call: how many credits the writer waits for, and of which use."""
+    """Two numbers of the call: how many credits the writer waits for, and the use that they belong
+    to.
+    """
     return Number.of_call(0), Number.of_call(1)
 
 
 def credit_of_drain(age: int) -> tuple[Number, Number]:
-    """The same at the end of a step, for the use that is `age` uses old."""
+    """Two numbers of the call at the end of a step: how many credits the drain waits for, and the
+    use that they belong to, for the use `age` uses before.
+    """
     return Number.of_call(2 + 2 * age), Number.of_call(3 + 2 * age)
 
 

@@ -1,7 +1,7 @@
 """Local sizes: the part of every tensor that a device holds, and how its rows are divided into
 tiles.
 
-All arithmetic that turns a layout into numbers is here; no other module divides by the size of a
+All arithmetic that turns a layout into numbers is here. No other module divides by the size of a
 mesh axis.
 """
 
@@ -40,12 +40,12 @@ def round_up(value: int, multiple: int) -> int:
 
 @lru_cache(4096)
 def _number(constant: int) -> Number:
-    """Equal numbers as one object, which pickles store once."""
+    """A number without symbols. Equal numbers are one object, which pickles store once."""
     return Number(constant)
 
 
 def bytes_of(ref: Ref, bounds: tuple[int, ...]) -> int:
-    """Bytes of a view with every symbol at its bound; panels are padded."""
+    """Bytes of a view with every symbol at its bound, including the padding of panels."""
     rows, cols = ref.extent.upper(bounds), ref.cols
     if ref.packed:
         rows, cols = round_up(rows, 32), round_up(cols, 2)
@@ -58,20 +58,20 @@ class PlanSettings:
 
     Attributes:
         accumulation: microbatches per step.
-        batch_splits: number of equal parts of the global batch; sums over tokens add each part,
-            then the parts along a tree.
+        batch_splits: number of equal parts of the global batch. A sum over tokens first adds the
+            tokens of each part, then adds the parts along a tree.
         batch: global batch of a step (the size of dims whose label `is_summed_by_batch_splits`); 0
             for graphs without a batch.
-        seq: rows per batch element; an expression of a symbol if its value is only known in a
+        seq: rows per batch element; an expression of a symbol if the number is only known in a
             step.
         batch_axes: how axes and microbatches divide the batch.
         row_tile: rows per tile of activations; may be a number of a symbol.
         workers_per_device: worker threads of every device.
         padded_bound: maximum rows per batch element if the graph has a symbol for them, so that
-            some may be padding; sequence splits are counted over it. 0 if the graph fixes the
-            number.
-        storage_axes: axes that shard weights, gradients and states in storage, in whole panels; the
-            last ones of dim 0.
+            some rows may be padding. Sequence splits divide this number of rows. 0 if the graph
+            fixes the number.
+        storage_axes: axes that shard weights, gradients and states in storage, in whole panels.
+            They are the last axes of dim 0.
         is_checkpointed: whether memory includes a copy of the training state, for writing
             checkpoints.
     """
@@ -90,9 +90,9 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class LocalShapes:
-    """Sizes on one device. Methods ending in `_max` give the largest over all devices. Memory is
-    planned with these, so that every device has the same offsets. `kinds` are devices that
-    represent all others; if empty, all devices are asked.
+    """Sizes on one device. Methods ending in `_max` return the largest size over all devices.
+    Memory is planned with the largest sizes, so that every device has the same offsets. `kinds` are
+    devices that represent all others; if it is empty, the maximum is taken over all devices.
     """
 
     mesh: DeviceMesh
@@ -110,7 +110,7 @@ class LocalShapes:
         return tuple(s.max for s in self.symbols)
 
     def on(self, device: int) -> LocalShapes:
-        """The same for another device."""
+        """The local sizes on another device."""
         other = self._devices.get(device)
         if other is None:
             other = LocalShapes(self.mesh, self.settings, self.k_splits, self.symbols, device, self.kinds)
@@ -119,8 +119,8 @@ class LocalShapes:
         return other
 
     def range(self, spec: TensorSpec, layout: TensorLayout, dim: int, microbatch: int = 0) -> tuple[int, int]:
-        """Global elements `[begin, end)` of a fixed dim on this device (of the batch: in one
-        microbatch).
+        """Global elements `[begin, end)` of a dim of fixed size on this device. For the batch, only
+        those in one microbatch.
         """
         size, label, axes = spec.shape[dim], spec.labels[dim], layout[dim]
         assert isinstance(size, int)
@@ -153,7 +153,7 @@ class LocalShapes:
         return axes[: len(axes) - len(shard)], shard
 
     def holder(self, spec: TensorSpec, layout: TensorLayout, device: int) -> int:
-        """The first device that holds the same part of a tensor as `device`."""
+        """The first device that has the same part of a tensor as `device`."""
         cut = [d for d, size in enumerate(spec.shape) if layout[d] and not isinstance(size, Dim)]
         used = {axis for d in cut for axis in layout[d]}
         device = self.mesh.first(device, *(axis for axis in self.mesh.names if axis not in used))
@@ -257,8 +257,8 @@ class LocalShapes:
         return rows * cols * spec.dtype.itemsize
 
     def row_step(self, extent: Number) -> NumberLike:
-        """Rows per tile of activations with this many rows: whole sequences if both grow with their
-        length.
+        """Rows per tile of activations with this many rows. If both numbers grow with the length of
+        sequences, a tile has whole sequences.
         """
         tile = self.settings.row_tile
         if isinstance(tile, Number) and extent[2:] != tile[2:]:
@@ -266,9 +266,9 @@ class LocalShapes:
         return tile
 
     def tile_rows(self, spec: TensorSpec, kind: str, extent: Number, *, in_file: bool = False) -> NumberLike:
-        """Rows per tile: weights in blocks of panels, states and constants whole, activations in
-        row tiles. In a file, weights and states have blocks that are equal for all dtypes, because
-        updates process them together.
+        """Rows per tile of a tensor. A tile of a weight is a block of panels. A tile of a state or
+        constant is the whole tensor. Activations have row tiles. In a file, tiles of weights and
+        states have equal numbers of rows for all dtypes, because updates process them together.
         """
         if in_file and spec.storage == "packed":
             cols = upper_bound(spec.shape[1])
@@ -283,9 +283,9 @@ class LocalShapes:
         return self.row_step(extent)
 
     def tile_cols(self, spec: TensorSpec, kind: str, extent: Number, cols: int) -> int:
-        """Columns per tile, 0 for all. Activations that may have fewer row tiles than a device has
-        workers (decoding, small batches) are also divided in columns, so that the workers share the
-        product that computes them.
+        """Columns per tile; 0 stands for all columns. Activations that may have fewer row tiles
+        than a device has workers (in decoding, or with small batches) are also divided along
+        columns, so that the workers share the product that computes them.
         """
         if spec.storage != "rows" or kind not in ("input", "result") or spec.dtype.name not in _PRODUCTS:
             return 0
@@ -314,7 +314,9 @@ class LocalShapes:
         return -(-rows // tile)
 
     def owned_splits(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> list[tuple[int, int]]:
-        """For each k split of a labelled dim, the local elements on this device; (0, 0) for none."""
+        """For each k split of a labelled dim, the range of its elements on this device; (0, 0) if
+        the device has none of them.
+        """
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int) and label is not None
         begin, end = self.range(spec, layout, dim)
@@ -323,8 +325,8 @@ class LocalShapes:
         return [(b, e) if e > b else (0, 0) for b, e in local]
 
     def k_split_ranges(self, spec: TensorSpec, dim: int, axes: Axes) -> list[tuple[int, int]]:
-        """Local element ranges of the k splits of a labelled dim that this device sums: its aligned
-        run of k splits.
+        """The ranges, in local elements, of the k splits of a labelled dim that this device sums.
+        These k splits are an aligned run.
         """
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int)
@@ -342,7 +344,7 @@ def symbols_of(graph: Graph) -> tuple[Dim, ...]:
     """The symbolic sizes of a graph, in order of appearance.
 
     Raises:
-        PlanError: one name has two pairs of bounds.
+        PlanError: two symbols with one name have different bounds.
     """
     symbols: dict[str, Dim] = {}
     for family in dict.fromkeys(t.spec.family for t in graph.tensors):
@@ -355,7 +357,7 @@ def symbols_of(graph: Graph) -> tuple[Dim, ...]:
 
 
 def check_sizes(call: str, symbols: Sequence[Dim], sizes: Mapping[str, int]) -> dict[Dim, int]:
-    """The symbols that a user gives values for, by name.
+    """The symbols for which a user gives values, with these values. The user names symbols.
 
     Raises:
         PlanError: there is no such symbol, or the value is out of its bounds.

@@ -1,10 +1,10 @@
 """Decides which device writes which part into a checkpoint. Each part of the training state is
 written by one device.
 
-A part that one device holds is written by it. A part that several devices hold is assigned to the
-one with the least to write so far, largest parts first, so that devices write similar amounts. The
-function is pure, so it has the same result in every process. Memory is counted with it, and copies
-are made by it.
+If one device stores a part, this device writes it. If several devices store a part, the device with
+the least to write so far gets it, and the largest parts are assigned first. So devices write
+similar amounts. The assignment is a pure function, so it has the same result in every process. It
+is used to plan the memory for copies of the state, and to make the copies.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class StoredPart:
     """A part of a tensor, and the device that writes it.
 
     Attributes:
-        device: writes it to its file.
-        begin: position of its first element in the whole tensor, along each dim.
-        sizes: its sizes.
-        num_bytes: size of its copy.
+        device: the device that writes the part to its file.
+        begin: position of the part's first element in the whole tensor, along each dim.
+        sizes: sizes of the part.
+        num_bytes: bytes of a copy of the part.
     """
 
     device: int
@@ -42,7 +42,7 @@ class StoredPart:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part with all devices that hold it, before its writer is chosen."""
+    """A part with all devices that store it, before its writer is chosen."""
 
     begin: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -86,8 +86,8 @@ def assign_stored_parts(
 
 
 def _stored_tensors(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
-    """The tensors that training resumes from: parameters, or their fp32 masters, and the optimizer's
-    states; with the bytes per element in a checkpoint.
+    """The tensors from which training resumes: parameters (or their fp32 masters) and the
+    optimizer's states. Each comes with the bytes per element in a checkpoint.
     """
     states = [t for t in graph.of_kind("state") if t.spec.name.startswith(_STATES)]
     masters = {t.spec.name for t in states}
@@ -99,7 +99,7 @@ def _stored_tensors(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
 
 
 def _parts(spec: TensorSpec, layout: TensorLayout, shapes: LocalShapes) -> Iterator[_Part]:
-    """The parts of a tensor, ordered by the first device that holds each."""
+    """The parts of a tensor, ordered by the first device that stores each part."""
     holders: dict[int, list[int]] = {}
     for device in range(shapes.mesh.num_devices):
         holders.setdefault(shapes.holder(spec, layout, device), []).append(device)

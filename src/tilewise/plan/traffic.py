@@ -1,8 +1,9 @@
 """Counts, before a run, the elements that devices read from each other. The runtime must count the
-same.
+same numbers.
 
 Devices of one class run the same instructions and differ only in numbers. So a class is counted
-once, as a vector over its devices, and calls whose tensors have the same sizes are counted once.
+once, and each count is a vector over its devices. Calls whose tensors have the same sizes are
+counted once, too.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ _Vector = NDArray[np.int64]
 
 
 def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> Traffic:
-    """Elements read from peers per label and device, with every symbol at its bound.
+    """Elements read from peers (other devices), per label and device, with every symbol at its
+    bound.
 
     Args:
         program: the program of all devices.
-        name: name of the program to run, such as `step`.
+        name: name of the list of calls to run, such as `step`.
         bounds: upper bounds of the symbols.
     """
     total: dict[str, _Vector] = {}
@@ -133,8 +135,8 @@ class TrafficCounter:
         return np.where(peers == self._devices, 0, moved)
 
     def _peers(self, group: int, member: NumberLike) -> tuple[_Vector, _Vector]:
-        """The member of a device group, per device, and the index of its class among those of all
-        peers.
+        """Per device, the member of a device group, and the index of the member's class among the
+        classes of all peers.
         """
         key = group, member
         if key not in self._peers_of:
@@ -171,7 +173,9 @@ def count_file_traffic(
 
 
 def peer_of(operand: Operand, own: DeviceBinding, device: int) -> int | None:
-    """The other device whose memory an operand is; None if it is the device's own."""
+    """The other device in whose memory an operand is; None if the operand is in the device's own
+    memory.
+    """
     if operand.group < 0:
         return None
     peer = own.groups[operand.group][value_on(operand.member, own)]

@@ -1,6 +1,7 @@
-"""The first lines of a child process: where to find Tilewise, and on to the module that it is for.
+"""The first code that a child process runs: it finds Tilewise, and calls the module that the child
+is for.
 
-Run as a file by `processes.children`, so that it knows nothing of its parent's main module.
+`processes.children` runs it as a file, so that the child does not import its parent's main module.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """The number of a socket, the parent's search path and a module's name are the arguments."""
+    """Call the module's `main`. The arguments are the number of a socket, the parent's search path
+    and the module's name.
+    """
     for number in (
         signal.SIGINT,
         signal.SIGTERM,

@@ -1,12 +1,14 @@
-"""Child processes of this Python: JSON messages, children that work with their parent, and children on trial.
+"""Child processes of this Python: their JSON messages, children that work together with their
+parent, and children that may be killed at any time.
 
 A message is a frame: JSON after its length. It is not a pickle, because parts of it may come from
 clients. The side that reads a message checks it.
 
-`Spawned` runs a module's `main` and talks through a socket: the engine of a server, workers of a
-group. `DisposableProcess` does work from outside, such as rendering a chat template: it has no
-environment, answers by a deadline and is killed otherwise. Children are started by file, so they
-do not run the parent's main module.
+`Spawned` runs a module's `main` and exchanges messages with it through a socket. The engine of a
+server and the workers of a group are such children. `DisposableProcess` processes untrusted input,
+for example renders a chat template. It has no environment variables, and is killed if it does not
+answer by a deadline. Children are started by the name of a file, so they do not run the parent's
+main module.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _MAX_IDLE = 2
 
 
 def pack(message: Any) -> bytes:
-    """A message as it is sent, after its length."""
+    """A message as it is sent: its length, then JSON."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return HEAD.pack(len(body)) + body
 
@@ -45,7 +47,7 @@ def unpack(body: bytes | bytearray) -> Any:
     """The message in a frame's body.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: the body is not JSON.
     """
     try:
         return json.loads(body)
@@ -54,17 +56,18 @@ def unpack(body: bytes | bytearray) -> Any:
 
 
 class Spawned:
-    """A child process that runs one module's `main`. The child must end when its socket does, so a parent that is
-    killed leaves no child behind. It also ends when this object is dropped.
+    """A child process that runs one module's `main`. The child must end when its socket closes, so
+    that a parent that is killed leaves no child behind. It also ends when this object is dropped.
 
     Args:
-        module: whose `main` it calls, with the number of its socket.
-        apart: in a session of its own, which Ctrl-C in a terminal does not reach.
-        shares_stdout: whether it writes to this process's standard output; otherwise its output is dropped.
+        module: the module whose `main` the child calls, with the number of its socket.
+        apart: whether the child is in its own session, which Ctrl-C in a terminal does not reach.
+        shares_stdout: whether the child writes to this process's standard output. Otherwise its
+            output is dropped.
 
     Attributes:
         process: the child.
-        link: the socket to it; it ends when this closes.
+        link: the socket to the child, which ends when the socket closes.
     """
 
     def __init__(self, module: str, *, apart: bool = False, shares_stdout: bool = True) -> None:
@@ -109,12 +112,12 @@ class DisposableProcess:
     """A child process that may be killed at any time, with the processes that it has started. Not thread-safe.
 
     Args:
-        arguments: of Python: a file that reads frames from standard input and answers each on standard output, and that
-            file's arguments.
+        arguments: arguments of Python: a file that reads frames from standard input and answers
+            each on standard output, then the arguments of this file.
 
     Attributes:
         process: the child.
-        is_late: whether it was killed because it has missed a deadline.
+        is_late: whether the child was killed because it missed a deadline.
     """
 
     def __init__(self, *arguments: str) -> None:
@@ -131,7 +134,7 @@ class DisposableProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can answer."""
+        """Whether the child can answer."""
         return not self.is_late and self.process.poll() is None
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -146,11 +149,12 @@ class DisposableProcess:
 
         Args:
             message: plain values.
-            deadline_s: when the child is killed.
-            max_bytes: of an answer.
+            deadline_s: seconds after which the child is killed.
+            max_bytes: maximum size of the answer.
 
         Returns:
-            The body of the answer, empty if it is too long; None if the child has ended first.
+            The body of the answer. It is empty if the answer is too long, and None if the child has
+            ended without an answer.
         """
         timer = Timer(deadline_s, self._stop)
         timer.start()
@@ -161,7 +165,7 @@ class DisposableProcess:
             timer.cancel()
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the child."""
         self._kill()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
@@ -191,7 +195,9 @@ class DisposableProcess:
 
 
 class DisposableProcesses:
-    """Keeps up to two idle processes for reuse. Thread-safe. Its processes end with it, or with this process."""
+    """Keeps up to two idle child processes for reuse. Thread-safe. The children end with this
+    object, or with this process.
+    """
 
     def __init__(self) -> None:
         self._idle: list[DisposableProcess] = []

@@ -1,8 +1,9 @@
 """`BackgroundThread`: the one kind of thread that works next to the caller without being joined in the same function.
 
-The interpreter must not end while a thread is inside native code. Up to Python 3.13 such a thread is unwound when it
-asks for the interpreter's lock again, which aborts the process in C++ and Rust. So each thread is registered with
-`atexit`: it is asked to stop, and joined. A non-daemon thread would be joined too, but never asked.
+The interpreter must not end while a thread is inside native code. Up to Python 3.13 such a thread
+is unwound when it asks for the interpreter's lock again, which aborts the process in C++ and Rust.
+So each thread is registered with `atexit`: when the program ends, the thread is asked to stop, and
+joined. Python would join a non-daemon thread too, but would never ask it to stop.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ class BackgroundThread(threading.Thread):
     Args:
         target: the function to run.
         args: its arguments.
-        name: of the thread.
-        stop: asks `target` to return soon; called at the end of the program, from another thread.
-        patience_s: maximum time that the end of the program waits for it. Finite only if `target`
-            waits for files or other processes, never if it runs native code of ours.
+        name: name of the thread.
+        stop: asks `target` to return soon. Called at the end of the program, from another thread.
+        patience_s: maximum time that the end of the program waits for the thread. It may be finite
+            only if `target` waits for files or other processes, never if it runs native code of
+            Tilewise.
     """
 
     def __init__(
@@ -82,15 +84,17 @@ class BackgroundThread(threading.Thread):
         atexit.unregister(self.stop)
 
     def wait_briefly(self) -> bool:
-        """Wait at most a tenth of a second; returns whether the thread has ended, or never began."""
+        """Wait at most a tenth of a second. Returns whether the thread has ended, or was never
+        started.
+        """
         return self._has_ended.wait(_POLL_S) or self.ident is None
 
     def wait(self) -> None:
-        """Wait until the thread has ended. Unlike `join`, it can be called again after Ctrl-C
-        interrupted it; in Python 3.11 an interrupted `join` treats the thread as ended.
+        """Wait until the thread has ended. If Ctrl-C interrupts the call, it can be called again.
+        This is not true of `join`: in Python 3.11 an interrupted `join` treats the thread as ended.
 
         Raises:
-            RuntimeError: called by the thread itself.
+            RuntimeError: the thread itself called this method.
         """
         if threading.current_thread() is self:
             raise RuntimeError("a thread cannot wait for its own end")

@@ -40,7 +40,9 @@ _starting = threading.Lock()
 
 
 class _Worker(SpawnProcess):
-    """A worker. It does not import the main module, so a script needs no `if __name__ == "__main__"`."""
+    """A worker process. It does not import the main module, so a script needs no `if __name__ ==
+    "__main__"`.
+    """
 
     def start(self) -> None:
         with _starting:
@@ -74,7 +76,8 @@ def _apply(function: Callable[..., Result], call: Sequence[Any]) -> Result:
 
 
 class WorkerPool:
-    """Worker processes for planning; use with `with`. They start at the first use. Several threads may use one pool.
+    """Worker processes for planning. Use the pool with `with`. The processes start at the first
+    use. Several threads may use one pool.
 
     With `count=1`, and inside a worker, the calling process does the work itself.
 
@@ -101,7 +104,8 @@ class WorkerPool:
         self.close()
 
     def map(self, function: Callable[..., Result], calls: Iterable[Sequence[Any]]) -> Iterator[Result]:
-        """Have workers compute `function(*call)` for all calls. They begin at once.
+        """Have workers compute `function(*call)` for all calls. The work begins at once, not when
+        results are read.
 
         Args:
             function: a function of a module; arguments and results can be pickled.
@@ -135,7 +139,7 @@ class WorkerPool:
         return self._in_order(results, executor, function)
 
     def close(self) -> None:
-        """End the workers; calls that have not begun are dropped."""
+        """End the workers. Calls that have not begun are dropped."""
         with self._lock:
             executor, self._executor, self._is_closed = self._executor, None, True
         if executor is not None:
@@ -151,7 +155,9 @@ class WorkerPool:
     def _death_reported(
         self, executor: ProcessPoolExecutor, function: Callable[..., object]
     ) -> Iterator[None]:
-        """Turn the end of a worker into our error, and let the next call start new workers."""
+        """A block that turns the death of a worker into a ResourceError, and lets the next call
+        start new workers.
+        """
         try:
             yield
         except BrokenProcessPool as error:

@@ -1,9 +1,9 @@
 """The Python interface of the task runtime, in two layers.
 
-`Runtime` is for users who submit their own tasks: buffers, kernels and parameters go in, and a task
-runs when its data is ready (docs/runtime.md). `Program` and `Executor` run the planner's tile
-programs on all devices, without Python code per task. Both reject invalid input before any work
-starts.
+A task is one kernel (a function) on named buffers. `Runtime` is for users who submit their own
+tasks; a task runs when its data is ready (docs/runtime.md). `Program` and `Executor` run the
+planner's tile programs on all devices, without Python code per task. Both layers reject invalid
+input before any work starts.
 """
 
 from __future__ import annotations

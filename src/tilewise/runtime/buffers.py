@@ -1,9 +1,9 @@
-"""`Buffer`: memory that is registered with a runtime, and `Region`: a box of it.
+"""`Buffer`: memory that is registered with a runtime, and `Region`: a rectangular part of a buffer.
 
-It makes handles of arrays, and defines how regions look in Python; native/bind/tasks_regions.cc
-converts a NumPy index to a strided box in bytes. Memory that is not contiguous, and boxes of more
-than four dimensions, are rejected. The runtime orders tasks by their accesses to buffers; see
-docs/runtime.md.
+A handle is the runtime's name for a buffer. This module makes handles of arrays, and defines how
+regions look in Python. native/bind/tasks_regions.cc converts a NumPy index to a box (a range per
+dimension, with strides in bytes). Memory that is not contiguous, and boxes of more than four
+dimensions, are rejected. The runtime orders tasks by their accesses to buffers (docs/runtime.md).
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def array_of(source: object) -> Array:
 
 
 class Buffer(BufferBase):
-    """Memory that tasks work on; made by `Runtime.register`, `Runtime.alloc` or as the output of a
-    task.
+    """Memory that tasks work on. A buffer is made by `Runtime.register`, by `Runtime.alloc` or as
+    the output of a task.
 
-    `buffer[0:32, 32:64]` is a region of it, indexed like the array; tasks on regions that do not
-    overlap run in parallel. Registered memory is kept alive until `Runtime.unregister`. Memory
-    allocated by the runtime is valid until its scope ends; using it later is an error.
+    `buffer[0:32, 32:64]` is a region of the buffer, indexed like the array. Tasks on regions that
+    do not overlap run in parallel. Registered memory is kept alive until `Runtime.unregister`.
+    Memory allocated by the runtime is valid until its scope ends; using it later is an error.
     """
 
     def __init__(
@@ -86,7 +86,9 @@ class Buffer(BufferBase):
 
     @property
     def array(self) -> Array:
-        """The memory as an array. Does not wait: for a finished value use `Runtime.read`."""
+        """The memory as an array. This does not wait for tasks; use `Runtime.read` for a finished
+        value.
+        """
         if self._array is not None:
             return self._array
         native: Any = self.native
@@ -102,13 +104,14 @@ class Buffer(BufferBase):
         return array
 
     def region(self, offset: int, size: tuple[int, ...], stride: tuple[int, ...] | None = None) -> Region:
-        """A region in bytes: `size` steps of `stride` bytes from byte `offset`; the last dimension
-        is contiguous.
+        """A region in bytes, from byte `offset` on: per dimension, `size` steps of `stride` bytes.
+        The last dimension is contiguous.
 
         Args:
             offset: bytes from the start of the buffer.
             size: steps per dimension; the last one counts bytes.
-            stride: bytes from step to step, the largest first, the last one 1; None: one dimension.
+            stride: per dimension, bytes from step to step. The largest stride is first, and the
+                last is 1. None if the region has one dimension.
 
         Raises:
             ConfigError: the region does not lie inside the buffer, or is invalid.
@@ -129,17 +132,18 @@ class Buffer(BufferBase):
         return self.byte_region(offset, sizes, strides)
 
     def tiles(self, *sizes: int) -> TileGrid:
-        """The buffer divided into tiles; `grid[i, j]` is the region of one.
+        """The buffer divided into tiles. `grid[i, j]` is the region of one tile.
 
         The grid is cached per sizes, and so is each of its regions. In a loop over tiles, getting a
         region costs a fraction of submitting a task.
 
         Args:
-            sizes: elements of a tile per dimension, for at least the first dimension; the others
-                are not divided. Tiles at the end are smaller if a size does not divide.
+            sizes: elements of a tile per dimension, for one or more leading dimensions. Further
+                dimensions are not divided. Tiles at the end are smaller if a size does not divide
+                its dimension.
 
         Raises:
-            ConfigError: more sizes than dimensions, or more than 2**24 tiles.
+            ConfigError: there are more sizes than dimensions, or more than 2**24 tiles.
         """
         tile = tuple(_validate.integer("tiles", "a tile's size", size, 1, MAX_BYTES) for size in sizes)
         return self._grids.get(tile) or self._grids.setdefault(tile, self.make_grid(tile))
@@ -167,7 +171,9 @@ def text_of_region(region: Region) -> str:
 
 
 def iterate_grid(grid: TileGrid) -> Iterator[Region]:
-    """Implements `iter(grid)`: its tiles, the last index fastest."""
+    """Implements `iter(grid)`, which yields the regions of all tiles. The last index changes
+    fastest.
+    """
     return (grid[place] for place in np.ndindex(grid.shape))
 
 
@@ -185,13 +191,15 @@ def _whole_numbers(name: str, values: Any) -> list[int]:
 
 
 def shape_of(call: str, value: Any) -> tuple[int, ...]:
-    """The sizes of an array: of a positive integer, or of a sequence of them."""
+    """The sizes of an array, from a positive integer or a sequence of positive integers."""
     sizes = value if isinstance(value, Sequence) and not isinstance(value, bytes) else (value,)
     return tuple(_validate.integer(call, "every size of a shape", size, 1, MAX_BYTES) for size in sizes)
 
 
 def dtype_of(call: str, value: DTypeLike, sizes: Sequence[int]) -> np.dtype[Any]:
-    """The type of an array's elements: no Python objects, and the whole array within 63 bits."""
+    """The type of an array's elements. It must not contain Python objects, and the size of the
+    whole array must fit in 63 bits.
+    """
     kind = np.dtype(value)
     if kind.hasobject or kind.itemsize == 0 or kind.subdtype is not None:
         _validate.invalid(

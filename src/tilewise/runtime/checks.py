@@ -126,7 +126,9 @@ def tile(place: Any, counts: tuple[int, ...]) -> NoReturn:
 
 
 def seconds(call: str, value: Any) -> float | None:
-    """Converts a timeout that is not a Python float: seconds, or None for no limit. A negative one has passed."""
+    """Convert a timeout that is not a Python float to seconds, or None for no limit. A negative
+    timeout has already passed.
+    """
     return _validate.seconds(call, "a timeout", value)
 
 

@@ -1,7 +1,7 @@
 """`Event`: a counter that tasks can wait for without occupying a worker.
 
-`Runtime.event` creates it. Any thread may post it: a thread of the program, a device's callback, a
-kernel.
+`Runtime.event` creates an event. To post an event is to increase its counter. Any thread may do so:
+a thread of the program, a device's callback, or a kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Event:
         self.id = native.event_open()
 
     def post(self, by: int = 1) -> None:
-        """Count up; tasks that waited for the value it reaches become ready."""
+        """Increase the counter. Tasks that wait for a value that it now reaches become ready."""
         by = _validate.integer("Event.post", "an event must only rise: the step", by, 0, (1 << 63) - 1)
         self._native.event_post(self.id, by)
 

@@ -1,5 +1,5 @@
 """The arguments of a submission besides kernel and parameters (tasks, events, hints, a predicate),
-and the runtime that they belong to.
+and the check that they belong to the same runtime.
 
 Objects of another runtime are rejected. Two runtimes may use the same ids, so native code cannot
 always distinguish them.
@@ -25,7 +25,9 @@ Extras = tuple[list[int], list[tuple[int, int]], int, int, int, str, float, View
 
 
 def own_buffer(native: OpenRuntime, buffer: Operand, call: str) -> None:
-    """Raise ConfigError unless it is a whole buffer of this runtime: a region's handle names the whole buffer, too."""
+    """Raise ConfigError unless `buffer` is a whole buffer of this runtime. A region is rejected,
+    because native code would only see the handle, which is that of the whole buffer.
+    """
     whole = _validate.instance(call, "memory", buffer, Buffer, "register it, and drop an index")
     check_owner(native, whole, whole.native, call)
 
@@ -40,10 +42,8 @@ def extras_of(
     deadline: float | None,
     views: Views,
 ) -> Extras:
-    """The arguments of the native side.
-
-    Ids of tasks, of events with values, priority, 1 + worker or 0, predicate or 0, name or "",
-    deadline or 0, views.
+    """The arguments of the native function: ids of tasks, ids of events with their values,
+    priority, 1 + worker or 0, predicate or 0, name or "", deadline or 0, and views.
     """
     tasks = [] if after is None else list(after)
     for task in tasks:

@@ -1,8 +1,8 @@
 """The exceptions that failed calls of the task runtime raise.
 
-It has the table from statuses to exceptions. It also keeps the newest 64 exceptions of Python
-kernels until a thread waits for their task; the native side stores a number in the task's error
-text. The binding calls this module.
+This module has the table from statuses to exceptions. It also keeps the newest 64 exceptions of
+Python kernels until a thread waits for their task. Native code stores only a number in the task's
+error text. The native binding calls this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _exceptions: OrderedDict[int, BaseException] = OrderedDict()
 
 
 def describe_exception(error: BaseException) -> str:
-    """Store a kernel's exception; returns the text with which `error_of` finds it again."""
+    """Store a kernel's exception. Returns a text with which `error_of` finds the exception again."""
     number = next(_numbers)
     # keeps the lines, but drops the variables of its frames, such as arrays
     if error.__traceback__ is not None:

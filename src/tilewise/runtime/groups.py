@@ -1,9 +1,9 @@
 """`TaskGroup`: waits for all or any of its tasks, also in an asyncio loop.
 
-It is a list of handles with a lock, so several threads may add and wait. Iterating returns the
-tasks in the order of addition, any number of times. `wait_any`, `as_completed` and `async for`
-return each task once, after it has ended. It has no native resources, so dropping a group never
-blocks.
+A group is a list of handles with a lock, so several threads may add tasks and wait. Iterating over
+it returns the tasks in the order of addition, any number of times. `wait_any`, `as_completed` and
+`async for` return each task once, after it has ended. A group has no native resources, so dropping
+it never blocks.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SLICE_S = 0.05  # how long a wait with a deadline may miss tasks that another th
 
 
 class TaskGroup:
-    """Tasks that are waited for together. `len` counts all that were added, and iterating returns
-    them in that order.
+    """Tasks that are waited for together. `len` is the number of tasks that were added. Iterating
+    returns them in the order of addition.
 
     `with group:` waits for all at the end of the block, and cancels tasks that have not started if
     the block raises. `async with group:` does the same without blocking the thread, also if the
@@ -45,7 +45,7 @@ class TaskGroup:
             self.add(task)
 
     def add(self, task: TaskHandle) -> TaskHandle:
-        """Add a task of the same runtime as the others; returns it."""
+        """Add a task, and return it. All tasks of a group must belong to one runtime."""
         with self._lock:
             self._check_runtime(task)
             self._pending[task.id] = task
@@ -56,11 +56,12 @@ class TaskGroup:
         """Wait for all tasks, then raise the first failure in the order of addition.
 
         Args:
-            timeout: seconds for all together; None: for ever.
+            timeout: seconds for all tasks together; None for no limit.
 
         Raises:
-            TaskFailed, CancelledError: of the first task that failed; the others have ended too.
-            TimeoutError: some still run or wait.
+            TaskFailed, CancelledError: a task failed or was cancelled. It is the error of the first
+                such task; all other tasks have ended too.
+            TimeoutError: some tasks still run or wait.
         """
         deadline = _deadline(timeout)
         first: BaseException | None = None
@@ -77,14 +78,14 @@ class TaskGroup:
             raise first
 
     def wait_any(self, timeout: float | None = None) -> TaskHandle:
-        """The next task that has ended, successfully or not; each is returned once.
+        """The next task that has ended, successfully or not. Each task is returned once.
 
         Without a timeout the caller helps to run tasks. Tasks that other threads add meanwhile are
         considered only after one of the earlier tasks has ended.
 
         Raises:
-            TimeoutError: none has ended within `timeout` seconds.
-            ConfigError: all have been returned.
+            TimeoutError: no further task has ended within `timeout` seconds.
+            ConfigError: all tasks have been returned.
         """
         task = self._next(_deadline(timeout), timeout)
         if task is None:
@@ -94,11 +95,11 @@ class TaskGroup:
         return task
 
     def as_completed(self, timeout: float | None = None) -> Iterator[TaskHandle]:
-        """The tasks in the order in which they end, each once; `timeout` in seconds for all
-        together.
+        """The tasks in the order in which they end, each once. `timeout` is in seconds for all
+        tasks together.
 
         Raises:
-            TimeoutError: some have not ended after `timeout` seconds.
+            TimeoutError: some tasks have not ended after `timeout` seconds.
         """
         deadline = _deadline(timeout)
         while (task := self._next(deadline, timeout)) is not None:
@@ -113,7 +114,9 @@ class TaskGroup:
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[TaskHandle]:
-        """The tasks in the order of addition, ended or not; `as_completed` has the other order."""
+        """The tasks in the order of addition, whether they have ended or not. `as_completed`
+        returns them in the order in which they end.
+        """
         return iter(self._snapshot())
 
     async def __aiter__(self) -> AsyncIterator[TaskHandle]:
@@ -198,7 +201,9 @@ class TaskGroup:
                 )
 
     def _take(self, tasks: list[TaskHandle], deadline: float | None) -> TaskHandle | None:
-        """One of these that has ended, removed from the pending ones; None after a while."""
+        """One of these tasks that has ended, after removing it from the pending tasks. None if none
+        ends for a while.
+        """
         alone = None if deadline is None else min(SLICE_S, max(0.0, deadline - time.monotonic()))
         native: Any = tasks[0].native
         place = native.wait_any([task.id for task in tasks], alone)

@@ -1,4 +1,5 @@
-"""`TaskHandle`: a submitted task: waiting for its end, its failure, its outputs.
+"""`TaskHandle`: a submitted task. A handle waits for the end of its task, and gives its failure and
+its outputs.
 
 Dropping a handle never blocks and never cancels the task; the runtime then forgets the task's
 error. Only `Runtime.submit` creates handles.
@@ -28,14 +29,17 @@ class TaskHandle(Task):
 
     Several threads may use it. `with handle:` waits at the end of the block, and cancels the task
     first if the block raises. `await handle` waits without blocking a thread, and cancels the task
-    if the wait is cancelled. A cancelled task raises `concurrent.futures.CancelledError`; a failed
-    one, and one whose predecessor failed, `TaskFailed`.
+    if the wait is cancelled. Waiting for a cancelled task raises
+    `concurrent.futures.CancelledError`. Waiting for a task that failed, or whose predecessor
+    failed, raises `TaskFailed`.
     """
 
     _buffers: tuple[Buffer, ...] = ()
 
     def _take_outputs(self, params: Sequence[Param]) -> None:
-        """Called by `submit` if the runtime allocated outputs: makes buffers of the requested shapes."""
+        """Make buffers of the requested shapes. `submit` calls this if the runtime allocated
+        outputs.
+        """
         looks = [param.target for param in params if isinstance(param.target, NewOutput)]
         native: Any = self.native
         handles: Any = self.output_handles
@@ -54,11 +58,12 @@ class TaskHandle(Task):
         """Wait, then return the outputs that the runtime allocated.
 
         Args:
-            timeout: seconds; None: for ever.
+            timeout: seconds; None for no limit.
 
         Returns:
-            A read-only array, a tuple of several, or None without any. They hold the task's values
-            until the scope of the task ends; copy them to keep them.
+            A read-only array for one output, a tuple of arrays for several, or None for no output.
+            The arrays have the task's values until the scope of the task ends. Copy them to keep
+            the values.
 
         Raises:
             TaskFailed, CancelledError, TimeoutError: see `wait`.
@@ -70,10 +75,10 @@ class TaskHandle(Task):
         return arrays if len(arrays) > 1 else arrays[0] if arrays else None
 
     def exception(self, timeout: float | None = None) -> TaskFailed | CancelledError | None:
-        """Wait, then return why the task failed; None if it did not.
+        """Wait, then return why the task failed; None if it succeeded.
 
         Raises:
-            TimeoutError: it still runs or waits.
+            TimeoutError: the task still runs or waits.
         """
         try:
             self.wait(timeout)

@@ -1,8 +1,8 @@
 """Kernels of the task runtime: native functions by name or address, and Python callables.
 
-It turns what a user has (a name, a Numba cfunc, a ctypes pointer, an address, a callable) into the
-runtime's id of a kernel. A runtime in two processes accepts only names, because addresses are not
-valid in the other process.
+This module turns what a user has (a name, a Numba cfunc, a ctypes pointer, an address, a callable)
+into the runtime's id of a kernel. A runtime in two processes accepts only names, because addresses
+are not valid in the other process.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ LATER = Later.LATER
 
 
 class WorkerType(IntEnum):
-    """The type of worker that a task needs; `Runtime(worker_types=...)` says which worker serves
-    which.
+    """The type of worker that a task needs. `Runtime(worker_types=...)` says which worker serves
+    which types.
     """
 
     CUBE = 0
@@ -100,7 +100,7 @@ class KernelTable:
         self._python_ids: dict[str, int] = {}
 
     def find(self, kernel: object, submits: bool, name: str | None, views: bool = False) -> Kernel:
-        """The kernel for a name, an address, something with an address, or a callable."""
+        """The kernel for a name, an address, an object that has an address, or a callable."""
         flags = (SUBMITS if submits else 0) | (VIEWS if views else 0)
         if isinstance(kernel, Kernel):
             if kernel.native is not self._native:
@@ -171,8 +171,8 @@ def _shortened(name: str) -> str:
 
 
 def _check_signature(kernel: Any) -> None:
-    """Reject compiled functions that do not return a status, because whether their tasks fail would
-    be arbitrary.
+    """Reject compiled functions that do not return a status. Otherwise it would be arbitrary
+    whether their tasks fail.
     """
     signature = getattr(kernel, "_sig", None)  # numba.cfunc
     if isinstance(kernel, _FunctionPointer):
@@ -195,7 +195,7 @@ def _check_signature(kernel: Any) -> None:
 
 
 def _address_of(kernel: Any) -> int | None:
-    """The address of native code; None for everything else."""
+    """The address of native code; None if `kernel` is not native code."""
     if isinstance(kernel, int):
         return -1 if isinstance(kernel, bool) else kernel
     if isinstance(kernel, _FunctionPointer):

@@ -1,8 +1,8 @@
 """The parameters of a task: how it uses its buffers, and hints for the scheduler.
 
-`Input`, `Output`, `InOut` and `Commute` are native classes, because every submission uses them; the
-others derive from the same base. A parameter may be reused for many tasks. Hints that cannot be
-satisfied are rejected.
+`Input`, `Output`, `InOut` and `Commute` are native classes, because nearly every submission uses
+them. `Reduce` and `NoDep` derive from the same base. A parameter may be reused for many tasks.
+Hints that cannot be satisfied are rejected.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class NewOutput:
 def describe_output(
     x: object, bytes: int | None, shape: Sequence[int] | int | None, dtype: DTypeLike
 ) -> NewOutput:
-    """The output that `Output(bytes=...)` or `Output(shape=..., dtype=...)` asks for; called by the
-    native class.
+    """The output that `Output(bytes=...)` or `Output(shape=..., dtype=...)` asks for. The native
+    class calls this function.
     """
     if (bytes is None) == (shape is None) or x is not None or (bytes is not None and dtype is not None):
         _validate.invalid(
@@ -87,8 +87,8 @@ def _named(*values: object) -> list[tuple[str, object]]:
 
 
 class Reduce(Param):
-    """The task overwrites a partial value of its own; the partial values are added to `x` in order
-    of submission.
+    """The task overwrites its own partial value. The partial values of all such tasks are added to
+    `x` in order of submission.
 
     Args:
         x: a whole buffer.
@@ -132,12 +132,12 @@ def _combine_id(x: Buffer, combine: Any) -> int:
 
 
 class NoDep(Param):
-    """The kernel gets the address, but the runtime records no access: the caller is responsible for
-    the order.
+    """The kernel gets the address, but the runtime records no access. The caller is responsible for
+    the order of tasks.
 
     Args:
-        x: buffer or region; the runtime keeps its memory alive while it is registered.
-        address: an address instead.
+        x: a buffer or region. Its memory stays alive while it is registered.
+        address: an address, instead of `x`.
     """
 
     def __init__(self, x: Operand | None = None, *, address: int | None = None) -> None:
@@ -160,12 +160,12 @@ class TaskExecutionHints:
     """Hints for the scheduler. A hint that cannot be satisfied is an error, never silently ignored.
 
     Attributes:
-        target_node: the device; a runtime is one device, so None or 0.
-        target_worker: the worker that must run the task; None: any of its type.
-        priority: higher first; 0 is the fast path.
+        target_node: the device. A runtime is one device, so this is None or 0.
+        target_worker: the worker that must run the task; None for any worker of the right type.
+        priority: ready tasks with a higher priority run first. 0 is the fastest to schedule.
         prefetch_inputs: move the inputs to the device before the task runs. Workers read all memory
             of this device in place, so this has no effect.
-        prefetch_handles: the same for further buffers, which must be valid.
+        prefetch_handles: further buffers to move, which must be valid. This has no effect either.
     """
 
     target_node: int | None = None

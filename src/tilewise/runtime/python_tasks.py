@@ -1,9 +1,9 @@
-"""Python callables as kernels: runs the callable of a task.
+"""Python callables as kernels: an object that runs the callable of a task.
 
-It keeps the callable, its parameters and scalars of one submitted task until the task has run. The
-callable gets one array per parameter (inputs are read-only), then the scalars. It must return None
-or `LATER`; another value fails the task, as an exception does, because a number could be meant as a
-status or as a result.
+The object keeps the callable, the parameters and the scalars of one submitted task until the task
+has run. The callable gets one array per parameter (inputs are read-only), then the scalars. It must
+return None or `LATER`. Any other value fails the task, as an exception does, because a number could
+be meant as a status or as a result.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class PythonTask:
         self._scalars = tuple(scalars)
 
     def run(self, buffers: int) -> int | str:
-        """Called by the runtime with the addresses of the parameters; returns a status, or why the
-        task failed.
+        """Run the callable. The runtime calls this with the addresses of the parameters. Returns a
+        status, or a text that says why the task failed.
         """
         function, params, scalars = self._function, self._params, self._scalars
         self._function, self._params, self._scalars = None, (), ()

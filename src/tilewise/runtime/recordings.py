@@ -1,9 +1,9 @@
 """`Recording`: a recorded sequence of tasks that can be submitted again without running Python
 code.
 
-`Runtime.record` creates it. A replay submits the recorded tasks, optionally with other buffers of
-the same size; two different buffers must stay different. Python kernels are rejected while
-recording, because a recording does not contain the callable.
+`Runtime.record` creates a recording. A replay submits the recorded tasks again. It may replace
+buffers by other buffers of the same size, but two different buffers must stay different. Python
+kernels are rejected while recording, because a recording does not contain the callable.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class Recording:
         """Submit the recorded tasks again.
 
         Args:
-            bind: recorded buffer -> the buffer that replaces it; the others stay.
+            bind: recorded buffer -> the buffer that replaces it. Buffers that are not in `bind`
+                stay.
 
         Raises:
-            ConfigError: sizes differ, two buffers became one, or a buffer is no longer valid.
+            ConfigError: sizes differ, two recorded buffers would become one, or a buffer is no
+                longer valid.
         """
         if self._id == 0:
             _validate.invalid(

@@ -1,8 +1,8 @@
 """Registered memory: the arrays that a runtime's tasks work on, and their address ranges.
 
-It keeps each registered array alive. Memory that is already registered is rejected, because two
-handles of the same memory would not see each other's tasks. `Runtime` uses it while it holds the
-GIL.
+The registry keeps each registered array alive. Memory that is already registered is rejected,
+because tasks on two handles of the same memory would not be ordered. `Runtime` uses the registry
+while it holds the GIL.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Registry:
         self._ranges: list[tuple[int, int]] = []  # first and last byte of registered memory, ascending
 
     def add(self, source: object) -> Buffer:
-        """Register an array; a read-only one is frozen."""
+        """Register an array. A read-only array becomes a frozen buffer."""
         array = array_of(source)
         address = array.__array_interface__["data"][0]
         at = bisect_left(self._ranges, (address, address))

@@ -1,8 +1,9 @@
 """`Runtime`: accepts tasks on buffers, and orders and runs them.
 
-It owns one native runtime with its kernels, registered buffers and scopes. Tasks are ordered by the
-data that they access, in the order of submission. Mistakes are reported before anything is
-submitted. docs/runtime.md explains the model, lifetimes and sizes.
+A `Runtime` owns one native runtime with its kernels, registered buffers and scopes (brackets around
+submissions; memory allocated in a scope ends with it). Tasks that access the same data run in the
+order of submission. Mistakes are reported before anything is submitted. docs/runtime.md explains
+the model, lifetimes and sizes.
 """
 
 from __future__ import annotations
@@ -55,25 +56,26 @@ _open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime mu
 class Runtime:
     """A task runtime with its workers.
 
-    `with Runtime() as rt:` closes it. The end of the block raises the first failure of this
-    thread's tasks that was not reported yet; if the block raises, tasks that have not started are
-    cancelled.
+    `with Runtime() as rt:` closes the runtime at the end of the block. The end of the block raises
+    the first failure of this thread's tasks that was not reported yet; if the block raises, tasks
+    that have not started are cancelled.
 
     Args:
-        num_workers: threads that run tasks; None: processors - 1, at least 1 (submitters help while
-            they wait); 0: only waiting threads run tasks.
-        window: tasks of one thread between submission and completion; a power of two.
+        num_workers: number of threads that run tasks. None stands for processors - 1, but at least
+            1 (submitters help while they wait). With 0, only waiting threads run tasks.
+        window: maximum number of tasks of one thread that are submitted and not yet complete; a
+            power of two.
         heap_bytes: memory for outputs that the runtime allocates; pages cost nothing until they are
             used.
-        max_submitters: threads that may submit at once.
+        max_submitters: maximum number of threads that submit at the same time.
         max_handles: maximum number of buffers at a time.
         max_regions: maximum number of distinct regions of buffers at a time.
         max_events: maximum number of events at a time.
-        worker_types: per worker the types it serves; None: every worker serves every type.
+        worker_types: per worker, the types that it serves; None if every worker serves every type.
         pin: pin worker w to processor w + 1.
-        shared_path: a file to create: the workers are another process, see
-            `tilewise.runtime.workers`.
-        peer_timeout_s: seconds to wait for that process.
+        shared_path: a file to create, if the workers are in another process
+            (`tilewise.runtime.workers`).
+        peer_timeout_s: seconds to wait for this other process.
 
     Any thread may submit and wait; each submitting thread has its own slots and scopes. A runtime
     stays open until it is closed, at the latest when the interpreter ends.
@@ -137,9 +139,9 @@ class Runtime:
         """Wait for every task and stop the workers. Failures of tasks that nothing waited for are
         not raised here.
 
-        Arrays in the runtime's own memory stay readable, although their values are only valid until
-        their scope ends; the workers end with the last of these arrays. Must not be called from
-        inside a task.
+        Arrays in the runtime's own memory stay readable, but their values are only valid until
+        their scope ends. The workers end when the last of these arrays is dropped. Must not be
+        called from inside a task.
         """
         self._close(cancels=False)
 
@@ -176,14 +178,15 @@ class Runtime:
         """A kernel of this runtime; also a decorator: `@rt.kernel`.
 
         Args:
-            kernel: a built-in ("copy", "fill", "sum_f32", ...) or exported name of a loaded
+            kernel: a built-in name ("copy", "fill", "sum_f32", ...) or an exported name of a loaded
                 library; a numba `cfunc`; a ctypes function pointer; an address; or a Python
-                callable (slower, one at a time: docs/runtime_numba.md). Native ones have the type
-                int (*)(void* const* buffers, const uint64_t* scalars).
-            submits: the kernel submits or waits. Python callables always may.
-            name: its name in traces.
-            views: native kernels only: `buffers[p]` is the address of a `pto_view` (data, shape,
-                strides, element type) instead of the data's; see docs/runtime_native.md.
+                callable (slower, one at a time: docs/runtime_numba.md). Native kernels have the
+                type int (*)(void* const* buffers, const uint64_t* scalars).
+            submits: whether a native kernel may submit tasks or wait. Python callables always may.
+            name: name of the kernel in traces.
+            views: for native kernels: whether `buffers[p]` is the address of a `pto_view` (data,
+                shape, strides, element type) instead of the data's address; see
+                docs/runtime_native.md.
 
         Returns:
             The kernel for `submit`.
@@ -202,12 +205,12 @@ class Runtime:
         """Register an array, or any object with the buffer protocol, as a buffer.
 
         Args:
-            source: contiguous memory; tasks work on it in place. Tasks can only read read-only
-                memory. It is kept alive until `unregister`.
+            source: contiguous memory, on which tasks work in place. If it is read-only, tasks can
+                only read it. It is kept alive until `unregister`.
 
         Raises:
-            ConfigError: it is not contiguous, is empty, or is already registered (two handles of
-                one memory would not see each other's tasks).
+            ConfigError: the memory is not contiguous, is empty, or is already registered (tasks on
+                two handles of the same memory would not be ordered).
         """
         return self._registry.add(source)
 
@@ -245,8 +248,8 @@ class Runtime:
         return Buffer(self._native, handle, None, sizes, kind)
 
     def freeze(self, buffer: Buffer, frozen: bool = True) -> None:
-        """Freeze a buffer: it is only read from now on, and its readers are not tracked (for
-        weights). Waits for its writers.
+        """Freeze a buffer, for example a weight: from now on it is only read, and its readers are
+        not tracked. Waits for its writers.
         """
         own_buffer(self._native, buffer, "freeze")
         if not frozen:
@@ -285,14 +288,14 @@ class Runtime:
     # Tasks.
 
     def scope_begin(self) -> None:
-        """Begin a scope of this thread: memory that the runtime allocates in it is valid until its
-        end.
+        """Begin a scope of this thread. Memory that the runtime allocates in the scope is valid
+        until the scope ends.
         """
         self._native.scope_begin()
 
     def scope_end(self) -> None:
-        """End this thread's innermost scope. Does not wait; memory is freed when its last task is
-        done.
+        """End this thread's innermost scope. Does not wait: the scope's memory is freed when the
+        last task that uses it is complete.
         """
         self._native.scope_end()
 
@@ -323,11 +326,12 @@ class Runtime:
         """Submit a task. It runs when the earlier tasks that access its data have ended.
 
         Args:
-            kernel: the result of `Runtime.kernel`, or any of its arguments; None: an empty task,
-                which only orders others.
+            kernel: the result of `Runtime.kernel`, or whatever that function accepts as `kernel`.
+                None for an empty task, which only orders other tasks.
             params: `Input`, `Output`, `InOut`, `Commute`, `Reduce`, `NoDep`; at most 24.
-            scalars: native kernels get at most 16 of 64 bits each: integers in two's complement,
-                floats as the bits of a double. Python kernels get any objects unchanged.
+            scalars: for a native kernel, at most 16 values of 64 bits: integers in two's
+                complement, floats as the bits of a double. A Python kernel gets any objects
+                unchanged.
             worker_type: which workers may run it (default: `WorkerType.VECTOR`).
             after: tasks that must end first, in addition to those that follow from the data.
             wait_for: events and the values that they must have reached.
@@ -335,16 +339,17 @@ class Runtime:
             predicate: a buffer that begins with a uint32. If it is 0 when the task is due, the
                 kernel is skipped.
             name: its name in traces, graphs and errors; at most 63 bytes.
-            deadline: seconds from now; a task that has not started by then fails, and so do tasks
-                that depend on it. A kernel that runs longer can ask `should_stop`.
+            deadline: seconds from now. If the task has not started by then, it fails, and so do
+                tasks that depend on it. A running kernel can ask `should_stop` whether the deadline
+                has passed.
 
         Returns:
             The task's handle. Blocks while the window is full; other Python threads run meanwhile.
 
         Raises:
             ConfigError: an argument is invalid; nothing was submitted.
-            ResourceError: no running task can free what this one needs; names the resource and the
-                option.
+            ResourceError: no running task can free what this task needs. The message names the
+                resource and the option to change.
         """
         if type(kernel) is not Kernel or kernel.native is not self._native:
             kernel = self._empty if kernel is None else self._kernels.find(kernel, False, None)
@@ -358,8 +363,8 @@ class Runtime:
         return self._native_submit(kernel.id, worker_type, params, scalars, extras)
 
     def task_complete(self, task: TaskHandle, status: int = 0) -> None:
-        """End a task whose kernel returned `LATER`; 0: it succeeded, anything else: it failed. May
-        be called once, from any thread.
+        """End a task whose kernel returned `LATER`. A status of 0 means that it succeeded; any
+        other status means that it failed. May be called once, from any thread.
         """
         check_owner(self._native, task, task.native, "task_complete")
         self._native.task_complete(
@@ -370,8 +375,9 @@ class Runtime:
         """Wait for every task that this thread submitted (inside a task: its children).
 
         Raises:
-            TaskFailed, CancelledError: the first failure since the last `wait_all`, once.
-            TimeoutError: some still run after `timeout` seconds.
+            TaskFailed, CancelledError: a task failed or was cancelled since the last `wait_all`.
+                The first such failure is raised, once.
+            TimeoutError: some tasks still run after `timeout` seconds.
         """
         self._native.wait_all(timeout)
 
@@ -424,25 +430,27 @@ class Runtime:
         graph: str | Path | None = None,
         max_records_per_thread: int = 100_000,
     ) -> Tracing:
-        """A `with` block whose tasks are traced; `.trace` afterwards, and the files of the given
-        paths.
+        """A `with` block whose tasks are traced. Afterwards, the result's `.trace` has the records,
+        and the files are written.
 
         Args:
-            paths: `.html` for the report on one page, anything else for Perfetto's JSON; any number
-                of them.
+            paths: files to write, any number: a report on one page if the name ends in `.html`,
+                otherwise JSON for Perfetto.
             graph: a file for the dependency graph of the same run, as `Runtime.graph` writes it.
                 The trace then has the predecessors of each task, and its critical path follows
                 them.
-            max_records_per_thread: the newest are kept.
+            max_records_per_thread: maximum number of records per thread. The newest records are
+                kept.
         """
         return Tracing(self._native, self.num_workers, paths, max_records_per_thread, graph)
 
     def graph(self, *paths: str | Path) -> GraphLog:
-        """A `with` block whose tasks' dependency graph is recorded; `.graph` afterwards, and the
-        files of the given paths.
+        """A `with` block whose tasks' dependency graph is recorded. Afterwards, the result's
+        `.graph` has the graph, and the files are written.
 
         Args:
-            paths: `.html` for a picture, anything else for JSON; any number of them.
+            paths: files to write, any number: a picture if the name ends in `.html`, otherwise
+                JSON.
         """
         return GraphLog(self._native, paths)
 
@@ -468,7 +476,7 @@ class Runtime:
 
 
 def _path(call: str, path: str | Path) -> str:
-    """A path as text; a zero in it, where C's text ends, is invalid."""
+    """A path as text. A path with a zero character is invalid, because text in C would end there."""
     _validate.path(call, "a path", path)
     return os.fspath(path)
 

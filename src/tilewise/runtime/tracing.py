@@ -1,8 +1,8 @@
 """`Runtime.trace` and `Runtime.graph`: record the tasks of a block, or their dependency graph.
 
-The result is a `Trace` or a `DependencyGraph`, and a file if requested. At the end of the block
-both wait for this thread's tasks without raising their failures. Other threads must not submit
-tasks at either end of the block.
+The result is a `Trace` or a `DependencyGraph`, and a file if requested. The end of the block waits
+for this thread's tasks without raising their failures. While the block begins or ends, other
+threads must not submit tasks.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def _with_producers(trace: Trace, graph: DependencyGraph) -> Trace:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether it is Ctrl-C: the block must then not wait for its tasks again, and without waiting
-    there is nothing complete to write.
+    """Whether an exception is Ctrl-C. The block must then not wait for its tasks again, and without
+    waiting there are no complete records to write.
     """
     return error is not None and not isinstance(error, Exception)
 
@@ -173,7 +173,9 @@ def _trace_of(native: OpenRuntime, num_workers: int) -> Trace:
 
 
 def _output_path(call: str, path: str | Path) -> Path:
-    """A path to write to when a block has ended: its folder must exist before the block begins."""
+    """A path to which a file will be written when a block has ended. Its folder must exist before
+    the block begins.
+    """
     target = _validate.path(call, "a path", path)
     if target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
         _validate.invalid(

@@ -1,7 +1,7 @@
 """Views: shapes, strides and dtypes of a native kernel's parameters.
 
-It has the table from NumPy dtypes to the element types of the C interface (`pto_type`). Views are
-created for every submission to a kernel with `views=True`, from its buffers and regions.
+This module has the table from NumPy dtypes to the element types of the C interface (`pto_type`).
+Each submission to a kernel with `views=True` creates views from its buffers and regions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Runs the worker threads of a runtime that is divided over two processes:
 `python -m tilewise.runtime.workers PATH --library LIB`.
 
-It opens the file that `Runtime(shared_path=PATH)` created in another process, the orchestrator, and
-runs its tasks until the orchestrator closes the runtime (exit code 0) or dies (exit code 1). Kernels are looked up by
-name in the given libraries. If the file is of another kind or a library cannot be loaded, one line
-is printed to standard error and the exit code is 2.
+The program opens the file that `Runtime(shared_path=PATH)` created in another process, the
+orchestrator. It runs the orchestrator's tasks until the orchestrator closes the runtime (exit code
+0) or dies (exit code 1). Kernels are looked up by name in the given libraries. If the file is of
+another kind or a library cannot be loaded, one line is printed to standard error and the exit code
+is 2.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tasks of one orchestrator until it ends; returns the exit code."""
+    """Run the tasks of one orchestrator until it ends. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tilewise.runtime.workers", description=__doc__)
     parser.add_argument("path", type=Path, help="the shared file, as given to Runtime(shared_path=...)")
     parser.add_argument(

@@ -1,8 +1,9 @@
-"""Serving: runs many requests on one model at once. Each gets the text that it would get alone.
+"""Serving: runs many requests on one model at once. Each request gets the text that it would get
+alone.
 
-This package has the engine: the blocks of the KV cache and their sharing, the choice of tokens for
-the next model call, the calls, and sampling from their logits. `LLM` answers lists of prompts;
-`Engine` serves concurrent callers.
+The engine of this package manages the blocks of the KV cache and shares them between requests,
+chooses the tokens of the next model call, calls the model, and samples from its logits. `LLM`
+answers lists of prompts. `Engine` serves concurrent callers.
 """
 
 from tilewise.serve.engine import Engine

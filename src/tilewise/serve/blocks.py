@@ -1,8 +1,9 @@
 """Blocks of the KV cache: reference counts, and the index that finds a block by the key of its content.
 
-Stores block numbers only, no tensors. A block whose reference count is 0 is free. It can still be found by its key
-until it is taken for new content; the least recently used one is taken first. Taking more blocks than are free, or
-returning a free block, is a defect of the scheduler and raises InternalError.
+This module stores numbers of blocks only, no tensors. A block whose reference count is 0 is free.
+It can still be found by its key until it is taken for new content. The least recently used free
+block is taken first. Taking more blocks than are free, or returning a free block, is a defect of
+the scheduler and raises InternalError.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def block_key(scope: Scope, parent: bytes, tokens: Sequence[int]) -> bytes:
     cannot be guessed from other keys, and equal keys mean equal blocks.
 
     Args:
-        scope: of the request.
-        parent: key of the block before it; empty for the first.
+        scope: scope of the request; blocks are shared only within a scope.
+        parent: key of the block before this one; empty for the first block.
         tokens: all tokens of the block.
     """
     digest = hashlib.sha256()
@@ -59,7 +60,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Number of blocks without a reference, those that can still be found included."""
+        """Number of blocks without a reference, including those that can still be found."""
         return len(self._free)
 
     @property
@@ -78,7 +79,7 @@ class BlockPool:
         return blocks
 
     def num_free_without(self, blocks: Sequence[int]) -> int:
-        """Number of free blocks that are left if these are referenced."""
+        """Number of free blocks that would be left if `blocks` were referenced."""
         return len(self._free) - sum(block in self._free for block in blocks)
 
     def add_references(self, blocks: Sequence[int]) -> None:
@@ -106,7 +107,9 @@ class BlockPool:
         return blocks
 
     def register(self, block: int, key: bytes) -> None:
-        """Make a complete block findable by its key. If another block has the key, that one stays."""
+        """Make it possible to find a complete block by its key. If another block has the key, that
+        block keeps it.
+        """
         if self._keys[block] is None and key not in self._by_key:
             self._keys[block] = key
             self._by_key[key] = block

@@ -60,14 +60,18 @@ class Computes(Protocol):
 
 
 class _Row(NamedTuple):
-    """A row of a step's logits from which a token is sampled, and the draft tokens that follow it."""
+    """A row of a step's logits from which a token is sampled, and the draft tokens of the following
+    rows.
+    """
 
     state: GenerationState
     row: int
     drafts: tuple[int, ...]
 
     def confirms(self, token: int) -> bool:
-        """Whether the first draft token is the sampled one, so that the next row is valid, too."""
+        """Whether the first draft token equals the sampled token, so that the next row is valid,
+        too.
+        """
         return bool(self.drafts) and self.drafts[0] == token
 
 
@@ -82,7 +86,8 @@ class _SampledToken(NamedTuple):
 
 
 class _PreparedStep:
-    """The step after the current one, prepared while the devices compute. It runs if no token ends a text.
+    """The step after the current one, prepared while the devices compute. It is used if no sampled
+    token ends a text.
 
     Args:
         parts: the parts of that step.
@@ -114,7 +119,8 @@ class EngineCore:
         limits: sizes of a step and of the cache.
         tokenizer: tokenizer of the model.
         speculation: how draft tokens are guessed; None for no speculative decoding.
-        draft_model: the model that guesses them, for the method `draft_model`.
+        draft_model: the model that guesses draft tokens, for the method `draft_model`; otherwise
+            None.
     """
 
     def __init__(
@@ -170,7 +176,9 @@ class EngineCore:
         self.scheduler.add(sequences)
 
     def abort(self, request_id: str) -> list[Event]:
-        """End a request; no effect on one that has ended. Returns all events before the end, too."""
+        """End a request, and return all events up to and including the end. No effect on a request
+        that has ended.
+        """
         events = self.settle()
         live = [s for s in self._sequences.get(request_id, ()) if s.is_live]
         events += [(sequence.request, self._states[sequence].abort()) for sequence in live]
@@ -186,8 +194,8 @@ class EngineCore:
     def step(self, report: Report) -> None:
         """Schedule, call the model once and sample tokens.
 
-        Events of the step before are reported while the model computes. Those of this step are reported by the next
-        one, or here if no request is left.
+        Events of the step before are reported while the model computes. Events of this step are
+        reported by the next step, or at the end of this call if no request is left.
 
         Args:
             report: called with events, on this thread.
@@ -234,7 +242,9 @@ class EngineCore:
                 state.begun_s = now
 
     def _prepare_next(self, parts: list[Scheduled]) -> _PreparedStep | None:
-        """Prepare the step after these parts; None if it depends on more than their tokens."""
+        """Prepare the step after these parts. None if that step depends on more than the tokens
+        sampled for these parts.
+        """
         if any(part.sequence.status is Status.FINISHED for part in parts):
             return None
         states = [self._states[part.sequence] for part in parts]
@@ -247,7 +257,9 @@ class EngineCore:
         return _PreparedStep(following, states)
 
     def _start_prepared(self, parts: list[Scheduled], prepared: _PreparedStep, rows: NDArray[Any]) -> bool:
-        """Sample tokens; whether the prepared step can run. If not, no state has changed."""
+        """Sample tokens. Returns whether the prepared step can run. If it cannot, no state has
+        changed.
+        """
         tokens = prepared.batch.sample(rows, prepared.rows, self._threads)
         if min(tokens) < 0 or not prepared.end_ids.isdisjoint(tokens):
             return False
@@ -256,7 +268,9 @@ class EngineCore:
         return True
 
     def _record_last_step(self) -> None:
-        """Update the states with the last step's tokens, if the next step was started before that."""
+        """Update the states with the last step's tokens, if the next step was started before this
+        update.
+        """
         if self._last_step is None:
             return
         (parts, states, tokens, logits), self._last_step = self._last_step, None
@@ -289,7 +303,9 @@ class EngineCore:
         return events
 
     def _use_logits(self, parts: Iterable[Scheduled], rows: NDArray[Any]) -> None:
-        """Sample from a step's logits: a token for each text with a row, one more for each confirmed draft."""
+        """Sample from a step's logits: one token for each text with a row, and one more for each
+        confirmed draft token.
+        """
         pending: list[_Row] = []
         end = 0
         for part in parts:
@@ -314,7 +330,9 @@ class EngineCore:
             pending = self._sample(pending, rows)
 
     def _sample(self, pending: list[_Row], rows: NDArray[Any]) -> list[_Row]:
-        """Sample a token for each row; returns the next rows of those whose draft token was confirmed."""
+        """Sample a token for each row. Returns the next row of each text whose draft token was
+        confirmed.
+        """
         masks: list[NDArray[np.uint8] | None] = []
         if any(one.state.is_structured for one in pending):
             pending, masks = self._grammar_masks(pending)

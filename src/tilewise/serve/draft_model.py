@@ -1,8 +1,9 @@
 """The draft model: a smaller model whose tokens the target model confirms.
 
-Its KV cache has as many blocks as the target's, and a sequence uses the same block numbers in both. So only the number
-of positions that each sequence has in the draft model's cache is managed here. Draft tokens are sampled with the random
-number that the target model will use, so that equal distributions give equal tokens.
+The draft model's KV cache has as many blocks as the target model's, and a sequence uses the same
+block numbers in both caches. So this module manages only the number of positions that each sequence
+has in the draft model's cache. Draft tokens are sampled with the random number that the target
+model will use, so that equal distributions give equal tokens.
 
 Shapes: V vocabulary.
 """
@@ -74,7 +75,7 @@ class DraftModel:
         self._model.close()
 
     def guess(self, sequences: Iterable[Sequence]) -> None:
-        """Read new tokens of sequences, and make draft tokens for those in decode.
+        """Read new tokens of sequences, and make draft tokens for the sequences that are in decode.
 
         Args:
             sequences: sequences that have blocks.
@@ -93,7 +94,9 @@ class DraftModel:
                 one.done, one.guesses = 0, []
 
     def _read(self, drafters: list[ModelDrafter]) -> list[ModelDrafter]:
-        """Read new tokens, as many as fit one call; make the first draft token of fully read sequences."""
+        """Read new tokens, as many as fit in one call. Make the first draft token of each sequence
+        that has been read fully.
+        """
         room = self._limits.max_num_batched_tokens
         parts: list[tuple[ModelDrafter, Scheduled]] = []
         for one in drafters:
@@ -118,7 +121,7 @@ class DraftModel:
         return one.length + len(one.guesses) <= min(self._longest, len(one.blocks) * BLOCK_SIZE)
 
     def _step(self, parts: list[tuple[ModelDrafter, Scheduled]]) -> list[ModelDrafter]:
-        """Run one call; makes a draft token for each sequence whose last token was in it."""
+        """Run one call, and make a draft token for each sequence whose last token was in the call."""
         if not parts:
             return []
         rows = self._runner.run([part for _, part in parts])

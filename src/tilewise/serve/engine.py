@@ -52,7 +52,8 @@ class Engine:
 
     Args:
         model_dir: Hugging Face directory (config.json, weights, tokenizer files).
-        on_progress: called with the bytes of weights that are read, and those in all.
+        on_progress: called with the number of bytes of weights read so far, and the number of all
+            bytes.
         **settings: fields of `EngineSettings` by name.
 
     Raises:
@@ -122,7 +123,8 @@ class Engine:
         Args:
             prompt: prompt to continue.
             sampling_params: settings.
-            request_id: name of the request, unique among live requests; None: chosen by the engine.
+            request_id: name of the request, unique among live requests; if None, the engine chooses
+                a name.
             priority: lower runs first.
 
         Raises:
@@ -348,7 +350,9 @@ class Engine:
         num_ends: int,
         is_end: Callable[[T], bool],
     ) -> Iterator[T]:
-        """Submit requests, and yield what `take` returns for their deltas, until `num_ends` of these are ends."""
+        """Submit requests, and yield what `take` returns for their deltas, until `is_end` was true
+        for `num_ends` of these values.
+        """
         queue: SimpleQueue[T | BaseException] = SimpleQueue()
 
         def notify(event: Delta | BaseException) -> None:
@@ -481,7 +485,7 @@ def prompt_form(prompt: Prompt) -> tuple[str | Sequence[int], str]:
 
 
 def _one_per_prompt(name: str, value: Any, is_one: bool, count: int) -> Sequence[Any]:
-    """One value for every prompt."""
+    """One value for every prompt: a single value is repeated."""
     if is_one:
         return [value] * count
     values = _validate.sequence("engine", name, value, "values, one per prompt")

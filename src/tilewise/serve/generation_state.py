@@ -1,6 +1,7 @@
 """From logits to a text's next delta: sampling, grammar, detokenizing, stop conditions.
 
-A text's deltas depend only on this state and on its sequence: logits of its own row, its tokens, its settings.
+A delta is what one step adds to a text. The deltas of a text depend only on this state and on the
+text's sequence: on logits of its own row, its tokens and its settings.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class GenerationState:
         return self.sequence.choice == 0 and self.request.output_options.prompt_logprobs is not None
 
     def read_prompt(self, first: int, rows: NDArray[Any]) -> None:
-        """Take logits of the prompt's positions from `first` on; positions that were read before are skipped."""
+        """Take logits of the prompt's positions from `first` on. Positions that were read before
+        are skipped.
+        """
         sequence, ids = self.sequence, self.request.ids
         for position, logits_V in enumerate(rows, first):
             if position == sequence.num_prompt_rows < len(ids) - 1:
@@ -95,7 +98,8 @@ class GenerationState:
         return None if self._grammar is None else self._grammar.allowed()
 
     def take(self, token: int) -> str | None:
-        """Append a sampled token; returns the reason if it ends the text (stop strings are checked in `delta`).
+        """Append a sampled token. Returns the reason if the token ends the text, otherwise None.
+        (Stop strings are checked in `delta`.)
 
         Raises:
             ConfigError: the grammar exceeds its limits.
@@ -115,9 +119,9 @@ class GenerationState:
 
         Args:
             token: the sampled token.
-            reason: why it ends the text, as `take` returned.
-            num_new: number of new tokens, this one included.
-            logits_V: logits that it was sampled from, if log probabilities are reported.
+            reason: why the token ends the text, as `take` returned; None if it does not.
+            num_new: number of new tokens, including this one.
+            logits_V: logits from which the token was sampled, if log probabilities are reported.
 
         Raises:
             ConfigError: the tokenizer cannot decode the token.

@@ -1,10 +1,11 @@
 """The child process that compiles large grammars on trial, because grammars come from untrusted clients.
 
-llguidance resolves nested references recursively, and a stack overflow would end the whole process; a schema with a
-chain of a thousand references is enough. So large grammars are compiled here first: on a smaller stack than that of any
-thread of the parent, in bounded memory, and the parent kills the child at a deadline. The child reads JSON objects,
-each after its length, from standard input: a tokenizer, then grammars. It answers each grammar with its error. It
-imports only the standard library and llguidance, and runs as a file, so that it starts quickly.
+llguidance resolves nested references recursively, and a stack overflow would end the whole process;
+a schema with a chain of a thousand references is enough. So large grammars are compiled here first,
+in bounded memory and on a smaller stack than any thread of the parent has. The parent kills the
+child at a deadline. The child reads JSON objects, each after its length, from standard input: a
+tokenizer, then grammars. It answers each grammar with its error. It imports only the standard
+library and llguidance, and runs as a file, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def make_tokenizer(text: str, end_ids: list[int]) -> LLTokenizer:
 
 
 def compile_grammar(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, str]:
-    """Compile a grammar; returns it in its initial state, and llguidance's error message, empty if it is valid.
+    """Compile a grammar. Returns the grammar in its initial state, and llguidance's error message,
+    which is empty if the grammar is valid.
 
     Args:
         tokenizer: tokenizer of the model.

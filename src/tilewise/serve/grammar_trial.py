@@ -1,4 +1,4 @@
-"""Child processes that compile grammars on trial, as the parent sees them.
+"""The parent's side of the child processes that compile grammars on trial (`serve.grammar_child`).
 
 A child is reused while it answers. A child that misses its deadline or dies is killed, and its grammar is rejected.
 """

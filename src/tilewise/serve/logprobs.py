@@ -20,9 +20,9 @@ class Logprob:
 
     Attributes:
         logprob: natural logarithm of its probability.
-        rank: 1 for the most likely token; among equally likely tokens the lower id comes first.
-        decoded_token: its text with the leading space, U+FFFD for bytes that are only a part of a character; None
-            if outputs have no text.
+        rank: 1 for the most likely token. Among equally likely tokens the lower id comes first.
+        decoded_token: the token's text with its leading space. Bytes that are only a part of a
+            character become U+FFFD. None if outputs have no text.
     """
 
     logprob: float
@@ -35,7 +35,9 @@ TokenLogprobs = dict[int, Logprob]
 
 
 def token_logprobs(logits_V: NDArray[Any], token: int, count: int) -> TokenLogprobs:
-    """Log probabilities of the chosen token and of the `count` most likely ones, -1 for all."""
+    """Log probabilities of the chosen token and of the `count` most likely tokens. A `count` of -1
+    stands for all tokens.
+    """
     scores = np.array(logits_V, np.float64)
     scores -= scores.max()
     logs = scores - np.log(np.exp(scores).sum())

@@ -103,7 +103,9 @@ class Loop:
         )
 
     def _execute_commands(self) -> bool:
-        """Execute all queued commands; waits for one if there is no work. False after `Close`."""
+        """Execute all queued commands. If there is no work, wait for a command. Returns False after
+        `Close`.
+        """
         while True:
             try:
                 command = self._commands.get(block=not self._core.has_work)

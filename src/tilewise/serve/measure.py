@@ -60,10 +60,10 @@ def random_prompts(
 
     Args:
         count: number of prompts.
-        length: random tokens of each prompt.
+        length: number of random tokens of each prompt.
         vocab_size: size of the vocabulary.
         seed: seed of the random numbers.
-        prefix_length: tokens before these that all prompts share.
+        prefix_length: number of random tokens that all prompts share, before the others.
     """
     rng = random.Random(seed)
     prefix = [rng.randrange(vocab_size) for _ in range(prefix_length)]
@@ -71,7 +71,8 @@ def random_prompts(
 
 
 def read_prompts(text: str, count: int) -> list[tuple[str, int | None]]:
-    """Prompts of a data set, each with its number of new tokens, or None.
+    """Prompts of a data set, each with its number of new tokens, or None if the data set does not
+    say.
 
     Reads lines of JSON with `prompt` and optionally `output_len`, or a ShareGPT file, of whose conversations the first
     messages are the prompts.
@@ -81,7 +82,7 @@ def read_prompts(text: str, count: int) -> list[tuple[str, int | None]]:
         count: largest number of prompts.
 
     Raises:
-        ConfigError: the text has another form, or no prompt.
+        ConfigError: the text has neither form, or contains no prompt.
     """
     try:
         is_list = text.lstrip().startswith("[")
@@ -164,7 +165,7 @@ def measure(
 
 
 def latency_figures(rounds: Sequence[Sequence[Times]]) -> dict[str, Any]:
-    """The figures of `vllm bench latency`: seconds per round; and milliseconds per token.
+    """The figures of `vllm bench latency` (seconds per round), and milliseconds per token.
 
     Args:
         rounds: times of the requests of each round.

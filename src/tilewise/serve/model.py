@@ -1,7 +1,7 @@
 """A loaded model: decoding graph with weights, KV cache and workers, tokenizer and generation_config.json.
 
-Owns the graph instance. Sizes affect memory and speed. Only the dtype and `max_model_len`, which determines RoPE's
-frequencies in some models, affect the text.
+`ServedModel` owns the graph instance. Settings that are sizes affect memory and speed. Only the
+dtype and `max_model_len`, which determines RoPE's frequencies in some models, affect the text.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ class ServedModel:
     Args:
         model_dir: Hugging Face directory (config.json, weights, tokenizer files).
         settings: settings of the engine.
-        on_progress: called with the bytes of weights that are read, and those in all.
-        memory_bytes: memory that the model may use, KV cache included; None: all that is available.
+        on_progress: called with the number of bytes of weights read so far, and the number of all
+            bytes.
+        memory_bytes: memory that the model may use, including the KV cache; None for all available
+            memory.
 
     Attributes:
         cache_bytes: size of the KV cache over all devices. It is reserved when the model is loaded, and allocated as
@@ -151,11 +153,11 @@ class ServedModel:
     def _plan_within(self, memory_bytes: int) -> Plan:
         """Plan the decoding graph within the available memory.
 
-        If no setting decides the context or the size of the cache, a cache that does not fit is made smaller, and with
-        it the longest text.
+        If no setting decides the context or the size of the cache, a cache that does not fit is
+        made smaller. This also shortens the longest possible text.
 
         Raises:
-            ResourceError: the plan does not fit; names the settings to lower.
+            ResourceError: the plan does not fit. The message names the settings to lower.
         """
         settings, limits = self.settings, self.limits
         is_free = (settings.max_model_len, settings.max_context, settings.kv_cache_memory_bytes) == (
@@ -215,7 +217,7 @@ def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tu
 
 
 def end_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:
-    """Ids of end tokens: those of generation_config.json, else those of config.json."""
+    """Ids of end tokens, from generation_config.json, or from config.json if that file has none."""
     eos = generation_config.get("eos_token_id")
     if eos is None:
         return frozenset(config.eos_token_ids)

@@ -16,7 +16,7 @@ class OutputProcessor:
 
     Args:
         request: the request.
-        prompt: the prompt as the caller gave it; a text becomes part of the output.
+        prompt: the prompt as the caller gave it. If it is a text, it becomes part of the output.
         kind: what each output contains.
     """
 
@@ -34,7 +34,7 @@ class OutputProcessor:
         return self._whole.finished
 
     def add(self, delta: Delta) -> RequestOutput | None:
-        """Add a delta; returns the output to yield, if there is one."""
+        """Add a delta. Returns the output to yield, or None if this delta needs none."""
         output, choice = self._whole, self._whole.outputs[delta.choice]
         choice.extend(delta)
         self._num_open -= choice.finished()

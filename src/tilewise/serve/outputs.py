@@ -47,12 +47,15 @@ class Delta:
             while the text is not finished.
         stop_reason: the stop string, or the token of `stop_token_ids`, that ended the text.
         logprobs: log probabilities at the token, if requested.
-        prompt_logprobs: those of the whole prompt, if requested; with the first delta of the first text.
+        prompt_logprobs: log probabilities of the whole prompt, if requested; only in the first
+            delta of the first text.
         num_cached_tokens: tokens of the prompt that were found in the prefix cache.
         vector: the prompt's vector, for pooling requests, which have only this delta.
-        text_offset: characters of the text before the token's own, counted before stop strings cut it;
-            0 without `logprobs`. A token that continues a character has the offset of that character.
-        begun_s: when the text was first part of a step, in seconds of `time.monotonic`; with its first delta.
+        text_offset: number of characters of the text before those of the token, counted before stop
+            strings cut the text; 0 without `logprobs`. A token that continues a character has the
+            offset of that character.
+        begun_s: when the text was first part of a step, in seconds of `time.monotonic`; only in its
+            first delta.
     """
 
     sequence: int
@@ -82,7 +85,7 @@ class CompletionOutput:
         cumulative_logprob: sum of the log probabilities of its tokens, if requested.
         logprobs: log probabilities at each token, if requested.
         finish_reason: `stop`, `length`, `abort`, or None while the text is not finished.
-        stop_reason: the stop string or stop token that ended it.
+        stop_reason: the stop string or stop token that ended the text, or None.
     """
 
     index: int
@@ -137,7 +140,8 @@ class PoolingOutput:
     """Vector of a prompt.
 
     Attributes:
-        data: `[D]`, fp32: of a decoder the final hidden state of the last token; of an encoder the pooled tokens.
+        data: `[D]`, fp32. For a decoder, the final hidden state of the last token; for an encoder,
+            the pooled vectors of all tokens.
     """
 
     data: NDArray[np.float32]

@@ -1,12 +1,13 @@
 """Decides how many prompt tokens a step may read while texts are generated, from measured times of
 steps.
 
-A step with few tokens takes as long as reading the weights, a step with many as long as the
-computation. Up to the number of tokens where both take equally long, further tokens cost almost no
-time. Chunks of that size read a prompt at full speed and hardly slow down the generation of other
-texts. If more texts than that are generated, the same number of prompt tokens is read. Neither side
-takes more than twice as long as alone, even if reading weights and computing do not overlap. The
-size of chunks changes no bit of the output, so measured times may decide it.
+A step with few tokens takes as long as reading the weights. A step with many tokens takes as long
+as the computation. Up to the number of tokens for which both take equally long, further tokens cost
+almost no time. So prompts are read in chunks of that size: this reads a prompt at full speed and
+hardly slows down the generation of other texts. If the number of generated texts is larger than
+that, a step reads as many prompt tokens as there are texts. Then neither reading prompts nor
+generating takes more than twice as long as it would alone, even if reading weights and computing do
+not overlap. The size of chunks changes no bit of the output, so measured times may decide it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PrefillBudget:
 
         Args:
             num_tokens: tokens of the step.
-            is_decode: whether each token belongs to another text in decode.
+            is_decode: whether all texts of the step are in decode, so that each has one token.
             seconds: time of the step.
         """
         if num_tokens >= _COMPUTE_BOUND_TOKENS:

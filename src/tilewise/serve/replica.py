@@ -1,4 +1,6 @@
-"""One copy of a model with the thread that owns it. An engine has one or several; requests do not depend on which."""
+"""One copy of a model with the thread that owns it. An engine has one or several copies. The output
+of a request does not depend on which copy serves it.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ class Replica:
 
     @property
     def load(self) -> int:
-        """Approximate number of requests, queued ones included."""
+        """Approximate number of requests, including queued ones."""
         return self._core.num_requests + self.commands.qsize()
 
     @property
@@ -70,7 +72,9 @@ class Replica:
         self.free()
 
     def free(self) -> None:
-        """Stop the devices and free their memory. The thread has ended, or belongs to another process."""
+        """Stop the devices and free their memory. Call it only if the thread has ended or belongs
+        to another process.
+        """
         self._runner.close()
         self.model.close()
         if self._draft_model is not None:

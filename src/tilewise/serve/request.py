@@ -29,9 +29,10 @@ class Request:
         scope: blocks are shared only between requests of equal scope.
         max_model_len: largest number of positions of prompt and text together.
         is_pooled: whether the result is the prompt's vector instead of texts.
-        index: number that the caller gave it; deltas have it as `sequence`.
-        grammar: grammar that each text follows, in its initial state.
-        is_named: whether the caller chose the name, so that it may be used twice.
+        index: number that the caller gave the request; its deltas have it as `sequence`.
+        grammar: grammar that each text follows, in its initial state; None without a grammar.
+        is_named: whether the caller chose the name. Then the name may be taken already, which must
+            be checked.
     """
 
     request_id: str

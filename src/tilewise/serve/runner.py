@@ -1,7 +1,7 @@
 """Runs the decoding graph: makes its inputs from the scheduled parts, and returns the logits.
 
-Logits are computed only for the rows that are needed. If none are, one unused row is computed, because the graph has
-at least one.
+Logits are computed only for the rows that are needed. If no row is needed, one unused row is
+computed, because the graph computes at least one.
 
 Shapes: T tokens of a call, S sequences of a call, R rows with logits, V vocabulary.
 """
@@ -60,7 +60,9 @@ def call_inputs(parts: Sequence[Scheduled], max_blocks: int) -> dict[str, NDArra
 def _decode_inputs(
     parts: Sequence[Scheduled], tokens: list[int], max_blocks: int
 ) -> dict[str, NDArray[np.int32]]:
-    """The inputs where each part has one token. These are most steps, so this path is vectorized."""
+    """The inputs for a step whose parts have one token each. Most steps are of this form, so this
+    function is vectorized.
+    """
     count, width = len(parts), max([len(part.blocks) for part in parts])
     none = (0,) * width
     table = np.zeros((count, max_blocks), np.int32)
@@ -83,8 +85,9 @@ def _decode_inputs(
 class Runner:
     """Calls a decoding graph. Not thread-safe.
 
-    While the devices compute, memory pages of the KV cache are allocated for the blocks that the next call can fill.
-    So no worker waits for a page fault, and blocks that were never used take no memory.
+    While the devices compute, this class allocates the memory pages of the KV-cache blocks that the
+    next call can fill. So no worker waits for a page fault, and blocks that were never used take no
+    memory.
 
     Args:
         instance: instance of the graph.
@@ -128,15 +131,17 @@ class Runner:
         meanwhile: Callable[[], object] | None = None,
         tokens: list[int] | None = None,
     ) -> Array:
-        """Run one call; returns its rows `[R, V]` in the order of the parts, valid until the next call.
+        """Run one call. Returns its rows `[R, V]` in the order of the parts. They are valid until
+        the next call.
 
         Args:
             parts: parts of the step.
             meanwhile: called while the devices compute.
-            tokens: tokens of the parts, if these were prepared.
+            tokens: tokens of the parts, if `prepare` was called for the parts; otherwise None.
 
         Raises:
-            TaskFailed: a kernel failed; the content of its positions of the cache is undefined.
+            TaskFailed: a kernel failed. The content of the parts' positions in the cache is then
+                undefined.
         """
         if tokens is None:
             inputs = call_inputs(parts, self._max_blocks)

@@ -74,14 +74,14 @@ class SamplingParams(OutputOptions, SamplingSettings):
     def of(
         cls, sampling: Sampling, *, structured_outputs: StructuredOutputsParams | None = None
     ) -> SamplingParams:
-        """The same settings, resolved from a command line and a model's files.
+        """Make the object from settings that were resolved from a command line and a model's files.
 
         Args:
-            sampling: these settings.
+            sampling: the resolved settings.
             structured_outputs: the grammar that the text follows.
 
         Raises:
-            ConfigError: the two contradict each other.
+            ConfigError: the two arguments contradict each other.
         """
         values = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
         values["logit_bias"] = dict(sampling.logit_bias)
@@ -92,7 +92,7 @@ class SamplingParams(OutputOptions, SamplingSettings):
         """The settings with every value decided; a missing seed is chosen here.
 
         Args:
-            room: positions that the context has left, for `max_tokens` None.
+            room: number of positions that the context has left. It replaces a `max_tokens` of None.
 
         Raises:
             ConfigError: a value outside its range.

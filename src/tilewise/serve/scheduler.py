@@ -1,16 +1,18 @@
 """Chooses the tokens of the next model call, and the blocks of the KV cache that they use.
 
-A state machine without tensors, threads or clocks: `schedule` decides, `complete` records that the call was made,
-`finish` ends a sequence. Order within a step:
+The scheduler is a state machine without tensors, threads or clocks. `schedule` decides what the
+next call computes, `complete` records that the call was made, and `finish` ends a sequence. A step
+is filled in this order:
 
 1. Sequences in decode get one token each.
 2. Prompts are read in chunks, oldest first: as much as fits the step, or as much as `free_tokens` allows while other
    sequences are in decode and `paces_prompts` is set.
 3. Draft tokens of speculative decoding use what is left.
 
-When blocks run out, the youngest running sequence is preempted: it loses its blocks and reads its tokens again later.
-A sequence's turn is fixed when it arrives: the number of the step, plus a waiting time per priority. So the oldest
-running sequence always makes progress, and every sequence runs eventually.
+When blocks run out, the youngest running sequence is preempted: it loses its blocks and reads its
+tokens again later. A sequence's turn, its sort key, is fixed when the sequence arrives: it is the
+number of the step, plus a waiting time that depends on the priority. So the oldest running sequence
+always makes progress, and every sequence runs eventually.
 """
 
 from __future__ import annotations
@@ -78,13 +80,14 @@ class Limits:
 
 
 class Scheduled(NamedTuple):
-    """A sequence's part of a step: positions `[start, end)`, logits from `first_row` on.
+    """A sequence's part of a step: the positions `[start, end)`, of which those from `first_row` on
+    need logits.
 
     Attributes:
         sequence: the sequence.
-        start: first position; the positions before it are in the cache.
-        end: one after the last position, draft tokens included.
-        first_row: first position whose logits are needed; `end` for none.
+        start: first position. The positions before it are in the cache.
+        end: one after the last position, including draft tokens.
+        first_row: first position whose logits are needed; `end` if no logits are needed.
         blocks: blocks of the sequence, enough for `end` positions.
         drafts: draft tokens, at the last positions.
     """
@@ -104,7 +107,9 @@ class Scheduled(NamedTuple):
 
 @dataclass
 class _Step:
-    """A step that is being scheduled, and the tokens, rows and prompt tokens that are left."""
+    """A step that is being scheduled, and the numbers of tokens, rows and prompt tokens that it can
+    still take.
+    """
 
     tokens: int
     rows: int
@@ -153,7 +158,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Number of sequences that do not run, preempted ones included."""
+        """Number of sequences that do not run, including preempted ones."""
         return len(self._waiting)
 
     @property
@@ -171,7 +176,7 @@ class Scheduler:
         return [*self._running, *self._waiting]
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        """Add sequences; those of one request in the order of their choices."""
+        """Add sequences. The sequences of one request must be in the order of their choices."""
         for sequence in sequences:
             sequence.turn = (
                 self.num_steps + sequence.request.priority * PRIORITY_STEPS,
@@ -181,7 +186,9 @@ class Scheduler:
             _insert(self._waiting, sequence)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
-        """End a sequence in any state and release its blocks. No effect on one that has ended."""
+        """End a sequence in any state and release its blocks. No effect on a sequence that has
+        ended.
+        """
         if sequence.status is Status.FINISHED:
             return
         (self._running if sequence.status is Status.RUNNING else self._waiting).remove(sequence)
@@ -189,7 +196,7 @@ class Scheduler:
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
 
     def schedule(self) -> list[Scheduled]:
-        """Decide what the next call computes; empty when there is nothing to do."""
+        """Decide what the next call computes. Empty if there is nothing to do."""
         self.num_steps += 1
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
@@ -224,7 +231,7 @@ class Scheduler:
     def preview(self, parts: PySequence[Scheduled]) -> list[Scheduled] | None:
         """The result of the next `schedule` if each part of the current step adds one token and nothing else happens.
 
-        None if that is not known yet. Blocks that the next step needs are taken at once.
+        None if the result is not known yet. Blocks that the next step needs are taken at once.
 
         Args:
             parts: parts of the current step.
@@ -253,13 +260,13 @@ class Scheduler:
         ]
 
     def use_preview(self) -> None:
-        """Record that the step is the one that `preview` returned."""
+        """Record that the current step is now the one that `preview` returned."""
         self.num_steps += 1
 
     def complete(self, parts: Iterable[Scheduled]) -> None:
         """Record that a call was made: its positions are in the cache, and full blocks can be found.
 
-        Draft tokens are not recorded here; `accept` records each that is confirmed.
+        Draft tokens are not recorded here. `accept` records each confirmed draft token.
         """
         for part in parts:
             sequence, confirmed_end = part.sequence, part.confirmed_end
@@ -273,7 +280,9 @@ class Scheduler:
                 sequence.has_read_prompt = True
 
     def accept(self, sequence: Sequence) -> None:
-        """Record a confirmed draft token, which was added to the text: the last call computed its position."""
+        """Record a confirmed draft token. The token has been added to the text, and the last call
+        computed its position.
+        """
         self._advance(sequence, len(sequence))
 
     def _advance(self, sequence: Sequence, done: int) -> None:
@@ -285,7 +294,9 @@ class Scheduler:
         sequence.done = done
 
     def _add_drafts(self, step: _Step) -> None:
-        """Add draft tokens to sequences in decode, within what the step and the cache have left."""
+        """Add draft tokens to sequences in decode, as many as the step and the cache can still
+        take.
+        """
         for sequence, part in list(step.parts.items()):
             if sequence.drafter is None or part.end < len(sequence):
                 continue
@@ -306,7 +317,7 @@ class Scheduler:
                 step.add(part._replace(end=end, blocks=tuple(sequence.blocks), drafts=tuple(drafts)))
 
     def _extend(self, step: _Step, sequence: Sequence) -> None:
-        """Add a part for a running sequence; preempts younger ones if blocks are missing."""
+        """Add a part for a running sequence. Preempt younger sequences if blocks are missing."""
         while True:
             end, first_row = self._reach(step, sequence, sequence.done)
             missing = num_blocks_for(end) - len(sequence.blocks)
@@ -351,7 +362,7 @@ class Scheduler:
             step.add(Scheduled(sequence, sequence.done, end, first_row, tuple(sequence.blocks)))
 
     def _reach(self, step: _Step, sequence: Sequence, start: int) -> tuple[int, int]:
-        """The end of a sequence's part within what the step has left, and its first row."""
+        """The end of a sequence's part, such that it fits in the step, and the part's first row."""
         reads = len(sequence) - start > 1
         end = min(len(sequence), start + (min(step.tokens, step.prefill_tokens) if reads else step.tokens))
         first_row = max(start, sequence.first_row)

@@ -47,16 +47,18 @@ class Sequence:
         request: the request.
         choice: index among the request's texts.
         history: tokens of prompt and text so far.
-        leader: the first text of the request, whose blocks of the prompt the others share; None for itself.
-        drafter: makes its draft tokens; None without speculative decoding.
-        status: state.
+        leader: the first text of the request, whose blocks of the prompt the other texts share;
+            None for the first text.
+        drafter: makes the draft tokens of this text; None without speculative decoding.
+        status: state of the sequence.
         turn: sort key among all sequences, set when it arrives; lower runs first.
         done: number of positions in the KV cache.
         blocks: blocks of these positions.
         num_prompt_rows: number of prompt positions whose log probabilities have been computed.
         has_read_prompt: whether the whole prompt was in the cache once.
-        num_cached: positions that were found in the cache when it first ran; None before.
-        finish_reason: `stop`, `length`, `abort` or `error` when finished.
+        num_cached: number of positions that were found in the cache when the sequence first ran;
+            None before.
+        finish_reason: `stop`, `length`, `abort` or `error` when finished; None before.
     """
 
     request: Request
@@ -89,7 +91,9 @@ class Sequence:
 
     @property
     def first_row(self) -> int:
-        """The first position whose logits are needed; those of all later positions are, too."""
+        """The first position whose logits are needed. The logits of all later positions are needed,
+        too.
+        """
         wants_prompt = self.choice == 0 and self.request.output_options.prompt_logprobs is not None
         if wants_prompt and self.num_prompt_rows < self.history.num_prompt - 1:
             return self.num_prompt_rows

@@ -1,8 +1,8 @@
-"""Speculative decoding: draft tokens that one model call confirms.
+"""Speculative decoding: guessed tokens (draft tokens), several of which one model call can confirm.
 
-The model's token is sampled at each position as usual, from (seed, position) and its own logits. A draft token is
-confirmed if it equals that token, and then the logits of the next position are valid, too. So draft tokens change the
-number of model calls, and never a token of the text.
+The model's token is sampled at each position as usual, from (seed, position) and its own logits. A
+draft token is confirmed if it equals the sampled token. Then the logits of the next position are
+valid, too. So draft tokens change the number of model calls, but never a token of the text.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class ModelDrafter:
 
     Attributes:
         sequence: the sequence.
-        blocks: blocks that the draft model's cache was filled in.
+        blocks: the blocks in which the draft model's cache was filled.
         done: number of positions in the draft model's cache.
         guesses: draft tokens after `length`.
-        length: length of the sequence when they were made.
+        length: length of the sequence when the draft tokens were made.
     """
 
     sequence: Sequence
@@ -75,7 +75,7 @@ class ModelDrafter:
     length: int = 0
 
     def draft(self, most: int) -> list[int]:
-        """The draft tokens, if they were made for the current length.
+        """The draft tokens; empty if they were not made for the current length.
 
         Args:
             most: largest number of draft tokens that can be used.
@@ -83,8 +83,9 @@ class ModelDrafter:
         return self.guesses[:most] if self.length == len(self.sequence) else []
 
     def resume(self) -> int:
-        """Number of valid positions in the draft model's cache; less than before if blocks were released or a
-        draft token was rejected."""
+        """Number of valid positions in the draft model's cache. It decreases if blocks were
+        released or a draft token was rejected.
+        """
         blocks = self.sequence.blocks
         same = 0
         while same < min(len(blocks), len(self.blocks)) and blocks[same] == self.blocks[same]:

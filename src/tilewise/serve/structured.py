@@ -1,8 +1,9 @@
 """Texts that follow a JSON schema, a regular expression, a list of choices or a grammar.
 
-Before each token the grammar gives the mask of allowed tokens; their logits are not changed. llguidance advances the
-grammars. Here they are checked and compiled, on the caller's thread and within limits of size and work, before the
-engine gets the request. Large grammars are compiled in a child process first.
+Before each token the grammar gives the mask of allowed tokens. The logits of allowed tokens are not
+changed. The library llguidance advances the grammars. This module checks and compiles grammars, on
+the caller's thread and within limits of size and work, before the engine gets the request. Large
+grammars are compiled in a child process first.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class StructuredOutputsParams:
         whitespace_pattern: a regular expression of the whitespace between parts of JSON.
 
     Raises:
-        ConfigError: not exactly one of them is set, or it is invalid.
+        ConfigError: not exactly one of the first five is set, or a value is invalid.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -115,7 +116,7 @@ class StructuredOutputsParams:
             values: values by name; None counts as not set.
 
         Raises:
-            ConfigError: as the constructor, or an unknown name.
+            ConfigError: as for the constructor, or a name is unknown.
         """
         _validate.mapping("structured_outputs", "structured_outputs", values, "fields")
         for name in values:
@@ -248,7 +249,8 @@ class Grammars:
             params: the grammar in one of its forms.
 
         Raises:
-            ConfigError: it is invalid or too large, or no text can follow it; or the model has no end token.
+            ConfigError: the grammar is invalid or too large, or no text can follow it. Or the model
+                has no end token.
         """
         with self._lock:
             if params in self._compiled:

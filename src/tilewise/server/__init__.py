@@ -1,8 +1,9 @@
 """The server: one model over HTTP, with OpenAI's API and vLLM's names.
 
-This package has the HTTP process and its link to the engine's process: bodies, answers, streams,
-access control, limits, and the shutdown of both processes. `answer_lines` answers files of the same
-bodies without HTTP.
+A server has two processes: the HTTP process talks to clients, and the engine's process runs the
+model. This package has the HTTP process and the link between the two: bodies of requests and
+answers, streams, access control, limits, and the shutdown of both processes. `answer_lines` answers
+files of the same bodies without HTTP.
 """
 
 from importlib import import_module
@@ -23,7 +24,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is used: the engine's process does not need HTTP."""
+    """Import a public name from its module when it is used, because the engine's process does not
+    need HTTP.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

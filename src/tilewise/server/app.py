@@ -46,7 +46,7 @@ _JSON = "application/json"
 
 @dataclass(frozen=True)
 class _Post:
-    """A path that takes a body."""
+    """A path that accepts a POST with a body."""
 
     path: str
     model: type[BodyModel]
@@ -164,7 +164,7 @@ class _Named:
     """An endpoint that records its path, for metrics and the log.
 
     Args:
-        path: of the endpoint.
+        path: path of the endpoint.
         app: the endpoint.
     """
 

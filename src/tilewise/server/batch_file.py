@@ -1,8 +1,9 @@
 """Answers files of requests in OpenAI's batch format: one line of JSON per request and per answer.
 
-Each line has `custom_id`, `method`, `url` and `body`, as for `/v1/chat/completions` and `/v1/completions`; the code of
-these endpoints answers them. An invalid line gets an error as its answer, and the other lines are answered. Unlike over
-HTTP, unknown fields are errors, because a long batch should not run with a misspelled setting.
+Each line has `custom_id`, `method`, `url` and `body`. The body is that of a request to
+`/v1/chat/completions` or `/v1/completions`, and the code of these endpoints answers it. An invalid
+line gets an error as its answer, and the other lines are answered. Unknown fields are errors (over
+HTTP they are not), because a long batch should not run with a misspelled setting.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ class _Line:
 def answer_lines(
     engine: Engine, files: ModelFiles, lines: Iterable[str], progress: Progress | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Submit all lines at once; returns the answers in their order when all are finished.
+    """Submit all lines at once. Returns the answers in the order of the lines when all are
+    finished.
 
     Args:
         engine: the engine.
-        files: files of its model.
-        lines: lines of the file; empty ones are skipped.
+        files: files of the engine's model.
+        lines: lines of the file. Empty lines are skipped.
         progress: shows progress.
     """
     prepared = [_prepare(engine, files, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -91,7 +93,7 @@ def _put(
 
 
 def _prepare(engine: Engine, files: ModelFiles, number: int, text: str) -> _Line | dict[str, Any]:
-    """A line as requests, or its error answer."""
+    """A line as requests for the engine, or its error answer."""
     line: Mapping[str, Any] = {}
     body: Mapping[str, Any] = {}
     try:
@@ -142,7 +144,7 @@ def _prepare_completion(
 
 
 def _checked(model: Any, fields: Mapping[str, Any]) -> Any:
-    """A body without unknown fields."""
+    """Validate a body, and reject unknown fields."""
     try:
         body: BodyModel = model.model_validate(dict(fields))
     except ValidationError as error:

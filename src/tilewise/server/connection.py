@@ -1,8 +1,9 @@
 """uvicorn's connections with deadlines: clients that send or read too slowly are disconnected.
 
-uvicorn waits forever for the rest of a request's headers, and for a client that has stopped reading, even after the end
-of an answer. Here both have deadlines; the deadline of a client that reads slowly is renewed while it makes progress.
-Input that is not HTTP gets an error body, as all errors do.
+uvicorn waits forever for the rest of a request's headers, and for a client that has stopped
+reading, even after the end of an answer. Here both have deadlines. The deadline of a client that
+reads slowly is renewed while it makes progress. Input that is not HTTP is answered with an error
+body, like all errors.
 """
 
 from __future__ import annotations
@@ -72,17 +73,19 @@ class _Connection(H11Protocol):
             self._await_headers()
 
     def pause_writing(self) -> None:
-        """The write buffer is full: start the reader's deadline."""
+        """Start the reader's deadline, because the write buffer is full."""
         super().pause_writing()
         self._await_reader()
 
     def resume_writing(self) -> None:
-        """The write buffer has room: stop the reader's deadline."""
+        """Stop the reader's deadline, because the write buffer has room again."""
         self._forget_reader()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """An answer is complete: start the deadline for what the client has not read."""
+        """Start the reader's deadline when an answer is complete, for the part that the client has
+        not read.
+        """
         super().on_response_complete()
         self._await_reader()
 
@@ -118,7 +121,9 @@ class _Connection(H11Protocol):
             self._reader_due = self.loop.call_later(seconds, self._look_at_reader, num_unread)
 
     def _look_at_reader(self, before: int) -> None:
-        """Disconnect the client at its deadline, or renew it after progress."""
+        """At the reader's deadline, disconnect the client, or renew the deadline if the client has
+        made progress.
+        """
         self._reader_due = None
         num_unread = self.transport.get_write_buffer_size()
         if num_unread and before - num_unread < _LEAST_READ:

@@ -1,4 +1,6 @@
-"""Error answers: OpenAI's body and the HTTP status, from Tilewise's exceptions and pydantic's."""
+"""Error answers: the HTTP status, and a body in OpenAI's form, for exceptions of Tilewise and of
+pydantic.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,9 @@ class ApiError(Exception):
 
     Args:
         status: HTTP status.
-        message: a sentence.
-        param: the invalid field; None if no field is.
-        code: machine-readable code, if there is one.
+        message: a sentence that says what is wrong.
+        param: the invalid field; None if the error is not about a field.
+        code: machine-readable code, or None.
         headers: further headers of the answer.
     """
 
@@ -90,11 +92,13 @@ def context_error(limit: int, got: str, what: str) -> ApiError:
 
 
 def of_exception(error: BaseException, fields: Collection[str] = ()) -> ApiError:
-    """The error that a client receives for an exception; a defect is reported without details.
+    """The error that a client receives for an exception. A defect of Tilewise is reported without
+    details.
 
     Args:
         error: the exception.
-        fields: names of the fields of the request. An error without `param` gets the one that its rule begins with.
+        fields: names of the fields of the request. If an error has no `param`, the field whose name
+            begins the error's rule is used.
     """
     if isinstance(error, ConfigError):
         error = ApiError(400, str(error))
@@ -108,7 +112,9 @@ def of_exception(error: BaseException, fields: Collection[str] = ()) -> ApiError
 
 
 def _field_of(message: str, names: Collection[str]) -> str | None:
-    """The field that an error is about, or its entry as in `stop.1`: the one of `names` that begins its rule."""
+    """The field that an error is about, or an entry of the field as in `stop.1`: the one of `names`
+    with which the error's rule begins. None if there is no such field.
+    """
     match = _RULE.match(message)
     if match is None:
         return None
@@ -120,7 +126,9 @@ def _field_of(message: str, names: Collection[str]) -> str | None:
 
 
 def engine_error(name: str, message: str) -> ApiError:
-    """The error that a client receives for one in the engine's process, by the name of its class."""
+    """The error that a client receives for an error in the engine's process, which is given by the
+    name of its class and its message.
+    """
     if name == "ConfigError":
         return ApiError(400, message)
     if name == "PlanError":
@@ -132,7 +140,9 @@ def engine_error(name: str, message: str) -> ApiError:
 
 
 def validation_error(error: ValidationError) -> ApiError:
-    """The first error of a body: the field or list entry, the rule, the value."""
+    """The error that a client receives for an invalid body. It says the first wrong field or list
+    entry, the rule and the value.
+    """
     loc, problems = first_fault(error)
     place = ".".join(str(part) for part in loc if not _is_class(part)) or None
     rule = _OBJECT.sub("an object", joined_rules(problems))

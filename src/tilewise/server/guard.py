@@ -1,7 +1,8 @@
 """Middleware before all endpoints: checks `Host` and the API key, names each request, writes the access log.
 
-Only method, path and status of a request are logged. `/health` needs no key and no `Host`, so that load balancers can
-watch the server. The pages need no key: they contain no data, and ask the user for the key.
+Only method, path and status of a request are logged. `/health` needs no key and no `Host`, so that
+load balancers can watch the server. The pages for browsers need no key, because they contain no
+data and ask the user for the key.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Guard:
         """The salt of the client's key.
 
         Raises:
-            ApiError: 401 or 403.
+            ApiError: the key is missing or wrong (401), or the `Host` is not this server's (403).
         """
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""

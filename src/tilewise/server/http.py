@@ -1,7 +1,9 @@
-"""From ASGI messages to bodies and back: reads JSON, sends JSON or a stream of events, turns errors into bodies.
+"""Converts ASGI messages to bodies and back: reads JSON, sends JSON or a stream of events, and
+turns errors into bodies.
 
-Rejects bodies that are too large, too slow, nested too deep or not JSON, before any field is read. When the client
-disconnects, the work for it is cancelled, and with it its requests in the engine.
+Bodies that are too large, arrive too slowly, are nested too deep or are not JSON are rejected
+before any field is read. When a client disconnects, the work for it is cancelled, including its
+requests in the engine.
 """
 
 from __future__ import annotations
@@ -168,7 +170,7 @@ async def send_json(send: Send, status: int, content: Any, headers: Mapping[str,
 
 
 async def send_error(send: Send, error: BaseException, fields: Collection[str] = ()) -> None:
-    """Send an error as a body; also log it if it is a defect.
+    """Send an error as a body. If it is a defect of Tilewise, also log it.
 
     JSON has a space after colons, as OpenAI's servers write it, because some clients search the text for
     `"code": "context_length_exceeded"`.
@@ -220,7 +222,8 @@ async def read_json(service: Service, scope: Scope, receive: Receive) -> Any:
     """Read and parse a request's body.
 
     Raises:
-        ApiError: 408, 413, 415 or 400.
+        ApiError: the body arrives too slowly (408), is too large (413), is not JSON by its content
+            type (415), or is invalid (400).
     """
     headers = {
         name: value for name, value in scope["headers"] if name in (b"content-type", b"content-length")
@@ -241,7 +244,7 @@ def parse_body(content: bytes) -> dict[str, Any]:
     """Parse a body, which must be a JSON object.
 
     Raises:
-        ApiError: 400, the body is not an object, or is nested too deep.
+        ApiError: the body is not a JSON object, or is nested too deep (400).
     """
     # each takes about a hundred times its bytes in memory
     if content.count(b"[") + content.count(b"{") > _MOST_LISTS:

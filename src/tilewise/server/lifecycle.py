@@ -1,8 +1,10 @@
-"""Lifecycle of a server: from the engine's process and a bound socket to the deadline of the last answers.
+"""The lifecycle of a server, from its start (when the engine's process runs and the socket is
+bound) to the deadline of the last answers.
 
-Owns signals and the order in which parts are shut down. SIGTERM and SIGINT close the listening socket; answers in
-progress have until `shutdown_timeout_s`, and a second signal ends the server at once. When the engine's process dies,
-every client gets an error and the server exits with an error.
+This module handles signals and the order in which parts are shut down. SIGTERM and SIGINT close the
+listening socket. Answers in progress may continue for `shutdown_timeout_s`, unless a second signal
+ends the server at once. If the engine's process dies, every client gets an error and the server
+exits with an error.
 """
 
 from __future__ import annotations
@@ -143,8 +145,9 @@ class Lifecycle:
             raise self._cause()
 
     def _log_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an error of the event loop. When no more files can be opened, asyncio reports it hundreds of times a
-        second; the log gets one line a minute."""
+        """Handle an error of the event loop. If no more files can be opened, asyncio reports this
+        hundreds of times a second, but only one line a minute is logged.
+        """
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
@@ -155,7 +158,7 @@ class Lifecycle:
             )
 
     async def _warm(self) -> None:
-        """Start the template process while the model is loaded."""
+        """Start the process that renders chat templates while the model is loaded."""
         with suppress(TilewiseError):  # a model without a template
             await self._service.run_in_thread(self._service.files.renderer.prepare)
 
@@ -178,7 +181,9 @@ class Lifecycle:
         on_ready()
 
     async def _await_engine_end(self) -> None:
-        """Shut down after the engine's death; clients, which have the error already, get a moment to read it."""
+        """Shut down after the death of the engine's process. Clients have been sent the error
+        already, and get a moment to read it.
+        """
         await self._client.dead.wait()
         self._service.is_draining = True
         self._server.should_exit = True

@@ -1,7 +1,8 @@
 """Metrics of a server in Prometheus' text format, with vLLM's names.
 
-Times are those of the HTTP process, from the end of reading a request to the moment that a token
-can be sent. The engine's process reports when a text left the queue, on the machine's common clock.
+The HTTP process measures times, from the end of reading a request to the moment when a token can be
+sent. The engine's process reports when a text left the queue; both processes use the machine's
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Histogram:
     """Counts of values by upper bound.
 
     Args:
-        bounds: in ascending order.
+        bounds: upper bounds in ascending order.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -90,7 +91,7 @@ class Rates:
     """The number of tokens generated in each of the last seconds, for the status page.
 
     Args:
-        begun: when counting begins, of `time.monotonic`.
+        begun: when counting begins, in seconds of `time.monotonic`.
     """
 
     def __init__(self, begun: float) -> None:
@@ -105,7 +106,9 @@ class Rates:
             del self._counts[next(iter(self._counts))]  # the oldest
 
     def last(self, now: float) -> list[int]:
-        """Tokens of each full second since counting began, at most the last two minutes, oldest first."""
+        """Number of tokens in each full second since counting began, oldest first. At most the last
+        two minutes.
+        """
         begin = max(self._begun, int(now) - _MOST_RATES)
         return [self._counts.get(second, 0) for second in range(begin, int(now))]
 
@@ -181,10 +184,10 @@ class Metrics:
         """Record a token of a text.
 
         Args:
-            times: of its request.
-            place: of the text, prompt and choice.
-            now: the time.
-            scheduled: when the text left the queue, reported with its first token.
+            times: times of the text's request.
+            place: numbers of the text's prompt and choice.
+            now: the current time.
+            scheduled: when the text left the queue; reported only with its first token.
         """
         self._totals["generation_tokens"] += 1
         self.rates.add(now)
@@ -203,9 +206,9 @@ class Metrics:
 
         Args:
             num_tokens: number of generated tokens.
-            reason: of its end.
-            times: of its request, if it has generated tokens.
-            place: of the text, prompt and choice.
+            reason: why the text ended.
+            times: times of the text's request, if the text has generated tokens; otherwise None.
+            place: numbers of the text's prompt and choice.
         """
         self._finished[reason] = self._finished.get(reason, 0) + 1
         self._histograms["request_generation_tokens"].add(num_tokens)
@@ -236,7 +239,7 @@ class Metrics:
         """The content of `/metrics`.
 
         Args:
-            stats: of the engine, if there is one.
+            stats: load of the engine; None if there is no engine.
         """
         lines: list[str] = []
         if stats is not None:

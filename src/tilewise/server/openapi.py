@@ -60,7 +60,7 @@ def description(bodies: Mapping[str, type[BodyModel]]) -> dict[str, Any]:
     """The whole description.
 
     Args:
-        bodies: the model of each path's body.
+        bodies: by path, the pydantic model of its body.
     """
     _, schemas = models_json_schema(
         [(model, "validation") for model in bodies.values()], ref_template="#/components/schemas/{model}"

@@ -1,7 +1,8 @@
 """Starts a server: binds the socket, starts loading in the engine's process, then loads the HTTP modules.
 
-The engine's process may have been started before, so that its modules are loaded by then. The socket listens first, so
-that `/health` can report that the model is being loaded, and nothing is loaded if the address is in use.
+The engine's process may have been started earlier, to load its modules in the meantime. The socket
+listens before anything else is loaded. So `/health` can report that the model is being loaded, and
+nothing is loaded if the address is in use.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ def serve(
         model: directory of the model.
         settings: settings of the server.
         engine: fields of `EngineSettings` by name.
-        name: name of the model for clients, if the settings have none; None: the directory.
-        spawned: the engine's process, if it was started already; ended here.
+        name: name of the model for clients, if the settings have no name; None for the directory.
+        spawned: the engine's process, if it was started already. This function ends it.
         on_listening: called with the address, before the model is loaded.
         on_ready: called with the address, when the model is loaded.
 
     Raises:
         ConfigError, CheckpointError, LayoutError, ResourceError: the model cannot be served with these settings, or
             the address cannot be bound.
-        InternalError: the engine's process died.
+        InternalError: the engine's process died unexpectedly.
     """
     context = _tls(settings)
     _allow_files(settings.max_connections + _OTHER_FILES)

@@ -1,7 +1,8 @@
 """State that all endpoints share: the model's files, the link to the engine, limits, metrics.
 
-Owns admission (a request that would wait too long gets status 429), conversion of text to token ids, and the stream
-of deltas with its metrics. Runs on the event loop; templates and tokenizers run on other threads.
+A `Service` admits requests (a request that would wait too long gets status 429), converts text to
+token ids, and passes on the deltas of texts while it records metrics. It runs on the event loop.
+Templates and tokenizers run on other threads.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Caller:
     """The client of a request.
 
     Attributes:
-        salt: salt of the client's key, which separates its blocks in the prefix cache from others'.
+        salt: salt of the client's key. It separates the client's blocks in the prefix cache from
+            those of other clients.
         request_id: name of this request.
     """
 
@@ -60,7 +62,7 @@ class Service:
         settings: settings of the server.
         files: files of the model.
         client: link to the engine's process.
-        name: name of the model, if the settings have none.
+        name: name of the model, if the settings have no name.
     """
 
     def __init__(self, settings: ServerSettings, files: ModelFiles, client: EngineClient, name: str) -> None:
@@ -96,10 +98,10 @@ class Service:
             raise ApiError(503, text, headers={"Retry-After": _RETRY_S})
 
     def check_model(self, name: str | None) -> str:
-        """The model name in the answer.
+        """Check the model name of a request, and return the name for the answer.
 
         Raises:
-            ApiError: 404, the name is unknown.
+            ApiError: the name is unknown (404).
         """
         if name is None or name in self.names:
             return self.names[0] if name is None else name
@@ -109,7 +111,8 @@ class Service:
         raise ApiError(404, text, "model", "model_not_found")
 
     def check_writes(self, writes: bool = True) -> None:
-        """Reject requests for text to a pooling model, and for embeddings to a generating one.
+        """Reject requests for text to a pooling model, and requests for embeddings to a generating
+        model.
 
         Raises:
             ApiError: 400.
@@ -127,7 +130,7 @@ class Service:
         """Count the texts of a request while it is answered.
 
         Raises:
-            ApiError: 429, too many texts wait already.
+            ApiError: too many texts wait already (429).
         """
         room = int(self.client.facts["max_num_seqs"]) + self.settings.max_num_waiting
         if self._num_admitted and self._num_admitted + num_texts > room:
@@ -146,17 +149,17 @@ class Service:
         truncate: int | None = None,
         what: str = "prompt",
     ) -> list[int]:
-        """Token ids of a text. Of a very long text that will be truncated, only the end is encoded.
+        """Token ids of a text. If a very long text will be truncated, only its end is encoded.
 
         Args:
             text: the text.
-            add_special_tokens: whether the tokenizer adds its special tokens; None: yes.
-            truncate: number of last tokens to keep; None: all.
+            add_special_tokens: whether the tokenizer adds its special tokens; None counts as true.
+            truncate: number of last tokens to keep; None for all.
             what: name of the request's field, for errors.
 
         Raises:
             ConfigError: the tokenizer cannot encode the text.
-            ApiError: 400, the text is longer than any that fits the context.
+            ApiError: the text is longer than any text that fits the context (400).
         """
         most = self.files.longest_token * self.max_context
         if len(text) > most and truncate is None:
@@ -181,7 +184,7 @@ class Service:
 
         Raises:
             ConfigError: there is no template, or it rejects the conversation.
-            ApiError: 400, the request has a chat template, which is not allowed.
+            ApiError: the request has its own chat template, which the server does not allow (400).
         """
         if conversation.template is not None and not self.settings.trust_request_chat_template:
             text = "[server] chat_template needs --trust-request-chat-template; got a server without it; remove it"
@@ -195,12 +198,13 @@ class Service:
 
         Args:
             ids: token ids of the prompt.
-            truncate: number of last tokens to keep; -1: as many as leave room for the new tokens; None: all.
+            truncate: number of last tokens to keep. -1 keeps as many as leave room for the new
+                tokens. None keeps all.
             what: name of the request's field, for errors.
-            max_tokens: requested new tokens; None: any number.
+            max_tokens: number of requested new tokens; None for any number.
 
         Raises:
-            ApiError: 400, the prompt is too long, or has an id that the model does not have.
+            ApiError: the prompt is too long, or has an id that the model does not have (400).
         """
         return self.files.fit(ids, truncate, self.max_context, max_tokens, what)
 
@@ -212,7 +216,7 @@ class Service:
             logprobs: name of the request's field that asks for log probabilities of the text.
 
         Raises:
-            ConfigError: more log probabilities than the server reports.
+            ConfigError: the request asks for more log probabilities than the server reports.
         """
         values = {logprobs: params.logprobs, "prompt_logprobs": params.prompt_logprobs}
         for name, value in values.items():
@@ -230,10 +234,11 @@ class Service:
         cache_salt: str | None = None,
         priority: int | None = None,
     ) -> AsyncIterator[list[Delta]]:
-        """Submit prompts to the engine; yields lists of the deltas that have arrived.
+        """Submit prompts to the engine, and yield lists of the deltas that have arrived.
 
         Raises:
-            ApiError: too many log probabilities, or the engine rejects the request, fails, or takes too long.
+            ApiError: the request asks for too many log probabilities, or the engine rejects the
+                request, fails, or takes too long.
         """
         if params is not None:
             self._check_figures([len(ids) for ids in prompts], params)
@@ -285,7 +290,9 @@ class Service:
         times: RequestTimes,
         num_tokens: dict[tuple[int, int], int | None],
     ) -> None:
-        """Record metrics of deltas; `left` has the number of tokens of each unfinished text, None before its first."""
+        """Record metrics of deltas. `num_tokens` has the number of tokens of each unfinished text,
+        or None before its first token.
+        """
         now = time.monotonic()
         for delta in deltas:
             text = (delta.sequence, delta.choice)

@@ -43,7 +43,7 @@ class ServerSettings:
     Args:
 
     Raises:
-        ConfigError: a value outside its range, or two that contradict each other.
+        ConfigError: a value is outside its range, or two values contradict each other.
     """
 
     host: str = setting(
@@ -174,13 +174,13 @@ class ServerSettings:
             _validate.invalid("settings", rule, "no ssl_certfile", advice)
 
     def find_key(self, offered: str | None) -> str | None:
-        """The cache salt that belongs to a client's API key: empty if the server needs no key, None
-        if the key is not one of this server's.
+        """The cache salt that belongs to a client's API key. Empty if the server needs no key. None
+        if the key is not one of this server's keys.
 
         All keys are compared, in constant time.
 
         Args:
-            offered: the key after `Bearer`; None without one.
+            offered: the key that the client sent after `Bearer`; None if it sent none.
         """
         if not self.api_keys:
             return ""

@@ -1,4 +1,7 @@
-"""Declared strategies, and the layouts that follow from them."""
+"""Strategies, and the layouts that they give to the tensors of a graph.
+
+A strategy is a rule: it says which axis of the device mesh shards dims with which label.
+"""
 
 from tilewise.strategy.alone import lay_out_alone, lay_out_whole
 from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors, prefetch_states

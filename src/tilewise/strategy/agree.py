@@ -1,10 +1,13 @@
-"""Chooses the axes that share each factor of one op, from the layouts of its operands and the
-layouts wanted for its results.
+"""Chooses the mesh axes that share each factor of one op, from the layouts of the op's operands and
+the layouts wanted for its results.
+
+A factor is the name of a dim in the op's declaration, as in einsum. A choice is a layout for one
+dim, with a rank that says how strongly it is wanted.
 
 Contracted factors come first. A contracted factor is shared only if all operands that have it are
 labelled, have the same layout, and the op declares a partial value for it; otherwise it is not
-shared. Then each other factor takes its strongest choice. An axis shares at most one factor of an
-op. A value that is written to a state has the state's layout.
+shared. Then each other factor takes the strongest choice among its dims. An axis shares at most one
+factor of an op. A value that is written to a state has the state's layout.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ class OpDims:
                 self.outputs.setdefault(name, []).append((number, dim))
 
     def lacking(self, name: str) -> set[int]:
-        """Indices of the results that do not have a factor. The op contracts it there."""
+        """Indices of the results that do not have a factor. For these results, the op contracts the
+        factor.
+        """
         return {*range(len(self.factors.outputs))} - {n for n, _ in self.outputs.get(name, ())}
 
     def places(self, name: str) -> Iterator[int]:
@@ -65,8 +70,8 @@ def agree(dims: OpDims, choices: Mapping[int, Choices], wishes: Mapping[int, Cho
 
     Args:
         dims: factors of the op.
-        choices: choices of the operands, by tensor id.
-        wishes: layouts that hints ask of the results, by tensor id.
+        choices: choices of the operands' dims, by tensor id.
+        wishes: layouts that hints ask for the results, by tensor id.
     """
     op, factors = dims.op, dims.factors
     pinned = _pinned(dims, choices)
@@ -100,8 +105,8 @@ def require_equal_cuts(
     relabelled: Mapping[int, Sequence[DimLabel | None]],
     mesh: DeviceMesh,
 ) -> None:
-    """Reject dims of one factor that are shared alike but whose labels cut them at different
-    elements.
+    """Reject dims of one factor that are shared along the same axes but whose labels cut the dims
+    at different elements.
 
     Args:
         layouts: layouts of the operands as the op reads them, and of the results.
@@ -157,7 +162,9 @@ def rank_after(factors: Factors) -> int:
 
 
 def label_for(dims: OpDims, choices: Mapping[int, Choices], name: str, size: Size) -> DimLabel | None:
-    """The label of the operand whose choice a factor follows, among dims of this size, or None."""
+    """The label of the operand whose choice a factor follows, among dims of this size. None if
+    there is no such label.
+    """
     ranked = [
         (choices[tensor][dim].rank, spec.labels[dim])
         for _, tensor, dim in dims.inputs[name]
@@ -184,9 +191,9 @@ def _strongest(
 
 
 def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
-    """Factors whose layout is fixed: those of states that the op writes, of weights whose gradient
-    it computes, and of weights in panels. A reshard cannot change weights in panels, so rows of
-    activations change their layout instead.
+    """Factors whose layout is fixed: factors of states that the op writes, of weights whose
+    gradient the op computes, and of weights in panels. A reshard cannot change the layout of
+    weights in panels, so rows of activations change their layout instead.
     """
     op, factors = dims.op, dims.factors
     rule, pinned = op_named(op.op), dict[str, Choice]()
@@ -231,8 +238,8 @@ def _is_cut_alike(dims: OpDims, name: str, partial: PartialValue) -> bool:
 
 
 def _without(axes: Axes, taken: set[str]) -> Axes:
-    """The major axes up to the first one that is already used, and time. Axes after it would shard
-    in a wrong order.
+    """The axes before the first one that is already used, and time. Axes after the used one would
+    shard in a wrong order.
     """
     free = next((i for i, axis in enumerate(axes) if axis in taken and axis != MICRO), len(axes))
     return tuple(axis for i, axis in enumerate(axes) if i < free or axis == MICRO)

@@ -13,13 +13,14 @@ __all__ = ["lay_out_alone", "lay_out_whole"]
 
 
 def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph], object]) -> GraphLayout:
-    """Layouts of a graph for a single device. They equal what propagation would compute.
+    """Layouts of a graph for a single device. They equal the layouts that `propagate_layouts` would
+    compute.
 
     Args:
         graph: the graph, with its templates.
         mesh: a mesh of one device.
-        require_hints: checks the layout hints of a graph's tensors. On one device every hint is
-            satisfied.
+        require_hints: checks the layout hints of a graph's tensors. On one device every valid hint
+            is satisfied.
     """
     require_hints(graph)
     layout_by_key: dict[str, GraphLayout] = {}

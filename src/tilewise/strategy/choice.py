@@ -1,7 +1,7 @@
 """`Choice`: a layout for one dim, how strongly it is wanted, and why. Propagation compares choices.
 
-Different dims of a tensor must have different axes. A dim that counts the batch includes the time
-axis if a step has several microbatches.
+Different dims of a tensor must have different axes. If a step has several microbatches, the axes of
+a dim that counts the batch include `MICRO`, which stands for time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ ASKED, RULED, PASSED, CONTRACTED, FREE = range(5)
 
 @dataclass(frozen=True)
 class Choice:
-    """The axes of one dim, the rank and the origin (in words) of the choice, and whether it comes
-    from a hint, directly or through ops.
+    """A choice for one dim.
+
+    The fields are the axes, the rank (how strongly the choice is wanted), the origin in words, and
+    whether the choice comes from a hint, directly or through ops.
     """
 
     axes: Axes
@@ -46,7 +48,7 @@ class Choice:
     is_asked: bool = False
 
     def through(self, rank: int) -> Choice:
-        """The choice after an op, with a rank that is at most the given one."""
+        """The choice after it has passed through an op: its rank is at most `rank`."""
         return self if self.rank == FREE else replace(self, rank=max(self.rank, rank))
 
 
@@ -76,13 +78,13 @@ def require_unique(name: str, layout: TensorLayout) -> TensorLayout:
 def place_time(
     label: DimLabel | None, axes: Axes, mesh: DeviceMesh, batch: BatchCut, inside: Axes = ()
 ) -> Axes:
-    """A dim's axes of more than one device, with microbatches among them if the dim counts the
-    batch.
+    """The axes of a dim that have more than one device. If the dim counts the batch, `MICRO` is
+    added at the right place.
 
-    Axes before `MICRO` complete sums once per step. An axis is placed there if the number of batch
-    splits lets its devices hold nodes of the tree over batch splits. The other axes share every
-    microbatch, and sums are completed once per microbatch. If a strategy asks for one axis inside,
-    all are inside.
+    Sums over devices along an axis before `MICRO` are completed once per step. An axis is placed
+    there if each of its devices then has a node of the tree over batch splits. The devices along
+    the other axes share every microbatch, and their sums are completed once per microbatch (inside
+    of time). If a strategy asks for one axis inside of time, all axes are placed there.
     """
     axes = tuple(axis for axis in axes if mesh.size(axis) > 1)
     if label is None or not label.is_summed_by_batch_splits or batch.microbatches == 1:

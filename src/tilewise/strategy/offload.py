@@ -1,9 +1,11 @@
-"""Offloading: tensors are stored in a file of each device, and fetched into its memory when they are needed.
+"""Offloading: tensors are stored in a file of each device, and fetched into the device's memory
+when they are needed.
 
-Optimizer states are prefetched whole if memory allows (`plan.prefetched_states`); the update reads the others block by
-block (`plan.lower.blocks`). Weights are fetched for each layer in the forward pass, in the backward pass and by the
-update. Activations that the backward pass reads are stored after the layer that computes them and fetched before
-their reader. Offloading changes no bit of the result.
+Optimizer states are prefetched whole if memory allows (`plan.prefetched_states`). The update reads
+the remaining states block by block (`plan.lower.blocks`). Weights are fetched for each layer in the
+forward pass, in the backward pass and by the update. Activations that the backward pass reads are
+stored after the layer that computes them and fetched before their reader. Offloading changes no bit
+of the result.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def check_offload(offload: str | Collection[str]) -> frozenset[str]:
 def offload_tensors(
     graph: Graph, layout: GraphLayout, kinds: Collection[str], batch: BatchCut
 ) -> tuple[Graph, GraphLayout]:
-    """Return a laid-out graph with tensors in files, and with calls that fetch and store them.
+    """Move tensors of a laid-out graph to files, and add calls that fetch and store them. Return
+    the new graph and its layout.
 
     Args:
         kinds: members of `OFFLOADS`.
@@ -58,8 +61,8 @@ def offload_tensors(
 def prefetch_states(
     graph: Graph, layout: GraphLayout, places: Mapping[int, int], batch: BatchCut
 ) -> tuple[Graph, GraphLayout]:
-    """Return a graph whose updates find some offloaded states in memory: calls fetch them whole
-    before the update, and store them after it.
+    """Add calls that fetch some offloaded states whole before their update, and store them after
+    the update. Return the new graph and its layout.
 
     Args:
         places: per tensor, the op before which it is fetched.
@@ -203,7 +206,7 @@ class _Offloading(Prefetching):
 
 
 class _StatePrefetching(Prefetching):
-    """Adds calls that fetch optimizer states before their updates, all or some of them.
+    """Adds calls that fetch all or some optimizer states before their updates.
 
     Args:
         places: per tensor, the op before which it is fetched.

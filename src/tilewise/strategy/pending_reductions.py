@@ -1,10 +1,13 @@
-"""Derives the pending reductions of laid-out ops: what is partial, who holds which parts of the
-tree, and where the sum is delivered.
+"""Derives the pending reductions of ops whose layouts are known.
 
-There is a pending reduction for each value that an op declares as partial and whose factor is
-shared, over devices or over microbatches. Numbers of devices whose parts would not be nodes of the
-tree are rejected; the error names k splits or batch splits that fit.
-`ir.validate.validate_pending_reductions` checks the result, whatever made it.
+A partial value is a value of which several devices or microbatches each have a part. Its pending
+reduction says which device has which leaves of the tree along which parts are combined, and where
+the result is delivered.
+
+There is a pending reduction for each value that an op declares as partial, if devices or
+microbatches share its factor. A number of devices is rejected if their parts would not be nodes of
+the tree. The error names k splits or batch splits that fit.
+`ir.validate.validate_pending_reductions` checks the result again.
 """
 
 from __future__ import annotations
@@ -63,8 +66,8 @@ def make_pending_reductions(
 
 
 def _covers(one: PendingReduction, other: PendingReduction) -> bool:
-    """Whether completing one pending reduction also completes another: both have the same device
-    group, or the other's values have no tree.
+    """Whether completing `one` also completes `other`: both have the same device group, or the
+    values of `other` have no tree.
     """
     return one.axes == other.axes or (one.combine == "or" and {*other.axes} <= {*one.axes})
 

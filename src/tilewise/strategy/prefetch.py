@@ -1,11 +1,11 @@
 """Groups sharded or offloaded weights into units, and adds the calls that gather each unit before
 it is used.
 
-Each layer is a unit, and so is each run of ops between layers. A user or a minimum size may join
-several. The gathering calls are templates, so equal layers use the same instructions. A call is
-placed `prefetch` units before its first reader. This is enough for overlap, because tasks run as
-soon as their tiles are available. The planner assigns memory to gathered weights by their live
-intervals.
+A unit is what is gathered together: the weights of one layer, or of a run of ops between layers. A
+user or a minimum size may join several of these to one unit. Each gathering call is the use of a
+template, so equal layers use the same instructions. A call is placed `prefetch` units before its
+first reader. This is enough for overlap, because tasks run as soon as their tiles are available.
+The planner assigns memory to gathered weights by their live intervals.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class UnitChoice:
     """How weights are gathered or fetched.
 
     Attributes:
-        prefetch: how many units before its first reader a call is placed.
+        prefetch: how many units before its first reader a gathering call is placed.
         is_kept: whether weights that the forward pass read stay in memory for the backward pass.
         patterns: patterns of weight names; adjacent layers whose weights all match one pattern are
             a unit.
-        elements: adjacent layers are joined to a unit until it has this many elements.
+        elements: adjacent layers are joined to a unit until the unit has this many elements.
     """
 
     prefetch: int = 1
@@ -66,13 +66,13 @@ class Prefetching:
 
     Args:
         graph, layout: the graph and its compute layout.
-        batch: how its rows are divided.
+        batch: how the batch of the graph is divided.
         choice: how layers are joined to units.
         fetch_op: name of the op that fetches a weight.
 
     Attributes:
         tensors: tensors of the new graph.
-        compute: their layouts.
+        compute: compute layouts of these tensors.
     """
 
     def __init__(

@@ -1,12 +1,14 @@
 """Derives a layout of every tensor from a graph, a mesh and a strategy.
 
-An input, parameter or state takes its layout from a hint, or from the rule for its labels. Hints on
-results are propagated backwards through ops that contract nothing. Then ops are visited in order,
-and each chooses the axes of its factors (`strategy.agree`): first hints, then rules, then layouts
-that pass through ops, then those that result from contractions. A reshard is recorded where an
-operand has another layout, or where an op cannot deliver the hinted layout of its result. A sum can
-be delivered in shards directly. Every template is laid out once per distinct layout of its
-arguments.
+An input, parameter or state takes its layout from a hint of the user, or from the strategy's rule
+for its labels. Hints on results are propagated backwards through ops that contract nothing. Then
+ops are visited in order. For each op, `strategy.agree` chooses the axes of the op's factors (its
+named dims). Hints are strongest, then rules, then layouts that have passed through ops, then
+layouts that result from contractions.
+
+A reshard (a change of layout) is recorded if an operand has another layout than the op needs, or if
+an op cannot deliver the hinted layout of its result. A sum can be delivered in shards directly. A
+template (the structure of a layer) is laid out once per distinct layout of its arguments.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ def propagate_layouts(
 
     Raises:
         LayoutError: an axis shards two dims of a tensor, a device's part of a sum is not a node of
-            its tree, operands are shared alike but cut at different elements, or a layout by name
-            matches no tensor.
+            the sum's tree, operands are shared along the same axes but cut at different elements,
+            or a name pattern of the strategy's layouts matches no tensor.
     """
     every = _Propagation(mesh, strategy, batch)
     if mesh.num_devices == 1 and batch.microbatches == 1:
@@ -138,7 +140,7 @@ class _Propagation:
         return choices
 
     def require_fits(self, graph: Graph) -> None:
-        """Reject a layout by name that no tensor has matched."""
+        """Reject a name pattern of the strategy's layouts that no tensor has matched."""
         for pattern in self.strategy.layouts:
             if pattern not in self.fitting:
                 raise LayoutError(
@@ -233,7 +235,9 @@ class _Propagation:
     def _template(
         self, template: Template, arguments: tuple[Choices, ...]
     ) -> tuple[GraphLayout, dict[int, Choices]]:
-        """The layout of a template for its arguments. Choices that differ only in words share one."""
+        """The layout of a template for its arguments. Arguments whose choices differ only in the
+        words of their origins share one layout.
+        """
         key = (template.key, tuple((c.axes, c.rank, c.is_asked) for tensor in arguments for c in tensor))
         if key not in self.cache:
             counts.sharded += 1
@@ -345,8 +349,8 @@ def _arrival(
     agreed: Mapping[str, Choice],
     wish: Choices | None,
 ) -> Choices:
-    """A sum over k splits may be delivered in the shards that a hint asks for, if they are those of
-    its own device group on its last dim.
+    """The layout in which an output is delivered. A sum over k splits may be delivered in the
+    shards that a hint asks for, if these are shards of its last dim over its own device group.
     """
     if wish is None:
         return natural

@@ -1,8 +1,10 @@
-"""Inserts an op for every recorded reshard, so that each op's operands have the layouts it needs.
+"""Inserts an op for every recorded reshard (change of layout), so that each op's operands have the
+layouts that the op needs.
 
 A dim that loses axes is gathered up to the common prefix of both layouts; a dim that gains axes is
-sliced. A change needs at most one op of each kind. Readers in one phase that need the same layout
-share the op. A template whose layers need different reshards is copied per layout.
+sliced. A change needs at most one gather and one slice. Readers in one phase that need the same
+layout share these ops. If layers of one template need different reshards, the template is copied,
+once per layout.
 """
 
 from __future__ import annotations
@@ -21,21 +23,21 @@ __all__ = ["insert_reshards"]
 
 
 def insert_reshards(graph: Graph, layout: GraphLayout, *, strict: bool = False) -> tuple[Graph, GraphLayout]:
-    """Return the graph with its reshards as ops `all_gather` and `slice`, and its layout.
+    """Return the graph, in which reshards are now ops `all_gather` and `slice`, and its layout.
 
     Args:
         strict: reject reshards that no hint asks for.
 
     Raises:
-        LayoutError: the batch is shared in two ways, or a weight would have to change its layout;
-            with `strict`, an op's operands disagree.
+        LayoutError: the batch is shared in two ways, or a weight would have to change its layout.
+            With `strict`, also if an op needs a reshard that no hint asks for.
     """
     return _Inserting(strict).insert(graph, layout)
 
 
 class _Resharded(NamedTuple):
-    """A template with its reshards, its layout, and the tensors that replace those resharded for a
-    hint.
+    """A template with its reshards, its layout, and the replacements of tensors that a hint
+    reshards.
     """
 
     template: Template

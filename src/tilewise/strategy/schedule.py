@@ -1,4 +1,6 @@
-"""Schedules: the order in which a stage executes segments and microbatches."""
+"""Schedules: the order in which segments and microbatches run. A segment is the call of a layer, or
+a run of ops between two calls.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ __all__ = ["one_stage"]
 
 
 def one_stage(phases: Sequence[str], microbatches: int) -> Schedule:
-    """The schedule of one stage: for each microbatch, forward and then backward; the update runs in
-    the last one.
+    """The schedule of one stage: for each microbatch, the forward segments and then the backward
+    segments. The update runs after those of the last microbatch.
 
     Args:
         phases: phase of each segment in graph order: `forward`, `backward` or `update`.

@@ -2,10 +2,11 @@
 gathered for use.
 
 Propagation lays out the graph as if every device of a sharding axis had whole weights. That is the
-compute layout. This module gives each weight a *storage shard*, divided along dim 0 in whole
-panels, and the same to its gradient and optimizer states. Readers of the weight then read what
-`all_gather_parameters` has gathered. The sum that computes its gradient is delivered in shards, and
-the update works on shards. Nothing else changes, so the bits stay the same.
+compute layout. This module divides each weight along dim 0, in whole panels (blocks of 32 rows),
+into *storage shards*, one per device. The weight's gradient and optimizer states are divided in the
+same way. Readers of the weight then read what `all_gather_parameters` has gathered. The sum that
+computes its gradient is delivered in shards, and the update works on shards. Nothing else changes,
+so the bits of results stay the same.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ __all__ = ["shard_states"]
 def shard_states(
     graph: Graph, layout: GraphLayout, sharding: StateSharding, batch: BatchCut
 ) -> tuple[Graph, GraphLayout]:
-    """Return a graph with storage shards: calls that gather weights, and layouts of weights,
-    gradients and states.
+    """Return a graph with calls that gather weights, and a layout in which weights, gradients and
+    states are stored in shards.
 
     Raises:
         LayoutError: there is no weight to shard, or a gradient is computed by ops that cannot

@@ -1,4 +1,4 @@
-"""Declared strategies: which mesh axis shards the dims with which labels."""
+"""Strategies as users declare them: which mesh axis shards the dims with which labels."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class StateSharding:
     batch.
 
     Attributes:
-        axes: mesh axes that shard them in storage, along dim 0.
+        axes: mesh axes that shard these tensors in storage, along dim 0.
         reshard_after_forward: whether the gathered weights of a layer are freed after its forward
-            pass and gathered again for its backward pass. This adds one transfer, and needs memory
-            for two layers instead of all.
-        prefetch: how many layers in advance weights are gathered. Each takes the memory of one more
-            layer.
+            pass and gathered again for its backward pass. If true, each layer is transferred once
+            more, and memory for the weights of two layers suffices, instead of all layers.
+        prefetch: how many layers in advance weights are gathered. Each such layer needs memory for
+            its gathered weights.
         reduce: when gradients are summed over devices if there are several microbatches.
-            `microbatch`: in each one, so that only a share of them is stored. `step`: once after
-            the last one, like PyTorch's `no_sync`, with fewer transfers and sums as large as the
-            weights on every device.
+            `microbatch`: in each microbatch, so that a device stores only its share of the sums.
+            `step`: once after the last microbatch, like PyTorch's `no_sync`. Then less is
+            transferred, but every device stores sums as large as the weights.
         units: patterns of weight names (`layers.[0-3].*`). Adjacent layers whose weights all match
-            one pattern are gathered together, as a unit. Other layers are units of their own, or
-            are joined by size.
+            one pattern are gathered together, as a unit. Every other layer is a unit of its own, or
+            is joined to others by `unit_elements`.
         unit_elements: adjacent layers are gathered together until they have this many elements.
 
     Raises:
@@ -88,7 +88,7 @@ class DistributionStrategy:
     """How a model is distributed over devices.
 
     Attributes:
-        mode: its kind.
+        mode: the kind of parallelism.
         axes: mesh axis -> size, in mesh order.
         rules: label name -> the mesh axis that shards dims with this label, or several axes, major
             first. Other dims are replicated.
@@ -96,14 +96,15 @@ class DistributionStrategy:
             parameters, states and outputs with matching names. It takes precedence over rules. The
             first matching pattern decides; a pattern that matches no name is an error when
             planning.
-        sharding: how state is sharded over the devices that share the batch; None if each device
-            has all of it.
+        sharding: how weights, gradients and optimizer states are sharded over the devices that
+            share the batch; None if each device has them whole.
 
     The graph decides which sizes are possible: its `k_splits`, and the batch splits of its batch
     (docs/numerics.md, rules 2 and 5).
 
     Raises:
-        LayoutError: an axis has no size, or a rule or a layout names no axis, or one axis twice.
+        LayoutError: an axis has no valid size, or a rule or a layout names an unknown axis or one
+            axis twice.
     """
 
     mode: ParallelismMode
@@ -170,13 +171,13 @@ class DistributionStrategy:
 
     @classmethod
     def single(cls) -> DistributionStrategy:
-        """A single device."""
+        """The strategy for a single device."""
         return cls(ParallelismMode.SINGLE, {})
 
     @classmethod
     def ddp(cls, world_size: int) -> DistributionStrategy:
-        """Data parallelism: the batch is sharded on `dp`, parameters are replicated, gradient tiles
-        are reduced as they become available.
+        """Data parallelism: the batch is sharded on `dp`, and parameters are replicated. Gradients
+        are reduced tile by tile, as soon as a tile is complete.
         """
         return cls(ParallelismMode.DDP, {"dp": world_size}, _DATA)
 
@@ -200,8 +201,8 @@ class DistributionStrategy:
         unit_elements: int = 0,
     ) -> DistributionStrategy:
         """Fully sharded data parallelism. All devices share the batch. Weights, gradients and
-        optimizer states are sharded over `shard_degree` devices (by default all: ZeRO 3), and
-        replicated over the groups (hybrid sharding).
+        optimizer states are sharded over `shard_degree` devices. By default these are all devices
+        (ZeRO 3). Otherwise each group of `shard_degree` devices has a copy (hybrid sharding).
 
         Args:
             world_size: number of devices.
@@ -245,8 +246,8 @@ class DistributionStrategy:
 
     @classmethod
     def shard_optimizer_states(cls, world_size: int) -> DistributionStrategy:
-        """ZeRO 1: optimizer states are sharded over all devices. Like `shard_gradients`, with
-        gradients summed once per step.
+        """ZeRO 1: optimizer states are sharded over all devices. This is `shard_gradients`, except
+        that gradients are summed once per step.
         """
         return cls.fsdp(world_size, reshard_after_forward=False, reduce="step")
 
@@ -265,10 +266,10 @@ class DistributionStrategy:
 
     @classmethod
     def for_mesh(cls, mesh: DeviceMesh, sharding: StateSharding | None = None) -> DistributionStrategy:
-        """The strategy for a mesh, by the names of its axes.
+        """The strategy that the names of a mesh's axes stand for.
 
         Args:
-            mesh: its axes are `dp`, `fsdp` and `tp`, or some of them.
+            mesh: a mesh with some or all of the axes `dp`, `fsdp` and `tp`.
             sharding: how state is sharded over an axis `fsdp`; by default as in `StateSharding`.
 
         Raises:

@@ -1,10 +1,10 @@
-"""Gradients of embedding tables: devices that share a batch exchange token ids and rows instead of
-whole tables.
+"""Gradients of embedding tables: devices that share a batch exchange token ids and gradient rows
+instead of whole tables.
 
-A token adds to one row of a table, so most of the gradient is zero. Summing it over devices like
-other gradients would send the whole table. If the token ids and the added rows are fewer bytes,
-these are exchanged instead. Each device then adds the rows of all tokens, for its own part of the
-table, along the whole tree as one device would. So the bits stay the same.
+A token adds to one row of a table, so most of a table's gradient is zero. Summing it over devices
+like other gradients would send the whole table. If the token ids and the added rows take fewer
+bytes, devices exchange these instead. Each device then adds the rows of all tokens to its own part
+of the table, along the tree over the whole batch, as one device would. So the bits stay the same.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ _ID_BYTES, _GRADIENT_BYTES = 4, 4  # of an id, and of an element of a gradient
 
 
 def gather_table_rows(graph: Graph, layout: GraphLayout, batch: BatchCut) -> tuple[Graph, GraphLayout]:
-    """The graph with ids and rows gathered before the gradients of its tables, and its layout.
+    """Return the graph, in which ids and rows are gathered before the gradients of its tables, and
+    its layout.
 
-    With several microbatches no sum has all tokens, so nothing changes. Ops inside layers are not changed.
+    With several microbatches no sum has all tokens, so the graph is not changed. Ops inside layers
+    are not changed.
     """
     chosen = {op.id for op in graph.ops if batch.microbatches == 1 and _is_gathered(graph, layout, op)}
     if not chosen:

@@ -1,7 +1,7 @@
 """Training: configuration, data preparation, the training loop with checkpoints, evaluation.
 
-This package decides what a run writes to disk. The computation is a graph with a strategy, of which
-this package calls `step`.
+This package decides what a run reads and writes on disk. The computation is a graph with a
+strategy; this package calls its `step`.
 """
 
 from tilewise.train.alternatives import as_toml

@@ -1,5 +1,5 @@
-"""The settings of a configuration that can change without changing a bit of the result: mesh,
-workers, microbatches, recomputation and tile sizes. It transforms configurations and plans nothing.
+"""Changes of a configuration that change no bit of the result: of the mesh, workers, microbatches,
+recomputation and tile sizes. The functions return changed configurations; they plan nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MOST_TILE_ROWS = 4096
 
 
 def other_meshes(config: TrainConfig) -> Iterator[TrainConfig]:
-    """The configuration with every mesh of one axis on as many cores: those of the machine, or
-    workers times devices if the configuration sets workers. The configuration's own mesh comes
-    first, and is the only one with several axes.
+    """The configuration with its own mesh, and then with every mesh of one axis that uses the same
+    number of cores. The number of cores is that of the machine, or workers times devices if the
+    configuration sets workers.
     """
     distribution = config.distribution
     yield config
@@ -61,8 +61,8 @@ def _over(config: TrainConfig, mesh: dict[str, int], workers: int) -> TrainConfi
 
 
 def memory_ladder(config: TrainConfig) -> Iterator[TrainConfig]:
-    """The configuration with changes that may need less memory, by microbatches and recomputation,
-    cheapest in time first.
+    """The configuration with changes of microbatches and recomputation that may need less memory.
+    Changes that cost the least time come first.
     """
     train = config.train
     words = ["none", "selective", "full"]
@@ -87,7 +87,9 @@ def with_more_microbatches(config: TrainConfig) -> TrainConfig:
 
 
 def larger_and_smaller_tiles(config: TrainConfig) -> Iterator[TrainConfig]:
-    """The configuration with tiles of one sequence, two, four and so on, up to a batch split."""
+    """The configuration with tiles of one sequence, two, four and so on, up to the size of a batch
+    split.
+    """
     sequences, rows = 1, config.data.context
     while (
         sequences <= config.train.batch // config.train.batch_splits and sequences * rows <= _MOST_TILE_ROWS

@@ -34,8 +34,8 @@ def compare_strategy(
         report: called with a description of the current work.
 
     Raises:
-        LayoutError, PlanError, ResourceError: the mesh is not possible for this model; before any
-            work.
+        LayoutError, PlanError, ResourceError: the mesh is not possible for this model. Raised
+            before any work.
     """
     from tilewise.session.verify import verify_strategy
 

@@ -1,5 +1,5 @@
-"""Evaluates how well a model predicts files that it was not trained on, in bits per byte, next to
-gzip and xz.
+"""Evaluates how well a model predicts files that it was not trained on, in bits per byte, and
+compares it with gzip and xz.
 
 A file is scored as a compressor would store it: every token and the end mark, each predicted from
 at most `context` preceding tokens. Windows overlap by half, so all tokens after the first window
@@ -43,7 +43,8 @@ class CompressionReport:
 
     Attributes:
         gzip_each, xz_each: each file compressed separately.
-        gzip_joined, xz_joined: all files concatenated, so that later ones profit from earlier ones.
+        gzip_joined, xz_joined: all files concatenated, so that later files profit from earlier
+            ones.
     """
 
     gzip_each: float
@@ -77,9 +78,9 @@ def sliding_windows(ids: Sequence[int], context: int, start: int) -> tuple[_Ids,
     -100.
 
     Args:
-        ids: to score.
+        ids: the tokens to score.
         context: maximum number of tokens of a window.
-        start: the id before the first one (the end of the previous document).
+        start: the id before the first token (the end mark of the previous document).
 
     Raises:
         ConfigError: a window cannot have this size.
@@ -105,7 +106,7 @@ class Score:
     Attributes:
         nats: the sum over tokens of minus the logarithm of each token's probability.
         num_tokens: number of predicted tokens.
-        num_bytes: of the files, in UTF-8.
+        num_bytes: bytes of the files in UTF-8.
     """
 
     nats: float
@@ -141,14 +142,15 @@ def score_files(
     Args:
         model: an instance of a training graph over `batch` sequences of any length up to the
             context.
-        tokenizer: of the model; the special tokens that it adds to a text are not used.
-        files: to score.
-        batch: windows per call.
+        tokenizer: the model's tokenizer. Special tokens that it adds to a text are not used.
+        files: the files to score.
+        batch: number of windows per call.
         context: maximum number of tokens of a window.
-        start: the id before a file.
-        end: the id of a mark after each file, which is predicted too; None: there is none.
-        vocab_size: of the model, if its tokenizer may have tokens beyond it; otherwise None.
-        show: called with done and all windows after each forward pass.
+        start: the id before the first token of a file.
+        end: the id of the end mark after each file, which is predicted too; None for no mark.
+        vocab_size: the model's vocabulary size, if its tokenizer may have larger token ids;
+            otherwise None.
+        show: called after each forward pass with the number of windows done and of all windows.
 
     Raises:
         ConfigError: a window cannot have the size `context`, or a file has a token without weights
@@ -173,14 +175,14 @@ def score_files(
 
 
 def _sum_of_losses(model: GraphInstance, tokens: _Ids, labels: _Ids) -> float:
-    """The sum over the scored labels; the loss is their mean."""
+    """The sum of losses over the scored labels. (The graph's loss is the mean.)"""
     model.forward(tokens=tokens, labels=labels)
     return float(model.get_tensor("loss").reshape(())) * int((labels != IGNORED).sum())
 
 
 def _in_batches(tokens: _Ids, labels: _Ids, batch: int) -> Iterator[tuple[_Ids, _Ids]]:
-    """Batches of `batch` windows, as wide as needed; the last one is filled with windows that score
-    nothing.
+    """Batches of `batch` windows, as wide as needed. The last batch is filled up with windows that
+    score nothing.
     """
     for first in range(0, len(tokens), batch):
         part_tokens, part_labels = tokens[first : first + batch], labels[first : first + batch]

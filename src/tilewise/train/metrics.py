@@ -1,8 +1,8 @@
 """Metrics of a run: a file with one JSON line per step, and the loss curve as a picture.
 
-A line has `step`, `loss`, `grad_norm` and `seconds` since the run began, and `held_out_loss` after an
-evaluation. A resumed run drops the lines from its first step on, so a file has each step once. A
-damaged file does not stop a run: it is cut at its first wrong line, with a warning.
+A line has `step`, `loss`, `grad_norm` and `seconds` since the run began, and `held_out_loss` after
+an evaluation. A resumed run removes the lines from its first step on, so a file has each step once.
+A damaged file does not stop a run: the file is cut at its first wrong line, with a warning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_LINE_BYTES = 1 << 16
 
 
 class _Line(BaseModel):
-    """A step and its figures; a skipped step has no loss."""
+    """A step and its figures. A skipped step has no loss."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -36,14 +36,14 @@ class _Line(BaseModel):
 
 
 class MetricsFile:
-    """Appends a line per step to a JSONL file; each line is written in one piece.
+    """Appends a line per step to a JSONL file. Each line is written in one piece.
 
     Args:
-        path: of the file; its directory must exist.
-        first_step: of this run; older lines from this step on are dropped.
+        path: path of the file, whose directory must exist.
+        first_step: first step of this run. Existing lines from this step on are removed.
 
     Raises:
-        ResourceError: it cannot be written.
+        ResourceError: the file cannot be written.
     """
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
@@ -54,10 +54,10 @@ class MetricsFile:
             self._file: IO[bytes] = path.open("ab", buffering=0)
 
     def add(self, **values: float | int | None) -> None:
-        """Write one line; every number must be finite, as JSON requires.
+        """Write one line. Every number must be finite, as JSON requires.
 
         Raises:
-            ResourceError: it cannot be written.
+            ResourceError: the file cannot be written.
         """
         line = (json.dumps(values, allow_nan=False) + "\n").encode("utf-8")
         with writing(self._path):
@@ -70,12 +70,13 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a metrics file; none if it does not exist. Lines after an invalid one
-    are ignored with a warning; half a line at the end, which a killed run may leave, is ignored
-    silently.
+    """All complete lines of a metrics file; an empty list if the file does not exist.
+
+    Lines from the first invalid one on are ignored with a warning. Half a line at the end, which a
+    killed run may leave, is ignored silently.
 
     Raises:
-        ConfigError: it is not a regular file, or cannot be read.
+        ConfigError: the path is not a regular file, or the file cannot be read.
     """
     lines: list[dict[str, Any]] = []
     for number, line in enumerate(_lines(path), 1):
@@ -108,13 +109,13 @@ def draw_loss_curve(
     """Save the loss per step, its running mean, and the held-out losses as a PNG file.
 
     Args:
-        path: of the picture.
-        losses: in nats per token.
-        title: of the picture.
-        held_out: indices in `losses` of the evaluated steps, each with its held-out loss.
+        path: path of the picture.
+        losses: loss per step, in nats per token.
+        title: title of the picture.
+        held_out: per evaluated step, its index in `losses` and its held-out loss.
 
     Raises:
-        ResourceError: it cannot be written.
+        ResourceError: the picture cannot be written.
     """
     import matplotlib
 

@@ -1,8 +1,8 @@
 """Estimates how many steps fit into a given time. The estimate is fixed after a tenth of that time.
 
-The learning rate depends on the length of the run, and the speed of a machine must be measured. The
-estimate uses the median time of the steps so far, so that a burst of other work has little effect.
-The module reads no clock.
+The number of steps must be fixed early, because the learning rate depends on it. The speed of a
+machine must be measured first. The estimate uses the median time of the steps so far, so that a
+burst of other work has little effect. This module reads no clock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class TimeBudget:
     """The number of steps that fit into a given time.
 
     Args:
-        seconds: for all steps.
-        at_least: minimum number of steps; a slow machine takes more time for them.
+        seconds: time for all steps.
+        at_least: minimum number of steps, even if a slow machine needs more time for them.
     """
 
     def __init__(self, seconds: float, at_least: int = 0) -> None:
@@ -32,11 +32,11 @@ class TimeBudget:
         """Record the end of a step.
 
         Args:
-            seconds: since the run began.
+            seconds: time since the run began.
 
         Returns:
-            The estimated number of steps of the whole run; None if it is already fixed, or if there
-            are too few steps to estimate it.
+            The estimated number of steps of the whole run. None if the number is fixed already, or
+            if too few steps are done to estimate it.
         """
         is_open = not self._ends or self._ends[-1] < _SHARE * self._seconds
         self._ends.append(seconds)

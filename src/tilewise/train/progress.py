@@ -19,12 +19,12 @@ _PLAIN_EVERY_S = 10.0
 
 
 class StepProgress:
-    """Progress over training steps; use it with `with`.
+    """Shows the progress of training steps. Use it with `with`.
 
     Args:
-        console: to write to.
-        num_steps: of the whole run.
-        first_step: of this run.
+        console: console to write to.
+        num_steps: number of steps of the whole run.
+        first_step: first step of this run.
     """
 
     def __init__(self, console: Console, num_steps: int, first_step: int) -> None:
@@ -64,7 +64,7 @@ class StepProgress:
         self.stop()
 
     def stop(self) -> None:
-        """Stop updating the line; another progress bar may follow."""
+        """Stop updating the line. Another progress bar may follow."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -79,7 +79,7 @@ class StepProgress:
         self._held_out = loss
 
     def step_done(self, step: int, loss: float, num_tokens: int) -> None:
-        """Show that `step` (0 for the first), with this many tokens, is done."""
+        """Show that a step with this many tokens is done. `step` is 0 for the first step."""
         now = time.monotonic()
         done = step + 1 - self._first
         elapsed_s = now - self._started
@@ -116,15 +116,15 @@ def describe_step(
 
 
 def format_duration(seconds: float) -> str:
-    """`1:05` for 65 seconds; hours only if there are any."""
+    """A duration as text: `1:05` for 65 seconds. Hours are shown only if there are any."""
     total = max(0, round(seconds))
     hours, minutes = divmod(total // 60, 60)
     return f"{hours}:{minutes:02d}:{total % 60:02d}" if hours else f"{minutes}:{total % 60:02d}"
 
 
 def track_work(console: Console, label: str) -> _WorkProgress:
-    """A progress bar over pieces of work, for `with`; its `show(done, total)` updates it. Silent if
-    the output is not a terminal.
+    """A progress bar over pieces of work, as a `with` block. `show(done, total)` updates it.
+    Nothing is shown if the output is not a terminal.
     """
     return _WorkProgress(console, label)
 

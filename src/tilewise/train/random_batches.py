@@ -1,5 +1,5 @@
-"""Batches of random tokens for a configuration. Comparisons and timings use them, because neither
-depends on the tokens. If documents are padded, their lengths are random too.
+"""Batches of random tokens for a configuration. Comparisons and timings use such batches, because
+their results do not depend on the text. If documents are padded, their lengths are random too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _Ids = NDArray[np.int32]
 
 
 class RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
-    """Batches of random tokens, generated on request: a function of seed and step."""
+    """Batches of random tokens, which are generated on request. A batch depends only on the seed
+    and the step.
+    """
 
     def __init__(self, config: TrainConfig, num_steps: int) -> None:
         self._seed = config.train.seed

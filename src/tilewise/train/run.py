@@ -1,9 +1,9 @@
 """A training run from a configuration to a finished model on disk.
 
 `plan_run` checks everything that can be checked before any work: strategy, memory, output,
-checkpoints. `run_training` runs what it returns. Ctrl-C lets the current step finish, writes a
-checkpoint and returns; a second Ctrl-C ends the run at once. One run at a time writes to an output
-directory, and leaves there checkpoints/, metrics.jsonl, loss.png and model/.
+checkpoints. `run_training` runs the `PlannedRun` that it returns. After Ctrl-C, the current step
+finishes and a checkpoint is written. A second Ctrl-C ends the run at once. Only one run at a time
+writes to an output directory. It writes checkpoints/, metrics.jsonl, loss.png and model/.
 """
 
 from __future__ import annotations
@@ -67,15 +67,16 @@ _CHECKPOINTS, _METRICS, _CURVE, _MODEL = "checkpoints", "metrics.jsonl", "loss.p
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that has been checked and planned; nothing is read, allocated or written yet.
+    """A run that has been checked and planned. No data is read, and nothing is allocated or written
+    yet.
 
     Attributes:
-        config: of the run.
-        graph: of a step.
-        plan: of the graph.
+        config: configuration of the run.
+        graph: training graph of a step.
+        plan: plan of the graph.
         resume: whether the run continues from the newest complete checkpoint.
-        may_change: names `section.key` of settings that a resumed run may change from those in its
-            checkpoint.
+        may_change: names `section.key` of settings that may differ from those in the checkpoint
+            that the run resumes from.
     """
 
     config: TrainConfig
@@ -116,9 +117,9 @@ class RunResult:
     """The result of a run.
 
     Attributes:
-        num_steps: steps done in all, including earlier runs.
-        interrupted: whether Ctrl-C ended it; a checkpoint was written.
-        model_dir: the finished model; None if interrupted.
+        num_steps: number of steps done, including earlier runs.
+        interrupted: whether Ctrl-C ended the run. Then a checkpoint was written.
+        model_dir: directory of the finished model; None if the run was interrupted.
     """
 
     num_steps: int
@@ -135,9 +136,9 @@ class StopRequest:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C into a request, so that a step always finishes; the second raises as
-    usual. Python delivers signals only to the main thread, so in another thread there is no
-    request.
+    """Turn the first Ctrl-C into a `StopRequest`, so that a step always finishes. The second Ctrl-C
+    raises KeyboardInterrupt as usual. In a thread other than the main thread, Ctrl-C makes no
+    request, because Python delivers signals only to the main thread.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -165,18 +166,19 @@ def plan_run(
     """Check and plan a run without doing any of its work.
 
     Args:
-        config: of the run.
-        resume: continue from the newest checkpoint; None: if there is one.
+        config: configuration of the run.
+        resume: whether to continue from the newest checkpoint; None to continue if there is one.
         progress: receives the plan's phases (`ComputeGraph.plan`).
         may_change: names `section.key` of settings that a resumed run may change, for example
-            `train.steps`; only those that `is_changeable` allows.
+            `train.steps`. `is_changeable` must allow each.
 
     Raises:
         LayoutError, PlanError: the strategy is not possible for this model.
-        ResourceError: it needs more memory than the machine has.
-        ConfigError: the context is too long; or the output cannot be written, would replace the
+        ResourceError: the run needs more memory than the machine has.
+        ConfigError: the context is too long. Or the output cannot be written, would replace the
             model that training starts from, or has checkpoints or a model of an earlier run.
-        CheckpointError: there is no checkpoint to resume from, or its settings differ from these.
+        CheckpointError: there is no checkpoint to resume from, or its settings differ from those of
+            `config`.
     """
     graph, plan = make_plan(config, progress)
     output = Path(config.output.directory)
@@ -225,7 +227,7 @@ def run_training(run: PlannedRun, console: Console, explain: bool = False) -> Ru
     """Train as planned.
 
     Args:
-        run: from `plan_run`.
+        run: result of `plan_run`.
         console: shows the run's four lines (`PlannedRun.describe`), progress, and the files
             written.
         explain: show the whole plan (`Plan.explain`), too.
@@ -233,8 +235,8 @@ def run_training(run: PlannedRun, console: Console, explain: bool = False) -> Ru
     Raises:
         ConfigError, CheckpointError: another run writes to the output directory, or the data or the
             checkpoint differs from the configuration.
-        NotFinite: values are no longer finite; the last checkpoint is from before.
-        ResourceError, TaskFailed, CommError: during the run; the last checkpoint is complete.
+        NotFinite: values are no longer finite. The last checkpoint was written before that.
+        ResourceError, TaskFailed, CommError: the run failed. The last checkpoint is complete.
     """
     output = Path(run.config.output.directory)
     with lock_directory(output):
@@ -244,7 +246,7 @@ def run_training(run: PlannedRun, console: Console, explain: bool = False) -> Ru
 
 
 def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -> RunResult:
-    """The run, in an output directory that no other run writes to."""
+    """Run the training in an output directory that no other run writes to."""
     config = run.config
     data = prepare_data(config, console)
     _say(console, run.describe())
@@ -278,7 +280,7 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
 
 
 def _restore(trainer: Trainer, checkpoints: Path, may_change: frozenset[str], console: Console) -> int:
-    """Resume from the newest complete checkpoint, and report damaged ones; returns the number of
+    """Resume from the newest complete checkpoint, and report damaged ones. Returns the number of
     steps done.
     """
     try:
@@ -316,7 +318,9 @@ def _with_defaults(changes: Sequence[ConfigChange]) -> list[ConfigChange]:
 
 
 def _refusal_of_changes(error: OtherConfiguration) -> CheckpointError:
-    """The error for settings that differ from a checkpoint's; says which can be changed, and how."""
+    """The error for settings that differ from a checkpoint's. Its message says which settings can
+    be changed, and how.
+    """
     changes = _with_defaults(error.changes)
     fixed = [change.key for change in changes if not is_changeable(change.key)]
     if fixed:
@@ -353,7 +357,7 @@ def train_steps(
     """Do the remaining steps with progress, metrics, evaluations and checkpoints.
 
     Returns:
-        The number of steps done in all.
+        The number of steps done, including earlier runs.
     """
     config = trainer.config
     checkpoints = output / _CHECKPOINTS

@@ -1,7 +1,8 @@
-"""Searches for settings that need less memory without changing a bit of the result, by planning.
+"""Searches for settings that need less memory and change no bit of the result. It only makes plans.
 
-`find_savings` changes one setting of a configuration at a time, then several, makes a plan of each,
-and reports the memory that each needs. It allocates nothing and reads no data.
+`find_savings` changes one setting of a configuration at a time, then several. It makes a plan of
+each changed configuration, and reports the memory that the plan needs. It allocates nothing and
+reads no data.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Saving:
     Attributes:
         settings: the changed settings, in the notation of `--set`.
         need_bytes: memory that the run then needs.
-        fits: whether that is within the limit.
+        fits: whether this memory is within the limit.
     """
 
     settings: tuple[str, ...]
@@ -60,8 +61,9 @@ def find_savings(
         report: called with the settings that are tried next.
 
     Returns:
-        For each kind of change the cheapest one that fits, or otherwise the one that needs least.
-        If none fits, also the smallest combination of kinds that fits, or otherwise all of them.
+        For each kind of change, the cheapest change that fits, or the one that needs the least
+        memory if none fits. If no single change fits, also the smallest combination of kinds that
+        fits; if no combination fits, the combination of all kinds.
     """
     savings: list[Saving] = []
     strongest: list[_Change] = []
@@ -95,7 +97,7 @@ def _try(
     limit_bytes: int,
     report: Callable[[str], None],
 ) -> Saving | None:
-    """The need after changes; None if they are not possible."""
+    """The saving of some changes; None if the changes are not possible."""
     settings = tuple(setting for change in changes for setting in change.settings)
     report(" ".join(settings))
     for change in changes:
@@ -154,7 +156,7 @@ def _of(section: str, **values: object) -> _Change:
 
 
 def _sharded(width: int, tp: int) -> _Change:
-    """A change that shards state over this many groups of devices; the `tp` devices of a group
+    """A change that shards state over this many groups of devices. The `tp` devices of a group
     share every layer.
     """
     axes = {"fsdp": width} if tp == 1 else {"fsdp": width, "tp": tp}

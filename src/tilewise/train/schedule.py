@@ -1,4 +1,6 @@
-"""The learning rate of a step. It is a pure function, so that resuming needs only the step number."""
+"""The learning rate of a step. It is a pure function of the step number, so a resumed run needs no
+saved state for it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ def learning_rate(
 
     Args:
         step: 0 for the first.
-        num_steps: of the whole run.
+        num_steps: number of steps of the whole run.
         top: the highest rate.
         warmup_steps: steps of the warm-up.
         min_ratio: the last step's rate is `min_ratio * top`; a constant schedule does not use it.
-        schedule: `constant`; or `linear` or `cosine`, which decay from the end of the warm-up to
-            the last step.
+        schedule: `constant`, `linear` or `cosine`. The last two decay from the end of the warm-up
+            to the last step.
     """
     if step < warmup_steps:
         return top * (step + 1) / warmup_steps

@@ -1,9 +1,10 @@
 """The configuration of a training run: a TOML file, and settings of the command line that override it.
 
 The configuration is checked as a whole before any work. Every key must be known, and its value must
-have the right type (nothing is converted: `true` is not a number of steps) and lie in its range. A
-wrong key or value is one line that names it. This module makes the model's configuration, the
-strategy with its mesh, and the optimizer from the sections; no other module of `train` reads settings.
+have the right type (nothing is converted: `true` is not a number of steps) and lie in its range.
+The error for a wrong key or value is one line that names it. This module makes the model's
+configuration, the strategy with its mesh, and the optimizer from the sections; no other module of
+`train` reads settings.
 """
 
 from __future__ import annotations
@@ -105,13 +106,13 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    """`[model]`: the model to train. Other keys are those of the family, as in Hugging Face's
-    config.json; their defaults give a small model.
+    """`[model]`: the model to train. Besides the attributes, it has the keys of the model family,
+    as in Hugging Face's config.json. Their defaults give a small model.
 
     Attributes:
         model_type: the family of a new model.
-        path: a model directory with weights and tokenizer to start training from; it determines all
-            other keys.
+        path: a model directory with weights and tokenizer from which training starts. It determines
+            all other keys.
         ignore_config_fields: fields of that directory's config.json to ignore (`models.open`).
     """
 
@@ -138,8 +139,9 @@ class ModelSection(_Section):
 class DataSection(_Section):
     """`[data]`: the training text. `path` is a file, a directory, or `stdlib` for this Python's own
     sources. `documents` says how documents become sequences: `packed` concatenates them, so that
-    every sequence has `context` tokens; `padded` puts each into its own sequence, as long as the
-    longest of its batch. `masked_percent` is the share of tokens that an encoder learns to predict.
+    every sequence has `context` tokens; `padded` puts each document into its own sequence; the
+    sequences of a batch are as long as its longest document. `masked_percent` is the share of
+    tokens that an encoder learns to predict.
     """
 
     path: _Path = "stdlib"
@@ -161,8 +163,8 @@ class TrainSection(_Section):
     """`[train]`: length, batch and precision. One step processes `batch` sequences, on any number
     of devices. `recompute` (a word, or patterns of names), `offload` (a word or several) and
     `rows_per_tile` (a number) are as in `ComputeGraph.plan`. The held-out text is evaluated after
-    every `evaluate_every` steps; 0: only at the end. `batch_splits` must divide `batch`; the
-    default is the largest power of two up to 8 that does.
+    every `evaluate_every` steps, or only at the end if this is 0. `batch_splits` must divide
+    `batch`. Its default is the largest power of two up to 8 that divides `batch`.
     """
 
     steps: int = Field(default=500, ge=1, le=10**9)
@@ -189,7 +191,9 @@ class TrainSection(_Section):
     @field_validator("recompute", mode="before")
     @classmethod
     def _words_or_patterns(cls, value: object) -> object:
-        """The types that a plan accepts; the plan checks whether patterns match a name."""
+        """Check for the types that a plan accepts. The plan itself checks whether patterns match a
+        name.
+        """
         try:
             Recomputation.of(value)
         except PlanError as error:
@@ -199,7 +203,7 @@ class TrainSection(_Section):
     @field_validator("offload", mode="before")
     @classmethod
     def _known_kinds(cls, value: object) -> object:
-        """The kinds that a plan accepts."""
+        """Check for the kinds that a plan accepts."""
         try:
             check_offload(value)  # type: ignore[arg-type]
         except PlanError as error:
@@ -222,8 +226,8 @@ class OptimizerSection(_Section):
 
     Attributes:
         name: the optimizer.
-        schedule: the learning rate after the linear warm-up: `constant`, or `linear` or `cosine`
-            down to `min_lr_ratio` times `lr` at the last step.
+        schedule: how the learning rate continues after the linear warm-up. `constant` keeps it;
+            `linear` and `cosine` decay to `min_lr_ratio` times `lr` at the last step.
         lr: the highest learning rate. AdamW has a default; other optimizers need a value.
         beta1, beta2, eps, momentum, nesterov, weight_decay, max_grad_norm: hyperparameters as in
             `tilewise.optim`; None for the default of the optimizer's class. A hyperparameter that
@@ -313,14 +317,15 @@ class OutputSection(_Section):
     A relative directory in a file is relative to the file's own directory.
 
     Attributes:
-        directory: of the run.
-        dtype: dtype of the finished model's weights, `bf16`, `f32` or `f16`; None for that of the
-            model that training starts from, and for fp32 in a new model.
+        directory: output directory of the run.
+        dtype: dtype of the finished model's weights: `bf16`, `f32` or `f16`. None keeps the dtype
+            of the model that training starts from; for a new model, None stands for fp32.
         checkpoint_every: steps between two checkpoints.
         keep_checkpoints: number of newest checkpoints to keep.
         checkpoint_in_background: copy the state and write it while training continues. Otherwise
             training waits until the checkpoint is written, and no memory is needed for the copy.
-        offload_directory: of the files with offloaded tensors during the run; None: `directory`.
+        offload_directory: directory of the files with offloaded tensors during the run; None for
+            `directory`.
     """
 
     directory: _Path = "runs/train"
@@ -366,7 +371,7 @@ class TrainConfig(_Section):
         """The settings that determine the result, by section.
 
         Settings that do not change the result are omitted (output, distribution, accumulation,
-        recomputation, offloading, tile size, evaluation), and so is the data's path, because the
+        recomputation, offloading, tile size, evaluation). The data's path is omitted, because the
         data is compared by content. `optimizer.name` and `optimizer.schedule` are omitted at their
         defaults, because checkpoints that are older than these keys do not have them.
         """
@@ -394,9 +399,9 @@ def is_changeable(key: str) -> bool:
     """Whether a resumed run may change a setting that determines its result.
 
     Args:
-        key: `section.key`. The number of steps, the handling of steps that are not finite, and the
-            settings of the optimizer can be changed, but not the optimizer itself. These change
-            neither the model and its state nor the order of the data.
+        key: `section.key`. Changeable are the number of steps, the handling of steps that are not
+            finite, and the settings of the optimizer, but not the optimizer itself. The changeable
+            settings affect neither the model and its state nor the order of the data.
     """
     return key in _CHANGEABLE or (key.startswith("optimizer.") and key != "optimizer.name")
 
@@ -410,8 +415,8 @@ def load_config(path: str | Path, settings: Sequence[str] = ()) -> TrainConfig:
             without quotes; relative paths are relative to the file's directory, too.
 
     Raises:
-        ConfigError: there is no such file, it is not TOML, or a key or value is wrong; names its
-            place.
+        ConfigError: there is no such file, the file is not TOML, or a key or value is wrong. The
+            message names the place.
     """
     path = _validate.path("load_config", "a configuration", path)
     try:
@@ -436,7 +441,9 @@ _SETTING = re.compile(r"\s*(\w+\.\w+)\s*=(.*)", re.DOTALL)
 
 
 def setting_names(settings: Sequence[str]) -> frozenset[str]:
-    """The names `section.key` of settings from the command line; errors as of `load_config`."""
+    """The names `section.key` of settings from the command line. Raises the errors of
+    `load_config`.
+    """
     return frozenset(name for name, _ in map(_split_setting, settings))
 
 
@@ -463,7 +470,7 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
         where: the source of the sections, for messages.
 
     Raises:
-        ConfigError: a wrong key or value; names its place.
+        ConfigError: a key or value is wrong. The message names its place.
     """
     content = _with_new_names(_validate.mapping("config", "a configuration", content, "sections"))
     try:
@@ -487,7 +494,9 @@ def _advice(error: ErrorDetails) -> str:
 
 
 def _with_new_names(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The sections with keys of earlier versions under their new names; warns once about each."""
+    """The sections, with keys of earlier versions under their new names. Warns once about each such
+    key.
+    """
     for old, new in RENAMED_SETTINGS.items():
         section, _, key = old.partition(".")
         table = content.get(section)
@@ -499,11 +508,11 @@ def _with_new_names(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _nearest_key(section: str, key: str | None = None) -> str | None:
-    """The known section or key that is most similar to an unknown one: first in its own section,
-    then in any.
+    """The known section or key that is most similar to an unknown one; None if none is similar. The
+    section of the unknown key is searched first, then all sections.
 
     Args:
-        section: of the unknown key, or the unknown name at the top of the file.
+        section: section of the unknown key, or the unknown name at the top of the file.
         key: None for an unknown name at the top of the file.
     """
     keys_of_section = {name: [*type(value).model_fields] for name, value in TrainConfig()}
@@ -613,7 +622,7 @@ def make_optimizer(config: TrainConfig) -> Optimizer:
 
 
 def make_strategy(config: TrainConfig, mesh: DeviceMesh | None = None) -> DistributionStrategy:
-    """The strategy of `[distribution]`, over its mesh or another."""
+    """The strategy of `[distribution]`, over the section's mesh or the given one."""
     section = config.distribution
     sharding = StateSharding(
         ("fsdp",),
@@ -641,7 +650,9 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
-    """Joins relative paths of a file to its directory; absolute paths do not change."""
+    """Join relative paths in a configuration to the directory of its file. Absolute paths do not
+    change.
+    """
     paths = {"directory": str(directory / config.output.directory)}
     if config.output.offload_directory is not None:
         paths["offload_directory"] = str(directory / config.output.offload_directory)

@@ -1,8 +1,8 @@
 """`Trainer`: a model in training, with its plan, its instance and its data.
 
 The trainer owns the instance and closes it. The batch and the learning rate of a step depend only
-on its number. So measuring, evaluating, interrupting and resuming do not change the result. Trained
-weights are written as a Hugging Face directory.
+on the step's number. So measuring, evaluating, interrupting and resuming do not change the result.
+Trained weights are written as a Hugging Face directory.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class TrainingData:
 
     Attributes:
         corpus: the files.
-        tokenizer: of the model.
-        batches: of the training files, by step.
+        tokenizer: the model's tokenizer.
+        batches: batches of the training files. The number of a step gives its batch.
         end: the id that ends a file.
         digest: SHA-256 of the training files' token stream.
         held_out: batches of the held-out files; None if training does not evaluate them.
@@ -98,15 +98,15 @@ class TrainingData:
 
 
 def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
-    """Read the corpus, train its tokenizer or load that of the model that training starts from, and
-    encode the texts.
+    """Read the corpus and encode its texts. The tokenizer is trained on the corpus, or loaded from
+    the model that training starts from.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         console: shows progress.
 
     Raises:
-        ConfigError: there is no text at the configured path, or too little.
+        ConfigError: there is no text at the configured path, or not enough.
         CheckpointError: there is no tokenizer in the directory that training starts from.
     """
     percent = config.data.held_out_percent
@@ -173,14 +173,14 @@ def make_plan(
     """The training graph with optimizer and strategy, and its plan. Nothing is allocated.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         progress: receives the plan's phases (`ComputeGraph.plan`).
         must_fit: reject a plan that needs more memory than this machine has.
 
     Raises:
         LayoutError, PlanError: the strategy is not possible for this model.
-        ResourceError: the plan needs more memory than available; the copy for checkpoints in the
-            background counts.
+        ResourceError: the plan needs more memory than available. The copy for checkpoints in the
+            background counts as part of the need.
     """
     graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
@@ -229,7 +229,8 @@ def _check_batch_splits(config: TrainConfig, error: LayoutError) -> None:
 
 
 def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, console: Console) -> float:
-    """Bits per byte that a saved model needs for the held-out files, in the configuration's dtype.
+    """Bits per byte that a saved model needs for the held-out files, computed in the
+    configuration's dtype.
 
     The model is loaded from its directory. Batches have the size of one microbatch of training.
 
@@ -256,14 +257,14 @@ class Trainer:
     """A model in training. Use it with `with`, or call `close`.
 
     Args:
-        config: of the run.
-        data: from `prepare_data`.
-        graph: from `make_plan`.
-        plan: from `make_plan`.
+        config: configuration of the run.
+        data: result of `prepare_data`.
+        graph: training graph from `make_plan`.
+        plan: plan from `make_plan`.
 
     Attributes:
         num_tokens: tokens that the last step predicted, without padding.
-        changes: of the configuration since the run began, which checkpoints record.
+        changes: changes of the configuration since the run began. Checkpoints record them.
 
     Raises:
         ResourceError: the plan needs more memory than available.
@@ -322,11 +323,11 @@ class Trainer:
         """Do step `number`.
 
         Raises:
-            NotFinite: loss or gradient is not finite and the configuration has `stop`, or this
-                happened in ten consecutive steps; names the first tensor that is not finite.
-                Weights are as before the step.
-            ResourceError: a checkpoint could not be written; older ones are kept, and no step was
-                done.
+            NotFinite: loss or gradient is not finite, and the configuration says `stop`, or this
+                has happened in ten consecutive steps. The message names the first tensor that is
+                not finite. Weights are as before the step.
+            ResourceError: a checkpoint could not be written. Older checkpoints are kept, and no
+                step was done.
         """
         self._writer.check()
         is_last_chance = self._num_skipped + 1 >= MOST_SKIPPED
@@ -338,8 +339,8 @@ class Trainer:
         return result
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Change the number of steps of the whole run; the learning rate changes from the next step
-        on.
+        """Change the number of steps of the whole run. This changes the learning rate from the next
+        step on.
         """
         train = self.config.train.model_copy(update={"steps": num_steps})
         self.config = self.config.model_copy(update={"train": train})
@@ -348,10 +349,11 @@ class Trainer:
         """Do the steps from `first_step` to the last.
 
         Args:
-            on_step: called with number and result after each step; False ends the run.
+            on_step: called with number and result after each step. If it returns False, the run
+                ends.
 
         Returns:
-            The number of steps done in all.
+            The number of steps done, including earlier runs.
         """
         number = first_step
         while number < self.config.train.steps:
@@ -361,16 +363,18 @@ class Trainer:
         return number
 
     def what_must_match(self) -> dict[str, Any]:
-        """Equal for runs that compute the same: configuration and data, without strategy and paths."""
+        """The configuration and data that determine the result, without strategy and paths. Equal
+        for runs that compute the same.
+        """
         settings = self.config.what_must_match()
         return {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
 
     def evaluate(self) -> float:
         """The mean loss over the held-out windows, in nats per predicted token.
 
-        It runs the forward pass of this instance, so it needs no second copy of the weights, and
-        changes neither weights nor optimizer states. Windows are those of training: the last tokens
-        of packed text are not used if they do not fill a window.
+        This runs the forward pass of the trainer's instance, so it needs no second copy of the
+        weights. It changes neither weights nor optimizer states. Windows are formed as in training:
+        the last tokens of packed text are not used if they do not fill a window.
         """
         held_out = self.data.held_out
         assert held_out is not None  # read if the configuration evaluates
@@ -389,19 +393,19 @@ class Trainer:
         return nats / max(num_tokens, 1)
 
     def save(self, directory: Path, num_steps: int) -> Path:
-        """Write a checkpoint after `num_steps` steps, with one file per device. It waits until the
-        previous one is written.
+        """Write a checkpoint after `num_steps` steps, with one file per device. First wait until
+        the previous checkpoint is written.
 
         In the background (`output.checkpoint_in_background`), the state is copied now and written
         while training continues. Otherwise it is read from the devices while it is written, and
         this call returns when everything is written.
 
         Returns:
-            The checkpoint's path; in the background, the checkpoint exists when `finish_saving` has
-            returned.
+            The checkpoint's path. If it is written in the background, the checkpoint exists when
+            `finish_saving` has returned.
 
         Raises:
-            NotFinite: a weight or moment is not finite; nothing is written then.
+            NotFinite: a weight or moment is not finite. Then nothing is written.
             ResourceError: the previous checkpoint could not be written.
         """
         self._writer.wait()  # the plan has memory for one copy
@@ -421,10 +425,10 @@ class Trainer:
         return write(directory, state, self.what_must_match(), output.keep_checkpoints)
 
     def finish_saving(self, console: Console) -> None:
-        """Wait until the last checkpoint is written; shows this on the console if it takes time.
+        """Wait until the last checkpoint is written. Show this on the console if it takes time.
 
         Raises:
-            ResourceError: it could not be written; older ones are kept.
+            ResourceError: the checkpoint could not be written. Older checkpoints are kept.
         """
         if self._writer.is_busy:
             console.print("waiting for the last checkpoint to be written", highlight=False)
@@ -436,14 +440,15 @@ class Trainer:
         """Load the state of a checkpoint of this configuration.
 
         Raises:
-            CheckpointError: it lacks a tensor, or has one of another shape.
+            CheckpointError: the state lacks a tensor, or has a tensor with a wrong shape.
         """
         self.instance.load_state_dict(dict(state.tensors))
         self.changes = state.changes
 
     def save_model(self, directory: Path) -> None:
         """Write the weights as a Hugging Face directory, with tokenizer, chat templates and
-        generation settings. Those of the model that training started from are copied unchanged.
+        generation settings. These files are copied unchanged from the model that training started
+        from, if there was one.
         """
         parameters = cast_tensors(self.instance.parameters(), self._finished.dtypes)
         tensors = models.stored_tensors(make_model_config(self.config), parameters)
@@ -461,10 +466,11 @@ def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWei
     """The files of a run's finished model besides its parameters.
 
     Args:
-        config: of the run.
-        tokenizer: of a new model; a model that training starts from keeps its own files.
-        weights: of the model that training starts from; the finished weights have their dtypes
-            unless `output.dtype` is set. None for a new model.
+        config: configuration of the run.
+        tokenizer: tokenizer of a new model. A model that training starts from keeps its own
+            tokenizer files.
+        weights: weights of the model that training starts from; None for a new model. The finished
+            weights have the same dtypes unless `output.dtype` is set.
 
     Raises:
         CheckpointError: a file of the model that training starts from cannot be read.

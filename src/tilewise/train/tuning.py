@@ -1,10 +1,11 @@
-"""Searches for the fastest settings on this machine among those that change no bit of the result,
-by running and timing steps.
+"""Searches for the fastest settings on this machine, by running and timing steps. It tries only
+settings that change no bit of the result.
 
-There are three searches, each starting from the fastest settings so far: meshes (each with the
-least memory saving that fits), microbatches, and tile sizes. Then the fastest settings and the
-original configuration are timed in turns. Tokens are random (`RandomBatches`), weights are initial.
-Losses and gradient norms of all trials must be equal to the bit; a difference is an error.
+There are three searches, each of which starts from the fastest settings so far: meshes,
+microbatches, and tile sizes. A mesh is tried with the fewest memory savings that make it fit. Then
+the fastest settings and the original configuration are timed in turns. Tokens are random
+(`RandomBatches`), and weights have their initial values. Losses and gradient norms of all trials
+must be equal to the bit; a difference is an error.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class Trial:
 
     Attributes:
         config: the settings.
-        memory_bytes: planned, over all devices.
-        tokens_per_s: over the steps except the first.
-        losses: of all steps, each with the norm of all gradients.
+        memory_bytes: planned memory of all devices.
+        tokens_per_s: speed over all steps except the first.
+        losses: per step, the loss and the norm of all gradients.
     """
 
     config: TrainConfig
@@ -64,10 +65,10 @@ class Tuning:
     """The result of tuning.
 
     Attributes:
-        best: the fastest settings; the original configuration, unless another one was faster when
-            timed in turns with it.
-        gain: the speed of the best relative to the original configuration, the median over turns; None
-            if the latter cannot run here.
+        best: the fastest settings. This is the original configuration, unless another one was
+            faster when the two were timed in turns.
+        gain: the speed of the best settings relative to the original configuration, as the median
+            over turns. None if the original configuration cannot run here.
         trials: all trials in the order in which they ran.
         num_untried: number of settings that were not tried because the time was over.
     """
@@ -129,8 +130,8 @@ class _Search:
         return max(self._trials.values(), key=lambda trial: trial.tokens_per_s)
 
     def _try(self, configs: Iterable[TrainConfig], must_run: bool = False) -> Trial | None:
-        """Run the first settings that can be planned, unless they ran before; None if there are
-        none, or no time.
+        """Run the first settings that can be planned, unless they ran before. None if no settings
+        can be planned, or no time is left.
         """
         refusals: list[tuple[TrainConfig, TilewiseError]] = []
         for config in configs:
@@ -165,7 +166,7 @@ class _Search:
         """Run some steps from initial weights.
 
         Raises:
-            InternalError: their losses or norms differ from those of other trials.
+            InternalError: losses or norms differ from those of other trials.
         """
         where = config.output.offload_directory
         if where is not None and plan.file_bytes:
@@ -193,7 +194,9 @@ class _Search:
         return trial
 
     def _times_as_fast(self, best: Trial, original: Trial) -> float:
-        """The median over turns of both, so that a busy machine affects both alike."""
+        """How many times as fast `best` is as `original`: the median over turns. Both are timed in
+        turns, so that a busy machine affects both alike.
+        """
         if best is original:
             return 1.0
         self._report("measuring the fastest and the original settings in turns")

@@ -1,6 +1,6 @@
 """`tilewise bench latency` and `tilewise bench throughput`, with vLLM's arguments and figures.
 
-This module has arguments, help texts and output; `serve.measure` makes and times the requests.
+This module has the arguments, help texts and output. `serve.measure` makes and times the requests.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _finish(
     picture: Path | None,
     title: str,
 ) -> None:
-    """Print times per token; write the files."""
+    """Print the times per token, and write the files that were asked for."""
     from tilewise.files.writing import replace_text, writing
 
     for name, words in (("ttft_ms", "Time to first token"), ("itl_ms", "Inter-token latency")):

@@ -243,7 +243,7 @@ def _ranks(text: str) -> list[float]:
 
 
 def _of_file(path: Path, count: int, length: int) -> list[LoadRequest]:
-    """Prompts of a file; the server counts their tokens."""
+    """Prompts of a file. The server counts their tokens."""
     from tilewise.serve.measure import read_prompts
     from tilewise.server.load import LoadRequest
 

@@ -1,5 +1,5 @@
-"""Commands with devices in several processes, on this machine or by MPI on several, and restarts
-after a failure.
+"""Runs commands with devices in several processes, on this machine or (by MPI) on several machines,
+and restarts them after a failure.
 """
 
 from tilewise.cli.launch.command import launch

@@ -1,11 +1,11 @@
 """The hosts of a launch: reads from the command line or a file how many processes run on each host.
 
 A file has one host per line, in MPI's formats: `name`, `name:slots` (MPICH), or `name slots=2
-max_slots=4` (Open MPI). A host on several lines has the sum of their slots; a line without a number
-counts as one slot, as in $PBS_NODEFILE and the output of `srun hostname`. Names may be Slurm's
-lists (`node[01-03,07]`). Comments begin with `#`. Options of Hydra without effect here (binding,
-ifname, user, port) are ignored with a warning. Everything is checked before anything starts. Names
-are passed to ssh, so only host names and addresses are accepted.
+max_slots=4` (Open MPI). If a host is on several lines, their slots are added. A line without a
+number counts as one slot, as in $PBS_NODEFILE and the output of `srun hostname`. A name may be a
+list in Slurm's notation (`node[01-03,07]`). Comments begin with `#`. Options of Hydra without
+effect here (binding, ifname, user, port) are ignored with a warning. Everything is checked before
+anything starts. Names are passed to ssh, so only host names and addresses are accepted.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Host:
 
 
 def read_hosts(text: str) -> list[Host]:
-    """The hosts of an option: those of a file if the option names one, otherwise names separated by
-    commas.
+    """The hosts that an option names. The option is the name of a file, or names of hosts separated
+    by commas.
 
     Raises:
         ConfigError: there is no host, a name or number of slots is invalid, or a file cannot be
-            read; says where.
+            read. The message says where.
     """
     path = Path(text)
     if "/" not in text and not os.path.isfile(text):  # false for a text that is too long for a path
@@ -76,8 +76,8 @@ def read_hosts(text: str) -> list[Host]:
 
 
 def _read(entries: Iterable[tuple[str, str]]) -> list[Host]:
-    """Hosts from strings with their places. A host that appears several times has the sum of all
-    its slots.
+    """Hosts from strings, each with its place for messages. If a host appears several times, its
+    slots are added.
     """
     hosts: dict[str, Host] = {}
     for where, entry in entries:
@@ -120,7 +120,7 @@ def _slots(where: str, number: str) -> int:
 
 
 def _option_slots(where: str, options: list[str], slots: int | None) -> int | None:
-    """The slots in Open MPI's options; `max_slots` counts if `slots` is missing."""
+    """The slots in Open MPI's options. `max_slots` is used if `slots` is missing."""
     most = None
     for option in options:
         key, equals, number = option.partition("=")
@@ -149,7 +149,7 @@ def _option_slots(where: str, options: list[str], slots: int | None) -> int | No
 
 
 def _expanded(where: str, names: str) -> Iterator[str]:
-    """The names of a Slurm list such as `node[01-03,07]`; a plain name is itself."""
+    """The names in a Slurm list such as `node[01-03,07]`. A plain name yields itself."""
     match = _LIST.fullmatch(names)
     if match is None:
         yield names
@@ -168,10 +168,11 @@ def _expanded(where: str, names: str) -> Iterator[str]:
 
 
 def place_processes(hosts: list[Host], processes: int) -> list[tuple[str, int]]:
-    """The number of processes of each host, as contiguous blocks: by slots, or as evenly as
-    possible.
+    """The number of processes of each host. Each host gets a contiguous block of processes: as many
+    as its slots, or, if no host has slots, as evenly as possible.
 
-    If any host has slots, a host without slots counts as one. The result has no hosts without processes.
+    If any host has slots, a host without a number counts as one slot. The result has no hosts
+    without processes.
 
     Raises:
         ConfigError: there are fewer slots than processes, or a host without slots would get no

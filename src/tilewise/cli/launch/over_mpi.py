@@ -1,10 +1,12 @@
-"""Runs a command on several hosts: starts mpiexec, and reads the reports of the stand-ins that it
-starts.
+"""Runs a command on several hosts by mpiexec.
 
-The command's standard output is mpiexec's, unchanged. Its standard error passes through this
-module, which removes the stand-ins' reports. The launch ends when the first process has ended; the
-others get a moment to report. The launch then ends mpiexec, and with it the processes on all hosts.
-The same happens if this process is killed.
+mpiexec does not start the command itself but a stand-in for each process, which starts the command
+and reports how it ended (stand_in.py).
+
+The command's standard output passes through mpiexec unchanged. Its standard error passes through
+this module, which removes the stand-ins' reports. When the first process has ended, the other
+processes get a moment to report. Then this module ends mpiexec, and with it the processes on all
+hosts. The same happens if this process is killed.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def find_mpiexec(named: Path | None = None) -> str:
     on the search path.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no mpiexec.
     """
     if named is not None:
         if not os.access(named, os.X_OK) or named.is_dir():
@@ -64,9 +66,9 @@ def build_command(
     """The command line that starts a command on hosts.
 
     Args:
-        mpiexec: of MPICH, or one with the same options.
+        mpiexec: the mpiexec of MPICH, or one with the same options.
         placed: hosts, and the number of processes of each.
-        command: with its arguments; a program has the same path on all hosts.
+        command: the command with its arguments. Its program must have the same path on all hosts.
         word: the key that marks the reports of this launch's stand-ins.
         launcher: a program that is called like ssh.
     """
@@ -81,7 +83,8 @@ class Reports:
     """Extracts the stand-ins' reports from standard error.
 
     Args:
-        word: the key of the launch; text of other programs between marks is not touched.
+        word: the key of the launch. Text between marks without this key is not a report and is
+            kept.
 
     Attributes:
         begun: hosts of the processes that have begun, by number.
@@ -95,8 +98,8 @@ class Reports:
         self._partial = b""
 
     def take(self, data: bytes) -> bytes:
-        """The next bytes of standard error without reports. A beginning of a report at the end is held
-        back.
+        """Take the next bytes of standard error, and return them without reports. If they end
+        within a report, its beginning is held back.
         """
         data, self._partial, out = self._partial + data, b"", b""
         while data:
@@ -143,13 +146,13 @@ def run_over_hosts(
 
     Args:
         placed: hosts, and the number of processes of each.
-        command: with its arguments; a program has the same path on all hosts.
-        mpiexec: to use; None: the result of `find_mpiexec`.
+        command: the command with its arguments. Its program must have the same path on all hosts.
+        mpiexec: the mpiexec to use; None for the result of `find_mpiexec`.
         launcher: a program that is called like ssh.
 
     Returns:
-        The exit code of its first process; 75 if a process was lost, 1 if it could not be started,
-        128 plus a signal's number if a signal to this process ended it.
+        The exit code of the command's first process. 75 if a process was lost, 1 if the command
+        could not be started, and 128 plus the signal's number if a signal to this process ended it.
 
     Raises:
         ConfigError: there is no mpiexec.
@@ -262,9 +265,9 @@ class _Run:
         return bool(self._loss_s) and now > self._loss_s + _REPORT_S
 
     def _end(self) -> None:
-        """End mpiexec. If all its processes have ended it ends by itself and removes its files.
-        Otherwise its processes end with it, and its helpers that wait for unreachable hosts are
-        killed.
+        """End mpiexec. If all its processes have ended, mpiexec ends by itself and removes its
+        files. Otherwise its processes are ended with it, and its helpers that wait for unreachable
+        hosts are killed.
         """
         if len(self._reports.ended) == self._processes:
             with suppress(subprocess.TimeoutExpired):
@@ -311,7 +314,7 @@ def _ending(code: int) -> str:
 
 
 def _write(data: bytes) -> None:
-    """Write everything to standard error; a closed reader is not an error."""
+    """Write everything to standard error. It is not an error if the reader has closed it."""
     with suppress(OSError):
         while data:
             data = data[os.write(2, data) :]

@@ -1,8 +1,8 @@
 """Starts a command again when it ends because a process was lost.
 
 The command runs in a child process (`cli.restarted`), so it can be restarted however it ended. The
-child receives its arguments, and the signals that this process gets, through a socket; it has its
-own session, so that each signal arrives once.
+child receives its arguments through a socket, and also the signals that this process gets. It has
+its own session, so that each signal arrives only once.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["run_again"]
 
 
 def run_again(options: Sequence[str], command: Sequence[str], times: int) -> int:
-    """Run a command over several processes, again if a process was lost; `train` resumes from its
-    checkpoints.
+    """Run a command over several processes. Run it again if a process was lost; `train` then
+    resumes from its checkpoints.
 
     Args:
-        options: of the launch, without the number of restarts.
-        command: of this program, with its arguments.
+        options: options of `tilewise launch`, without the number of restarts.
+        command: a command of this program, with its arguments.
         times: maximum number of restarts.
 
     Returns:
-        Its last exit code; 128 plus the signal's number if a signal ended it.
+        The exit code of the last run; 128 plus the signal's number if a signal ended it.
     """
     before = ["launch", *options, "--"]
     arguments = [*before, *command]
@@ -49,8 +49,8 @@ def run_again(options: Sequence[str], command: Sequence[str], times: int) -> int
 
 
 def _run_once(arguments: Sequence[str]) -> tuple[int, bool]:
-    """The exit code of a child, negative for a signal, and whether a signal to this process asked
-    it to end.
+    """The exit code of a child (negative if a signal ended it), and whether a signal to this
+    process asked the child to end.
     """
     from tilewise.comm.channel import Channel
 

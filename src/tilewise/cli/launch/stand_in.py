@@ -1,15 +1,15 @@
 """The program that mpiexec starts instead of a command: it starts the command, and reports to the
 launch how it ended.
 
-MPICH's launcher kills all processes of a host when one of them ends by a signal (even with
-`-disable-auto-cleanup`), or ends between MPI's start and its end; and it waits for ever when one
-ends before that. So it must not see how a command ends. A stand-in outlives its command and keeps
-its connection to the launcher until the launch has heard from all stand-ins. Then a signal ends all
-stand-ins, and the launcher ends and removes its files.
+MPICH's launcher kills all processes of a host if one of them ends by a signal (even with
+`-disable-auto-cleanup`), or ends between MPI's start and MPI's end. It waits for ever if a process
+ends before MPI's start. So the launcher must not see how a command ends. A stand-in outlives its
+command and keeps its connection to the launcher until `tilewise launch` has reports from all
+stand-ins. Then a signal ends all stand-ins, and the launcher ends and removes its files.
 
-It runs as a file, with any Python, and gets the launch's key and the command as arguments. It
-writes a few bytes between two marks to its standard error. Ctrl-C and SIGTERM of a launch arrive as
-SIGALRM and SIGUSR1, and only the first process passes them on.
+The stand-in runs as a file, with any Python. Its arguments are the launch's key and the command. A
+report is a few bytes between two marks on its standard error. Ctrl-C and SIGTERM of `tilewise
+launch` arrive as SIGALRM and SIGUSR1, and only the stand-in of the first process passes them on.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _wait_for_reader() -> None:
 
 
 def _leave() -> None:
-    """End, after reporting that MPI has ended; without this the launcher prints a long error."""
+    """End, after telling the launcher that MPI has ended. Without this the launcher prints a long
+    error.
+    """
     with suppress(OSError, KeyError, ValueError):
         descriptor = int(os.environ["PMI_FD"])
         os.write(descriptor, b"cmd=finalize\n")

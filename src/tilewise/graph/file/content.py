@@ -6,9 +6,9 @@
      "arrays": [[dtype, [size, ...], the elements in base64], ...],
      "rows": [[class, value, ...], ...]}
 
-A row refers to earlier rows only, and the last row is the `Definition`. Each row is on its own
-line, so that text tools can compare two files. The functions are pure; equal graphs give equal
-bytes.
+Records name the fields of each class. A row is one object: its class and its values. A row refers
+to earlier rows only, and the last row is the `Definition`. Each row is on its own line, so that
+text tools can compare two files. The functions are pure, and equal graphs give equal bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Definition(NamedTuple):
 
     Attributes:
         graph: tensors, ops and layers, outputs, hints and constants.
-        loss: the tensor that training minimizes, if there is one.
+        loss: the tensor that training minimizes, or None.
     """
 
     graph: Graph
@@ -91,7 +91,7 @@ def decode_definition(content: bytes) -> tuple[Definition, str]:
     one by one; `require_definition` checks that they are consistent.
 
     Raises:
-        Unreadable: it is not a graph file, or was written by another version.
+        Unreadable: the content is not a graph file, or was written by another version.
     """
     if _num_values(content) > MAX_VALUES:
         raise Unreadable(f"it has more than {MAX_VALUES} values")
@@ -119,7 +119,7 @@ def read_content(path: Path) -> bytes:
     """All bytes of a graph's file.
 
     Raises:
-        Unreadable: it is not a regular file, or is larger than a graph file may be.
+        Unreadable: the path is not a regular file, or the file is larger than a graph file may be.
     """
     return read_whole(path, MAX_BYTES)
 

@@ -1,10 +1,10 @@
 """Checks of a graph definition from a file: a graph builder must be able to produce the same
 definition.
 
-`ir.file` has checked the types of single fields and that each number refers to an existing row.
-This module declares every input tensor again on a builder, infers the results of every op again,
-and checks every call against its layer. The results must equal the file's. Every failure is
-reported in one sentence.
+`ir.file` has checked the types of single fields, and that each number refers to an existing row.
+This module declares every tensor from outside again on a builder, infers the results of every op
+again, and checks every call against its layer. Everything must equal what the file says. Every
+failure is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _templates_in(graph: Graph) -> Iterator[Template]:
 
 
 def _require_tensors(graph: Graph, is_layer: bool) -> None:
-    """Inputs, parameters, states, constants and hints are valid on a builder, and results have a
-    producer.
+    """Check that a builder accepts the inputs, parameters, states, constants and hints, and that
+    every result has a producer.
     """
     maker = GraphBuilder(graph.name, k_splits=graph.k_splits)
     checked_forms: set[object] = set()
@@ -133,7 +133,7 @@ def _declare(
 
 
 def _require_own(spec: TensorSpec) -> None:
-    """Inputs that the framework itself declares have a fixed form."""
+    """Check that inputs that the framework itself declares have their fixed form."""
     if spec.name == INV_COUNT:
         own = TensorSpec((1,), DTYPES["f32"], name=INV_COUNT, storage="vector")
         require(spec == own, "{!r} has an invalid form: {}", spec.name, str(spec))
@@ -182,8 +182,8 @@ def _in_words(spec: TensorSpec) -> str:
 
 
 def _infer_call(graph: Graph, op: OpNode) -> list[TensorSpec]:
-    """A call binds a tensor of equal form to each of its layer's arguments, and of equal kind
-    except for inputs.
+    """Check that a call binds to each of its layer's arguments a tensor of equal form, and of equal
+    kind except for inputs. Return the specs of the call's results.
     """
     template = graph.templates[op.attrs["template"]]
     require(op.attrs["saved"] == (), "op {!r} saves tensors; a definition has no backward pass", op.label)
@@ -204,8 +204,8 @@ def _infer_call(graph: Graph, op: OpNode) -> list[TensorSpec]:
 
 
 def _require_interface(template: Template) -> None:
-    """A layer's arguments are its inputs, then its other tensors from outside in order; it has one
-    result, which is its output.
+    """Check that a layer's arguments are its inputs, followed by its other tensors from outside in
+    order, and that the layer has one result, which is its output.
     """
     graph = template.graph
     inputs = [t.id for t in graph.tensors if t.kind == "input"]
@@ -225,8 +225,8 @@ def _require_interface(template: Template) -> None:
 
 
 def _require_ends(graph: Graph, loss: int | None) -> None:
-    """Names of outputs are not names of other tensors, and the loss is one that `GraphBuilder.loss`
-    accepts.
+    """Check that names of outputs are not names of other tensors, and that `GraphBuilder.loss`
+    would accept the loss.
     """
     names = {t.spec.name: t.id for t in graph.tensors if t.kind != "result"}
     for name, tensor in graph.outputs.items():

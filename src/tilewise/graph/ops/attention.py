@@ -1,8 +1,9 @@
 """Attention and its parts: RoPE, the KV cache, self-attention over whole sequences, paged
 attention.
 
-Heads are adjacent in the last dim, `[..., heads * head_dim]`. Its label has the head size as atom,
-so a strategy can shard heads without a reshape.
+Heads are adjacent in the last dim, `[..., heads * head_dim]`. The label of this dim has the head
+size as atom (the smallest piece that may be sharded), so a strategy can shard heads without a
+reshape.
 """
 
 from __future__ import annotations
@@ -125,8 +126,9 @@ class Attention(Op):
     """Self-attention with grouped heads on `[batch, seq, heads * head_dim]`. Outputs are the result
     and the logarithm of each row's softmax sum (saved for the backward pass).
 
-    Inputs are q, k, v and, if it is not causal, the lengths of the sequences (i32, one each) or
-    None. A window or softcap of 0 means none.
+    Inputs are q, k, v and lengths. Attention that is not causal may have the lengths of the
+    sequences (i32, one per sequence); otherwise `lengths` is None. A window or softcap of 0 means
+    that there is none.
     """
 
     name = "attention"
@@ -197,7 +199,9 @@ class Attention(Op):
         return [*tape.op("attention_backward", [incoming(op, grads), out, lse, *inputs], **op.attrs), None]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per block of whole sequences or, if there may be few, per share of the heads."""
+        """One task per block of whole sequences. If there may be few sequences, tasks also share
+        the heads.
+        """
         q, k, v = op.given[:3]
         _require_whole_sequences(low, op, q)
         out, lse = op.outputs
@@ -255,8 +259,8 @@ def _emit_by_heads(
     lengths: int | None,
     shares: int,
 ) -> Draft:
-    """Attention over whole sequences, forward or backward: one task per row tile, or per share of
-    all rows' heads.
+    """Emit attention over whole sequences, forward or backward: one task per row tile, or one task
+    per share of the heads for all rows.
     """
     t, ints, seq = low.tensor(q), _heads_of(low, op, q, k, shares), low.size(low.spec(q).shape[1])
     group = t.cols // low.tensor(k).cols
@@ -339,7 +343,7 @@ class AttentionBackward(Op):
         return Factors((*(x,) * 6, lengths), (x,) * 3, whole=frozenset("s"), partial_values=(group,))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """As in the forward pass, then the sum over replicas of a KV head."""
+        """The tasks of the forward pass, then the sum over replicas of a KV head."""
         q, k = op.given[3], op.given[4]
         spread = low.pending_reduction(op, "group")
         targets: list[int | Ref] = list(op.outputs)
@@ -357,7 +361,7 @@ class AttentionBackward(Op):
 
 @register
 class KvWrite(Op):
-    """Rows of x are written into the cache at `slots`, in place: inputs cache, x, slots; the output
+    """Writes rows of x into the cache at `slots`, in place. Inputs are cache, x, slots; the output
     is the cache afterwards.
 
     In a block, the `block_size` rows of `head_dim` numbers of a head are contiguous, as
@@ -412,8 +416,8 @@ class KvWrite(Op):
 class AttentionPaged(Op):
     """Attention of flattened tokens over a paged cache.
 
-    Inputs q, k_cache, v_cache, positions, sequence, block_table. A window or softcap of 0 means
-    none.
+    Inputs are q, k_cache, v_cache, positions, sequence, block_table. A window or softcap of 0 means
+    that there is none.
     """
 
     name = "attention_paged"
@@ -425,8 +429,8 @@ class AttentionPaged(Op):
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
     ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Positions lie in the blocks that a sequence may have, sequences in the table, blocks in
-        the cache.
+        """Positions lie in the blocks that a sequence may have. Numbers of sequences are rows of
+        the table, and numbers of blocks are blocks of the cache.
         """
         cache, table = inputs[1], inputs[5]
         assert cache is not None and table is not None
@@ -465,7 +469,7 @@ class AttentionPaged(Op):
         return Factors((("t", "h"), cache, cache, t, t, ("s", "m")), (("t", "h"),), whole=frozenset("ctsm"))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile or, if there may be few rows, per share of the heads."""
+        """One task per row tile. If there may be few rows, tasks also share the heads."""
         q, k_cache, v_cache, positions, sequence, table = op.given
         t = low.tensor(q)
         tiles = {"out": op.outputs[0], "q": q}

@@ -80,8 +80,8 @@ class BiasGradient(Op):
         )
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """The batch split's partial value per row tile; then the tree over batch splits and the
-        reduction.
+        """Partial values per batch split, then their sum along the tree over batch splits and the
+        reduction over devices.
         """
         t = low.tensor(op.given[1])
         split = low.split_temp(t.cols, "bias_splits")

@@ -1,5 +1,5 @@
-"""Shared by all families of ops: checks whose messages contain both shapes, and names of leading
-dims.
+"""What all families of ops use: checks whose messages contain the shapes of the operands, names of
+leading dims, and the base class of elementwise ops.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def require(
 
 
 def require_floats(op: str, *specs: TensorSpec | None) -> None:
-    """All specs have the same dtype, one that kernels compute in."""
+    """Check that all specs have the same dtype, and that kernels compute in it."""
     present = [s for s in specs if s is not None]
     require(
         present[0].dtype.name in FLOATS,
@@ -63,7 +63,7 @@ def require_floats(op: str, *specs: TensorSpec | None) -> None:
 
 
 def require_indices(op: str, what: str, spec: TensorSpec, *specs: TensorSpec) -> None:
-    """A spec of indices: i32, one per row."""
+    """Check that a spec is one of indices: i32, one per row."""
     is_i32 = spec.dtype.name == "i32"
     require(is_i32, op, f"{what} must be i32", spec, *specs, advice=f'declare the {what} with dtype "i32"')
     require(
@@ -77,7 +77,7 @@ def require_indices(op: str, what: str, spec: TensorSpec, *specs: TensorSpec) ->
 
 
 def require_positive(op: str, **values: float) -> None:
-    """Attributes that must be above 0."""
+    """Check that attributes are above 0."""
     for name, value in values.items():
         if value <= 0:
             _validate.invalid(op, f"{name} must be above 0", f"{value}", "correct it")
@@ -89,7 +89,7 @@ def leading(spec: TensorSpec) -> tuple[str, ...]:
 
 
 def same_shape(op: str, *specs: TensorSpec | None) -> None:
-    """All specs have the same shape and dtype."""
+    """Check that all specs have the same shape and dtype."""
     present = [s for s in specs if s is not None]
     has_one_shape = all(s.shape == present[0].shape for s in present)
     require(
@@ -109,7 +109,7 @@ def same_shape(op: str, *specs: TensorSpec | None) -> None:
 
 
 def fixed(size: Size) -> int:
-    """A size that `infer` has checked is not a symbol."""
+    """A size as an integer. `infer` must have checked that it is not a symbol."""
     assert isinstance(size, int)
     return size
 
@@ -118,7 +118,7 @@ def incoming(op: OpNode, grads: Sequence[int | None]) -> int:
     """The gradient of an op's first output, for ops whose other outputs have no gradient.
 
     Raises:
-        PlanError: the loss depends on one of the others.
+        PlanError: the loss depends on another output.
     """
     first, *others = grads
     if first is None or any(g is not None for g in others):
@@ -133,10 +133,10 @@ def incoming(op: OpNode, grads: Sequence[int | None]) -> int:
 class Elementwise(Op):
     """Base of elementwise ops: all operands share shape, dtype and factors.
 
-    The kernel with the op's name defines the rest (kernels/table.py): its `in` operands are the
-    inputs, its `out` operands the outputs, its floats the attributes. A subclass sets `name` and
-    writes `gradient`. An op without a kernel of its name sets `num_inputs` and `attributes` itself
-    and writes `lower`.
+    The kernel with the op's name defines the rest (kernels/table.py): the kernel's `in` operands
+    are the op's inputs, its `out` operands are the outputs, and its floats are the attributes. A
+    subclass sets `name` and writes `gradient`. An op without a kernel of its name sets `num_inputs`
+    and `attributes` itself and writes `lower`.
     """
 
     num_inputs: ClassVar[int] = 1
@@ -175,8 +175,8 @@ class Elementwise(Op):
         return Factors((dims,) * self.num_inputs, (dims,) * self.num_outputs)
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile, per block of panels, or per tile of columns if there may be few
-        rows and an element does not depend on others of its row.
+        """One task per row tile, or per block of panels for a weight. If there may be few rows, and
+        an element does not depend on other elements of its row, one task per tile of columns.
         """
         is_packed = low.spec(op.given[0]).storage == "packed"
         views = [low.flat(t) if is_packed else low.tensor(t) for t in (*op.outputs, *op.given)]
@@ -194,7 +194,9 @@ class Elementwise(Op):
         )
 
     def _takes_rows(self, low: Lowering, op: OpNode) -> bool:
-        """Whether an element depends on its whole row: the last dim of an operand is never sharded."""
+        """Whether an element may depend on its whole row. Then the last dim of an operand is not
+        sharded.
+        """
         factors = self.factors([low.spec(t) for t in op.given], op.attrs)
         every = (*factors.inputs, *factors.outputs)
         return any(dims[-1] in factors.whole for dims in every if dims)

@@ -116,7 +116,7 @@ class ReluBackward(Elementwise):
 
 @register
 class Gelu(Elementwise):
-    """`x` times the standard normal distribution function of `x`, by the error function."""
+    """`x` times the standard normal distribution function of `x`, computed with the error function."""
 
     name = "gelu"
 
@@ -154,7 +154,9 @@ class GeluTanhBackward(Elementwise):
 
 @register
 class GeluTanhGate(Elementwise):
-    """`gelu_tanh(gate) * up` in one pass; made by `graph.passes.fuse_gates`."""
+    """`gelu_tanh(gate) * up` in one pass; made from `gelu_tanh` and `multiply` by
+    `graph.passes.fuse_gates`.
+    """
 
     name = "gelu_tanh_gate"
 
@@ -223,7 +225,7 @@ class _Row(Elementwise):
     """Base of row-wise ops: the last dim is not sharded."""
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """As elementwise, with the last dim whole."""
+        """The factors of an elementwise op, except that the last dim cannot be sharded."""
         every = super().factors(inputs, attrs)
         return Factors(every.inputs, every.outputs, whole=frozenset(every.outputs[0][-1:]))
 

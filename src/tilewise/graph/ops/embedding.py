@@ -20,8 +20,8 @@ __all__: list[str] = []
 
 @register
 class Embedding(Op):
-    """Rows of the table: inputs ids, table `[vocab, hidden]`. With a sharded vocabulary, rows are
-    selected, never added.
+    """Looks up rows of a table. Inputs are ids and the table `[vocab, hidden]`. If the vocabulary
+    is sharded, each row is taken from the device that has it, and no values are added.
     """
 
     name = "embedding"
@@ -66,7 +66,7 @@ class Embedding(Op):
         return [None, tape.later("embedding_dw", [table, ids, incoming(op, grads), None])]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile, then the selection over the vocabulary's devices."""
+        """One task per row tile, then the selection among the devices that share the vocabulary."""
         ids, table = op.given
         out = low.tensor(op.outputs[0])
         pending = low.pending_reduction(op, "selected")
@@ -86,11 +86,12 @@ class Embedding(Op):
 
 @register
 class EmbeddingWeightGradient(Op):
-    """Gradient of a table in fp32: rows are added at their ids in token order within a batch split,
-    then along the tree over batch splits.
+    """Gradient of a table in fp32. Within a batch split, rows are added at their ids in token
+    order. The sums of batch splits are then added along the tree over batch splits.
 
-    Inputs: the table (for its shape), ids, the rows' gradient `[..., hidden]`, and a tensor to add,
-    or None: another gradient of the table, complete if there is one microbatch
+    Inputs are the table (for its shape), ids, the gradient of the rows `[..., hidden]`, and a
+    second gradient of the table that is added, or None. The second gradient is used only if there
+    is one microbatch, because otherwise it is not complete yet
     (`graph.passes.fuse_into_table_gradients`).
     """
 
@@ -120,8 +121,8 @@ class EmbeddingWeightGradient(Op):
         )
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per block of table rows over all local batch splits, then the reduction over the
-        batch's devices.
+        """One task per block of table rows, over all batch splits of this device. Then the
+        reduction over the devices that share the batch.
         """
         table, ids, grad, *added = op.given
         target = low.accumulator(op, 0, *added)
@@ -146,7 +147,9 @@ class EmbeddingWeightGradient(Op):
 
 @register
 class GatherRows(Op):
-    """Rows of x by index: inputs x `[T, d]`, or i32 `[T]` with one number per row; index `[S]`."""
+    """Selects rows of x by index. Inputs are x and index `[S]`, where x is `[T, d]`, or i32 `[T]`
+    with one number per row.
+    """
 
     name = "gather_rows"
     signature = Signature(2)

@@ -17,7 +17,9 @@ __all__: list[str] = []
 
 @register
 class Gather(Op):
-    """The whole of a tensor whose last dim is sharded, on the first device of the axes that shard it."""
+    """Collects a tensor whose last dim is sharded, on the first device along the axes that shard
+    the dim.
+    """
 
     name = "gather"
     signature = Signature(1)

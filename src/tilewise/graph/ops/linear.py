@@ -2,9 +2,9 @@
 
 Weights are stored in packed panels (native/kernels/microkernel.h). `linear` sums over terms `x_t ·
 w_t`, so that the input gradient of q, k and v (or of gate and up) is a single contraction under
-every strategy (docs/numerics.md, rule 3). `transpose` selects between `[n, k]` weights used
-transposed (the usual forward pass) and weights used as stored (their input gradient). Each of the
-two is the gradient of the other.
+every strategy (docs/numerics.md, rule 3). With `transpose`, weights `[n, k]` are used transposed,
+as in a usual forward pass. Without it, weights are used as stored, as in the input gradient of such
+a product. Each of the two is the input gradient of the other.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def contraction_label(weight: TensorSpec, transpose: bool) -> DimLabel | None:
 
 @register
 class Linear(Op):
-    """`out = Σ_t x_t w_tᵀ (+ residual)`; inputs x_0, w_0, x_1, w_1, …, and the residual or the bias
-    if there is one. A bias is one vector for all rows. Both are added in fp32, before the result is
+    """`out = Σ_t x_t w_tᵀ (+ residual)`.
+
+    Inputs are x_0, w_0, x_1, w_1, …, and then the residual or the bias, if there is one. A bias is
+    one vector that is added to every row. Residual and bias are added in fp32, before the result is
     rounded.
     """
 
@@ -142,7 +144,7 @@ class Linear(Op):
         return [*result, dy] if op.attrs["residual"] else result
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
-        """One contraction over all terms, with the sum so far as its residual."""
+        """One `linear` over all terms, with the sum so far as its residual."""
         every = terms_of(LinearTerm, terms)
         for transpose in (False, True):
             alike = [t for t in every if t.transpose == transpose]
@@ -155,8 +157,9 @@ class Linear(Op):
         return total
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile, or per tile of columns if there may be few rows. Over a sharded
-        contraction, the fp32 partial value is reduced first.
+        """One task per row tile, or per tile of columns if there may be few rows. If the
+        contraction is sharded, tasks compute partial values in fp32, which are then reduced over
+        devices.
         """
         terms, transpose = op.attrs["num_terms"], op.attrs["transpose"]
         out = low.tensor(op.outputs[0])
@@ -214,11 +217,11 @@ class Linear(Op):
 
 
 def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: int, k_splits: int) -> None:
-    """K splits of a bf16 product begin at even elements, because a word of a packed weight holds
-    two.
+    """Check that k splits of a bf16 product begin at even elements, because a word of a packed
+    weight holds two elements.
 
     Raises:
-        PlanError: one does not.
+        PlanError: a k split begins at an odd element.
     """
     if weight.dtype.name != "bf16" or label is None or label.is_summed_by_batch_splits:
         return
@@ -240,7 +243,7 @@ def _num_bytes(weights: Sequence[Ref], columns: int, transpose: bool) -> int:
 
 
 def _rows_of(low: Lowering, residual: int, op: OpNode) -> Operand:
-    """What is added to a tile: the same rows, or the one row of a bias."""
+    """The operand that is added to a tile: the same rows of a residual, or the one row of a bias."""
     return low.whole(residual) if op.attrs["bias"] else low.row(residual)
 
 
@@ -249,7 +252,8 @@ class LinearWeightGradient(Op):
     """Gradient of a weight in fp32, `rowsᵀ · cols`: a contraction over tokens, batch split by batch
     split.
 
-    Inputs: the weight (for its shape), rows (what its first dim counts) and cols.
+    Inputs are the weight (for its shape), rows (the operand whose columns the weight's first dim
+    counts) and cols (the same for the second dim).
     """
 
     name = "linear_dw"
@@ -277,8 +281,8 @@ class LinearWeightGradient(Op):
         )
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per block of weight rows over all local batch splits, then the reduction over
-        the batch's devices.
+        """One task per block of weight rows, over all batch splits of this device. Then the
+        reduction over the devices that share the batch.
         """
         weight, rows, cols = op.given
         target = low.accumulator(op, 0)
@@ -302,7 +306,9 @@ class LinearWeightGradient(Op):
 
 @register
 class Matmul(Op):
-    """Product of two 2-D results, with transposes, for users' graphs. Weights use `linear`."""
+    """Product of two computed 2-D tensors, either of which may be transposed. Products with weights
+    are `linear` ops.
+    """
 
     name = "matmul"
     is_costly = True
@@ -337,7 +343,7 @@ class Matmul(Op):
         return [da, db]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile; one task for all if the first operand is transposed."""
+        """One task per row tile. If the first operand is transposed, one task for all rows."""
         a, b = op.given
         out = low.tensor(op.outputs[0])
         transposed = op.attrs["transpose_a"]

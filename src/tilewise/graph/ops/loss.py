@@ -1,5 +1,5 @@
-"""Cross-entropy over a vocabulary that may be sharded: exact maximum, sums of exp over k splits,
-loss, gradient.
+"""Cross-entropy over a vocabulary that may be sharded, and its gradient. The maximum of a row is
+exact. The sum of exp over a row is computed per k split of the vocabulary and then along a tree.
 
 The inputs are logits, labels and `inv_count`. `inv_count` is one divided by the number of counted
 labels in the whole global batch. It must be known before the backward pass; `GraphInstance.step`
@@ -25,8 +25,9 @@ __all__: list[str] = []
 
 @register
 class CrossEntropy(Op):
-    """Outputs are the mean loss `[1]`, each row's share of it, and what the backward pass needs:
-    (max, target) and sums.
+    """Cross-entropy. Outputs are the mean loss `[1]`, each row's share of the mean, and two tensors
+    for the backward pass: stats (maximum and target logit of each row) and sums (sum of exp of each
+    row).
     """
 
     name = "cross_entropy"
@@ -90,7 +91,9 @@ class CrossEntropy(Op):
         return [*tape.op("cross_entropy_backward", used, **op.attrs), None, None]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """Maximum, sums, row losses; then the sum over rows, batch split by batch split."""
+        """Tasks compute the maxima, the sums and the row losses of a row tile. Then the row losses
+        are added, batch split by batch split.
+        """
         logits, labels, inv_count = op.given
         _, rows, stats, sums = op.outputs
         t = low.tensor(logits)
@@ -144,8 +147,8 @@ class CrossEntropy(Op):
 
 @register
 class CrossEntropyBackward(Op):
-    """Inputs logits, labels, stats, sums, and the inverse count times the loss's gradient. The
-    output is the gradient, which overwrites the logits.
+    """Gradient of the logits. Inputs are logits, labels, stats, sums, and the inverse count times
+    the gradient of the loss. The output is the gradient, which overwrites the logits.
     """
 
     name = "cross_entropy_backward"

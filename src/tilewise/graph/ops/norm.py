@@ -1,8 +1,8 @@
 """RMS norm over the last dim or over each head of it, and layer norm, forward and backward.
 
-Heads are adjacent in the last dim and share one gamma. The gradient of gamma is a sum over rows for
-each head, and then a sum over the heads. The second sum follows the k splits of the heads' label,
-because strategies may shard heads.
+Heads are adjacent in the last dim and share one gamma. The gradient of gamma is computed in two
+sums: first over rows for each head, then over heads. The second sum follows the k splits of the
+heads' label, because strategies may shard heads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["LayerNormTerm", "NormTerm"]
 
 @dataclass(frozen=True)
 class NormTerm(Term):
-    """The input gradient of a norm. Its op is appended later, so that it can add a residual's
-    gradient.
+    """The input gradient of a norm. Its op is appended later, so that the op can also add the
+    gradient that reaches the input through a residual.
 
     `dy`, `x`, `rstd` and `gamma` are ids of the backward graph; `weight` is the gamma of the
     forward graph; `offset` and `head_dim` are the norm's.
@@ -44,16 +44,19 @@ class NormTerm(Term):
 
 @register
 class RmsNorm(Op):
-    """`x * rstd * (gamma + offset)`. Outputs are y and rstd (saved for the backward pass). With a
-    `head_dim` other than 0, the last dim has adjacent heads of that size; each is normalized
-    separately, and gamma has the width of one.
+    """`x * rstd * (gamma + offset)`. Outputs are y and rstd (saved for the backward pass).
+
+    If `head_dim` is not 0, the last dim has adjacent heads of that size. Each head is normalized
+    separately, and gamma has the width of one head.
     """
 
     name = "rms_norm"
     signature = Signature(2, attributes={"eps": float, "offset": float, "head_dim": int})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The spec of x, and rstd `[...]` in fp32, or `[..., heads]`."""
+        """The spec of x, and rstd in fp32: `[...]`, or `[..., heads]` if heads are normalized
+        separately.
+        """
         x, gamma = inputs
         assert x is not None and gamma is not None
         require_floats("rms_norm", x, gamma)
@@ -117,8 +120,8 @@ class RmsNorm(Op):
 
 @register
 class RmsNormBackward(Op):
-    """Inputs dy, x, rstd, gamma, dresidual (or None); outputs dx and dgamma (fp32), separately for
-    each head.
+    """Gradient of `RmsNorm`. Inputs are dy, x, rstd, gamma and dresidual (or None). Outputs are dx
+    and dgamma (fp32), where dgamma is separate for each head.
     """
 
     name = "rms_norm_backward"
@@ -161,8 +164,8 @@ class RmsNormBackward(Op):
         return total
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """dx and the batch split's partial value of dgamma per row tile; then the tree over batch
-        splits and the reduction.
+        """dx, and the partial values of dgamma per batch split. Then the sum of these along the
+        tree over batch splits, and the reduction over devices.
         """
         dy, x, rstd, gamma = op.given[:4]
         residual = op.inputs[4]
@@ -190,15 +193,15 @@ class RmsNormBackward(Op):
 
 @register
 class HeadSum(Op):
-    """The sum `[head_dim]` over the adjacent heads of a vector, in fp32, along the k splits of its
-    label.
+    """The sum `[head_dim]` over the adjacent heads of a vector, in fp32, along the tree over the k
+    splits of the vector's label.
     """
 
     name = "head_sum"
     signature = Signature(1, attributes={"head_dim": int})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """One head."""
+        """fp32 `[head_dim]`."""
         (x,) = inputs
         assert x is not None
         size, width = attrs["head_dim"], x.shape[0]
@@ -238,7 +241,9 @@ class HeadSum(Op):
 
 @dataclass(frozen=True)
 class LayerNormTerm(Term):
-    """Like `NormTerm`; `weights` are gamma and beta of the forward graph."""
+    """The input gradient of a layer norm, like `NormTerm`. `weights` are gamma and beta of the
+    forward graph.
+    """
 
     dy: int
     x: int
@@ -308,7 +313,9 @@ class LayerNorm(Op):
 
 @register
 class LayerNormBackward(Op):
-    """Inputs dy, x, statistics, gamma, dresidual (or None); outputs dx, dgamma and dbeta (fp32)."""
+    """Gradient of `LayerNorm`. Inputs are dy, x, statistics, gamma and dresidual (or None). Outputs
+    are dx, dgamma and dbeta (the last two in fp32).
+    """
 
     name = "layer_norm_backward"
     combine_rank = 1
@@ -317,7 +324,7 @@ class LayerNormBackward(Op):
     signature = Signature(5, absent=frozenset({4}))
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """dx has the spec of x; the others are fp32 with the shape of gamma."""
+        """dx has the spec of x. dgamma and dbeta are fp32 with the shape of gamma."""
         _, x, _, gamma, _ = inputs
         assert x is not None and gamma is not None
         return [
@@ -352,7 +359,9 @@ class LayerNormBackward(Op):
         return total
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """dx and the batch split's partial values per row tile; then the trees over batch splits and the reductions."""
+        """dx, and the partial values of dgamma and dbeta per batch split. Then the sums of these
+        along the tree over batch splits, and the reductions over devices.
+        """
         dy, x, stats, gamma = op.given[:4]
         residual = op.inputs[4]
         t = low.tensor(x)

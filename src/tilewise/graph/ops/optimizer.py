@@ -1,4 +1,4 @@
-"""The global gradient norm, and the scale that clips gradients to it.
+"""The global gradient norm, and the scale with which gradients are clipped to a maximum norm.
 
 The op runs once per step, after all microbatches, and has no gradient. If the loss or the norm is
 not finite, the scale is NaN. The `update` op then leaves every tensor unchanged.
@@ -27,12 +27,14 @@ _TASK_ROWS = 8192  # entries of one task: whole tiles
 
 @register
 class GlobalNorm(Op):
-    """The norm of all gradients, and the scale that clips it: inputs the loss, then the gradients;
-    output `[2]` fp32 (norm, scale). The scale is NaN if loss or norm is not finite.
+    """The norm of all gradients, and the scale that limits it. Inputs are the loss, then the
+    gradients. The output is `[2]` fp32 (norm, scale). The scale is NaN if the loss or the norm is
+    not finite.
 
-    A table in fp64 has an entry per row and column k split of every gradient (for a vector: per
-    element), wherever a shard begins. Every device computes the entries of its own parts, devices
-    exchange the rest, and all add the table along one tree.
+    The norm is computed from a table of partial sums in fp64. The table has an entry per row and k
+    split of the columns of every gradient; for a vector, an entry per element. So the entries do
+    not depend on where shards begin. Every device computes the entries of its own shards. Then
+    devices exchange entries, and every device adds the whole table along one tree.
     """
 
     name = "global_norm"
@@ -130,7 +132,7 @@ class _Part:
 
     Attributes:
         is_flat: whether the gradient is a vector, which is read as a column.
-        reserved: entries, up to a whole tile.
+        reserved: number of entries, rounded up to a whole tile.
         ints: the positions of this device's entries.
     """
 
@@ -140,7 +142,7 @@ class _Part:
 
     @classmethod
     def of(cls, low: Lowering, grad: int) -> _Part:
-        """The part of a gradient and all gradients of its form."""
+        """The part of the table for a gradient and all gradients of the same form."""
         spec = low.spec(grad)
         column = _column_dim(spec)
         inner = prod(fixed(size) for size in spec.shape[1:column])

@@ -1,8 +1,9 @@
-"""Sums of a whole tensor to one number, and the reverse: one number for every element of a tensor.
+"""The sum of all elements of a tensor, and the reverse, which gives every element of a tensor one
+number.
 
 If the tensor has a batch dim, rows are added batch split by batch split, as in the loss
-(docs/numerics.md, rule 5). The sum is therefore equal on every mesh, and complete after the last
-microbatch.
+(docs/numerics.md, rule 5). The sum therefore has the same bits on every mesh. It is complete after
+the last microbatch.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Sum(Op):
         return list(tape.op("spread", [incoming(op, grads), tape.use(op.given[0])]))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """Row sums per row tile, summed per batch split; then the tree over batch splits and the
-        reduction.
+        """Row sums per row tile, which are added per batch split. Then the sum along the tree over
+        batch splits, and the reduction over devices.
         """
         x = low.tensor(op.given[0])
         rows = low.temp(x.extent, 1, "f32", tile_rows=x.tile_rows, name="row_sums")
@@ -74,8 +75,8 @@ class Sum(Op):
 
 @register
 class Spread(Op):
-    """One number for every element: inputs the number `[1]` in fp32, and a tensor x for its shape.
-    The output has the spec of x.
+    """Gives every element of a tensor the same number. Inputs are the number `[1]` in fp32, and a
+    tensor x for its shape. The output has the spec of x.
     """
 
     name = "spread"

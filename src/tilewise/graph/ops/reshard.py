@@ -1,4 +1,4 @@
-"""Changes of layout as ops. `strategy.insert_reshards` adds them where a reader needs another
+"""Changes of layout as ops. `strategy.insert_reshards` adds such an op where a reader needs another
 layout than the tensor has.
 
 Values, shape and dtype do not change; the layouts of operand and result define the change. Layouts
@@ -20,7 +20,7 @@ __all__: list[str] = []
 
 
 class Reshard(Op):
-    """Base of all: one operand of any storage; the axes of every dim may change."""
+    """Base of these ops: one operand of any storage, and the axes of every dim may change."""
 
     signature = Signature(1)
 
@@ -55,8 +55,8 @@ class AllGather(Reshard):
 
 @register
 class Slice(Reshard):
-    """Every device keeps its part along the axes that only the result's layout has. Nothing moves
-    between devices.
+    """Keeps, on every device, its part along the axes that only the result's layout has. Nothing is
+    transferred between devices.
     """
 
     name = "slice"
@@ -90,8 +90,8 @@ class Store(Reshard):
 
 @register
 class PutBack(Op):
-    """Stores a prefetched copy of a tensor in the devices' files: inputs the tensor and its copy in
-    memory.
+    """Stores a prefetched copy of a tensor in the devices' files. Inputs are the tensor and its
+    copy in memory.
     """
 
     name = "put_back"

@@ -27,12 +27,14 @@ def _num_operands(attrs: Mapping[str, Any]) -> int:
 
 @register
 class Update(Op):
-    """Inputs weight, master (None if the weight is fp32), states, gradient, hyper-parameters, clip;
-    no output.
+    """Updates one parameter and its optimizer states. Inputs are weight, master (the fp32 value of
+    a bf16 weight; None if the weight is fp32), states, gradient, hyper-parameters and clip. There
+    is no output.
 
-    Attributes of a call: `steps`, four integers each (kind and three values); `constants`; `left`,
-    the final values of the weight and of each state. Values are numbered: weight, states, gradient,
-    hyper-parameters, constants, results of steps.
+    Attributes of a call are `steps`, `constants` and `left`. A step is four integers: its kind and
+    the numbers of three values. Values are numbered in this order: weight, states, gradient,
+    hyper-parameters, constants, results of steps. `left` has the numbers of the values to which the
+    weight and each state are set.
     """
 
     name = "update"

@@ -2,9 +2,9 @@
 
 There are three phases. *Specification*: functions of the caller describe items (layers, KV caches)
 on threads, each with its own handle. *Validation*: the names and operands of all specifications are
-checked against each other and the graph. *Assembly*: each distinct template is traced once, and the
-specifications are written into the graph in the order of the items. An error leaves the graph as it
-was. The graph does not depend on the number of threads.
+checked, against the other specifications and the graph. *Assembly*: each distinct template is
+traced once, and the specifications are written into the graph in the order of the items. An error
+leaves the graph as it was. The graph does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class ParallelGraphBuilder:
     ) -> dict[str, TensorNode]:
         """Write specifications into a graph, group by group. After an error the graph is as before.
 
-        Tensors that were described alone are declared first, unless a layer declares a tensor of the same name.
-        Layers follow.
+        Tensors that were described without a layer (`SpecHandle.tensor`) are declared first, unless
+        a layer declares a tensor of the same name. Layers follow.
 
         Args:
             graph: the graph to write to.
@@ -102,8 +102,9 @@ class ParallelGraphBuilder:
             The result of each layer, by path.
 
         Raises:
-            ShapeError: a name is declared twice, an operand does not exist, or a layer rejects its operands; names
-                the specification. Also the error of a group's future.
+            ShapeError: a name is declared twice, an operand does not exist, or a layer rejects its
+                operands. The message names the specification. If a group's future has failed, its
+                error is raised.
         """
         _validate.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
         spec_groups = [group.result() if isinstance(group, Future) else group for group in groups]
@@ -169,7 +170,7 @@ def _check_names(
     """Check that names are unique and that every operand is defined before it is read.
 
     Returns:
-        Kind and spec of the tensors that were described alone, by name.
+        Kind and spec of the tensors that were described without a layer, by name.
     """
     alone: dict[str, tuple[str, TensorSpec]] = {}
     for spec in specs:
@@ -214,7 +215,9 @@ def _write(
     alone: Mapping[str, tuple[str, TensorSpec]],
     operands: tuple[TensorNode, ...],
 ) -> TensorNode:
-    """Record one layer, and check that it declares the tensors that its specification lists."""
+    """Write one layer into the graph, and check that it declares the tensors that its specification
+    lists.
+    """
     try:
         result = table.record(graph, spec, operands)
     except Exception as error:

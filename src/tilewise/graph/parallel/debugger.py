@@ -22,7 +22,8 @@ _validate = Validator("graph")
 
 
 class ParallelDebugger(Progress):
-    """Records the phases, and at level `verbose` every piece of them.
+    """Records the phases of a `ParallelGraphBuilder`, and at level `verbose` also every piece of
+    work in a phase.
 
     Args:
         level: `off`, `summary` (phases, and how much each thread did) or `verbose` (also every layer).
@@ -39,13 +40,15 @@ class ParallelDebugger(Progress):
 
     @property
     def wants_spans(self) -> bool:
-        """At level `verbose`."""
+        """Whether single pieces of work are recorded: only at level `verbose`."""
         return self.level == "verbose" or super().wants_spans
 
     def seconds(self) -> dict[str, float]:
-        """Wall time in seconds by phase, in the order of their begin times; then `unattributed`, the time between
-        phases, and `total`, from the first begin to the last end. The other entries add up to `total`: where phases
-        overlap, the time counts for the phase that began first."""
+        """Wall time in seconds by phase, in the order in which phases began. Two entries follow:
+        `unattributed`, the time between phases, and `total`, the time from the first begin to the
+        last end. All entries but `total` add up to `total`: if phases overlap, the time counts for
+        the phase that began first.
+        """
         seconds_by_phase: dict[str, float] = defaultdict(float)
         first = counted_until = min((phase.begin_ns for phase in self.phases), default=0)
         for phase in sorted(self.phases, key=lambda p: (p.begin_ns, -_end_ns(p))):
@@ -55,7 +58,9 @@ class ParallelDebugger(Progress):
         return {**seconds_by_phase, "unattributed": total - sum(seconds_by_phase.values()), "total": total}
 
     def report(self) -> str:
-        """A table of phases and of the threads' work in them; at level `verbose` also the ten slowest pieces."""
+        """A table of the phases and of each thread's work in a phase. At level `verbose` also the
+        ten slowest pieces of work.
+        """
         if self.level == "off":
             return ""
         seconds = self.seconds()

@@ -31,7 +31,8 @@ class SpecHandle:
         self.specs: list[LayerSpec] = []
 
     def layer(self, function: LayerFunction, *operands: str, path: str, **attrs: Any) -> str:
-        """Add a call of a layer function; returns its path, which is also the name of its result.
+        """Add a call of a layer function, and return its path, which is also the name of its
+        result.
 
         Args:
             function: marked with `tw.layer`.
@@ -56,7 +57,8 @@ class SpecHandle:
         labels: Sequence[DimLabel | None] = (),
         storage: str = "rows",
     ) -> str:
-        """Add a tensor from outside; returns its name. If a layer declares a tensor of that name, the two must match.
+        """Add a tensor from outside (an input, parameter or state), and return its name. If a layer
+        declares a tensor of that name, both declarations must match.
 
         Raises:
             ShapeError: shape, dtype, labels or name are invalid.
@@ -74,7 +76,8 @@ def describe_item(describe: Describe, kind: str, number: int, item: Any, where: 
     """The specifications of one item.
 
     Raises:
-        ShapeError: `describe` raised; names the item, the thread, the last specification and the function.
+        ShapeError: `describe` raised. The message names the item, the thread, the last
+            specification and the function.
     """
     handle = SpecHandle(kind)
     try:
@@ -90,7 +93,9 @@ def describe_item(describe: Describe, kind: str, number: int, item: Any, where: 
 
 
 def in_words(error: Exception) -> str:
-    """An error's text on one line; errors of other libraries with their type."""
+    """An error's text on one line. For errors of other libraries, the text begins with the error's
+    type.
+    """
     return (
         str(error)
         if isinstance(error, TilewiseError)

@@ -22,7 +22,7 @@ class ProgressTracker(Progress):
 
     Args:
         console: where to write; by default standard error.
-        delay_s: a phase is shown after this many seconds; a shorter one never is.
+        delay_s: a phase is shown after this many seconds. A shorter phase is never shown.
     """
 
     def __init__(self, console: Console | None = None, *, delay_s: float = 0.5) -> None:

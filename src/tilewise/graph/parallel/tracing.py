@@ -1,6 +1,7 @@
 """`TemplateTable`: the templates that a list of layers needs, each traced once.
 
-A layer's template depends on its function, the forms of its operands and its attributes.
+A template is the structure of a layer. It depends on the layer's signature: its function, the forms
+of its operands and its attributes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class TemplateTable:
     """Templates by signature.
 
     Args:
-        graph: the graph that the layers will be written into; only read here.
+        graph: the graph that the layers will be written into. It is only read here.
         layers: all layers, in order.
         named: further tensors that layers read, by name.
     """
@@ -38,7 +39,9 @@ class TemplateTable:
         self._templates: dict[_Key, Template | None] = {}  # None: tracing raised, and will again in `record`
 
     def record(self, graph: GraphBuilder, spec: LayerSpec, operands: tuple[TensorNode, ...]) -> TensorNode:
-        """Record a layer's call, with the template of its signature if that has been traced."""
+        """Write a layer's call into the graph, with the template of its signature if that has been
+        traced.
+        """
         function = spec.function
         assert isinstance(function, LayerFunction)
         key = self._key(spec, tuple(t.spec for t in operands))
@@ -47,7 +50,9 @@ class TemplateTable:
         )
 
     def declared_names(self, wanted: Collection[str]) -> set[str]:
-        """Which of the wanted names layers will declare, as far as their templates can be traced."""
+        """Those of the wanted names that layers will declare, as far as the templates of the layers
+        can be traced.
+        """
         if not wanted:
             return set()
         declared: set[str] = set()
@@ -72,7 +77,7 @@ class TemplateTable:
         return declared & set(wanted)
 
     def _operands(self, layer: LayerSpec, specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, ...] | None:
-        """The specs of the layer's operands; None if one of them has none yet."""
+        """The specs of the layer's operands; None if an operand has no spec yet."""
         operands = []
         for name in layer.operands:
             if name in specs:
@@ -97,7 +102,9 @@ class TemplateTable:
 def _trace(
     function: LayerFunction, operands: tuple[TensorSpec, ...], attrs: Mapping[str, Any], k_splits: int
 ) -> Template | None:
-    """A template, or None if the function raised. It raises again when the layer is recorded."""
+    """A template, or None if the function raised. The error is raised again when the layer is
+    written into the graph.
+    """
     with suppress(Exception):
         return trace_layer(function, operands, attrs, k_splits)
     return None

@@ -1,6 +1,6 @@
 """Rules of the frozen data, checked between stages. `validate_*` returns nothing or raises.
 
-`session.verify` is something else: it compares a strategy with one device.
+`session.verify` is unrelated: it compares the results of a strategy with those of one device.
 """
 
 from tilewise.ir.validate.batch import validate_batch_sums, validate_microbatches

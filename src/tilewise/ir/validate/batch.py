@@ -1,5 +1,5 @@
-"""The rules of a batch: tensors that share rows are divided alike, and sums over the batch use the
-batch role.
+"""The rules of a batch: tensors that share rows are divided alike, and sums over the batch are over
+dims whose label has the batch role.
 
 Microbatches divide the batch in time as devices divide it in space. So the operands of one op must
 count the batch along the same dims, and gradients and losses must sum along these dims.
@@ -17,7 +17,8 @@ __all__ = ["validate_batch_sums", "validate_microbatches"]
 
 
 def validate_microbatches(graph: Graph) -> None:
-    """Operands that share a dim's factor all count the batch there, or none does; also in layers.
+    """Check that operands that share a factor agree: in the dims with this factor, all operands
+    count the batch or none does. Layers are checked too.
 
     Raises:
         LayoutError: names the op and both operands.
@@ -42,8 +43,8 @@ def validate_microbatches(graph: Graph) -> None:
 
 
 def validate_batch_sums(graph: Graph) -> None:
-    """In a graph with a batch, every op that sums over the batch sums a dim that counts it; also in
-    layers.
+    """Check that every op that sums over the batch sums a dim that counts the batch, if the graph
+    has a batch. Layers are checked too.
 
     Raises:
         LayoutError: names the op.

@@ -1,10 +1,11 @@
 """Checks that each call of a tile program is bound to the tensors that the graph's ops name, not to
-others of the same shape.
+other tensors of the same shape.
 
-The slots of a template refer to tensors of the graph that it was lowered from. A call binds slots
-to entries, and the key of an entry says which tensor it holds. Arguments and results of a layer are
-compared, in order, with those of the op that calls it. This finds bindings that are exchanged
-within a call, or between layers, microbatches or devices.
+A template is a block of instructions. Its slots are formal parameters; they refer to tensors of the
+graph that the template was lowered from. A call binds the slots to entries of a table of tensors,
+and the key of an entry says which tensor it holds. Arguments and results of a layer are compared,
+in order, with those of the op that calls it. This finds bindings that are exchanged within a call,
+or between layers, microbatches or devices.
 
 It does not show that entries with different keys have different memory.
 """
@@ -24,12 +25,13 @@ _Key = tuple[object, ...]
 
 
 class Work(NamedTuple):
-    """What a call of a list does: runs the template of this name, for a layer's op (None: for ops
-    of the root graph).
+    """What a call does: it runs the template of this name, for the op that calls a layer (None: for
+    ops of the root graph).
 
     Attributes:
         rings: the template whose rings it uses.
-        places: its places in them: of this use, of the one before, and so on.
+        places: the call's places in these rings: the place of this use, of the use before, and so
+            on.
     """
 
     template: str
@@ -46,12 +48,12 @@ def validate_bindings(
     roots: Mapping[int, int],
     num_parts: Callable[[int], int],
 ) -> None:
-    """Every slot of every call is bound to the tensor that it refers to.
+    """Check that every slot of every call is bound to the tensor that the slot refers to.
 
     Args:
         work: what each call of each list does.
-        roots: tensor of the root graph -> tensor whose memory it shares.
-        num_parts: number of parts of a tensor of the root graph, one per microbatch.
+        roots: tensor of the root graph -> the tensor whose memory it shares.
+        num_parts: returns the number of parts of a tensor of the root graph: one per microbatch.
 
     Raises:
         InternalError: names the call, what its slot refers to, and what it is bound to.

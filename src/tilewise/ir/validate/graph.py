@@ -1,4 +1,6 @@
-"""The rules of a graph, checked between passes. A violation is a defect of the pass that ran last."""
+"""The rules of a graph. They are checked between passes, and a violation is a defect of the pass
+that ran last.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
 
     Args:
         graph: its layers are checked too, each once.
-        seen: graphs of layers that have been checked, by identity.
+        seen: identities of the layers' graphs that have been checked.
 
     Raises:
         InternalError: names the first rule that is violated.

@@ -1,9 +1,14 @@
-"""The rules of partial values: each has a pending reduction, whose parts make up the whole tree.
+"""The rules of partial values: each partial value has a pending reduction, whose parts make up the
+whole tree.
 
-In a contraction over a dim that devices or microbatches share, each computes only a part. The op's
-factors say which parts it completes; all others need a pending reduction. The intervals of a
-pending reduction are combined up to the root. This finds parts that are missing, present twice, out
-of order, or not a node of the tree, on all devices or on one.
+If devices or microbatches share the contracted dim of an op, each computes only a part of the
+result: a partial value. A pending reduction says how such parts are combined along a tree; each
+part is an interval of the tree's leaves.
+
+The op's factors say which partial values the op completes itself. Every other one needs a pending
+reduction. This module combines the intervals of a pending reduction up to the root, which finds
+parts that are missing, present twice, out of order, or not a node of the tree, on all devices or on
+one.
 """
 
 from __future__ import annotations
@@ -26,8 +31,8 @@ __all__ = ["validate_pending_reductions"]
 
 
 def validate_pending_reductions(graph: Graph, layout: GraphLayout) -> None:
-    """Every shared contraction has its pending reductions, also in layers, and every pending
-    reduction combines to the root of its tree.
+    """Check that every shared contraction, also in layers, has its pending reductions, and that
+    every pending reduction combines to the root of its tree.
 
     Raises:
         LayoutError: names the op, the dim and the axes, or the interval that is not a node.

@@ -1,8 +1,8 @@
-"""The rule of exchange in a tile program: a device that reads a peer's tile signals the peer when
-it has finished.
+"""The rule of exchange in a tile program: a device that has read a peer's tile posts a signal to
+the peer.
 
-It prevents memory from being overwritten too early. `Program.finish` checks natively that the
-program cannot deadlock.
+A peer is another device of the same device group. The rule prevents memory from being overwritten
+too early. That the program cannot deadlock is checked by native code (`Program.finish`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _Waits = dict[Slot, list[Wait]]
 
 
 def validate_acknowledgements(program: TileProgram) -> None:
-    """In one template, every read of a peer's tensor posts a signal, and a task of the peer that
-    holds the same tensor waits for it. So the tensor's next writer waits for the reader.
+    """Check, per template, that every read of a peer's tensor posts a signal, and that a task of
+    the peer that reads or writes the same tensor waits for this signal. Then the tensor's next
+    writer waits for the reader.
 
     One device of each class is checked against each class of peers. A broadcast reads without a
     signal, because no device writes that tensor in its program.

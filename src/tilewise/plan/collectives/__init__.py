@@ -5,6 +5,10 @@ file of a kind has a function that makes the record, and one that expands it to 
 signals (`EXPAND`). `checks.py` checks a record against the layouts, before its instructions are
 used. To add a kind, write such a file and a check, and enter both in their tables.
 
+A device group is a set of devices that communicate. The other members of the group are a device's
+peers. Devices synchronize by signals: counters that a task posts (increases) on a peer, and that a
+task of this peer waits for.
+
 Devices read tiles of their peers in place. For every tile of a device group of n devices:
 
     producer     writes its partial tile, then posts `ready` on every peer
@@ -14,10 +18,10 @@ Devices read tiles of their peers in place. For every tile of a device group of 
     ack tasks    keep the partial value and the result as readers until all peers have read them, so that reuse of the
                  memory waits for peers as for any other reader
 
-A device reads (n-1)/n of the tile in reduce and the same in gather, 2(n-1)/n in all. Signals count
-up and are never reset. Each signal is posted by one device, whose tasks post it in the order of
-submission (native/programs/run/expand.cc). A peer is named by its place in a device group, so one
-lowering serves all devices of a class.
+A device reads (n-1)/n of the tile in `reduce` and the same amount in `gather`. Signals count up and
+are never reset. Each signal is posted by one device only, and the device's tasks post it in the
+order of submission (native/programs/run/expand.cc). A peer is named by its place in a device group,
+so the same instructions serve all devices of a class.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,9 +1,11 @@
-"""All-gathers along rows, of each device's part of every tile or of each device's own run of rows.
+"""All-gathers along rows. There are two kinds: the devices have parts of every tile, or each device
+has its own run of rows.
 
-In the first kind, every device copies the parts of its peers once they post `done`. In the second,
-a task `offer` holds a device's rows and posts `ready` on every peer, tile by tile. One copy per
-member waits for `ready` and posts `ack`. An empty task holds the rows until all peers have read
-them.
+In the first kind, every device copies the parts of its peers (the other members of its device
+group) when they have posted the signal `done`. In the second kind, a task `offer` reads a device's
+rows and posts `ready` on every peer, tile by tile. One copy per member waits for `ready` and posts
+`ack`. An empty task stays a reader of the rows until all peers have read them, so that nothing
+overwrites them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ __all__ = ["Rows", "all_gather_batch", "all_gather_rows", "collect_rows", "expan
 
 
 class Rows(NamedTuple):
-    """A member's rows in an all-gather: the first row, the number of rows, rows per tile."""
+    """A member's rows in an all-gather. The fields are the first row, the number of rows and the
+    rows per tile.
+    """
 
     first: int
     rows: int
@@ -37,7 +41,7 @@ class Rows(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Number of tasks of a loop over them."""
+        """Number of tasks of a loop over these rows."""
         return -(-self.rows // self.step)
 
 
@@ -49,9 +53,9 @@ def all_gather_rows(
     Args:
         low: receives the instructions.
         op: the op that they belong to.
-        dst: `[rows, cols]`; member k of the device group has computed part k of the rows of every
-            tile, on its own device.
-        done: the signal range of the parts, one signal posted by each member.
+        dst: `[rows, cols]`. Member k of the device group has computed part k of the rows of every
+            tile, in its own memory.
+        done: the signal range in which each member posts that its part is complete.
         group: the members.
         step: rows per task; 0 for one task over all rows.
     """

@@ -1,5 +1,5 @@
 """All-reduce: every device combines its part of a tile's rows, then copies the parts that its peers
-combined.
+(the other members of its device group) have combined.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def all_reduce(
         op: the op that they belong to.
         source: `[rows, cols]`, a partial value on every member.
         target: the complete value, or this device's columns of it.
-        residual: added after the tree's root, with the shape of `target` or one row for all; or
-            None.
-        pending: tree, device group and layout of delivery.
-        step: rows per task; by default those of a tile of `source`.
-        producer: the instruction that writes `source`, over the same tiles; by default the last one
-            emitted.
+        residual: a tensor that is added after the tree's root: it has the shape of `target`, or one
+            row that is added to all rows; or None.
+        pending: says the tree, the device group and the layout in which the value is delivered.
+        step: rows per task; by default the rows of a tile of `source`.
+        producer: the instruction that writes `source`, over the same tiles; by default the
+            instruction that was emitted last.
     """
     src, dst = low.tensor(source), low.tensor(target)
     residual_ref = None if residual is None else low.tensor(residual)
@@ -62,8 +62,8 @@ def all_reduce(
 
 
 def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, pending: PendingReduction) -> None:
-    """Sum a gradient over a device group in place: every device reduces its own part and copies the
-    parts of the others.
+    """Sum a gradient over a device group in place: every device reduces its own part of the rows
+    and copies the parts of its peers.
     """
     flat, producer = low.flat(ref), low.instructions[-1]
     step = upper(producer.step) if ref.packed else 0

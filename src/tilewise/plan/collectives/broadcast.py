@@ -1,6 +1,7 @@
-"""Broadcast: copies what the host wrote on one device to the other devices that hold the same part.
+"""Broadcast: copies what the host wrote into the memory of one device to all other devices that
+store the same part of a tensor.
 
-No signals are needed, because no device writes what others read.
+No signals are needed, because no device writes memory that another device reads meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ __all__ = ["broadcast_instructions"]
 def broadcast_instructions(
     tensors: Sequence[tuple[str, Ref, NumberLike]], group: int
 ) -> tuple[Instruction, ...]:
-    """Copies of whole tensors: (name, view with its slot, place of the source in a device group)."""
+    """Instructions that copy whole tensors. A tensor is given as (name, view with its slot, place
+    of the source in the device group).
+    """
     refs = {ref.slot: ref for _, ref, _ in tensors}
     return tuple(
         make_instruction(

@@ -1,11 +1,13 @@
-"""Exchanges along columns: gathering row tiles from peers, slicing them as stored, or summing them
-in shards.
+"""Exchanges along columns: gathering the columns of row tiles from peers, slicing them, or summing
+them so that each device gets a shard of the columns.
 
-A task `offer` holds a part and posts `ready` on every peer. The copy waits for `ready` of all peers
-and posts `ack`. An empty task holds the part until all peers have read it. A slice moves nothing
-between devices; a gather reads the part of its result that the device does not have. In a sum that
-is delivered in shards, each device combines its own columns. It reads (n - 1)/n of a tile, half as
-much as an all-reduce.
+In a gather, a task `offer` reads a device's part and posts the signal `ready` on every peer (the
+other members of the device group). The copy waits for `ready` of all peers and posts `ack`. An
+empty task stays a reader of the part until all peers have read it, so that nothing overwrites it. A
+gather reads the part of its result that the device does not have.
+
+A slice transfers nothing between devices. In a sum that is delivered in shards, each device
+combines its own columns. It reads (n - 1)/n of a tile, half as much as in an all-reduce.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Signals, posts, waits and acknowledgements: the parts of all collectives.
+"""Signals, posts, waits and acknowledgements, of which all collectives consist.
+
+A signal is a counter. A task posts a signal on another device (increases it) when it is complete,
+and a task of that device can wait for the signal. The peers of a device are the other members of
+its device group.
 
 A *signal range* holds the signals of one half of an exchange on every member of a device group. It
 has `tiles` consecutive signals per member, and only that member posts them. In a loop of several
@@ -68,7 +72,7 @@ class ClassLowering(Lowering, Protocol):
     """The interface of a lowering, for one class of devices, that collectives use.
 
     Attributes:
-        graph: what is lowered.
+        graph: the graph that is lowered.
         mesh: all devices.
         shapes: local sizes on any device.
         numbers: the numbers in which devices of the class differ.
@@ -99,16 +103,16 @@ class ClassLowering(Lowering, Protocol):
         """
 
     def signals(self, count: int) -> int:
-        """Reserve signals. They are numbered within their range until `place_signals` knows how
-        many every class needs.
+        """Reserve signals, and return the provisional number of the first. `place_signals` gives
+        them their final numbers when it is known how many every class needs.
         """
 
     def ring_signals(self, count: int) -> int:
-        """Reserve signals of a ring, which all variants of the template share."""
+        """Reserve signals of a ring. All variants of the template share them."""
 
     def ring(self, tensor: int, age: int = 0) -> Ref:
-        """A view with the shape of a tensor in a ring: in this use's place, or in that of the use
-        `age` before.
+        """A view with the shape of a tensor in a ring (places that uses of the template take in
+        turn): in the place of this use, or of the use `age` uses before.
         """
 
     def stack(self, tensor: int, rows: Number, cols: int, tile_rows: int) -> Ref:
@@ -121,27 +125,28 @@ def reduce_label(label: str) -> str:
 
 
 def gather_label(label: str) -> str:
-    """The label of the all-gather half."""
+    """The label of the all-gather half of a collective of the op with this label."""
     return f"{label}/all_gather"
 
 
 def signal_range(number: int) -> int:
-    """The provisional start of a range of signals, until `place_signals` knows how many every class
-    needs. Those of rings are below 0.
+    """The provisional first number of range number `number`. `place_signals` replaces it when it is
+    known how many signals every class needs. (Provisional numbers of rings' signals are below 0.)
     """
     return number << _SITE_SHIFT
 
 
 def ring_signal_range(number: int) -> int:
-    """The provisional start of a range of a ring's signals."""
+    """The provisional first number of range number `number` among the ranges of rings."""
     return signal_range(-1 - number)
 
 
 def place_signals(
     templates: Sequence[LoweredTemplate], first_signal: int, first_of_rings: int
 ) -> list[LoweredTemplate]:
-    """Number the signals of one template alike in all classes, although unequal shards need unequal
-    numbers.
+    """Replace the provisional numbers of a template's signals by final ones, which are equal in all
+    classes. A range has as many signals as the class that needs the most, because classes with
+    unequal shards need unequal numbers of signals.
 
     Args:
         templates: the template of each class.
@@ -220,8 +225,8 @@ def pending_of(low: ClassLowering, op: OpNode, record: Collective) -> PendingRed
 
 
 def residual_operand(residual: Ref, out: Ref, part: Operand) -> Operand:
-    """What is added after a tree's root: the part of the residual at the same place, or the whole
-    of a bias of one row. For a single row both are the same.
+    """The operand that is added after a tree's root: the part of the residual at the same place, or
+    the whole residual if it is a bias of one row.
     """
     if residual.extent == Number(1) != out.extent:
         return Operand(residual.slot, Mode.WHOLE)
@@ -237,7 +242,7 @@ def num_tiles(low: ClassLowering, extent: Number, step: NumberLike) -> int:
 def post_to_peers(
     task: Draft, group: DeviceGroup, signals: int, tiles: int, about: Ref, *, per_index: bool
 ) -> None:
-    """Let a task signal every peer, tile by tile or once.
+    """Let a task post a signal on every peer, for each tile or once.
 
     Args:
         task: posts when it is complete.
@@ -245,8 +250,8 @@ def post_to_peers(
             own place.
         signals: the first signal of the range.
         tiles: tasks of the loop.
-        about: what can be read, or has been read.
-        per_index: a signal per tile; otherwise one for all.
+        about: the tensor that can be read, or has been read.
+        per_index: whether there is a signal per tile; otherwise one signal is for all tiles.
     """
     mine = Number(signals, tiles * group.me.multiple, group.me.source, group.me.which)
     task.notifies += [Notify(group.number, m, mine, per_index, about.slot) for m in group.peer_members]
@@ -270,10 +275,10 @@ def await_peers(
         group: the devices that it waits for.
         signals: the first signal of the range.
         tiles: tasks of the loop.
-        about: what the posts are about.
-        per_index: a signal per tile; otherwise one for all.
+        about: the tensor that the posts are about.
+        per_index: whether there is a signal per tile; otherwise one signal is for all tiles.
         increment: increment of each signal; a number of the call if only some uses wait.
-        use: the call whose post it waits for.
+        use: the call whose posts the task waits for.
     """
     task.waits += [
         Wait(Number(signals, tiles, *p[2:]), per_index, increment, group.number, m, about.slot, use)
@@ -293,15 +298,15 @@ def acknowledge(
     increment: NumberLike = 1,
     use: NumberLike = POSITION,
 ) -> None:
-    """Append an empty task that reads each tile until all peers have read it, so that the next
-    writer waits for them too.
+    """Append an instruction with an empty task per tile. The task counts as a reader of the tile
+    until all peers have read it, so that the next writer of the tile waits for the peers too.
 
     Args:
         low: receives the instruction.
         op: the op that it belongs to.
-        about: what peers read.
-        group: the devices that read it.
-        signals: the first signal of their range.
+        about: the tensor that peers read.
+        group: the device group whose members read it.
+        signals: the first signal of the range in which they post.
         tiles: tasks of the loop.
         step: rows per task.
         increment: as in `await_peers`.

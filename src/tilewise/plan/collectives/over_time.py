@@ -1,11 +1,15 @@
-"""Sums that devices complete in every microbatch: partial values are sent to their owners, which
-keep the tree's carries.
+"""Sums over the batch that devices complete in every microbatch. Each row has an owner, which adds
+the parts of all devices for this row and keeps the carries (partial sums of the tree between
+microbatches).
 
-If the devices of a group share each microbatch, the partial values of a device in a whole step are
-not a node of the tree over batch splits, but those of one microbatch are. So in every microbatch,
-the owner of some rows adds the parts of all members to the stack of a binary counter
-(`tree_resume`), which covers its own share only. After the last microbatch every device gathers the
-shares.
+Suppose that the devices of a group share each microbatch. Then the batch splits that one device has
+in a whole step are not adjacent, so their sum is not a node of the tree over batch splits. Its
+batch splits in one microbatch are a node. So in every microbatch, the owner of some rows adds the
+parts of all members to a stack (`tree_resume`), which works like a binary counter and covers only
+the owner's share of the rows. After the last microbatch every device gathers the shares.
+
+A ring is several places for the parts, which the microbatches take in turn. A credit is the post by
+which a reader says that it has read a place.
 
     producer     waits until what it wrote into this place of the ring two uses ago has been read; writes its part into
                  the ring, then posts `ready` on every peer
@@ -14,8 +18,9 @@ shares.
     gather       as in an all-reduce
     drain        in the last use of a step: reads the ring until all credits of the step have come
 
-No task holds a part while peers read it; the next writer waits for credits. The number of credits
-belongs to the call, because the first uses of a ring in a step have nothing to wait for.
+No task stays a reader of a part while peers read it. Instead, the next writer of the place waits
+for credits. The number of credits to wait for is a number of the call, because the first uses of a
+ring in a step have nothing to wait for.
 """
 
 from __future__ import annotations
@@ -45,15 +50,15 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: Pending
     """Add every member's part of one sum, for one microbatch, to the stacks of the owners of its
     rows.
 
-    The last emitted instruction must be the one that writes the part, `[rows, cols]` in f32, into
-    the ring.
+    The instruction that was emitted last must be the one that writes this device's part, `[rows,
+    cols]` in f32, into the ring.
 
     Args:
         low: receives the instructions; its microbatch is the current one.
         op: the op of the sum.
         output: number of the op's output.
-        pending: its device group, and a tree over batch splits in which a member holds one node per
-            microbatch.
+        pending: the pending reduction of the sum: its device group, and a tree over batch splits in
+            which each member has one node per microbatch.
     """
     tensor = op.outputs[output]
     producer, part = low.instructions[-1], low.flat(low.ring(tensor))
@@ -116,19 +121,19 @@ def expand_add_microbatch(
 def make_stack(
     low: ClassLowering, tensor: int, part: Ref, mine: Operand, step: int, added: int
 ) -> tuple[Ref, Operand]:
-    """Create the stack of a binary counter over this device's share, levels side by side, and a
-    task's view of it.
+    """Create the stack for this device's share of a sum, and return it with a task's view of it.
+    The levels of the stack lie side by side.
 
-    If the device group divides tiles evenly, shares are adjacent; otherwise a share has the same
-    place as in the result.
+    If the device group divides tiles evenly, the device's shares of all tiles are adjacent in the
+    stack. Otherwise a share has the same place as in the result.
 
     Args:
-        low: creates it.
+        low: creates the stack.
         tensor: the sum.
-        part: the tensor whose rows are shared.
-        mine: a task's share of them.
+        part: the tensor with this device's part, whose rows are divided into shares.
+        mine: a task's share of the rows.
         step: rows per task.
-        added: parts that each microbatch adds.
+        added: number of parts that each microbatch adds.
     """
     members = upper(mine.parts)
     microbatches = low.shapes.settings.accumulation

@@ -1,4 +1,6 @@
-"""Reduce-scatter along rows: every device combines the partial values of its part of a tile."""
+"""Reduce-scatter along rows: every device of a group combines the partial values of all members,
+for its own part of a tile's rows.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def reduce_scatter_rows(
         producer: the instruction that writes `src`, over the same tiles.
         src: `[rows, cols]`, a partial value on every member.
         dst: the same rows and columns, of which this device's part is written; may be `src`.
-        residual: added after the tree's root, with the shape of `dst` or one row for all; or None.
+        residual: a tensor that is added after the tree's root: it has the shape of `dst`, or one
+            row that is added to all rows; or None.
         combine: `sum`, `max` or `or`.
         group: the members.
         step: rows per task; 0 for one task over all rows.

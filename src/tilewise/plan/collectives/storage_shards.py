@@ -1,9 +1,12 @@
-"""Exchanges between storage layout and compute layout: all-gathers of parameters, and sums
+"""Exchanges between storage layout and compute layout: all-gathers of parameters, and sums that are
 delivered in storage shards.
 
-A storage shard is a run of whole panels of dim 0, so the rows of a group's members are adjacent in
-the compute layout. If there are fewer panels than members, some storage shards are empty; loops
-over them have no tasks, posts or waits.
+With sharded state, each device stores only a shard of a weight between steps (storage layout). Ops
+read the whole weight (compute layout).
+
+A storage shard is a run of whole panels (blocks of 32 rows) of dim 0, so the rows of a group's
+members are adjacent in the compute layout. If there are fewer panels than members, some storage
+shards are empty. Loops over empty shards have no tasks, posts or waits.
 
     all_gather_parameters  copies the storage shards of all members (all_gather.py).
     reduce_to_shards       for each storage shard an empty task waits until this device has written its rows into its
@@ -11,8 +14,8 @@ over them have no tasks, posts or waits.
                            the tree and posts `ack`. Empty tasks keep the part until all owners have read it.
 
 A device reads the whole compute layout except its own shard in `all_gather_parameters`, and n - 1
-storage shards in `reduce_to_shards`. If several members hold the same storage shard (hybrid
-sharding), each adds a share of every tile and gathers the shares of the others.
+storage shards in `reduce_to_shards`. If several members store the same storage shard (hybrid
+sharding), each of them adds a share of every tile and gathers the shares that the others added.
 """
 
 from __future__ import annotations
@@ -90,8 +93,9 @@ def reduce_to_shards(
         op: the op of the sum.
         part: this device's part of the sum, for all storage shards of its device group.
         target: the sum in storage layout.
-        pending: its device group, and the layout of delivery.
-        residual: tensor in the layout of `target`, added after the tree's root; or None.
+        pending: the pending reduction of the sum: its device group, and the layout in which it is
+            delivered.
+        residual: a tensor in the layout of `target` that is added after the tree's root; or None.
     """
     src, dst = low.flat(part), low.flat(target)
     residual_ref = None if residual is None else low.flat(residual)

@@ -1,10 +1,13 @@
 """The lower stage: instructions for one device of each class. Each layer uses only those before it.
 
-LocalView          what a device has of every tensor
-SlotTable          what operands refer to, and temporaries
-TemplateLowering   instructions, as ops and collectives emit them
-lower_variant      lowering of one template for every class, as a pure function
-lower              every template that a schedule uses
+A template is a block of instructions that is used many times, for example once per layer. Devices
+of a class run the same instructions with other numbers.
+
+- `LocalView`: which part of every tensor a device has.
+- `SlotTable`: what operands refer to, and temporaries.
+- `TemplateLowering`: instructions, as ops and collectives emit them.
+- `lower_variant`: lowering of one template for every class, as a pure function.
+- `lower`: every template that a schedule uses.
 """
 
 from tilewise.plan.lower.slots import flat_view

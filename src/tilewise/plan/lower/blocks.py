@@ -4,8 +4,9 @@
     the kernel     over the block's rows
     store b        what the kernel has written
 
-Fetches run ahead by as many blocks as there are places, so the disk works while the kernel
-computes. Memory use is that of `depth` blocks and does not depend on the size of the tensors.
+The temporary has `depth` places, one per block. Fetches run ahead by as many blocks as there are
+places, so the disk works while the kernel computes. Memory use is that of `depth` blocks per tensor
+and does not depend on the size of the tensors.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ class _Host(Lowering, Protocol):
     views: list[Ref]
 
     def is_in_file(self, ref: Ref) -> bool:
-        """Whether a view is one of a tensor in the device's file."""
+        """Whether a view is a view of a tensor in the device's file."""
 
     def rows_max(self, ref: Ref) -> int:
-        """Rows of a tensor's flat view on the device with most."""
+        """Number of rows of a tensor's flat view, on the device with the most rows."""
 
 
 def emit_by_blocks(
     low: _Host, kernel: str, op: OpNode, over: Ref | Number, tiles: Tiles, emit: _Emit
 ) -> Draft:
-    """Append an instruction some of whose operands are in files.
+    """Append the instructions for a kernel some of whose operands are in files.
 
     Args:
         low: receives the instructions.
         kernel: base name in the table.
-        op: the op that they belong to.
+        op: the op that the instructions belong to.
         over: the rows of the loop.
-        tiles: operands; rows of the loop, or whole tensors in memory.
+        tiles: the operands: each is the rows of the loop, or a whole tensor in memory.
         emit: appends the kernel on one block.
 
     Raises:
-        InternalError: an operand in a file is not a row of the loop.
+        InternalError: an operand in a file is not the rows of the loop.
     """
     roles = {spec.name: spec.role for spec in KERNELS[kernel].operands}
     moved: dict[int, Ref] = {}  # by slot of a tensor in a file: its places in memory
@@ -132,7 +133,7 @@ def operands_of(tiles: Tiles) -> list[tuple[str, Operand]]:
 
 
 def _on_block(tiles: Tiles, moved: dict[int, Ref], first: int, place: int) -> Tiles:
-    """Operands under a loop over one block."""
+    """The operands for a loop over one block."""
 
     def part(operand: Operand) -> Operand:
         if operand.slot in moved:

@@ -1,5 +1,6 @@
 """`LocalView`: what an op may ask about its tensors on one device, such as sizes, k splits, batch
-splits and pending reductions. It creates nothing.
+splits (fixed parts of a contraction and of the batch) and pending reductions (how values of which
+several devices have parts are completed). It creates nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ __all__ = ["LocalView"]
 
 
 class LocalView:
-    """A graph or template on a device of a class.
+    """A graph or template as one device of a class sees it.
 
     Args:
         graph, layout: what is lowered, and the layouts of its tensors.
         shapes: local sizes on a device that represents its class.
-        numbers: the numbers in which devices of the class differ.
+        numbers: the numbers in which devices of the class differ, such as first rows.
 
     Attributes:
         op: the op that is lowered now, for messages.
@@ -61,14 +62,14 @@ class LocalView:
 
     @property
     def split_rows(self) -> NumberLike:
-        """Tokens per batch split; without a batch, all rows are one batch split."""
+        """Tokens per batch split. Without a batch, all rows are one batch split."""
         s = self.shapes.settings
         return times(s.seq, s.batch // s.batch_splits) if s.batch else ALL_ROWS
 
     @property
     def split_cut(self) -> dict[str, NumberLike]:
-        """How rows are divided into batch splits and sequence splits; without a batch there is one
-        of each.
+        """How rows are divided into batch splits and sequence splits. Without a batch there is one
+        batch split with one sequence split.
         """
         s = self.shapes.settings
         return {
@@ -80,7 +81,7 @@ class LocalView:
 
     @property
     def split_len(self) -> int:
-        """The number of positions over which a sequence's k splits are counted. Padding does not
+        """The number of positions that are divided into a sequence's k splits. Padding does not
         change it.
         """
         s = self.shapes.settings
@@ -99,7 +100,7 @@ class LocalView:
         return self.shapes.row_step(ref.extent)
 
     def size(self, size: Size) -> NumberLike:
-        """A size in the form that instructions use: a number of its symbol, if it is one."""
+        """A size in the form that instructions use: for a symbolic size, a number of the symbol."""
         return Number.of_symbol(self.shapes.symbols.index(size)) if isinstance(size, Dim) else size
 
     def spec(self, tensor: int) -> TensorSpec:
@@ -130,8 +131,8 @@ class LocalView:
         return self.numbers.first(self.spec(tensor), self.layout(tensor), dim)
 
     def local_splits(self, tensor: int, dim: int) -> list[NumberLike]:
-        """For each k split of a labelled dim, the local elements on this device as begin and end,
-        in one flat list.
+        """For each k split of a labelled dim, the range of its elements on this device. The ranges
+        are one flat list: begin, end, begin, end, and so on.
         """
         self._require_dim(tensor, dim, with_label=True)
         spec, layout = self.spec(tensor), self.layout(tensor)
@@ -153,7 +154,9 @@ class LocalView:
     def contraction_splits(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], pending: PendingReduction | None
     ) -> list[list[tuple[int, int]]]:
-        """Per k split and term, the local range of the contracted dim (`dim` of each weight)."""
+        """Per k split and term, the range of the contracted dim on this device. `terms` holds, per
+        weight, its spec, the label of its contracted dim and the number of this dim.
+        """
         if not isinstance(terms, Sequence) or not all(
             isinstance(t, tuple)
             and len(t) == 3
@@ -172,7 +175,7 @@ class LocalView:
     def label_splits(
         self, label: DimLabel | None, size: int, pending: PendingReduction | None
     ) -> list[tuple[int, int]]:
-        """Local ranges of the k splits of a labelled dim."""
+        """The ranges of the k splits of a labelled dim on this device."""
         self._require_pending(pending)
         spec = TensorSpec((size,), dtype_named("f32"), (label,))
         return self.shapes.k_split_ranges(spec, 0, _group(pending))
@@ -185,8 +188,8 @@ class LocalView:
             )
 
     def pending_reductions(self, op: OpNode, partial: str) -> tuple[PendingReduction, ...]:
-        """The pending reductions of a partial value of this op, one per device group; empty if it
-        is not shared.
+        """The pending reductions of a partial value of this op, one per device group. Empty if the
+        value is not shared.
         """
         if not isinstance(op, OpNode):
             self.invalid("a partial value must belong to the op that is lowered", shown(op))
@@ -199,7 +202,7 @@ class LocalView:
         return self.graph_layout.pending_reductions.get((op.id, partial), ())
 
     def pending_reduction(self, op: OpNode, partial: str) -> PendingReduction | None:
-        """The only pending reduction of a partial value; None if it is not shared."""
+        """The only pending reduction of a partial value. None if the value is not shared."""
         (pending,) = self.pending_reductions(op, partial) or (None,)
         return pending
 

@@ -1,4 +1,5 @@
-"""The slots of a template that is being lowered: what its operands refer to, and its temporaries.
+"""The slots of a template that is being lowered, and its temporaries. A slot is a formal parameter
+of the template, to which operands of its instructions refer.
 
 Slots have no addresses. They are bound to memory later, once per use of the template (`plan.bind`).
 """
@@ -24,16 +25,18 @@ _SEQUENCE_ATOM = 64  # positions that no cut of a sequence separates (docs/numer
 
 
 class SlotTable(LocalView):
-    """Creates views of tensors and temporaries, each with a slot of its own.
+    """Creates views of tensors and temporaries, each with its own slot.
 
     Args:
-        roots: tensor -> tensor whose memory it shares.
+        roots: tensor -> the tensor whose memory it shares.
 
     Attributes:
-        slots: numbers of slots, by what they refer to.
-        refs: views, by what they refer to; `views` and `keys` have both by number.
-        temps: temporaries so far.
-        op_index: position of the op that is lowered; its temporaries are live while it runs.
+        slots: number of each slot, by what the slot refers to.
+        refs: view of each slot, by what the slot refers to. `views` and `keys` have the views, and
+            what they refer to, by number of the slot.
+        temps: the temporaries created so far.
+        op_index: position of the op that is being lowered. The temporaries of an op are live while
+            it runs.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class SlotTable(LocalView):
         return Ref(slot, extent, cols, spec.dtype.name, tile, spec.storage == "packed", across)
 
     def is_in_file(self, ref: Ref) -> bool:
-        """Whether a view is one of a tensor in the device's file."""
+        """Whether a view is a view of a tensor in the device's file."""
         key = self.keys[ref.slot]
         return key.kind in ("tensor", "flat") and key.id in self.files
 
@@ -138,8 +141,8 @@ class SlotTable(LocalView):
         return self._keep(Slot("temp", len(self.temps) - 1), form)
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str, pending: PendingReduction | None = None) -> Ref:
-        """A temporary with the rows and columns of another tensor; with a pending reduction, as
-        wide as the shards of its whole device group.
+        """A temporary with the rows and columns of a tensor. With a pending reduction, the
+        temporary is as wide as the shards of the whole device group.
         """
         if not isinstance(ref, Ref) or memory_kind(self.keys[ref.slot].kind) == "temp":
             self.invalid("temp_like needs a Ref, as low.tensor returns it", shown(ref))
@@ -163,16 +166,16 @@ class SlotTable(LocalView):
         )
 
     def split_temp(self, cols: int, name: str) -> Ref:
-        """A temporary with one row per batch split. A row has a partial value of `cols` columns for
-        every non-empty sequence split, side by side.
+        """A temporary with one row per batch split. In a row, the partial values of the non-empty
+        sequence splits follow one another, `cols` columns each.
         """
         atoms = round_up(self.split_len, _SEQUENCE_ATOM) // _SEQUENCE_ATOM
         num_splits = min(atoms, self.k_splits)
         return self.temp(self.num_splits, num_splits * cols, "f32", tile_rows=1, name=name)
 
     def ring(self, tensor: int, age: int = 0) -> Ref:
-        """A view with the shape of a tensor in a ring: in this use's place, or in that of the use
-        `age` before.
+        """A view with the shape of a tensor in a ring (places that uses of the template take in
+        turn): in the place of this use, or of the use `age` uses before.
         """
         base = self.tensor(tensor)
         return self.slot(Slot("ring", tensor, age), lambda slot: base._replace(slot=slot))
@@ -201,8 +204,8 @@ class SlotTable(LocalView):
         return Operand(self.tensor(tensor).slot, Mode.WHOLE)
 
     def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
-        """All rows, and the columns of the loop's current range (divided by `div`); for a packed
-        weight, of all panels.
+        """All rows, and the columns that are the loop's current range (divided by `div`). For a
+        packed weight and a `div` of 1, the columns of all its panels.
         """
         ref = self.tensor(tensor)
         return Operand(ref.slot, Mode.PANELCOLS if ref.packed else Mode.COL, div=div)
@@ -214,7 +217,9 @@ class SlotTable(LocalView):
 
 
 def flat_view(base: Ref, slot: int, vector: bool) -> Ref:
-    """Packed rows padded to whole panels; a vector as a column of elements."""
+    """The flat view of a tensor: packed rows are padded to whole panels, and a vector is a column
+    of elements.
+    """
     if vector:
         return Ref(slot, Number(base.cols), 1, base.dtype, base.cols)
     if not base.packed:

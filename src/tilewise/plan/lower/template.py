@@ -1,7 +1,9 @@
-"""Lowers a template's ops to instructions for one device.
+"""Lowers the ops of a template to instructions, for one class of devices. A template is a block of
+instructions that is used many times, for example once per layer.
 
-`TemplateLowering` implements what `Op.lower` writes to: instructions checked against the kernel
-table, and accumulation over microbatches. Collectives are in `plan.collectives`.
+`TemplateLowering` implements the interface to which `Op.lower` writes. It checks instructions
+against the kernel table, and accumulates sums over microbatches. Collectives are in
+`plan.collectives`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ __all__ = ["TemplateLowering", "trailing_ones"]
 
 
 def trailing_ones(value: int) -> int:
-    """The number of set bits at the low end: how many carries microbatch number `value` adds."""
+    """The number of adjacent set bits at the low end of `value`. Microbatch number `value` adds as
+    many carries (sums of earlier microbatches).
+    """
     return (value ^ (value + 1)).bit_length() - 1
 
 
@@ -58,11 +62,11 @@ def _arrive_in_shards(pending_reductions: Sequence[PendingReduction]) -> bool:
 
 class TemplateLowering(SlotTable):
     """Lowers the ops of one template (or of a run of root ops) for one class of devices and one
-    microbatch position.
+    position among the microbatches.
 
     Args:
         shapes: local sizes on a device that represents its class.
-        numbers: the numbers in which devices of the class differ.
+        numbers: the numbers in which devices of the class differ, such as first rows.
         late: ops that run only after the last microbatch.
 
     Attributes:
@@ -171,7 +175,7 @@ class TemplateLowering(SlotTable):
         )
 
     def rows_max(self, ref: Ref) -> int:
-        """Rows of a tensor's flat view on the device with most."""
+        """Number of rows of a tensor's flat view, on the device with the most rows."""
         tensor = self.keys[ref.slot].id
         return round_up(self.shapes.sizes_max(self.spec(tensor), self.layout(tensor))[0], PANEL_ROWS)
 
@@ -183,8 +187,8 @@ class TemplateLowering(SlotTable):
         return self.instructions[-1]
 
     def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
-        """Append an empty task per tile that reads the tile. It delays later writers, and can post
-        acknowledgements.
+        """Append an instruction with one empty task per tile, which only declares that it reads the
+        tile (see `ir.lowering.Lowering.hold`).
         """
         made = make_hold(self._maker(op), label, over, step, operand, self.views.__getitem__)
         self.instructions.append(made)
@@ -193,16 +197,17 @@ class TemplateLowering(SlotTable):
     # ---- sums over the batch ------------------------------------------------------------------------------
 
     def accumulator(self, op: OpNode, output: int, added: int | None = None) -> Accumulator:
-        """The target of output number `output` of `op` in this microbatch.
+        """Where and how this microbatch adds its part to output number `output` of `op`.
 
-        Microbatch j adds as many carries as j has trailing ones, lowest level first, and leaves its
-        own carry at the next level. These are the carries of a binary counter, so the tree over
-        batch splits does not depend on accumulation. The last microbatch adds all remaining
-        carries. If devices share every microbatch, their parts go into a ring, and the owners keep
-        the carries.
+        A carry is the sum of some earlier microbatches. Microbatch j adds as many carries as the
+        binary number j has trailing ones, lowest level first, and leaves its sum as the carry of
+        the next level. This is how a binary counter carries, so the tree over batch splits does not
+        depend on the number of microbatches. The last microbatch adds all remaining carries. If
+        devices share every microbatch, they write their parts into a ring, and the owners of rows
+        keep the carries.
 
-        If this device has all batch splits, `added` is one more carry. Otherwise `added` stays
-        separate: the result may use its memory, and the reduction over devices adds it.
+        If this device has all batch splits, `added` is one more carry. Otherwise the reduction over
+        devices adds `added`, and the result may use its memory.
         """
         self._require(op)
         rule = op_named(op.op)
@@ -264,7 +269,7 @@ class TemplateLowering(SlotTable):
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """Sum over the devices that share the batch: after the last microbatch, or in each
-        microbatch that they share.
+        microbatch if devices share every microbatch.
         """
         self._require(op)
         if not isinstance(target, Accumulator):
@@ -284,8 +289,8 @@ class TemplateLowering(SlotTable):
                 collectives.all_reduce_in_place(self, op, target.ref, pending)
 
     def split_tree(self, op: OpNode, output: int, batch_splits: Ref) -> None:
-        """Combine the rows of `split_temp` (one per batch split) and the carries into output number
-        `output`, then combine over devices.
+        """Combine the rows of `batch_splits`, a `split_temp` with one row per batch split, and the
+        carries into output number `output`. Then combine this output over devices.
         """
         target = self.accumulator(op, output)
         tiles: Tiles = {
@@ -310,14 +315,14 @@ class TemplateLowering(SlotTable):
         self.collectives.append(record._replace(first=first, last=len(self.instructions)))
 
     def signals(self, count: int) -> int:
-        """Reserve signals. They are numbered within their range until it is known how many every
-        class needs.
+        """Reserve signals, and return the provisional number of the first. `place_signals` gives
+        them their final numbers when it is known how many every class needs.
         """
         self.signal_ranges.append(count)
         return collectives.signal_range(len(self.signal_ranges) - 1)
 
     def ring_signals(self, count: int) -> int:
-        """Reserve signals of a ring, which all variants of the template share."""
+        """Reserve signals of a ring. All variants of the template share them."""
         self.ring_signal_ranges.append(count)
         return collectives.ring_signal_range(len(self.ring_signal_ranges) - 1)
 

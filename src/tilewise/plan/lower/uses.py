@@ -1,4 +1,4 @@
-"""Decides what an op's instructions may read and write, from the op's declaration."""
+"""Checks that an op's instructions read and write only what the op's declaration allows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Used:
 
     Attributes:
         early: tensors that are read before they are written.
-        rows: slot and rows of each write, for tensors written only by fixed rows.
+        rows: slot and rows of each write, for tensors of which instructions write only fixed rows.
     """
 
     touched: set[int] = field(default_factory=set)
@@ -32,15 +32,16 @@ class _Used:
 
 
 def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], rule: Op) -> None:
-    """Reject instructions of an op, `drafts`, that contradict its declaration.
+    """Reject instructions (`drafts`) of an op if they contradict the op's declaration.
 
-    They may read only its operands and outputs; of operands in `shape_of`, only the shape. Before
-    they read an output, they must write all its rows, unless it is summed over the batch (a
-    collective's rows count if a device of its group writes them). Of operands they may write only
-    what shares memory with an output. Ops without outputs must write an operand.
+    Instructions may read only the op's operands and outputs, but not operands in `shape_of`. Before
+    they read an output, they must write all its rows, unless the output is summed over the batch.
+    (Rows that a collective writes on another device of its group count as written.) They may write
+    only outputs, and operands that share memory with an output. An op without outputs must write an
+    operand.
 
     Raises:
-        InternalError: they contradict it.
+        InternalError: instructions contradict the declaration.
     """
     roots = low.roots
     outputs = {roots.get(o, o) for o in op.outputs}
@@ -96,7 +97,7 @@ def _is_empty(rows: Number) -> bool:
 
 
 def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count: int) -> None:
-    """All rows of every result are written before it is read."""
+    """Check that all rows of every output are written before the output is read."""
     if not own <= used.written:
         spec = low.graph.spec(min(own - used.written))
         low.invalid("every output must be written", f"none of {count} instructions that writes {spec}")
@@ -115,8 +116,9 @@ def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count
 
 
 def _missing_rows(low: SlotTable, writes: Iterable[Operand]) -> list[tuple[int, int]]:
-    """Rows `[begin, end)` of a tensor on this device that no write of fixed rows covers. Views with
-    other rows than the tensor are checked separately; one whole view is enough.
+    """Ranges `[begin, end)` of a tensor's rows on this device that no write of fixed rows covers.
+    If the tensor has views with different numbers of rows, each view is checked separately, and it
+    is enough if the rows of one are covered.
     """
     left: list[tuple[int, int]] = []
     by_rows: dict[Number, list[tuple[int, int]]] = {}
@@ -142,7 +144,7 @@ def _gaps(ranges: Iterable[tuple[int, int]], rows: int) -> Iterator[tuple[int, i
 
 
 def _in_words(ranges: Sequence[tuple[int, int]]) -> str:
-    """Rows by number, from 0 on."""
+    """Ranges of rows in words."""
     words = [str(begin) if end == begin + 1 else f"{begin} to {end - 1}" for begin, end in ranges[:3]]
     more = [f"{len(ranges) - 3} more stretches"] if len(ranges) > 3 else []
     return f"{'row' if words == [str(ranges[0][0])] else 'rows'} {', '.join([*words, *more])}"

@@ -1,7 +1,11 @@
-"""Lowers one template, or one run of root ops, for all classes of devices: a pure function.
+"""Lowers one template, or one run of root ops, for all classes of devices.
 
-Its arguments and its result can be sent to another process. Numbers of devices and device groups
-count within the variant; `renumbered` replaces them by the plan's numbers.
+A variant is a template lowered for one use of it: a position among the microbatches, and layouts of
+its tensors.
+
+`lower_variant` is a pure function, whose arguments and result can be sent to another process. Its
+result has its own numbering of the devices' numbers and device groups. `renumbered` replaces it by
+the plan's numbering.
 """
 
 from __future__ import annotations
@@ -40,13 +44,13 @@ class LoweringTask:
 
     Attributes:
         name: the template's name.
-        graph, layout: the template's, or the whole graph's for a run of root ops.
+        graph, layout: graph and layout of the template; for a run of root ops, of the whole graph.
         ops: the ops to lower.
-        microbatch: the microbatch position.
+        microbatch: the position among the microbatches.
         late_ops: ids of ops that run only after the last microbatch.
-        returned: results and saved tensors of a template; None for root ops.
-        arguments: arguments of a template.
-        roots: tensor -> tensor whose memory it shares, for root ops.
+        returned: results and saved tensors of the template; None for root ops.
+        arguments: arguments of the template.
+        roots: for root ops, tensor -> the tensor whose memory it shares.
     """
 
     name: str
@@ -68,7 +72,9 @@ class LoweringTask:
         microbatch: int = 0,
         late_ops: frozenset[int] = frozenset(),
     ) -> LoweringTask:
-        """The task of a layer; `saved` are tensors that its calls return besides its results."""
+        """The task of lowering a layer. `saved` are tensors that the layer's calls return besides
+        its results.
+        """
         graph, returned = template.graph, frozenset((*template.results, *saved))
         arguments = frozenset(template.arguments)
         return cls(template.key, graph, layout, graph.ops, microbatch, late_ops, returned, arguments, {})
@@ -79,11 +85,12 @@ class LoweredVariant:
     """The result of a task.
 
     Attributes:
-        templates: instructions per class of devices; signals and numbers count within the variant.
+        templates: per class of devices, the instructions. They use the variant's own numbering of
+            signals and numbers.
         views: per class, what every slot refers to, in the order of the slots.
         inner: tensors inside a template, with the positions of the ops that use them first and
             last.
-        roots: tensor -> tensor whose memory it shares.
+        roots: tensor -> the tensor whose memory it shares.
         scratch_bytes: scratch memory of the largest call of a kernel.
         numbers: the numbers in which devices differ, and their device groups.
         temporaries: its own memory, placed from byte 0 on; keys are kind and number.
@@ -109,7 +116,7 @@ def lower_variant(
 
     Args:
         shapes: local sizes on all devices.
-        cached: cached numbers of devices.
+        cached: values of numbers on every device that are known already, by meaning.
 
     Raises:
         InternalError: the instructions of an op violate a rule of values.
@@ -156,7 +163,7 @@ def _temporaries(
     inner: Mapping[int, tuple[int, int]],
     shapes: LocalShapes,
 ) -> tuple[Buffer, ...]:
-    """Inner results and temporaries of ops, with the ops during which they are live."""
+    """Buffers of inner results and temporaries, with the ops during which each is live."""
     made = [
         Buffer(
             ("inner", t),
@@ -174,7 +181,7 @@ def _temporaries(
 
 
 def _live_intervals(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:
-    """The first and last op that uses each result that no caller sees."""
+    """For each result that no caller sees, the first and the last op that uses it."""
     intervals: dict[int, tuple[int, int]] = {}
     for n, op in enumerate(low.ops):
         for t in (*op.inputs, *op.outputs):
@@ -185,7 +192,7 @@ def _live_intervals(low: TemplateLowering, outside: frozenset[int]) -> dict[int,
 
 
 def renumbered(template: LoweredTemplate, numbers: Sequence[int], groups: Sequence[int]) -> LoweredTemplate:
-    """A template with the plan's numbers of devices and device groups instead of the variant's."""
+    """A template with the plan's numbering of numbers and device groups instead of the variant's."""
     if [*numbers] == [*range(len(numbers))] and [*groups] == [*range(len(groups))]:
         return template
 

@@ -12,12 +12,12 @@ __all__ = ["alias_roots"]
 
 
 def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> dict[int, int]:
-    """Tensor -> tensor whose memory it shares, for ops that may write over an operand that no later
-    op reads.
+    """Map tensors to the tensor whose memory they share, for ops that may write over an operand
+    that no later op reads.
 
     An output shares the memory of at most one operand, and an operand's memory is given to at most
-    one output. If pairs exclude each other, the first possible one is used. Memory of arguments is
-    overwritten only by `must_alias`.
+    one output. If two pairs exclude each other, the first is used. The memory of arguments is
+    overwritten only by ops with `must_alias`.
 
     `keep` are tensors that are read after the ops (results, saved tensors, outputs).
 

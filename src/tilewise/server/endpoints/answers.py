@@ -1,6 +1,8 @@
-"""Parts that answers share: choices, log probabilities, usage. For the server and for batch files.
+"""Parts that all kinds of answers have: choices, log probabilities, usage. The server and batch
+files use them.
 
-Pure functions of what the engine returned, under OpenAI's names and vLLM's.
+The functions are pure functions of what the engine returned. Fields have the names of OpenAI and
+vLLM.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ def new_id(kind: str) -> str:
 
 
 def call_id(part: Part, is_short: bool) -> str:
-    """The id of a tool call: the one that the model wrote, else a random one.
+    """The id of a tool call: the one that the model wrote, or else a random one.
 
     Args:
         part: the part that begins the call.
-        is_short: nine letters and digits, as Mistral's templates require.
+        is_short: whether the id has nine letters and digits, as Mistral's templates require.
     """
     if part.id:
         return part.id
@@ -58,8 +60,9 @@ class ChunkContent(NamedTuple):
     Attributes:
         text: complete characters.
         tokens: token ids.
-        logprobs: log probabilities at each token, if requested; else empty.
-        offsets: characters of the whole text before each token, if log probabilities were requested.
+        logprobs: log probabilities at each token, if requested; otherwise empty.
+        offsets: number of characters of the whole text before each token, if log probabilities were
+            requested; otherwise empty.
     """
 
     text: str
@@ -119,7 +122,8 @@ def usage_of(
         prompt_tokens: tokens of the prompts.
         completion_tokens: new tokens.
         cached_tokens: tokens of the prompts that were found in the prefix cache.
-        reasoning_tokens: number of reasoning tokens among them; None if reasoning is not separated.
+        reasoning_tokens: number of reasoning tokens among the new tokens; None if reasoning is not
+            separated.
     """
     usage = {
         "prompt_tokens": prompt_tokens,
@@ -183,10 +187,10 @@ def chat_logprobs(
 
     Args:
         tokens: ids of a text.
-        logprobs: at each of them.
-        top: number of most likely tokens to list at each.
-        token_bytes: of the model's tokenizer.
-        as_ids: names of tokens are `token_id:7`.
+        logprobs: log probabilities at each of these tokens.
+        top: number of most likely tokens to list at each token.
+        token_bytes: bytes of the tokenizer's tokens.
+        as_ids: whether tokens are named by their ids, such as `token_id:7`.
     """
 
     def entry(id_: int, row: TokenLogprobs) -> dict[str, Any]:
@@ -234,14 +238,15 @@ def completion_logprobs(
     token_bytes: TokenBytes,
     as_ids: bool = False,
 ) -> dict[str, Any]:
-    """Log probabilities in the form of completions, also of a prompt's tokens; its first token has none.
+    """Log probabilities in the form of completions. They may include tokens of the prompt, whose
+    first token has no log probability.
 
     Args:
         tokens: ids of the text.
-        logprobs: at each of them.
-        offsets: characters of the text before each.
-        token_bytes: of the model's tokenizer.
-        as_ids: names of tokens are `token_id:7`.
+        logprobs: log probabilities at each of these tokens.
+        offsets: number of characters of the text before each token.
+        token_bytes: bytes of the tokenizer's tokens.
+        as_ids: whether tokens are named by their ids, such as `token_id:7`.
     """
     return {
         "tokens": [_name(token, token_bytes[token], as_ids) for token in tokens],
@@ -252,7 +257,7 @@ def completion_logprobs(
 
 
 def prompt_logprobs_of(logprobs: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-    """Log probabilities of a prompt, as vLLM reports them: by id."""
+    """Log probabilities of a prompt by token id, as vLLM reports them."""
     return [
         None
         if row is None
@@ -269,8 +274,10 @@ def prompt_logprobs_of(logprobs: Sequence[TokenLogprobs | None]) -> list[dict[st
 
 
 def _by_name(row: TokenLogprobs, token_bytes: TokenBytes, as_ids: bool) -> dict[str, float]:
-    """Log probabilities by the tokens' names. Of tokens with the same text, the first one is the token of the text or
-    the likeliest of them; the others are called `token_id:7`, so that each has its entry."""
+    """Log probabilities by the tokens' names. If several tokens have the same text, only one is
+    named by it: the token of the generated text if it is among them, otherwise the most likely one.
+    The others are named by their ids, such as `token_id:7`, so that each has its entry.
+    """
     named: dict[str, float] = {}
     for id_, logprob in row.items():
         name = _name(id_, token_bytes[id_], as_ids)

@@ -44,8 +44,8 @@ class Choice:
         text: buffer of the next chunk.
         parts: parts that have not been sent.
         num_calls: number of tool calls that have been sent.
-        num_thought: reasoning tokens, the tags around them included.
-        has_begun: whether its first chunk was sent.
+        num_thought: number of reasoning tokens, including the tags around them.
+        has_begun: whether the answer's first chunk was sent.
     """
 
     reader: Reader
@@ -56,7 +56,7 @@ class Choice:
     has_begun: bool = False
 
     def take_parts(self) -> list[Part]:
-        """The parts to send now; all remaining ones if the text has ended."""
+        """The parts to send now. If the text has ended, all remaining parts."""
         is_over = self.text.finish_reason is not None
         parts, self.parts = [*self.parts, *(self.reader.finish() if is_over else [])], []
         return merged(parts)
@@ -103,7 +103,7 @@ class ChatRun:
         return usage_of(len(self.ids), self.num_written, self.num_cached, self.num_thought)
 
     def warned(self) -> dict[str, Any]:
-        """The field `warnings` of an answer, if there are any."""
+        """The field `warnings` of an answer; empty if there are no warnings."""
         return {"warnings": list(self.warnings)} if self.warnings else {}
 
     def finish_reason(self, choice: Choice) -> str | None:
@@ -143,7 +143,7 @@ def open_run(
         token_bytes: bytes of the tokenizer's tokens.
         name: name of the model.
         rendered: the prompt that the template made.
-        ids: its token ids, perhaps truncated.
+        ids: token ids of the prompt, perhaps truncated.
         params: settings of the texts.
         output_format: how the texts are read.
     """
@@ -172,7 +172,9 @@ async def begin(service: Service, body: ChatBody) -> ChatRun:
 
 
 def _calls(files: ModelFiles, body: ChatBody) -> tuple[StructuredOutputsParams | None, OutputFormat]:
-    """The grammar of the calls that must come, if any, and how texts are read."""
+    """The grammar for tool calls that the model must write (None if it need not), and how texts are
+    read.
+    """
     tools, choice = body.tools or [], body.tool_choice
     thinks = files.thinks and body.include_reasoning is not False
     if isinstance(choice, ToolChoice):

@@ -1,4 +1,6 @@
-"""`/v1/completions`: continues prompts of text or token ids, whole or as a stream; with `echo`, scores them."""
+"""`/v1/completions`: continues prompts of text or token ids. The answer is whole or a stream. With
+`echo`, the answer also repeats the prompt, and can have the log probabilities of its tokens.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,13 @@ class _Prompt:
     """A prompt and its texts.
 
     Attributes:
-        ids: its token ids.
-        text: its text, if the answer repeats it.
-        offsets: characters of its text before each token, if the answer has them.
-        texts: the texts that continue it.
+        ids: token ids of the prompt.
+        text: text of the prompt, if the answer repeats it.
+        offsets: number of characters of this text before each token, if the answer has log
+            probabilities.
+        texts: the texts that continue the prompt.
         num_cached: tokens that were found in the prefix cache.
-        logprobs: log probabilities of its tokens, if requested.
+        logprobs: log probabilities of the prompt's tokens, if requested.
     """
 
     ids: list[int]
@@ -69,7 +72,9 @@ class CompletionRun:
 
     @property
     def writes(self) -> bool:
-        """Whether the answer has new tokens; `max_tokens: 0` requests only log probabilities of the prompt."""
+        """Whether the answer has new tokens. With `max_tokens: 0`, a request asks only for log
+        probabilities of the prompt.
+        """
         return self.body.max_tokens != 0
 
     def add_prompt(self, prompt_or_ids: str | list[int], ids: list[int]) -> None:
@@ -92,7 +97,7 @@ class CompletionRun:
         return usage_of(read, written if self.writes else 0, cached)
 
     def add(self, delta: Delta) -> ChunkBuffer:
-        """Add a delta; returns the text that it belongs to."""
+        """Add a delta. Returns the buffer of the text that it belongs to."""
         prompt = self.prompts[delta.sequence]
         text = prompt.texts[delta.choice]
         if delta.prompt_logprobs is not None:
@@ -105,7 +110,9 @@ class CompletionRun:
     def shown_text(
         self, prompt: _Prompt, text: ChunkBuffer, is_first: bool
     ) -> tuple[str, dict[str, Any] | None, list[int]]:
-        """The new text, log probabilities and tokens; with `echo` the prompt's before them."""
+        """The new text, log probabilities and tokens of a chunk. With `echo`, the first chunk
+        begins with those of the prompt.
+        """
         shown, tokens, logprobs, offsets = text.take()
         if not self.writes:
             shown, tokens, logprobs, offsets = "", [], [], []

@@ -1,6 +1,7 @@
 """`/v1/embeddings`: vectors of texts, as numbers or as base64, shortened on request.
 
-Vectors of a decoder have length one, like OpenAI's; for an encoder, its files determine the length.
+Vectors of a decoder have length one, like OpenAI's vectors. For an encoder, the model's files
+determine whether vectors are scaled to length one.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, caller: Calle
 
 
 def _shortened(vector: NDArray[np.float32], width: int | None, scales: bool) -> NDArray[np.float32]:
-    """A vector's first numbers, scaled to length one if `scales`."""
+    """The first `width` numbers of a vector, or all if `width` is None. They are scaled to length
+    one if `scales`.
+    """
     numbers = vector[:width].astype(np.float64)
     length = float(np.linalg.norm(numbers))
     return (numbers / length if scales and length > 0 else numbers).astype(np.float32)

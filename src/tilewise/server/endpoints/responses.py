@@ -1,7 +1,9 @@
-"""`/v1/responses` without state: text and function calls, whole or as events.
+"""`/v1/responses` without stored state: answers with text and function calls, whole or as a stream
+of events.
 
-A request contains its whole conversation. It is converted to a request of `/v1/chat/completions`, and the answer back.
-Rejects fields that need stored requests, and tools that the server would run itself.
+A request contains its whole conversation. It is converted to a request of `/v1/chat/completions`,
+and the answer is converted back. Fields that need stored requests, and tools that the server would
+have to run itself, are rejected.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def chat_body(body: ResponseBody) -> ChatBody:
 
 
 def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) -> None:
-    """One item of the input, as a message or part of the last one. Errors name its place in the body."""
+    """Add an item of the input to the messages, as a message or as a part of the last message.
+    Errors name the item's place in the body.
+    """
     kind = item.get("type", "message")
     if kind == "message":
         content = _content(item.get("content"), f"{place}.content")
@@ -160,7 +164,9 @@ class _Output:
         return {"type": kind, "sequence_number": self._number, **fields}
 
     def logprobs(self, tokens: list[int], rows: list[Any]) -> None:
-        """Take log probabilities of new tokens; those of a message are sent with its next delta."""
+        """Take log probabilities of new tokens. If the tokens belong to a message, they are sent
+        with its next delta.
+        """
         if rows:
             top = self.run.params.logprobs or 0
             self._fresh += chat_logprobs(tokens, rows, top, self.run.token_bytes)["content"]
@@ -304,7 +310,8 @@ async def stream_response(
     """The events of an answer, from `response.created` to `response.completed`.
 
     Raises:
-        ApiError, ConfigError: the request is invalid or failed; after the first event, an event reports the failure.
+        ApiError, ConfigError: the request is invalid or failed. After the first event, nothing is
+            raised: an event reports the failure.
     """
     output = await _begin(service, body)
     async with aclosing(_events(service, output, caller)) as events:  # type: ignore[type-var]

@@ -1,8 +1,9 @@
 """The HTTP process's side of the link to the engine's process.
 
-Owns the socket. Everything runs on the event loop's thread. A request is a `Stream` of deltas; closing it ends the
-request in the engine, so that a client that disconnects frees its blocks. When the engine's process ends unexpectedly,
-every stream ends with an error and `dead` is set.
+The `EngineClient` owns the socket. Everything runs on the event loop's thread. A request is a
+`Stream` of deltas (new pieces of its texts). Closing a stream ends the request in the engine, so
+that a client that disconnects frees its blocks of the KV cache. If the engine's process ends
+unexpectedly, every stream ends with an error and `dead` is set.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Stream:
         self._news.set()
 
     async def next(self) -> list[Delta]:
-        """All deltas since the last call, at least one; an empty list when all texts have ended.
+        """Wait for deltas, and return all deltas since the last call. Returns an empty list when
+        all texts have ended.
 
         Raises:
             ApiError: the request has failed.
@@ -91,7 +93,7 @@ class EngineClient:
         """Class and text of the error of loading."""
 
     async def start(self) -> None:
-        """Start reading from the process; `ready` is set when the model is loaded."""
+        """Start reading from the process. `ready` is set when the model is loaded."""
         reader, self._writer = await asyncio.open_connection(sock=self._spawned.link, limit=1 << 20)
         self._task = asyncio.create_task(self._read(reader))
 
@@ -106,9 +108,9 @@ class EngineClient:
 
         Args:
             prompts: token ids of each prompt.
-            params: settings; None for vectors.
-            salt: blocks are shared only between requests of equal salt.
-            priority: lower runs first.
+            params: settings of the texts; None to compute vectors.
+            salt: blocks of the KV cache are shared only between requests with equal salt.
+            priority: requests with a lower number run first.
 
         Raises:
             ApiError: the engine is dead.
@@ -135,7 +137,7 @@ class EngineClient:
             self._send({"op": "end", "id": number})
 
     async def stats(self) -> EngineStats | None:
-        """Load of the engine; None for an encoder.
+        """The load of the engine; None for an encoder.
 
         Raises:
             ApiError: the engine is dead.

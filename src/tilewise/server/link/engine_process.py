@@ -1,11 +1,14 @@
-"""The engine's process of a server: the model, a thread that reads messages, and one that sends answers.
+"""The engine's process of a server. It runs the model, reads messages of the HTTP process (its
+parent), and sends answers.
 
-Owns the engine. The parent has checked what clients send; the engine checks requests again. The process exits at once
-when the parent's end of the socket closes, whatever it is doing.
+The process owns the engine. The parent has checked what clients send, and the engine checks
+requests again. The process exits at once when the parent's end of the socket closes, whatever it is
+doing.
 
-Threads: the engine's thread reports deltas by `Outbox.put`, which waits only if the parent has stopped reading; the
-reader takes frames; preparing a request is done by two worker threads, one with a grammar by two others, since
-that may take a while.
+Its threads are these. The engine's thread reports deltas by `Outbox.put`, which waits only if the
+parent has stopped reading. One thread reads frames, and one sends answers. Two worker threads
+prepare requests without a grammar. Two other worker threads prepare requests with a grammar,
+because this may take a while.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ class Outbox:
         self._changed = threading.Condition()
 
     def put(self, *message: Any) -> None:
-        """Queue a message. Blocks while too many wait, which makes the engine wait for the parent."""
+        """Queue a message. Blocks while too many messages wait, so that the engine waits for the
+        parent.
+        """
         with self._changed:
             while len(self._waiting) >= self._most:
                 self._changed.wait()
@@ -59,7 +64,8 @@ class Outbox:
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Send until the parent is gone; all waiting messages are one frame, or several if they are large.
+        """Send messages until the parent is gone. All waiting messages are sent as one frame, or as
+        several if they are large.
 
         Raises:
             OSError: the parent is gone.
@@ -113,7 +119,7 @@ class EngineProcess:
         self._compilers = ThreadPoolExecutor(_PREPARERS, "tilewise-compile")
 
     def execute(self, message: dict[str, Any]) -> None:
-        """Execute a message; answers go to the outbox."""
+        """Execute a message. Answers go to the outbox."""
         kind, number = message["op"], message["id"]
         if kind == "stats":
             stats = asdict(self._model.stats()) if isinstance(self._model, Engine) else {}
@@ -174,10 +180,11 @@ class EngineProcess:
 
 
 def main(descriptor: int) -> None:
-    """The engine's process, from its first message (model and settings) to the parent's end.
+    """Run the engine's process. The first message has the model and its settings. The process ends
+    with its parent.
 
     Args:
-        descriptor: of the socket.
+        descriptor: descriptor of the socket.
     """
     configure_logging()
     link = socket.socket(fileno=descriptor)

@@ -1,4 +1,6 @@
-"""Starts the engine's process, before the modules of the HTTP process are loaded: the two load at the same time."""
+"""Starts the engine's process before the modules of the HTTP process are loaded, so that both
+processes load at the same time.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def spawn_engine() -> EngineSpawned:
     """Start a process that loads its modules, and then the model that `load` names.
 
     Raises:
-        ConfigError: a launcher has started several processes, which the engine's cannot join.
+        ConfigError: a launcher has started several processes. The engine's process cannot join
+            them.
     """
     refuse_several(
         "server.serve",

@@ -1,4 +1,4 @@
-"""Puts load on a server of OpenAI's API, as many clients would, and measures its answers.
+"""Puts load on a server with OpenAI's API, as many clients would, and measures its answers.
 
 This package has the client side of HTTP, the arrival of requests, and the figures that `vllm bench
 serve` prints.

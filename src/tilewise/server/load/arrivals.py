@@ -20,8 +20,9 @@ class LoadRequest:
     """A request.
 
     Attributes:
-        prompt: its text, or its tokens.
-        num_prompt: number of its tokens, or 0; the count that the server reports takes precedence.
+        prompt: text or token ids of the prompt.
+        num_prompt: number of the prompt's tokens, or 0 if unknown. The count that the server
+            reports takes precedence.
         num_new: number of tokens to generate.
     """
 
@@ -32,15 +33,15 @@ class LoadRequest:
 
 @dataclass
 class LoadResult:
-    """The times and the answer of a request; times are seconds of `time.perf_counter`.
+    """The times and the answer of a request. Times are in seconds of `time.perf_counter`.
 
     Attributes:
         num_prompt: tokens of the prompt.
-        submitted: when it was sent.
-        delta_times: when each delta of its text arrived.
-        num_new: tokens of the text.
+        submitted: when the request was sent.
+        delta_times: when each delta of the text arrived.
+        num_new: number of tokens of the text.
         ended: when the answer was complete.
-        error: why it failed; empty if it did not.
+        error: why the request failed; empty if it succeeded.
     """
 
     num_prompt: int
@@ -58,12 +59,13 @@ class Load:
     Attributes:
         endpoint: `/v1/completions` or `/v1/chat/completions`.
         model: name of the model.
-        request_rate: average number of requests per second; infinite: all at once.
-        burstiness: 1: a Poisson process; smaller values are burstier, larger ones more even.
-        max_concurrency: maximum number of requests at a time; None: no limit.
-        ignore_eos: texts are generated to their full length.
-        temperature: of sampling.
-        seed: of arrivals and of sampling.
+        request_rate: average number of requests per second; infinite to send all at once.
+        burstiness: how requests arrive. 1 is a Poisson process; smaller values are burstier, larger
+            values more even.
+        max_concurrency: maximum number of requests at a time; None for no limit.
+        ignore_eos: whether texts are generated to their full length, past end tokens.
+        temperature: temperature of sampling.
+        seed: seed of arrivals and of sampling.
     """
 
     endpoint: str
@@ -76,7 +78,9 @@ class Load:
     seed: int = 0
 
     def waits(self, count: int) -> Iterator[float]:
-        """Seconds before each request: random numbers of the seed, scaled so that their sum gives the rate."""
+        """Seconds to wait before each request: random numbers from the seed, scaled so that their
+        sum gives the rate.
+        """
         if self.request_rate == float("inf"):
             yield from [0.0] * count
             return
@@ -107,7 +111,7 @@ class Load:
 async def play(
     target: Target, load: Load, requests: Sequence[LoadRequest], on_end: Callable[[], object] = lambda: None
 ) -> list[LoadResult]:
-    """Send all requests and wait for all; errors are recorded in the results.
+    """Send all requests and wait for all answers. Errors are recorded in the results.
 
     Args:
         target: the server.

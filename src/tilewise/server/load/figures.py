@@ -20,12 +20,12 @@ METRICS = {
 
 
 def load_figures(results: Sequence[LoadResult], ranks: Sequence[float]) -> dict[str, Any]:
-    """The figures under vLLM's names, latencies in milliseconds. Tokens and latencies of failed
-    requests are left out.
+    """The figures under vLLM's names, with latencies in milliseconds. Tokens and latencies of
+    failed requests are left out.
 
     Args:
         results: results of all requests.
-        ranks: percentiles of each metric.
+        ranks: the percentiles to compute of each metric.
     """
     completed = [one for one in results if not one.error]
     begun, ended = min(one.submitted for one in results), max(one.ended for one in results)

@@ -1,4 +1,6 @@
-"""A client of a server: HTTP/1.1 with one connection per request; answers are read as they arrive."""
+"""A client of a server. It uses HTTP/1.1 with one connection per request, and reads answers as they
+arrive.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,9 @@ class Target:
     """The address of a server.
 
     Args:
-        url: of the server, `http://` or `https://`, optionally with a prefix of all paths; `/v1` at its end,
-            which clients of OpenAI's API add, is removed.
-        headers: of every request.
+        url: address of the server, `http://` or `https://`, optionally with a prefix of all paths.
+            A `/v1` at its end, as clients of OpenAI's API write it, is removed.
+        headers: headers of every request.
 
     Raises:
         ConfigError: the address is invalid.
@@ -65,7 +67,7 @@ class Target:
                 _validate.invalid("target", rule, f"one called {shown(name)}", "correct it")
 
     async def look(self, path: str) -> Any:
-        """The JSON of a GET.
+        """The JSON that a GET request returns.
 
         Raises:
             BadAnswer: the answer is an error or not JSON.
@@ -78,7 +80,7 @@ class Target:
             raise BadAnswer(f"the answer of {path} is not JSON") from None
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """The events of a streamed POST, until `[DONE]` or the answer's end.
+        """The events that a POST request returns as a stream, until `[DONE]` or the answer's end.
 
         Raises:
             BadAnswer: the answer is an error or not a stream.
@@ -164,11 +166,11 @@ def _reason(content: bytes) -> str:
 
 
 async def require_answer(target: Target, model: str | None) -> str:
-    """The name of a model that a server has; checks that the server answers.
+    """Check that a server answers and has a model. Returns the model's name.
 
     Args:
         target: the server.
-        model: the required name; None: the server's first model.
+        model: the required name; None for the server's first model.
 
     Raises:
         ConfigError: the server cannot be reached, answers with an error, or does not have the model.

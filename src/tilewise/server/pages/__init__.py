@@ -1,8 +1,8 @@
 """The chat and status pages: files next to this one, sent unchanged.
 
-They load nothing from elsewhere and need no build step. Their content security policy allows a
-browser to run only these scripts, to connect only to this server, and not to show the page in a
-frame of another. Text from models and users is inserted as text, never as markup.
+The pages load nothing from elsewhere and need no build step. Their content security policy allows a
+browser to run only these scripts and to connect only to this server, and forbids showing the page
+in a frame of another page. Text from models and users is inserted as text, never as markup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Asset:
     """A file of a page.
 
     Args:
-        name: of the file.
+        name: name of the file.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,7 +1,8 @@
-"""Bodies of requests with OpenAI's and vLLM's names: one pydantic model per endpoint, from which /openapi.json is made.
+"""Bodies of requests, with OpenAI's and vLLM's names. There is one pydantic model per endpoint.
+/openapi.json is made from these models.
 
-Settings of sampling are fields that derive from their declarations in `tilewise.settings`. Unknown fields are stored in
-`model_extra`, so that the log can name them.
+Fields that are settings of sampling are made from the declarations in `tilewise.settings`. Unknown
+fields are stored in `model_extra`, so that the log can name them.
 """
 
 from __future__ import annotations

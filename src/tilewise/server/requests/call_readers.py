@@ -1,7 +1,8 @@
-"""Incremental parsers of tool calls after an opening tag: JSON, a name and JSON, or Python calls.
+"""Incremental parsers of the tool calls that follow an opening tag in generated text. Formats are
+JSON, a name followed by JSON, or calls in Python's syntax.
 
-A reader looks at each character once. When it is done it returns the text that was not a call, and the text after it is
-read by others.
+A reader looks at each character once. When it is done, it returns the text that was not a call, and
+the text that it has not read.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Call:
     """The beginning of a call.
 
     Attributes:
-        name: of the function.
-        id: that the model wrote; empty if it wrote none.
+        name: name of the called function.
+        id: the id that the model wrote; empty if it wrote none.
     """
 
     name: str
@@ -56,7 +57,7 @@ class ArgumentsDelta:
     """The next part of a call's arguments.
 
     Attributes:
-        text: part of their JSON.
+        text: a part of the arguments' JSON.
     """
 
     text: str
@@ -73,21 +74,23 @@ def partial_length(text: str, mark: str) -> int:
 
 
 class CallReader(Protocol):
-    """Reads the text after an opening.
+    """Reads the text after an opening tag.
 
     Attributes:
-        has_called: whether the opening began a call.
+        has_called: whether a call followed the opening tag.
     """
 
     has_called: bool
 
     def add(self, text: str, output: Parsed) -> tuple[str, str] | None:
-        """Add text; complete parts are appended to `output`. Returns None while calls may follow; otherwise the text
-        that was not a call, and the text that was not read."""
+        """Add text. Complete parts are appended to `output`. Returns None while calls may follow.
+        When no more calls can follow, returns the text that was not a call, and the text that was
+        not read.
+        """
         ...
 
     def finish(self, output: Parsed) -> str:
-        """End the text; returns the part of it that is not a call."""
+        """End the text. Returns the part of it that is not a call."""
         ...
 
 
@@ -104,10 +107,10 @@ class _Value:
         self._is_escaped = False
 
     def end(self, text: str, place: int, limit: int) -> int:
-        """The index after the value; -1 if it does not end before `limit`.
+        """The index after the value; -1 if the value does not end before `limit`.
 
         Args:
-            text: that contains it.
+            text: the text that contains the value.
             place: index of the first character that was not scanned.
             limit: index after the last character to scan.
         """
@@ -135,11 +138,11 @@ class JsonCalls:
     """Objects with the name of a function and its arguments, one after another or in lists.
 
     Args:
-        opening: the opening that was read.
-        closing: text that ends them at any place; None: nothing does.
-        has_names: calls have Mistral's format. A name may precede its arguments, and the opening
-            may precede each call. An object may have an id after its arguments, so a call in an object is returned when
-            its object has ended.
+        opening: the opening tag that was read.
+        closing: a text that ends the calls wherever it appears; None if there is no such text.
+        has_names: whether calls have Mistral's format. There, a name may precede its arguments, and
+            the opening tag may precede each call. An object may have an id after its arguments, so
+            a call in an object is returned only when the object has ended.
     """
 
     def __init__(self, opening: str, closing: str | None = None, has_names: bool = False) -> None:
@@ -300,7 +303,7 @@ class JsonCalls:
         self._pending, self._tail = [], ""
 
     def _find_closing(self) -> int:
-        """Index of the closing; -1 if there is none."""
+        """Index of the closing text; -1 if it has not appeared."""
         if self._closing is None:
             return -1
         return self._text.find(self._closing, max(0, self._place - len(self._closing)))
@@ -310,7 +313,7 @@ class JsonCalls:
 
 
 def _text_of(written: str) -> str | None:
-    """The value of a JSON string; None if it is something else."""
+    """The value of a JSON string; None if the text is not a JSON string."""
     try:
         value = json.loads(written)
     except ValueError:
@@ -338,7 +341,8 @@ _PYTHON_BETWEEN = re.compile(r"[\s,]*")
 
 
 class PythonCalls:
-    """A list of calls with plain values, `[f(a=1), g()]`; arguments are returned one by one.
+    """A list of calls with plain values, such as `[f(a=1), g()]`. Arguments are returned one by
+    one.
 
     Args:
         opening: the bracket that was read.
@@ -422,7 +426,7 @@ class PythonCalls:
         self._place = between.end()
 
     def _value_end(self) -> int:
-        """The index of the comma or bracket after the value; -1 if it has not ended."""
+        """The index of the comma or bracket after the value; -1 if the value has not ended."""
         while self._scanned < len(self._text):
             mark = self._text[self._scanned]
             if self._quote:
@@ -442,7 +446,9 @@ class PythonCalls:
         return -1
 
     def _append(self, output: Parsed, arguments_text: str, end: int) -> None:
-        """Append a part of a call's arguments; its name comes before the first."""
+        """Append a part of a call's arguments. Before the first part, append the beginning of the
+        call with its name.
+        """
         if not self._num_returned:
             output.append(Call(self._name))
             self.has_called = True

@@ -1,9 +1,13 @@
 """Converts the messages of a body to the token ids of a prompt.
 
-Joins text parts, and passes tools to the template in its form. Rejects images, audio and files: nothing is fetched or
-decoded. The template runs in a child process that can be killed (`generate.chat`); this module only prepares its input.
-History is accepted as clients send it back: an empty list of calls counts as no calls, null content next to calls stays
-null if the template can show it, and arguments that `max_tokens` cut stay text.
+Text parts of a message are joined, and tools are passed to the model's chat template in the form
+that it expects. Images, audio and files are rejected: nothing is fetched or decoded. The template
+runs in a child process that can be killed (`generate.chat`). This module only prepares the
+template's input.
+
+Earlier answers are accepted as clients send them back. An empty list of calls counts as no calls.
+Null content next to calls stays null if the template can show it. Arguments that `max_tokens` cut
+off stay text.
 """
 
 from __future__ import annotations
@@ -40,8 +44,9 @@ class Conversation:
         add_generation_prompt: whether the prompt ends with the tokens that introduce an answer.
         continue_final_message: whether the prompt ends within the last message, which the model continues.
         variables: further variables of the template.
-        template: text of another template; None for the model's.
-        add_special_tokens: whether the tokenizer adds its special tokens to those in the template's text.
+        template: text of a template to use; None for the model's template.
+        add_special_tokens: whether the tokenizer adds its special tokens, in addition to those in
+            the template's text.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -87,7 +92,7 @@ class Rendered:
 
     Attributes:
         text: text of the prompt.
-        ids: its token ids.
+        ids: token ids of the prompt.
         warnings: warnings for the client, one sentence each.
     """
 
@@ -121,7 +126,7 @@ class Renderer:
         self._has_warned = False
 
     def prepare(self) -> ChatTemplate:
-        """The model's template, with a process that can render it.
+        """Load the model's template, and start a process that can render it.
 
         Raises:
             ConfigError: there is no template.
@@ -171,8 +176,9 @@ class Renderer:
 def _text_of(template: ChatTemplate, conversation: Conversation) -> str:
     """The text of a conversation.
 
-    Null content, as clients send it back next to calls, is passed to the template as null. A template that fails
-    on it, or prints `None`, gets an empty text instead. A message without content cannot be continued.
+    Null content, as clients send it back next to calls, is passed to the template as null. If the
+    template fails on it or prints `None`, it gets an empty text instead. A message without content
+    cannot be continued.
     """
     nulls = [message["content"] is None for message in conversation.messages]
     if not any(nulls) or (conversation.continue_final_message and nulls[-1]):
@@ -203,7 +209,9 @@ def _rendered(template: ChatTemplate, conversation: Conversation) -> str:
 
 
 def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose ids of calls have nine letters and digits; equal ids stay equal."""
+    """A message in which ids of calls are replaced by ids of nine letters and digits. Equal ids get
+    equal replacements.
+    """
 
     def short(id_: Any) -> Any:
         if not isinstance(id_, str) or SHORT_ID.fullmatch(id_):
@@ -243,7 +251,7 @@ def text_of(content: str | Sequence[Mapping[str, Any]] | None, place: str) -> st
     """The text of a message: its content, or the texts of its parts.
 
     Args:
-        content: of the message.
+        content: content of the message.
         place: its place in the body, for errors.
 
     Raises:
@@ -267,8 +275,10 @@ def _part(part: Mapping[str, Any], place: str) -> str:
 
 
 def _call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A call that the model has made, with its arguments as a dictionary, as templates expect. Text that is not a JSON
-    object, for example because `max_tokens` has cut it, stays text."""
+    """A call that the model has made, in the form that templates expect: its arguments are a
+    dictionary. Arguments that are not a JSON object, for example because `max_tokens` cut them off,
+    stay text.
+    """
     kind = call.get("type", "function")
     if kind != "function":
         rule = f"{place}.type must be 'function'"

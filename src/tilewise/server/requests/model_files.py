@@ -1,6 +1,6 @@
 """Files of a model that the HTTP process reads: tokenizer, chat template, default settings, formats of its family.
 
-Nothing here needs weights.
+Nothing in this module needs weights.
 """
 
 from __future__ import annotations
@@ -72,14 +72,15 @@ class ModelFiles:
 
         Args:
             ids: token ids of the prompt.
-            truncate: number of last tokens to keep; -1: as many as leave room for the new tokens, as in vLLM; None:
-                all.
+            truncate: number of last tokens to keep. -1 keeps as many as leave room for the new
+                tokens, as in vLLM. None keeps all.
             max_context: largest number of tokens of prompt and text together.
-            max_tokens: requested new tokens; None: any number. For 0, the prompt may fill the context.
+            max_tokens: number of requested new tokens; None for any number. For 0, the prompt may
+                fill the context.
             what: name of the request's field, for errors.
 
         Raises:
-            ApiError: 400, the prompt is too long, or has an id that the model does not have.
+            ApiError: the prompt is too long, or has an id that the model does not have (400).
         """
         least = 0 if self.makes_vectors or max_tokens == 0 else 1
         if truncate == -1:
@@ -95,12 +96,13 @@ class ModelFiles:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
+        """The text of token ids, including special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def num_added_tokens(self, text: str, ids: Sequence[int]) -> int:
-        """The number of special tokens that the tokenizer has put before a text: those that begin its token ids, but
-        not the text."""
+        """The number of special tokens that the tokenizer has put before a text: token ids begin
+        with them, but the text does not.
+        """
         added = self.tokenizer.get_added_tokens_decoder()
         special = takewhile(lambda token: token is not None and token.special, map(added.get, ids))
         contents = [token.content for token in special if token is not None]

@@ -1,6 +1,8 @@
-"""Converts a body to `SamplingParams`: OpenAI's defaults, defaults of generation_config.json, response formats.
+"""Converts a body to `SamplingParams`. This applies OpenAI's defaults and those of
+generation_config.json, and converts response formats.
 
-The server and batch files use the same code. Rejects fields that contradict each other; `SamplingParams` checks ranges.
+The server and batch files use this code. It rejects fields that contradict each other.
+`SamplingParams` checks ranges.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ def sampling_params(
     """The settings of a body.
 
     Args:
-        body: body of either endpoint.
+        body: body of a request for text.
         defaults: values for fields that the body does not set, from `generate.served_settings`.
-        structure: the grammar of its texts, if tool calls determine it.
+        structure: the grammar of the texts, if tool calls determine it; otherwise None.
 
     Raises:
-        ConfigError: a value outside its range, or two that contradict each other.
+        ConfigError: a value is outside its range, or two values contradict each other.
     """
     if body.stream_options is not None and not body.stream:
         _validate.invalid("request", "stream_options needs stream", "no stream", "add stream: true")
@@ -85,7 +87,8 @@ def structured_outputs(
     """The grammar of a text, from OpenAI's `response_format` or vLLM's `structured_outputs`.
 
     Args:
-        response_format: with `type`, and a schema in `json_schema` or, with `json_object`, in `schema`.
+        response_format: an object with the field `type`, and with a schema in the field
+            `json_schema` (or in `schema` if the type is `json_object`).
         structured: fields of `StructuredOutputsParams`.
 
     Raises:

@@ -1,6 +1,7 @@
 """Splits generated text into reasoning, content and tool calls, incrementally.
 
-A `Reader` reads one text. It does not depend on HTTP: chunks and whole messages are made from the same parts.
+A `Reader` reads one text and returns its parts. It does not depend on HTTP. Chunks of streams and
+whole messages are both made from these parts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Part:
         kind: `reasoning`, `content`, `call` (the beginning of a call) or `arguments` (the next part of its arguments).
         text: the text of the part; empty for `call`.
         name: name of the called function, for `call`.
-        id: id that the model wrote for a call; empty if it wrote none.
+        id: the id that the model wrote for a call; empty if it wrote none.
     """
 
     kind: str
@@ -42,8 +43,9 @@ class OutputFormat:
     Attributes:
         tools: name of the format of tool calls; None if there are no tools.
         thinks: whether reasoning is separated from the text.
-        is_thinking: whether the prompt ends inside of reasoning.
-        function: if not None, the text is the arguments of a call of this function.
+        is_thinking: whether the prompt ends inside of reasoning, so that the text begins with
+            reasoning.
+        function: if not None, the whole text is the arguments of a call of this function.
         calls: whether the text is a list of calls in JSON.
         is_single: whether only the first call is returned.
         has_short_ids: whether calls get ids of nine letters and digits, as Mistral's templates require.
@@ -130,7 +132,7 @@ class Reader:
         return [_part(parsed) for parsed in self._tools.add(text)]
 
     def _thoughts(self, text: str, parts: list[Part]) -> str:
-        """Append reasoning to `parts`; returns the text after it."""
+        """Append reasoning to `parts`. Returns the text after the reasoning."""
         if self._state == "text":
             return text
         if self._state == "after":
@@ -177,7 +179,7 @@ def _part(parsed: str | Call | ArgumentsDelta) -> Part:
 
 
 def merged(parts: Sequence[Part]) -> list[Part]:
-    """Parts, with neighbours of one kind merged."""
+    """The parts, where adjacent parts of one kind are merged."""
     result: list[Part] = []
     for part in parts:
         if result and result[-1].kind == part.kind and part.kind in ("reasoning", "content", "arguments"):

@@ -1,9 +1,11 @@
-"""Parses tool calls in generated text: a format per family, under vLLM's names, and one reader for all of them.
+"""Parses tool calls in generated text. Each model family has a format, with the name that vLLM
+uses. One reader reads all formats.
 
-Text outside of calls is returned as it arrives. Text that may begin a call is held back until it is known whether it
-does; text that is not a call is returned as text. Of a call the name is returned first, then its arguments as they
-arrive. A call that is cut off has only the beginning of its arguments. The result depends on the whole text, not on how
-it is split into deltas. No generated text is an error.
+Text outside of calls is returned as it arrives. Text that may be the beginning of a call is held
+back until it is known whether it is; if it is not, it is returned as text. For a call, the name is
+returned first, then the arguments as they arrive. A call that is cut off has only the beginning of
+its arguments. The result depends on the whole text, not on how it is split into deltas. No
+generated text is an error.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ class Format:
     """The format of a family's calls.
 
     Attributes:
-        openings: texts that begin calls.
-        reader: makes the reader of the text after an opening.
-        only_at_start: an opening counts only at the start of the text.
-        shows_special: the openings are special tokens, which the text must include.
+        openings: opening tags: texts that begin calls.
+        reader: makes the reader of the text after an opening tag.
+        only_at_start: whether an opening tag counts only at the start of the text.
+        shows_special: whether the opening tags are special tokens, so that the text must include
+            special tokens.
     """
 
     openings: tuple[str, ...]
@@ -92,7 +95,7 @@ class ToolReader:
         return output
 
     def _step(self, output: Parsed) -> bool:
-        """Append the next part to `output`; False if no further part is complete."""
+        """Append the next part to `output`. Returns False if no further part is complete."""
         form = self._form
         if form.only_at_start and not self._is_start:
             return self._append(output, len(self._unread))
@@ -118,7 +121,7 @@ class ToolReader:
         )  # spaces before a call are not text
 
     def _read(self, inside: CallReader, text: str, output: Parsed) -> None:
-        """Add text after an opening, which may end there."""
+        """Give text after an opening tag to its reader, for which the calls may end in this text."""
         ended = inside.add(text, output)
         if ended is not None:
             shown, self._unread = ended
