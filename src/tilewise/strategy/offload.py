@@ -1,7 +1,7 @@
 """Offloading: tensors are stored in a file of each device, and fetched into the device's memory
 when they are needed.
 
-Optimizer states are prefetched whole if memory allows (`plan.prefetched_states`). The update reads
+Optimizer states are prefetched whole if memory allows (`plan.schedule.prefetched_states`). The update reads
 the remaining states block by block (`plan.lower.blocks`). Weights are fetched for each layer in the
 forward pass, in the backward pass and by the update. Activations that the backward pass reads are
 stored after the layer that computes them and fetched before their reader. Offloading changes no bit

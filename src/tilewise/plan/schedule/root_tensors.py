@@ -86,7 +86,7 @@ class RootTensors:
 def _gradients(graph: Graph, sums: BatchSums, files: frozenset[int]) -> frozenset[int]:
     """Outputs that the backward pass completes after its last microbatch. None if states are in
     files, because these are then prefetched into the memory that activations leave
-    (`plan.prefetched_states`).
+    (`plan.schedule.prefetched_states`).
     """
     if any(t.id in files for t in graph.of_kind("state")):
         return frozenset()
