@@ -10,7 +10,7 @@ from support.task_order import validate_order
 from tilewise import models
 from tilewise.core.errors import InternalError
 from tilewise.models import llama
-from tilewise.plan import entries
+from tilewise.plan.bind import entries
 from tilewise.session.assemble import assemble_program
 
 CONFIG = llama.LlamaConfig(160, 64, 96, 3, 4, num_key_value_heads=2, max_position_embeddings=16)

@@ -117,9 +117,7 @@ def test_table_crosses_where_that_is_less(axes, changes):
 def test_part_of_a_tied_table_takes_no_memory(monkeypatch):
     """A part of the table next to the head's gradient would take memory; rows need none."""
     few = planned({"dp": 2}, vocab_size=64 * VOCAB).estimate_memory_usage()[0]["temporaries"]
-    monkeypatch.setattr(
-        "tilewise.session.compute_graph.gather_table_rows", lambda graph, layout, _: (graph, layout)
-    )
+    monkeypatch.setattr("tilewise.session.passes.gather_table_rows", lambda graph, layout, _: (graph, layout))
     many = planned({"dp": 2}, vocab_size=64 * VOCAB).estimate_memory_usage()[0]["temporaries"]
     table = 64 * VOCAB * model_of().hidden_size * 4
     assert many >= table and few < table // 4

@@ -332,6 +332,8 @@ class Collective(NamedTuple):
         axes: axes of the device group.
         source, target: the slots with this device's part before, and with the result; -1 if this
             device gets no result.
+        tensors: ids of the graph's tensors before and after; -1 for a temporary. (A slot refers to
+            memory, which several tensors may share.)
         step: rows per task; 0 for one task over all rows.
         parts: per member of the device group, its columns or rows `[begin, end)` of the whole value;
             empty if members divide the rows of every tile equally.
@@ -349,6 +351,7 @@ class Collective(NamedTuple):
     axes: Axes
     source: int
     target: int
+    tensors: tuple[int, int]
     step: NumberLike = 0
     parts: tuple[Interval, ...] = ()
     partial: str = ""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tilewise.plan.plan as planning
 from rich.console import Console
 
 import tilewise.checkpoint.training as writing
+import tilewise.plan.tables as planning
 from native.train.small_run import is_same, make_config, silent
 from tilewise.checkpoint import (
     CheckpointWriter,

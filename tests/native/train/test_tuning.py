@@ -6,7 +6,7 @@ import pytest
 from native.train.small_run import MODEL, make_config, write_toml
 from tilewise.cli.main import _run
 from tilewise.core import InternalError, PlanError, ResourceError
-from tilewise.plan import plan as plans
+from tilewise.plan import tables as plans
 from tilewise.session import GraphInstance
 from tilewise.train import load_config, make_plan, tune_run, tuning
 

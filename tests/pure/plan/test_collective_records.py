@@ -67,7 +67,7 @@ def changes(dice, record):
         yield record._replace(stack=-1 if record.stack >= 0 else record.target)
         yield record._replace(microbatch=-1 if record.microbatch >= 0 else 0)
     elif record.target >= 0:
-        yield record._replace(source=record.target, target=record.source)
+        yield record._replace(tensors=record.tensors[::-1])
     if len({*record.parts}) > 1:
         at = dice.randrange(len(record.parts) - 1)
         first, second = record.parts[at : at + 2]

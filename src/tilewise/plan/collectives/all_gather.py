@@ -119,7 +119,9 @@ def all_gather_batch(low: ClassLowering, op: OpNode, source: int, target: int) -
     src, axes = low.tensor(source), low.layout(source)[0]
     rows, step, dst = src.extent.constant, upper(src.tile_rows), low.tensor(target)
     parts = tuple((place * rows, (place + 1) * rows) for place in range(low.mesh.size(*axes)))
-    low.exchange(op, Collective("all_gather_batch", op.id, axes, src.slot, dst.slot, step, parts))
+    low.exchange(
+        op, Collective("all_gather_batch", op.id, axes, src.slot, dst.slot, (source, target), step, parts)
+    )
 
 
 def expand_all_gather_batch(

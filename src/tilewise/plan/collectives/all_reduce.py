@@ -52,12 +52,12 @@ def all_reduce(
         src, dst = low.flat(src), low.flat(dst)
         residual_ref = None if residual_ref is None else low.flat(residual_ref)
     step = low.row_step(src) if step is None else step
+    tensor = target if isinstance(target, int) else -1
     kind, parts = "all_reduce", list[Interval]()
     if pending.arrives_in_shards:
-        assert isinstance(target, int)
         kind, group = "reduce_scatter", low.mesh.group(low.shapes.device, *pending.group)
-        parts = [columns_in_group(low, target, pending.group, device) for device in group]
-    record = record_reduction(low, kind, op, pending, src, dst, step, residual_ref, parts)
+        parts = [columns_in_group(low, tensor, pending.group, device) for device in group]
+    record = record_reduction(low, kind, op, pending, src, dst, tensor, step, residual_ref, parts)
     low.exchange(op, record, producer or low.instructions[-1])
 
 
@@ -67,7 +67,7 @@ def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, pending: Pendi
     """
     flat, producer = low.flat(ref), low.instructions[-1]
     step = upper(producer.step) if ref.packed else 0
-    low.exchange(op, record_reduction(low, "all_reduce", op, pending, flat, flat, step), producer)
+    low.exchange(op, record_reduction(low, "all_reduce", op, pending, flat, flat, -1, step), producer)
 
 
 def expand_all_reduce(

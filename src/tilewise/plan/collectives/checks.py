@@ -29,9 +29,10 @@ class _Checked(NamedTuple):
     slots: Sequence[Slot]
     views: Sequence[Ref]
 
-    def layout_of(self, slot: int) -> TensorLayout:
-        """The layout of the tensor that a slot refers to."""
-        return self.layout.compute[self.slots[slot].id]
+    def layouts(self) -> tuple[TensorLayout, TensorLayout]:
+        """The layouts of the tensors before and after a copy."""
+        before, after = self.record.tensors
+        return self.layout.compute[before], self.layout.compute[after]
 
     def invalid(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the record."""
@@ -116,8 +117,7 @@ def _check_reduce_to_shards(checked: _Checked) -> None:
 def _check_last_dim(checked: _Checked) -> None:
     """Its axes are those that only the source's last dim has; all columns are copied."""
     record = checked.record
-    source = checked.layout_of(record.source)
-    target = (*source[:-1], ()) if record.target < 0 else checked.layout_of(record.target)
+    source, target = checked.layouts()
     if source[:-1] != target[:-1] or source[-1] != (*target[-1], *record.axes):
         checked.invalid(
             f"must be over the axes from {show_layout(source)} to {show_layout(target)}",
@@ -130,7 +130,7 @@ def _check_last_dim(checked: _Checked) -> None:
 def _check_first_dim(checked: _Checked) -> None:
     """Its axes are those that only the source's first dim has; all rows are copied."""
     record = checked.record
-    source, target = checked.layout_of(record.source), checked.layout_of(record.target)
+    source, target = checked.layouts()
     if source[1:] != target[1:] or source[0] != (*target[0], *record.axes):
         checked.invalid(
             f"must be over the axes from {show_layout(source)} to {show_layout(target)}",

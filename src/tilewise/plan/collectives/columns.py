@@ -73,7 +73,10 @@ def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int)
     ranges = (_range(low, source, device) for device in low.mesh.group(low.shapes.device, *axes))
     parts = tuple((begin - first, end - first) for begin, end in ranges)
     low.exchange(
-        op, Collective("all_gather_columns", op.id, axes, src.slot, dst.slot, low.row_step(src), parts)
+        op,
+        Collective(
+            "all_gather_columns", op.id, axes, src.slot, dst.slot, (source, target), low.row_step(src), parts
+        ),
     )
 
 
@@ -109,7 +112,7 @@ def expand_reduce_scatter(
     assert producer is not None
     src, dst, step = low.views[record.source], low.views[record.target], record.step
     residual = None if record.residual < 0 else low.views[record.residual]
-    pending, target = pending_of(low, op, record), low.keys[record.target].id
+    pending, target = pending_of(low, op, record), record.tensors[1]
     group = group_of(low, pending)
     tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
     ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)

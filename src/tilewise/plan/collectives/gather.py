@@ -19,7 +19,9 @@ def gather(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
     parts = tuple(low.shapes.on(d).range(spec, layout, len(spec.shape) - 1) for d in members)
     is_first = low.mesh.coordinate(low.shapes.device, *axes) == 0  # first devices are in classes of their own
     to = dst.slot if is_first else -1
-    low.exchange(op, Collective("gather", op.id, axes, src.slot, to, low.row_step(src), parts))
+    low.exchange(
+        op, Collective("gather", op.id, axes, src.slot, to, (source, target), low.row_step(src), parts)
+    )
 
 
 def expand_gather(low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None) -> Collective:

@@ -38,7 +38,6 @@ from tilewise.ir.program import (
     Number,
     NumberLike,
     Operand,
-    Slot,
     Wait,
     is_single,
     upper,
@@ -78,7 +77,6 @@ class ClassLowering(Lowering, Protocol):
         numbers: the numbers in which devices of the class differ.
         instructions: those emitted so far.
         views: the tensor of each slot.
-        keys: what each slot refers to.
         completed: values that the current op has combined.
         microbatch: the part of the batch that is lowered.
     """
@@ -89,7 +87,6 @@ class ClassLowering(Lowering, Protocol):
     numbers: DeviceNumbers
     instructions: list[Draft]
     views: list[Ref]
-    keys: list[Slot]
     completed: set[PendingReduction]
     microbatch: int
 
@@ -197,11 +194,14 @@ def record_reduction(
     pending: PendingReduction,
     src: Ref,
     dst: Ref,
+    tensor: int,
     step: NumberLike,
     residual: Ref | None = None,
     parts: Sequence[Interval] = (),
 ) -> Collective:
-    """The record of an exchange that completes a pending reduction, which is then done."""
+    """The record of an exchange that completes a pending reduction, which is then done. `tensor` is
+    the id of the complete value; -1 for a temporary.
+    """
     low.completed.add(pending)
     number = low.pending_reductions(op, pending.partial).index(pending)
     residual_slot = -1 if residual is None else residual.slot
@@ -211,6 +211,7 @@ def record_reduction(
         pending.group,
         src.slot,
         dst.slot,
+        (-1, tensor),
         step,
         (*parts,),
         pending.partial,

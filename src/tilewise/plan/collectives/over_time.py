@@ -64,7 +64,7 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: Pending
     producer, part = low.instructions[-1], low.flat(low.ring(tensor))
     total = low.flat(tensor)
     step = upper(producer.step) if low.tensor(tensor).packed else 0
-    record = record_reduction(low, "add_microbatch", op, pending, part, total, step)
+    record = record_reduction(low, "add_microbatch", op, pending, part, total, tensor, step)
     low.exchange(op, record._replace(microbatch=low.microbatch), producer)
 
 
@@ -73,7 +73,7 @@ def expand_add_microbatch(
 ) -> Collective:
     """Exchange the parts of one microbatch; the owners of rows keep the sum so far on a stack."""
     assert producer is not None
-    part, total, tensor = low.views[record.source], low.views[record.target], low.keys[record.target].id
+    part, total, tensor = low.views[record.source], low.views[record.target], record.tensors[1]
     pending, step = pending_of(low, op, record), upper(record.step)
     group, microbatch = group_of(low, pending), low.microbatch
     is_last = microbatch == low.shapes.settings.accumulation - 1

@@ -64,7 +64,10 @@ def all_gather_parameters(low: ClassLowering, op: OpNode, source: int, target: i
     src, dst = low.flat(source), low.flat(target)
     parts = _parts(low, source, axes)
     low.exchange(
-        op, Collective("all_gather_parameters", op.id, axes, src.slot, dst.slot, src.tile_rows, parts)
+        op,
+        Collective(
+            "all_gather_parameters", op.id, axes, src.slot, dst.slot, (source, target), src.tile_rows, parts
+        ),
     )
 
 
@@ -73,7 +76,7 @@ def expand_all_gather_parameters(
 ) -> Collective:
     """One copy per storage shard, in the order of the device group."""
     src, dst = low.views[record.source], low.views[record.target]
-    shards = _shards(low, low.keys[record.source].id, record.axes, record.parts)
+    shards = _shards(low, record.tensors[0], record.axes, record.parts)
     collect_rows(low, op, src, dst, record.axes, shards)
     return record
 
@@ -101,7 +104,9 @@ def reduce_to_shards(
     residual_ref = None if residual is None else low.flat(residual)
     step, microbatch = upper(dst.tile_rows), low.microbatch if pending.is_completed_per_microbatch else -1
     parts = _parts(low, target, low.shapes.split_axes(low.layout(target)[0])[1])
-    record = record_reduction(low, "reduce_to_shards", op, pending, src, dst, step, residual_ref, parts)
+    record = record_reduction(
+        low, "reduce_to_shards", op, pending, src, dst, target, step, residual_ref, parts
+    )
     low.exchange(op, record._replace(microbatch=microbatch))
 
 
@@ -109,7 +114,7 @@ def expand_reduce_to_shards(
     low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
 ) -> Collective:
     """Every device offers its rows of each storage shard; the owner combines those of its own."""
-    src, dst, target = low.views[record.source], low.views[record.target], low.keys[record.target].id
+    src, dst, target = low.views[record.source], low.views[record.target], record.tensors[1]
     pending = pending_of(low, op, record)
     _, cut = low.shapes.split_axes(low.layout(target)[0])
     alike = tuple(axis for axis in pending.group if axis not in cut)
