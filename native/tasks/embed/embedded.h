@@ -1,8 +1,9 @@
 // A task engine inside other native code, which submits from its own workers and runs its own task bodies.
 //
 // Purpose: the planner's tile programs order and run their tasks with it; see programs/device.h. A Host provides the
-// bodies, and submits more tasks when few are ready; no thread only submits. It does not have the other parts of a
-// stand-alone engine: kernels by name, registered buffers, heap, scopes, failures (the host has its own). Who may call:
+// bodies, and submits more tasks when few are ready; there is no thread for submitting alone. An object is what tasks
+// read and write, known here only by a number. The engine does not have the other parts of a stand-alone engine:
+// kernels by name, registered buffers, a heap, scopes and failures, which the host handles itself. Who may call:
 // take_task and submit: one worker at a time, inside Host::submit_more; resume, queries and close: any thread. Blocks:
 // worker_loop sleeps while there is nothing to do. Memory order: a task's writes are visible to its successors. Memory:
 // an engine's store, and the states of the objects, which tasks name by index.
@@ -18,8 +19,8 @@ namespace tilewise::tasks {
 
 struct Engine;
 
-/// kAfterAll: after the object's readers and writers, not recorded for later ones (its memory is used for another
-/// object).
+/// kAfterAll: the task waits for all readers and writers of the object, but later tasks do not wait for this use. It is
+/// for a task that reuses the object's memory for another object.
 enum class Use : uint8_t { kRead, kWrite, kAfterAll };
 
 struct Access {
@@ -50,28 +51,29 @@ class __attribute__((visibility("default"))) Embedded {
   Embedded& operator=(const Embedded&) = delete;
 
   uint32_t window() const { return window_; }
-  /// Bytes that an engine of this size reserves, and that this one has; pages that no task touches use no memory.
+  /// Bytes that an engine of this size reserves; pages that no task touches use no memory.
   static uint64_t bytes_needed(uint32_t num_workers, uint32_t window, uint32_t num_objects);
+  /// Bytes that this engine has reserved.
   uint64_t bytes() const;
 
-  /// An unused task, below window(); kNone when there is none.
+  /// The number of an unused task, less than window(); kNone if there is none.
   uint32_t take_task();
-  /// Puts a taken task behind earlier ones by what it uses. Of those that could start, the highest priority above 0
-  /// does first, then the oldest: devices that exchange data go through their programs in step. Tasks of priority 0
-  /// come after those, from the ring of the worker that made them ready, mostly right behind the task they waited for;
-  /// those below 0 come last.
+  /// Orders a taken task after earlier tasks that use the same objects. Among ready tasks with a priority above 0, the
+  /// highest priority starts first, and the oldest among equals. So devices that exchange data stay at about the same
+  /// place of their programs. Then come tasks of priority 0; the worker that made one ready usually runs it next. Tasks
+  /// below 0 come last.
   void submit(uint32_t task, const std::vector<Access>& accesses, int32_t priority, uint32_t worker);
-  /// A task that was not admitted need no longer wait.
+  /// Makes a task ready that the host did not admit when its dependencies had completed.
   void resume(uint32_t task);
 
   void worker_loop(uint32_t worker);
-  /// has_more() has become true outside of the workers.
+  /// Wakes all workers, after another thread has made the host's has_more() true.
   void wake_all();
   /// Lets the workers leave their loops; tasks that have not started never will.
   void close();
 
-  /// Records the tasks from now on, the last max_records of each worker; 0: ends that, and drops what was recorded.
-  /// Only while nothing runs, as the two after it.
+  /// Records the tasks from now on, the last max_records of each worker. 0 stops recording and drops the records. May
+  /// be called only while nothing runs, like timeline and timeline_dropped.
   void trace(uint32_t max_records);
   std::vector<TimelineRecord> timeline() const;
   int64_t timeline_dropped() const;

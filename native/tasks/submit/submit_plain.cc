@@ -16,7 +16,8 @@ namespace tilewise::tasks {
 
 namespace {
 
-/// Checks a built-in kernel's arguments; with valid ones its task is as plain as its buffers.
+/// Checks the arguments of a built-in kernel. Returns whether the fast path may take the task; its buffers are still to
+/// be checked.
 [[gnu::noinline, gnu::cold]] bool has_plain_flags(Engine& engine, const pto_task_spec& spec) {
   if (engine.store.kernels[spec.kernel].flags != kIsBuiltin || spec.params == nullptr || spec.scalars == nullptr ||
       spec.num_params > PTO_MAX_PARAMS) {
@@ -93,7 +94,8 @@ int plain_mode(const pto_param& param) {
 }
 
 /// Orders the task after those that use its buffers. Returns false if another submitter has just begun to use boxes of
-/// one of them; the task is then not visible yet. is_recorded: buffers' states may name it, also if this throws.
+/// one of them; the task is then not visible yet. is_recorded: set before the first buffer's state names the task, so
+/// it is right even if this throws.
 [[gnu::always_inline]] inline bool link_plain(Engine& engine, Slot& task, TaskRef self, const pto_task_spec& spec,
                                               Handle* const* handles, uint32_t thread, bool& is_recorded) {
   Header& header = *engine.store.header;
@@ -124,7 +126,7 @@ int plain_mode(const pto_param& param) {
       merge_or_order_after(engine, task, producers[f], thread);
     }
   }
-  // Only for readers: a failed reader does not affect other readers. No dependency graph is recorded here.
+  // Ended readers are dropped from a buffer's list. Ended writers stay, because their failure must reach later tasks.
   const auto has_ended = [&](TaskRef reader) __attribute__((always_inline)) {
     return TaskWord::has_ended(engine.store.slots[slot_of(reader)].word, generation_of(reader));
   };

@@ -1,8 +1,8 @@
 """Settings of sampling, each declared once: how a token is chosen and when a text ends.
 
-`SamplingSettings` has vLLM's names and defaults and the values that users may write. `SamplingParams` of
-`tilewise.serve` is that class with what a request adds. `Sampling` is its resolved form, which the engine computes
-with: every value is there, and lists are tuples.
+`SamplingSettings` has vLLM's names and defaults and the values that users may write.
+`tilewise.serve.SamplingParams` extends it with the fields that only a request has. `Sampling` is its resolved form,
+which the engine computes with: every value is there, and lists are tuples.
 """
 
 from __future__ import annotations

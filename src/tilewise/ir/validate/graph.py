@@ -61,8 +61,8 @@ def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
 
 
 class _Forms:
-    """Numbers shapes with a dtype, so that equal ones have equal numbers. Specs that share an
-    object are compared once.
+    """Gives each distinct pair of shape and dtype a number. Specs of one family share it as an
+    object, so each family is compared once.
     """
 
     def __init__(self) -> None:

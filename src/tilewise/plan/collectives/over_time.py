@@ -18,9 +18,9 @@ which a reader says that it has read a place.
     gather       as in an all-reduce
     drain        in the last use of a step: reads the ring until all credits of the step have come
 
-No task stays a reader of a part while peers read it. Instead, the next writer of the place waits
-for credits. The number of credits to wait for is a number of the call, because the first uses of a
-ring in a step have nothing to wait for.
+On the device that owns a part, no task stands for the peers that read it. Instead, the next writer
+of the place waits for credits. How many it waits for is passed with each call, because the first
+uses of a ring in a step have nothing to wait for.
 """
 
 from __future__ import annotations
