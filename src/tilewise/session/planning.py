@@ -45,7 +45,7 @@ from tilewise.strategy import (
 
 __all__ = ["PlanRequest", "complete_graph", "plan_graph", "request_for", "solve_layouts"]
 
-_validate = Validator("plan", PlanError)
+_validate = Validator("session", PlanError)
 
 
 @dataclass(frozen=True)
