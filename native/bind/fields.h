@@ -1,8 +1,8 @@
 // Reads structs by the names of their members, instead of long lists of positional arguments.
 //
 // `read` reads an attribute of a Python object (a dataclass of the planner), `Keywords` the keyword arguments of a
-// call. Both reject, with the member's name, a value that its type cannot hold; Keywords also rejects unknown names.
-// The native package checks everything else. Called with the GIL. Names are converted to Python strings once, so
+// call. Both reject a value that the member's type cannot hold, with the member's name; Keywords also rejects unknown
+// names. The native package checks everything else. Called with the GIL. Names are converted to Python strings once, so
 // reading an attribute costs no more than in Python.
 #pragma once
 #include <nanobind/nanobind.h>

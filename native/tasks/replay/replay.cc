@@ -22,7 +22,7 @@ struct Replay {
   Recording& recording;
   std::vector<pto_handle> names;  // per buffer
   std::vector<uint64_t> addresses;  // per buffer
-  std::vector<Handle*> handles;  // per buffer; nullptr: the replay's own
+  std::vector<Handle*> handles;  // per buffer; nullptr: a buffer that the replay allocates
   std::vector<TaskRef> tasks;  // per recorded task
   std::vector<uint64_t> event_values;
   uint32_t thread;
@@ -47,7 +47,7 @@ inline uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, con
   SlotArgs& args = engine.store.args[slot];
   Header& header = *engine.store.header;
   run.tasks[number] = engine.store.name_at(slot);
-  // Its mutexes are determined with its buffers: buffers that every replay allocates have none.
+  // The task's mutexes are set with its buffers, because buffers that replays allocate need none.
   const auto flags = static_cast<uint16_t>(recorded.flags & ~kUsesMutexes);
   task.begin(recorded.kernel, recorded.priority, recorded.type_class, flags);
   task.num_scalars = recorded.num_scalars;
@@ -142,7 +142,8 @@ void replay_task(Engine& engine, Replay& run, uint32_t number) {
   start_submitted(engine, slot, run.thread);
 }
 
-/// If no references are left to record which tasks used the buffers, these tasks must end before another submission.
+/// If the pool of task references is exhausted, the buffers cannot record which tasks used them. So this waits until
+/// these tasks have ended.
 template <class Leave>
 void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& leave) {
   try {

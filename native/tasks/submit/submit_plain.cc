@@ -71,8 +71,8 @@ int plain_mode(const pto_param& param) {
   return args.scalars(num_params);
 }
 
-/// A task that overwrites what its own producers have read collects each of them twice. One reference suffices, and
-/// needs no chunk.
+/// A task that overwrites what its own producers have read finds each of them twice. The two are merged into one
+/// reference, so that the task needs no additional memory for references.
 [[gnu::noinline, gnu::cold]] void merge_or_order_after(Engine& engine, Slot& task, TaskRef producer, uint32_t thread) {
   for (uint32_t p = 0; p < task.num_producers; ++p) {
     if (without_flags(task.producers[p]) != without_flags(producer)) continue;

@@ -154,7 +154,9 @@ def convert(
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option(help="If a file has more than weights: the key of the state dict.", show_default=False),
+        typer.Option(
+            help="The key of the state dict, in a file with other things besides weights.", show_default=False
+        ),
     ] = None,
     *,
     engine: Annotated[Values, Options(EngineSettings, only=("ignore_config_fields",))],
@@ -163,8 +165,8 @@ def convert(
 
     Files of PyTorch are read as data: PyTorch is not needed, and nothing in a file is executed.
     Prefixes that PyTorch adds to names of compiled and wrapped models (`_orig_mod.`, `module.`) are
-    removed. Of a training run, the newest checkpoint is converted after every byte was checked; the
-    result is what the run itself writes at its end. The target must not exist.
+    removed. Of a training run, the newest checkpoint is converted after every byte was checked. The
+    result equals the model that the run writes when it ends. The target must not exist.
 
     Example: `tilewise checkpoint convert runs/train my-model`
     """

@@ -63,7 +63,7 @@ def write_perfetto(path: str | Path, trace: Trace) -> None:
     A submitter's track shows its stalls (times when it had to wait), the tasks that it ran
     meanwhile, and a mark per submission. Counters show live and ready tasks, the scope depth of
     each submitter, and the heap's fill level where submitters stalled. If the producers of tasks
-    are known, at most 20,000 arrows from producers are drawn.
+    are known, arrows from them are drawn, unless there would be more than 20,000.
 
     Args:
         path: file to write; opens in Perfetto (ui.perfetto.dev) and chrome://tracing.

@@ -176,7 +176,7 @@ class NamedTensors:
 
     def places(self, name: str) -> list[list[Place]]:
         """The parts of a tensor, each on the first device that holds it, with the part of its
-        master that covers the same.
+        master that covers the same elements.
         """
         parts = [[place] for place in self.store.places(self.ids[name])]
         master = self.ids.get(master_name(name))
@@ -234,8 +234,8 @@ class NamedTensors:
         checked when they are read.
 
         Raises:
-            CheckpointError: it has another shape or kind, is not finite, or is negative although
-                its optimizer has only nonnegative states.
+            CheckpointError: it has another shape or kind, is not finite, or is negative in a state
+                whose square root the optimizer takes.
         """
         spec = self.plan.graph.spec(self.ids[name])
         problem = ""
@@ -253,8 +253,8 @@ class NamedTensors:
             raise CheckpointError(f"[session.{call}] {problem}; nothing was changed")
 
     def _is_nonnegative_where_due(self, name: str, value: Array) -> bool:
-        """Whether a state whose root the optimizer takes has no negative value. A negative one
-        would make the weight NaN after a step with correct loss and gradients.
+        """False if a tensor is a state whose square root the optimizer takes and has a negative
+        value, which would make the weight NaN after a step with correct loss and gradients.
         """
         optimizer = self.plan.optimizer
         rooted = optimizer.nonnegative if isinstance(optimizer, Optimizer) else ()

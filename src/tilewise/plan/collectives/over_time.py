@@ -3,10 +3,11 @@ the parts of all devices for this row and keeps the carries (partial sums of the
 microbatches).
 
 Suppose that the devices of a group share each microbatch. Then the batch splits that one device has
-in a whole step are not adjacent, so their sum is not a node of the tree over batch splits. Its
-batch splits in one microbatch are a node. So in every microbatch, the owner of some rows adds the
-parts of all members to a stack (`tree_resume`), which works like a binary counter and covers only
-the owner's share of the rows. After the last microbatch every device gathers the shares.
+in a whole step are not adjacent, so their sum is not a node of the tree over batch splits. But the
+batch splits that the device has in one microbatch do form a node. So in every microbatch, the owner
+of some rows adds the parts of all members to a stack (`tree_resume`), which works like a binary
+counter and covers only the owner's share of the rows. After the last microbatch every device
+gathers the shares.
 
 A ring is several places for the parts, which the microbatches take in turn. A credit is the post by
 which a reader says that it has read a place.
@@ -124,8 +125,9 @@ def make_stack(
     """Create the stack for this device's share of a sum, and return it with a task's view of it.
     The levels of the stack lie side by side.
 
-    If the device group divides tiles evenly, the device's shares of all tiles are adjacent in the
-    stack. Otherwise a share has the same place as in the result.
+    If the rows of a tile divide evenly among the group's devices, the stack holds only this
+    device's shares, one after another. Otherwise it is as large as the result, and a share lies
+    where it lies in the result.
 
     Args:
         low: creates the stack.
