@@ -2,7 +2,7 @@
 
 A collective is stated once, as a record (`ir.program.Collective`): which devices exchange what. The
 file of a kind has a function that makes the record, and one that expands it to instructions and
-signals (`EXPAND`). `checks.py` checks a record against the layouts, before its instructions are
+signals (`expand.py`). `checks.py` checks a record against the layouts, before its instructions are
 used. To add a kind, write such a file and a check, and enter both in their tables.
 
 A device group is a set of devices that communicate. The other members of the group are a device's
@@ -24,22 +24,13 @@ order of submission (native/programs/run/expand.cc). A peer is named by its plac
 so the same instructions serve all devices of a class.
 """
 
-from collections.abc import Callable, Mapping
-
-from tilewise.ir.graph import OpNode
-from tilewise.ir.lowering import Draft
-from tilewise.ir.program import Collective
-from tilewise.plan.collectives.all_gather import all_gather_batch, expand_all_gather_batch
-from tilewise.plan.collectives.all_reduce import all_reduce, all_reduce_in_place, expand_all_reduce
+from tilewise.plan.collectives.all_gather import all_gather_batch
+from tilewise.plan.collectives.all_reduce import all_reduce, all_reduce_in_place
 from tilewise.plan.collectives.broadcast import broadcast_instructions
 from tilewise.plan.collectives.checks import check_collective
-from tilewise.plan.collectives.columns import (
-    all_gather_columns,
-    expand_all_gather_columns,
-    expand_reduce_scatter,
-    slice_columns,
-)
-from tilewise.plan.collectives.gather import expand_gather, gather
+from tilewise.plan.collectives.columns import all_gather_columns, slice_columns
+from tilewise.plan.collectives.expand import EXPAND
+from tilewise.plan.collectives.gather import gather
 from tilewise.plan.collectives.handshake import (
     ClassLowering,
     gather_label,
@@ -48,13 +39,8 @@ from tilewise.plan.collectives.handshake import (
     ring_signal_range,
     signal_range,
 )
-from tilewise.plan.collectives.over_time import add_microbatch, expand_add_microbatch
-from tilewise.plan.collectives.storage_shards import (
-    all_gather_parameters,
-    expand_all_gather_parameters,
-    expand_reduce_to_shards,
-    reduce_to_shards,
-)
+from tilewise.plan.collectives.over_time import add_microbatch
+from tilewise.plan.collectives.storage_shards import all_gather_parameters, reduce_to_shards
 
 __all__ = [
     "EXPAND",
@@ -76,16 +62,3 @@ __all__ = [
     "signal_range",
     "slice_columns",
 ]
-
-Expand = Callable[[ClassLowering, OpNode, Collective, Draft | None], Collective]
-EXPAND: Mapping[str, Expand] = {
-    "all_reduce": expand_all_reduce,
-    "reduce_scatter": expand_reduce_scatter,
-    "reduce_to_shards": expand_reduce_to_shards,
-    "add_microbatch": expand_add_microbatch,
-    "all_gather_columns": expand_all_gather_columns,
-    "all_gather_batch": expand_all_gather_batch,
-    "all_gather_parameters": expand_all_gather_parameters,
-    "gather": expand_gather,
-}
-"""Per kind, the function that emits a record's instructions. It returns the record with what it added."""
