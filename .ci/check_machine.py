@@ -53,7 +53,7 @@ def compiler_problem():
             done = None
     if done is None or done.returncode != 0:
         return (
-            "A C++20 compiler is needed (g++ 11 or newer, clang 14 or newer); `%s` is none. "
+            "A C++20 compiler is needed (g++ 11 or newer, clang 14 or newer); `%s` is not one. "
             "Install one: `apt install "
             "g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora); another one is chosen with "
             "`make CXX=...`." % compiler

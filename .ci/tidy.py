@@ -72,7 +72,7 @@ def fingerprint(source: Path, command: str, version: bytes) -> str:
 
 
 def find(source: Path) -> str:
-    """The findings of clang-tidy in a source; empty if there are none."""
+    """The findings of clang-tidy in a source; empty for a clean source."""
     omitted = ",".join(f"-{name}" for name in TESTS_MAY.split()) if source.name.endswith("_test.cc") else ""
     command = [*TIDY, f"--checks={omitted}", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -35,7 +35,7 @@ SEQ, HEADS, KV_HEADS, DIM = 4096, 4, 1, 64
 
 @dataclass(frozen=True)
 class Case:
-    """Changes of the scores; 0 is none."""
+    """Changes of the scores; 0 has no effect."""
 
     name: str
     window: int = 0

@@ -202,8 +202,8 @@ void bind_sampling(nb::module_& m) {
       nb::arg("threads") = 1, nb::arg("processors") = nb::list(),
       "Samples a token for each of `rows` (int64) of the logits (float32, float64, or uint16 as bf16 bits). Settings "
       "[rows, 5] are temperature, top_k, top_p, min_p and typical_p. Keys [rows, 3] are seed, position and choice. "
-      "Processors are empty, or have for each row None or (Rules, TokenHistory, mask); a mask is None or uint8 by "
-      "token, 0 for forbidden. Returns NOT_FINITE or NOTHING_LEFT for a row without a token.");
+      "Processors are empty, or have for each row None or (Rules, TokenHistory, mask). The mask has a uint8 for each "
+      "token, 0 for forbidden, or is absent (None). Returns NOT_FINITE or NOTHING_LEFT for a row without a token.");
   sub.def("apply_logits_processors", &apply_logits_processors, nb::arg("scores"), nb::arg("processors"),
           "Applies (Rules, TokenHistory, mask) to a row of finite float64 in place; forbidden tokens become minus "
           "infinity.");

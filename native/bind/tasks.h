@@ -56,7 +56,7 @@ struct Param {
 struct Task {
   OpenRuntime* rt = nullptr;
   nanobind::object owner;    // the OpenRuntime's object
-  nanobind::object outputs;  // handles of runtime-owned outputs; None: there are none
+  nanobind::object outputs;  // handles of runtime-owned outputs; None: no such outputs
   pto_task id = 0;
   ~Task();
 };

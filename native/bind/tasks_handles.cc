@@ -49,7 +49,7 @@ void bind_handles(nb::module_& m) {
   nb::class_<Task>(m, "Task", nb::is_weak_referenceable(), "A submitted task; base of TaskHandle.")
       .def_ro("id", &Task::id, "The runtime's id of the task; never used again.")
       .def_ro("native", &Task::owner, "The runtime's native object.")
-      .def_ro("output_handles", &Task::outputs, "Handles of runtime-owned outputs; None if there are none.")
+      .def_ro("output_handles", &Task::outputs, "Handles of runtime-owned outputs; None without such outputs.")
       .def("wait", &wait_task, nb::arg("timeout") = nb::none(),
            "Wait until the task has ended; `timeout` in seconds, None for ever. Without one, the caller helps to run "
            "tasks.\n\nRaises:\n    TaskFailed: its kernel failed, or a task that it depends on did.\n    "

@@ -416,7 +416,7 @@ void Explorer::explore_before(size_t earlier, size_t later) {
   frame.to_explore |= (added & frame.enabled) != 0 ? added : frame.enabled;
 }
 
-/// Moves to the next path. Returns false if there is none.
+/// Moves to the next path. Returns false after the last path.
 bool Explorer::backtrack() {
   while (!path_.empty()) {
     Frame& frame = path_.back();

@@ -21,7 +21,7 @@ std::vector<std::string_view> missing_levels();
 /// The level in use. Throws ArgumentError when TILEWISE_ISA names one that the machine or the build lacks.
 std::string_view level_in_use();
 
-/// A kernel of a given level, for tests; nullptr when there is none of that name.
+/// A kernel of a given level, for tests; nullptr for an unknown name.
 /// Throws ArgumentError for a level that the machine or the build lacks.
 KernelFn find_kernel_at(std::string_view level, std::string_view name);
 

@@ -55,7 +55,7 @@ inline constexpr int64_t kScratchBytes = 64 << 20;
 /// otherwise the linker would share one level's copy with the others.
 [[noreturn]] void scratch_exhausted();
 
-/// The kernel of that name for the instruction set in use; nullptr when there is none.
+/// The kernel of that name for the instruction set in use; nullptr for an unknown name.
 KernelFn find_kernel(std::string_view name);
 
 }  // namespace tilewise::kernels

@@ -31,6 +31,7 @@ WORDS = {  # what must not be written, and the field's term
     r"beside": "next to, compared with, alongside",
     r"(some|any|no)body": "the thread, process or user that is meant",
     r"whoever": "the thread, process or user that is meant",
+    r"(?-i:(is|are) none(?! \}))": "what is absent or invalid, by name",  # not the test of a Jinja template
 }
 OPENINGS = re.compile(
     r"(?:^|[.!?]\s+|\"\"\"|//[/!]?\s*|#\s*)(What of|Where none|Of which|Whoever|That is what)\b"
@@ -103,6 +104,7 @@ def test_retired_words_do_not_return():
         "// a granule of attention",
         "x = graph(reduction_chunks=8)",
         "the walker stops",
+        "// The next task; kNone: there is none.",
     ],
 )
 def test_a_retired_word_is_detected(line):

@@ -138,7 +138,7 @@ class RegionTable:
 
 
 def _bounds(region: GraphRegion | None) -> tuple[int, int]:
-    """First byte and the byte after the last; equal when there is none."""
+    """First byte and the byte after the last; equal for an empty region."""
     if region is None:
         return 0, END_OF_BUFFER
     if 0 in region.size:

@@ -214,7 +214,7 @@ def _runs(shapes: Table) -> tuple[Table, Table, Table]:
 
 
 def _unordered(before: Before, users: Sequence[tuple[int, bool, bool]]) -> tuple[int, int] | None:
-    """A pair that nothing orders; None if there is none."""
+    """A pair that nothing orders; None if all pairs are ordered."""
     writes: dict[int, bool] = {}
     for task, _, is_write in users:
         writes[task] = writes.get(task, False) or is_write

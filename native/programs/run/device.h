@@ -83,7 +83,7 @@ struct RunContext {
   const std::vector<std::unique_ptr<Device>>* devices = nullptr;
   const std::vector<int64_t>* processes = nullptr;  // per device
   const std::vector<int64_t>* hosts = nullptr;  // per device
-  RemoteMemory* remote = nullptr;  // memory of other hosts' devices; nullptr: there are none
+  RemoteMemory* remote = nullptr;  // memory of other hosts' devices; nullptr: all devices are on this host
   bool tracing = false;
 };
 

@@ -54,7 +54,7 @@ int64_t num_completed(const DeviceGroup& group);
 /// inside a kernel, or a process is lost. The device group's first error says which.
 bool watch_run(DeviceGroup& group, double deadline_s, const Poll& poll);
 
-/// The error with which the run has ended in this process; nullptr if there is none.
+/// The error with which the run has ended in this process, or nullptr.
 std::exception_ptr error_here(const DeviceGroup& group);
 /// The same for any process. Only the leader knows it, because the other processes answer to the leader.
 std::exception_ptr error_anywhere(const DeviceGroup& group);

@@ -56,7 +56,7 @@ class __attribute__((visibility("default"))) Embedded {
   /// Bytes that this engine has reserved.
   uint64_t bytes() const;
 
-  /// The number of an unused task, less than window(); kNone if there is none.
+  /// The number of an unused task, less than window(); kNone if all are in use.
   uint32_t take_task();
   /// Orders a taken task after earlier tasks that use the same objects. Among ready tasks with a priority above 0, the
   /// highest priority starts first, and the oldest among equals. So devices that exchange data stay at about the same

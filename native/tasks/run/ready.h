@@ -18,7 +18,7 @@ inline std::atomic<uint32_t>& count_of(Header& header, SharedQueue which) {
 }
 /// Whether a thread that only helps may run the task: it must not block.
 bool can_help(const Engine& engine, uint32_t slot);
-/// Takes a ready task; kNone: there is none. Urgent ones first, then the thread's own, then others'.
+/// Takes a ready task; kNone: no task is ready. Urgent ones first, then the thread's own, then others'.
 uint32_t take(Engine& engine, uint32_t thread, bool is_worker);
 /// Gives back a task that this thread has taken from a ring and may not run: to a queue from which any worker takes it.
 void pass_on(Engine& engine, uint32_t slot);

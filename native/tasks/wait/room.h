@@ -19,7 +19,7 @@ bool wait_for_room(Engine& engine, uint32_t thread, Resource resource, uint64_t 
 void raise_deadlock(Engine& engine, uint32_t thread, Resource resource, uint64_t size);
 /// take_slot when the next slot in turn has a task: skips slots of long-running tasks.
 uint32_t take_slot_carefully(Engine& engine, uint32_t thread);
-/// Any slot of the submitting thread without a task; kNone: there is none.
+/// Any slot of the submitting thread without a task; kNone: all have tasks.
 uint32_t find_free_slot(Engine& engine, uint32_t thread);
 /// allocate_heap when the scope's run has no room.
 uint64_t allocate_heap_slowly(Engine& engine, uint32_t thread, uint64_t bytes);

@@ -72,7 +72,7 @@ class Record:
     Attributes:
         name: name of the callable; None for a reference to something outside of the pickle.
         arguments: arguments of the call.
-        state: the state that unpickling would set on the result; None if there is none.
+        state: the state that unpickling would set on the result; None for no state.
     """
 
     name: Name | None

@@ -395,8 +395,8 @@ def checkpoint_paths(directory: str | Path) -> list[Path]:
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The newest checkpoint whose metadata, names and sizes are valid; None if there is none. Its
-    content is checked when it is loaded. Raises the errors of `checkpoint_paths`, and ResourceError
+    """The newest checkpoint whose metadata, names and sizes are valid, or None. Its content is
+    checked when it is loaded. Raises the errors of `checkpoint_paths`, and ResourceError
     as `open_checkpoint` does.
     """
     root = _validate.path("latest_checkpoint", "a directory", directory)

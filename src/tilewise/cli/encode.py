@@ -34,7 +34,7 @@ def encode_texts(
     console: Console,
     ignore: Sequence[str] = (),
 ) -> None:
-    """Encode `texts`, or the lines of standard input if there are none.
+    """Encode `texts`, or the lines of standard input without `texts`.
 
     Args:
         model_dir: a Hugging Face directory of an encoder.

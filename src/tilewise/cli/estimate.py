@@ -39,7 +39,7 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """Properties of a device from the command line. A property that is None is measured on this
+    """Properties of a device from the command line. A property of None is measured on this
     machine.
 
     Attributes:
@@ -98,7 +98,7 @@ def describe_training(source: Path, device: DeviceProperties, console: Console) 
 
     Args:
         source: the configuration's file.
-        device: memory and peak speeds of each device. If the memory is None, the need of all
+        device: memory and peak speeds of each device. Without a memory, the need of all
             devices together is compared with this machine's memory. Measured peaks are divided
             among the devices.
         console: shows what is being tried, if it is a terminal.

@@ -117,8 +117,8 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def stream(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None) -> Writing:
-    """Continue one prompt once. New text is written to `file` as it arrives, or nowhere if `file`
-    is None.
+    """Continue one prompt once. New text is written to `file` as it arrives, or nowhere without
+    a file.
     """
     return _stream_all(engine, prompt, sampling, file)[0]
 

@@ -62,7 +62,7 @@ class Launched:
 
 
 def launched() -> Launched | None:
-    """The launcher that started this process; None if there is none.
+    """The launcher that started this process; None without a launcher.
 
     If one launcher starts another (mpiexec in a Slurm job starts its helpers with srun), a process
     has the variables of both. The variables of the inner launcher are checked first.

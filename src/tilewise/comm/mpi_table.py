@@ -45,7 +45,7 @@ class MpiTable(ctypes.Structure):
 
 
 def load_table(table: Path, library: Path | None) -> MpiTable:
-    """Load a built table after its MPI library. If `library` is None, the table is linked to its
+    """Load a built table after its MPI library. Without `library`, the table is linked to its
     library.
 
     Raises:

@@ -48,7 +48,7 @@ def is_node(interval: Interval, count: int) -> bool:
 
 
 def join_nodes(left: Interval, right: Interval, count: int) -> Interval | None:
-    """The node with these two children; None if there is none."""
+    """The node with these two children; None if no node has them."""
     both = (left[0], right[1])
     span = _span(max(left[1] - left[0], 1))
     is_pair = left[1] == right[0] and left[1] - left[0] == span and left[0] % (2 * span) == 0

@@ -8,10 +8,7 @@ file never imports anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from weakref import WeakValueDictionary
-
-from tilewise.ir.graph import Graph
 
 __all__ = ["Kind", "kind_named"]
 
@@ -22,12 +19,6 @@ class Kind:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         _KINDS[cls.__name__] = cls
-
-    def problems_in(self, graph: Graph) -> Sequence[str]:
-        """Describe, in words, where a graph contradicts this object, with which it should have been
-        made. Empty if the graph fits.
-        """
-        return ()
 
 
 _KINDS: WeakValueDictionary[str, type[Kind]] = WeakValueDictionary()

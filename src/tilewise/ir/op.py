@@ -115,7 +115,7 @@ class Op(ABC):
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
         """Return the gradient of one tensor: the sum of all terms that name this op and of `total`,
-        the sum so far (None if there is none yet).
+        the sum so far (None for the first contribution).
 
         Raises:
             InternalError: the op combines no terms.
@@ -230,10 +230,9 @@ def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str,
     signature = _OPS[name].signature
     odd = sorted({*attrs} ^ {*signature.attributes})
     if odd:
-        wanted = ", ".join(signature.attributes) or "none"
-        _validate.invalid(
-            name, f"attributes are {wanted}", f"{odd[0]!r} missing or unknown", "correct the call"
-        )
+        names = ", ".join(signature.attributes)
+        condition = f"attributes are {names}" if names else "it has no attributes"
+        _validate.invalid(name, condition, f"{odd[0]!r} missing or unknown", "correct the call")
     checked = {a: _attribute(name, a, attrs[a], kind) for a, kind in signature.attributes.items()}
     count = _count_operands(name, signature, checked)
     if len(operands) != count and (count is not None or not operands):

@@ -225,7 +225,7 @@ class Operand(NamedTuple):
     `null` passes an absent operand to the kernel.
 
     `role` has no effect on a run. It says how the kernel uses the operand if `access` does not say
-    so. If `role` is NONE, the use follows from `access`, and an operand without access is read.
+    so. With `Role.NONE` the use follows from `access`, and an operand without access is read.
     """
 
     slot: int
@@ -339,7 +339,7 @@ class Collective(NamedTuple):
             empty if members divide the rows of every tile equally.
         partial, number: the pending reduction that it completes: number `number` of those of the
             op's `partial`. Empty for a copy.
-        residual: the slot that is added after the tree's root; -1 if there is none.
+        residual: the slot that is added after the tree's root; -1 for no slot.
         stack: the slot with this device's share of the sum of earlier microbatches; -1 if devices
             combine their parts once per step.
         microbatch: number of the microbatch whose parts are added to the stack; -1 without a stack.

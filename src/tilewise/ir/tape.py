@@ -40,7 +40,7 @@ class Term:
 
 
 Gradient = int | Later | Term | None
-"""An op's contribution to the gradient of one of its inputs; None if there is none."""
+"""An op's contribution to the gradient of one of its inputs; None if it has no gradient."""
 
 
 class Tape(Protocol):

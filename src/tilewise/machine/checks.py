@@ -171,7 +171,7 @@ def _pages(root: Path) -> Iterator[Finding]:
 
 
 def _chosen(path: Path) -> str | None:
-    """The word in brackets among several words of a file; None if there is none."""
+    """The word in brackets among several words of a file; None if no word is."""
     words = _read(path)
     return None if words is None or "[" not in words else words.partition("[")[2].partition("]")[0]
 

@@ -114,7 +114,7 @@ class ModelConfig:
         num_attention_heads: number of query heads.
         max_position_embeddings: number of positions that the model was trained for.
         tie_word_embeddings: the head is the embedding.
-        bos_token_id: the token at the beginning of a text; None if there is none.
+        bos_token_id: the token at the beginning of a text; None for no such token.
         eos_token_ids: generation stops at any of them.
         pad_token_id: padding in other programs; has no effect here.
         dtype: dtype of the stored weights, as in config.json; None if missing.

@@ -26,9 +26,9 @@ from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import call_outlined
-from tilewise.ir.graph import Graph, TensorFamily, TensorNode, TensorSpec
+from tilewise.ir.graph import TensorFamily, TensorNode, TensorSpec
 from tilewise.ir.kinds import Kind
-from tilewise.optim.rule import Parameter, Program, record_update
+from tilewise.optim.rule import Parameter, record_update
 
 __all__ = ["HYPER", "Optimizer", "ParameterGroup", "is_hyper", "master_name", "state_name"]
 
@@ -255,28 +255,6 @@ class Optimizer(Kind, ABC):
             )
         return np.array([_validate.number(kind, "a value", v, -MAX_F32, MAX_F32) for v in values], np.float32)
 
-    def problems_in(self, graph: Graph) -> Sequence[str]:
-        """Describe the inputs, states, updates and the norm that this optimizer adds to a graph and
-        that this graph lacks.
-        """
-        shapes = {t.spec.name: t.spec.shape for t in graph.tensors if t.kind in ("input", "state")}
-        parameters = {t.spec.name: t.spec for t in graph.of_kind("parameter")}
-        updates = _updates_in(graph)
-        programs: dict[tuple[Optimizer, float], Program] = {}
-        wanted = {name: value.shape for name, value in self.inputs(parameters, 1, 0.0).items()}
-        wanted |= {state_name(s, name): spec.shape for name, spec in parameters.items() for s in self.states}
-        problems = [
-            f"no {name!r} of shape {shape}" for name, shape in wanted.items() if shapes.get(name) != shape
-        ]
-        for name, spec in parameters.items():
-            own, _ = setting = self._setting_of(name, spec)
-            if setting not in programs:
-                programs[setting] = record_update(own.update, own.states, own.per_step)
-            if updates.get(name) != programs[setting]:
-                problems.append(f"another update of {name!r}")
-        norms = [op.attrs["max_norm"] for op in graph.ops if op.op == "global_norm"]
-        return problems if norms == [self.max_grad_norm] else [*problems, "another norm of gradients"]
-
 
 class _Updates:
     """Updates of parameters with the same settings. Updates of parameters with equal specs are
@@ -316,17 +294,6 @@ class _Updates:
         alike = TensorSpec(weight.shape, DTYPES["f32"], weight.labels, storage=weight.storage)
         names = [MASTER] if weight.dtype.name == "bf16" else []
         return [alike.named(state_name(name, ""), "") for name in (*names, *self.optimizer.states)]
-
-
-def _updates_in(graph: Graph) -> dict[str, Program]:
-    """The attributes of a graph's updates, by the parameter's name."""
-    updates = {}
-    for op in graph.ops:
-        done = graph.templates[op.attrs["template"]].graph.ops[-1] if op.op == "call" else op
-        if done.op == "update":
-            attrs = done.attrs
-            updates[graph.spec(op.given[0]).name] = Program(attrs["steps"], attrs["constants"], attrs["left"])
-    return updates
 
 
 @lru_cache(maxsize=256)

@@ -246,7 +246,8 @@ def _check_names(call: _Call, what: str, values: Mapping[str, object], names: fr
         call.invalid(f"{what} must be a dictionary by name", shown(values))
     if not values.keys() <= names:
         odd = sorted(set(values) - names, key=str)
-        call.invalid(f"the {what} of this kernel are {', '.join(sorted(names)) or 'none'}", repr(odd[0]))
+        condition = f"the {what} of this kernel are {', '.join(sorted(names))}"
+        call.invalid(condition if names else f"this kernel has no {what}", repr(odd[0]))
 
 
 def _place(call: _Call, tiles: Tiles) -> list[Placed]:

@@ -17,9 +17,9 @@ from tilewise.ir.program import Number, NumberLike, times
 from tilewise.ir.validate import validate_pending_reductions
 from tilewise.plan.shapes import PlanSettings, symbols_of
 
-__all__ = ["MAX_ROWS_PER_TILE", "MAX_WORKERS", "settings_for"]
+__all__ = ["MAX_ROWS_PER_TILE", "settings_for"]
 
-MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embed/embedded.h)
+_MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embed/embedded.h)
 MAX_ROWS_PER_TILE = 1 << 24
 _ROWS_PER_TILE = 512
 _ROWS_WITHOUT_BATCH = 128
@@ -85,8 +85,8 @@ def _rows_per_sequence(graph: Graph, batch: BatchCut) -> NumberLike:
 
 def _workers(mesh: DeviceMesh, workers: int | None) -> int:
     if workers is None:
-        return min(MAX_WORKERS, max(1, num_cores() // mesh.num_devices))
-    return _validate.integer("settings", "workers_per_device", workers, 1, MAX_WORKERS)
+        return min(_MAX_WORKERS, max(1, num_cores() // mesh.num_devices))
+    return _validate.integer("settings", "workers_per_device", workers, 1, _MAX_WORKERS)
 
 
 def _most_rows(batch: BatchCut, rows: int | None) -> int:

@@ -33,7 +33,7 @@ from tilewise.plan.shapes import LocalShapes, PlanSettings, check_sizes, round_u
 from tilewise.plan.stored_parts import StoredPart, assign_stored_parts
 from tilewise.plan.traffic import count_file_traffic, count_traffic
 
-__all__ = ["CATEGORIES", "REGIONS", "PlanTables"]
+__all__ = ["CATEGORIES", "PlanTables"]
 
 _MAX_BYTES = 1 << 62
 CATEGORIES = (
@@ -55,7 +55,6 @@ CATEGORIES = (
     "offloaded",
 )
 _validate = Validator("plan", PlanError)
-REGIONS = ("lasting", "activations", "temporaries", "files")
 
 
 @dataclass(frozen=True)

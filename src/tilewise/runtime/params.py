@@ -160,7 +160,7 @@ class TaskExecutionHints:
     """Hints for the scheduler. A hint that cannot be satisfied is an error, never silently ignored.
 
     Attributes:
-        target_node: the device. A runtime is one device, so this is None or 0.
+        target_node: the device. A runtime is one device, so the only values are None and 0.
         target_worker: the worker that must run the task; None for any worker of the right type.
         priority: ready tasks with a higher priority run first. 0 is the fastest to schedule.
         prefetch_inputs: move the inputs to the device before the task runs. Workers read all memory

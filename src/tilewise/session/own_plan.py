@@ -68,7 +68,7 @@ def _differences(graph: GraphBuilder, optimizer: object, plan: PlanTables) -> It
     added = {SEED, _NORM, *(f"{name}.grad" for name, (kind, _) in theirs.items() if kind == "parameter")}
     for name, (kind, spec) in theirs.items():
         if name not in mine and name not in added and not name.startswith(_OPTIMIZER):
-            yield f"{kind} {name!r} {spec}, where there is none"
+            yield f"{kind} {name!r} {spec}, absent"
     sizes: dict[Dim, Size] = {}
     for name, (kind, spec) in mine.items():
         if name not in theirs:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import tilewise as tw
-from native.distributed.test_group import are_gone, left_open, shared_names
+from native.distributed.test_group import are_gone, left_open, shared_names, two_processes
 from ranks.small_llama import batches, config, training_graph
 from tilewise.core import CommTimeout, PeerLost
 
@@ -24,12 +24,8 @@ STEP = batches(MODEL, 1)[0]
 @pytest.fixture
 def group():
     """Two processes; afterwards nothing of them remains."""
-    before = left_open()
-    with tw.ProcessGroup(2) as opened:
-        opened.start()
-        workers = opened.pids[1:]
+    with two_processes() as opened:
         yield opened
-    assert are_gone(workers, 0) and left_open() == before
 
 
 def running(axes=None):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def shared_names():
     """Names of shared memory. Groups have none, but other tests may create those of MPI and worker pools."""
     others = ("mpich_shm_", "sem.mp-")
     return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(others))
+
+
+@contextmanager
+def two_processes():
+    """A started group of two processes; afterwards no process, descriptor or file of it remains."""
+    before = left_open()
+    with ProcessGroup(2) as group:
+        group.start()
+        workers = group.pids[1:]
+        yield group
+    assert are_gone(workers, 0) and left_open() == before
 
 
 def test_the_lifecycle_of_a_group():

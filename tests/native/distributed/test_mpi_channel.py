@@ -53,7 +53,7 @@ def test_invalid_messages(name):
 
 
 def test_descriptors_come_with_their_message():
-    """As copies from another host; none if there are none."""
+    """Files arrive as copies, as from another host; an absent file is -1."""
     own = os.memfd_create("file")
     os.write(own, b"content")
     channel = MpiChannel(FakeWorld(), 1, "process 1")

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tilewise as tw
 from native.distributed.test_device_group import MODEL, STEP, running, state
-from native.distributed.test_group import are_gone, left_open
+from native.distributed.test_group import left_open, two_processes
 from ranks.small_llama import training_graph
 from support.faults import inject
 from tilewise.core import PlanError, ResourceError, TaskFailed
@@ -43,12 +42,8 @@ def in_one_process():
 @pytest.fixture(scope="module")
 def group(in_one_process):
     """Two processes for all tests of this file; afterwards nothing of them remains."""
-    before = left_open()
-    with tw.ProcessGroup(2) as opened:
-        opened.start()
-        workers = opened.pids[1:]
+    with two_processes() as opened:
         yield opened
-    assert are_gone(workers, 0) and left_open() == before
 
 
 @pytest.mark.parametrize("device", [0, 1])

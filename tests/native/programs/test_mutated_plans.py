@@ -189,14 +189,14 @@ def test_exchanged_bindings_are_found(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_mutants_are_found(name):
-    """Twelve mutants of each plan; most are found before anything runs."""
+    """Twelve mutants of each plan; at least half are found before anything runs."""
     counts = kill(name, range(12))
-    assert counts["harmless"] + counts["wrong"] < 8
+    assert counts["harmless"] + counts["wrong"] <= 6
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", PLANS)
 def test_a_thousand_mutants_are_found(name):
-    """As many of each plan; each check finds some that no other does."""
+    """As many of each plan; two thirds are found before anything runs."""
     counts = kill(name, range(100, 100 + -(-1000 // len(PLANS))))
-    assert counts["harmless"] + counts["wrong"] < 75
+    assert counts["harmless"] + counts["wrong"] < 30

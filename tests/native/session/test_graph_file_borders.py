@@ -169,7 +169,7 @@ EDITS = {
     "kind": ([("TensorNode", 0, "kind", "thing")], "is invalid: TensorNode("),
     "result from nowhere": ([("TensorNode", -1, "kind", "input")], "is invalid: TensorNode("),
     "unknown op": ([("OpNode", 4, "op", "explode")], "got 'explode'"),
-    "another op": ([("OpNode", 4, "op", "silu")], "attributes are none"),
+    "another op": ([("OpNode", 4, "op", "silu")], "it has no attributes"),
     "an op with other results": ([("OpNode", 3, "op", "silu")], "op 'sum' makes f32[4, 8] (batch"),
     "call of nothing": ([("OpNode", 4, "op", "call")], "calls no template"),
     "attribute of another type": ([("OpNode", 4, "attrs", [["factor", 1]])], "has attributes of other types"),

@@ -125,7 +125,7 @@ REFUSED = {
         ({"floats": {"eps": float("inf")}}, r"finite number; got inf for 'eps'"),
         ({"floats": {"eps": True}}, r"finite number; got True for 'eps'"),
         ({"floats": {"scale": 1.0}}, r"floats of this kernel are eps, offset; got 'scale'"),
-        ({"ints": {"rows": 1}}, r"integers of this kernel are none; got 'rows'"),
+        ({"ints": {"rows": 1}}, r"this kernel has no integers; got 'rows'"),
         ({"dtype": None}, r"dtype must be one of rms_norm_f32, rms_norm_bf16; got None"),
         ({"dtype": "f64"}, r"dtype must be one of .*; got 'f64'"),
         ({"tiles": {"x": row(8)}}, r"operand 'x' must have elements of f32; got bf16"),

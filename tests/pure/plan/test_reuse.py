@@ -28,7 +28,7 @@ def templates_of(given_templates):
 
 
 def unordered(uses, conflicts, seed):
-    """A write and an earlier use of one of its bytes that are not ordered; None if there is none."""
+    """A write and an earlier use of one of its bytes that are not ordered; None if all pairs are ordered."""
     generator, handle_of = random.Random(seed), {t.entries[0]: t.handle for use in uses for t in use}
     before: list[list[tuple[int, set[int]]]] = [
         [] for _ in range(SIZE)

@@ -69,7 +69,7 @@ BROKEN = [
     ("pythonic", "[f(a=1, b=[2", "f", '{"a": 1', ""),
 ]
 TEXTS = [
-    ("hermes", "a < b and <tool_kit> is none"),
+    ("hermes", "a < b and <tool_kit> is no call"),
     ("hermes", '<tool_call>{"name": 7}</tool_call>'),
     ("hermes", "<tool_call>not json"),
     ("llama3_json", '{"no": "call"}'),

@@ -127,8 +127,8 @@ class Attention(Op):
     and the logarithm of each row's softmax sum (saved for the backward pass).
 
     Inputs are q, k, v and lengths. Attention that is not causal may have the lengths of the
-    sequences (i32, one per sequence); otherwise `lengths` is None. A window or softcap of 0 means
-    that there is none.
+    sequences (i32, one per sequence); otherwise `lengths` is absent. A window or softcap of 0
+    has no effect.
     """
 
     name = "attention"
@@ -416,8 +416,8 @@ class KvWrite(Op):
 class AttentionPaged(Op):
     """Attention of flattened tokens over a paged cache.
 
-    Inputs are q, k_cache, v_cache, positions, sequence, block_table. A window or softcap of 0 means
-    that there is none.
+    Inputs are q, k_cache, v_cache, positions, sequence, block_table. A window or softcap of 0
+    has no effect.
     """
 
     name = "attention_paged"

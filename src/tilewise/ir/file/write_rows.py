@@ -157,7 +157,7 @@ class RowWriter:
         return lambda value: tuple(value) if _are_ints(value) else tuple(map(encode, value))
 
     def _of_union(self, members: tuple[Any, ...]) -> _Encode:
-        """A value that is None, an integer or a record. To distinguish it from an integer, a record
+        """None, an integer or a record. To distinguish it from an integer, a record
         is its row number in a list.
         """
         rest = [m for m in members if m is not NoneType]

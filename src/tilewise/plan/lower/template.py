@@ -342,8 +342,8 @@ class TemplateLowering(SlotTable):
         """
         if not isinstance(pending, PendingReduction):
             self.invalid(
-                "all_reduce needs a result of low.pending_reduction, which is None for a value that is "
-                "not shared",
+                "all_reduce needs a result of low.pending_reduction, which returns None for a value "
+                "that is not shared",
                 shown(pending),
             )
         collectives.all_reduce(self, op, source, target, residual, pending, step=step, producer=producer)

@@ -33,7 +33,8 @@ class Placement:
 
     Attributes:
         buffers: all buffers with their offsets.
-        regions: bytes of the regions of the arena and of the file, by name (`plan.tables.REGIONS`).
+        regions: bytes of the regions of the arena and of the file, by name: lasting, activations,
+            temporaries, files.
     """
 
     buffers: tuple[Buffer, ...]

@@ -67,7 +67,7 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, caller: Calle
 
 
 def _shortened(vector: NDArray[np.float32], width: int | None, scales: bool) -> NDArray[np.float32]:
-    """The first `width` numbers of a vector, or all if `width` is None. They are scaled to length
+    """The first `width` numbers of a vector, or all without a `width`. They are scaled to length
     one if `scales`.
     """
     numbers = vector[:width].astype(np.float64)

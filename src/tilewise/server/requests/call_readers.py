@@ -322,7 +322,7 @@ def _text_of(written: str) -> str | None:
 
 
 def _of_value(value: Any) -> tuple[str, str, str] | None:
-    """Name, arguments and id of a call from its object; the id is empty if there is none."""
+    """Name, arguments and id of a call from its object; the id is empty if the object has no id."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     id_ = value.get("id")
