@@ -1,6 +1,4 @@
-"""The prove stage: checks a plan against the rules of `ir.validate`, whether it was made here or
-read from a file.
-"""
+"""The prove stage: checks every plan, before it is returned, against the rules of `ir.validate`."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def prove_plan(plan: PlanTables, values: Mapping[int, Sequence[Values]] | None =
     read. Inputs and persistent state count as written before the run.
 
     Args:
-        plan: new, or read from a file.
+        plan: all stages before have made it.
         values: what templates read and write, by number and class, for those that were checked when
             they were lowered.
 

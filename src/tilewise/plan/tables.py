@@ -33,10 +33,10 @@ from tilewise.plan.shapes import LocalShapes, PlanSettings, check_sizes, round_u
 from tilewise.plan.stored_parts import StoredPart, assign_stored_parts
 from tilewise.plan.traffic import count_file_traffic, count_traffic
 
-__all__ = ["CATEGORIES", "PlanTables"]
+__all__ = ["PlanTables"]
 
 _MAX_BYTES = 1 << 62
-CATEGORIES = (
+_CATEGORIES = (
     "parameters",
     "gradients",
     "carries",
@@ -228,7 +228,7 @@ class PlanTables:
         Pages that no task touches cost nothing, so a limit on resident memory sees at most this
         much. The interpreter, its libraries and the plan itself need additional memory.
         """
-        usage = dict.fromkeys(CATEGORIES, 0)
+        usage = dict.fromkeys(_CATEGORIES, 0)
         lasting = [b for b in self.buffers if b.first < 0 and b.category != "offloaded"]
         for b in lasting:
             usage[b.category] += round_up(b.bytes, 64)

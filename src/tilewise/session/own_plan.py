@@ -24,7 +24,7 @@ from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.plan import PlanTables
 from tilewise.session.inputs import is_own_input
 
-__all__ = ["definition_of", "require_own"]
+__all__ = ["require_own"]
 
 _validate = Validator("session", PlanError)
 _GIVEN = {"input", "parameter", "state", "constant"}
@@ -35,7 +35,7 @@ _NORM = "grad_norm"
 Named = dict[str, tuple[str, TensorSpec]]  # kind and spec
 
 
-def definition_of(graph: GraphBuilder) -> str:
+def _definition_of(graph: GraphBuilder) -> str:
     """The digest of what a graph computes: of its definition without its name and layout hints,
     which change no bit.
     """
@@ -82,7 +82,7 @@ def _differences(graph: GraphBuilder, optimizer: object, plan: PlanTables) -> It
     for name, value in _constants(graph.draft).items():
         if value is not values[name] and value.tobytes() != values[name].tobytes():
             yield f"constant {name!r} of other values than"
-    if plan.definition != definition_of(graph):
+    if plan.definition != _definition_of(graph):
         yield "other ops, symbols or loss than"
 
 
