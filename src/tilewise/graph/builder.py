@@ -343,15 +343,7 @@ class GraphBuilder:
                     f"transpose_a with {a.spec}, {b.spec}",
                     "transpose the weight instead",
                 )
-            inputs = [a, b] + ([residual] if residual is not None else [])
-            return self.op(
-                "linear",
-                inputs,
-                num_terms=1,
-                transpose=transpose_b,
-                residual=residual is not None,
-                bias=False,
-            )[0]
+            return self.op("linear", [a, b, residual, None], transpose=transpose_b)[0]
         with self.all_or_nothing():
             out = self.op("matmul", [a, b], transpose_a=transpose_a, transpose_b=transpose_b)[0]
             return out if residual is None else self.add(out, residual)

@@ -17,11 +17,10 @@ from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import Axes
 from tilewise.core.validation import Validator
 from tilewise.graph.numbering import ValueNumbers
-from tilewise.ir.declared import outputs_of
 from tilewise.ir.graph import Graph, OpNode, Template, TensorFamily, TensorNode, TensorSpec
-from tilewise.ir.op import op_named
+from tilewise.ir.op import results_of_call
 
-__all__ = ["Declared", "DraftedLayer", "GraphDraft", "require_unpacked"]
+__all__ = ["Declared", "DraftedLayer", "GraphDraft"]
 
 OPTIMIZER = "optimizer."
 Declared = tuple[str, TensorFamily | None, int]
@@ -231,8 +230,7 @@ class GraphDraft:
     ) -> Sequence[TensorSpec]:
         """The specs of the outputs that `op` would return for these arguments."""
         specs = [None if i is None else self.tensors[i].spec for i in ids]
-        require_unpacked(name, specs, attrs)
-        return outputs_of(op_named(name), specs, attrs)
+        return results_of_call(name, specs, attrs)
 
     def share_ops(self) -> None:
         """Index the existing ops, so that later equal ops are merged with them."""
@@ -294,18 +292,3 @@ class GraphDraft:
 def _key(name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any], phase: str) -> tuple[object, ...]:
     """Everything that must be equal for two ops to share one node."""
     return name, ids, tuple(sorted(attrs.items())), phase
-
-
-def require_unpacked(name: str, specs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:
-    """Reject a weight in panels as operand of an op that does not accept panels.
-
-    Raises:
-        ShapeError: the op does not accept panels for this operand.
-    """
-    takes = op_named(name).takes_packed
-    for position, spec in enumerate(specs):
-        if spec is not None and spec.storage == "packed" and not takes(position, attrs):
-            raise ShapeError(
-                f"[graph.{name}] operand {position} must be a result, not a weight; got {spec} {spec.name!r}; "
-                "weights go into matmul, embedding and elementwise ops among themselves"
-            )

@@ -27,7 +27,7 @@ from tilewise.graph.draft import GraphDraft
 from tilewise.graph.recompute import NONE, SAVE_ALL, Choice, Recomputation, choose_ops
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.op import Op, check_call, import_ops, modules_of_ops, op_named
+from tilewise.ir.op import Op, bind, check_call, import_ops, modules_of_ops, op_named
 from tilewise.ir.tape import Gradient, Later, Term
 from tilewise.ir.validate import validate_graph
 from tilewise.processes.workers import ENOUGH, WorkerPool
@@ -56,50 +56,50 @@ class _Tape:
         self.draft = draft
         self._use = use
         self.flow = _Contributions(graph, self)
-        self.author: tuple[Op, str] | None = None
+        self.author: tuple[type[Op], str] | None = None
 
     def invalid(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the op and what its author must correct."""
         op, method = self.author or (None, "gradient")
         title = "gradients" if op is None else op.name
-        _author.invalid(title, rule, got, f"correct {type(op).__name__}.{method}")
+        _author.invalid(title, rule, got, f"correct {op.__name__ if op else title}.{method}")
 
     def use(self, tensor: int) -> int:
         if not _is_id(tensor, self.flow.graph.tensors):
             self.invalid("a used tensor must be one of the forward graph", shown(tensor))
         return self._use(tensor)
 
-    def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
-        return self.append(self.checked(name, inputs, attrs))
+    def op(self, op: Op) -> list[int]:
+        return self.append(self.checked(op))
 
-    def later(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> Later:
-        return self.checked(name, inputs, attrs)
+    def later(self, op: Op) -> Later:
+        return Later(self.checked(op))
 
-    def append(self, call: Later) -> list[int]:
-        """Append an op whose call has been checked, and return its outputs."""
+    def append(self, op: Op) -> list[int]:
+        """Append an op that has been checked, and return its results."""
         try:
-            return list(self.draft.op(call.op, call.inputs, call.attrs))
+            return list(self.draft.op(op.name, op.inputs, op.attrs))
         except ShapeError as error:
             self.invalid(_FITS, str(error))
 
-    def result_of(self, call: Later) -> TensorSpec:
-        """The spec of the result that the call would have."""
+    def result_of(self, op: Op) -> TensorSpec:
+        """The spec of the result that the op would have."""
         try:
-            return self.draft.specs_of(call.op, call.inputs, call.attrs)[0]
+            return self.draft.specs_of(op.name, op.inputs, op.attrs)[0]
         except ShapeError as error:
             self.invalid(_FITS, str(error))
 
-    def checked(self, name: str, inputs: object, attrs: object) -> Later:
-        """The call, checked against the op's signature."""
-        tensors = self.draft.tensors
-        if not isinstance(inputs, list | tuple) or not all(i is None or _is_id(i, tensors) for i in inputs):
-            self.invalid(f"operands of {shown(name)} must be a list of tensor ids", shown(inputs))
-        if not isinstance(attrs, Mapping):
-            self.invalid(f"attributes of {shown(name)} must be a mapping from names to values", shown(attrs))
+    def checked(self, op: Op) -> Op:
+        """The op, after a check of its tensors and attributes."""
+        if not isinstance(op, Op):
+            self.invalid("an appended op must be an object of an op's class", shown(op))
+        odd = [i for i in op.inputs if i is not None and not _is_id(i, self.draft.tensors)]
+        if odd:
+            self.invalid(f"operands of {op.name!r} must be ids of the backward graph", shown(odd[0]))
         try:
-            return Later(name, tuple(inputs), check_call(name, inputs, attrs))
+            return op.of(op.inputs, check_call(op.name, op.inputs, op.attrs))
         except ShapeError as error:
-            self.invalid("an appended op must match its signature", str(error))
+            self.invalid("an appended op must match its fields", str(error))
 
     def contribute(self, tensor: int, contribution: Gradient) -> None:
         if not _is_id(tensor, self.flow.graph.tensors):
@@ -108,16 +108,19 @@ class _Tape:
         self.flow.add(tensor, contribution)
 
     def add(self, a: int, b: int) -> int:
-        return self.op("add", [a, b])[0]
+        return self._named("add", a, b)
 
     def multiply(self, a: int, b: int) -> int:
-        return self.op("multiply", [a, b])[0]
+        return self._named("multiply", a, b)
 
     def scale(self, x: int, factor: float) -> int:
-        return self.op("scale", [x], factor=factor)[0]
+        return self._named("scale", x, factor=factor)
 
     def matmul(self, a: int, b: int, transpose_a: bool, transpose_b: bool) -> int:
-        return self.op("matmul", [a, b], transpose_a=transpose_a, transpose_b=transpose_b)[0]
+        return self._named("matmul", a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+
+    def _named(self, name: str, *inputs: int, **attrs: Any) -> int:
+        return self.op(op_named(name).of(inputs, attrs))[0]
 
 
 class _Contributions:
@@ -152,7 +155,7 @@ class _Contributions:
         self.waiting = []
 
     def _emit(self, later: Later) -> int:
-        return self.tape.append(self.tape.checked(later.op, later.inputs, later.attrs))[0]
+        return self.tape.append(later.op)[0]
 
     def total(self, tensor: int) -> int | None:
         """The gradient of a tensor; None if there is no contribution."""
@@ -196,10 +199,9 @@ def _run_backward(
         if op.op == "call":
             contributions = on_call(op, grads)
         else:
-            rule = op_named(op.op)
-            tape.author = rule, "gradient"
-            contributions = rule.gradient(tape, op, grads)
-            _check_contributions(tape, op, contributions)
+            bound = bind(op)
+            tape.author = type(bound), "gradient"
+            contributions = _contributions(tape, bound, bound.gradient(tape, grads))
         for tensor, contribution in zip(op.inputs, contributions):
             if tensor is not None and contribution is not None:
                 tape.flow.add(tensor, contribution)
@@ -209,21 +211,27 @@ def _is_id(value: object, tensors: Sequence[TensorNode]) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < len(tensors)
 
 
-def _check_contributions(tape: _Tape, op: OpNode, contributions: object) -> None:
-    """Check what a gradient rule returned.
+def _contributions(tape: _Tape, op: Op, by_name: object) -> tuple[Gradient, ...]:
+    """The contributions that a gradient rule returned, one per input.
 
     Raises:
         InternalError: names the op and what its author must correct.
     """
-    if not isinstance(contributions, list | tuple) or len(contributions) != len(op.inputs):
-        got = (
-            f"{len(contributions)} for {len(op.inputs)} inputs"
-            if isinstance(contributions, list | tuple)
-            else shown(contributions)
-        )
-        tape.invalid("a gradient must have one contribution per input, or None", got)
-    for position, (tensor, c) in enumerate(zip(op.inputs, contributions)):
-        _check_contribution(tape, tensor, c, f"input {position}")
+    names = {f.name: f for f in op.declared.operands}
+    if not isinstance(by_name, Mapping) or not by_name.keys() <= names.keys():
+        got = shown(sorted(by_name, key=str) if isinstance(by_name, Mapping) else by_name)
+        tape.invalid(f"a gradient must be a dictionary by operands: {', '.join(names)}", got)
+    every: dict[str, object] = {}
+    for name, field in names.items():
+        length = len(getattr(op, name)) if field.is_list else 0
+        value = by_name.get(name, (None,) * length if field.is_list else None)
+        if field.is_list and (not isinstance(value, list | tuple) or len(value) != length):
+            tape.invalid(f"the gradient of {name!r} must be a list with one contribution each", shown(value))
+        every[name] = value
+    flat: tuple[Gradient, ...] = op.declared.flatten(every)
+    for tensor, c in zip(op.inputs, flat):
+        _check_contribution(tape, tensor, c, "an operand")
+    return flat
 
 
 def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) -> None:
@@ -232,7 +240,7 @@ def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) 
         return
     tensors = tape.draft.tensors
     if isinstance(c, Later):
-        result = tape.result_of(tape.checked(c.op, c.inputs, c.attrs))
+        result = tape.result_of(c.op)
     elif _is_id(c, tensors):
         result = tensors[c].spec
     else:

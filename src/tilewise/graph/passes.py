@@ -72,7 +72,7 @@ def fuse_gates(graph: Graph) -> Graph:
     return _with_ops(graph, result, gone)
 
 
-_ADDED = {"add": "residual", "add_bias": "bias"}
+_ADDED = {"add": -2, "add_bias": -1}  # the input of a linear op that is added
 
 
 def fuse_into_products(graph: Graph) -> Graph:
@@ -88,10 +88,11 @@ def fuse_into_products(graph: Graph) -> Graph:
                 producer = graph.tensors[x].producer if x is not None else None
                 linear = graph.ops[producer] if producer is not None else None
                 is_free = linear is not None and linear.op == "linear" and uses[x] == 1
-                if linear is None or not is_free or linear.attrs["residual"] or linear.attrs["bias"]:
+                if linear is None or not is_free or linear.inputs[-2:] != (None, None):
                     continue
-                attrs = {**linear.attrs, _ADDED[op.op]: True}
-                op = replace(linear, inputs=(*linear.inputs, other), outputs=op.outputs, attrs=attrs)
+                inputs = list(linear.inputs)
+                inputs[_ADDED[op.op]] = other
+                op = replace(linear, inputs=tuple(inputs), outputs=op.outputs)
                 moved.add(linear.id)
                 gone[x] = op.outputs[0]
                 break

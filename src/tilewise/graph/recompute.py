@@ -183,9 +183,9 @@ def _is_repeatable(graph: Graph, op: OpNode) -> bool:
     """Whether an op may run twice in a step with the same result."""
     if op.op == "call":
         return False
-    rule = op_named(op.op)
+    cls = op_named(op.op)
     reads_state = any(graph.tensors[i].kind == "state" for i in op.given)
-    return not rule.accumulates and not rule.must_alias and not reads_state
+    return not cls.declared.accumulates and not cls.must_alias and not reads_state
 
 
 def _without_idle(graph: Graph, needed: frozenset[int], again: frozenset[int]) -> frozenset[int]:

@@ -155,7 +155,7 @@ def _summed_by_batch_splits(graph: Graph) -> OpNode | None:
         if op.op == "call":
             inner = _summed_by_batch_splits(graph.templates[op.attrs["template"]].graph)
         else:
-            inner = op if getattr(op_named(op.op), "accumulates", ()) else None
+            inner = op if op_named(op.op).declared.accumulates else None
         if inner is not None:
             return inner
     return None

@@ -17,10 +17,11 @@ from typing import NamedTuple
 from tilewise.core.dims import DimLabel, upper_bound
 from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
-from tilewise.ir.declared import check_factors
+from tilewise.core.validation import Validator
+from tilewise.ir.factors import Factors, PartialValue
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS, TensorLayout
-from tilewise.ir.op import Factors, PartialValue, op_named
+from tilewise.ir.op import bind
 
 __all__ = [
     "Contraction",
@@ -46,6 +47,9 @@ class SeenLayouts(NamedTuple):
         """The layouts of an op's tensors, for a graph in which changes of layout are ops already."""
         inputs = tuple(None if t is None else layouts[t] for t in op.inputs)
         return cls(inputs, tuple(layouts[t] for t in op.outputs))
+
+
+_validate = Validator("ir", InternalError)
 
 
 @dataclass(frozen=True)
@@ -74,19 +78,38 @@ def factors_of(graph: Graph, op: OpNode) -> Factors:
     """The factors that an op declares. They are cached on the graph, because every stage needs them."""
     cached = graph.cache.get(op.id)
     if cached is None or cached[0] is not op:
-        tensors = graph.tensors
-        specs = [None if i is None else tensors[i].spec for i in op.inputs]
-        rule = op_named(op.op)
-        declared = rule.factors(specs, op.attrs)
-        check_factors(rule, declared, specs, [tensors[o].spec for o in op.outputs])
+        bound = bind(op)
+        declared = bound.factors(graph.spec)
+        _check_factors(graph, op, declared)
         cached = graph.cache[op.id] = op, declared
-        if not rule.accumulates and any(partial.tree == BATCH_SPLITS for partial in cached[1].partial_values):
+        sums = any(partial.tree == BATCH_SPLITS for partial in declared.partial_values)
+        if sums and not bound.declared.accumulates:
             raise InternalError(
-                "[ir.contractions] an op must list outputs that sum over the batch in `accumulates`; got a partial "
-                f"value along batch splits of {op.op!r}, which lists none; correct {type(rule).__name__}"
+                "[ir.contractions] an op must declare results that sum over the batch with `accumulates`; got a "
+                f"partial value along batch splits of {op.op!r}, which has none; correct {type(bound).__name__}"
             )
     factors: Factors = cached[1]
     return factors
+
+
+def _check_factors(graph: Graph, op: OpNode, factors: Factors) -> None:
+    """Check that an op that makes its factors itself names every dim of its operands and results.
+
+    Raises:
+        InternalError: names the op and the tensor.
+    """
+    named = zip((*op.inputs, *op.outputs), (*factors.inputs, *factors.outputs))
+    if len(factors.inputs) != len(op.inputs) or len(factors.outputs) != len(op.outputs):
+        got = f"names for {len(factors.inputs)} and {len(factors.outputs)}"
+        _validate.invalid(
+            op.op, "`factors` must name the dims of all operands and results", got, "correct it"
+        )
+    for tensor, names in named:
+        if tensor is not None and (names is None or len(names) != len(graph.tensors[tensor].shape)):
+            got = f"{names} for {graph.spec(tensor)}"
+            _validate.invalid(
+                op.op, "`factors` must name every dim of an operand or result", got, "correct it"
+            )
 
 
 def tree_of(label: DimLabel | None) -> str:

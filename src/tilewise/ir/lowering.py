@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tilewise.core.dims import DimLabel, Size
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import PendingReduction, TensorLayout
 from tilewise.ir.program import Instruction, Notify, Number, NumberLike, Operand, Wait
+
+if TYPE_CHECKING:
+    from tilewise.ir.op import Op
 
 __all__ = ["Accumulator", "Draft", "Lowering", "Ref", "Tiles"]
 
@@ -57,13 +60,14 @@ class Ref(NamedTuple):
 class Accumulator:
     """Where and how this microbatch adds its part to a sum over the batch.
 
-    It consists of the target, the carries to add (sums of earlier microbatches), whether the sum is
-    then complete, and the tensor that the reduction over devices adds after the tree's root.
+    It consists of the target, the carries to add (sums of earlier microbatches), the result that
+    the sum belongs to, whether the sum is then complete, and the tensor that the reduction over
+    devices adds after the tree's root.
     """
 
     ref: Ref
     carries: tuple[Ref, ...]
-    output: int
+    result: int
     is_last: bool
     added: int | None = None
 
@@ -94,8 +98,15 @@ class Draft:
 
 
 class Lowering(Protocol):
-    """The interface with which an op emits its instructions, for one device and one microbatch."""
+    """The interface with which an op emits its instructions, for one device and one microbatch.
 
+    Attributes:
+        op: the op's node; instructions have its label unless they have their own.
+        one: the number 1, the rows of a loop of one task.
+        k_splits: number of parts into which a contraction over a labelled dim is cut.
+    """
+
+    op: OpNode
     one: Number
     k_splits: int
 
@@ -144,12 +155,12 @@ class Lowering(Protocol):
         are one flat list: begin, end, begin, end, and so on.
         """
 
-    def pending_reductions(self, op: OpNode, partial: str) -> tuple[PendingReduction, ...]:
-        """The pending reductions of a partial value of this op, one per device group. Empty if the
+    def pending_reductions(self, partial: str) -> tuple[PendingReduction, ...]:
+        """The pending reductions of a partial value of the op, one per device group. Empty if the
         value is not shared.
         """
 
-    def pending_reduction(self, op: OpNode, partial: str) -> PendingReduction | None:
+    def pending_reduction(self, partial: str) -> PendingReduction | None:
         """The only pending reduction of a partial value. None if the value is not shared."""
 
     def tensor(self, tensor: int | Ref) -> Ref:
@@ -210,10 +221,19 @@ class Lowering(Protocol):
 
     # ---- instructions -------------------------------------------------------------------------------------
 
+    def by_rows(self, op: Op) -> None:
+        """Emit one call per row tile of the kernel that has the op's name and the names of its
+        tensors and attributes. Tensors whose dims begin as those of the loop are viewed by rows,
+        others whole. The loop runs over the first operand whose dims begin with `...`, or over the
+        first result.
+
+        A weight in panels is processed as it is stored. If all tensors have the same dims and there
+        may be few rows, tasks process tiles of columns.
+        """
+
     def emit(
         self,
         kernel: str,
-        op: OpNode,
         *,
         over: Ref | Number,
         tiles: Tiles,
@@ -228,7 +248,6 @@ class Lowering(Protocol):
 
         Args:
             kernel: base name in the kernel table.
-            op: the op that the instruction belongs to; it names the instruction.
             over: the rows of the loop.
             tiles: operands by the names of the kernel table; a list if the table says so. Operands
                 that are absent may be omitted or None. The table says whether a task reads or
@@ -260,12 +279,11 @@ class Lowering(Protocol):
                 that it replaces.
         """
 
-    def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
+    def hold(self, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
         """Append an instruction with one empty task per tile, which only declares that it reads the
         tile. Such a task delays later writers of the tile, and it can post acknowledgements.
 
         Args:
-            op: the op that it belongs to.
             over: the rows of the loop.
             step: rows per task; 0 for one task over all rows.
             operand: what a task reads.
@@ -284,32 +302,30 @@ class Lowering(Protocol):
     ) -> list[tuple[int, int]]:
         """The ranges of the k splits of a labelled dim on this device."""
 
-    def accumulator(self, op: OpNode, output: int, added: int | None = None) -> Accumulator:
-        """Where this microbatch adds its part to output number `output` of `op`, a sum over the
-        batch.
+    def accumulator(self, result: int, added: int | None = None) -> Accumulator:
+        """Where this microbatch adds its part to a result that is a sum over the batch.
 
         If `added` is given, the complete sum is added to this tensor, which has the same form. On a
         device that has all batch splits, `added` is the last carry.
         """
 
-    def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
+    def first_of_sum(self, result: int) -> NumberLike:
         """The first global row that this device adds to a sum over the batch."""
 
-    def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
+    def finish_accumulation(self, target: Accumulator) -> None:
         """Sum over the devices that share the batch: after the last microbatch, or in each
         microbatch if devices share every microbatch.
         """
 
-    def split_tree(self, op: OpNode, output: int, batch_splits: Ref) -> None:
+    def split_tree(self, result: int, batch_splits: Ref) -> None:
         """Combine the rows of `batch_splits`, a `split_temp` with one row per batch split, and the
-        carries into output number `output`. Then combine this output over devices.
+        carries into a result. Then combine this result over devices.
         """
 
     # ---- collectives --------------------------------------------------------------------------------------
 
     def all_reduce(
         self,
-        op: OpNode,
         source: int | Ref,
         target: int | Ref,
         residual: int | Ref | None,
@@ -322,7 +338,6 @@ class Lowering(Protocol):
         tile.
 
         Args:
-            op: the op that it belongs to.
             source: `[rows, cols]`, a partial value on every member.
             target: the complete value. If the value is delivered in shards, only this device's
                 columns of it.
@@ -334,18 +349,18 @@ class Lowering(Protocol):
                 instruction that was emitted last.
         """
 
-    def all_gather(self, op: OpNode, source: int, target: int) -> None:
+    def all_gather(self, source: int, target: int) -> None:
         """Gather the shards of `source` on every device, along the axes that `target` does not have."""
 
-    def slice(self, op: OpNode, source: int, target: int) -> None:
+    def slice(self, source: int, target: int) -> None:
         """Keep this device's part of `source`, along the axes that only `target` has."""
 
-    def all_gather_parameters(self, op: OpNode, source: int, target: int) -> None:
+    def all_gather_parameters(self, source: int, target: int) -> None:
         """Gather the storage shards of a weight on every device, along the axes that `target` does
         not have.
         """
 
-    def gather(self, op: OpNode, source: int, target: int) -> None:
+    def gather(self, source: int, target: int) -> None:
         """Gather the column shards of `source` in `target` on the first device of the axes that
         shard it.
         """

@@ -1,119 +1,181 @@
-"""`Op`: what an op declares about itself. Strategy and plan use ops only through this interface.
+"""`Op`: what an operation declares about itself. Strategy and plan use ops only through this
+interface.
 
-An op is a small class in `graph/ops/<family>.py` that derives from `Op`. `register` adds an
-instance of the class to the table of ops. An op's gradient rule appends backward ops to a `Tape`
-(ir/tape.py). Its lowering emits instructions to a `Lowering` (ir/lowering.py).
+An op is a small frozen dataclass in `graph/ops/<family>.py` that derives from `Op`. Its fields are
+its operands, attributes and results (ir/fields.py). `register` adds the class to the table of ops.
+An op's gradient rule appends backward ops to a `Tape` (ir/tape.py). Its lowering emits instructions
+to a `Lowering` (ir/lowering.py).
 """
 
 from __future__ import annotations
 
-import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
+
+from typing_extensions import Self, dataclass_transform
 
 from tilewise.core.dims import Size
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.core.validation import Validator, shown
-from tilewise.ir.declared import Factors, PartialValue, Signature, check_members
+from tilewise.ir.factors import Factors
+from tilewise.ir.fields import Declaration, Partial, operand, operands, optional, result
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
+from tilewise.ir.resolve import check_operands, factors_of, results_of
 from tilewise.ir.tape import Gradient, Tape, Term
 
 __all__ = [
-    "Factors",
+    "Bounds",
+    "Gradients",
     "Op",
-    "PartialValue",
-    "Signature",
+    "Partial",
+    "Specs",
+    "bind",
     "check_call",
     "import_ops",
     "modules_of_ops",
     "op_named",
+    "operand",
+    "operands",
+    "optional",
     "register",
     "registered_ops",
+    "result",
+    "results_of_call",
 ]
+
+Specs = Callable[[int], TensorSpec]
+"""The spec of a tensor, by id."""
+
+Bounds = tuple[int, Size, Size | None]
+"""The range of an operand's numbers: (low, high, other). Numbers in [low, high) are allowed, and also `other`, if it is
+not None. To allow `high` itself, `other` is `high`."""
+
+Gradients = Mapping[str, Gradient | Sequence[Gradient]]
+"""Contributions to the gradients of operands, by the operands' names; a list for a list of operands. An operand that is
+not in it gets no gradient."""
 
 _validate = Validator("graph", ShapeError)
 _author = Validator("ir", InternalError)
+_put = object.__setattr__  # results of an op that is otherwise frozen
 
 
-class Op(ABC):
-    """Base class of ops. One class says everything about an op: signature, shape rule, factors (the
-    names of dims, as in einsum), lowering, and optional members.
+@dataclass_transform(
+    kw_only_default=True,
+    frozen_default=True,
+    field_specifiers=(operand, operands, optional, result),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Op:
+    """Base class of ops. One class says everything about an op.
 
-    Required are `name`, `signature`, `infer`, `factors` and `lower`. The others are optional:
+    Fields declare operands and results with the names of their dims, and attributes. The tensors
+    are ids of a graph. Shapes of results, checks of operands, and factors (the dims that strategies
+    shard) follow from the dims. The class adds what does not follow:
 
     | member | declares | default |
     |---|---|---|
-    | `gradient` | contributions to gradients of inputs | no loss may depend on the op |
+    | `gradient` | contributions to gradients of operands | no loss may depend on the op |
+    | `lower` | its instructions | one call of the kernel of its name per row tile |
+    | `check` | further conditions on operands and attributes | no others |
+    | `results` | specs of results that do not follow from the dims | they follow |
+    | `dims` | dims that depend on attributes or on specs | the declared dims |
     | `combine`, `combine_rank` | how and when its terms become one gradient | terms are an error |
-    | `takes_packed` | operands that may be weights in panels | none |
-    | `index_bounds` | operands that hold indices, and their range | none |
-    | `passes_indices` | outputs that hold indices taken from an input | none |
-    | `accumulates` | outputs that are sums over the whole batch | none: each microbatch has its own |
-    | `in_place` | outputs that may overwrite an input that is not read later | none |
-    | `must_alias` | whether they must overwrite it | they need not |
-    | `shape_of` | operands of which only the shape is used | all operands are read |
-    | `is_costly` | whether selective recomputation saves its results | they are recomputed |
+    | `index_bounds` | ranges of operands with indices | those of the indexed dims |
 
     Attributes:
         name: the op's name in graphs and messages.
-        accumulates: numbers of outputs that `lower` writes through `low.accumulator` or
-            `low.split_tree`.
-        in_place: pairs (output, input).
-        must_alias: whether outputs in `in_place` always use the memory of their input, because the
-            op updates the input.
-        passes_indices: pairs (output, input): every number in the output is a number from the
-            input.
-        shape_of: positions of operands that give a shape and are not read.
+        whole: dims that cannot be sharded.
+        moved: dims whose layout the op changes.
+        partial_values: values that are partial if devices or microbatches share a contracted dim.
+        must_alias: whether results declared `in_place` always use the memory of their operand,
+            because the op updates the operand.
         is_costly: whether computing the results takes far longer than moving them, as for matrix
-            products.
+            products; selective recomputation saves them.
         combine_rank: the order of `combine`: terms of ops with a lower rank are combined first
             (ir/tape.py).
+        declared: the fields.
     """
 
     name: ClassVar[str] = ""
-    accumulates: ClassVar[tuple[int, ...]] = ()
-    in_place: ClassVar[tuple[tuple[int, int], ...]] = ()
+    whole: ClassVar[str] = ""
+    moved: ClassVar[str] = ""
+    partial_values: ClassVar[tuple[Partial, ...]] = ()
     must_alias: ClassVar[bool] = False
-    passes_indices: ClassVar[tuple[tuple[int, int], ...]] = ()
-    shape_of: ClassVar[frozenset[int]] = frozenset()
     is_costly: ClassVar[bool] = False
     combine_rank: ClassVar[int] = 0
+    declared: ClassVar[Declaration]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        cls.declared = Declaration(cls)
+
+    @classmethod
+    def of(cls, inputs: Sequence[int | None], attrs: Mapping[str, Any], outputs: Sequence[int] = ()) -> Self:
+        """The op with these tensors, in the order of a graph, and these attributes."""
+        made = cls(**cls.declared.by_name(inputs), **attrs)
+        for field, tensor in zip(cls.declared.results, outputs):
+            _put(made, field.name, tensor)
+        return made
 
     @property
-    @abstractmethod
-    def signature(self) -> Signature:
-        """How the op is called."""
+    def inputs(self) -> tuple[int | None, ...]:
+        """The operands in the order of a graph's inputs; None for an absent one."""
+        return self.declared.flatten(self.__dict__)
 
-    @abstractmethod
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """Specs of the outputs. Raises ShapeError for operands that do not fit."""
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The attributes by name."""
+        return {name: getattr(self, name) for name in self.declared.attributes}
 
-    @abstractmethod
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Names of the dims of operands and outputs."""
+    def dims(self, spec: Specs) -> Mapping[str, str]:
+        """Dims of operands and results that differ from the declared ones, by name."""
+        return {}
 
-    @abstractmethod
-    def lower(self, low: Lowering, op: OpNode) -> None:
-        """Emit the instructions of this op."""
+    def check(self, spec: Specs) -> None:
+        """Raise ShapeError for operands or attributes that do not fit. The declared dims, storage and
+        element types have been checked.
+        """
 
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """One contribution per input; None for an input without gradient. `grads` has one gradient
-        per output; None for an output that the loss does not depend on.
+    def results(self, spec: Specs) -> list[TensorSpec]:
+        """Specs of the results. The operands have been checked."""
+        return results_of(self, spec)
+
+    def factors(self, spec: Specs) -> Factors:
+        """Names of the dims of operands and results, for strategies."""
+        return factors_of(self, spec)
+
+    def index_bounds(self, spec: Specs) -> dict[str, Bounds]:
+        """The ranges of operands that hold indices or lengths."""
+        sizes: dict[str, Size] = {}
+        for field in self.declared.operands:
+            tensor = getattr(self, field.name)
+            if type(tensor) is int and "..." not in field.dims:
+                sizes |= zip(field.dims.split(), spec(tensor).shape)
+            elif type(tensor) is int:
+                sizes |= zip(field.dims.split()[:0:-1], spec(tensor).shape[::-1])
+        indexed = (f for f in self.declared.operands if f.indexes and getattr(self, f.name) is not None)
+        return {f.name: (0, sizes[f.indexes], None) for f in indexed}
+
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
+        """Contributions to the gradients of operands. `grads` has one gradient per result; None for
+        a result that the loss does not depend on.
 
         Raises:
             PlanError: the op has no gradient.
         """
         raise PlanError(
-            f"[graph.gradients] a loss may depend only on ops that have a gradient; got {op.label!r} ({self.name}); "
+            f"[graph.gradients] a loss may depend only on ops that have a gradient; got {self.name!r}; "
             "remove it from the path between parameters and loss"
         )
 
-    def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
+    @classmethod
+    def combine(cls, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
         """Return the gradient of one tensor: the sum of all terms that name this op and of `total`,
         the sum so far (None for the first contribution).
 
@@ -122,69 +184,51 @@ class Op(ABC):
         """
         _author.invalid(
             "combine",
-            f"an op that terms name must combine them; {self.name!r} does not",
+            f"an op that terms name must combine them; {cls.name!r} does not",
             f"{len(terms)} terms of {type(terms[0]).__name__}",
-            f"write {type(self).__name__}.combine, or correct `combined_by`",
+            f"write {cls.__name__}.combine, or correct `combined_by`",
         )
 
-    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Whether this operand may be a weight in panels."""
-        return False
-
-    def index_bounds(
-        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, Size | None]]:
-        """The ranges of operands that hold indices or lengths: position -> (low, high, other).
-        Values in [low, high) are allowed, and also the value `other`, if it is not None. To allow
-        `high` itself, `other` is `high`.
+    def lower(self, low: Lowering) -> None:
+        """Emit the instructions of this op: by default one task per row tile, of the kernel with the
+        op's name.
         """
-        return {}
+        low.by_rows(self)
 
 
-_OPS: dict[str, Op] = {}
+_OPS: dict[str, type[Op]] = {}
+_MEMBERS = frozenset(dir(Op))
 _MAX_INT = (1 << 31) - 1
-AnyOp = TypeVar("AnyOp", bound=type)
+AnyOp = TypeVar("AnyOp", bound=type[Op])
 
 
 def register(cls: AnyOp) -> AnyOp:
-    """Class decorator that registers an instance of `cls` under its name.
+    """Class decorator that registers `cls` under its name.
 
     Raises:
-        InternalError: the class does not derive from `Op`, lacks a name or a required member, its
-            name is taken, or a declaration has the wrong type or is out of range.
+        InternalError: the class does not derive from `Op`, its name is taken, or a declaration is
+            inconsistent.
     """
-    title = shown(cls)
     if not isinstance(cls, type) or not issubclass(cls, Op):
-        _author.invalid(
-            "register", "an op must be a class that derives from ir.op.Op", title, "derive it from Op"
-        )
+        rule = "an op must be a class that derives from ir.op.Op"
+        _author.invalid("register", rule, shown(cls), "derive it from Op")
     title = cls.__name__
-    if inspect.isabstract(cls):
-        missing = ", ".join(sorted(cls.__abstractmethods__))
-        _author.invalid(
-            "register",
-            "an op must have signature, infer, factors and lower",
-            f"{title} without {missing}",
-            "write it",
-        )
     if not isinstance(cls.name, str) or not cls.name or not cls.name.isprintable():
-        _author.invalid(
-            "register", "an op must have a printable name", f"{title} with {shown(cls.name)}", "set `name`"
-        )
+        got = f"{title} with {shown(cls.name)}"
+        _author.invalid("register", "an op must have a printable name", got, "set `name`")
     if cls.name in _OPS or cls.name == "call":
-        _author.invalid(
-            "register",
-            "an op's name must be unique",
-            f"{cls.name!r} of {title}, which exists already",
-            "choose another name",
-        )
-    rule = cls()
-    check_members(rule)
-    _OPS[cls.name] = rule
+        got = f"{cls.name!r} of {title}, which exists already"
+        _author.invalid("register", "an op's name must be unique", got, "choose another name")
+    cls.declared.check(cls)
+    taken = sorted(_MEMBERS & {f.name for f in dataclasses.fields(cls)})
+    if taken:
+        got = f"{taken[0]!r} of {title}"
+        _author.invalid("register", "a field must not have the name of a member of Op", got, "rename it")
+    _OPS[cls.name] = cls
     return cls
 
 
-def op_named(name: str) -> Op:
+def op_named(name: str) -> type[Op]:
     """The op with this name.
 
     Raises:
@@ -197,7 +241,12 @@ def op_named(name: str) -> Op:
     return _OPS[name]
 
 
-def registered_ops() -> Mapping[str, Op]:
+def bind(node: OpNode) -> Op:
+    """The op of a graph's node, with its tensors and attributes."""
+    return op_named(node.op).of(node.inputs, node.attrs, node.outputs)
+
+
+def registered_ops() -> Mapping[str, type[Op]]:
     """All registered ops by name."""
     return MappingProxyType(_OPS)
 
@@ -206,7 +255,7 @@ def modules_of_ops(names: Iterable[str]) -> tuple[str, ...] | None:
     """The modules whose import registers the ops of these names. None if one of these modules is
     the main module, which other processes do not import.
     """
-    modules = {type(op_named(name)).__module__ for name in names if name != "call"}
+    modules = {op_named(name).__module__ for name in names if name != "call"}
     return None if "__main__" in modules else tuple(sorted(modules))
 
 
@@ -217,48 +266,70 @@ def import_ops(modules: Iterable[str]) -> None:
 
 
 def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a call against the op's signature, and return the attributes, each of its declared
-    type.
+    """Check a call against the op's fields, and return the attributes, each of its declared type.
 
     Raises:
         ShapeError: there is no such op, the number of operands is wrong, an operand is missing, or
             an attribute is missing, unknown or of the wrong type.
-        InternalError: the op's own count of operands is invalid.
     """
     if not isinstance(name, str) or name not in _OPS:
         _validate.choice("op", "an op's name", name, sorted(_OPS))
-    signature = _OPS[name].signature
-    odd = sorted({*attrs} ^ {*signature.attributes})
+    declared = _OPS[name].declared
+    odd = sorted({*attrs} ^ {*declared.attributes})
     if odd:
-        names = ", ".join(signature.attributes)
+        names = ", ".join(declared.attributes)
         condition = f"attributes are {names}" if names else "it has no attributes"
         _validate.invalid(name, condition, f"{odd[0]!r} missing or unknown", "correct the call")
-    checked = {a: _attribute(name, a, attrs[a], kind) for a, kind in signature.attributes.items()}
-    count = _count_operands(name, signature, checked)
-    if len(operands) != count and (count is not None or not operands):
-        _validate.invalid(
-            name, f"takes {count or 'at least one'} operands", str(len(operands)), "correct the call"
-        )
-    for position, operand in enumerate(operands):
-        if operand is None and position not in signature.absent:
-            _validate.invalid(name, f"operand {position} must be given", "None", "pass a tensor of the graph")
+    checked = {a: _attribute(name, a, attrs[a], kind) for a, kind in declared.attributes.items()}
+    fields = declared.of_inputs(len(operands))
+    if fields is None:
+        takes = ", ".join(f"{f.name}..." if f.is_list else f.name for f in declared.operands)
+        _validate.invalid(name, f"takes the operands {takes}", str(len(operands)), "correct the call")
+    for field, value in zip(fields, operands):
+        if value is None and not field.is_optional:
+            _validate.invalid(
+                name, f"operand {field.name} must be given", "None", "pass a tensor of the graph"
+            )
     return checked
 
 
-def _count_operands(name: str, signature: Signature, attrs: Mapping[str, Any]) -> int | None:
-    """The number of operands of a call with these attributes; None for any number from one on."""
-    count = signature.operands
-    if not callable(count):
-        return count
-    number = count(attrs)
-    if type(number) is not int or number < 0:
-        _author.invalid(
-            name,
-            "the function `signature.operands` must return a number of operands",
-            shown(number),
-            f"correct {type(_OPS[name]).__name__}.signature",
-        )
-    return number
+def results_of_call(
+    name: str, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
+) -> list[TensorSpec]:
+    """The specs of the results of a call on operands with these specs.
+
+    Raises:
+        ShapeError: the operands do not fit, or the op does not accept a weight in panels.
+        InternalError: the op returns fewer specs than it has results, or a result that must be in
+            an operand's memory has another form.
+    """
+    cls = op_named(name)
+    for field, spec in zip(cls.declared.of_inputs(len(inputs)) or (), inputs):
+        if spec is not None and spec.storage == "packed" and not field.packed:
+            raise ShapeError(
+                f"[graph.{name}] operand {field.name} must be a result, not a weight; got {spec} {spec.name!r}; "
+                "weights go into matmul, embedding and elementwise ops among themselves"
+            )
+    positions = [None if spec is None else i for i, spec in enumerate(inputs)]
+    op, given = cls.of(positions, attrs), dict(enumerate(inputs))
+    spec_of: Specs = given.__getitem__  # type: ignore[assignment]  # an absent operand has no position
+    check_operands(op, spec_of)
+    op.check(spec_of)
+    specs = op.results(spec_of)
+    if len(specs) != len(cls.declared.results):
+        got = f"{len(specs)} for {len(cls.declared.results)}"
+        _author.invalid(name, "`results` returns a spec per result", got, f"correct {cls.__name__}.results")
+    for output, source in cls.declared.in_place if cls.must_alias else ():
+        own, other = specs[output], inputs[source]
+        if other is not None and own.form[:2] + own.form[3:4] != other.form[:2] + other.form[3:4]:
+            _author.invalid(
+                name,
+                "a result in an operand's memory must have its shape, dtype and storage",
+                f"result {output} {own} {own.storage}, and operand {source} {other} {other.storage}",
+                f"correct {cls.__name__}.results or its `in_place`",
+            )
+    # `results` may return an operand's spec, but the name belongs to the operand
+    return [dataclasses.replace(spec, name="") if spec.name else spec for spec in specs]
 
 
 def _attribute(op: str, name: str, value: Any, kind: type) -> Any:

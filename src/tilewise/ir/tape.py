@@ -11,11 +11,14 @@ a tensor is always summed in one order:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from tilewise.core.errors import InternalError
+
+if TYPE_CHECKING:
+    from tilewise.ir.op import Op
 
 __all__ = ["Gradient", "Later", "Tape", "Term", "terms_of"]
 
@@ -26,9 +29,7 @@ class Later:
     after ops that are needed sooner. The op has one output, which is the contribution.
     """
 
-    op: str
-    inputs: tuple[int | None, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    op: Op
 
 
 class Term:
@@ -53,10 +54,12 @@ class Tape(Protocol):
         graph.
         """
 
-    def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
-        """Append an op; returns the ids of its outputs."""
+    def op(self, op: Op) -> list[int]:
+        """Append an op whose operands are tensors of the backward graph; returns the ids of its
+        results.
+        """
 
-    def later(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> Later:
+    def later(self, op: Op) -> Later:
         """Return a contribution whose op is appended when the sum is needed. Use it for results
         that no other op reads.
         """

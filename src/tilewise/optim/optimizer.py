@@ -213,7 +213,6 @@ class Optimizer(Kind, ABC):
                     programs[setting] = (
                         hyper,
                         {
-                            "num_states": len(own.states),
                             "steps": program.steps,
                             "constants": program.constants,
                             "left": program.left,

@@ -17,9 +17,8 @@ from tilewise.core.dtypes import DTYPES, DType, is_float
 from tilewise.core.errors import ShapeError, TilewiseError
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import INV_COUNT, POSITIONS
-from tilewise.ir.declared import bounds_of
 from tilewise.ir.graph import Graph, TensorSpec
-from tilewise.ir.op import Op, op_named
+from tilewise.ir.op import bind
 from tilewise.optim.optimizer import is_hyper
 
 __all__ = [
@@ -71,13 +70,10 @@ def _indices_of(graph: Graph, bounds_by_template: dict[str, dict[int, Bounds]]) 
             for position, bounds in bounds_by_template[template.key].items():
                 add(op.inputs[position], bounds)
             continue
-        rule = op_named(op.op)
-        if type(rule).index_bounds is Op.index_bounds and not rule.passes_indices:
-            continue  # most ops have no operand that holds indices
-        specs = [None if i is None else graph.spec(i) for i in op.inputs]
-        for position, limits in bounds_of(rule, op, specs).items():
-            add(op.inputs[position], [limits])
-        for output, source in rule.passes_indices:
+        bound = bind(op)
+        for name, limits in bound.index_bounds(graph.spec).items():
+            add(getattr(bound, name), [limits])
+        for output, source in bound.declared.passes_indices:
             if op.outputs[output] in bounds_by_tensor:
                 add(op.inputs[source], bounds_by_tensor.pop(op.outputs[output]))
     for tensor in bounds_by_tensor:

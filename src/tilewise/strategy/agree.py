@@ -19,9 +19,10 @@ from tilewise.core.dims import UNLABELLED, DimLabel, Size, num_atoms, shard_rang
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.contractions import SeenLayouts
+from tilewise.ir.factors import Factors, PartialValue
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import BATCH_SPLITS, K_SPLITS, in_space, show_axes
-from tilewise.ir.op import Factors, PartialValue, op_named
+from tilewise.ir.op import op_named
 from tilewise.strategy.choice import CONTRACTED, FREE, PASSED, Choice, Choices
 
 __all__ = ["OpDims", "agree", "label_for", "rank_after", "require_equal_cuts"]
@@ -196,12 +197,12 @@ def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
     weights in panels, so rows of activations change their layout instead.
     """
     op, factors = dims.op, dims.factors
-    rule, pinned = op_named(op.op), dict[str, Choice]()
-    written = {i for _, i in rule.in_place} if rule.must_alias else set()
+    cls, pinned = op_named(op.op), dict[str, Choice]()
+    written = {i for _, i in cls.declared.in_place} if cls.must_alias else set()
     for position, (tensor, names) in enumerate(zip(op.inputs, factors.inputs)):
         if tensor is None or names is None or dims.graph.tensors[tensor].kind not in ("parameter", "state"):
             continue
-        is_gradient = bool(rule.accumulates) and names in factors.outputs
+        is_gradient = bool(cls.declared.accumulates) and names in factors.outputs
         is_packed = dims.graph.spec(tensor).storage == "packed"
         if position in written or not op.outputs or is_gradient or is_packed:
             for name, choice in zip(names, choices[tensor]):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.op import op_named
+from tilewise.ir.op import results_of_call
 
 __all__ = ["gather_outputs"]
 
@@ -21,7 +21,7 @@ def gather_outputs(graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayou
         node = graph.tensors[tensor]
         if node.kind != "result" or node.spec.storage != "rows" or not layouts[tensor][-1]:
             continue
-        spec = op_named("gather").infer([node.spec], {})[0]
+        spec = results_of_call("gather", [node.spec], {})[0]
         tensors.append(TensorNode(len(tensors), spec, "result", len(ops)))
         phase = graph.ops[node.producer].phase if node.producer is not None else "forward"
         ops.append(OpNode(len(ops), "gather", (tensor,), (len(tensors) - 1,), {}, phase, f"gather:{name}"))

@@ -20,9 +20,9 @@ from tilewise.core.mesh import MICRO, DeviceMesh
 from tilewise.core.tree import MAX_COUNT, allowed_widths, share_of, widths_in_words
 from tilewise.ir.batch import BatchCut, suggest_batch_splits
 from tilewise.ir.contractions import Contraction, SeenLayouts, find_contractions, group_of, is_covered_by
+from tilewise.ir.factors import Factors, PartialValue
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import BATCH_SPLITS, GROUPS, PendingReduction, show_axes
-from tilewise.ir.op import Factors, PartialValue
 
 __all__ = ["make_pending_reductions"]
 

@@ -121,8 +121,8 @@ class Prefetching:
         included.
         """
         if op.op != "call":
-            rule = op_named(op.op)
-            return [t for i, t in enumerate(op.inputs) if t is not None and i not in rule.shape_of]
+            shape_of = op_named(op.op).declared.shape_of
+            return [t for i, t in enumerate(op.inputs) if t is not None and i not in shape_of]
         key = op.attrs["template"]
         template = graph.templates[key]
         if key not in self.needed:

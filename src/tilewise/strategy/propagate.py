@@ -23,10 +23,10 @@ from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.counts import counts
+from tilewise.ir.factors import Factors
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.hints import as_tensor_layout
 from tilewise.ir.layout import K_SPLITS, GraphLayout, PendingReduction, Reshard, TensorLayout, in_space
-from tilewise.ir.op import Factors
 from tilewise.strategy.agree import OpDims, agree, label_for, rank_after, require_equal_cuts
 from tilewise.strategy.alone import lay_out_alone
 from tilewise.strategy.choice import (

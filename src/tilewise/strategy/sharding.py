@@ -169,9 +169,9 @@ def _sources(graph: Graph, op: OpNode, gradient: int) -> list[int]:
     """
     if op.op == "call":
         return []
-    rule, output = op_named(op.op), op.outputs.index(gradient)
-    if output in rule.accumulates:
-        over = (op.inputs[operand] for result, operand in rule.in_place if result == output)
+    declared, output = op_named(op.op).declared, op.outputs.index(gradient)
+    if output in declared.accumulates:
+        over = (op.inputs[operand] for result, operand in declared.in_place if result == output)
         return [t for t in over if t is not None]
     factors = factors_of(graph, op)
     (dims,) = factors.outputs

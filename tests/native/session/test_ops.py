@@ -8,8 +8,6 @@ import torch
 
 import tilewise as tw
 from tilewise.core.errors import PlanError, ShapeError
-from tilewise.graph.ops.common import Elementwise
-from tilewise.ir.op import register
 from tilewise.models.decoder.rope import Rope, rope_table
 from tilewise.nn import linear
 

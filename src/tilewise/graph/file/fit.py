@@ -18,13 +18,11 @@ from tilewise.core.errors import TilewiseError
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 from tilewise.graph.builder import INV_COUNT, POSITIONS, SEED, GraphBuilder
-from tilewise.graph.draft import require_unpacked
 from tilewise.graph.file.content import Definition
-from tilewise.ir.declared import outputs_of
 from tilewise.ir.file import require, require_graph
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.hints import as_tensor_layout
-from tilewise.ir.op import op_named
+from tilewise.ir.op import results_of_call
 from tilewise.ir.validate import validate_graph
 
 __all__ = ["require_definition"]
@@ -163,8 +161,7 @@ def _require_op(graph: Graph, op: OpNode) -> None:
         inferred = _infer_call(graph, op)
     else:
         hash(tuple(op.attrs.values()))
-        require_unpacked(op.op, specs, op.attrs)
-        inferred = outputs_of(op_named(op.op), specs, op.attrs)
+        inferred = results_of_call(op.op, specs, op.attrs)
     stated = [graph.spec(o) for o in op.outputs]
     require(
         inferred == stated,

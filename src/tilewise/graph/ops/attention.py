@@ -9,25 +9,17 @@ reshape.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from tilewise.core.dims import DimLabel, Size
+from tilewise.core.dims import DimLabel
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import PlanError
-from tilewise.graph.ops.common import (
-    incoming,
-    leading,
-    require,
-    require_floats,
-    require_indices,
-    require_positive,
-)
-from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.graph.ops.common import incoming, require, require_indices, require_positive
+from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import GROUPS
 from tilewise.ir.lowering import Draft, Lowering, Ref
-from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
+from tilewise.ir.op import Bounds, Gradients, Op, Partial, Specs, operand, optional, register, result
 from tilewise.ir.program import Number, NumberLike, tiles_across
-from tilewise.ir.tape import Gradient, Tape
+from tilewise.ir.tape import Tape
 
 __all__ = ["SOFTCAPS"]
 
@@ -36,270 +28,207 @@ SOFTCAPS = 1e-6, 1e6
 
 
 def _heads(spec: TensorSpec, head_dim: int, op: str) -> int:
+    """The number of heads in the last dim, after a check that they are whole."""
+    rule = f"head_dim must lie in [2, {MAX_HEAD_DIM}], not at {head_dim}"
+    require(2 <= head_dim <= MAX_HEAD_DIM, op, rule, spec)
     width = spec.shape[-1]
-    require(
-        2 <= head_dim <= MAX_HEAD_DIM,
-        op,
-        f"head_dim must lie in [2, {MAX_HEAD_DIM}], not at {head_dim}",
-        spec,
-    )
-    require(
-        isinstance(width, int) and len(spec.shape) > 1 and spec.storage == "rows" and width % head_dim == 0,
-        op,
-        f"the last dim must hold heads of {head_dim}",
-        spec,
-    )
+    is_whole = isinstance(width, int) and width % head_dim == 0
+    require(is_whole, op, f"the last dim must hold heads of {head_dim}", spec)
     assert isinstance(width, int)
     return width // head_dim
 
 
 @register
 class Rope(Op):
-    """Rotary embedding of paired halves: inputs x, positions, table (`[max, head_dim]`: cosines,
-    then sines).
-    """
+    """Rotary embedding of paired halves. The table has cosines, then sines, of every position."""
 
     name = "rope"
-    in_place = ((0, 0),)
-    signature = Signature(3, attributes={"head_dim": int, "inverse": bool})
+    whole = "p e"
+    x: int = operand("... h")
+    positions: int = operand("...", indexes="p")
+    table: int = operand("p e", dtype="f32")
+    head_dim: int
+    inverse: bool
+    out: int = result(like="x", in_place="x")
 
-    def index_bounds(
-        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Positions are rows of the table."""
-        assert inputs[2] is not None
-        return {1: (0, inputs[2].shape[0], None)}
+    def check(self, spec: Specs) -> None:
+        """Heads are whole and consist of pairs."""
+        x, table = spec(self.x), spec(self.table)
+        _heads(x, self.head_dim, self.name)
+        is_even = self.head_dim % 2 == 0
+        require(is_even, self.name, "head_dim must be even", x, advice="RoPE rotates pairs")
+        fits = table.shape[-1] == self.head_dim
+        require(fits, self.name, "the table must be f32 rows of the head size", x, table)
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The spec of x."""
-        x, positions, table = inputs
-        assert x is not None and positions is not None and table is not None
-        _heads(x, attrs["head_dim"], "rope")
-        require_floats("rope", x)
-        require(attrs["head_dim"] % 2 == 0, "rope", "head_dim must be even", x, advice="RoPE rotates pairs")
-        require(positions.shape == x.shape[:-1], "rope", "one position per row", x, positions)
-        require_indices("rope", "positions", positions, x)
-        is_table = len(table.shape) == 2 and table.storage == "rows" and table.dtype.name == "f32"
-        require(
-            is_table and table.shape[-1] == attrs["head_dim"],
-            "rope",
-            "the table must be f32 rows of the head size",
-            x,
-            table,
-        )
-        return [TensorSpec(x.shape, x.dtype, x.labels)]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Heads may be sharded; positions are sharded like rows."""
-        assert inputs[0] is not None
-        rows = leading(inputs[0])
-        return Factors(((*rows, "h"), rows, ("p", "e")), ((*rows, "h"),), whole=frozenset("pe"))
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """The inverse rotation of dy."""
-        _, positions, table = op.given
-        attrs = {**op.attrs, "inverse": not op.attrs["inverse"]}
-        dy = incoming(op, grads)
-        return [*tape.op("rope", [dy, tape.use(positions), tape.use(table)], **attrs), None, None]
+        dy, positions, table = incoming(self, grads), tape.use(self.positions), tape.use(self.table)
+        back = Rope(x=dy, positions=positions, table=table, head_dim=self.head_dim, inverse=not self.inverse)
+        return {"x": tape.op(back)[0]}
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile."""
-        x, positions, table = op.given
-        t = low.tensor(x)
-        low.emit(
-            "rope",
-            op,
-            over=t,
-            dtype=t.dtype,
-            tiles={
-                "out": low.row(op.outputs[0]),
-                "x": low.row(x),
-                "positions": low.row(positions),
-                "table": low.whole(table),
-            },
-            ints={"head_dim": op.attrs["head_dim"], "inverse": op.attrs["inverse"]},
+
+class _Scores(Op):
+    """Base of attention: what is computed from q and k. A window or softcap of 0 has no effect."""
+
+    head_dim: int
+    scale: float
+    window: int
+    softcap: float
+
+    def _check_scores(self, q: TensorSpec, k: TensorSpec) -> None:
+        heads, kv_heads = _heads(q, self.head_dim, self.name), _heads(k, self.head_dim, self.name)
+        require(heads % kv_heads == 0, self.name, "query heads must divide by KV heads", q, k)
+        rule = f"a window must be 1 or more positions, not {self.window}"
+        require(self.window >= 0, self.name, rule, advice="0 means no window")
+        low, high = SOFTCAPS
+        in_range = self.softcap == 0 or low <= self.softcap <= high
+        rule = f"a softcap must lie in [{low:g}, {high:g}], not at {self.softcap:g}"
+        require(in_range, self.name, rule, advice="0 means no softcap")
+
+    def _head_shares(self, low: Lowering, out: int, k: int) -> int:
+        """The number of tasks that share the heads: the number of tiles across the result, if it
+        divides the KV heads.
+        """
+        ref = low.tensor(out)
+        most, kv_heads = tiles_across(ref.cols, ref.tile_cols), low.tensor(k).cols // self.head_dim
+        return max(n for n in range(1, most + 1) if kv_heads % n == 0)
+
+    def _heads_of(self, low: Lowering, q: int, k: int, shares: int) -> dict[str, int]:
+        """Local query heads and local KV heads of a share, and the head size."""
+        columns = self.head_dim * shares
+        heads, kv_heads = (low.tensor(t).cols // columns for t in (q, k))
+        return {"heads": heads, "kv_heads": kv_heads, "head_dim": self.head_dim}
+
+
+class _Sequences(_Scores):
+    """Base of attention over whole sequences, forward and backward."""
+
+    whole = "s"
+    causal: bool
+
+    def _emit_by_heads(
+        self,
+        low: Lowering,
+        tiles: Mapping[str, int | Ref],
+        q: int,
+        k: int,
+        lengths: int | None,
+        shares: int,
+    ) -> Draft:
+        """Emit one task per row tile, or one task per share of the heads for all rows."""
+        x, seq = low.tensor(q), low.size(low.spec(q).shape[1])
+        group = x.cols // low.tensor(k).cols
+        per_column = {"lse": self.head_dim, "k": group, "v": group, "dk": group, "dv": group}
+        if shares > 1:
+            views = {name: low.col(tensor, per_column.get(name, 1)) for name, tensor in tiles.items()}
+            seen = None if lengths is None else low.whole(lengths)
+        else:
+            views = {name: low.row(tensor) for name, tensor in tiles.items()}
+            seen = None if lengths is None else low.row(lengths, div=seq)  # a row for every sequence
+        heads = self._heads_of(low, q, k, shares)
+        return low.emit(
+            self.name,
+            over=Number(x.cols) if shares > 1 else x,
+            step=x.cols // shares if shares > 1 else None,
+            dtype=x.dtype,
+            tiles={**views, "lengths": seen},
+            ints={"seq_len": seq, "causal": self.causal, "window": self.window, **heads},
+            floats={"scale": self.scale, "softcap": self.softcap},
         )
 
 
 @register
-class Attention(Op):
-    """Self-attention with grouped heads on `[batch, seq, heads * head_dim]`. Outputs are the result
-    and the logarithm of each row's softmax sum (saved for the backward pass).
+class Attention(_Sequences):
+    """Self-attention with grouped heads on `[batch, seq, heads * head_dim]`. `lse` is the logarithm
+    of each row's softmax sum (saved for the backward pass).
 
-    Inputs are q, k, v and lengths. Attention that is not causal may have the lengths of the
-    sequences (i32, one per sequence); otherwise `lengths` is absent. A window or softcap of 0
-    has no effect.
+    Attention that is not causal may have the lengths of the sequences (i32, one per sequence).
     """
 
     name = "attention"
     is_costly = True
-    signature = Signature(
-        4,
-        absent=frozenset({3}),
-        attributes={"head_dim": int, "causal": bool, "scale": float, "window": int, "softcap": float},
-    )
+    q: int = operand("b s h")
+    k: int = operand("b s h*")
+    v: int = operand("b s h*")
+    lengths: int | None = optional("b", dtype="i32")
+    out: int = result(like="q")
+    lse: int = result("b s h", dtype="f32")
 
-    def index_bounds(
-        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, Size | None]]:
+    def index_bounds(self, spec: Specs) -> dict[str, Bounds]:
         """A length lies in [1, seq]."""
-        q, lengths = inputs[0], inputs[3]
-        assert q is not None
-        return {3: (1, q.shape[1], q.shape[1])} if lengths is not None else {}
+        seq = spec(self.q).shape[1]
+        return {"lengths": (1, seq, seq)} if self.lengths is not None else {}
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The spec of q, and fp32 `[batch, seq, heads]`."""
-        q, k, v, lengths = inputs
-        assert q is not None and k is not None and v is not None
-        require(len(q.shape) == 3, "attention", "operands must be [batch, seq, heads * head_dim]", q, k, v)
+    def check(self, spec: Specs) -> None:
+        """Heads are whole, and tokens do not see padding."""
+        q, k, v = spec(self.q), spec(self.k), spec(self.v)
+        self._check_scores(q, k)
+        require(k.shape == v.shape, self.name, "k and v must have one shape", k, v)
         require(
-            attrs["causal"] or lengths is not None or isinstance(q.shape[1], int),
-            "attention",
+            self.causal or self.lengths is not None or isinstance(q.shape[1], int),
+            self.name,
             "a symbolic seq must be causal or have lengths, or tokens would see the padding behind them",
             q,
             advice="fix the size, or pass causal=True or lengths",
         )
-        _require_shaped_scores("attention", attrs)
         require(
-            attrs["causal"] or not attrs["window"],
-            "attention",
-            f"a window ends at its token, so it must be causal, not a window of {attrs['window']} both ways",
+            self.causal or not self.window,
+            self.name,
+            f"a window ends at its token, so it must be causal, not a window of {self.window} both ways",
             q,
             advice="pass causal=True, or no window",
         )
-        if lengths is not None:
-            _require_lengths(q, lengths, attrs["causal"])
-        require_floats("attention", q, k, v)
-        heads, kv_heads = _heads(q, attrs["head_dim"], "attention"), _heads(k, attrs["head_dim"], "attention")
-        require(
-            k.shape == v.shape and k.shape[:-1] == q.shape[:-1],
-            "attention",
-            "q, k and v must share rows",
-            q,
-            k,
-            v,
-        )
-        require(heads % kv_heads == 0, "attention", "query heads must divide by KV heads", q, k)
-        label = q.labels[-1]
-        lse = DimLabel(label.name, 1) if label else None
-        return [
-            TensorSpec(q.shape, q.dtype, q.labels),
-            TensorSpec((*q.shape[:-1], heads), DTYPES["f32"], (*q.labels[:-1], lse)),
-        ]
+        if self.lengths is None:
+            return
+        lengths = spec(self.lengths)
+        require_indices(self.name, "lengths", lengths, q)
+        rule = "lengths need causal=False: causal tokens never see the padding behind them"
+        require(not self.causal, self.name, rule, q, lengths, advice="drop them, or pass causal=False")
 
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Batch and heads may be sharded; a KV head is sharded with its query heads."""
-        x = ("b", "s", "h")
-        return Factors((x, x, x, ("b",) if inputs[3] is not None else None), (x, x), whole=frozenset("s"))
+    def results(self, spec: Specs) -> list[TensorSpec]:
+        """lse is `[batch, seq, heads]`."""
+        q = spec(self.q)
+        heads = _heads(q, self.head_dim, self.name)
+        label = DimLabel(q.labels[-1].name, 1) if q.labels[-1] else None
+        lse = TensorSpec((*q.shape[:-1], heads), DTYPES["f32"], (*q.labels[:-1], label))
+        return [TensorSpec(q.shape, q.dtype, q.labels), lse]
 
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """One op computes dq, dk and dv."""
-        inputs = [None if i is None else tape.use(i) for i in op.inputs]
-        out, lse = (tape.use(o) for o in op.outputs)
-        return [*tape.op("attention_backward", [incoming(op, grads), out, lse, *inputs], **op.attrs), None]
+        dout = incoming(self, grads)
+        q, k, v = tape.use(self.q), tape.use(self.k), tape.use(self.v)
+        dq, dk, dv = tape.op(
+            AttentionBackward(
+                **self.attrs,
+                q=q,
+                k=k,
+                v=v,
+                lengths=None if self.lengths is None else tape.use(self.lengths),
+                out=tape.use(self.out),
+                lse=tape.use(self.lse),
+                dout=dout,
+            )
+        )
+        return {"q": dq, "k": dk, "v": dv}
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per block of whole sequences. If there may be few sequences, tasks also share
         the heads.
         """
-        q, k, v = op.given[:3]
-        _require_whole_sequences(low, op, q)
-        out, lse = op.outputs
-        tiles = {"out": out, "lse": lse, "q": q, "k": k, "v": v}
-        _emit_by_heads(low, op, tiles, q, k, op.inputs[3], _head_shares(low, op, out, k))
+        _require_whole_sequences(low, self.q)
+        tiles = {"out": self.out, "lse": self.lse, "q": self.q, "k": self.k, "v": self.v}
+        shares = self._head_shares(low, self.out, self.k)
+        self._emit_by_heads(low, tiles, self.q, self.k, self.lengths, shares)
 
 
-def _require_shaped_scores(op: str, attrs: Mapping[str, Any]) -> None:
-    window, softcap = attrs["window"], attrs["softcap"]
-    require(
-        window >= 0, op, f"a window must be 1 or more positions, not {window}", advice="0 means no window"
-    )
-    low, high = SOFTCAPS
-    in_range = softcap == 0 or low <= softcap <= high
-    require(
-        in_range,
-        op,
-        f"a softcap must lie in [{low:g}, {high:g}], not at {softcap:g}",
-        advice="0 means no softcap",
-    )
-
-
-def _require_pages(op: str, cache: TensorSpec, attrs: Mapping[str, Any]) -> None:
-    """A cache consists of whole blocks, and a block of whole heads."""
-    size, rows = attrs["block_size"], cache.shape[0]
-    require_positive(op, block_size=size)
-    _heads(cache, attrs["head_dim"], op)
-    require(
-        isinstance(rows, int) and rows % size == 0,
-        op,
-        f"a cache must hold whole blocks of {size} rows",
-        cache,
-    )
-
-
-def _require_lengths(q: TensorSpec, lengths: TensorSpec, causal: bool) -> None:
-    require_indices("attention", "lengths", lengths, q)
-    require(lengths.shape == q.shape[:1], "attention", "one length per sequence", q, lengths)
-    require(
-        not causal,
-        "attention",
-        "lengths need causal=False: causal tokens never see the padding behind them",
-        q,
-        lengths,
-        advice="drop them, or pass causal=False",
-    )
-
-
-def _emit_by_heads(
-    low: Lowering,
-    op: OpNode,
-    tiles: Mapping[str, int | Ref],
-    q: int,
-    k: int,
-    lengths: int | None,
-    shares: int,
-) -> Draft:
-    """Emit attention over whole sequences, forward or backward: one task per row tile, or one task
-    per share of the heads for all rows.
-    """
-    t, ints, seq = low.tensor(q), _heads_of(low, op, q, k, shares), low.size(low.spec(q).shape[1])
-    group = t.cols // low.tensor(k).cols
-    per_column = {"lse": op.attrs["head_dim"], "k": group, "v": group, "dk": group, "dv": group}
-    if shares > 1:
-        views = {name: low.col(tensor, per_column.get(name, 1)) for name, tensor in tiles.items()}
-        seen = None if lengths is None else low.whole(lengths)
-    else:
-        views = {name: low.row(tensor) for name, tensor in tiles.items()}
-        seen = None if lengths is None else low.row(lengths, div=seq)  # a row for every sequence
-    return low.emit(
-        op.op,
-        op,
-        over=Number(t.cols) if shares > 1 else t,
-        step=t.cols // shares if shares > 1 else None,
-        dtype=t.dtype,
-        tiles={**views, "lengths": seen},
-        ints={"seq_len": seq, "causal": op.attrs["causal"], "window": op.attrs["window"], **ints},
-        floats={name: op.attrs[name] for name in ("scale", "softcap")},
-    )
-
-
-def _head_shares(low: Lowering, op: OpNode, out: int, k: int) -> int:
-    """The number of tasks that share the heads: the number of tiles across the result, if it
-    divides the KV heads.
-    """
-    ref = low.tensor(out)
-    most, kv_heads = tiles_across(ref.cols, ref.tile_cols), low.tensor(k).cols // op.attrs["head_dim"]
-    return max(n for n in range(1, most + 1) if kv_heads % n == 0)
-
-
-def _require_whole_sequences(low: Lowering, op: OpNode, q: int) -> None:
+def _require_whole_sequences(low: Lowering, q: int) -> None:
     """A task needs whole sequences, so the row tile must consist of them."""
     spec, step = low.spec(q), low.row_step(low.tensor(q))
     length = low.size(spec.shape[1])
     if not _is_multiple(step, length):
         raise PlanError(
             f"[graph.attention] the rows of a tile must be whole sequences; got tiles of {step} rows for {spec} in "
-            f"{op.label!r}; give all batched inputs the same sequence length"
+            f"{low.op.label!r}; give all batched inputs the same sequence length"
         )
 
 
@@ -310,204 +239,143 @@ def _is_multiple(step: NumberLike, length: NumberLike) -> bool:
     return step[2:] == length[2:] and step.multiple % length.multiple == 0
 
 
-def _heads_of(low: Lowering, op: OpNode, q: int, k: int, shares: int = 1) -> dict[str, int]:
-    """Local query heads, local KV heads (of a share if tasks share heads), and the head size."""
-    size = op.attrs["head_dim"]
-    columns = size * shares
-    return {
-        "heads": low.tensor(q).cols // columns,
-        "kv_heads": low.tensor(k).cols // columns,
-        "head_dim": size,
-    }
-
-
 @register
-class AttentionBackward(Op):
-    """Inputs dout, out, lse, q, k, v, lengths; outputs dq, dk, dv. If KV heads are replicated, dk
-    and dv are first summed over the replicas in fp32, along the tree over the group's query heads.
+class AttentionBackward(_Sequences):
+    """Gradients of attention. If KV heads are replicated, dk and dv are first summed over the
+    replicas in fp32, along the tree over the group's query heads.
     """
 
     name = "attention_backward"
-    signature = Signature(7, absent=frozenset({6}), attributes=Attention.signature.attributes)
+    partial_values = (Partial("group", "h", "dk dv", tree=GROUPS),)
+    dout: int = operand("b s h")
+    out: int = operand("b s h")
+    lse: int = operand("b s h*", dtype="f32")
+    q: int = operand("b s h")
+    k: int = operand("b s h*")
+    v: int = operand("b s h*")
+    lengths: int | None = optional("b", dtype="i32")
+    dq: int = result(like="q")
+    dk: int = result(like="k")
+    dv: int = result(like="v")
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The specs of q, k and v."""
-        specs = [s for s in inputs[3:6] if s is not None]
-        return [TensorSpec(s.shape, s.dtype, s.labels) for s in specs]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """As in the forward pass."""
-        x = ("b", "s", "h")
-        group = PartialValue("group", ("h",), (1, 2), tree=GROUPS)
-        lengths = ("b",) if inputs[6] is not None else None
-        return Factors((*(x,) * 6, lengths), (x,) * 3, whole=frozenset("s"), partial_values=(group,))
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """The tasks of the forward pass, then the sum over replicas of a KV head."""
-        q, k = op.given[3], op.given[4]
-        spread = low.pending_reduction(op, "group")
-        targets: list[int | Ref] = list(op.outputs)
+        spread = low.pending_reduction("group")
+        dk: int | Ref = self.dk
+        dv: int | Ref = self.dv
         if spread is not None:
-            targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]
-        names = ("dq", "dk", "dv", "dout", "out", "lse", "q", "k", "v")
-        tiles = dict(zip(names, (*targets, *op.given)))
+            dk, dv = (low.temp_like(low.tensor(t), dtype="f32", name="partial") for t in (self.dk, self.dv))
+        tiles = {"dq": self.dq, "dk": dk, "dv": dv, "dout": self.dout, "out": self.out, "lse": self.lse}
         # replicas are signaled per row tile
-        shares = 1 if spread else _head_shares(low, op, op.outputs[0], k)
-        backward = _emit_by_heads(low, op, tiles, q, k, op.inputs[6], shares)
+        shares = 1 if spread else self._head_shares(low, self.dq, self.k)
+        own = {"q": self.q, "k": self.k, "v": self.v}
+        backward = self._emit_by_heads(low, tiles | own, self.q, self.k, self.lengths, shares)
         if spread is not None:
-            for partial, out in zip(targets[1:], op.outputs[1:]):
-                low.all_reduce(op, partial, out, None, spread, producer=backward)
+            low.all_reduce(dk, self.dk, None, spread, producer=backward)
+            low.all_reduce(dv, self.dv, None, spread, producer=backward)
+
+
+def _check_blocks(op: str, cache: TensorSpec, block_size: int) -> None:
+    """A cache has a fixed number of whole blocks."""
+    require_positive(op, block_size=block_size)
+    rows = cache.shape[0]
+    is_whole = isinstance(rows, int) and rows % block_size == 0
+    require(is_whole, op, f"a cache must hold whole blocks of {block_size} rows", cache)
 
 
 @register
 class KvWrite(Op):
-    """Writes rows of x into the cache at `slots`, in place. Inputs are cache, x, slots; the output
-    is the cache afterwards.
+    """Writes rows of x into the cache at `slots`, in place; the result is the cache afterwards.
 
     In a block, the `block_size` rows of `head_dim` numbers of a head are contiguous, as
     `attention_paged` reads them.
     """
 
     name = "kv_write"
-    in_place = ((0, 0),)
     must_alias = True
-    signature = Signature(3, attributes={"head_dim": int, "block_size": int})
+    whole = "c t"
+    cache: int = operand("c h")
+    x: int = operand("t h")
+    slots: int = operand("t", indexes="c")
+    head_dim: int
+    block_size: int
+    out: int = result(like="cache", in_place="cache")
 
-    def index_bounds(
-        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, Size | None]]:
+    def index_bounds(self, spec: Specs) -> dict[str, Bounds]:
         """Slots are rows of the cache; -1 writes nothing."""
-        assert inputs[0] is not None
-        return {2: (0, inputs[0].shape[0], -1)}
+        return {"slots": (0, spec(self.cache).shape[0], -1)}
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The spec of the cache."""
-        cache, x, slots = inputs
-        assert cache is not None and x is not None and slots is not None
-        require(
-            cache.shape[-1] == x.shape[-1] and cache.dtype == x.dtype,
-            "kv_write",
-            "rows must fit the cache",
-            cache,
-            x,
-        )
-        rows = all(s.storage == "rows" and len(s.shape) == 2 for s in (cache, x))
-        require(rows and isinstance(cache.shape[0], int), "kv_write", "needs [rows, d] and [T, d]", cache, x)
-        require_floats("kv_write", x)
-        _require_pages(self.name, cache, attrs)
-        require(slots.shape == x.shape[:-1], "kv_write", "one slot per row", x, slots)
-        require_indices("kv_write", "slots", slots, x)
-        return [TensorSpec(cache.shape, cache.dtype, cache.labels)]
+    def check(self, spec: Specs) -> None:
+        """A cache consists of whole blocks, and a block of whole heads."""
+        cache = spec(self.cache)
+        _check_blocks(self.name, cache, self.block_size)
+        _heads(cache, self.head_dim, self.name)
 
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Heads may be sharded."""
-        return Factors((("c", "h"), ("t", "h"), ("t",)), (("c", "h"),), whole=frozenset("ct"))
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per row tile."""
-        _cache, x, slots = op.given
-        t = low.tensor(x)
-        tiles = {"cache": low.whole(op.outputs[0]), "x": low.row(x), "slots": low.row(slots)}
-        ints = {name: op.attrs[name] for name in ("block_size", "head_dim")}
-        low.emit("kv_write", op, over=t, dtype=t.dtype, tiles=tiles, ints=ints)
+        x = low.tensor(self.x)
+        tiles = {"cache": low.whole(self.out), "x": low.row(x), "slots": low.row(self.slots)}
+        ints = {"block_size": self.block_size, "head_dim": self.head_dim}
+        low.emit("kv_write", over=x, dtype=x.dtype, tiles=tiles, ints=ints)
 
 
 @register
-class AttentionPaged(Op):
-    """Attention of flattened tokens over a paged cache.
-
-    Inputs are q, k_cache, v_cache, positions, sequence, block_table. A window or softcap of 0
-    has no effect.
+class AttentionPaged(_Scores):
+    """Attention of flattened tokens over a paged cache. Positions lie in the blocks that a sequence
+    may have; numbers of sequences are rows of the table, whose entries are blocks of the cache.
     """
 
     name = "attention_paged"
-    signature = Signature(
-        6,
-        attributes={"head_dim": int, "block_size": int, "scale": float, "window": int, "softcap": float},
-    )
+    whole = "c t s m"
+    q: int = operand("t h")
+    k_cache: int = operand("c h*")
+    v_cache: int = operand("c h*")
+    positions: int = operand("t", indexes="m")
+    sequence: int = operand("t", indexes="s")
+    block_table: int = operand("s m", dtype="i32", storage="rows")
+    block_size: int
+    out: int = result(like="q")
 
-    def index_bounds(
-        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Positions lie in the blocks that a sequence may have. Numbers of sequences are rows of
-        the table, and numbers of blocks are blocks of the cache.
-        """
-        cache, table = inputs[1], inputs[5]
-        assert cache is not None and table is not None
+    def index_bounds(self, spec: Specs) -> dict[str, Bounds]:
+        """Positions count rows of blocks."""
+        cache, table = spec(self.k_cache), spec(self.block_table)
         rows, blocks = cache.shape[0], table.shape[1]
         assert isinstance(rows, int) and isinstance(blocks, int)
-        size = attrs["block_size"]
-        return {3: (0, blocks * size, None), 4: (0, table.shape[0], None), 5: (0, rows // size, None)}
-
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The spec of q."""
-        q, k, v, positions, sequence, table = (s for s in inputs if s is not None)
-        heads, kv_heads = _heads(q, attrs["head_dim"], self.name), _heads(k, attrs["head_dim"], self.name)
-        require(heads % kv_heads == 0, self.name, "query heads must divide by KV heads", q, k)
-        _require_shaped_scores(self.name, attrs)
-        require_floats(self.name, q, k, v)
-        caches = (
-            len(q.shape) == 2 and k.shape == v.shape and len(k.shape) == 2 and isinstance(k.shape[0], int)
-        )
-        require(caches, self.name, "needs q [T, d] and two caches [rows, d] of one fixed shape", q, k, v)
-        _require_pages(self.name, k, attrs)
-        for what, spec in (("positions", positions), ("sequence", sequence)):
-            require_indices(self.name, what, spec, q)
-            require(spec.shape == q.shape[:-1], self.name, "one number per row", q, spec)
-        is_table = table.dtype.name == "i32" and table.storage == "rows" and len(table.shape) == 2
-        require(
-            is_table and isinstance(table.shape[1], int),
-            self.name,
-            "the block table must be i32 [sequences, blocks]",
-            table,
-        )
-        return [TensorSpec(q.shape, q.dtype, q.labels)]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Heads may be sharded."""
-        cache, t = ("c", "h"), ("t",)
-        return Factors((("t", "h"), cache, cache, t, t, ("s", "m")), (("t", "h"),), whole=frozenset("ctsm"))
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile. If there may be few rows, tasks also share the heads."""
-        q, k_cache, v_cache, positions, sequence, table = op.given
-        t = low.tensor(q)
-        tiles = {"out": op.outputs[0], "q": q}
-        caches = {"k_cache": k_cache, "v_cache": v_cache}
-        by_row = {"positions": positions, "sequence": sequence}
-        shares = _head_shares(low, op, op.outputs[0], k_cache)
-        ints = {
-            "block_size": op.attrs["block_size"],
-            "window": op.attrs["window"],
-            **_heads_of(low, op, q, k_cache, shares),
+        return {
+            "positions": (0, blocks * self.block_size, None),
+            "sequence": (0, table.shape[0], None),
+            "block_table": (0, rows // self.block_size, None),
         }
-        floats = {name: op.attrs[name] for name in ("scale", "softcap")}
-        if shares == 1:
-            low.emit(
-                "attention_paged",
-                op,
-                over=t,
-                dtype=t.dtype,
-                tiles={
-                    **{name: low.row(tensor) for name, tensor in (tiles | by_row).items()},
-                    **{name: low.whole(cache) for name, cache in caches.items()},
-                    "block_table": low.whole(table),
-                },
-                ints=ints,
-                floats=floats,
-            )
-            return
+
+    def check(self, spec: Specs) -> None:
+        """Both caches are alike, and sizes of the table are fixed."""
+        q, k, v, table = spec(self.q), spec(self.k_cache), spec(self.v_cache), spec(self.block_table)
+        self._check_scores(q, k)
+        require(k.shape == v.shape, self.name, "both caches must have one shape", k, v)
+        _check_blocks(self.name, k, self.block_size)
+        is_fixed = isinstance(table.shape[1], int)
+        require(is_fixed, self.name, "the block table must be i32 [sequences, blocks]", table)
+
+    def lower(self, low: Lowering) -> None:
+        """One task per row tile. If there may be few rows, tasks also share the heads."""
+        q, shares = low.tensor(self.q), self._head_shares(low, self.out, self.k_cache)
+        view = low.row if shares == 1 else low.col
+        by_row = low.row if shares == 1 else low.whole
+        heads = self._heads_of(low, self.q, self.k_cache, shares)
         low.emit(
             "attention_paged",
-            op,
-            over=Number(t.cols),
-            step=t.cols // shares,
-            dtype=t.dtype,
+            over=q if shares == 1 else Number(q.cols),
+            step=None if shares == 1 else q.cols // shares,
+            dtype=q.dtype,
             tiles={
-                **{name: low.col(tensor) for name, tensor in tiles.items()},
-                **{name: low.whole(tensor) for name, tensor in (caches | by_row).items()},
-                "block_table": low.whole(table),
+                "out": view(self.out),
+                "q": view(self.q),
+                "positions": by_row(self.positions),
+                "sequence": by_row(self.sequence),
+                "k_cache": low.whole(self.k_cache),
+                "v_cache": low.whole(self.v_cache),
+                "block_table": low.whole(self.block_table),
             },
-            ints=ints,
-            floats=floats,
+            ints={"block_size": self.block_size, "window": self.window, **heads},
+            floats={"scale": self.scale, "softcap": self.softcap},
         )

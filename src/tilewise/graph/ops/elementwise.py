@@ -4,283 +4,312 @@ softmax and casts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Sequence
+from typing import ClassVar
 
 from tilewise.core.dtypes import dtype
-from tilewise.graph.ops.common import Elementwise, incoming, require
-from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.graph.ops.common import incoming, require
+from tilewise.ir.graph import TensorSpec
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, register
-from tilewise.ir.tape import Gradient, Tape
+from tilewise.ir.op import Gradients, Op, Specs, operand, register, result
+from tilewise.ir.tape import Tape
 
-__all__: list[str] = []
+__all__ = ["Cast"]
 
 _CAPS = 1e-6, 1e6  # beyond, x / cap or its product with cap may leave the range of numbers
 
 
 @register
-class Add(Elementwise):
+class Add(Op):
     """`a + b`."""
 
     name = "add"
-    in_place = ((0, 0),)
+    a: int = operand("...", packed=True)
+    b: int = operand("...", packed=True)
+    out: int = result(like="a", in_place="a")
 
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """dy for both."""
-        dy = incoming(op, grads)
-        return [dy, dy]
+        dy = incoming(self, grads)
+        return {"a": dy, "b": dy}
 
 
 @register
-class Multiply(Elementwise):
+class Multiply(Op):
     """`a * b`."""
 
     name = "multiply"
+    a: int = operand("...", packed=True)
+    b: int = operand("...", packed=True)
+    out: int = result(like="a")
 
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """dy times the other operand."""
-        dy = incoming(op, grads)
-        a, b = (tape.use(i) for i in op.given)
-        return [tape.multiply(dy, b), tape.multiply(dy, a)]
+        dy, a, b = incoming(self, grads), tape.use(self.a), tape.use(self.b)
+        return {"a": tape.multiply(dy, b), "b": tape.multiply(dy, a)}
 
 
 @register
-class Scale(Elementwise):
+class Scale(Op):
     """`factor * x`."""
 
     name = "scale"
+    x: int = operand("...", packed=True)
+    factor: float
+    out: int = result(like="x")
 
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """`factor * dy`."""
-        return [tape.scale(incoming(op, grads), op.attrs["factor"])]
+        return {"x": tape.scale(incoming(self, grads), self.factor)}
+
+
+# ---- activations -------------------------------------------------------------------------------------------
+
+
+class _Slope(Op):
+    """Base of the gradients of activations: dy times the slope at x."""
+
+    dy: int = operand("...", packed=True)
+    x: int = operand("...", packed=True)
+    dx: int = result(like="dy", in_place="dy")
+
+
+class _Activation(Op):
+    """Base of activations whose gradient is computed from the operand."""
+
+    slope: ClassVar[type[_Slope]]
+    x: int = operand("...", packed=True)
+    out: int = result(like="x")
+
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
+        """From the operand."""
+        (dx,) = tape.op(self.slope(dy=incoming(self, grads), x=tape.use(self.x)))
+        return {"x": dx}
+
+
+class _GateSlope(Op):
+    """Base of the gradients of gates."""
+
+    dh: int = operand("...", packed=True)
+    g: int = operand("...", packed=True)
+    u: int = operand("...", packed=True)
+    dg: int = result(like="dh", in_place="g")
+    du: int = result(like="dh", in_place="u")
+
+
+class _Gate(Op):
+    """Base of gates: `activation(g) * u` in one pass; made by `graph.passes.fuse_gates`."""
+
+    slope: ClassVar[type[_GateSlope]]
+    g: int = operand("...", packed=True)
+    u: int = operand("...", packed=True)
+    h: int = result(like="g")
+
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
+        """Both gradients in one pass."""
+        dg, du = tape.op(self.slope(dh=incoming(self, grads), g=tape.use(self.g), u=tape.use(self.u)))
+        return {"g": dg, "u": du}
 
 
 @register
-class Silu(Elementwise):
+class SiluBackward(_Slope):
+    """Gradient of `silu`. It does not overwrite dy."""
+
+    name = "silu_backward"
+    dx: int = result(like="dy")
+
+
+@register
+class Silu(_Activation):
     """`x * sigmoid(x)`."""
 
     name = "silu"
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """From the input."""
-        return list(tape.op("silu_backward", [incoming(op, grads), tape.use(op.given[0])]))
+    slope = SiluBackward
 
 
 @register
-class SiluBackward(Elementwise):
-    """Gradient of `silu`: inputs dy, x."""
-
-    name = "silu_backward"
-
-
-@register
-class SiluGate(Elementwise):
-    """`silu(gate) * up` in one pass; made from `silu` and `multiply` by `graph.passes.fuse_gates`."""
-
-    name = "silu_gate"
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """Both gradients in one pass."""
-        gate, up = (tape.use(i) for i in op.given)
-        return list(tape.op("silu_gate_backward", [incoming(op, grads), gate, up]))
-
-
-@register
-class SiluGateBackward(Elementwise):
-    """Gradients of `silu_gate`: inputs dh, gate, up; outputs dgate, dup."""
+class SiluGateBackward(_GateSlope):
+    """Gradients of `silu_gate`."""
 
     name = "silu_gate_backward"
-    in_place = ((0, 1), (1, 2))
 
 
 @register
-class Relu(Elementwise):
+class SiluGate(_Gate):
+    """`silu(g) * u`."""
+
+    name = "silu_gate"
+    slope = SiluGateBackward
+
+
+@register
+class ReluBackward(_Slope):
+    """Gradient of `relu`."""
+
+    name = "relu_backward"
+
+
+@register
+class Relu(_Activation):
     """`max(x, 0)`."""
 
     name = "relu"
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """From the input."""
-        return list(tape.op("relu_backward", [incoming(op, grads), tape.use(op.given[0])]))
+    slope = ReluBackward
 
 
 @register
-class ReluBackward(Elementwise):
-    """Gradient of `relu`: inputs dy, x."""
+class GeluBackward(_Slope):
+    """Gradient of `gelu`."""
 
-    name = "relu_backward"
-    in_place = ((0, 0),)
+    name = "gelu_backward"
 
 
 @register
-class Gelu(Elementwise):
+class Gelu(_Activation):
     """`x` times the standard normal distribution function of `x`, computed with the error function."""
 
     name = "gelu"
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """From the input."""
-        return list(tape.op("gelu_backward", [incoming(op, grads), tape.use(op.given[0])]))
+    slope = GeluBackward
 
 
 @register
-class GeluBackward(Elementwise):
-    """Gradient of `gelu`: inputs dy, x."""
+class GeluTanhBackward(_Slope):
+    """Gradient of `gelu_tanh`."""
 
-    name = "gelu_backward"
-    in_place = ((0, 0),)
+    name = "gelu_tanh_backward"
 
 
 @register
-class GeluTanh(Elementwise):
+class GeluTanh(_Activation):
     """`x (1 + tanh u) / 2` with `u = sqrt(2 / pi) (x + 0.044715 x³)`."""
 
     name = "gelu_tanh"
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """From the input."""
-        return list(tape.op("gelu_tanh_backward", [incoming(op, grads), tape.use(op.given[0])]))
+    slope = GeluTanhBackward
 
 
 @register
-class GeluTanhBackward(Elementwise):
-    """Gradient of `gelu_tanh`: inputs dy, x."""
-
-    name = "gelu_tanh_backward"
-    in_place = ((0, 0),)
-
-
-@register
-class GeluTanhGate(Elementwise):
-    """`gelu_tanh(gate) * up` in one pass; made from `gelu_tanh` and `multiply` by
-    `graph.passes.fuse_gates`.
-    """
-
-    name = "gelu_tanh_gate"
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """Both gradients in one pass."""
-        gate, up = (tape.use(i) for i in op.given)
-        return list(tape.op("gelu_tanh_gate_backward", [incoming(op, grads), gate, up]))
-
-
-@register
-class GeluTanhGateBackward(Elementwise):
-    """Gradients of `gelu_tanh_gate`: inputs dh, gate, up; outputs dgate, dup."""
+class GeluTanhGateBackward(_GateSlope):
+    """Gradients of `gelu_tanh_gate`."""
 
     name = "gelu_tanh_gate_backward"
-    in_place = ((0, 1), (1, 2))
 
 
 @register
-class Tanh(Elementwise):
+class GeluTanhGate(_Gate):
+    """`gelu_tanh(g) * u`."""
+
+    name = "gelu_tanh_gate"
+    slope = GeluTanhGateBackward
+
+
+@register
+class TanhBackward(Op):
+    """Gradient of `tanh`, from its result y."""
+
+    name = "tanh_backward"
+    dy: int = operand("...", packed=True)
+    y: int = operand("...", packed=True)
+    dx: int = result(like="dy", in_place="dy")
+
+
+@register
+class Tanh(Op):
     """The hyperbolic tangent."""
 
     name = "tanh"
+    x: int = operand("...", packed=True)
+    out: int = result(like="x")
 
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """From the result."""
-        return list(tape.op("tanh_backward", [incoming(op, grads), tape.use(op.outputs[0])]))
+        (dx,) = tape.op(TanhBackward(dy=incoming(self, grads), y=tape.use(self.out)))
+        return {"x": dx}
 
 
 @register
-class TanhBackward(Elementwise):
-    """Gradient of `tanh`: inputs dy, y."""
+class SoftcapBackward(Op):
+    """Gradient of `softcap`."""
 
-    name = "tanh_backward"
-    in_place = ((0, 0),)
+    name = "softcap_backward"
+    dy: int = operand("...", packed=True)
+    x: int = operand("...", packed=True)
+    cap: float
+    dx: int = result(like="dy", in_place="dy")
 
 
 @register
-class Softcap(Elementwise):
+class Softcap(Op):
     """`cap * tanh(x / cap)`."""
 
     name = "softcap"
+    x: int = operand("...", packed=True)
+    cap: float
+    out: int = result(like="x")
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The spec of x."""
-        cap = attrs["cap"]
+    def check(self, spec: Specs) -> None:
+        """The cap has a range."""
         low, high = _CAPS
-        require(
-            low <= cap <= high, self.name, f"cap must lie in [{low:g}, {high:g}], not at {cap:g}", *inputs
-        )
-        return super().infer(inputs, attrs)
+        rule = f"cap must lie in [{low:g}, {high:g}], not at {self.cap:g}"
+        require(low <= self.cap <= high, self.name, rule, spec(self.x))
 
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """From the input."""
-        return list(tape.op("softcap_backward", [incoming(op, grads), tape.use(op.given[0])], **op.attrs))
-
-
-@register
-class SoftcapBackward(Elementwise):
-    """Gradient of `softcap`: inputs dy, x."""
-
-    name = "softcap_backward"
-    in_place = ((0, 0),)
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
+        """From the operand."""
+        dy = incoming(self, grads)
+        (dx,) = tape.op(SoftcapBackward(dy=dy, x=tape.use(self.x), cap=self.cap))
+        return {"x": dx}
 
 
-class _Row(Elementwise):
-    """Base of row-wise ops: the last dim is not sharded."""
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The factors of an elementwise op, except that the last dim cannot be sharded."""
-        every = super().factors(inputs, attrs)
-        return Factors(every.inputs, every.outputs, whole=frozenset(every.outputs[0][-1:]))
-
-    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """No: in panels, rows of a weight are not contiguous."""
-        return False
+# ---- rows and types ----------------------------------------------------------------------------------------
 
 
 @register
-class Softmax(_Row):
+class SoftmaxBackward(Op):
+    """Gradient of `softmax`, from its result y."""
+
+    name = "softmax_backward"
+    whole = "d"
+    dy: int = operand("... d")
+    y: int = operand("... d")
+    dx: int = result(like="dy")
+
+
+@register
+class Softmax(Op):
     """`exp(x - max) / sum` over the last dim."""
 
     name = "softmax"
+    whole = "d"
+    x: int = operand("... d")
+    y: int = result(like="x")
 
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """From the result."""
-        return list(tape.op("softmax_backward", [incoming(op, grads), tape.use(op.outputs[0])]))
+        (dx,) = tape.op(SoftmaxBackward(dy=incoming(self, grads), y=tape.use(self.y)))
+        return {"x": dx}
 
 
 @register
-class SoftmaxBackward(_Row):
-    """Gradient of `softmax`: inputs dy, y."""
-
-    name = "softmax_backward"
-
-
-@register
-class Cast(Elementwise):
-    """Conversion to another dtype, rounded to nearest even; attribute `dtype`."""
+class Cast(Op):
+    """Conversion of `x` to another dtype, rounded to nearest even."""
 
     name = "cast"
-    attributes = MappingProxyType({"dtype": str})
+    x: int = operand("...")
+    dtype: str
+    out: int = result(like="x")
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+    def results(self, spec: Specs) -> list[TensorSpec]:
         """The same shape in the new dtype."""
-        (x,) = inputs
-        assert x is not None
-        require(
-            {x.dtype.name, attrs["dtype"]} == {"f32", "bf16"},
-            "cast",
-            f"casts f32 to bf16 or back, not to {attrs['dtype']}",
-            x,
-        )
-        return [TensorSpec(x.shape, dtype(attrs["dtype"]), x.labels, storage=x.storage)]
+        x = spec(self.x)
+        is_other = {x.dtype.name, self.dtype} == {"f32", "bf16"}
+        require(is_other, self.name, f"casts f32 to bf16 or back, not to {self.dtype}", x)
+        return [TensorSpec(x.shape, dtype(self.dtype), x.labels, storage=x.storage)]
 
-    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """No: panels of the two types are interleaved differently."""
-        return False
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """dy, cast back."""
-        back = "bf16" if op.attrs["dtype"] == "f32" else "f32"
-        return list(tape.op("cast", [incoming(op, grads)], dtype=back))
+        back = "bf16" if self.dtype == "f32" else "f32"
+        return {"x": tape.op(Cast(x=incoming(self, grads), dtype=back))[0]}
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per row tile."""
-        x, out = low.tensor(op.given[0]), low.tensor(op.outputs[0])
-        low.emit(f"cast_{x.dtype}_{out.dtype}", op, over=x, tiles={"out": low.row(out), "x": low.row(x)})
+        x, out = low.tensor(self.x), low.tensor(self.out)
+        low.emit(f"cast_{x.dtype}_{out.dtype}", over=x, tiles={"out": low.row(out), "x": low.row(x)})

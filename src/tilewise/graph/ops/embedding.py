@@ -3,187 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
 
-from tilewise.core.dims import Size
-from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import incoming, leading, require, require_floats, require_indices
-from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.graph.ops.common import incoming, require, require_indices
+from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
-from tilewise.ir.tape import Gradient, Tape
+from tilewise.ir.op import Gradients, Op, Partial, Specs, operand, optional, register, result
+from tilewise.ir.resolve import FLOATS
+from tilewise.ir.tape import Tape
 
-__all__: list[str] = []
+__all__ = ["EmbeddingWeightGradient"]
 
 
 @register
 class Embedding(Op):
-    """Looks up rows of a table. Inputs are ids and the table `[vocab, hidden]`. If the vocabulary
-    is sharded, each row is taken from the device that has it, and no values are added.
+    """Looks up rows of a table. If the vocabulary is sharded, each row is taken from the device that
+    has it, and no values are added.
     """
 
     name = "embedding"
-    signature = Signature(2)
+    whole = "d"
+    partial_values = (Partial("selected", "v", "out", "or"),)
+    ids: int = operand("...", indexes="v")
+    table: int = operand("v d", storage="packed")
+    out: int = result("... d")
 
-    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """The table."""
-        return position == 1
-
-    def index_bounds(
-        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Ids are rows of the table."""
-        assert inputs[1] is not None
-        return {0: (0, inputs[1].shape[0], None)}
-
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """`[..., hidden]` in the table's dtype."""
-        ids, table = inputs
-        assert ids is not None and table is not None
-        require_indices("embedding", "ids", ids, table)
-        require_floats("embedding", table)
-        require(
-            table.storage == "packed" and len(table.shape) == 2,
-            "embedding",
-            "the table must be a parameter with two dims",
-            ids,
-            table,
-        )
-        return [TensorSpec((*ids.shape, table.shape[1]), table.dtype, (*ids.labels, table.labels[1]))]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The vocabulary is contracted by selection."""
-        assert inputs[0] is not None
-        rows = tuple(f"b{i}" for i in range(len(inputs[0].shape)))
-        selected = PartialValue("selected", ("v",), (0,), "or")
-        return Factors((rows, ("v", "d")), ((*rows, "d"),), whole=frozenset("d"), partial_values=(selected,))
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """Rows of dy are added at the ids."""
-        ids, table = (tape.use(i) for i in op.given)
-        return [None, tape.later("embedding_dw", [table, ids, incoming(op, grads), None])]
+        ids, table, dy = tape.use(self.ids), tape.use(self.table), incoming(self, grads)
+        return {"table": tape.later(EmbeddingWeightGradient(table=table, ids=ids, dy=dy, added=None))}
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per row tile, then the selection among the devices that share the vocabulary."""
-        ids, table = op.given
-        out = low.tensor(op.outputs[0])
-        pending = low.pending_reduction(op, "selected")
-        target = low.temp_like(out, dtype=out.dtype, name="rows") if pending else op.outputs[0]
-        begin = low.first_element(table, 0)
+        out = low.tensor(self.out)
+        pending = low.pending_reduction("selected")
+        target = low.temp_like(out, dtype=out.dtype, name="rows") if pending else out
         low.emit(
             "embedding",
-            op,
             over=out,
             dtype=out.dtype,
-            tiles={"out": low.row(target), "ids": low.row(ids), "table": low.whole(table)},
-            ints={"vocab_begin": begin},
+            tiles={"out": low.row(target), "ids": low.row(self.ids), "table": low.whole(self.table)},
+            ints={"vocab_begin": low.first_element(self.table, 0)},
         )
         if pending:
-            low.all_reduce(op, target, op.outputs[0], None, pending)
+            low.all_reduce(target, self.out, None, pending)
 
 
 @register
 class EmbeddingWeightGradient(Op):
-    """Gradient of a table in fp32. Within a batch split, rows are added at their ids in token
+    """Gradient of a table in fp32. Within a batch split, rows of dy are added at their ids in token
     order. The sums of batch splits are then added along the tree over batch splits.
 
-    Inputs are the table (for its shape), ids, the gradient of the rows `[..., hidden]`, and a
-    second gradient of the table that is added, or None. The second gradient is used only if there
-    is one microbatch, because otherwise it is not complete yet
-    (`graph.passes.fuse_into_table_gradients`).
+    `added` is a second gradient of the table that is added. It is used only if there is one
+    microbatch, because otherwise it is not complete yet (`graph.passes.fuse_into_table_gradients`).
     """
 
     name = "embedding_dw"
-    accumulates = (0,)
-    shape_of = frozenset({0})
-    in_place = ((0, 3),)
-    signature = Signature(4, absent=frozenset({3}))
+    partial_values = (Partial("tokens", "...", "dtable", tree=BATCH_SPLITS),)
+    table: int = operand("n k", packed=True, shape_only=True)
+    ids: int = operand("...", dtype="i32")
+    dy: int = operand("... k")
+    added: int | None = optional("n k", dtype="f32", packed=True)
+    dtable: int = result(like="table", dtype="f32", accumulates=True, in_place="added")
 
-    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """The table and the other gradient."""
-        return position in (0, 3)
-
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """fp32 with the table's shape."""
-        table = inputs[0]
-        assert table is not None
-        return [replace(table, dtype=DTYPES["f32"], name="")]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Tokens are contracted; the table's dims are not."""
-        assert inputs[2] is not None
-        tokens = leading(inputs[2])
-        names = (("n", "k"), tokens, (*tokens, "k"), None if inputs[3] is None else ("n", "k"))
-        return Factors(
-            names, (("n", "k"),), partial_values=(PartialValue("tokens", tokens, (0,), tree=BATCH_SPLITS),)
-        )
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per block of table rows, over all batch splits of this device. Then the
         reduction over the devices that share the batch.
         """
-        table, ids, grad, *added = op.given
-        target = low.accumulator(op, 0, *added)
-        begin = low.first_of_sum(op, 0)
+        target = low.accumulator(self.dtable, self.added)
         low.emit(
             "matmul_dw",
-            op,
             over=target.ref,
             step=target.ref.tile_rows,
-            dtype=low.spec(table).dtype.name,
+            dtype=low.spec(self.table).dtype.name,
             tiles={
                 "out": low.row(target.ref),
-                "ids": low.whole(ids),
-                "de": low.whole(grad),
+                "ids": low.whole(self.ids),
+                "de": low.whole(self.dy),
                 "carry": [low.row(carry) for carry in target.carries],
             },
-            ints={"split_rows": low.split_rows, "vocab_begin": begin, "padded_len": low.padded_len},
+            ints={
+                "split_rows": low.split_rows,
+                "vocab_begin": low.first_of_sum(self.dtable),
+                "padded_len": low.padded_len,
+            },
             priority=-1,
         )
-        low.finish_accumulation(op, target)
+        low.finish_accumulation(target)
 
 
 @register
 class GatherRows(Op):
-    """Selects rows of x by index. Inputs are x and index `[S]`, where x is `[T, d]`, or i32 `[T]`
-    with one number per row.
-    """
+    """Selects rows of x `[T, d]`, or of i32 `[T]` with one number per row, by index."""
 
     name = "gather_rows"
-    signature = Signature(2)
-    passes_indices = ((0, 0),)
+    whole = "t"
+    x: int = operand("t d", dtype="any")
+    index: int = operand("s", indexes="t")
+    out: int = result("s d", indices_of="x")
 
-    def index_bounds(
-        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, Size | None]]:
-        """Indices are rows of x."""
-        assert inputs[0] is not None
-        return {1: (0, inputs[0].shape[0], None)}
+    def dims(self, spec: Specs) -> Mapping[str, str]:
+        """Numbers have no second dim."""
+        return {"x": "t", "out": "s"} if len(spec(self.x).shape) == 1 else {}
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+    def results(self, spec: Specs) -> list[TensorSpec]:
         """`[S, d]`, or `[S]`."""
-        x, index = inputs
-        assert x is not None and index is not None
-        require_indices(self.name, "index", index, x)
-        require(len(index.shape) == 1, self.name, "an index must be [S]", index)
+        x, index = spec(self.x), spec(self.index)
         if len(x.shape) == 1:
             require_indices(self.name, "numbers", x, index)
             return [TensorSpec(index.shape, x.dtype, index.labels, storage=x.storage)]
-        require(len(x.shape) == 2, self.name, "needs [T, d] and [S]", x, index)
-        require_floats(self.name, x)
+        require(x.dtype.name in FLOATS, self.name, "x must be f32 or bf16", x)
         return [TensorSpec((*index.shape, x.shape[1]), x.dtype, (*index.labels, x.labels[1]))]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Rows of x are not sharded."""
-        assert inputs[0] is not None
-        rest = ("d",) * (len(inputs[0].shape) - 1)
-        return Factors((("t", *rest), ("s",)), (("s", *rest),), whole=frozenset("t"))
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile of the result."""
-        x, index = op.given
-        out = low.tensor(op.outputs[0])
-        tiles = {"out": low.row(out), "x": low.whole(x), "index": low.row(index)}
-        low.emit("gather_rows", op, over=out, dtype=out.dtype, tiles=tiles)

@@ -4,13 +4,9 @@ output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from tilewise.graph.ops.common import leading
-from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.graph import TensorSpec
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.ir.op import Op, Specs, operand, register, result
 
 __all__: list[str] = []
 
@@ -22,22 +18,15 @@ class Gather(Op):
     """
 
     name = "gather"
-    signature = Signature(1)
+    moved = "parts"
+    x: int = operand("... parts", dtype="any")
+    out: int = result("... parts", dtype="any")
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+    def results(self, spec: Specs) -> list[TensorSpec]:
         """The spec of x, without a label of the last dim."""
-        (x,) = inputs
-        assert x is not None
+        x = spec(self.x)
         return [TensorSpec(x.shape, x.dtype, (*x.labels[:-1], None))]
 
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The last dim is gathered."""
-        (x,) = inputs
-        assert x is not None
-        rows = leading(x)
-        names = ((*rows, "parts"),)
-        return Factors(names, names, moved=frozenset({"parts"}))
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per row tile on the first device."""
-        low.gather(op, op.given[0], op.outputs[0])
+        low.gather(self.x, self.out)

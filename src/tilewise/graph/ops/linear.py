@@ -10,21 +10,21 @@ a product. Each of the two is the input gradient of the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from tilewise.core.dims import DimLabel, k_split_range
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import PlanError
-from tilewise.graph.ops.common import fixed, incoming, leading, require, require_floats, same_shape
-from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.graph.ops.bias import BiasGradient
+from tilewise.graph.ops.common import fixed, incoming, require
+from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering, Ref
-from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
-from tilewise.ir.program import Number, NumberLike, Operand
+from tilewise.ir.op import Gradients, Op, Partial, Specs, operand, operands, optional, register, result
+from tilewise.ir.program import Number, NumberLike
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
-__all__ = ["LinearTerm", "contraction_label"]
+__all__ = ["LinearTerm", "LinearWeightGradient", "contraction_label"]
 
 MAX_TERMS = 16  # kMaxTerms of native/kernels/product.h
 _FEWEST_BYTES = 1 << 16  # least bytes of weights per task, if tasks share a product by columns
@@ -48,175 +48,108 @@ def contraction_label(weight: TensorSpec, transpose: bool) -> DimLabel | None:
 
 @register
 class Linear(Op):
-    """`out = Σ_t x_t w_tᵀ (+ residual)`.
+    """`out = Σ_t x_t w_tᵀ (+ residual or bias)`.
 
-    Inputs are x_0, w_0, x_1, w_1, …, and then the residual or the bias, if there is one. A bias is
-    one vector that is added to every row. Residual and bias are added in fp32, before the result is
-    rounded.
+    A bias is one vector that is added to every row. Residual and bias are added in fp32, before the
+    result is rounded.
     """
 
     name = "linear"
     is_costly = True
-    signature = Signature(
-        lambda attrs: 2 * attrs["num_terms"] + (attrs["residual"] or attrs["bias"]),
-        attributes={"num_terms": int, "transpose": bool, "residual": bool, "bias": bool},
-    )
+    partial_values = (Partial("product", "k", "out", cut_by="w"),)
+    x: tuple[int, ...] = operands("... k*")
+    w: tuple[int, ...] = operands("n k*", storage="packed", advice="multiply results with matmul")
+    residual: int | None = optional("... n")
+    bias: int | None = optional("n", storage="vector")
+    transpose: bool
+    out: int = result("... n")
 
-    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """The weights."""
-        return position % 2 == 1 and position < 2 * attrs["num_terms"]
+    def dims(self, spec: Specs) -> Mapping[str, str]:
+        """Weights as stored."""
+        return {} if self.transpose else {"w": "k* n"}
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """`[..., n]` with the dtype of x."""
-        terms = attrs["num_terms"]
-        require(
-            1 <= terms <= MAX_TERMS,
-            "linear",
-            f"has 1 to {MAX_TERMS} terms, not {terms}",
-            advice="add them up",
-        )
-        x0, w0 = inputs[0], inputs[1]
-        assert x0 is not None and w0 is not None
-        inner, outer = (1, 0) if attrs["transpose"] else (0, 1)
-        for x, w in zip(inputs[0 : 2 * terms : 2], inputs[1 : 2 * terms : 2]):
-            assert x is not None and w is not None
-            require(
-                w.storage == "packed" and len(w.shape) == 2,
-                "linear",
-                "a weight must be a parameter with two dims",
-                x,
-                w,
-                advice="multiply results with matmul",
-            )
-            require_floats("linear", x)
-            require(
-                x.storage == "rows", "linear", "x must be rows of elements", x, w, advice="add a last dim"
-            )
-            require(x.shape[:-1] == x0.shape[:-1], "linear", "terms must have one number of rows", x0, x)
-            require(
-                x.shape[-1] == w.shape[inner],
-                "linear",
-                "inner sizes must agree",
-                x,
-                w,
-                advice="transpose the weight",
-            )
-            advice = "convert x with graph.cast(x, dtype), or declare the weight with its dtype"
-            require(x.dtype == w.dtype, "linear", "operands must have one dtype", x, w, advice=advice)
-            require(w.shape[outer] == w0.shape[outer], "linear", "terms must have one output size", w0, w)
-        out = TensorSpec((*x0.shape[:-1], w0.shape[outer]), x0.dtype, (*x0.labels[:-1], w0.labels[outer]))
-        require(not (attrs["residual"] and attrs["bias"]), "linear", "adds a residual or a bias", out)
-        if attrs["residual"]:
-            same_shape("linear", out, inputs[2 * terms])
-        if attrs["bias"]:
-            bias = inputs[2 * terms]
-            assert bias is not None
-            fits = bias.shape == out.shape[-1:] and bias.dtype == out.dtype and bias.storage == "vector"
-            require(fits, "linear", "a bias must be a vector of the output's size and dtype", out, bias)
-        return [out]
+    def check(self, spec: Specs) -> None:
+        """Inner sizes agree, and at most one tensor is added."""
+        terms = len(self.x)
+        rule = f"has 1 to {MAX_TERMS} terms, not {terms}"
+        require(terms <= MAX_TERMS, self.name, rule, advice="add them up")
+        for x, w in zip(map(spec, self.x), map(spec, self.w)):
+            fits = x.shape[-1] == w.shape[1 if self.transpose else 0]
+            require(fits, self.name, "inner sizes must agree", x, w, advice="transpose the weight")
+        is_one = self.residual is None or self.bias is None
+        require(is_one, self.name, "adds a residual or a bias", spec(self.x[0]))
 
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Rows, the outer dim, and one contracted factor for all terms."""
-        assert inputs[0] is not None
-        rows = leading(inputs[0])
-        weight = ("n", "k") if attrs["transpose"] else ("k", "n")
-        names: list[tuple[str, ...] | None] = []
-        for _ in range(attrs["num_terms"]):
-            names += [(*rows, "k"), weight]
-        if attrs["residual"]:
-            names.append((*rows, "n"))
-        if attrs["bias"]:
-            names.append(("n",))
-        product = PartialValue("product", ("k",), (0,), cut_by=tuple(range(1, 2 * attrs["num_terms"], 2)))
-        return Factors(tuple(names), ((*rows, "n"),), partial_values=(product,))
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """dx = dy·w, dw = dyᵀ·x, and dy itself for the residual, or its sum over rows for a bias."""
-        dy = incoming(op, grads)
-        transpose = op.attrs["transpose"]
-        result: list[Gradient] = []
-        for t in range(op.attrs["num_terms"]):
-            x, w = tape.use(op.given[2 * t]), tape.use(op.given[2 * t + 1])
-            result.append(LinearTerm(dy, w, not transpose))
-            result.append(tape.later("linear_dw", [w, dy, x] if transpose else [w, x, dy]))
-        if op.attrs["bias"]:
-            return [*result, tape.later("bias_gradient", [tape.use(op.given[-1]), dy])]
-        return [*result, dy] if op.attrs["residual"] else result
+        dy = incoming(self, grads)
+        dx: list[Gradient] = []
+        dw: list[Gradient] = []
+        for x, w in zip(map(tape.use, self.x), map(tape.use, self.w)):
+            dx.append(LinearTerm(dy, w, not self.transpose))
+            rows, cols = (dy, x) if self.transpose else (x, dy)
+            dw.append(tape.later(LinearWeightGradient(w=w, rows=rows, cols=cols)))
+        added: Gradients = {} if self.residual is None else {"residual": dy}
+        if self.bias is not None:
+            added = {"bias": tape.later(BiasGradient(bias=tape.use(self.bias), dy=dy))}
+        return {"x": dx, "w": dw, **added}
 
-    def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
+    @classmethod
+    def combine(cls, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
         """One `linear` over all terms, with the sum so far as its residual."""
         every = terms_of(LinearTerm, terms)
         for transpose in (False, True):
             alike = [t for t in every if t.transpose == transpose]
             for first in range(0, len(alike), MAX_TERMS):
                 group = alike[first : first + MAX_TERMS]
-                inputs = [i for t in group for i in (t.dy, t.weight)] + ([] if total is None else [total])
-                attrs = {"num_terms": len(group), "transpose": transpose, "residual": total is not None}
-                total = tape.op("linear", inputs, **attrs, bias=False)[0]
+                x, w = tuple(t.dy for t in group), tuple(t.weight for t in group)
+                (total,) = tape.op(Linear(x=x, w=w, residual=total, bias=None, transpose=transpose))
         assert total is not None
         return total
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per row tile, or per tile of columns if there may be few rows. If the
         contraction is sharded, tasks compute partial values in fp32, which are then reduced over
         devices.
         """
-        terms, transpose = op.attrs["num_terms"], op.attrs["transpose"]
-        out = low.tensor(op.outputs[0])
-        residual = op.given[2 * terms] if len(op.given) > 2 * terms else None
-        pairs = [(op.given[2 * t], op.given[2 * t + 1]) for t in range(terms)]
-        pending = low.pending_reduction(op, "product")
-        contracted = [
-            (low.spec(w), contraction_label(low.spec(w), transpose), 1 if transpose else 0) for _, w in pairs
-        ]
-        for weight, label, dim in contracted:
-            _require_pairs(op, weight, label, dim, low.k_splits)
+        out, dim = low.tensor(self.out), 1 if self.transpose else 0
+        pending = low.pending_reduction("product")
+        contracted = [(s, contraction_label(s, self.transpose), dim) for s in map(low.spec, self.w)]
+        for weight, label, _ in contracted:
+            _require_pairs(low.op.label, weight, label, dim, low.k_splits)
         k_splits = low.contraction_splits(contracted, pending)
-        target = (
-            low.temp_like(out, dtype="f32", name="partial", pending=pending) if pending else op.outputs[0]
-        )
+        target = low.temp_like(out, dtype="f32", name="partial", pending=pending) if pending else out
+        columns = target.tile_cols
+        if columns and _num_bytes([low.tensor(w) for w in self.w], columns, self.transpose) < _FEWEST_BYTES:
+            columns = 0
+        added = self.residual if self.bias is None else self.bias
         ints: dict[str, NumberLike | Sequence[NumberLike]] = {
             "num_k_splits": len(k_splits),
             "range": [v for c in k_splits for r in c for v in r],
         }
-        kernel = "matmul" if transpose else "matmul_dx"
-        columns = low.tensor(target).tile_cols
-        if columns and _num_bytes([low.tensor(w) for _, w in pairs], columns, transpose) >= _FEWEST_BYTES:
-            low.emit(
-                kernel,
-                op,
-                over=low.tensor(pairs[0][1]) if transpose else Number(out.cols),
-                step=columns,
-                dtype=out.dtype,
-                tiles={
-                    "out": low.col(target),
-                    "residual": None if pending or residual is None else low.col(residual),
-                    "a": [low.whole(x) for x, _ in pairs],
-                    "w": [low.row(w) if transpose else low.col(w) for _, w in pairs],
-                },
-                ints=ints,
-            )
-            if pending:  # peers are signaled per row tile
-                low.hold(op, out.extent, low.row_step(out), low.row(target), f"{op.label}/joined")
-        else:
-            low.emit(
-                kernel,
-                op,
-                over=out,
-                dtype=out.dtype,
-                tiles={
-                    "out": low.row(target),
-                    "residual": None if pending or residual is None else _rows_of(low, residual, op),
-                    "a": [low.row(x) for x, _ in pairs],
-                    "w": [low.whole(w) for _, w in pairs],
-                },
-                ints=ints,
-            )
+        part, weight_part = low.row, low.whole
+        if columns:
+            part, weight_part = low.col, low.row if self.transpose else low.col
+        added_part = low.whole if self.bias is not None and not columns else part
+        low.emit(
+            "matmul" if self.transpose else "matmul_dx",
+            over=out if not columns else low.tensor(self.w[0]) if self.transpose else Number(out.cols),
+            step=columns or None,
+            dtype=out.dtype,
+            tiles={
+                "out": part(target),
+                "residual": None if pending or added is None else added_part(added),
+                "a": [low.whole(x) if columns else low.row(x) for x in self.x],
+                "w": [weight_part(w) for w in self.w],
+            },
+            ints=ints,
+        )
         if pending:
-            low.all_reduce(op, target, op.outputs[0], residual, pending)
+            if columns:  # peers are signaled per row tile
+                low.hold(out.extent, low.row_step(out), low.row(target), f"{low.op.label}/joined")
+            low.all_reduce(target, self.out, added, pending)
 
 
-def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: int, k_splits: int) -> None:
+def _require_pairs(op: str, weight: TensorSpec, label: DimLabel | None, dim: int, k_splits: int) -> None:
     """Check that k splits of a bf16 product begin at even elements, because a word of a packed
     weight holds two elements.
 
@@ -231,8 +164,7 @@ def _require_pairs(op: OpNode, weight: TensorSpec, label: DimLabel | None, dim: 
     if odd is not None:
         raise PlanError(
             f"[plan.linear] k splits of a bf16 product must begin at even elements; got {odd} of {size} "
-            f"of {label.name!r} in pieces of {label.atom}, in {op.label!r}; use pieces (heads) "
-            "of an even size, or f32"
+            f"of {label.name!r} in pieces of {label.atom}, in {op!r}; use pieces (heads) of an even size, or f32"
         )
 
 
@@ -242,118 +174,78 @@ def _num_bytes(weights: Sequence[Ref], columns: int, transpose: bool) -> int:
     return sum(columns * k * DTYPES[w.dtype].itemsize for k, w in zip(contracted, weights))
 
 
-def _rows_of(low: Lowering, residual: int, op: OpNode) -> Operand:
-    """The operand that is added to a tile: the same rows of a residual, or the one row of a bias."""
-    return low.whole(residual) if op.attrs["bias"] else low.row(residual)
-
-
 @register
 class LinearWeightGradient(Op):
     """Gradient of a weight in fp32, `rowsᵀ · cols`: a contraction over tokens, batch split by batch
-    split.
-
-    Inputs are the weight (for its shape), rows (the operand whose columns the weight's first dim
-    counts) and cols (the same for the second dim).
+    split. The weight's first dim counts columns of `rows`, its second dim those of `cols`.
     """
 
     name = "linear_dw"
-    accumulates = (0,)
-    shape_of = frozenset({0})
-    signature = Signature(3)
+    partial_values = (Partial("tokens", "...", "dw", tree=BATCH_SPLITS),)
+    w: int = operand("n k", packed=True, shape_only=True)
+    rows: int = operand("... n")
+    cols: int = operand("... k")
+    dw: int = result(like="w", dtype="f32", accumulates=True)
 
-    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """The weight."""
-        return position == 0
-
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """fp32 with the weight's shape."""
-        w = inputs[0]
-        assert w is not None
-        return [replace(w, dtype=DTYPES["f32"], name="")]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Tokens are contracted; the weight's dims are not."""
-        assert inputs[1] is not None
-        tokens = leading(inputs[1])
-        names = (("n", "k"), (*tokens, "n"), (*tokens, "k"))
-        return Factors(
-            names, (("n", "k"),), partial_values=(PartialValue("tokens", tokens, (0,), tree=BATCH_SPLITS),)
-        )
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per block of weight rows, over all batch splits of this device. Then the
         reduction over the devices that share the batch.
         """
-        weight, rows, cols = op.given
-        target = low.accumulator(op, 0)
+        target = low.accumulator(self.dw)
         low.emit(
             "matmul_dw",
-            op,
             over=target.ref,
             step=target.ref.tile_rows,
-            dtype=low.spec(weight).dtype.name,
+            dtype=low.spec(self.w).dtype.name,
             tiles={
                 "out": low.row(target.ref),
-                "dy": low.col(rows),
-                "x": low.whole(cols),
+                "dy": low.col(self.rows),
+                "x": low.whole(self.cols),
                 "carry": [low.row(c) for c in target.carries],
             },
             ints={"split_rows": low.split_rows, "vocab_begin": 0, "padded_len": low.padded_len},
             priority=-1,
         )
-        low.finish_accumulation(op, target)
+        low.finish_accumulation(target)
 
 
 @register
 class Matmul(Op):
     """Product of two computed 2-D tensors, either of which may be transposed. Products with weights
-    are `linear` ops.
+    are `linear` ops. Only rows of the result may be sharded: the contraction of two results is
+    never split.
     """
 
     name = "matmul"
     is_costly = True
-    signature = Signature(2, attributes={"transpose_a": bool, "transpose_b": bool})
+    whole = "k"
+    a: int = operand("m k")
+    b: int = operand("k n", advice="set transpose_a or transpose_b")
+    transpose_a: bool
+    transpose_b: bool
+    out: int = result("m n")
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """`[m, n]` with the operands' dtype."""
-        a, b = inputs
-        assert a is not None and b is not None
-        rows = all(s.storage == "rows" and len(s.shape) == 2 for s in (a, b))
-        require(rows, "matmul", "operands must have two dims", a, b)
-        require_floats("matmul", a, b)
-        m, k = a.shape[::-1] if attrs["transpose_a"] else a.shape
-        k2, n = b.shape[::-1] if attrs["transpose_b"] else b.shape
-        require(k == k2, "matmul", "inner sizes must agree", a, b, advice="set transpose_a or transpose_b")
-        labels = a.labels[1 if attrs["transpose_a"] else 0], b.labels[0 if attrs["transpose_b"] else 1]
-        return [TensorSpec((m, n), a.dtype, labels)]
+    def dims(self, spec: Specs) -> Mapping[str, str]:
+        """Those of transposed operands."""
+        return ({"a": "k m"} if self.transpose_a else {}) | ({"b": "n k"} if self.transpose_b else {})
 
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Only rows may be sharded: the contraction of two results is never split."""
-        a = ("k", "m") if attrs["transpose_a"] else ("m", "k")
-        b = ("n", "k") if attrs["transpose_b"] else ("k", "n")
-        return Factors((a, b), (("m", "n"),), whole=frozenset("k"))
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """Products of dy with the other operand, transposed as needed."""
-        dy = incoming(op, grads)
-        a, b = (tape.use(i) for i in op.given)
-        ta, tb = op.attrs["transpose_a"], op.attrs["transpose_b"]
+        dy, a, b = incoming(self, grads), tape.use(self.a), tape.use(self.b)
+        ta, tb = self.transpose_a, self.transpose_b
         da = tape.matmul(b, dy, tb, True) if ta else tape.matmul(dy, b, False, not tb)
         db = tape.matmul(dy, a, True, ta) if tb else tape.matmul(a, dy, not ta, False)
-        return [da, db]
+        return {"a": da, "b": db}
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per row tile. If the first operand is transposed, one task for all rows."""
-        a, b = op.given
-        out = low.tensor(op.outputs[0])
-        transposed = op.attrs["transpose_a"]
-        view = low.whole if transposed else low.row
+        out = low.tensor(self.out)
+        view = low.whole if self.transpose_a else low.row
         low.emit(
             "gemm",
-            op,
             over=out,
-            step=0 if transposed else None,
+            step=0 if self.transpose_a else None,
             dtype=out.dtype,
-            tiles={"out": view(out), "a": view(a), "b": low.whole(b)},
-            ints={"trans_a": transposed, "trans_b": op.attrs["transpose_b"], "accumulate": 0},
+            tiles={"out": view(out), "a": view(self.a), "b": low.whole(self.b)},
+            ints={"trans_a": self.transpose_a, "trans_b": self.transpose_b, "accumulate": 0},
         )

@@ -1,193 +1,138 @@
 """Cross-entropy over a vocabulary that may be sharded, and its gradient. The maximum of a row is
 exact. The sum of exp over a row is computed per k split of the vocabulary and then along a tree.
 
-The inputs are logits, labels and `inv_count`. `inv_count` is one divided by the number of counted
-labels in the whole global batch. It must be known before the backward pass; `GraphInstance.step`
-computes it from the labels.
+`inv_count` is one divided by the number of counted labels in the whole global batch. It must be
+known before the backward pass; `GraphInstance.step` computes it from the labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from tilewise.core.dims import Size
-from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import fixed, incoming, leading, require, require_floats, require_indices
-from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.graph.ops.common import fixed, incoming
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
-from tilewise.ir.tape import Gradient, Tape
+from tilewise.ir.op import Bounds, Gradients, Op, Partial, Specs, operand, register, result
+from tilewise.ir.tape import Tape
 
-__all__: list[str] = []
+__all__ = ["CrossEntropy"]
 
 
 @register
 class CrossEntropy(Op):
-    """Cross-entropy. Outputs are the mean loss `[1]`, each row's share of the mean, and two tensors
-    for the backward pass: stats (maximum and target logit of each row) and sums (sum of exp of each
+    """Cross-entropy. Results are the mean loss, each row's share of the mean, and two tensors for
+    the backward pass: stats (maximum and target logit of each row) and sums (sum of exp of each
     row).
     """
 
     name = "cross_entropy"
-    accumulates = (0,)
-    signature = Signature(3, attributes={"ignore_index": int})
+    partial_values = (
+        Partial("max", "v", "loss rows stats sums", "max"),
+        Partial("sums", "v", "loss rows sums"),
+        Partial("loss", "...", "loss", tree=BATCH_SPLITS),
+    )
+    logits: int = operand("... v")
+    labels: int = operand("...", indexes="v")
+    inv_count: int = operand("1", dtype="f32", storage="vector")
+    ignore_index: int
+    loss: int = result("1", dtype="f32", storage="vector", accumulates=True)
+    rows: int = result("...", dtype="f32", storage="scalars")
+    stats: int = result("... 2", dtype="f32")
+    sums: int = result("...", dtype="f32", storage="scalars")
 
-    def index_bounds(
-        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, Size | None]]:
+    def index_bounds(self, spec: Specs) -> dict[str, Bounds]:
         """Labels are columns of the logits, or the value of labels that are not counted."""
-        assert inputs[0] is not None
-        return {1: (0, inputs[0].shape[-1], attrs["ignore_index"])}
+        return {"labels": (0, spec(self.logits).shape[-1], self.ignore_index)}
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """loss `[1]`, rows `[...]`, stats `[..., 2]`, sums `[...]`, all fp32."""
-        logits, labels, inv_count = inputs
-        assert logits is not None and labels is not None and inv_count is not None
-        require_floats(self.name, logits)
-        require(
-            len(logits.shape) > 1 and logits.storage == "rows" and labels.shape == logits.shape[:-1],
-            self.name,
-            "one label per row of logits",
-            logits,
-            labels,
-        )
-        require_indices(self.name, "labels", labels)
-        require(
-            inv_count.shape == (1,) and inv_count.dtype.name == "f32" and inv_count.storage == "vector",
-            self.name,
-            "the inverse count must be one f32",
-            inv_count,
-            advice='declare it with storage="vector"',
-        )
-        f32, rows = DTYPES["f32"], labels.shape
-        return [
-            TensorSpec((1,), f32, storage="vector"),
-            TensorSpec(rows, f32, labels.labels, storage="scalars"),
-            TensorSpec((*rows, 2), f32, (*labels.labels, None)),
-            TensorSpec(rows, f32, labels.labels, storage="scalars"),
-        ]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The vocabulary is contracted in all outputs, rows only in the loss."""
-        assert inputs[0] is not None
-        rows = leading(inputs[0])
-        return Factors(
-            ((*rows, "v"), rows, ("o",)),
-            (("o",), rows, (*rows, "t"), rows),
-            partial_values=(
-                PartialValue("max", ("v",), (0, 1, 2, 3), "max"),
-                PartialValue("sums", ("v",), (0, 1, 3)),
-                PartialValue("loss", rows, (0,), tree=BATCH_SPLITS),
-            ),
-        )
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """Every row's share times dy."""
-        logits, labels, inv_count = op.given
-        factor = tape.multiply(tape.use(inv_count), incoming(op, grads))
-        used = [*(tape.use(i) for i in (logits, labels, op.outputs[2], op.outputs[3])), factor]
-        return [*tape.op("cross_entropy_backward", used, **op.attrs), None, None]
+        factor = tape.multiply(tape.use(self.inv_count), incoming(self, grads))
+        logits, labels = tape.use(self.logits), tape.use(self.labels)
+        (dlogits,) = tape.op(
+            CrossEntropyBackward(
+                logits=logits,
+                labels=labels,
+                stats=tape.use(self.stats),
+                sums=tape.use(self.sums),
+                inv_count=factor,
+                ignore_index=self.ignore_index,
+            )
+        )
+        return {"logits": dlogits}
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """Tasks compute the maxima, the sums and the row losses of a row tile. Then the row losses
         are added, batch split by batch split.
         """
-        logits, labels, inv_count = op.given
-        _, rows, stats, sums = op.outputs
-        t = low.tensor(logits)
-        largest, total = low.pending_reduction(op, "max"), low.pending_reduction(op, "sums")
-        spec = low.spec(logits)
-        begin = low.first_element(logits, len(spec.shape) - 1)
-        stats_target = low.temp_like(low.tensor(stats), dtype="f32", name="max") if largest else stats
-        place = {"vocab_begin": begin, "ignore_index": op.attrs["ignore_index"]}
-        low.emit(
-            "cross_entropy_max",
-            op,
-            over=t,
-            dtype=t.dtype,
-            tiles={"stats": low.row(stats_target), "logits": low.row(logits), "labels": low.row(labels)},
-            ints=place,
-        )
+        x, spec = low.tensor(self.logits), low.spec(self.logits)
+        largest, total = low.pending_reduction("max"), low.pending_reduction("sums")
+        begin = low.first_element(self.logits, len(spec.shape) - 1)
+        place = {"vocab_begin": begin, "ignore_index": self.ignore_index}
+        stats, logits = low.tensor(self.stats), low.row(x)
+        stats_target = low.temp_like(stats, dtype="f32", name="max") if largest else stats
+        tiles = {"stats": low.row(stats_target), "logits": logits, "labels": low.row(self.labels)}
+        low.emit("cross_entropy_max", over=x, dtype=x.dtype, tiles=tiles, ints=place)
         if largest:
-            low.all_reduce(op, stats_target, stats, None, largest)
+            low.all_reduce(stats_target, self.stats, None, largest)
         k_splits = low.label_splits(spec.labels[-1], fixed(spec.shape[-1]), total)
-        sums_target = low.temp_like(low.tensor(sums), dtype="f32", name="sums") if total else sums
+        sums = low.tensor(self.sums)
+        sums_target = low.temp_like(sums, dtype="f32", name="sums") if total else sums
         low.emit(
             "cross_entropy_sum",
-            op,
-            over=t,
-            dtype=t.dtype,
-            tiles={"sums": low.row(sums_target), "logits": low.row(logits), "stats": low.row(stats)},
+            over=x,
+            dtype=x.dtype,
+            tiles={"sums": low.row(sums_target), "logits": logits, "stats": low.row(stats)},
             ints={"num_k_splits": len(k_splits), "range": [v for c in k_splits for v in c]},
         )
         if total:
-            low.all_reduce(op, sums_target, sums, None, total)
-        low.emit(
-            "cross_entropy_grad",
-            op,
-            over=t,
-            dtype=t.dtype,
-            tiles={
-                "loss_rows": low.row(rows),
-                "logits": low.row(logits),
-                "stats": low.row(stats),
-                "sums": low.row(sums),
-                "labels": low.row(labels),
-                "inv_count": low.whole(inv_count),
-            },
-            ints=place,
-        )
+            low.all_reduce(sums_target, self.sums, None, total)
+        tiles = {
+            "loss_rows": low.row(self.rows),
+            "logits": logits,
+            "stats": low.row(stats),
+            "sums": low.row(sums),
+            "labels": low.row(self.labels),
+            "inv_count": low.whole(self.inv_count),
+        }
+        low.emit("cross_entropy_grad", over=x, dtype=x.dtype, tiles=tiles, ints=place)
         split = low.split_temp(1, "loss_splits")
-        tiles = {"split": low.row(split, div=low.split_rows), "x": low.row(rows)}
-        low.emit("row_sum_split", op, over=t, tiles=tiles, ints=low.split_cut)
-        low.split_tree(op, 0, split)
+        tiles = {"split": low.row(split, div=low.split_rows), "x": low.row(self.rows)}
+        low.emit("row_sum_split", over=x, tiles=tiles, ints=low.split_cut)
+        low.split_tree(self.loss, split)
 
 
 @register
 class CrossEntropyBackward(Op):
-    """Gradient of the logits. Inputs are logits, labels, stats, sums, and the inverse count times
-    the gradient of the loss. The output is the gradient, which overwrites the logits.
+    """Gradient of the logits, which it may overwrite. `inv_count` is the inverse count times the
+    gradient of the loss. Nothing is contracted, because the statistics are complete.
     """
 
     name = "cross_entropy_backward"
-    in_place = ((0, 0),)
-    signature = Signature(5, attributes={"ignore_index": int})
+    logits: int = operand("... v")
+    labels: int = operand("...", dtype="i32")
+    stats: int = operand("... 2", dtype="f32")
+    sums: int = operand("...", dtype="f32")
+    inv_count: int = operand("1", dtype="f32")
+    ignore_index: int
+    dlogits: int = result(like="logits", in_place="logits")
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The spec of the logits."""
-        logits = inputs[0]
-        assert logits is not None
-        return [TensorSpec(logits.shape, logits.dtype, logits.labels)]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Nothing is contracted: the statistics are complete."""
-        assert inputs[0] is not None
-        rows = leading(inputs[0])
-        logits = (*rows, "v")
-        return Factors((logits, rows, (*rows, "t"), rows, ("o",)), (logits,))
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per row tile."""
-        logits, labels, stats, sums, inv_count = op.given
-        t = low.tensor(logits)
-        spec = low.spec(logits)
-        begin = low.first_element(logits, len(spec.shape) - 1)
-        rows = low.temp_like(low.tensor(sums), dtype="f32", name="loss_rows")
+        x = low.tensor(self.logits)
+        begin = low.first_element(self.logits, len(low.spec(self.logits).shape) - 1)
+        rows = low.temp_like(low.tensor(self.sums), dtype="f32", name="loss_rows")
         low.emit(
             "cross_entropy_grad",
-            op,
-            over=t,
-            dtype=t.dtype,
+            over=x,
+            dtype=x.dtype,
             tiles={
-                "dlogits": low.row(op.outputs[0]),
+                "dlogits": low.row(self.dlogits),
                 "loss_rows": low.row(rows),
-                "logits": low.row(logits),
-                "stats": low.row(stats),
-                "sums": low.row(sums),
-                "labels": low.row(labels),
-                "inv_count": low.whole(inv_count),
+                "logits": low.row(x),
+                "stats": low.row(self.stats),
+                "sums": low.row(self.sums),
+                "labels": low.row(self.labels),
+                "inv_count": low.whole(self.inv_count),
             },
-            ints={"vocab_begin": begin, "ignore_index": op.attrs["ignore_index"]},
+            ints={"vocab_begin": begin, "ignore_index": self.ignore_index},
         )

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import fixed, incoming, leading, require, require_floats, require_positive
-from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.graph.ops.common import fixed, incoming, require, require_positive
+from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
-from tilewise.ir.tape import Gradient, Tape, Term, terms_of
+from tilewise.ir.op import Gradients, Op, Partial, Specs, operand, optional, register, result
+from tilewise.ir.tape import Tape, Term, terms_of
 
 __all__ = ["LayerNormTerm", "NormTerm"]
 
@@ -44,151 +43,134 @@ class NormTerm(Term):
 
 @register
 class RmsNorm(Op):
-    """`x * rstd * (gamma + offset)`. Outputs are y and rstd (saved for the backward pass).
+    """`x * rstd * (gamma + offset)`; rstd is saved for the backward pass.
 
     If `head_dim` is not 0, the last dim has adjacent heads of that size. Each head is normalized
     separately, and gamma has the width of one head.
     """
 
     name = "rms_norm"
-    signature = Signature(2, attributes={"eps": float, "offset": float, "head_dim": int})
+    whole = "d"
+    x: int = operand("... d")
+    gamma: int = operand("d")
+    eps: float
+    offset: float
+    head_dim: int
+    y: int = result(like="x")
+    rstd: int = result("...", dtype="f32", storage="scalars")
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The spec of x, and rstd in fp32: `[...]`, or `[..., heads]` if heads are normalized
-        separately.
-        """
-        x, gamma = inputs
-        assert x is not None and gamma is not None
-        require_floats("rms_norm", x, gamma)
-        require_positive("rms_norm", eps=attrs["eps"])
-        require(len(x.shape) > 1 and x.storage == "rows", "rms_norm", "x must be rows of elements", x, gamma)
-        y, f32 = TensorSpec(x.shape, x.dtype, x.labels), DTYPES["f32"]
-        if not attrs["head_dim"]:
-            require(
-                gamma.shape == x.shape[-1:], "rms_norm", "gamma must have the size of the last dim", x, gamma
-            )
-            return [y, TensorSpec(x.shape[:-1], f32, x.labels[:-1], storage="scalars")]
-        size, width = attrs["head_dim"], x.shape[-1]
-        require(
-            isinstance(width, int) and size > 0 and width % size == 0,
-            "rms_norm",
-            f"the last dim must hold heads of {size}",
-            x,
-        )
-        require(gamma.shape == (size,), "rms_norm", f"gamma must have the size of a head, {size}", x, gamma)
-        label = x.labels[-1]
+    def dims(self, spec: Specs) -> Mapping[str, str]:
+        """Heads may be sharded."""
+        return {"x": "... h", "y": "... h", "rstd": "... h"} if self.head_dim else {}
+
+    def check(self, spec: Specs) -> None:
+        """The last dim holds whole heads, also on every device."""
+        require_positive(self.name, eps=self.eps)
+        x, gamma, size = spec(self.x), spec(self.gamma), self.head_dim
+        if not size:
+            return
+        width, label = x.shape[-1], x.labels[-1]
+        is_whole = isinstance(width, int) and size > 0 and width % size == 0
+        require(is_whole, self.name, f"the last dim must hold heads of {size}", x)
+        require(gamma.shape == (size,), self.name, f"gamma must have the size of a head, {size}", x, gamma)
         require(
             label is None or label.atom % size == 0,
-            "rms_norm",
+            self.name,
             f"the label of the last dim must keep heads of {size} whole",
             x,
             advice="make its atom a multiple",
         )
-        count = replace(label, atom=label.atom // size) if label is not None else None
-        return [y, TensorSpec((*x.shape[:-1], fixed(width) // size), f32, (*x.labels[:-1], count))]
 
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The normalized dim is not sharded; heads may be."""
-        assert inputs[0] is not None
-        rows = leading(inputs[0])
-        if attrs["head_dim"]:
-            x = (*rows, "h")
-            return Factors((x, ("d",)), (x, x), whole=frozenset("d"))
-        return Factors(((*rows, "d"), ("d",)), ((*rows, "d"), rows), whole=frozenset("d"))
+    def results(self, spec: Specs) -> list[TensorSpec]:
+        """rstd is `[...]`, or `[..., heads]` if heads are normalized separately."""
+        y, rstd = super().results(spec)
+        if self.head_dim:
+            label = y.labels[-1]
+            count = replace(label, atom=label.atom // self.head_dim) if label is not None else None
+            heads = fixed(y.shape[-1]) // self.head_dim
+            rstd = TensorSpec((*y.shape[:-1], heads), rstd.dtype, (*y.labels[:-1], count))
+        return [y, rstd]
 
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """One fused op computes dx (plus the gradient of the residual) and dgamma."""
-        x, gamma = op.given
-        dy, rstd = incoming(op, grads), tape.use(op.outputs[1])
-        offset, head_dim = op.attrs["offset"], op.attrs["head_dim"]
-        return [NormTerm(dy, tape.use(x), rstd, tape.use(gamma), gamma, offset, head_dim), None]
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile."""
-        x, gamma = op.given
-        t = low.tensor(x)
-        y, rstd = op.outputs
-        low.emit(
-            "rms_norm",
-            op,
-            over=t,
-            dtype=t.dtype,
-            tiles={"y": low.row(y), "rstd": low.row(rstd), "x": low.row(x), "gamma": low.whole(gamma)},
-            floats={"eps": op.attrs["eps"], "offset": op.attrs["offset"]},
-        )
+        dy, rstd = incoming(self, grads), tape.use(self.rstd)
+        x, gamma = tape.use(self.x), tape.use(self.gamma)
+        return {"x": NormTerm(dy, x, rstd, gamma, self.gamma, self.offset, self.head_dim)}
 
 
 @register
 class RmsNormBackward(Op):
-    """Gradient of `RmsNorm`. Inputs are dy, x, rstd, gamma and dresidual (or None). Outputs are dx
-    and dgamma (fp32), where dgamma is separate for each head.
-    """
+    """Gradient of `RmsNorm`, plus the gradient of a residual. dgamma is separate for each head."""
 
     name = "rms_norm_backward"
     combine_rank = 1  # after the contractions, whose sum is this op's residual
-    accumulates = (1,)
-    in_place = ((0, 0),)
-    signature = Signature(5, absent=frozenset({4}), attributes={"offset": float, "head_dim": int})
+    whole = "d"
+    partial_values = (Partial("dgamma", "...", "dgamma", tree=BATCH_SPLITS),)
+    dy: int = operand("... d")
+    x: int = operand("... d")
+    rstd: int = operand("...", dtype="f32")
+    gamma: int = operand("d")
+    dresidual: int | None = optional("... d")
+    offset: float
+    head_dim: int
+    dx: int = result(like="x", in_place="dy")
+    dgamma: int = result(like="gamma", dtype="f32", accumulates=True)
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """dx has the spec of x; dgamma is fp32 with the shape of gamma, or as wide as x."""
-        _, x, _, gamma, _ = inputs
-        assert x is not None and gamma is not None
-        dgamma = replace(gamma, dtype=DTYPES["f32"], name="")
-        if attrs["head_dim"]:
-            dgamma = TensorSpec(x.shape[-1:], DTYPES["f32"], x.labels[-1:], storage="vector")
-        return [TensorSpec(x.shape, x.dtype, x.labels), dgamma]
+    def dims(self, spec: Specs) -> Mapping[str, str]:
+        """Heads may be sharded."""
+        rows = dict.fromkeys(("dy", "x", "dresidual"), "... h")
+        return {**rows, "rstd": "... h*", "dgamma": "h"} if self.head_dim else {}
 
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """dgamma contracts the rows."""
-        assert inputs[1] is not None
-        rows = leading(inputs[1])
-        x = (*rows, "h" if attrs["head_dim"] else "d")
-        rstd = x if attrs["head_dim"] else rows
-        return Factors(
-            (x, x, rstd, ("d",), x if inputs[4] is not None else None),
-            (x, x[-1:]),
-            whole=frozenset("d"),
-            partial_values=(PartialValue("dgamma", rows, (1,), tree=BATCH_SPLITS),),
-        )
+    def results(self, spec: Specs) -> list[TensorSpec]:
+        """dgamma is as wide as gamma, or as x."""
+        dx, dgamma = super().results(spec)
+        if self.head_dim:
+            dgamma = TensorSpec(dx.shape[-1:], dgamma.dtype, dx.labels[-1:], storage="vector")
+        return [dx, dgamma]
 
-    def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
+    @classmethod
+    def combine(cls, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
         """One op per norm, each adding the sum so far; contributes the gradient of gamma too."""
         for t in terms_of(NormTerm, terms):
-            attrs = {"offset": t.offset, "head_dim": t.head_dim}
-            total, dgamma = tape.op(self.name, [t.dy, t.x, t.rstd, t.gamma, total], **attrs)
-            tape.contribute(
-                t.weight, tape.later("head_sum", [dgamma], head_dim=t.head_dim) if t.head_dim else dgamma
+            total, dgamma = tape.op(
+                RmsNormBackward(
+                    dy=t.dy,
+                    x=t.x,
+                    rstd=t.rstd,
+                    gamma=t.gamma,
+                    dresidual=total,
+                    offset=t.offset,
+                    head_dim=t.head_dim,
+                )
             )
+            of_heads = HeadSum(x=dgamma, head_dim=t.head_dim)
+            tape.contribute(t.weight, tape.later(of_heads) if t.head_dim else dgamma)
         assert total is not None
         return total
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """dx, and the partial values of dgamma per batch split. Then the sum of these along the
         tree over batch splits, and the reduction over devices.
         """
-        dy, x, rstd, gamma = op.given[:4]
-        residual = op.inputs[4]
-        t = low.tensor(x)
-        split = low.split_temp(t.cols, "dgamma_splits")
+        x = low.tensor(self.x)
+        split = low.split_temp(x.cols, "dgamma_splits")
         low.emit(
             "rms_norm_backward",
-            op,
-            over=t,
-            dtype=t.dtype,
+            over=x,
+            dtype=x.dtype,
             tiles={
-                "dx": low.row(op.outputs[0]),
+                "dx": low.row(self.dx),
                 "dgamma_split": low.row(split, div=low.split_rows),
-                "dy": low.row(dy),
+                "dy": low.row(self.dy),
                 "x": low.row(x),
-                "rstd": low.row(rstd),
-                "gamma": low.whole(gamma),
-                "dresidual": low.row(residual) if residual is not None else None,
+                "rstd": low.row(self.rstd),
+                "gamma": low.whole(self.gamma),
+                "dresidual": low.row(self.dresidual) if self.dresidual is not None else None,
             },
             ints=low.split_cut,
-            floats={"offset": op.attrs["offset"]},
+            floats={"offset": self.offset},
         )
-        low.split_tree(op, 1, split)
+        low.split_tree(self.dgamma, split)
 
 
 @register
@@ -198,45 +180,38 @@ class HeadSum(Op):
     """
 
     name = "head_sum"
-    signature = Signature(1, attributes={"head_dim": int})
+    partial_values = (Partial("gain", "h", "out"),)
+    x: int = operand("h", dtype="f32", storage="vector")
+    head_dim: int
+    out: int = result("d", dtype="f32", storage="vector")
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """fp32 `[head_dim]`."""
-        (x,) = inputs
-        assert x is not None
-        size, width = attrs["head_dim"], x.shape[0]
-        is_vector = x.storage == "vector" and x.dtype.name == "f32"
+    def check(self, spec: Specs) -> None:
+        """The vector holds whole heads, also on every device."""
+        x, size = spec(self.x), self.head_dim
         label = x.labels[0]
-        require(
-            is_vector and size > 0 and fixed(width) % size == 0 and (label is None or label.atom % size == 0),
-            self.name,
-            f"takes a vector of f32 with heads of {size} that its label keeps whole",
-            x,
-        )
-        return [TensorSpec((size,), DTYPES["f32"], storage="vector")]
+        fits = size > 0 and fixed(x.shape[0]) % size == 0 and (label is None or label.atom % size == 0)
+        require(fits, self.name, f"takes a vector with heads of {size} that its label keeps whole", x)
 
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The heads are contracted."""
-        return Factors((("h",),), (("d",),), partial_values=(PartialValue("gain", ("h",), (0,)),))
+    def results(self, spec: Specs) -> list[TensorSpec]:
+        """`[head_dim]`."""
+        return [TensorSpec((self.head_dim,), DTYPES["f32"], storage="vector")]
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task; if heads are sharded, the partial value is reduced."""
-        (x,) = op.given
-        spec, out = low.spec(x), low.tensor(op.outputs[0])
-        pending = low.pending_reduction(op, "gain")
+        spec, out = low.spec(self.x), low.tensor(self.out)
+        pending = low.pending_reduction("gain")
         k_splits = low.label_splits(spec.labels[0], fixed(spec.shape[0]), pending)
-        target = low.temp_like(out, dtype="f32", name="gain") if pending else op.outputs[0]
+        target = low.temp_like(out, dtype="f32", name="gain") if pending else out
         low.emit(
             "head_sum",
-            op,
             over=low.one,
             step=0,
             dtype="f32",
-            tiles={"out": low.whole(target), "x": low.whole(x)},
+            tiles={"out": low.whole(target), "x": low.whole(self.x)},
             ints={"num_k_splits": len(k_splits), "range": [v for c in k_splits for v in c]},
         )
         if pending:
-            low.all_reduce(op, target, op.outputs[0], None, pending, step=0)
+            low.all_reduce(target, self.out, None, pending, step=0)
 
 
 @dataclass(frozen=True)
@@ -256,134 +231,84 @@ class LayerNormTerm(Term):
 
 @register
 class LayerNorm(Op):
-    """`(x - mean) * rstd * gamma + beta`. Outputs are y, and mean and rstd of every row (saved for
-    the backward pass).
+    """`(x - mean) * rstd * gamma + beta`; mean and rstd of every row are saved for the backward
+    pass.
     """
 
     name = "layer_norm"
-    signature = Signature(3, attributes={"eps": float})
+    whole = "d 2"
+    x: int = operand("... d")
+    gamma: int = operand("d")
+    beta: int = operand("d")
+    eps: float
+    y: int = result(like="x")
+    stats: int = result("... 2", dtype="f32")
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The spec of x, and statistics `[..., 2]` in fp32."""
-        x, gamma, beta = inputs
-        assert x is not None and gamma is not None and beta is not None
-        require_floats(self.name, x, gamma, beta)
-        require_positive(self.name, eps=attrs["eps"])
-        require(len(x.shape) > 1 and x.storage == "rows", self.name, "x must be rows of elements", x, gamma)
-        require(
-            gamma.shape == beta.shape == x.shape[-1:],
-            self.name,
-            "gamma and beta must have the size of the last dim",
-            x,
-            gamma,
-            beta,
-        )
-        return [
-            TensorSpec(x.shape, x.dtype, x.labels),
-            TensorSpec((*x.shape[:-1], 2), DTYPES["f32"], (*x.labels[:-1], None)),
-        ]
+    def check(self, spec: Specs) -> None:
+        """eps is above 0."""
+        require_positive(self.name, eps=self.eps)
 
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The normalized dim is not sharded."""
-        assert inputs[0] is not None
-        rows = leading(inputs[0])
-        x = (*rows, "d")
-        return Factors((x, ("d",), ("d",)), (x, (*rows, "t")), whole=frozenset("dt"))
-
-    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """One fused op computes dx (plus the gradient of the residual), dgamma and dbeta."""
-        x, gamma, beta = op.given
-        dy, stats = incoming(op, grads), tape.use(op.outputs[1])
-        return [LayerNormTerm(dy, tape.use(x), stats, tape.use(gamma), (gamma, beta)), None, None]
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per row tile."""
-        x, gamma, beta = op.given
-        t = low.tensor(x)
-        y, stats = op.outputs
-        tiles = {
-            "y": low.row(y),
-            "stats": low.row(stats),
-            "x": low.row(x),
-            "gamma": low.whole(gamma),
-            "beta": low.whole(beta),
-        }
-        low.emit("layer_norm", op, over=t, dtype=t.dtype, tiles=tiles, floats={"eps": op.attrs["eps"]})
+        dy, stats = incoming(self, grads), tape.use(self.stats)
+        weights = self.gamma, self.beta
+        return {"x": LayerNormTerm(dy, tape.use(self.x), stats, tape.use(self.gamma), weights)}
 
 
 @register
 class LayerNormBackward(Op):
-    """Gradient of `LayerNorm`. Inputs are dy, x, statistics, gamma and dresidual (or None). Outputs
-    are dx, dgamma and dbeta (the last two in fp32).
-    """
+    """Gradient of `LayerNorm`, plus the gradient of a residual."""
 
     name = "layer_norm_backward"
     combine_rank = 1
-    accumulates = (1, 2)
-    in_place = ((0, 0),)
-    signature = Signature(5, absent=frozenset({4}))
+    whole = "d 2"
+    partial_values = (
+        Partial("dgamma", "...", "dgamma", tree=BATCH_SPLITS),
+        Partial("dbeta", "...", "dbeta", tree=BATCH_SPLITS),
+    )
+    dy: int = operand("... d")
+    x: int = operand("... d")
+    stats: int = operand("... 2", dtype="f32")
+    gamma: int = operand("d")
+    dresidual: int | None = optional("... d")
+    dx: int = result(like="x", in_place="dy")
+    dgamma: int = result(like="gamma", dtype="f32", accumulates=True)
+    dbeta: int = result(like="gamma", dtype="f32", accumulates=True)
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """dx has the spec of x. dgamma and dbeta are fp32 with the shape of gamma."""
-        _, x, _, gamma, _ = inputs
-        assert x is not None and gamma is not None
-        return [
-            TensorSpec(x.shape, x.dtype, x.labels),
-            *[replace(gamma, dtype=DTYPES["f32"], name="")] * 2,
-        ]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """dgamma and dbeta contract the rows."""
-        assert inputs[1] is not None
-        rows = leading(inputs[1])
-        x = (*rows, "d")
-        return Factors(
-            (x, x, (*rows, "t"), ("d",), x if inputs[4] is not None else None),
-            (x, ("d",), ("d",)),
-            whole=frozenset("dt"),
-            partial_values=(
-                PartialValue("dgamma", rows, (1,), tree=BATCH_SPLITS),
-                PartialValue("dbeta", rows, (2,), tree=BATCH_SPLITS),
-            ),
-        )
-
-    def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
+    @classmethod
+    def combine(cls, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
         """One op per norm, each adding the sum so far; contributes the gradients of gamma and beta
         too.
         """
         for t in terms_of(LayerNormTerm, terms):
-            total, *gradients = tape.op(self.name, [t.dy, t.x, t.stats, t.gamma, total])
+            norm = LayerNormBackward(dy=t.dy, x=t.x, stats=t.stats, gamma=t.gamma, dresidual=total)
+            total, *gradients = tape.op(norm)
             for weight, gradient in zip(t.weights, gradients):
                 tape.contribute(weight, gradient)
         assert total is not None
         return total
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """dx, and the partial values of dgamma and dbeta per batch split. Then the sums of these
         along the tree over batch splits, and the reductions over devices.
         """
-        dy, x, stats, gamma = op.given[:4]
-        residual = op.inputs[4]
-        t = low.tensor(x)
-        batch_splits = {name: low.split_temp(t.cols, f"{name}_splits") for name in ("dgamma", "dbeta")}
+        x = low.tensor(self.x)
+        dgamma, dbeta = (low.split_temp(x.cols, f"{name}_splits") for name in ("dgamma", "dbeta"))
         low.emit(
             "layer_norm_backward",
-            op,
-            over=t,
-            dtype=t.dtype,
+            over=x,
+            dtype=x.dtype,
             tiles={
-                "dx": low.row(op.outputs[0]),
-                **{
-                    f"{name}_split": low.row(split, div=low.split_rows)
-                    for name, split in batch_splits.items()
-                },
-                "dy": low.row(dy),
+                "dx": low.row(self.dx),
+                "dgamma_split": low.row(dgamma, div=low.split_rows),
+                "dbeta_split": low.row(dbeta, div=low.split_rows),
+                "dy": low.row(self.dy),
                 "x": low.row(x),
-                "stats": low.row(stats),
-                "gamma": low.whole(gamma),
-                "dresidual": low.row(residual) if residual is not None else None,
+                "stats": low.row(self.stats),
+                "gamma": low.whole(self.gamma),
+                "dresidual": low.row(self.dresidual) if self.dresidual is not None else None,
             },
             ints=low.split_cut,
         )
-        for output, split in enumerate(batch_splits.values(), 1):
-            low.split_tree(op, output, split)
+        low.split_tree(self.dgamma, dgamma)
+        low.split_tree(self.dbeta, dbeta)

@@ -7,15 +7,14 @@ not finite, the scale is NaN. The `update` op then leaves every tensor unchanged
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
-from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import fixed, require
-from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.graph.ops.common import fixed
+from tilewise.ir.factors import Factors, PartialValue
+from tilewise.ir.graph import TensorSpec
 from tilewise.ir.lowering import Draft, Lowering
-from tilewise.ir.op import Factors, Op, PartialValue, Signature, register
+from tilewise.ir.op import Op, Partial, Specs, operand, operands, register, result
 from tilewise.ir.program import NumberLike
 
 __all__: list[str] = []
@@ -27,9 +26,8 @@ _TASK_ROWS = 8192  # entries of one task: whole tiles
 
 @register
 class GlobalNorm(Op):
-    """The norm of all gradients, and the scale that limits it. Inputs are the loss, then the
-    gradients. The output is `[2]` fp32 (norm, scale). The scale is NaN if the loss or the norm is
-    not finite.
+    """The norm of all gradients, and the scale that limits it. The scale is NaN if the loss or the
+    norm is not finite.
 
     The norm is computed from a table of partial sums in fp64. The table has an entry per row and k
     split of the columns of every gradient; for a vector, an entry per element. So the entries do
@@ -38,41 +36,27 @@ class GlobalNorm(Op):
     """
 
     name = "global_norm"
-    signature = Signature(None, attributes={"max_norm": float})
+    partial_values = (Partial("squares", "", "out", "or"),)
+    loss: int = operand("*", dtype="f32")
+    grads: tuple[int, ...] = operands("*", dtype="f32", packed=True)
+    max_norm: float
+    out: int = result("2", dtype="f32", storage="vector")
 
-    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Gradients of weights are stored like the weights."""
-        return position > 0
-
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """`[2]` fp32."""
-        require(
-            len(inputs) > 1 and all(s is not None and s.dtype.name == "f32" for s in inputs),
-            self.name,
-            "takes the loss and gradients, all f32",
-            *inputs,
-        )
-        return [TensorSpec((2,), DTYPES["f32"], storage="vector")]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+    def factors(self, spec: Specs) -> Factors:
         """A gradient may be sharded along its rows, and along its columns if a label cuts them into
         k splits.
         """
-        names = tuple(_names(s, f"g{i}_") for i, s in enumerate(inputs))
-        divisible = [
-            d for s, dims in zip(inputs, names) if s is not None and dims for d in _divisible(s, dims)
-        ]
-        return Factors(
-            names, (("o",),), partial_values=(PartialValue("squares", tuple(divisible), (0,), "or"),)
-        )
+        factors = super().factors(spec)
+        named = zip((self.loss, *self.grads), factors.inputs)
+        divisible = [d for tensor, dims in named if dims for d in _divisible(spec(tensor), dims)]
+        return replace(factors, partial_values=(PartialValue("squares", tuple(divisible), (0,), "or"),))
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """Tasks for runs of entries, one exchange of the table, one task for the total."""
-        loss, *grads = op.given
         parts: dict[object, _Part] = {}  # by form: equal layers have equal gradients
         alike: dict[tuple[int, int], _Part] = {}  # the same by identity, which is quicker to compare
         views = []
-        for grad in grads:
+        for grad in self.grads:
             form, layout = low.spec(grad).form, low.layout(grad)
             part = alike.get((id(form), id(layout)))
             if part is None:
@@ -93,26 +77,16 @@ class GlobalNorm(Op):
                     continue
                 ints = {**part.ints, "first_entry": first}
                 emitted[id(part), first] = low.emit(
-                    "square_sum", op, over=low.one, step=0, tiles=tiles, ints=ints
+                    "square_sum", over=low.one, step=0, tiles=tiles, ints=ints
                 )
             base += part.reserved
-        for pending in low.pending_reductions(op, "squares"):
-            producer = low.hold(op, table.extent, 0, low.whole(table), f"{op.label}/squares")
+        for pending in low.pending_reductions("squares"):
+            producer = low.hold(table.extent, 0, low.whole(table), f"{low.op.label}/squares")
             shared = low.temp(size, 1, "f64", tile_rows=_TILE_ROWS, name="squares_shared")
-            low.all_reduce(op, table, shared, None, pending, step=0, producer=producer)
+            low.all_reduce(table, shared, None, pending, step=0, producer=producer)
             table = shared
-        low.emit(
-            "norm_scale",
-            op,
-            over=low.one,
-            step=0,
-            tiles={"out": low.whole(op.outputs[0]), "squares": low.whole(table), "loss": low.whole(loss)},
-            floats={"max_norm": op.attrs["max_norm"]},
-        )
-
-
-def _names(spec: TensorSpec | None, prefix: str) -> tuple[str, ...] | None:
-    return tuple([f"{prefix}{i}" for i in range(len(spec.shape))]) if spec is not None else None
+        tiles = {"out": low.whole(self.out), "squares": low.whole(table), "loss": low.whole(self.loss)}
+        low.emit("norm_scale", over=low.one, step=0, tiles=tiles, floats={"max_norm": self.max_norm})
 
 
 def _column_dim(spec: TensorSpec) -> int | None:

@@ -8,38 +8,19 @@ reduction can deliver a sum in shards (a reduce-scatter).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from tilewise.graph.ops.common import require
-from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering, Ref
-from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.ir.op import Op, Specs, operand, register, result
 
 __all__: list[str] = []
 
 
 class Reshard(Op):
-    """Base of these ops: one operand of any storage, and the axes of every dim may change."""
+    """Base of these ops: one operand of any type and storage, and the axes of every dim may change."""
 
-    signature = Signature(1)
-
-    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Weights are resharded as they are stored."""
-        return True
-
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """The spec of x."""
-        (x,) = inputs
-        assert x is not None
-        return [TensorSpec(x.shape, x.dtype, x.labels, storage=x.storage)]
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """All dims are kept, and the axes of all may change."""
-        (x,) = inputs
-        assert x is not None
-        dims = tuple(f"d{i}" for i in range(len(x.shape)))
-        return Factors((dims,), (dims,), moved=frozenset(dims))
+    moved = "..."
+    x: int = operand("...", dtype="any", packed=True)
+    out: int = result(like="x", dtype="any")
 
 
 @register
@@ -48,9 +29,9 @@ class AllGather(Reshard):
 
     name = "all_gather"
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per row tile, after all peers have their parts."""
-        low.all_gather(op, op.given[0], op.outputs[0])
+        low.all_gather(self.x, self.out)
 
 
 @register
@@ -61,9 +42,9 @@ class Slice(Reshard):
 
     name = "slice"
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per row tile."""
-        low.slice(op, op.given[0], op.outputs[0])
+        low.slice(self.x, self.out)
 
 
 @register
@@ -72,9 +53,10 @@ class Fetch(Reshard):
 
     name = "fetch"
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per tile."""
-        _move(low, op)
+        source, target = low.flat(self.x), low.flat(self.out)
+        _move(low, "fetch", source, target, in_memory=target)
 
 
 @register
@@ -83,64 +65,34 @@ class Store(Reshard):
 
     name = "store"
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per tile."""
-        _move(low, op)
+        source, target = low.flat(self.x), low.flat(self.out)
+        _move(low, "store", source, target, in_memory=source)
 
 
 @register
 class PutBack(Op):
-    """Stores a prefetched copy of a tensor in the devices' files. Inputs are the tensor and its
-    copy in memory.
-    """
+    """Stores a prefetched copy of a tensor (`values`, in memory) in the devices' files."""
 
     name = "put_back"
-    signature = Signature(2)
+    tensor: int = operand("...", dtype="any", packed=True)
+    values: int = operand("...", dtype="any", packed=True)
 
-    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
-        """Tensors are stored as they are."""
-        return True
+    def check(self, spec: Specs) -> None:
+        """Both have one dtype."""
+        tensor, values = spec(self.tensor), spec(self.values)
+        require(tensor.dtype == values.dtype, self.name, "operands must have one dtype", tensor, values)
 
-    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """No output: the tensor is written in place."""
-        tensor, values = inputs
-        assert tensor is not None and values is not None
-        require(
-            (tensor.shape, tensor.dtype) == (values.shape, values.dtype),
-            self.name,
-            "both operands must have one shape and dtype",
-            *inputs,
-        )
-        return []
-
-    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Both have the same layout."""
-        (x, _) = inputs
-        assert x is not None
-        dims = tuple(f"d{i}" for i in range(len(x.shape)))
-        return Factors((dims, dims), ())
-
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per tile."""
-        tensor, values = op.given
-        _emit_move(low, op, "store", source=low.flat(values), target=low.flat(tensor))
+        source, target = low.flat(self.values), low.flat(self.tensor)
+        _move(low, "store", source, target, in_memory=source)
 
 
-def _move(low: Lowering, op: OpNode) -> None:
-    _emit_move(low, op, op.op, source=low.flat(op.given[0]), target=low.flat(op.outputs[0]))
-
-
-def _emit_move(low: Lowering, op: OpNode, kernel: str, source: Ref, target: Ref) -> None:
-    in_memory = source if kernel == "store" else target
-    low.emit(
-        kernel,
-        op,
-        over=target,
-        step=in_memory.tile_rows,
-        dtype=target.dtype,
-        tiles={"out": low.row(target), "x": low.row(source)},
-        priority=2,
-    )
+def _move(low: Lowering, kernel: str, source: Ref, target: Ref, *, in_memory: Ref) -> None:
+    tiles = {"out": low.row(target), "x": low.row(source)}
+    low.emit(kernel, over=target, step=in_memory.tile_rows, dtype=target.dtype, tiles=tiles, priority=2)
 
 
 @register
@@ -149,6 +101,6 @@ class AllGatherParameters(Reshard):
 
     name = "all_gather_parameters"
 
-    def lower(self, low: Lowering, op: OpNode) -> None:
+    def lower(self, low: Lowering) -> None:
         """One task per tile of a storage shard."""
-        low.all_gather_parameters(op, op.given[0], op.outputs[0])
+        low.all_gather_parameters(self.x, self.out)

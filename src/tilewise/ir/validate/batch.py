@@ -52,7 +52,7 @@ def validate_batch_sums(graph: Graph) -> None:
     for template in graph.templates.values():
         validate_batch_sums(template.graph)
     for op in graph.ops:
-        if op.op == "call" or not op_named(op.op).accumulates:
+        if op.op == "call" or not op_named(op.op).declared.accumulates:
             continue
         if not _counts_what_it_sums(graph, op):
             raise LayoutError(

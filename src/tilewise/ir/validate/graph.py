@@ -5,9 +5,8 @@ that ran last.
 from __future__ import annotations
 
 from tilewise.core.errors import InternalError
-from tilewise.ir.declared import outputs_of
 from tilewise.ir.graph import Graph, OpNode, TensorFamily, TensorSpec
-from tilewise.ir.op import op_named
+from tilewise.ir.op import results_of_call
 
 __all__ = ["validate_graph"]
 
@@ -47,7 +46,7 @@ def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
             _require(len(op.outputs) == count, graph, "results fit", op)
         else:
             operands = [None if i is None else graph.spec(i) for i in op.inputs]
-            specs = outputs_of(op_named(op.op), operands, op.attrs)
+            specs = results_of_call(op.op, operands, op.attrs)
             same = [(s.shape, s.dtype) for s in specs] == [
                 (s.shape, s.dtype) for s in map(graph.spec, op.outputs)
             ]

@@ -23,9 +23,9 @@ from tilewise.ir.contractions import (
     group_of,
     is_covered_by,
 )
+from tilewise.ir.factors import Factors
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import GROUPS, K_SPLITS, GraphLayout, PendingReduction, in_space, show_axes
-from tilewise.ir.op import Factors
 
 __all__ = ["validate_pending_reductions"]
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tilewise.core.mesh import Axes
-from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Collective, Mode, Notify, Number, NumberLike, Operand, Wait, is_single, upper
 from tilewise.plan.classes import DeviceGroup
@@ -45,14 +44,11 @@ class Rows(NamedTuple):
         return -(-self.rows // self.step)
 
 
-def all_gather_rows(
-    low: ClassLowering, op: OpNode, dst: Ref, done: int, group: DeviceGroup, step: NumberLike
-) -> None:
+def all_gather_rows(low: ClassLowering, dst: Ref, done: int, group: DeviceGroup, step: NumberLike) -> None:
     """Copy every peer's part of each tile after the peer's signal.
 
     Args:
         low: receives the instructions.
-        op: the op that they belong to.
         dst: `[rows, cols]`. Member k of the device group has computed part k of the rows of every
             tile, in its own memory.
         done: the signal range in which each member posts that its part is complete.
@@ -66,23 +62,20 @@ def all_gather_rows(
         "dst": own,
         "src": [o._replace(group=group.number, member=m) for o, m in zip(own, group.peer_members)],
     }
-    label = gather_label(op.label)
+    label = gather_label(low.op.label)
     gather = low.emit(
-        "copy_pairs", op, over=dst, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
+        "copy_pairs", over=dst, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
     )
     await_peers(gather, group, done, tiles, dst, per_index=per_index)
     post_to_peers(gather, group, ack, tiles, dst, per_index=per_index)
-    acknowledge(low, op, dst, group, ack, tiles, step)
+    acknowledge(low, dst, group, ack, tiles, step)
 
 
-def collect_rows(
-    low: ClassLowering, op: OpNode, src: Ref, dst: Ref, axes: Axes, members: Sequence[Rows]
-) -> None:
+def collect_rows(low: ClassLowering, src: Ref, dst: Ref, axes: Axes, members: Sequence[Rows]) -> None:
     """Copy the rows of all members of a device group, one after another.
 
     Args:
         low: receives the instructions.
-        op: the op that they belong to.
         src: this device's rows.
         dst: the rows of all members.
         axes: axes of the device group.
@@ -91,7 +84,7 @@ def collect_rows(
     group, most = low.numbers.group(axes), max(member.tiles for member in members)
     ready, ack = low.signals(group.size * most), low.signals(group.size * most)
     step = upper(src.tile_rows)
-    offer = low.hold(op, src.extent, step, Operand(src.slot, Mode.ROW), f"{op.label}/offer")
+    offer = low.hold(src.extent, step, Operand(src.slot, Mode.ROW), f"{low.op.label}/offer")
     post_to_peers(offer, group, ready, most, src, per_index=True)
     read = Number(ack, most * group.me.multiple, group.me.source, group.me.which)
     for number, member in enumerate(members):
@@ -101,34 +94,31 @@ def collect_rows(
         }
         copy = low.emit(
             "copy_pairs",
-            op,
             over=Number(member.rows),
             step=member.step,
             dtype=dst.dtype,
             tiles=views,
             priority=2,
-            label=gather_label(op.label),
+            label=gather_label(low.op.label),
         )
         copy.waits.append(Wait(ready + number * most, True, 1, group.number, number, src.slot))
         copy.notifies.append(Notify(group.number, number, read, True, src.slot))
-    acknowledge(low, op, src, group, ack, most, step)
+    acknowledge(low, src, group, ack, most, step)
 
 
-def all_gather_batch(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
+def all_gather_batch(low: ClassLowering, source: int, target: int) -> None:
     """Copy the rows of all devices that share a batch of fixed size, in batch order."""
     src, axes = low.tensor(source), low.layout(source)[0]
     rows, step, dst = src.extent.constant, upper(src.tile_rows), low.tensor(target)
     parts = tuple((place * rows, (place + 1) * rows) for place in range(low.mesh.size(*axes)))
     low.exchange(
-        op, Collective("all_gather_batch", op.id, axes, src.slot, dst.slot, (source, target), step, parts)
+        Collective("all_gather_batch", low.op.id, axes, src.slot, dst.slot, (source, target), step, parts)
     )
 
 
-def expand_all_gather_batch(
-    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
-) -> Collective:
+def expand_all_gather_batch(low: ClassLowering, record: Collective, producer: Draft | None) -> Collective:
     """One copy per member, in the order of the batch."""
     src, dst, step = low.views[record.source], low.views[record.target], upper(record.step)
     members = [Rows(begin, end - begin, step) for begin, end in record.parts]
-    collect_rows(low, op, src, dst, record.axes, members)
+    collect_rows(low, src, dst, record.axes, members)
     return record

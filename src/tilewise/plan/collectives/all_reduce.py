@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from tilewise.core.tree import Interval
-from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import Collective, NumberLike, upper
@@ -19,7 +18,6 @@ __all__ = ["all_reduce", "all_reduce_in_place", "expand_all_reduce"]
 
 def all_reduce(
     low: ClassLowering,
-    op: OpNode,
     source: int | Ref,
     target: int | Ref,
     residual: int | Ref | None,
@@ -36,7 +34,6 @@ def all_reduce(
 
     Args:
         low: receives the instructions.
-        op: the op that they belong to.
         source: `[rows, cols]`, a partial value on every member.
         target: the complete value, or this device's columns of it.
         residual: a tensor that is added after the tree's root: it has the shape of `target`, or one
@@ -57,28 +54,26 @@ def all_reduce(
     if pending.arrives_in_shards:
         kind, group = "reduce_scatter", low.mesh.group(low.shapes.device, *pending.group)
         parts = [columns_in_group(low, tensor, pending.group, device) for device in group]
-    record = record_reduction(low, kind, op, pending, src, dst, tensor, step, residual_ref, parts)
-    low.exchange(op, record, producer or low.instructions[-1])
+    record = record_reduction(low, kind, pending, src, dst, tensor, step, residual_ref, parts)
+    low.exchange(record, producer or low.instructions[-1])
 
 
-def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, pending: PendingReduction) -> None:
+def all_reduce_in_place(low: ClassLowering, ref: Ref, pending: PendingReduction) -> None:
     """Sum a gradient over a device group in place: every device reduces its own part of the rows
     and copies the parts of its peers.
     """
     flat, producer = low.flat(ref), low.instructions[-1]
     step = upper(producer.step) if ref.packed else 0
-    low.exchange(op, record_reduction(low, "all_reduce", op, pending, flat, flat, -1, step), producer)
+    low.exchange(record_reduction(low, "all_reduce", pending, flat, flat, -1, step), producer)
 
 
-def expand_all_reduce(
-    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
-) -> Collective:
+def expand_all_reduce(low: ClassLowering, record: Collective, producer: Draft | None) -> Collective:
     """Reduce-scatter along rows, then all-gather along rows."""
     assert producer is not None
     src, dst = low.views[record.source], low.views[record.target]
     residual = None if record.residual < 0 else low.views[record.residual]
-    pending = pending_of(low, op, record)
+    pending = pending_of(low, record)
     group = group_of(low, pending)
-    done = reduce_scatter_rows(low, op, producer, src, dst, residual, pending.combine, group, record.step)
-    all_gather_rows(low, op, dst, done, group, record.step)
+    done = reduce_scatter_rows(low, producer, src, dst, residual, pending.combine, group, record.step)
+    all_gather_rows(low, dst, done, group, record.step)
     return record

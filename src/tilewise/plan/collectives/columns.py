@@ -15,7 +15,6 @@ from __future__ import annotations
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import Axes
 from tilewise.core.tree import Interval
-from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import TensorLayout, show_layout
 from tilewise.ir.lowering import Draft, Tiles
 from tilewise.ir.program import Collective, Mode, Operand, is_single
@@ -44,13 +43,13 @@ __all__ = [
 _COPIED = ("f32", "bf16")
 
 
-def slice_columns(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
+def slice_columns(low: ClassLowering, source: int, target: int) -> None:
     """Copy this device's columns of every row tile.
 
     Raises:
         PlanError: the change is not one of columns only.
     """
-    _columns(low, op, source, target)
+    _columns(low, source, target)
     src, dst = low.tensor(source), low.tensor(target)
     begin, end = _range(low, target, low.shapes.device)
     spec = low.spec(source)
@@ -58,61 +57,61 @@ def slice_columns(low: ClassLowering, op: OpNode, source: int, target: int) -> N
     skipped = low.numbers.place(key, lambda d: _range(low, target, d)[0] - _range(low, source, d)[0])
     part = Operand(src.slot, Mode.ROWCOLS, part=skipped, parts=end - begin)
     tiles: Tiles = {"dst": [Operand(dst.slot, Mode.ROW)], "src": [part]}
-    low.emit("copy_pairs", op, over=dst, step=low.row_step(dst), dtype=dst.dtype, tiles=tiles)
+    low.emit("copy_pairs", over=dst, step=low.row_step(dst), dtype=dst.dtype, tiles=tiles)
 
 
-def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
+def all_gather_columns(low: ClassLowering, source: int, target: int) -> None:
     """Copy the columns of all devices that share a row tile.
 
     Raises:
         PlanError: the change is not one of columns only.
     """
-    axes = _columns(low, op, source, target)
+    axes = _columns(low, source, target)
     src, dst = low.tensor(source), low.tensor(target)
     first = _range(low, target, low.shapes.device)[0]
     ranges = (_range(low, source, device) for device in low.mesh.group(low.shapes.device, *axes))
     parts = tuple((begin - first, end - first) for begin, end in ranges)
     low.exchange(
-        op,
         Collective(
-            "all_gather_columns", op.id, axes, src.slot, dst.slot, (source, target), low.row_step(src), parts
+            "all_gather_columns",
+            low.op.id,
+            axes,
+            src.slot,
+            dst.slot,
+            (source, target),
+            low.row_step(src),
+            parts,
         ),
     )
 
 
-def expand_all_gather_columns(
-    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
-) -> Collective:
+def expand_all_gather_columns(low: ClassLowering, record: Collective, producer: Draft | None) -> Collective:
     """Every device offers its columns, and copies those of all members next to each other."""
     src, dst, step = low.views[record.source], low.views[record.target], record.step
     group = low.numbers.group(record.axes)
     tiles = num_tiles(low, src.extent, step)
     ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)
     operand = Operand(src.slot, Mode.ROW)
-    offer = low.hold(op, src.extent, step, operand, f"{op.label}/offer")
+    offer = low.hold(src.extent, step, operand, f"{low.op.label}/offer")
     post_to_peers(offer, group, ready, tiles, src, per_index=True)
     pairs: Tiles = {
         "dst": [Operand(dst.slot, Mode.ROWCOLS, part=b, parts=e - b) for b, e in record.parts],
         "src": [operand._replace(group=group.number, member=q) for q in range(group.size)],
     }
-    label = gather_label(op.label)
-    copy = low.emit(
-        "copy_pairs", op, over=src, step=step, dtype=dst.dtype, tiles=pairs, priority=2, label=label
-    )
+    label = gather_label(low.op.label)
+    copy = low.emit("copy_pairs", over=src, step=step, dtype=dst.dtype, tiles=pairs, priority=2, label=label)
     await_peers(copy, group, ready, tiles, src, per_index=True)
     post_to_peers(copy, group, ack, tiles, src, per_index=True)
-    acknowledge(low, op, src, group, ack, tiles, step)
+    acknowledge(low, src, group, ack, tiles, step)
     return record
 
 
-def expand_reduce_scatter(
-    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
-) -> Collective:
+def expand_reduce_scatter(low: ClassLowering, record: Collective, producer: Draft | None) -> Collective:
     """Combine this device's columns of the parts of all members, tile by tile."""
     assert producer is not None
     src, dst, step = low.views[record.source], low.views[record.target], record.step
     residual = None if record.residual < 0 else low.views[record.residual]
-    pending, target = pending_of(low, op, record), record.tensors[1]
+    pending, target = pending_of(low, record), record.tensors[1]
     group = group_of(low, pending)
     tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
     ready, ack = low.signals(group.size * tiles), low.signals(group.size * tiles)
@@ -133,11 +132,11 @@ def expand_reduce_scatter(
             else {}
         ),
     }
-    kernel, label = TREES[pending.combine], reduce_label(op.label)
-    reduce = low.emit(kernel, op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label)
+    kernel, label = TREES[pending.combine], reduce_label(low.op.label)
+    reduce = low.emit(kernel, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label)
     await_peers(reduce, group, ready, tiles, src, per_index=per_index)
     post_to_peers(reduce, group, ack, tiles, src, per_index=per_index)
-    acknowledge(low, op, src, group, ack, tiles, step)
+    acknowledge(low, src, group, ack, tiles, step)
     return record
 
 
@@ -155,7 +154,7 @@ def _whole(layout: TensorLayout, group: Axes) -> Axes:
     return tuple(axis for axis in layout[-1] if axis not in group)
 
 
-def _columns(low: ClassLowering, op: OpNode, source: int, target: int) -> Axes:
+def _columns(low: ClassLowering, source: int, target: int) -> Axes:
     """The axes along which the last dim changes."""
     spec, before, after = low.spec(source), low.layout(source), low.layout(target)
     short, long = sorted((before[-1], after[-1]), key=len)
@@ -163,7 +162,7 @@ def _columns(low: ClassLowering, op: OpNode, source: int, target: int) -> Axes:
         raise PlanError(
             "[plan.reshards] layouts may change only along the last dim of rows and vectors in f32 or bf16; got "
             f"{spec.storage} {spec} from {show_layout(before)} to {show_layout(after)} at "
-            f"{op.label!r}; give both sides one layout"
+            f"{low.op.label!r}; give both sides one layout"
         )
     return long[len(short) :]
 

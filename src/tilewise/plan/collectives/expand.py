@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft
 from tilewise.ir.program import Collective
 from tilewise.plan.collectives.all_gather import expand_all_gather_batch
@@ -17,7 +16,7 @@ from tilewise.plan.collectives.storage_shards import expand_all_gather_parameter
 
 __all__ = ["EXPAND"]
 
-Expand = Callable[[ClassLowering, OpNode, Collective, Draft | None], Collective]
+Expand = Callable[[ClassLowering, Collective, Draft | None], Collective]
 EXPAND: Mapping[str, Expand] = {
     "all_reduce": expand_all_reduce,
     "reduce_scatter": expand_reduce_scatter,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft, Tiles
 from tilewise.ir.program import Collective, Mode, Notify, Number, Operand, Wait
 from tilewise.plan.collectives.handshake import ClassLowering, gather_label, num_tiles
@@ -10,7 +9,7 @@ from tilewise.plan.collectives.handshake import ClassLowering, gather_label, num
 __all__ = ["expand_gather", "gather"]
 
 
-def gather(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
+def gather(low: ClassLowering, source: int, target: int) -> None:
     """Copy all column shards of a tensor to the first device of the axes that shard it."""
     src, dst = low.tensor(source), low.tensor(target)
     spec, layout = low.spec(source), low.layout(source)
@@ -20,11 +19,11 @@ def gather(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
     is_first = low.mesh.coordinate(low.shapes.device, *axes) == 0  # first devices are in classes of their own
     to = dst.slot if is_first else -1
     low.exchange(
-        op, Collective("gather", op.id, axes, src.slot, to, (source, target), low.row_step(src), parts)
+        Collective("gather", low.op.id, axes, src.slot, to, (source, target), low.row_step(src), parts)
     )
 
 
-def expand_gather(low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None) -> Collective:
+def expand_gather(low: ClassLowering, record: Collective, producer: Draft | None) -> Collective:
     """The first device copies; the others post that their shard is ready, and hold it until it has
     been read.
     """
@@ -34,10 +33,10 @@ def expand_gather(low: ClassLowering, op: OpNode, record: Collective, producer: 
     ready, ack = low.signals(n * tiles), low.signals(tiles)
     operand = Operand(src.slot, Mode.ROW)
     if record.target < 0:
-        offer = low.hold(op, src.extent, step, operand, f"{op.label}/offer")
+        offer = low.hold(src.extent, step, operand, f"{low.op.label}/offer")
         mine = Number(ready, tiles, group.me.source, group.me.which)
         offer.notifies.append(Notify(group.number, 0, mine, True, src.slot))
-        task = low.hold(op, src.extent, step, operand, f"{op.label}/ack")
+        task = low.hold(src.extent, step, operand, f"{low.op.label}/ack")
         task.waits.append(Wait(ack, True, 1, group.number, 0, src.slot))
         return record
     dst = low.views[record.target]
@@ -47,10 +46,8 @@ def expand_gather(low: ClassLowering, op: OpNode, record: Collective, producer: 
         ],
         "src": [operand, *(operand._replace(group=group.number, member=q) for q in range(1, n))],
     }
-    label = gather_label(op.label)
-    copy = low.emit(
-        "copy_pairs", op, over=src, step=step, dtype=dst.dtype, tiles=pairs, priority=2, label=label
-    )
+    label = gather_label(low.op.label)
+    copy = low.emit("copy_pairs", over=src, step=step, dtype=dst.dtype, tiles=pairs, priority=2, label=label)
     copy.waits += [Wait(ready + q * tiles, True, 1, group.number, q, src.slot) for q in range(1, n)]
     copy.notifies += [Notify(group.number, q, ack, True, src.slot) for q in range(1, n)]
     return record

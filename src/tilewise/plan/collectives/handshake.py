@@ -25,7 +25,7 @@ from typing import Protocol
 
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.tree import Interval
-from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.graph import Graph
 from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Lowering, Ref
 from tilewise.ir.program import (
@@ -90,11 +90,10 @@ class ClassLowering(Lowering, Protocol):
     completed: set[PendingReduction]
     microbatch: int
 
-    def exchange(self, op: OpNode, record: Collective, producer: Draft | None = None) -> None:
+    def exchange(self, record: Collective, producer: Draft | None = None) -> None:
         """Expand a record to instructions, and note which instructions carry it out.
 
         Args:
-            op: the op that it belongs to.
             record: the exchange.
             producer: the instruction that writes its source, if this one posts that it is ready.
         """
@@ -190,7 +189,6 @@ def group_of(low: ClassLowering, pending: PendingReduction) -> DeviceGroup:
 def record_reduction(
     low: ClassLowering,
     kind: str,
-    op: OpNode,
     pending: PendingReduction,
     src: Ref,
     dst: Ref,
@@ -203,11 +201,11 @@ def record_reduction(
     the id of the complete value; -1 for a temporary.
     """
     low.completed.add(pending)
-    number = low.pending_reductions(op, pending.partial).index(pending)
+    number = low.pending_reductions(pending.partial).index(pending)
     residual_slot = -1 if residual is None else residual.slot
     return Collective(
         kind,
-        op.id,
+        low.op.id,
         pending.group,
         src.slot,
         dst.slot,
@@ -220,9 +218,9 @@ def record_reduction(
     )
 
 
-def pending_of(low: ClassLowering, op: OpNode, record: Collective) -> PendingReduction:
+def pending_of(low: ClassLowering, record: Collective) -> PendingReduction:
     """The pending reduction that a record completes."""
-    return low.pending_reductions(op, record.partial)[record.number]
+    return low.pending_reductions(record.partial)[record.number]
 
 
 def residual_operand(residual: Ref, out: Ref, part: Operand) -> Operand:
@@ -289,7 +287,6 @@ def await_peers(
 
 def acknowledge(
     low: ClassLowering,
-    op: OpNode,
     about: Ref,
     group: DeviceGroup,
     signals: int,
@@ -304,7 +301,6 @@ def acknowledge(
 
     Args:
         low: receives the instruction.
-        op: the op that it belongs to.
         about: the tensor that peers read.
         group: the device group whose members read it.
         signals: the first signal of the range in which they post.
@@ -314,7 +310,7 @@ def acknowledge(
         use: as in `await_peers`.
     """
     mode = Mode.WHOLE if is_single(step) else Mode.ROW
-    task = low.hold(op, about.extent, step, Operand(about.slot, mode), f"{op.label}/ack")
+    task = low.hold(about.extent, step, Operand(about.slot, mode), f"{low.op.label}/ack")
     await_peers(
         task, group, signals, tiles, about, per_index=not is_single(step), increment=increment, use=use
     )

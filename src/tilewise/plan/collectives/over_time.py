@@ -26,7 +26,6 @@ uses of a ring in a step have nothing to wait for.
 
 from __future__ import annotations
 
-from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Collective, Mode, Number, Operand, upper
@@ -47,7 +46,7 @@ from tilewise.plan.rings import RING_DEPTH, credit_of_drain, credit_of_write
 __all__ = ["add_microbatch", "expand_add_microbatch", "make_stack"]
 
 
-def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: PendingReduction) -> None:
+def add_microbatch(low: ClassLowering, tensor: int, pending: PendingReduction) -> None:
     """Add every member's part of one sum, for one microbatch, to the stacks of the owners of its
     rows.
 
@@ -56,26 +55,22 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, pending: Pending
 
     Args:
         low: receives the instructions; its microbatch is the current one.
-        op: the op of the sum.
-        output: number of the op's output.
+        tensor: the sum.
         pending: the pending reduction of the sum: its device group, and a tree over batch splits in
             which each member has one node per microbatch.
     """
-    tensor = op.outputs[output]
     producer, part = low.instructions[-1], low.flat(low.ring(tensor))
     total = low.flat(tensor)
     step = upper(producer.step) if low.tensor(tensor).packed else 0
-    record = record_reduction(low, "add_microbatch", op, pending, part, total, tensor, step)
-    low.exchange(op, record._replace(microbatch=low.microbatch), producer)
+    record = record_reduction(low, "add_microbatch", pending, part, total, tensor, step)
+    low.exchange(record._replace(microbatch=low.microbatch), producer)
 
 
-def expand_add_microbatch(
-    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
-) -> Collective:
+def expand_add_microbatch(low: ClassLowering, record: Collective, producer: Draft | None) -> Collective:
     """Exchange the parts of one microbatch; the owners of rows keep the sum so far on a stack."""
     assert producer is not None
     part, total, tensor = low.views[record.source], low.views[record.target], record.tensors[1]
-    pending, step = pending_of(low, op, record), upper(record.step)
+    pending, step = pending_of(low, record), upper(record.step)
     group, microbatch = group_of(low, pending), low.microbatch
     is_last = microbatch == low.shapes.settings.accumulation - 1
     tiles, per_index = num_tiles(low, part.extent, step), step > 0
@@ -95,14 +90,13 @@ def expand_add_microbatch(
     }
     reduce = low.emit(
         "tree_resume",
-        op,
         over=part,
         step=step,
         dtype="f32",
         tiles=views,
         ints={"slot": begin, "finish": int(is_last)},
         priority=2,
-        label=reduce_label(op.label),
+        label=reduce_label(low.op.label),
     )
     await_peers(reduce, group, ready, tiles, part, per_index=per_index)
     post_to_peers(reduce, group, credit, tiles, part, per_index=per_index)
@@ -111,11 +105,11 @@ def expand_add_microbatch(
         return record
     done = low.signals(group.size * tiles)
     post_to_peers(reduce, group, done, tiles, total, per_index=per_index)
-    all_gather_rows(low, op, total, done, group, step)
+    all_gather_rows(low, total, done, group, step)
     for age in reversed(range(RING_DEPTH)):
         about = low.flat(low.ring(tensor, age))
         increment, use = credit_of_drain(age)
-        acknowledge(low, op, about, group, credit, tiles, step, increment=increment, use=use)
+        acknowledge(low, about, group, credit, tiles, step, increment=increment, use=use)
     return record
 
 

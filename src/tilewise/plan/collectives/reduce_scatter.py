@@ -4,7 +4,6 @@ for its own part of a tile's rows.
 
 from __future__ import annotations
 
-from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Mode, NumberLike, Operand, is_single
 from tilewise.plan.classes import DeviceGroup
@@ -24,7 +23,6 @@ __all__ = ["reduce_scatter_rows"]
 
 def reduce_scatter_rows(
     low: ClassLowering,
-    op: OpNode,
     producer: Draft,
     src: Ref,
     dst: Ref,
@@ -38,7 +36,6 @@ def reduce_scatter_rows(
 
     Args:
         low: receives the instructions.
-        op: the op that they belong to.
         producer: the instruction that writes `src`, over the same tiles.
         src: `[rows, cols]`, a partial value on every member.
         dst: the same rows and columns, of which this device's part is written; may be `src`.
@@ -61,9 +58,9 @@ def reduce_scatter_rows(
         "x": [part._replace(slot=src.slot, group=group.number, member=m) for m in group.members],
         **({"residual": residual_operand(residual, dst, part)} if residual is not None else {}),
     }
-    label = reduce_label(op.label)
+    label = reduce_label(low.op.label)
     reduce = low.emit(
-        TREES[combine], op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
+        TREES[combine], over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
     )
     await_peers(reduce, group, ready, tiles, src, per_index=per_index)
     post_to_peers(reduce, group, done, tiles, dst, per_index=per_index)
@@ -71,5 +68,5 @@ def reduce_scatter_rows(
     if src.slot != dst.slot:
         ack = low.signals(group.size * tiles)
         post_to_peers(reduce, group, ack, tiles, src, per_index=per_index)
-        acknowledge(low, op, src, group, ack, tiles, step)
+        acknowledge(low, src, group, ack, tiles, step)
     return done

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from tilewise.core.mesh import Axes
 from tilewise.core.tree import Interval
-from tilewise.ir.graph import PANEL_ROWS, OpNode
+from tilewise.ir.graph import PANEL_ROWS
 from tilewise.ir.layout import PendingReduction, TensorLayout
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Collective, Mode, Notify, Number, Operand, Wait, upper
@@ -51,12 +51,11 @@ __all__ = [
 ]
 
 
-def all_gather_parameters(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
+def all_gather_parameters(low: ClassLowering, source: int, target: int) -> None:
     """Copy the storage shards of all members of a device group, one after another.
 
     Args:
         low: receives the instructions.
-        op: the op that they belong to.
         source: a weight in storage layout.
         target: the same weight in compute layout.
     """
@@ -64,26 +63,31 @@ def all_gather_parameters(low: ClassLowering, op: OpNode, source: int, target: i
     src, dst = low.flat(source), low.flat(target)
     parts = _parts(low, source, axes)
     low.exchange(
-        op,
         Collective(
-            "all_gather_parameters", op.id, axes, src.slot, dst.slot, (source, target), src.tile_rows, parts
+            "all_gather_parameters",
+            low.op.id,
+            axes,
+            src.slot,
+            dst.slot,
+            (source, target),
+            src.tile_rows,
+            parts,
         ),
     )
 
 
 def expand_all_gather_parameters(
-    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
+    low: ClassLowering, record: Collective, producer: Draft | None
 ) -> Collective:
     """One copy per storage shard, in the order of the device group."""
     src, dst = low.views[record.source], low.views[record.target]
     shards = _shards(low, record.tensors[0], record.axes, record.parts)
-    collect_rows(low, op, src, dst, record.axes, shards)
+    collect_rows(low, src, dst, record.axes, shards)
     return record
 
 
 def reduce_to_shards(
     low: ClassLowering,
-    op: OpNode,
     part: Ref,
     target: int,
     pending: PendingReduction,
@@ -93,7 +97,6 @@ def reduce_to_shards(
 
     Args:
         low: receives the instructions.
-        op: the op of the sum.
         part: this device's part of the sum, for all storage shards of its device group.
         target: the sum in storage layout.
         pending: the pending reduction of the sum: its device group, and the layout in which it is
@@ -104,18 +107,14 @@ def reduce_to_shards(
     residual_ref = None if residual is None else low.flat(residual)
     step, microbatch = upper(dst.tile_rows), low.microbatch if pending.is_completed_per_microbatch else -1
     parts = _parts(low, target, low.shapes.split_axes(low.layout(target)[0])[1])
-    record = record_reduction(
-        low, "reduce_to_shards", op, pending, src, dst, target, step, residual_ref, parts
-    )
-    low.exchange(op, record._replace(microbatch=microbatch))
+    record = record_reduction(low, "reduce_to_shards", pending, src, dst, target, step, residual_ref, parts)
+    low.exchange(record._replace(microbatch=microbatch))
 
 
-def expand_reduce_to_shards(
-    low: ClassLowering, op: OpNode, record: Collective, producer: Draft | None
-) -> Collective:
+def expand_reduce_to_shards(low: ClassLowering, record: Collective, producer: Draft | None) -> Collective:
     """Every device offers its rows of each storage shard; the owner combines those of its own."""
     src, dst, target = low.views[record.source], low.views[record.target], record.tensors[1]
-    pending = pending_of(low, op, record)
+    pending = pending_of(low, record)
     _, cut = low.shapes.split_axes(low.layout(target)[0])
     alike = tuple(axis for axis in pending.group if axis not in cut)
     group, replicas = group_of(low, pending), low.numbers.group(alike)
@@ -126,7 +125,7 @@ def expand_reduce_to_shards(
     mine = Number(ready, most * group.me.multiple, group.me.source, group.me.which)
     for number, shard in enumerate(shards):
         rows = Operand(src.slot, Mode.ROWPART, offset=shard.first)
-        offer = low.hold(op, Number(shard.rows), shard.step, rows, f"{op.label}/offer")
+        offer = low.hold(Number(shard.rows), shard.step, rows, f"{low.op.label}/offer")
         offer.notifies += [Notify(group.number, m, mine, True, src.slot) for m in owners[number]]
 
     first = low.numbers.place(_key(low, target, "shard"), lambda device: _first_of_shard(low, target, device))
@@ -134,7 +133,7 @@ def expand_reduce_to_shards(
     own = Operand(src.slot, Mode.ROWPART, part=part_of_tile, parts=replicas.size, offset=first)
     shard_part = own._replace(slot=dst.slot, offset=0)
     x = [own._replace(group=group.number, member=m) for m in group.members]
-    step, label = upper(record.step), reduce_label(op.label)
+    step, label = upper(record.step), reduce_label(low.op.label)
     is_last, begin = low.microbatch == low.shapes.settings.accumulation - 1, low.microbatch * group.size
     if pending.is_completed_per_microbatch:
         stack, on_stack = make_stack(low, target, dst, shard_part, step, group.size)
@@ -152,7 +151,6 @@ def expand_reduce_to_shards(
         kernel, ints = TREES[pending.combine], {}
     reduce = low.emit(
         kernel,
-        op,
         over=dst,
         step=step,
         dtype=dst.dtype,
@@ -167,10 +165,10 @@ def expand_reduce_to_shards(
         tiles = num_tiles(low, dst.extent, step)
         done = low.signals(replicas.size * tiles)
         post_to_peers(reduce, replicas, done, tiles, dst, per_index=True)
-        all_gather_rows(low, op, dst, done, replicas, step)
+        all_gather_rows(low, dst, done, replicas, step)
     for number, shard in enumerate(shards):
         rows = Operand(src.slot, Mode.ROWPART, offset=shard.first)
-        hold = low.hold(op, Number(shard.rows), shard.step, rows, f"{op.label}/ack")
+        hold = low.hold(Number(shard.rows), shard.step, rows, f"{low.op.label}/ack")
         hold.waits += [Wait(ack + m * most, True, 1, group.number, m, src.slot) for m in owners[number]]
     return record
 

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import InternalError
-from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft, Lowering, Ref, Tiles
 from tilewise.ir.program import Access, Mode, Number, Operand
 from tilewise.kernels import KERNELS
@@ -46,15 +45,12 @@ class _Host(Lowering, Protocol):
         """Number of rows of a tensor's flat view, on the device with the most rows."""
 
 
-def emit_by_blocks(
-    low: _Host, kernel: str, op: OpNode, over: Ref | Number, tiles: Tiles, emit: _Emit
-) -> Draft:
+def emit_by_blocks(low: _Host, kernel: str, over: Ref | Number, tiles: Tiles, emit: _Emit) -> Draft:
     """Append the instructions for a kernel some of whose operands are in files.
 
     Args:
         low: receives the instructions.
         kernel: base name in the table.
-        op: the op that the instructions belong to.
         over: the rows of the loop.
         tiles: the operands: each is the rows of the loop, or a whole tensor in memory.
         emit: appends the kernel on one block.
@@ -72,7 +68,7 @@ def emit_by_blocks(
             if operand.mode != Mode.ROW or operand.div != 1 or operand.group >= 0:
                 raise InternalError(
                     f"[plan.lower] operands in a file must be rows of the loop, or be fetched first; got {name!r} "
-                    f"of {kernel!r} in {op.label!r}; please report the op"
+                    f"of {kernel!r} in {low.op.label!r}; please report the op"
                 )
             assert isinstance(ref.tile_rows, int)
             moved[operand.slot], block = ref, min(block, ref.tile_rows)
@@ -99,13 +95,12 @@ def emit_by_blocks(
         ends = (in_memory, in_file) if kind == "fetch" else (in_file, in_memory)
         low.emit(
             kind,
-            op,
             over=Number(max(min(block, rows - first), 0)),
             step=0,
             dtype=moved[slot].dtype,
             tiles={"out": ends[0], "x": ends[1]},
             priority=2,
-            label=f"{op.label}/{kind}",
+            label=f"{low.op.label}/{kind}",
         )
 
     for turn in range(count + depth - 1):

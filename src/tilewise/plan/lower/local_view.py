@@ -35,10 +35,10 @@ class LocalView:
         numbers: the numbers in which devices of the class differ, such as first rows.
 
     Attributes:
-        op: the op that is lowered now, for messages.
+        op: the op that is lowered now.
     """
 
-    op: OpNode | None = None
+    op: OpNode
 
     def __init__(
         self, graph: Graph, layout: GraphLayout, shapes: LocalShapes, numbers: DeviceNumbers
@@ -51,7 +51,7 @@ class LocalView:
 
     def invalid(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the op with the invalid request."""
-        maker = f" in op {self.op.op!r} ({self.op.label})" if self.op else ""
+        maker = f" in op {self.op.op!r} ({self.op.label})" if hasattr(self, "op") else ""
         raise InternalError(f"[plan.lower] {rule}; got {got}{maker}; correct its lowering")
 
     @property
@@ -187,32 +187,31 @@ class LocalView:
                 shown(pending),
             )
 
-    def pending_reductions(self, op: OpNode, partial: str) -> tuple[PendingReduction, ...]:
-        """The pending reductions of a partial value of this op, one per device group. Empty if the
+    def pending_reductions(self, partial: str) -> tuple[PendingReduction, ...]:
+        """The pending reductions of a partial value of the op, one per device group. Empty if the
         value is not shared.
         """
-        if not isinstance(op, OpNode):
-            self.invalid("a partial value must belong to the op that is lowered", shown(op))
-        names = [p.name for p in factors_of(self.graph, op).partial_values]
+        names = [p.name for p in factors_of(self.graph, self.op).partial_values]
         if partial not in names:
             self.invalid(
-                f"a partial value must be one of the op's factors: {', '.join(names) or 'none'}",
-                shown(partial),
+                f"a partial value must be one of the op's: {', '.join(names) or 'none'}", shown(partial)
             )
-        return self.graph_layout.pending_reductions.get((op.id, partial), ())
+        return self.graph_layout.pending_reductions.get((self.op.id, partial), ())
 
-    def pending_reduction(self, op: OpNode, partial: str) -> PendingReduction | None:
+    def pending_reduction(self, partial: str) -> PendingReduction | None:
         """The only pending reduction of a partial value. None if the value is not shared."""
-        (pending,) = self.pending_reductions(op, partial) or (None,)
+        (pending,) = self.pending_reductions(partial) or (None,)
         return pending
 
-    def pending_reductions_of(self, op: OpNode) -> list[PendingReduction]:
-        partial_values = {p.name: None for p in factors_of(self.graph, op).partial_values}
-        return [pending for name in partial_values for pending in self.pending_reductions(op, name)]
+    def pending_of_op(self) -> list[PendingReduction]:
+        """The pending reductions of all partial values of the op."""
+        names = {p.name: None for p in factors_of(self.graph, self.op).partial_values}
+        return [pending for name in names for pending in self.pending_reductions(name)]
 
-    def pending_of_sum(self, op: OpNode, output: int) -> list[PendingReduction]:
-        """The pending reductions of an output that is summed over the batch."""
-        return [r for r in self.pending_reductions_of(op) if r.tree == BATCH_SPLITS and output in r.outputs]
+    def pending_of_sum(self, result: int) -> list[PendingReduction]:
+        """The pending reductions of a result that is summed over the batch."""
+        number = self.op.outputs.index(result)
+        return [r for r in self.pending_of_op() if r.tree == BATCH_SPLITS and number in r.outputs]
 
 
 def _group(pending: PendingReduction | None) -> Axes:

@@ -23,7 +23,7 @@ from tilewise.ir.layout import (
     show_layout,
 )
 from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
-from tilewise.ir.op import op_named
+from tilewise.ir.op import Op, bind, op_named
 from tilewise.ir.program import (
     Collective,
     LoweredTemplate,
@@ -35,6 +35,7 @@ from tilewise.ir.program import (
     upper,
 )
 from tilewise.kernels.scratch import scratch_bytes
+from tilewise.kernels.table import KERNELS
 from tilewise.plan import collectives
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.emission import make_hold, make_instruction, repeat_instruction
@@ -100,7 +101,6 @@ class TemplateLowering(SlotTable):
     def emit(
         self,
         kernel: str,
-        op: OpNode,
         *,
         over: Ref | Number,
         tiles: Tiles,
@@ -114,12 +114,10 @@ class TemplateLowering(SlotTable):
         """Append an instruction after checking it against the kernel table (see
         `ir.lowering.Lowering.emit`).
         """
-        maker = self._maker(op)
         if kernel not in ("fetch", "store") and self._is_any_in_file(tiles):
             emit = partial(
                 self.emit,
                 kernel,
-                op,
                 dtype=dtype,
                 step=0,
                 ints=ints,
@@ -127,14 +125,14 @@ class TemplateLowering(SlotTable):
                 priority=priority,
                 label=label,
             )
-            return emit_by_blocks(self, kernel, op, over, tiles, emit)
+            return emit_by_blocks(self, kernel, over, tiles, emit)
         extent = over.extent if isinstance(over, Ref) else over
         if step is None:
             step = self.shapes.row_step(extent) if isinstance(extent, Number) else 0
         draft = make_instruction(
             kernel,
-            maker=maker,
-            label=label or op.label or op.op,
+            maker=self._maker(),
+            label=label or self.op.label or self.op.op,
             extent=extent,
             step=step,
             tiles=tiles,
@@ -157,17 +155,43 @@ class TemplateLowering(SlotTable):
         )
         return draft
 
-    def _require(self, op: OpNode, *tensors: int) -> None:
-        """Reject values that are not ops, and tensors that the graph does not have."""
-        if not isinstance(op, OpNode):
-            self.invalid("an instruction must be for the op that is lowered", shown(op))
-        for tensor in tensors:
-            self.checked_id(tensor)
+    def by_rows(self, op: Op) -> None:
+        """Emit one call per row tile of the kernel that has the op's name (see
+        `ir.lowering.Lowering.by_rows`).
+        """
+        declared, kernel = op.declared, KERNELS.get(op.name)
+        dims = {f.name: f.dims for f in declared.operands}
+        dims |= {f.name: f.dims or dims[f.like] for f in declared.results}
+        loop = next((name for name, own in dims.items() if own.startswith("...")), declared.results[0].name)
+        names = [o.name for o in kernel.operands if o.name in dims] if kernel is not None else []
+        order = names if declared.is_elementwise else [loop, *names]
+        is_packed = self.spec(getattr(op, loop)).storage == "packed"
+        view_of = self.flat if is_packed else self.tensor
+        views = {name: view_of(t) for name in order if (t := getattr(op, name)) is not None}
+        x = views.get(loop) or view_of(getattr(op, loop))
+        is_cut = declared.is_elementwise and not is_packed
+        columns = self.tensor(self.op.outputs[0]).tile_cols if is_cut else 0
 
-    def _maker(self, op: OpNode) -> str:
-        """An op's name in messages about its instructions."""
-        self._require(op)
-        return f"op {op.op!r} ({op.label})"
+        def view(name: str) -> Operand:
+            if columns:
+                return self.col(views[name])
+            is_row = dims[name].split()[0] == dims[loop].split()[0]
+            return self.row(views[name]) if is_row else self.whole(views[name])
+
+        attrs = op.attrs
+        self.emit(
+            op.name,
+            over=Number(x.cols) if columns else x,
+            step=columns or (x.tile_rows if is_packed else None),
+            dtype=x.dtype,
+            tiles={name: view(name) for name in names if name in views},
+            ints={name: attrs[name] for name in attrs if kernel and name in kernel.int_names},
+            floats={name: attrs[name] for name in attrs if kernel and name in kernel.float_names},
+        )
+
+    def _maker(self) -> str:
+        """The op's name in messages about its instructions."""
+        return f"op {self.op.op!r} ({self.op.label})"
 
     def _is_any_in_file(self, tiles: Tiles) -> bool:
         return bool(self.files) and any(
@@ -186,18 +210,18 @@ class TemplateLowering(SlotTable):
         self.instructions.append(repeat_instruction(like, tiles, self.views.__getitem__))
         return self.instructions[-1]
 
-    def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
+    def hold(self, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
         """Append an instruction with one empty task per tile, which only declares that it reads the
         tile (see `ir.lowering.Lowering.hold`).
         """
-        made = make_hold(self._maker(op), label, over, step, operand, self.views.__getitem__)
+        made = make_hold(self._maker(), label, over, step, operand, self.views.__getitem__)
         self.instructions.append(made)
         return made
 
     # ---- sums over the batch ------------------------------------------------------------------------------
 
-    def accumulator(self, op: OpNode, output: int, added: int | None = None) -> Accumulator:
-        """Where and how this microbatch adds its part to output number `output` of `op`.
+    def accumulator(self, result: int, added: int | None = None) -> Accumulator:
+        """Where and how this microbatch adds its part to a result that is a sum over the batch.
 
         A carry is the sum of some earlier microbatches. Microbatch j adds as many carries as the
         binary number j has trailing ones, lowest level first, and leaves its sum as the carry of
@@ -209,30 +233,26 @@ class TemplateLowering(SlotTable):
         If this device has all batch splits, `added` is one more carry. Otherwise the reduction over
         devices adds `added`, and the result may use its memory.
         """
-        self._require(op)
-        rule = op_named(op.op)
-        if type(output) is not int or output not in rule.accumulates:
-            raise InternalError(
-                f"[plan.lower] `accumulates` must list outputs that sum over the batch; got output {output} of "
-                f"{op.op!r}, which has {rule.accumulates}; correct {type(rule).__name__}.accumulates"
-            )
-        self._accumulated.add(output)
-        tensor = op.outputs[output]
-        pending_reductions = self.pending_of_sum(op, output)
+        declared = op_named(self.op.op).declared
+        number = self._number_of(result)
+        if number not in declared.accumulates:
+            self.invalid("a sum over the batch must be declared with `accumulates`", f"result {number}")
+        self._accumulated.add(number)
+        pending_reductions = self.pending_of_sum(result)
         in_shards = _arrive_in_shards(pending_reductions)
         per_microbatch = any(r.is_completed_per_microbatch for r in pending_reductions)
-        base = self.local_ref(tensor, self._layout_of_sum(tensor), -1) if in_shards else self.tensor(tensor)
+        base = self.local_ref(result, self._layout_of_sum(result), -1) if in_shards else self.tensor(result)
         total = self.shapes.settings.accumulation
         level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
 
         def carry(number: int) -> Ref:
-            return self.slot(Slot("carry", tensor, number), lambda slot: base._replace(slot=slot))
+            return self.slot(Slot("carry", result, number), lambda slot: base._replace(slot=slot))
 
         is_shared = in_shards or any(pending.group for pending in pending_reductions)
         if (in_shards and (last or per_microbatch)) or (added is not None and is_shared):
-            target = self._part_of_sum(tensor, base)
+            target = self._part_of_sum(result, base)
         elif per_microbatch:
-            target = self.ring(tensor)
+            target = self.ring(result)
         else:
             target = base if last else carry(level)
         set_bits = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
@@ -240,7 +260,7 @@ class TemplateLowering(SlotTable):
         folded = [carry(i) for i in carries]
         if added is not None and not is_shared:
             folded.append(self.tensor(added))
-        return Accumulator(target, tuple(folded), output, last, added if is_shared else None)
+        return Accumulator(target, tuple(folded), result, last, added if is_shared else None)
 
     def _layout_of_sum(self, tensor: int) -> TensorLayout:
         """The layout of a device's part of a sum that is delivered in storage shards: it covers all
@@ -257,42 +277,43 @@ class TemplateLowering(SlotTable):
             extent, form.cols, form.dtype, tile_rows=tile, name="part", packed=form.packed, max_bytes=size
         )
 
-    def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
+    def first_of_sum(self, result: int) -> NumberLike:
         """The first global row that this device adds to a sum over the batch."""
-        self._require(op)
-        if type(output) is not int or not 0 <= output < len(op.outputs):
-            self.invalid(f"an output must be one of {len(op.outputs)}, counted from 0", shown(output))
-        tensor = op.outputs[output]
-        in_shards = _arrive_in_shards(self.pending_of_sum(op, output))
-        layout = self._layout_of_sum(tensor) if in_shards else self.layout(tensor)
-        return self.numbers.first(self.spec(tensor), layout, 0)
+        self._number_of(result)
+        in_shards = _arrive_in_shards(self.pending_of_sum(result))
+        layout = self._layout_of_sum(result) if in_shards else self.layout(result)
+        return self.numbers.first(self.spec(result), layout, 0)
 
-    def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
+    def _number_of(self, result: int) -> int:
+        """The number of one of the op's results."""
+        if result not in self.op.outputs:
+            self.invalid("a sum must be a result of the op", shown(result))
+        return self.op.outputs.index(result)
+
+    def finish_accumulation(self, target: Accumulator) -> None:
         """Sum over the devices that share the batch: after the last microbatch, or in each
         microbatch if devices share every microbatch.
         """
-        self._require(op)
         if not isinstance(target, Accumulator):
             self.invalid("finish_accumulation needs a result of low.accumulator", shown(target))
-        for pending in self.pending_of_sum(op, target.output):
+        for pending in self.pending_of_sum(target.result):
             if pending.is_completed_per_microbatch and not pending.arrives_in_shards:
-                collectives.add_microbatch(self, op, target.output, pending)
+                collectives.add_microbatch(self, target.result, pending)
                 continue
             self.completed.add(pending)
-            result = op.outputs[target.output]
             if pending.arrives_in_shards and (target.is_last or pending.is_completed_per_microbatch):
-                collectives.reduce_to_shards(self, op, target.ref, result, pending, target.added)
+                collectives.reduce_to_shards(self, target.ref, target.result, pending, target.added)
             elif target.is_last and pending.group and target.added is not None:
                 step = upper(self.instructions[-1].step)
-                collectives.all_reduce(self, op, target.ref, result, target.added, pending, step=step)
+                collectives.all_reduce(self, target.ref, target.result, target.added, pending, step=step)
             elif target.is_last and pending.group:
-                collectives.all_reduce_in_place(self, op, target.ref, pending)
+                collectives.all_reduce_in_place(self, target.ref, pending)
 
-    def split_tree(self, op: OpNode, output: int, batch_splits: Ref) -> None:
+    def split_tree(self, result: int, batch_splits: Ref) -> None:
         """Combine the rows of `batch_splits`, a `split_temp` with one row per batch split, and the
-        carries into output number `output`. Then combine this output over devices.
+        carries into a result. Then combine this result over devices.
         """
-        target = self.accumulator(op, output)
+        target = self.accumulator(result)
         tiles: Tiles = {
             "out": self.whole(target.ref),
             "partials": self.whole(batch_splits),
@@ -303,15 +324,15 @@ class TemplateLowering(SlotTable):
             "num_k_splits": self.k_splits,
             "is_padded": int(self.shapes.settings.padded_bound > 0),
         }
-        self.emit("split_tree", op, over=self.one, step=0, tiles=tiles, ints=cut)
-        self.finish_accumulation(op, target)
+        self.emit("split_tree", over=self.one, step=0, tiles=tiles, ints=cut)
+        self.finish_accumulation(target)
 
     # ---- collectives --------------------------------------------------------------------------------------
 
-    def exchange(self, op: OpNode, record: Collective, producer: Draft | None = None) -> None:
+    def exchange(self, record: Collective, producer: Draft | None = None) -> None:
         """Expand a record to instructions, and note which instructions carry it out."""
         first = len(self.instructions)
-        record = collectives.EXPAND[record.kind](self, op, record, producer)
+        record = collectives.EXPAND[record.kind](self, record, producer)
         self.collectives.append(record._replace(first=first, last=len(self.instructions)))
 
     def signals(self, count: int) -> int:
@@ -328,7 +349,6 @@ class TemplateLowering(SlotTable):
 
     def all_reduce(
         self,
-        op: OpNode,
         source: int | Ref,
         target: int | Ref,
         residual: int | Ref | None,
@@ -346,38 +366,34 @@ class TemplateLowering(SlotTable):
                 "that is not shared",
                 shown(pending),
             )
-        collectives.all_reduce(self, op, source, target, residual, pending, step=step, producer=producer)
+        collectives.all_reduce(self, source, target, residual, pending, step=step, producer=producer)
 
-    def all_gather(self, op: OpNode, source: int, target: int) -> None:
+    def all_gather(self, source: int, target: int) -> None:
         """Gather the shards of `source` on every device, along the axes that `target` does not
         have: rows of a batch, or columns.
         """
-        self._require(op, source, target)
         label = self.spec(source).labels[0]
         counts_batch = label is not None and label.is_summed_by_batch_splits
         if counts_batch and self.layout(source)[0] != self.layout(target)[0]:
-            collectives.all_gather_batch(self, op, source, target)
+            collectives.all_gather_batch(self, source, target)
         else:
-            collectives.all_gather_columns(self, op, source, target)
+            collectives.all_gather_columns(self, source, target)
 
-    def slice(self, op: OpNode, source: int, target: int) -> None:
+    def slice(self, source: int, target: int) -> None:
         """Keep this device's part of `source`, along the axes that only `target` has."""
-        self._require(op, source, target)
-        collectives.slice_columns(self, op, source, target)
+        collectives.slice_columns(self, source, target)
 
-    def all_gather_parameters(self, op: OpNode, source: int, target: int) -> None:
+    def all_gather_parameters(self, source: int, target: int) -> None:
         """Gather the storage shards of a weight on every device, along the axes that `target` does
         not have.
         """
-        self._require(op, source, target)
-        collectives.all_gather_parameters(self, op, source, target)
+        collectives.all_gather_parameters(self, source, target)
 
-    def gather(self, op: OpNode, source: int, target: int) -> None:
+    def gather(self, source: int, target: int) -> None:
         """Gather the column shards of `source` in `target` on the first device of the axes that
         shard it.
         """
-        self._require(op, source, target)
-        collectives.gather(self, op, source, target)
+        collectives.gather(self, source, target)
 
     # ---- all ops ------------------------------------------------------------------------------------------
 
@@ -389,17 +405,16 @@ class TemplateLowering(SlotTable):
             if op.id in self.late and self.microbatch < self.shapes.settings.accumulation - 1:
                 continue
             self._accumulated = set()
-            self._require_whole_sums(op)
-            rule, first = op_named(op.op), len(self.instructions)
-            rule.lower(self, op)
-            check_use(self, op, self.instructions[first:], rule)
-            if self._accumulated != {*rule.accumulates}:
-                raise InternalError(
-                    "[plan.lower] outputs in `accumulates` must be written through low.accumulator or low.split_tree; "
-                    f"got {op.op!r}, which so writes {sorted(self._accumulated)} of {rule.accumulates}; correct "
-                    f"{type(rule).__name__}"
+            self._require_whole_sums()
+            bound, first = bind(op), len(self.instructions)
+            bound.lower(self)
+            check_use(self, op, self.instructions[first:], bound.declared)
+            if self._accumulated != {*bound.declared.accumulates}:
+                self.invalid(
+                    "results with `accumulates` must be written through low.accumulator or low.split_tree",
+                    f"{sorted(self._accumulated)} of {bound.declared.accumulates}",
                 )
-            left = [r for r in self.pending_reductions_of(op) if r not in self.completed]
+            left = [r for r in self.pending_of_op() if r not in self.completed]
             if left:
                 raise InternalError(
                     f"[plan.lower] an op must complete all of its partial values; got {op.op!r} of {op.label!r}, "
@@ -416,13 +431,13 @@ class TemplateLowering(SlotTable):
             tuple(self.collectives),
         )
 
-    def _require_whole_sums(self, op: OpNode) -> None:
-        for pending in self.pending_reductions_of(op):
+    def _require_whole_sums(self) -> None:
+        for pending in self.pending_of_op():
             stored = {*self.shapes.settings.storage_axes}
             delivered = {axis for layout in pending.arrives for axes in layout for axis in axes}
             if pending.tree == BATCH_SPLITS and not delivered & {*pending.group} <= stored:
                 raise PlanError(
                     f"[plan.lower] a sum over the batch must be whole on its devices; got {pending.partial!r} of "
-                    f"{op.label!r} requested as {show_layout(pending.arrives[0])} over {show_axes(pending.group)}; "
-                    "drop the hint"
+                    f"{self.op.label!r} requested as {show_layout(pending.arrives[0])} over "
+                    f"{show_axes(pending.group)}; drop the hint"
                 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tilewise.ir.fields import Declaration
 from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft
-from tilewise.ir.op import Op
 from tilewise.ir.program import Access, Mode, Number, Operand, Source
 from tilewise.plan.lower.slots import SlotTable
 
@@ -31,10 +31,10 @@ class _Used:
     rows: dict[int, list[Operand]] = field(default_factory=dict)
 
 
-def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], rule: Op) -> None:
+def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], declared: Declaration) -> None:
     """Reject instructions (`drafts`) of an op if they contradict the op's declaration.
 
-    Instructions may read only the op's operands and outputs, but not operands in `shape_of`. Before
+    Instructions may read only the op's operands and outputs, but not operands with `shape_only`. Before
     they read an output, they must write all its rows, unless the output is summed over the batch.
     (Rows that a collective writes on another device of its group count as written.) They may write
     only outputs, and operands that share memory with an output. An op without outputs must write an
@@ -55,14 +55,18 @@ def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], rule: Op) -> 
         )
     if outputs and not written.isdisjoint(operands - outputs):
         odd = low.graph.spec(min(written & operands - outputs))
-        low.invalid("an op may write only its outputs and the operands in `in_place`", f"a write to {odd}")
-    own = {roots.get(o, o) for n, o in enumerate(op.outputs) if n not in rule.accumulates} - operands
+        low.invalid(
+            "an op may write only its outputs and the operands of results `in_place`", f"a write to {odd}"
+        )
+    own = {roots.get(o, o) for n, o in enumerate(op.outputs) if n not in declared.accumulates} - operands
     if own and not any(draft.waits or draft.notifies for draft in drafts):
         _check_outputs(low, op, own, used, len(drafts))
-    others = {t for p, t in enumerate(op.inputs) if p not in rule.shape_of} | {*op.outputs}
-    absent = {op.inputs[p] for p in rule.shape_of} - {roots.get(t, t) for t in others if t is not None}
+    others = {t for p, t in enumerate(op.inputs) if p not in declared.shape_of} | {*op.outputs}
+    absent = {op.inputs[p] for p in declared.shape_of} - {roots.get(t, t) for t in others if t is not None}
     if not touched.isdisjoint(absent):
-        low.invalid("an op must not read operands in `shape_of`", f"`shape_of` {sorted(rule.shape_of)}")
+        low.invalid(
+            "an op must not read operands with `shape_only`", f"a read of {sorted(declared.shape_of)}"
+        )
 
 
 def _use(low: SlotTable, drafts: Sequence[Draft]) -> _Used:

@@ -42,12 +42,12 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
     for n, op in enumerate(ops):
         if op.op == "call":
             continue
-        rule = op_named(op.op)
+        cls = op_named(op.op)
         paired: set[int] = set()  # operands and outputs of this op that share memory
-        for result, operand in rule.in_place:
+        for result, operand in cls.declared.in_place:
             source, out = op.inputs[operand], op.outputs[result]
             if source is None or source in paired or out in paired:
-                if rule.must_alias and source is not None:
+                if cls.must_alias and source is not None:
                     raise InternalError(
                         f"[plan.lower] outputs that must share an operand's memory need an operand each; got "
                         f"{graph.spec(source).name or source!r} twice in op {op.op!r} ({op.label}); pass it once"
@@ -62,7 +62,7 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
                 and op.inputs.count(source) == 1
                 and _lie_alike(graph, source, out)
             )
-            if rule.must_alias or (free and out not in keep):
+            if cls.must_alias or (free and out not in keep):
                 roots[out] = first
             elif free:  # later ops read `out`, so both use its memory
                 roots[first] = out

@@ -72,12 +72,12 @@ def find_batch_sums(graph: Graph, complete: frozenset[int] = frozenset()) -> Bat
                         kind.add(output)
                         complete_last.add(output)
             continue
-        sums.update(op.outputs[i] for i in op_named(op.op).accumulates)
+        sums.update(op.outputs[i] for i in op_named(op.op).declared.accumulates)
         if late_inputs and op.phase != "update":
             late.update(op.outputs)
             late_ops.add(op.id)
             complete_last.update(op.outputs)
-        complete_last.update(op.outputs[i] for i in op_named(op.op).accumulates)
+        complete_last.update(op.outputs[i] for i in op_named(op.op).declared.accumulates)
     return BatchSums(frozenset(sums), frozenset(late), frozenset(late_ops), calls)
 
 
@@ -91,7 +91,9 @@ def require_whole_batch(graph: Graph, sums: BatchSums) -> None:
     for op in graph.ops:
         if op.op == "call":
             require_whole_batch(graph.templates[op.attrs["template"]].graph, sums.calls[op.id])
-        elif op.id in sums.late_ops and (op_named(op.op).accumulates or _counts_the_batch(graph, op)):
+        elif op.id in sums.late_ops and (
+            op_named(op.op).declared.accumulates or _counts_the_batch(graph, op)
+        ):
             raise PlanError(
                 "[plan.schedule] with several microbatches, no part of the batch may depend on a total over "
                 f"the whole batch; got {op.label!r} ({op.op}); use accumulation=1, or a loss whose "
