@@ -78,16 +78,9 @@ def factors_of(graph: Graph, op: OpNode) -> Factors:
     """The factors that an op declares. They are cached on the graph, because every stage needs them."""
     cached = graph.cache.get(op.id)
     if cached is None or cached[0] is not op:
-        bound = bind(op)
-        declared = bound.factors(graph.spec)
+        declared = bind(op).factors(graph.spec)
         _check_factors(graph, op, declared)
         cached = graph.cache[op.id] = op, declared
-        sums = any(partial.tree == BATCH_SPLITS for partial in declared.partial_values)
-        if sums and not bound.declared.accumulates:
-            raise InternalError(
-                "[ir.contractions] an op must declare results that sum over the batch with `accumulates`; got a "
-                f"partial value along batch splits of {op.op!r}, which has none; correct {type(bound).__name__}"
-            )
     factors: Factors = cached[1]
     return factors
 

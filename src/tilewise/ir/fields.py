@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_origin, get_type_h
 
 from tilewise.core.errors import InternalError
 from tilewise.core.validation import Validator
-from tilewise.ir.layout import K_SPLITS
+from tilewise.ir.layout import BATCH_SPLITS, K_SPLITS
 
 if TYPE_CHECKING:
     from tilewise.ir.op import Op
@@ -279,14 +279,16 @@ class Declaration:
         for field in self.operands:
             if field.indexes and field.indexes not in dims:
                 invalid(f"operand {field.name!r} must index a declared dim", field.indexes)
+        sums = {f.name for f in self.results if f.accumulates}
         for partial in cls.partial_values:
+            is_sum = partial.tree == BATCH_SPLITS
             for name in partial.results.split():
-                if name not in results:
-                    invalid(f"partial value {partial.name!r} must name results", name)
+                if name not in (sums if is_sum else results):
+                    rule = "must name results" + (" with `accumulates`" if is_sum else "")
+                    invalid(f"partial value {partial.name!r} {rule}", name)
             for name in partial.cut_by.split():
                 if name not in self.positions:
                     invalid(f"partial value {partial.name!r} must be cut by operands", name)
-        if (cls.must_alias and len(self.in_place) != len({i for _, i in self.in_place})) or (
-            cls.must_alias and not self.in_place
-        ):
+        sources = [i for _, i in self.in_place]
+        if cls.must_alias and not len(sources) == len({*sources}) > 0:
             invalid("an op with must_alias needs results in_place, each of another operand", self.in_place)

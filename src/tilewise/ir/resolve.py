@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from tilewise.core.dims import DimLabel, Size
 from tilewise.core.dtypes import DTYPES, DType
@@ -63,7 +63,7 @@ class _Dims:
     Attributes:
         op: the op.
         spec: specs of tensors by id.
-        lead: number of dims that `...` stands for.
+        lead: number of dims that `...` stands for; -1 before it is known.
         sizes: the first operand with each dim.
         names: per input, the names of its dims; None for an absent one.
         own: names of the dims of single operands.
@@ -72,7 +72,7 @@ class _Dims:
 
     op: Op
     spec: Specs
-    lead: int = 0
+    lead: int = -1
     sizes: dict[str, _Seen] = field(default_factory=dict)
     names: list[Names | None] = field(default_factory=list)
     own: dict[str, Names] = field(default_factory=dict)
@@ -97,7 +97,10 @@ class _Dims:
                     alike = spec.storage == packed[1].storage
                     advice = "a weight and a result are stored differently"
                     require(alike, op.name, "operands must have one storage", packed[1], spec, advice=advice)
+            lead, first_rows = self.lead, next(iter(self.sizes.values()), _Seen(0, None, f.name, spec))
             names = self._name(dims, len(spec.shape))
+            if checks and dims[0] == "..." and lead not in (-1, self.lead):
+                self._misfit(f, "...", first_rows, spec)
             if dims == ["*"]:
                 names = tuple([f"{len(self.names)}.{i}" for i in range(len(spec.shape))])
             self.names.append(names)
@@ -107,10 +110,17 @@ class _Dims:
             ):
                 first = self.sizes.setdefault(name, _Seen(size, label, f.name, spec))
                 if checks and first.size != size and not dim.endswith("*"):
-                    what = "the same rows" if dim == "..." else f"one size of {name!r}"
-                    rule = f"{first.operand} and {f.name} must have {what}"
-                    require(False, op.name, rule, first.spec, spec, advice=f.advice or "check the operands")
+                    self._misfit(f, dim, first, spec)
         return self
+
+    def _misfit(self, f: OperandField, dim: str, first: _Seen, spec: TensorSpec) -> NoReturn:
+        """Raise an error about two operands that do not have one size of a dim."""
+        what = f"one size of {dim!r}" if dim != "..." else "the same rows"
+        if self.op.declared.is_elementwise:
+            what = "one shape"
+        rule = f"{first.operand} and {f.name} must have {what}"
+        advice = f.advice or "declare them with equal sizes"
+        raise ShapeError(f"[graph.{self.op.name}] {rule}; got {first.spec}, {spec}; {advice}")
 
     def _name(self, dims: Sequence[str], rank: int) -> Names:
         if "..." not in dims:
@@ -162,7 +172,7 @@ class _Dims:
         if f.like and not dims:
             return self.own[f.like]
         parts = dims.split()
-        return self._name(parts, self.lead + len(parts) - 1)
+        return self._name(parts, max(self.lead, 0) + len(parts) - 1)
 
     def result(self, f: ResultField, dims: str) -> TensorSpec:
         """The spec of a result."""

@@ -154,7 +154,7 @@ EDITS = {
     "text as operand": ([("OpNode", 4, "inputs", ["x"])], "inputs of a OpNode: it must be an integer"),
     "huge operand": ([("OpNode", 4, "inputs", [1 << 70])], "integer of 64 bits"),
     "no operand": ([("OpNode", 4, "inputs", [None])], "must be given"),
-    "too many operands": ([("OpNode", 4, "inputs", lambda i: i * 2)], "takes 1 operands"),
+    "too many operands": ([("OpNode", 4, "inputs", lambda i: i * 2)], "takes the operands x"),
     "a cycle of one": ([("OpNode", 4, "inputs", [9])], "before their use"),
     "a cycle of two": ([("OpNode", 0, "inputs", [6, 2, 3])], "before their use"),
     "two producers": ([("OpNode", 4, "outputs", [8])], "one producer"),
@@ -283,8 +283,10 @@ def test_nested_layers_have_a_limit(path):
 def test_layers_are_read_once(path, monkeypatch):
     """A file in which each layer contains the previous one twice, so the first one 65,536 times."""
     names = []
-    inferring = validating.op_named
-    monkeypatch.setattr(validating, "op_named", lambda name: names.append(name) or inferring(name))
+    inferring = validating.results_of_call
+    monkeypatch.setattr(
+        validating, "results_of_call", lambda name, *call: names.append(name) or inferring(name, *call)
+    )
     path.write_bytes(sealed(nested(path, 16, ["a", "b"])))
     graph = tw.ComputeGraph.load(path)
     assert len(names) == 3 + 17 * 2

@@ -14,6 +14,7 @@ from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.graph import GraphBuilder, differentiate, layer, simplify
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.mermaid import to_mermaid
+from tilewise.ir.op import bind
 from tilewise.ir.show import show_graph
 from tilewise.ir.validate import validate_graph
 from tilewise.nn import linear
@@ -171,7 +172,7 @@ def test_fusion_and_dead_code():
     graph = simplify(g.freeze())
     validate_graph(graph)
     assert [op.op for op in graph.ops] == ["silu_gate", "linear"]
-    assert graph.ops[1].attrs["residual"] and graph.outputs["out"] == out.id
+    assert bind(graph.ops[1]).residual == x.id and graph.outputs["out"] == out.id
 
 
 def test_bias_is_fused_before_a_residual():
@@ -183,10 +184,9 @@ def test_bias_is_fused_before_a_residual():
     graph = simplify(g.freeze())
     validate_graph(graph)
     assert [op.op for op in graph.ops] == ["linear", "add"]
-    assert graph.ops[0].attrs["bias"] and not graph.ops[0].attrs["residual"]
+    assert bind(graph.ops[0]).bias == g.find("b").id and bind(graph.ops[0]).residual is None
     with pytest.raises(ShapeError, match="adds a residual or a bias"):
-        inputs = [x, w, g.find("b")]
-        g.op("linear", inputs, num_terms=1, transpose=True, residual=True, bias=True)
+        g.op("linear", [x, w, x, g.find("b")], transpose=True)
 
 
 def test_no_fusion_with_other_readers():

@@ -196,22 +196,17 @@ def test_calls_in_the_wrong_form():
     x, rows = t["x"], t["rows"]
     for wrong, words in (
         (lambda: graph.op("fly", [x]), "an op's name must be one of .*; got 'fly'"),
-        (lambda: graph.op("scale", [], factor=1.0), "takes 1 operands; got 0"),
-        (lambda: graph.op("scale", [x, x], factor=1.0), "takes 1 operands; got 2"),
+        (lambda: graph.op("scale", [], factor=1.0), "takes the operands x; got 0"),
+        (lambda: graph.op("scale", [x, x], factor=1.0), "takes the operands x; got 2"),
         (lambda: graph.op("scale", [x]), "got 'factor' missing"),
         (lambda: graph.op("scale", [x], factor=1.0, speed=2), "got 'speed' missing or unknown"),
-        (lambda: graph.op("add", [x, None]), "operand 1 must be given"),
+        (lambda: graph.op("add", [x, None]), "operand b must be given"),
+        (lambda: graph.op("linear", [rows, t["w"]], transpose=True), "x..., w..., residual, bias; got 2"),
         (
-            lambda: graph.op(
-                "linear", [rows, t["w"]], num_terms=2, transpose=True, residual=False, bias=False
-            ),
-            "takes 4 operands; got 2",
+            lambda: graph.op("linear", [rows, rows, None, None], transpose=True),
+            "w must be a parameter with two dims",
         ),
-        (
-            lambda: graph.op("linear", [rows, rows], num_terms=1, transpose=True, residual=False, bias=False),
-            "a weight must be a parameter",
-        ),
-        (lambda: graph.op("global_norm", [], max_norm=1.0), "at least one operands; got 0"),
+        (lambda: graph.op("global_norm", [], max_norm=1.0), "takes the operands loss, grads...; got 0"),
     ):
         with pytest.raises(TilewiseError, match=words):
             wrong()

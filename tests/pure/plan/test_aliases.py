@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from support.made_ops import make_op
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph import GraphBuilder
-from tilewise.graph.ops.common import Elementwise
 from tilewise.ir import op as op_table
 from tilewise.ir.graph import TensorSpec
-from tilewise.ir.op import register
+from tilewise.ir.op import result
 from tilewise.plan.schedule import alias_roots
 
 pytestmark = pytest.mark.usefixtures("same_ops")
 
 
-def aliases(pairs, *, is_kept, num_outputs=1, shape=(4, 8), **members):
-    """Roots where `odd` has such pairs, by names: its operands are results `a` and `b`, its outputs `y0`, `y1`."""
-
-    def infer(self, inputs, attrs):
-        return [TensorSpec(shape, DTYPES["f32"])] * num_outputs
-
-    attributes = {"name": "odd", "num_inputs": 2, "in_place": pairs, "infer": infer, **members}
-    register(type("Odd", (Elementwise,), attributes))
+def aliases(*in_place, is_kept, shape=(4, 8)):
+    """Roots where results of `odd` may be in such operands: those are results `a` and `b`, its results `y0`, `y1`."""
+    results = {f"y{i}": result(like="a", in_place=names) for i, names in enumerate(in_place)}
+    specs = [TensorSpec(shape, DTYPES["f32"])] * len(results)
+    make_op(gives=" ".join(results), **results, **{"results": lambda self, spec: specs})
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x")
     a, b = graph.scale(x, 2.0), graph.scale(x, 3.0)
@@ -34,16 +31,16 @@ def aliases(pairs, *, is_kept, num_outputs=1, shape=(4, 8), **members):
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-@pytest.mark.parametrize("pairs,first", [(((0, 0), (0, 1)), "a"), (((0, 1), (0, 0)), "b")])
-def test_result_aliases_one_operand(pairs, first, is_kept):
-    """Two pairs of one output are alternatives: the first possible one is used, also where the output is kept."""
-    pairs_by_name = aliases(pairs, is_kept=is_kept)
+@pytest.mark.parametrize("names,first", [("a b", "a"), ("b a", "b")])
+def test_result_aliases_one_operand(names, first, is_kept):
+    """Two operands are alternatives: the first possible one is used, also where the result is kept."""
+    pairs_by_name = aliases(names, is_kept=is_kept)
     assert pairs_by_name == ({first: "y0"} if is_kept else {"y0": first})
 
 
 def test_second_alternative_is_used_where_the_first_is_read_later():
     """An operand that a later op reads keeps its memory; the other one is reused."""
-    register(type("Odd", (Elementwise,), {"name": "odd", "num_inputs": 2, "in_place": ((0, 0), (0, 1))}))
+    make_op(out=result(like="a", in_place="a b"))
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x")
     a, b = graph.scale(x, 2.0), graph.scale(x, 3.0)
@@ -57,23 +54,22 @@ def test_second_alternative_is_used_where_the_first_is_read_later():
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_operand_is_aliased_by_one_output(is_kept):
     """Two outputs in one operand would overlap; two in one each do not."""
-    (one,) = aliases(((0, 0), (1, 0)), is_kept=is_kept, num_outputs=2).items()
+    (one,) = aliases("a", "a", is_kept=is_kept).items()
     assert one == (("a", "y0") if is_kept else ("y0", "a"))
     op_table._OPS.pop("odd")
-    both = aliases(((0, 0), (1, 1)), is_kept=is_kept, num_outputs=2)
+    both = aliases("a", "b", is_kept=is_kept)
     assert both == ({"a": "y0", "b": "y1"} if is_kept else {"y0": "a", "y1": "b"})
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_result_of_another_form_has_its_own_memory(is_kept):
     """An operand's memory fits only results of its form."""
-    assert aliases(((0, 0),), is_kept=is_kept, shape=(4, 12)) == {}
+    assert aliases("a", is_kept=is_kept, shape=(4, 12)) == {}
 
 
 def test_tensor_written_in_place_is_not_overwritten():
     """A cache that an op wrote still belongs to the caller: a later op that could work in place does not."""
-    members = {"name": "write", "num_inputs": 1, "in_place": ((0, 0),), "must_alias": True}
-    register(type("Write", (Elementwise,), members))
+    make_op("write", "a", out=result(like="a", in_place="a"), must_alias=True)
     graph = GraphBuilder("g")
     cache = graph.input([4, 8], name="cache")
     (written,) = graph.op("write", [cache])

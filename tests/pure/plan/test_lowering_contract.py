@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from pure.plans import plan_graph, with_update
+from support.made_ops import make_op
 from tilewise.core.dims import BATCH, Dim
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.graph import GraphBuilder
-from tilewise.graph.ops.common import Elementwise
 from tilewise.ir import op as op_table
 from tilewise.ir.loop_parts import ALL_ROWS
-from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.ir.op import operand, result
 from tilewise.ir.program import Number
 from tilewise.nn import linear
 from tilewise.plan import make_plan
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.usefixtures("same_ops")
 
 def plan(lower, axes=None, *, rows=(8,), **members):
     """The plan of a graph with an op of two operands `[8, 6]`, or another number of rows, with this lowering."""
-    attributes = {"name": "odd", "num_inputs": 2, "lower": lambda self, low, op: lower(low, op), **members}
-    register(type("Odd", (Elementwise,), attributes))
+    make_op(lower=lambda self, low: lower(low, self), **members)
     graph = GraphBuilder("g")
     labels = [BATCH, *[None] * len(rows)]
     a, b = (graph.input([*rows, 6], name=name, labels=labels) for name in "ab")
@@ -37,38 +36,33 @@ def adding(tiles=None, /, **changes):
     """A lowering that adds its operands, with other tiles and settings in some calls."""
 
     def lower(low, op):
-        a, b = op.given
-        x = low.tensor(a)
-        views = {"out": low.row(op.outputs[0]), "a": low.row(a), "b": low.row(b)}
-        views |= {name: view(low, a, op.outputs[0]) for name, view in (tiles or {}).items()}
+        x = low.tensor(op.a)
+        views = {"out": low.row(op.out), "a": low.row(op.a), "b": low.row(op.b)}
+        views |= {name: view(low, op.a, op.out) for name, view in (tiles or {}).items()}
         settings = {"over": x, "dtype": x.dtype, "tiles": views}
         settings |= {name: value(low, x) if callable(value) else value for name, value in changes.items()}
-        low.emit("add", settings.pop("op", op), **settings)
+        low.emit("add", **settings)
 
     return lower
 
 
 def over_columns(low, op, **changes):
     """A lowering that adds its operands by columns."""
-    out, a, b = op.outputs[0], *op.given
-    tiles = {"out": low.col(out), "a": low.col(a), "b": low.col(b)}
-    low.emit(
-        "add",
-        op,
-        **{"over": Number(low.tensor(a).cols), "dtype": "f32", "step": 2, "tiles": tiles, **changes},
-    )
+    tiles = {"out": low.col(op.out), "a": low.col(op.a), "b": low.col(op.b)}
+    over = Number(low.tensor(op.a).cols)
+    low.emit("add", **{"over": over, "dtype": "f32", "step": 2, "tiles": tiles, **changes})
 
 
 def by_quarters(*parts, over=1):
     """A lowering that adds its operands in parts of fixed rows: so many quarters of them from each first one on."""
 
     def lower(low, op):
-        refs = [low.tensor(t) for t in (op.outputs[0], *op.given)]
+        refs = [low.tensor(t) for t in (op.out, op.a, op.b)]
         quarter = refs[0].extent.upper(low.shapes.bounds) // 4
         for first, count in parts:
             views = [low.rows_at(ref, first * quarter, count * quarter) for ref in refs]
             tiles = dict(zip(("out", "a", "b"), views))
-            low.emit("add", op, over=Number(over), step=0, dtype="f32", tiles=tiles)
+            low.emit("add", over=Number(over), step=0, dtype="f32", tiles=tiles)
 
     return lower
 
@@ -156,13 +150,7 @@ def reading_another(low, op):
 
 def test_only_operands_and_outputs_are_read():
     """A read of another tensor would not be ordered after its writes."""
-    register(
-        type(
-            "Odd",
-            (Elementwise,),
-            {"name": "odd", "num_inputs": 2, "lower": lambda _, *x: reading_another(*x)},
-        )
-    )
+    make_op(lower=lambda self, low: reading_another(low, self))
     graph = GraphBuilder("g")
     a, b = (graph.input([8, 6], name=name) for name in "ab")
     graph.output(graph.op("odd", [a, b])[0], "y")
@@ -178,7 +166,7 @@ def test_only_operands_and_outputs_are_read():
             lambda low, op: None,
             r"every output must be written; got none of 0 instructions that writes f32\[8, 6\]",
         ),
-        (over_an_operand, r"the operands in `in_place`; got a write to f32\[8, 6\]"),
+        (over_an_operand, r"the operands of results `in_place`; got a write to f32\[8, 6\]"),
     ],
 )
 def test_exactly_the_outputs_are_written(lower, words):
@@ -235,30 +223,23 @@ def test_output_is_not_read_before_it_is_written():
     plan(lambda low, op: (adding()(low, op), reading(low, op)))
 
 
-class Two(Op):
-    """Two outputs, in place of two operands."""
+def make_two():
+    """An op of two results, in place of two operands."""
 
-    name, signature = "odd", Signature(2)
-    in_place, must_alias = ((0, 0), (1, 1)), True
+    def lower(self, low):
+        for out, x in ((self.y, self.a), (self.z, self.b)):
+            tiles = {"out": low.row(out), "x": low.row(x)}
+            low.emit("scale", over=low.tensor(out), dtype="f32", tiles=tiles, floats={"factor": 2.0})
 
-    def infer(self, inputs, attrs):
-        return [*inputs]
-
-    def factors(self, inputs, attrs):
-        return Factors((("r", "d"),) * 2, (("r", "d"),) * 2)
-
-    def lower(self, low, op):
-        for out, operand in zip(op.outputs, op.given):
-            tiles = {"out": low.row(out), "x": low.row(operand)}
-            low.emit("scale", op, over=low.tensor(out), dtype="f32", tiles=tiles, floats={"factor": 2.0})
+    y, z = result(like="a", in_place="a"), result(like="b", in_place="b")
+    make_op(gives="y z", y=y, z=z, must_alias=True, lower=lower)
 
 
 def test_aliased_operand_may_be_read():
     """An operand of which only the shape is used, where the other operand has its memory."""
-    register(Two)
-    reads_other = lambda self, low, op: adding({"a": lambda low, a, out: low.row(op.given[1])})(low, op)  # noqa: E731
-    members = {"name": "seen", "num_inputs": 2, "shape_of": frozenset({0}), "lower": reads_other}
-    register(type("Seen", (Elementwise,), members))
+    make_two()
+    reads_other = lambda self, low: adding({"a": lambda low, a, out: low.row(self.b)})(low, self)  # noqa: E731
+    make_op("seen", a=operand("...", shape_only=True), lower=reads_other)
     graph = GraphBuilder("g")
     x, other = (graph.state([8, 6], name=name) for name in ("x", "other"))
     graph.output(graph.op("seen", [x, graph.op("odd", [x, other])[0]])[0], "y")
@@ -267,7 +248,7 @@ def test_aliased_operand_may_be_read():
 
 def test_one_operand_for_two_outputs_in_place_is_rejected():
     """One of them has its own memory."""
-    register(Two)
+    make_two()
     graph = GraphBuilder("g")
     x = graph.input([8, 6], name="x")
     graph.output(graph.op("odd", [x, x])[0], "y")
@@ -287,7 +268,6 @@ SETTINGS = [
     ({"priority": 1 << 70}, "a priority must be an integer of at most 1048576; got 1180591620717411303424"),
     ({"ints": [1]}, r"integers must be a dictionary by name; got \[1\]"),
     ({"tiles": None}, "operands must be a dictionary by name; got None"),
-    ({"op": None}, r"\[plan.lower\] an instruction must be for the op that is lowered; got None"),
 ]
 
 
@@ -315,9 +295,9 @@ ASKED = [
         lambda low, op: temp(low, dtype="f99"),
         "a temporary.s dtype must be one of f32, bf16, i32, f64; got 'f99' for 't'",
     ),
-    (lambda low, op: low.first_element(op.given[0], 9), r"a dim must be one of f32\[8, 6\]; got 9"),
+    (lambda low, op: low.first_element(op.a, 9), r"a dim must be one of f32\[8, 6\]; got 9"),
     (
-        lambda low, op: low.local_splits(op.given[0], 1),
+        lambda low, op: low.local_splits(op.a, 1),
         r"k splits need a labelled dim.*got dim 1 of f32\[8, 6\]",
     ),
     (
@@ -333,22 +313,22 @@ ASKED = [
         r"temp_like needs a Ref.*got Ref\(",
     ),
     (
-        lambda low, op: low.temp_like(low.tensor(op.given[0]), dtype="f32", name="t", pending=5),
+        lambda low, op: low.temp_like(low.tensor(op.a), dtype="f32", name="t", pending=5),
         "a pending reduction must be a result of low.pending_reduction.*got 5",
     ),
     (
-        lambda low, op: low.pending_reduction(op, "zz"),
-        "a partial value must be one of the op's factors: none; got 'zz'",
+        lambda low, op: low.pending_reduction("zz"),
+        "a partial value must be one of the op's: none; got 'zz'",
     ),
-    (lambda low, op: low.first_of_sum(op, 7), "an output must be one of 1, counted from 0; got 7"),
+    (lambda low, op: low.first_of_sum(op.a), "a sum must be a result of the op; got"),
     (
-        lambda low, op: low.finish_accumulation(op, None),
+        lambda low, op: low.finish_accumulation(None),
         "finish_accumulation needs a result of low.accumulator; got None",
     ),
-    (lambda low, op: low.slice(op, 0, "y"), "a tensor must be an id.*got 'y'"),
-    (lambda low, op: low.all_gather_parameters(op, 999, 0), "a tensor must be an id.*got 999"),
+    (lambda low, op: low.slice(0, "y"), "a tensor must be an id.*got 'y'"),
+    (lambda low, op: low.all_gather_parameters(999, 0), "a tensor must be an id.*got 999"),
     (
-        lambda low, op: low.contraction_splits([(low.spec(op.given[0]), None, 2)], None),
+        lambda low, op: low.contraction_splits([(low.spec(op.a), None, 2)], None),
         "terms must be .spec, label, dim.*got",
     ),
     (
@@ -356,7 +336,7 @@ ASKED = [
         "a pending reduction must be a result of low.pending_reduction.*got 'dp'",
     ),
     (
-        lambda low, op: low.all_reduce(op, op.given[0], op.outputs[0], None, None),
+        lambda low, op: low.all_reduce(op.a, op.out, None, None),
         "all_reduce needs a result of low.pending_reduction.*got None",
     ),
 ]
@@ -384,7 +364,7 @@ def test_holds_of_other_types_are_rejected(arguments, words):
 
     def lower(low, op):
         adding()(low, op)
-        low.hold(op, *arguments(low, low.tensor(op.given[0])), "odd/held")
+        low.hold(*arguments(low, low.tensor(op.a)), "odd/held")
 
     with pytest.raises(
         InternalError, match=rf"{words}.* for a hold in op 'odd' \(odd\); correct what it emits"
@@ -392,13 +372,14 @@ def test_holds_of_other_types_are_rejected(arguments, words):
         plan(lower)
 
 
-@pytest.mark.parametrize("position", [0, 1])
-def test_operand_used_for_its_shape_is_not_read(position):
-    """What stands in `shape_of` may be elsewhere when the op runs, so no instruction reads it."""
-    with pytest.raises(InternalError, match=rf"must not read.*`shape_of` \[{position}\] in op 'odd'"):
-        plan(adding(), shape_of=frozenset({position}))
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_operand_used_for_its_shape_is_not_read(name):
+    """Its values may be elsewhere when the op runs, so no instruction reads it."""
+    shape_only = {name: operand("...", shape_only=True)}
+    with pytest.raises(InternalError, match=r"must not read.*`shape_only`; got a read of .* in op 'odd'"):
+        plan(adding(), **shape_only)
     op_table._OPS.pop("odd")
-    plan(adding({"a": lambda low, a, out: low.row(a + 1)}), shape_of=frozenset({0}))
+    plan(adding({"a": lambda low, a, out: low.row(a + 1)}), a=operand("...", shape_only=True))
 
 
 def test_sum_over_the_batch_in_other_shards_than_those_of_storage_is_rejected():

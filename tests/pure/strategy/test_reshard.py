@@ -98,8 +98,7 @@ def test_terms_are_cut_each_by_its_own_weight():
     g = GraphBuilder()
     x, z = g.input([4, 16], name="x"), g.input([4, 48], name="z")
     w = [g.parameter([8, 16], name="w", labels=[None, A]), g.parameter([8, 48], name="v", labels=[None, B])]
-    attrs = {"num_terms": 2, "transpose": True, "residual": False, "bias": False}
-    g.output(g.op("linear", [x, w[0], z, w[1]], **attrs)[0], "y")
+    g.output(g.op("linear", [x, w[0], z, w[1], None, None], transpose=True)[0], "y")
     graph, _ = spread(g.freeze(), rules={A.name: "b", B.name: "b"})
     cut = [graph.spec(op.outputs[0]).labels for op in graph.ops if op.op == "slice"]
     assert cut == [(None, A), (None, B)]

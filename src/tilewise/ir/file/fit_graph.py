@@ -10,7 +10,7 @@ from __future__ import annotations
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.op import check_call, op_named
+from tilewise.ir.op import check_call
 
 __all__ = ["require", "require_graph"]
 
@@ -110,7 +110,6 @@ def _require_graph(graph: Graph, walked: dict[int, int], depth: int) -> int:
 
 def _require_op(graph: Graph, op: OpNode, walked: dict[int, int]) -> int:
     if op.op != "call":
-        op_named(op.op)
         checked = check_call(op.op, op.inputs, op.attrs)
         same = all(type(checked[name]) is type(value) for name, value in op.attrs.items())
         require(same and checked == dict(op.attrs), "op {!r} has attributes of other types", op.label)
