@@ -140,9 +140,9 @@ def operations_page() -> str:
         "| operation | attributes | meaning |\n|---|---|---|"
     )
     for name, op in sorted(importlib.import_module("tilewise.ir.op").registered_ops().items()):
-        kinds = op.signature.attributes.items()
+        kinds = op.declared.attributes.items()
         attributes = ", ".join(f"`{key}: {kind.__name__}`" for key, kind in kinds)
-        meaning = " ".join((inspect.getdoc(type(op)) or "").partition("\n\n")[0].split()).replace("|", "\\|")
+        meaning = " ".join((inspect.getdoc(op) or "").partition("\n\n")[0].split()).replace("|", "\\|")
         parts.append(f"| `{name}` | {attributes} | {meaning} |")
     return "\n".join(parts) + "\n"
 

@@ -311,8 +311,8 @@ def results_of_call(
                 "weights go into matmul, embedding and elementwise ops among themselves"
             )
     positions = [None if spec is None else i for i, spec in enumerate(inputs)]
-    op, given = cls.of(positions, attrs), dict(enumerate(inputs))
-    spec_of: Specs = given.__getitem__  # type: ignore[assignment]  # an absent operand has no position
+    op = cls.of(positions, attrs)
+    spec_of: Specs = inputs.__getitem__  # type: ignore[assignment]  # an absent operand has no position
     check_operands(op, spec_of)
     op.check(spec_of)
     specs = op.results(spec_of)

@@ -32,6 +32,7 @@ def show_graph(graph: Graph) -> str:
     for op in graph.ops:
         results = ", ".join(f"%{o}" for o in op.outputs)
         operands = ", ".join("-" if i is None else f"%{i}" for i in op.inputs)
+        operands = operands.removesuffix(", -").removesuffix(", -")
         attrs = ", ".join(f"{k}={_attribute(v)}" for k, v in sorted(op.attrs.items()))
         lines.append(f"{results} = {op.op}({operands}) {{{attrs}}} {op.phase} # {_name(op.label)}")
     lines += [f"output {_name(name)} = %{t}" for name, t in graph.outputs.items()]
