@@ -30,8 +30,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 from tilewise.core import InternalError
+from tilewise.kernels.declared import DECLARED
 
 __all__ = ["KERNELS", "IntSpec", "KernelSpec", "OperandSpec", "kernel_spec"]
 
@@ -101,6 +103,7 @@ class KernelSpec:
     dims: tuple[str, ...]
     flops: Callable[[Sizes], int]
     bytes: Callable[[Sizes], int]
+    scratch: Callable[[Mapping[str, Any], Mapping[str, tuple[int, int]]], int] | None = None
 
     @cached_property
     def operand_groups(self) -> tuple[tuple[bool, tuple[OperandSpec, ...]], ...]:
@@ -369,43 +372,6 @@ _SPECS = [
         ints=f"block_size {_HEADS} window",
         floats="scale softcap",
     ),
-    _spec(
-        "kv_write",
-        "inout cache[_ d], in x[m d], in slots:i32[m 1]",
-        "m d",
-        lambda s: 0,
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        ints="block_size head_dim",
-    ),
-    _map("silu_gate", "out h, in g, in u", 5),
-    _map("silu_gate_backward", "out dg, out du, in dh, in g, in u", 10),
-    _map("add", "out out, in a, in b", 1),
-    _spec(
-        "add_bias",
-        "out out[m d], in x[m d], in bias[1 d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-    ),
-    _map("multiply", "out out, in a, in b", 1),
-    _map("scale", "out out, in x", 1, floats="factor"),
-    _map("silu", "out out, in x", 4),
-    _map("silu_backward", "out dx, in dy, in x", 8),
-    _map("relu", "out out, in x", 1),
-    _map("relu_backward", "out dx, in dy, in x", 1),
-    _map("gelu", "out out, in x", 4),
-    _map("gelu_backward", "out dx, in dy, in x", 8),
-    _map("gelu_tanh", "out out, in x", 8),
-    _map("gelu_tanh_backward", "out dx, in dy, in x", 14),
-    _map("gelu_tanh_gate", "out h, in g, in u", 9),
-    _map("gelu_tanh_gate_backward", "out dg, out du, in dh, in g, in u", 16),
-    _map("tanh", "out out, in x", 1),
-    _map("tanh_backward", "out dx, in dy, in y", 3),
-    _map("softcap", "out out, in x", 3, floats="cap"),
-    _map("softcap_backward", "out dx, in dy, in x", 5, floats="cap"),
-    _map("copy", "out out, in x", 0),
-    _map("fetch", "out out, in x", 0),  # from a device's file into its memory
-    _map("store", "out out, in x", 0),  # and back
     _map("softmax", "out y, in x", 5),
     _map("softmax_backward", "out dx, in dy, in y", 4),
     _spec(
@@ -413,61 +379,6 @@ _SPECS = [
         "out out:f32[m 1], in x[m d]",
         "m d",
         lambda s: s["m"] * s["d"],
-        lambda s: s["item"] * s["m"] * s["d"],
-    ),
-    _spec(
-        "exp",
-        "out out[m d], in x[m d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 8 * s["m"] * s["d"],
-        dtypes=_F32,
-    ),
-    _spec(
-        "log",
-        "out out[m d], in x[m d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 8 * s["m"] * s["d"],
-        dtypes=_F32,
-    ),
-    _spec(
-        "cast_f32_bf16",
-        "out out:bf16[m d], in x:f32[m d]",
-        "m d",
-        lambda s: 0,
-        lambda s: 6 * s["m"] * s["d"],
-        dtypes=_NONE,
-    ),
-    _spec(
-        "cast_bf16_f32",
-        "out out:f32[m d], in x:bf16[m d]",
-        "m d",
-        lambda s: 0,
-        lambda s: 6 * s["m"] * s["d"],
-        dtypes=_NONE,
-    ),
-    _spec(
-        "embedding",
-        "out out[m d], in ids:i32[m 1], in table![_ d]",
-        "m d",
-        lambda s: 0,
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        ints="vocab_begin",
-    ),
-    _spec(
-        "gather_rows",
-        "out out[m d], in x[_ d], in index:i32[m 1]",
-        "m d",
-        lambda s: 0,
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        dtypes=("f32", "bf16", "i32"),
-    ),
-    _spec(
-        "spread",
-        "out out[m d], in x:f32[1 1]",
-        "m d",
-        lambda s: 0,
         lambda s: s["item"] * s["m"] * s["d"],
     ),
     _spec(
@@ -523,40 +434,19 @@ _SPECS = [
         floats="max_norm",
         dtypes=_NONE,
     ),
-    _spec(
-        "tree_add",
-        "out out[m d], in residual?[_ d], in x:f32...[m d]",
-        "m d inputs",
-        lambda s: s["m"] * s["d"] * s["inputs"],
-        lambda s: s["m"] * s["d"] * (4 * s["inputs"] + s["item"]),
-    ),
-    _spec(
-        "tree_max",
-        "out out:f32[m d], in none?[m d], in x:f32...[m d]",
-        "m d inputs",
-        lambda s: s["m"] * s["d"] * s["inputs"],
-        lambda s: 4 * s["m"] * s["d"] * (s["inputs"] + 1),
-        dtypes=_F32,
-    ),
-    _spec(
-        "tree_or",
-        "out out[m d], in none?[m d], in x...[m d]",
-        "m d inputs",
-        lambda s: 0,
-        lambda s: s["item"] * s["m"] * s["d"] * (s["inputs"] + 1),
-        dtypes=("f32", "bf16", "f64"),
-    ),
-    _spec(
-        "copy_pairs",
-        "out dst...[m* d*], in src...[m* d*]",
-        "m d",
-        lambda s: 0,
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        dtypes=("f32", "bf16", "f64", "i32"),
-    ),
     _spec("peak", "out ops_per_step:f32", "steps", lambda s: 0, lambda s: 0, ints="steps"),
 ]
 
+
+
+def _declared(fields: Mapping[str, Any]) -> KernelSpec:
+    """The specification that a declaration in the native sources makes."""
+    operands = tuple(OperandSpec(*operand) for operand in fields["operands"])
+    ints = tuple(IntSpec(*integer) for integer in fields["ints"])
+    return KernelSpec(**{**fields, "operands": operands, "ints": ints})
+
+
+_SPECS += [_declared(fields) for fields in DECLARED]
 KERNELS = {spec.base: spec for spec in _SPECS}
 _BY_NAME = {name: spec for spec in _SPECS for name in spec.names}
 
