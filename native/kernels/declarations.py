@@ -617,7 +617,7 @@ def _struct(kernel: Kernel) -> str:
     return (
         f"/// The call of `{kernel.base}`, declared in line {kernel.place[1]}.\n{template}struct {kernel.struct} {{\n"
         f"{text}\n  TILEWISE_MEMBER explicit {kernel.struct}(const KernelArgs& args)\n"
-        f"      : {_joined(made)} {{}}\n  void run() const;\n"
+        f"      : {_joined(made)} {{}}\n  TILEWISE_MEMBER void run() const;\n"
         f"  static bool fits(const KernelArgs& args) {{\n    return {_fits(kernel)};\n  }}\n}};\n"
     )
 
