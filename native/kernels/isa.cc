@@ -23,10 +23,7 @@
   EntryList weight_gradient_entries();               \
   EntryList attention_entries();                     \
   EntryList attention_backward_entries();            \
-  EntryList rows_entries();                          \
   TILEWISE_EACH_FAMILY(TILEWISE_DECLARE_ENTRIES, ns) \
-  EntryList reductions_entries();                    \
-  EntryList update_entries();                        \
   TILEWISE_DECLARE_STORE                             \
   SoftmaxFns softmax_fns();                          \
   }
@@ -47,8 +44,7 @@ struct Level {
 
 #define TILEWISE_LEVEL_TABLE(ns)                                                          \
   table_of({ns::matmul_entries(), ns::weight_gradient_entries(), ns::attention_entries(), \
-            ns::attention_backward_entries(), ns::rows_entries(),                         \
-            TILEWISE_EACH_FAMILY(TILEWISE_ENTRIES, ns) ns::reductions_entries(), ns::update_entries()})
+            ns::attention_backward_entries(), TILEWISE_EACH_FAMILY(TILEWISE_ENTRIES, ns)})
 #define TILEWISE_ENTRIES(ns, entries) ns::entries(),
 
 Table table_of(std::initializer_list<EntryList> lists) {

@@ -184,18 +184,6 @@ def _spec(
     )
 
 
-def _map(base: str, operands: str, per_element: int, *, floats: str = "") -> KernelSpec:
-    arrays = len(operands.split(","))
-    return _spec(
-        base,
-        ", ".join(f"{o.strip()}[m d]" for o in operands.split(",")),
-        "m d",
-        lambda s: per_element * s["m"] * s["d"],
-        lambda s: arrays * s["m"] * s["d"] * s["item"],
-        floats=floats,
-    )
-
-
 def _product(s: Sizes) -> int:
     return 2 * s["m"] * s["n"] * s["k"]
 
@@ -218,9 +206,6 @@ def _attention_rows(s: Sizes) -> int:
 
 _RANGES = "out_is_f32=f32(out) num_terms=count(a) num_k_splits range...(2*num_k_splits*num_terms)"
 _HEADS = "heads kv_heads head_dim"
-_BATCH_SPLITS = "split_rows seq_len num_k_splits split_len"
-_VOCAB = "vocab_begin ignore_index"
-_F32, _NONE = ("f32",), ()
 
 _SPECS = [
     _spec(
@@ -256,94 +241,6 @@ _SPECS = [
         ints="trans_a trans_b out_is_f32=f32(out) accumulate",
     ),
     _spec(
-        "rms_norm",
-        "out y[m d], out rstd:f32[m h], in x[m d], in gamma[1 g]",
-        "m d",
-        lambda s: 4 * s["m"] * s["d"],
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        floats="eps offset",
-    ),
-    _spec(
-        "rms_norm_backward",
-        "out dx[m d], inout dgamma_split:f32[_ _], in dy[m d], in x[m d], in rstd:f32[m h], in gamma[1 g], "
-        "in dresidual?[m d]",
-        "m d",
-        lambda s: 11 * s["m"] * s["d"],
-        lambda s: 4 * s["item"] * s["m"] * s["d"],
-        ints=_BATCH_SPLITS,
-        floats="offset",
-    ),
-    _spec(
-        "layer_norm",
-        "out y[m d], out stats:f32[m 2], in x[m d], in gamma[1 d], in beta[1 d]",
-        "m d",
-        lambda s: 8 * s["m"] * s["d"],
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        floats="eps",
-    ),
-    _spec(
-        "layer_norm_backward",
-        "out dx[m d], inout dgamma_split:f32[_ _], inout dbeta_split:f32[_ _], in dy[m d], in x[m d], "
-        "in stats:f32[m 2], "
-        "in gamma[1 d], in dresidual?[m d]",
-        "m d",
-        lambda s: 16 * s["m"] * s["d"],
-        lambda s: 4 * s["item"] * s["m"] * s["d"],
-        ints=_BATCH_SPLITS,
-    ),
-    _spec(
-        "split_tree",
-        "out out:f32[1 d], in partials:f32[_ _], in carry:f32...[1 d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 4 * s["m"] * s["d"],
-        ints="num_carries=count(carry) split_len num_k_splits is_padded",
-        dtypes=_F32,
-    ),
-    _spec(
-        "head_sum",
-        "out out:f32[1 d], in x:f32[1 _]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 4 * s["m"] * s["d"],
-        ints="num_k_splits range...(2*num_k_splits)",
-        dtypes=_F32,
-    ),
-    _spec(
-        "tree_resume",
-        "out left:f32[m _], in carries:f32?[m _], in x:f32...[m d]",
-        "m d inputs",
-        lambda s: s["m"] * s["d"] * s["inputs"],
-        lambda s: 4 * s["m"] * s["d"] * (s["inputs"] + 2),
-        ints="slot num_inputs=count(x) finish",
-        dtypes=_F32,
-    ),
-    _spec(
-        "row_sum_split",
-        "inout split:f32[_ _], in x:f32[m 1]",
-        "m",
-        lambda s: s["m"],
-        lambda s: 4 * s["m"],
-        ints=_BATCH_SPLITS,
-        dtypes=_F32,
-    ),
-    _spec(
-        "column_sum_split",
-        "inout split:f32[_ _], in x[m d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: s["item"] * s["m"] * s["d"],
-        ints=_BATCH_SPLITS,
-    ),
-    _spec(
-        "rope",
-        "out out[m d], in x[m d], in positions:i32[m 1], in table:f32[_ _]",
-        "m d",
-        lambda s: 3 * s["m"] * s["d"],
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        ints="head_dim inverse",
-    ),
-    _spec(
         "attention",
         "out out[m q], out lse:f32[m _], in q[m q], in k[m kv], in v[m kv], in lengths:i32?[_ 1]",
         "m seq heads kv_heads head_dim causal window",
@@ -371,68 +268,6 @@ _SPECS = [
         lambda s: 2 * s["item"] * s["m"] * s["head_dim"] * (s["heads"] + _paged_length(s) * s["kv_heads"]),
         ints=f"block_size {_HEADS} window",
         floats="scale softcap",
-    ),
-    _map("softmax", "out y, in x", 5),
-    _map("softmax_backward", "out dx, in dy, in y", 4),
-    _spec(
-        "row_sum",
-        "out out:f32[m 1], in x[m d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: s["item"] * s["m"] * s["d"],
-    ),
-    _spec(
-        "cross_entropy_max",
-        "out stats:f32[m 2], in logits[m v], in labels:i32[m 1]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: s["item"] * s["m"] * s["d"],
-        ints=_VOCAB,
-    ),
-    _spec(
-        "cross_entropy_sum",
-        "out sums:f32[m 1], in logits[m v], in stats:f32[m 2]",
-        "m d",
-        lambda s: 3 * s["m"] * s["d"],
-        lambda s: s["item"] * s["m"] * s["d"],
-        ints="num_k_splits range...(2*num_k_splits)",
-    ),
-    _spec(
-        "cross_entropy_grad",
-        "out dlogits?[m v], out loss_rows:f32[m 1], in logits[m v], in stats:f32[m 2], in sums:f32[m 1], "
-        "in labels:i32[m 1], in inv_count:f32[1 1]",
-        "m d",
-        lambda s: 4 * s["m"] * s["d"],
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        ints=_VOCAB,
-    ),
-    _spec(
-        "update",
-        "out weight?[m d], inout master:f32[m d], inout state:f32...[m d], in grad:f32[m d], in hyper:f32[1 _], "
-        "in clip:f32[1 2]",
-        "m d states steps",
-        lambda s: s["steps"] * s["m"] * s["d"],
-        lambda s: (8 * s["states"] + 12 + s["item"] % 4) * s["m"] * s["d"],
-        ints="packed num_states=count(state) num_steps step...(4*num_steps) left...",
-        floats="constant...",
-    ),
-    _spec(
-        "square_sum",
-        "out out:f64[_ 1], in grad:f32~[_ _]",
-        "m d",
-        lambda s: 2 * s["m"] * s["d"],
-        lambda s: 4 * s["m"] * s["d"],
-        ints="packed=packed(grad) rows first_row first_entry num_k_splits range...(2*num_k_splits)",
-        dtypes=_F32,
-    ),
-    _spec(
-        "norm_scale",
-        "out out:f32[1 2], in squares:f64[m 1], in loss:f32[1 1]",
-        "m",
-        lambda s: s["m"],
-        lambda s: 8 * s["m"],
-        floats="max_norm",
-        dtypes=_NONE,
     ),
     _spec("peak", "out ops_per_step:f32", "steps", lambda s: 0, lambda s: 0, ints="steps"),
 ]
