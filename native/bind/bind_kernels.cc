@@ -83,7 +83,7 @@ void run(const std::string& name, const nb::sequence& tiles, const nb::kwargs& o
   const kernels::KernelArgs args = {
       views.data(),  static_cast<int64_t>(views.size()),  ints.data(), static_cast<int64_t>(ints.size()),
       floats.data(), static_cast<int64_t>(floats.size()), row_begin,   thread_scratch(scratch_bytes)};
-  check<ArgumentError>(kernel->fits == nullptr || kernel->fits(args),
+  check<ArgumentError>(kernel->fits(args),
                        "[kernels.run] a call must have the operands and attributes that the kernel ", "declares; got ",
                        args.num_tiles, " operands, ", args.num_ints, " integers and ", args.num_floats, " floats for '",
                        name, "'; see tilewise.kernels.KERNELS.");

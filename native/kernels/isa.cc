@@ -14,15 +14,11 @@
 #include "kernels/machine_levels.h"
 #include "kernels/sampling/softmax.h"
 
+#define TILEWISE_DECLARE_ENTRIES(ns, entries) EntryList entries();
 #define TILEWISE_DECLARE_STORE \
   bool store_weights(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col, bool transposed);
-#define TILEWISE_DECLARE_ENTRIES(ns, entries) EntryList entries();
 #define TILEWISE_DECLARE_LEVEL(ns)                   \
   namespace tilewise::kernels::ns {                  \
-  EntryList matmul_entries();                        \
-  EntryList weight_gradient_entries();               \
-  EntryList attention_entries();                     \
-  EntryList attention_backward_entries();            \
   TILEWISE_EACH_FAMILY(TILEWISE_DECLARE_ENTRIES, ns) \
   TILEWISE_DECLARE_STORE                             \
   SoftmaxFns softmax_fns();                          \
@@ -42,10 +38,8 @@ struct Level {
   Table table;
 };
 
-#define TILEWISE_LEVEL_TABLE(ns)                                                          \
-  table_of({ns::matmul_entries(), ns::weight_gradient_entries(), ns::attention_entries(), \
-            ns::attention_backward_entries(), TILEWISE_EACH_FAMILY(TILEWISE_ENTRIES, ns)})
 #define TILEWISE_ENTRIES(ns, entries) ns::entries(),
+#define TILEWISE_LEVEL_TABLE(ns) table_of({TILEWISE_EACH_FAMILY(TILEWISE_ENTRIES, ns)})
 
 Table table_of(std::initializer_list<EntryList> lists) {
   Table table;

@@ -11,6 +11,7 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 /// An operand with elements of type T, which is const if the kernel only reads it.
 template <class T>
 struct Tile : TileView {
+  Tile() : TileView{} {}  // an absent operand
   TILEWISE_MEMBER explicit Tile(const TileView& view) : TileView(view) {}
 
   TILEWISE_MEMBER T* row(int64_t index) const { return static_cast<T*>(data) + index * stride; }
@@ -19,12 +20,19 @@ struct Tile : TileView {
   TILEWISE_MEMBER T* elements() const { return static_cast<T*>(data); }
 };
 
+/// A row of an operand whose elements have one of several types, which is known at run time.
+template <class T>
+TILEWISE_INLINE T* row_of(const TileView& tile, int64_t index) {
+  return static_cast<T*>(tile.data) + index * tile.stride;
+}
+
 /// A list of operands; the members of kStep lists alternate.
 template <class T, int kStep>
 struct Tiles {
-  const TileView* first;
-  int64_t size;
+  const TileView* first = nullptr;
+  int64_t size = 0;
 
+  Tiles() = default;
   TILEWISE_MEMBER Tiles(const TileView* tiles, int64_t count) : first(tiles), size(count) {}
   TILEWISE_MEMBER Tile<T> operator[](int64_t index) const { return Tile<T>(first[index * kStep]); }
 };

@@ -31,14 +31,14 @@ bool fits(const kernels::Entry& kernel, const Instr& instr) {
   std::vector<int64_t> ints;
   ints.reserve(instr.ints.size());
   for (const Number& n : instr.ints) ints.push_back(n.is_constant() ? n.constant : -1);
-  return kernel.fits == nullptr || kernel.fits({nullptr,
-                                                std::ssize(instr.operands),
-                                                ints.data(),
-                                                std::ssize(ints),
-                                                nullptr,
-                                                std::ssize(instr.floats),
-                                                0,
-                                                {nullptr, 0}});
+  return kernel.fits({nullptr,
+                      std::ssize(instr.operands),
+                      ints.data(),
+                      std::ssize(ints),
+                      nullptr,
+                      std::ssize(instr.floats),
+                      0,
+                      {nullptr, 0}});
 }
 
 }  // namespace
