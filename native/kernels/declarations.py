@@ -191,7 +191,9 @@ def read_source(native: Path, family: str) -> Source:
     functions: dict[str, Expression] = {}
     for name in _INCLUDE.findall("\n".join(lines)):
         if (native / name).is_file():
-            functions.update(_definitions(native / name, (native / name).read_text(encoding="utf-8").splitlines()))
+            functions.update(
+                _definitions(native / name, (native / name).read_text(encoding="utf-8").splitlines())
+            )
     functions.update(_definitions(path, lines))
     kernels = tuple(_kernels(path, lines))
     if not kernels:
@@ -241,7 +243,9 @@ def _head(place: Place, text: str) -> tuple[Kernel, str | None]:
     for word in match[2].split():
         dtype, _, type_ = word.partition("=")
         if dtype not in TYPES or dtype in types or ("=" in word and not type_):
-            fail(place, f"a kernel's dtypes must be different ones of {', '.join(TYPES)}, or dtype=type", word)
+            fail(
+                place, f"a kernel's dtypes must be different ones of {', '.join(TYPES)}, or dtype=type", word
+            )
         types[dtype] = type_ or TYPES[dtype]
     return Kernel(place, match[1], types), match[3]
 
@@ -341,7 +345,8 @@ def _check(kernel: Kernel) -> None:
     if not kernel.operands:
         fail(kernel.place, "a kernel must have operands", kernel.base)
     seen: set[str] = set()
-    for item in (*kernel.operands, *kernel.ints, *kernel.floats):
+    items: list[Operand | Integer | Float] = [*kernel.operands, *kernel.ints, *kernel.floats]
+    for item in items:
         if item.name in seen or item.name in RESERVED:
             fail(item.place, f"a name must be used once, and not be {', '.join(RESERVED)}", item.name)
         seen.add(item.name)
@@ -393,7 +398,9 @@ class _Names(ast.NodeTransformer):
         ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context,
     )  # fmt: skip
 
-    def __init__(self, place: Place, domain: Mapping[str, str], lets: Iterable[str], functions: Iterable[str]) -> None:
+    def __init__(
+        self, place: Place, domain: Mapping[str, str], lets: Iterable[str], functions: Iterable[str]
+    ) -> None:
         self.place, self.domain, self.functions = place, domain, set(functions)
         self.known_lets = set(lets)
         self.bound: set[str] = set()
@@ -402,7 +409,11 @@ class _Names(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         if not isinstance(node, self.ALLOWED):
-            fail(self.place, "an expression must consist of arithmetic, conditions, calls and sums", ast.unparse(node))
+            fail(
+                self.place,
+                "an expression must consist of arithmetic, conditions, calls and sums",
+                ast.unparse(node),
+            )
         visited: ast.AST = super().visit(node)
         return visited
 
@@ -418,8 +429,8 @@ class _Names(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
         if name not in (*BUILTINS, *self.functions) or node.keywords:
-            known = ", ".join(sorted((*BUILTINS, *self.functions)))
-            fail(self.place, f"a function must be one of {known}", name, "write `// define` for others")
+            choices = ", ".join(sorted((*BUILTINS, *self.functions)))
+            fail(self.place, f"a function must be one of {choices}", name, "write `// define` for others")
         node.args = [self.visit(argument) for argument in node.args]  # type: ignore[misc]
         return node
 
@@ -436,8 +447,8 @@ class _Names(ast.NodeTransformer):
 
     def _meaning(self, name: str) -> ast.AST:
         if name not in self.domain:
-            known = ", ".join(sorted({*self.domain, *self.known_lets}))
-            fail(self.place, f"a name in an expression must be one of {known}", name)
+            choices = ", ".join(sorted({*self.domain, *self.known_lets}))
+            fail(self.place, f"a name in an expression must be one of {choices}", name)
         self.used[name] = None
         return ast.parse(self.domain[name], mode="eval").body
 
@@ -554,7 +565,9 @@ def _python_kernel(kernel: Kernel, functions: Mapping[str, Expression]) -> tuple
     fields = {
         "base": kernel.base,
         "names": kernel.names,
-        "operands": [(o.name, o.role, o.dtypes, o.packed, o.optional, o.is_list, o.sizes) for o in kernel.operands],
+        "operands": [
+            (o.name, o.role, o.dtypes, o.packed, o.optional, o.is_list, o.sizes) for o in kernel.operands
+        ],
         "ints": [(i.name, i.source, i.is_list, i.length) for i in kernel.ints],
         "floats": tuple(f.name + ("..." if f.is_list else "") for f in kernel.floats),
         "dims": (*dims, "item"),
