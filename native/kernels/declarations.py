@@ -14,7 +14,7 @@ A declaration is a comment:
 The first line has the kernel's name and its dtypes. The full names are `rms_norm_f32` and
 `rms_norm_bf16`; a kernel without dtypes has its name alone. `bf16=ProductBF16` names the C++ type
 that stands for a dtype, if it is not the dtype's own. A line that is indented by more than three
-spaces continues the line before. The other lines, in the order of a call's operands and attributes:
+spaces continues the line before it. The other lines, in the order of a call's operands and attributes:
 
     in, out, inout   operands, written `name[:dtype][!|~][...][?][[rows cols]]`
       :dtype         element type: the kernel's own (`dt`, if not written), f32, f64, i32, bf16 or `dt|f32`
@@ -58,7 +58,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -204,12 +204,14 @@ def read_source(native: Path, family: str) -> Source:
 
 
 def _definitions(path: Path, lines: list[str]) -> Iterator[tuple[str, Expression]]:
-    for number, line in enumerate(lines, 1):
+    for index, line in enumerate(lines):
         if line.startswith("// define "):
-            match = _DEFINE.fullmatch(line)
+            after = takewhile(bool, (_LINE.fullmatch(more) for more in lines[index + 1 :]))
+            text = " ".join([line, *(more[2] for more in after if more)])
+            match = _DEFINE.fullmatch(text)
             if match is None:
-                fail((path, number), "a definition must be `// define name(a, b) = expression`", line)
-            yield match[1], Expression((path, number), match[3], tuple(match[2].replace(",", " ").split()))
+                fail((path, index + 1), "a definition must be `// define name(a, b) = expression`", text)
+            yield match[1], Expression((path, index + 1), match[3], tuple(match[2].replace(",", " ").split()))
 
 
 def _kernels(path: Path, lines: list[str]) -> Iterator[Kernel]:

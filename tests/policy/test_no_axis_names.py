@@ -4,7 +4,6 @@ import ast
 from functools import cache
 
 from policy.source import PACKAGE, python_files, relative, tree_of
-
 from tilewise.kernels import KERNELS
 
 # What reads layouts and labels as data; strategies and models are where names are given.

@@ -99,12 +99,18 @@ inline void note_kernel(const kernels::KernelArgs& args) {
 /// These kernels take any operands and attributes.
 inline bool fits_any(const kernels::KernelArgs&) { return true; }
 
+/// A kernel that declares two operands and an integer.
+inline bool fits_two(const kernels::KernelArgs& args) {
+  return args.num_tiles == 2 && args.num_ints == 1 && args.ints[0] >= 0 && args.num_floats == 0;
+}
+
 inline const kernels::Entry* resolve(std::string_view name) {
   static constexpr kernels::Entry kKernels[] = {
       {"hash", hash_kernel, fits_any},           {"copy_pairs", copy_pairs_kernel, fits_any},
       {"increment", increment_kernel, fits_any}, {"throwing", throwing_kernel, fits_any},
       {"slow", slow_kernel, fits_any},           {"recording", recording_kernel, fits_any},
-      {"note", note_kernel, fits_any},           {"moves", throwing_kernel, fits_any},  // which is never called
+      {"note", note_kernel, fits_any},           {"two", note_kernel, fits_two},
+      {"moves", throwing_kernel, fits_any},  // which is never called
   };
   if (moves_of(name) != Moves::kNothing) name = "moves";
   for (const kernels::Entry& kernel : kKernels)
