@@ -14,7 +14,7 @@ namespace {
 /// alone. Without an offset nothing is added to gamma, so that a gain of -0 keeps its sign.
 template <bool kHasOffset, class T>
 TILEWISE_INLINE void norm_groups(const RmsNormKernel<T>& call) {
-  const auto &x = call.x, &y = call.y;
+  const Tile<const T>& x = call.x;
   const T* gamma = call.gamma.elements();
   const int64_t d = call.gamma.cols, groups = smaller(call.rstd.cols, x.cols / d);
   const float eps = call.eps, offset = call.offset;
@@ -22,7 +22,7 @@ TILEWISE_INLINE void norm_groups(const RmsNormKernel<T>& call) {
     for (int64_t group = 0; group < groups; ++group) {
       const T* from = x.row(r) + group * d;
       const T* next = group + 1 < groups ? from + d : x.next_row(r);
-      T* to = y.row(r) + group * d;
+      T* to = call.y.row(r) + group * d;
       Lanes squares = set(0.0f);
       each_column(d, [&](auto at) TILEWISE_INLINED {
         for (const Lanes& v : at.load(from).at) squares = fused(v, v, squares);
