@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NATIVE, BUILD = ROOT / "native", ROOT / "build" / "tidy"
+GENERATED = BUILD / "kernels" / "generated"
 BIN = Path(sys.executable).parent
 TESTS_MAY = (  # look at what was moved from, throw an int, compare floats as bytes, ask an optional that is full
     "bugprone-use-after-move bugprone-std-exception-baseclass bugprone-suspicious-memory-comparison "
@@ -28,17 +29,21 @@ TIDY = [str(BIN / "clang-tidy"), "-p", str(BUILD), "--quiet", "--extra-arg=-Wno-
 
 
 def commands() -> dict[Path, str]:
-    """How each source is compiled, as CMake says; the last of several."""
+    """How each source is compiled, as CMake says; the last of several. Writes the headers that sources include and the
+    build generates.
+    """
     database = BUILD / "compile_commands.json"
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     lists = [NATIVE / "CMakeLists.txt", *NATIVE.glob("*/CMakeLists.txt")]
     if not database.exists() or any(path.stat().st_mtime > database.stat().st_mtime for path in lists):
         BUILD.mkdir(parents=True, exist_ok=True)
         options = ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DTILEWISE_BUILD_TESTS=ON", "-DTILEWISE_LEVELS=all"]
         options += ["-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON"]  # each source must include what it uses
-        environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
         command = ["cmake", "-S", str(NATIVE), "-B", str(BUILD), "-G", "Ninja", *options]
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
         database.touch()
+    generate = ["cmake", "--build", str(BUILD), "--target", "kernel_declarations"]
+    subprocess.run(generate, env=environment, stdout=subprocess.DEVNULL, check=True)
     entries = json.loads(database.read_text(encoding="utf-8"))
     return {Path(e["file"]): e["command"] for e in entries if Path(e["file"]).is_relative_to(NATIVE)}
 
@@ -47,7 +52,7 @@ def commands() -> dict[Path, str]:
 def includes_of(path: Path) -> frozenset[Path]:
     """Our own headers that a file names."""
     names = re.findall(r'^\s*#\s*include\s+["<]([\w/.]+)[">]', path.read_text(encoding="utf-8"), re.MULTILINE)
-    headers = (folder / name for name in names for folder in (NATIVE, NATIVE / "include"))
+    headers = (folder / name for name in names for folder in (NATIVE, NATIVE / "include", GENERATED))
     return frozenset(header for header in headers if header.is_file())
 
 

@@ -1,7 +1,7 @@
 // Python binding of the tile kernels, for tests, benchmarks and users: one call runs one kernel on NumPy arrays.
 //
-// The checks are here, not in the kernels: valid name, valid level, dtypes that a tile can have. The caller is
-// responsible for operand counts and shapes (tilewise.kernels.table has them). The GIL is released while a kernel runs.
+// The checks are here, not in the kernels: valid name, valid level, numbers of operands and attributes. The caller is
+// responsible for shapes and dtypes (tilewise.kernels.table has them). The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -76,15 +76,19 @@ void run(const std::string& name, const nb::sequence& tiles, const nb::kwargs& o
       .set<"repeat">(repeat)
       .set<"scratch_bytes">(scratch_bytes)
       .done();
-  const kernels::KernelFn fn = isa.empty() ? kernels::find_kernel(name) : kernels::find_kernel_at(isa, name);
-  check<ArgumentError>(fn != nullptr, "[kernels.run] name must be a kernel; got '", name, "'; see kernel_names().");
+  const kernels::Entry* const kernel = isa.empty() ? kernels::find_kernel(name) : kernels::find_kernel_at(isa, name);
+  check<ArgumentError>(kernel != nullptr, "[kernels.run] name must be a kernel; got '", name, "'; see kernel_names().");
   std::vector<kernels::TileView> views;
   for (nb::handle operand : tiles) views.push_back(tile_of(operand));
   const kernels::KernelArgs args = {
       views.data(),  static_cast<int64_t>(views.size()),  ints.data(), static_cast<int64_t>(ints.size()),
       floats.data(), static_cast<int64_t>(floats.size()), row_begin,   thread_scratch(scratch_bytes)};
+  check<ArgumentError>(kernel->fits(args),
+                       "[kernels.run] a call must have the operands and attributes that the kernel ", "declares; got ",
+                       args.num_tiles, " operands, ", args.num_ints, " integers and ", args.num_floats, " floats for '",
+                       name, "'; see tilewise.kernels.KERNELS.");
   nb::gil_scoped_release unlocked;
-  for (int64_t i = 0; i < repeat; ++i) fn(args);
+  for (int64_t i = 0; i < repeat; ++i) kernel->fn(args);
 }
 
 std::vector<std::string> strings(const std::vector<std::string_view>& views) { return {views.begin(), views.end()}; }

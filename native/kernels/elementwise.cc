@@ -1,4 +1,6 @@
 // Elementwise kernels, copies and look-ups, one pass over memory each.
+#include "kernels/declared/elementwise.h"
+
 #include "kernels/kernel.h"
 #include "kernels/math.h"
 #include "kernels/tree.h"
@@ -10,50 +12,91 @@ namespace {
 /// prefetch.
 inline constexpr int64_t kPrefetchBytes = kParts == 2 ? 1024 : 0;
 
-/// out = fn(in...) lane by lane; tiles: out, in_0 .. in_{N-1}. fn maps RegisterBlocks of any count.
-template <class Out, class In, int N, int64_t kAhead = 0, class Fn>
-TILEWISE_INLINE void map_rows(const TileView& out, const TileView* in, const Fn& fn) {
+/// out = fn(in...) lane by lane. fn maps RegisterBlocks of any count.
+template <int64_t kAhead = 0, class Out, class Fn, class In, class... Ins>
+TILEWISE_INLINE void map_rows(const Tile<Out>& out, const Fn& fn, const Tile<In>& first, const Tile<Ins>&... others) {
+  constexpr int kInputs = 1 + sizeof...(Ins);
   const int64_t ahead = smaller(kAhead / static_cast<int64_t>(sizeof(In)), out.cols);
   for (int64_t r = 0; r < out.rows; ++r) {
-    const In *from[N], *next[N];
-    for (int i = 0; i < N; ++i) from[i] = row_of<const In>(in[i], r), next[i] = next_row<const In>(in[i], r);
-    Out *to = row_of<Out>(out, r), *next_to = next_row<Out>(out, r);
+    In* const from[kInputs] = {first.row(r), others.row(r)...};
+    In* const next[kInputs] = {first.next_row(r), others.next_row(r)...};
+    Out *to = out.row(r), *next_to = out.next_row(r);
     each_column(out.cols, [&](auto at) TILEWISE_INLINED {
-      decltype(at.set(0.0f)) x[N];
-      for (int i = 0; i < N; ++i) x[i] = at.load(from[i]);
+      decltype(at.set(0.0f)) x[kInputs];
+      for (int i = 0; i < kInputs; ++i) x[i] = at.load(from[i]);
       if constexpr (kAhead > 0) {
-        for (int i = 0; i < N; ++i) at.template prefetch_ahead<false>(from[i], next[i], ahead);
+        for (int i = 0; i < kInputs; ++i) at.template prefetch_ahead<false>(from[i], next[i], ahead);
         at.template prefetch_ahead<true>(to, next_to, ahead);
       }
-      at.store(to, fn(x));
+      if constexpr (kInputs == 1) {
+        at.store(to, fn(x[0]));
+      } else {
+        at.store(to, fn(x[0], x[1]));
+      }
     });
   }
 }
 
-#define TILEWISE_MAP_AHEAD(name, inputs, ahead, expression)                                   \
-  template <class T>                                                                          \
-  void name(const KernelArgs& args) {                                                         \
-    map_rows<T, T, inputs, ahead>(args.tiles[0], args.tiles + 1,                              \
-                                  [](const auto* x) TILEWISE_INLINED { return expression; }); \
-  }
-#define TILEWISE_MAP(name, inputs, expression) TILEWISE_MAP_AHEAD(name, inputs, 0, expression)
-/// For a chain of operations as long as an exponential.
-#define TILEWISE_MAP_LONG(name, inputs, expression) TILEWISE_MAP_AHEAD(name, inputs, kPrefetchBytes, expression)
-TILEWISE_MAP(add, 2, x[0] + x[1])
-TILEWISE_MAP(multiply, 2, x[0] * x[1])
-TILEWISE_MAP(relu, 1, maximum(splat_like(x[0], 0.0f), x[0]))
-TILEWISE_MAP(relu_backward, 2, select_above(x[1], 0.0f, x[0], splat_like(x[0], 0.0f)))
-TILEWISE_MAP_LONG(silu, 1, x[0] * sigmoid(x[0]))
-TILEWISE_MAP_LONG(silu_gate, 2, x[0] * sigmoid(x[0]) * x[1])
-TILEWISE_MAP_LONG(exponential_of, 1, exponential(x[0]))
-TILEWISE_MAP_LONG(logarithm_of, 1, logarithm(x[0]))
+// kernel add  f32 bf16: out out, in a, in b, 1 flop per element
+template <class T>
+void AddKernel<T>::run() const {
+  map_rows(out, [](const auto& a, const auto& b) TILEWISE_INLINED { return a + b; }, a, b);
+}
+
+// kernel multiply  f32 bf16: out out, in a, in b, 1 flop per element
+template <class T>
+void MultiplyKernel<T>::run() const {
+  map_rows(out, [](const auto& a, const auto& b) TILEWISE_INLINED { return a * b; }, a, b);
+}
+
+// kernel relu  f32 bf16: out out, in x, 1 flop per element
+template <class T>
+void ReluKernel<T>::run() const {
+  map_rows(out, [](const auto& x) TILEWISE_INLINED { return maximum(splat_like(x, 0.0f), x); }, x);
+}
+
+// kernel relu_backward  f32 bf16: out dx, in dy, in x, 1 flop per element
+template <class T>
+void ReluBackwardKernel<T>::run() const {
+  map_rows(
+      dx,
+      [](const auto& dy, const auto& x) TILEWISE_INLINED { return select_above(x, 0.0f, dy, splat_like(dy, 0.0f)); },
+      dy, x);
+}
+
+// kernel silu  f32 bf16: out out, in x, 4 flops per element
+template <class T>
+void SiluKernel<T>::run() const {
+  map_rows<kPrefetchBytes>(out, [](const auto& x) TILEWISE_INLINED { return x * sigmoid(x); }, x);
+}
+
+// kernel silu_gate  f32 bf16: out h, in g, in u, 5 flops per element
+template <class T>
+void SiluGateKernel<T>::run() const {
+  map_rows<kPrefetchBytes>(h, [](const auto& g, const auto& u) TILEWISE_INLINED { return g * sigmoid(g) * u; }, g, u);
+}
+
+// kernel exp  f32: out out, in x, 1 flop per element
+void ExpKernel::run() const {
+  map_rows<kPrefetchBytes>(out, [](const auto& x) TILEWISE_INLINED { return exponential(x); }, x);
+}
+
+// kernel log  f32: out out, in x, 1 flop per element
+void LogKernel::run() const {
+  map_rows<kPrefetchBytes>(out, [](const auto& x) TILEWISE_INLINED { return logarithm(x); }, x);
+}
 
 /// d silu(x) / dx = s (1 + x (1 - s)) with s = sigmoid(x).
 template <class V>
 TILEWISE_INLINE V silu_slope(const V& x, const V& s) {
   return s * fused(x, splat<V>(1.0f) - s, splat<V>(1.0f));
 }
-TILEWISE_MAP_LONG(silu_backward, 2, x[0] * silu_slope(x[1], sigmoid(x[1])))
+// kernel silu_backward  f32 bf16: out dx, in dy, in x, 8 flops per element
+template <class T>
+void SiluBackwardKernel<T>::run() const {
+  map_rows<kPrefetchBytes>(
+      dx, [](const auto& dy, const auto& x) TILEWISE_INLINED { return dy * silu_slope(x, sigmoid(x)); }, dy, x);
+}
 
 /// The normal distribution function at x: gelu(x) = x * normal_share(x).
 template <class V>
@@ -94,89 +137,144 @@ TILEWISE_INLINE Parts<V> gelu_tanh_parts(const V& x) {
   const V s = select_above(twice, 0.0f, more, less);
   return {s, fused(x * (more * less), fused(splat<V>(3 * kGeluCubic), square, linear), s)};
 }
-TILEWISE_MAP_LONG(gelu, 1, x[0] * normal_share(x[0]))
-TILEWISE_MAP_LONG(gelu_backward, 2, x[0] * gelu_slope(x[1]))
-TILEWISE_MAP_LONG(gelu_tanh, 1, x[0] * gelu_tanh_share(x[0]))
-TILEWISE_MAP_LONG(gelu_tanh_backward, 2, x[0] * gelu_tanh_parts(x[1]).slope)
-TILEWISE_MAP_LONG(gelu_tanh_gate, 2, x[0] * gelu_tanh_share(x[0]) * x[1])
-TILEWISE_MAP_LONG(tanh_of, 1, tanh(x[0]))
 
+// kernel gelu  f32 bf16: out out, in x, 4 flops per element
+template <class T>
+void GeluKernel<T>::run() const {
+  map_rows<kPrefetchBytes>(out, [](const auto& x) TILEWISE_INLINED { return x * normal_share(x); }, x);
+}
+
+// kernel gelu_backward  f32 bf16: out dx, in dy, in x, 8 flops per element
+template <class T>
+void GeluBackwardKernel<T>::run() const {
+  map_rows<kPrefetchBytes>(
+      dx, [](const auto& dy, const auto& x) TILEWISE_INLINED { return dy * gelu_slope(x); }, dy, x);
+}
+
+// kernel gelu_tanh  f32 bf16: out out, in x, 8 flops per element
+template <class T>
+void GeluTanhKernel<T>::run() const {
+  map_rows<kPrefetchBytes>(out, [](const auto& x) TILEWISE_INLINED { return x * gelu_tanh_share(x); }, x);
+}
+
+// kernel gelu_tanh_backward  f32 bf16: out dx, in dy, in x, 14 flops per element
+template <class T>
+void GeluTanhBackwardKernel<T>::run() const {
+  map_rows<kPrefetchBytes>(
+      dx, [](const auto& dy, const auto& x) TILEWISE_INLINED { return dy * gelu_tanh_parts(x).slope; }, dy, x);
+}
+
+// kernel gelu_tanh_gate  f32 bf16: out h, in g, in u, 9 flops per element
+template <class T>
+void GeluTanhGateKernel<T>::run() const {
+  map_rows<kPrefetchBytes>(
+      h, [](const auto& g, const auto& u) TILEWISE_INLINED { return g * gelu_tanh_share(g) * u; }, g, u);
+}
+
+// kernel tanh  f32 bf16: out out, in x, 1 flop per element
+template <class T>
+void TanhKernel<T>::run() const {
+  map_rows<kPrefetchBytes>(out, [](const auto& x) TILEWISE_INLINED { return tanh(x); }, x);
+}
+
+// kernel tanh_backward  f32 bf16: out dx, in dy, in y, 3 flops per element
 /// Computed from the result y: dy (1 - y^2).
-TILEWISE_MAP(tanh_backward, 2, x[0] * fused(negate(x[1]), x[1], splat_like(x[1], 1.0f)))
+template <class T>
+void TanhBackwardKernel<T>::run() const {
+  map_rows(
+      dx, [](const auto& dy, const auto& y) TILEWISE_INLINED { return dy * fused(negate(y), y, splat_like(y, 1.0f)); },
+      dy, y);
+}
 
+// kernel softcap  f32 bf16: out out, in x, float cap, 3 flops per element
 /// cap tanh(x / cap).
 template <class T>
-void softcap(const KernelArgs& args) {
-  const auto cap = static_cast<float>(args.floats[0]);
-  map_rows<T, T, 1, kPrefetchBytes>(args.tiles[0], args.tiles + 1, [cap](const auto* x) TILEWISE_INLINED {
-    const auto whole = splat_like(x[0], cap);
-    return whole * tanh(x[0] / whole);
-  });
+void SoftcapKernel<T>::run() const {
+  const auto capped = [cap = cap](const auto& x) TILEWISE_INLINED {
+    const auto whole = splat_like(x, cap);
+    return whole * tanh(x / whole);
+  };
+  map_rows<kPrefetchBytes>(out, capped, x);
 }
 
+// kernel softcap_backward  f32 bf16: out dx, in dy, in x, float cap, 5 flops per element
 /// Computed from x: a result in bf16 near the cap is too coarse.
 template <class T>
-void softcap_backward(const KernelArgs& args) {
-  const auto cap = static_cast<float>(args.floats[0]);
-  map_rows<T, T, 2, kPrefetchBytes>(args.tiles[0], args.tiles + 1, [cap](const auto* x) TILEWISE_INLINED {
-    const auto t = tanh(x[1] / splat_like(x[1], cap));
-    return x[0] * fused(negate(t), t, splat_like(t, 1.0f));
-  });
+void SoftcapBackwardKernel<T>::run() const {
+  const auto slope = [cap = cap](const auto& dy, const auto& x) TILEWISE_INLINED {
+    const auto t = tanh(x / splat_like(x, cap));
+    return dy * fused(negate(t), t, splat_like(t, 1.0f));
+  };
+  map_rows<kPrefetchBytes>(dx, slope, dy, x);
 }
 
+// kernel scale  f32 bf16: out out, in x, float factor, 1 flop per element
 template <class T>
-void scale(const KernelArgs& args) {
-  const auto s = static_cast<float>(args.floats[0]);
-  map_rows<T, T, 1>(args.tiles[0], args.tiles + 1,
-                    [s](const auto* x) TILEWISE_INLINED { return x[0] * splat_like(x[0], s); });
+void ScaleKernel<T>::run() const {
+  map_rows(out, [s = factor](const auto& x) TILEWISE_INLINED { return x * splat_like(x, s); }, x);
 }
 
+// kernel add_bias  f32 bf16
+//   out out[m d]
+//   in x[m d], bias[1 d]
+//   flops m * d
+//   bytes 2 * item * m * d
 /// Adds the same vector to every row.
 template <class T>
-void add_bias(const KernelArgs& args) {
-  const TileView &out = args.tiles[0], &x = args.tiles[1];
-  const T* bias = static_cast<const T*>(args.tiles[2].data);
+void AddBiasKernel<T>::run() const {
+  const T* added = bias.elements();
   for (int64_t r = 0; r < out.rows; ++r) {
-    const T* from = row_of<const T>(x, r);
-    T* to = row_of<T>(out, r);
-    each_column(out.cols, [&](auto at) TILEWISE_INLINED { at.store(to, at.load(from) + at.load(bias)); });
+    const T* from = x.row(r);
+    T* to = out.row(r);
+    each_column(out.cols, [&](auto at) TILEWISE_INLINED { at.store(to, at.load(from) + at.load(added)); });
   }
 }
 
+// kernel silu_gate_backward  f32 bf16: out dg, out du, in dh, in g, in u, 10 flops per element
 template <class T>
-void silu_gate_backward(const KernelArgs& args) {
-  const TileView* t = args.tiles;
-  for (int64_t r = 0; r < t[0].rows; ++r) {
-    T *dg = row_of<T>(t[0], r), *du = row_of<T>(t[1], r);
-    const T *dh_row = row_of<const T>(t[2], r), *g_row = row_of<const T>(t[3], r), *u_row = row_of<const T>(t[4], r);
-    each_column(t[0].cols, [&](auto at) TILEWISE_INLINED {
-      const auto g = at.load(g_row), s = sigmoid(g), dh = at.load(dh_row), u = at.load(u_row);
-      at.store(dg, dh * u * silu_slope(g, s));
-      at.store(du, dh * (g * s));
+void SiluGateBackwardKernel<T>::run() const {
+  for (int64_t r = 0; r < dg.rows; ++r) {
+    T *to_dg = dg.row(r), *to_du = du.row(r);
+    const T *from_dh = dh.row(r), *from_g = g.row(r), *from_u = u.row(r);
+    each_column(dg.cols, [&](auto at) TILEWISE_INLINED {
+      const auto gate = at.load(from_g), s = sigmoid(gate), dy = at.load(from_dh), up = at.load(from_u);
+      at.store(to_dg, dy * up * silu_slope(gate, s));
+      at.store(to_du, dy * (gate * s));
     });
   }
 }
 
+// kernel gelu_tanh_gate_backward  f32 bf16: out dg, out du, in dh, in g, in u, 16 flops per element
 template <class T>
-void gelu_tanh_gate_backward(const KernelArgs& args) {
-  const TileView* t = args.tiles;
-  for (int64_t r = 0; r < t[0].rows; ++r) {
-    T *dg = row_of<T>(t[0], r), *du = row_of<T>(t[1], r);
-    const T *dh_row = row_of<const T>(t[2], r), *g_row = row_of<const T>(t[3], r), *u_row = row_of<const T>(t[4], r);
-    each_column(t[0].cols, [&](auto at) TILEWISE_INLINED {
-      const auto g = at.load(g_row), dh = at.load(dh_row), u = at.load(u_row);
-      const auto parts = gelu_tanh_parts(g);
-      at.store(dg, dh * u * parts.slope);
-      at.store(du, dh * (g * parts.share));
+void GeluTanhGateBackwardKernel<T>::run() const {
+  for (int64_t r = 0; r < dg.rows; ++r) {
+    T *to_dg = dg.row(r), *to_du = du.row(r);
+    const T *from_dh = dh.row(r), *from_g = g.row(r), *from_u = u.row(r);
+    each_column(dg.cols, [&](auto at) TILEWISE_INLINED {
+      const auto gate = at.load(from_g), dy = at.load(from_dh), up = at.load(from_u);
+      const auto parts = gelu_tanh_parts(gate);
+      at.store(to_dg, dy * up * parts.slope);
+      at.store(to_du, dy * (gate * parts.share));
     });
   }
 }
 
-void cast_f32_bf16(const KernelArgs& args) {
-  map_rows<bf16, float, 1>(args.tiles[0], args.tiles + 1, [](const auto* x) TILEWISE_INLINED { return x[0]; });
+// kernel cast_f32_bf16
+//   out out:bf16[m d]
+//   in x:f32[m d]
+//   flops 0
+//   bytes 6 * m * d
+void CastF32Bf16Kernel::run() const {
+  map_rows(out, [](const auto& x) TILEWISE_INLINED { return x; }, x);
 }
-void cast_bf16_f32(const KernelArgs& args) {
-  map_rows<float, bf16, 1>(args.tiles[0], args.tiles + 1, [](const auto* x) TILEWISE_INLINED { return x[0]; });
+
+// kernel cast_bf16_f32
+//   out out:f32[m d]
+//   in x:bf16[m d]
+//   flops 0
+//   bytes 6 * m * d
+void CastBf16F32Kernel::run() const {
+  map_rows(out, [](const auto& x) TILEWISE_INLINED { return x; }, x);
 }
 
 template <class T>
@@ -208,50 +306,80 @@ TILEWISE_INLINE void copy_run(T* to, const T* from, int64_t n) {
 }
 
 template <class T>
-TILEWISE_INLINE void copy_tile(const TileView& to, const TileView& from) {
-  if (to.stride == to.cols && from.stride == to.cols)
-    return copy_run(row_of<T>(to, 0), row_of<const T>(from, 0), to.rows * to.cols);
-  for (int64_t r = 0; r < to.rows; ++r) copy_row(row_of<T>(to, r), row_of<const T>(from, r), to.cols);
+TILEWISE_INLINE void copy_tile(const Tile<T>& to, const Tile<const T>& from) {
+  if (to.stride == to.cols && from.stride == to.cols) return copy_run(to.row(0), from.row(0), to.rows * to.cols);
+  for (int64_t r = 0; r < to.rows; ++r) copy_row(to.row(r), from.row(r), to.cols);
 }
 
+// kernel copy  f32=uint32_t bf16=uint16_t: out out, in x, 0 flops per element
 template <class T>
-void copy_rows(const KernelArgs& args) {
-  copy_tile<T>(args.tiles[0], args.tiles[1]);
+void CopyKernel<T>::run() const {
+  copy_tile(out, x);
 }
 
+// kernel fetch  f32=uint32_t bf16=uint16_t: out out, in x, 0 flops per element
+/// From a device's file into its memory. For files, the executor moves the rows (programs/run/file_queue.h).
 template <class T>
-void copy_pairs(const KernelArgs& args) {
-  for (int64_t i = 0; i + 1 < args.num_tiles; i += 2) copy_tile<T>(args.tiles[i], args.tiles[i + 1]);
+void FetchKernel<T>::run() const {
+  copy_tile(out, x);
 }
 
+// kernel store  f32=uint32_t bf16=uint16_t: out out, in x, 0 flops per element
+/// From a device's memory into its file, like fetch.
+template <class T>
+void StoreKernel<T>::run() const {
+  copy_tile(out, x);
+}
+
+// kernel copy_pairs  f32=uint32_t bf16=uint16_t f64=uint64_t i32=uint32_t
+//   out dst...[m* d*]
+//   in src...[m* d*]
+//   flops 0
+//   bytes 2 * item * m * d
+template <class T>
+void CopyPairsKernel<T>::run() const {
+  for (int64_t i = 0; i < dst.size; ++i) copy_tile(dst[i], src[i]);
+}
+
+// kernel kv_write  f32 bf16
+//   inout cache[_ d]
+//   in x[m d], slots:i32[m 1]
+//   int block_size, head_dim
+//   flops 0
+//   bytes 2 * item * m * d
 /// In a block of the KV cache the rows of a head are contiguous, so that its keys are read as one run.
 template <class T>
-void kv_write(const KernelArgs& args) {
-  const TileView &cache = args.tiles[0], &x = args.tiles[1];
-  const int64_t block_size = args.ints[0], dim = args.ints[1];
+void KvWriteKernel<T>::run() const {
   for (int64_t r = 0; r < x.rows; ++r) {
-    const int64_t slot = *row_of<const int32_t>(args.tiles[2], r);
+    const int64_t slot = *slots.row(r);
     if (slot < 0) continue;
-    const T* from = row_of<const T>(x, r);
-    T* to = row_of<T>(cache, slot / block_size * block_size) + slot % block_size * dim;
-    for (int64_t c = 0; c < x.cols; c += dim, to += block_size * dim) copy_row(to, from + c, dim);
+    const T* from = x.row(r);
+    T* to = cache.row(slot / block_size * block_size) + slot % block_size * head_dim;
+    for (int64_t c = 0; c < x.cols; c += head_dim, to += block_size * head_dim) copy_row(to, from + c, head_dim);
   }
 }
 
+// kernel spread  f32 bf16
+//   out out[m d]
+//   in x:f32[1 1]
+//   flops 0
+//   bytes item * m * d
 /// Fills a tile with one number.
 template <class T>
-void spread(const KernelArgs& args) {
-  const TileView& out = args.tiles[0];
-  const Lanes x = set(*row_of<const float>(args.tiles[1], 0));
+void SpreadKernel<T>::run() const {
+  const Lanes value = set(*x.elements());
   for (int64_t r = 0; r < out.rows; ++r)
-    for (int64_t c = 0; c < out.cols; c += kLanes) store(row_of<T>(out, r) + c, x, out.cols - c);
+    for (int64_t c = 0; c < out.cols; c += kLanes) store(out.row(r) + c, value, out.cols - c);
 }
 
+// kernel gather_rows  f32 bf16 i32
+//   out out[m d]
+//   in x[_ d], index:i32[m 1]
+//   flops 0
+//   bytes 2 * item * m * d
 template <class T>
-void gather_rows(const KernelArgs& args) {
-  const TileView &out = args.tiles[0], &x = args.tiles[1];
-  for (int64_t r = 0; r < out.rows; ++r)
-    copy_row(row_of<T>(out, r), row_of<const T>(x, *row_of<const int32_t>(args.tiles[2], r)), out.cols);
+void GatherRowsKernel<T>::run() const {
+  for (int64_t r = 0; r < out.rows; ++r) copy_row(out.row(r), x.row(*index.row(r)), out.cols);
 }
 
 /// Reads row `n` of a packed table, which is a column of its panel.
@@ -264,12 +392,17 @@ TILEWISE_INLINE void read_packed_row(bf16* to, const TileView& table, int64_t n,
   for (int64_t c = 0; c < cols; ++c) to[c] = from[c / 2 * 64 + c % 2];
 }
 
+// kernel embedding  f32 bf16
+//   out out[m d]
+//   in ids:i32[m 1], table![_ d]
+//   int vocab_begin
+//   flops 0
+//   bytes 2 * item * m * d
 template <class T>
-void embedding(const KernelArgs& args) {
-  const TileView &out = args.tiles[0], &table = args.tiles[2];
+void EmbeddingKernel<T>::run() const {
   for (int64_t r = 0; r < out.rows; ++r) {
-    const int64_t n = *row_of<const int32_t>(args.tiles[1], r) - args.ints[0];
-    T* to = row_of<T>(out, r);
+    const int64_t n = *ids.row(r) - vocab_begin;
+    T* to = out.row(r);
     if (n >= 0 && n < table.rows) {
       read_packed_row(to, table, n, out.cols);
     } else {
@@ -286,14 +419,17 @@ TILEWISE_INLINE void put_sum(T* to, const Lanes& sum, int64_t n, bool is_long) {
   store(to, sum, n);
 }
 
-/// tiles: out, residual or null, in_0 ..; out = cast(tree over the inputs + residual). A residual of one row is added
-/// to all rows.
+// kernel tree_add  f32 bf16
+//   out out[m d]
+//   in residual?[_ d], x:f32...[m d]
+//   flops m * d * inputs
+//   bytes m * d * (4 * inputs + item)
+/// out = cast(tree over the inputs x + residual). A residual of one row is added to all rows.
 template <class T>
-void tree_add(const KernelArgs& args) {
-  const TileView& out = args.tiles[0];
-  TileView residual = args.tiles[1];
-  if (residual.rows == 1) residual.stride = 0;
-  const int64_t inputs = args.num_tiles - 2;
+void TreeAddKernel<T>::run() const {
+  Tile<const T> extra = residual;
+  if (extra.rows == 1) extra.stride = 0;
+  const int64_t inputs = x.size;
   const bool is_long = out.rows * out.cols * static_cast<int64_t>(sizeof(T)) >= kLongCopy;
   SplitTree tree;
   uint8_t pops[4096];
@@ -304,10 +440,10 @@ void tree_add(const KernelArgs& args) {
     return load(from, n);
   };
   const auto input = [&](int64_t i, int64_t r, int64_t c, int64_t n)
-                         TILEWISE_INLINED { return load_ahead(row_of<const float>(args.tiles[2 + i], r) + c, n); };
+                         TILEWISE_INLINED { return load_ahead(x[i].row(r) + c, n); };
   const auto put = [&](Lanes sum, int64_t r, int64_t c, int64_t n) TILEWISE_INLINED {
-    if (residual.data) sum = sum + load_ahead(row_of<const T>(residual, r) + c, n);
-    put_sum(row_of<T>(out, r) + c, sum, n, is_long);
+    if (extra.data) sum = sum + load_ahead(extra.row(r) + c, n);
+    put_sum(out.row(r) + c, sum, n, is_long);
   };
   for (int64_t r = 0; r < out.rows; ++r) {
     if (inputs == 2) {  // the same tree without a stack, limited by memory only
@@ -332,103 +468,37 @@ void tree_add(const KernelArgs& args) {
   finish_streams();
 }
 
-void tree_max(const KernelArgs& args) {
-  const TileView& out = args.tiles[0];
+// kernel tree_max  f32
+//   out out:f32[m d]
+//   in none?[m d], x:f32...[m d]
+//   flops m * d * inputs
+//   bytes 4 * m * d * (inputs + 1)
+void TreeMaxKernel::run() const {
   for (int64_t r = 0; r < out.rows; ++r)
     for (int64_t c = 0; c < out.cols; c += kLanes) {
       const int64_t n = out.cols - c;
-      Lanes top = load(row_of<const float>(args.tiles[2], r) + c, n);
-      for (int64_t i = 3; i < args.num_tiles; ++i)
-        top = maximum(top, load(row_of<const float>(args.tiles[i], r) + c, n));
-      store(row_of<float>(out, r) + c, top, n);
+      Lanes top = load(x[0].row(r) + c, n);
+      for (int64_t i = 1; i < x.size; ++i) top = maximum(top, load(x[i].row(r) + c, n));
+      store(out.row(r) + c, top, n);
     }
 }
 
+// kernel tree_or  f32=uint32_t bf16=uint16_t f64=uint64_t
+//   out out[m d]
+//   in none?[m d], x...[m d]
+//   flops 0
+//   bytes item * m * d * (inputs + 1)
 template <class T>
-void tree_or(const KernelArgs& args) {
-  const TileView& out = args.tiles[0];
+void TreeOrKernel<T>::run() const {
   for (int64_t r = 0; r < out.rows; ++r)
     for (int64_t c = 0; c < out.cols; ++c) {
       T bits = 0;
-      for (int64_t i = 2; i < args.num_tiles; ++i) bits |= row_of<const T>(args.tiles[i], r)[c];
-      row_of<T>(out, r)[c] = bits;
+      for (int64_t i = 0; i < x.size; ++i) bits |= x[i].row(r)[c];
+      out.row(r)[c] = bits;
     }
 }
 
-constexpr Entry kEntries[] = {
-    {"add_f32", add<float>},
-    {"add_bf16", add<bf16>},
-    {"add_bias_f32", add_bias<float>},
-    {"add_bias_bf16", add_bias<bf16>},
-    {"multiply_f32", multiply<float>},
-    {"multiply_bf16", multiply<bf16>},
-    {"scale_f32", scale<float>},
-    {"scale_bf16", scale<bf16>},
-    {"silu_f32", silu<float>},
-    {"silu_bf16", silu<bf16>},
-    {"silu_backward_f32", silu_backward<float>},
-    {"silu_backward_bf16", silu_backward<bf16>},
-    {"silu_gate_f32", silu_gate<float>},
-    {"silu_gate_bf16", silu_gate<bf16>},
-    {"silu_gate_backward_f32", silu_gate_backward<float>},
-    {"silu_gate_backward_bf16", silu_gate_backward<bf16>},
-    {"relu_f32", relu<float>},
-    {"relu_bf16", relu<bf16>},
-    {"relu_backward_f32", relu_backward<float>},
-    {"relu_backward_bf16", relu_backward<bf16>},
-    {"gelu_f32", gelu<float>},
-    {"gelu_bf16", gelu<bf16>},
-    {"gelu_backward_f32", gelu_backward<float>},
-    {"gelu_backward_bf16", gelu_backward<bf16>},
-    {"gelu_tanh_f32", gelu_tanh<float>},
-    {"gelu_tanh_bf16", gelu_tanh<bf16>},
-    {"gelu_tanh_backward_f32", gelu_tanh_backward<float>},
-    {"gelu_tanh_backward_bf16", gelu_tanh_backward<bf16>},
-    {"gelu_tanh_gate_f32", gelu_tanh_gate<float>},
-    {"gelu_tanh_gate_bf16", gelu_tanh_gate<bf16>},
-    {"gelu_tanh_gate_backward_f32", gelu_tanh_gate_backward<float>},
-    {"gelu_tanh_gate_backward_bf16", gelu_tanh_gate_backward<bf16>},
-    {"tanh_f32", tanh_of<float>},
-    {"tanh_bf16", tanh_of<bf16>},
-    {"tanh_backward_f32", tanh_backward<float>},
-    {"tanh_backward_bf16", tanh_backward<bf16>},
-    {"softcap_f32", softcap<float>},
-    {"softcap_bf16", softcap<bf16>},
-    {"softcap_backward_f32", softcap_backward<float>},
-    {"softcap_backward_bf16", softcap_backward<bf16>},
-    {"copy_f32", copy_rows<uint32_t>},
-    {"copy_bf16", copy_rows<uint16_t>},
-    {"fetch_f32", copy_rows<uint32_t>},  // for files, the executor moves the rows (programs/run/file_queue.h)
-    {"fetch_bf16", copy_rows<uint16_t>},
-    {"store_f32", copy_rows<uint32_t>},
-    {"store_bf16", copy_rows<uint16_t>},
-    {"exp_f32", exponential_of<float>},
-    {"log_f32", logarithm_of<float>},
-    {"cast_f32_bf16", cast_f32_bf16},
-    {"cast_bf16_f32", cast_bf16_f32},
-    {"embedding_f32", embedding<float>},
-    {"embedding_bf16", embedding<bf16>},
-    {"spread_f32", spread<float>},
-    {"spread_bf16", spread<bf16>},
-    {"gather_rows_f32", gather_rows<float>},
-    {"gather_rows_bf16", gather_rows<bf16>},
-    {"gather_rows_i32", gather_rows<int32_t>},
-    {"kv_write_f32", kv_write<float>},
-    {"kv_write_bf16", kv_write<bf16>},
-    {"tree_add_f32", tree_add<float>},
-    {"tree_add_bf16", tree_add<bf16>},
-    {"tree_max_f32", tree_max},
-    {"tree_or_f32", tree_or<uint32_t>},
-    {"tree_or_f64", tree_or<uint64_t>},
-    {"tree_or_bf16", tree_or<uint16_t>},
-    {"copy_pairs_f32", copy_pairs<uint32_t>},
-    {"copy_pairs_bf16", copy_pairs<uint16_t>},
-    {"copy_pairs_f64", copy_pairs<uint64_t>},
-    {"copy_pairs_i32", copy_pairs<uint32_t>},
-};
-
 }  // namespace
-
-EntryList elementwise_entries() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
-
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
+
+#include "kernels/declared/elementwise_entries.h"

@@ -8,32 +8,27 @@
 
 #include "base/check.h"
 #include "kernels/built_levels.h"
+#include "kernels/declared/families.h"
 #include "kernels/kernel.h"
 #include "kernels/loading/weights.h"
 #include "kernels/machine_levels.h"
 #include "kernels/sampling/softmax.h"
 
+#define TILEWISE_DECLARE_ENTRIES(ns, entries) EntryList entries();
 #define TILEWISE_DECLARE_STORE \
   bool store_weights(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col, bool transposed);
-#define TILEWISE_DECLARE_LEVEL(ns)        \
-  namespace tilewise::kernels::ns {       \
-  EntryList matmul_entries();             \
-  EntryList weight_gradient_entries();    \
-  EntryList attention_entries();          \
-  EntryList attention_backward_entries(); \
-  EntryList rows_entries();               \
-  EntryList elementwise_entries();        \
-  EntryList reductions_entries();         \
-  EntryList update_entries();             \
-  TILEWISE_DECLARE_STORE                  \
-  SoftmaxFns softmax_fns();               \
+#define TILEWISE_DECLARE_LEVEL(ns)                   \
+  namespace tilewise::kernels::ns {                  \
+  TILEWISE_EACH_FAMILY(TILEWISE_DECLARE_ENTRIES, ns) \
+  TILEWISE_DECLARE_STORE                             \
+  SoftmaxFns softmax_fns();                          \
   }
 TILEWISE_EACH_BUILT_LEVEL(TILEWISE_DECLARE_LEVEL)
 
 namespace tilewise::kernels {
 namespace {
 
-using Table = std::unordered_map<std::string_view, KernelFn>;
+using Table = std::unordered_map<std::string_view, const Entry*>;
 
 struct Level {
   std::string_view name;
@@ -43,15 +38,13 @@ struct Level {
   Table table;
 };
 
-#define TILEWISE_LEVEL_TABLE(ns)                                                                                       \
-  table_of({ns::matmul_entries(), ns::weight_gradient_entries(), ns::attention_entries(),                              \
-            ns::attention_backward_entries(), ns::rows_entries(), ns::elementwise_entries(), ns::reductions_entries(), \
-            ns::update_entries()})
+#define TILEWISE_ENTRIES(ns, entries) ns::entries(),
+#define TILEWISE_LEVEL_TABLE(ns) table_of({TILEWISE_EACH_FAMILY(TILEWISE_ENTRIES, ns)})
 
 Table table_of(std::initializer_list<EntryList> lists) {
   Table table;
   for (const EntryList& list : lists)
-    for (int64_t i = 0; i < list.count; ++i) table.emplace(list.entries[i].name, list.entries[i].fn);
+    for (int64_t i = 0; i < list.count; ++i) table.emplace(list.entries[i].name, &list.entries[i]);
   return table;
 }
 
@@ -107,7 +100,7 @@ const Level& level_of_process() {
   return chosen;
 }
 
-KernelFn find_in(const Level& level, std::string_view name) {
+const Entry* find_in(const Level& level, std::string_view name) {
   const auto entry = level.table.find(name);
   return entry == level.table.end() ? nullptr : entry->second;
 }
@@ -136,12 +129,12 @@ std::string_view level_in_use() { return level_of_process().name; }
 void scratch_exhausted() {
   throw ResourceError(
       "[kernels.scratch] a kernel's working memory must fit its worker's scratch; this shape needs more; please report "
-      "the plan, whose scratch size is computed by tilewise/kernels/scratch.py");
+      "the plan, whose scratch size is computed from the kernel's declaration");
 }
 
-KernelFn find_kernel(std::string_view name) { return find_in(level_of_process(), name); }
+const Entry* find_kernel(std::string_view name) { return find_in(level_of_process(), name); }
 
-KernelFn find_kernel_at(std::string_view level, std::string_view name) {
+const Entry* find_kernel_at(std::string_view level, std::string_view name) {
   return find_in(level_named(level, "isa"), name);
 }
 
@@ -153,7 +146,7 @@ StoreFn find_store_at(std::string_view level) { return level_named(level, "isa")
 
 std::vector<std::string_view> kernel_names() {
   std::vector<std::string_view> names;
-  for (const auto& [name, fn] : levels().front().table) names.push_back(name);
+  for (const auto& [name, entry] : levels().front().table) names.push_back(name);
   std::sort(names.begin(), names.end());
   return names;
 }

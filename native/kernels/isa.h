@@ -23,7 +23,7 @@ std::string_view level_in_use();
 
 /// A kernel of a given level, for tests; nullptr for an unknown name.
 /// Throws ArgumentError for a level that the machine or the build lacks.
-KernelFn find_kernel_at(std::string_view level, std::string_view name);
+const Entry* find_kernel_at(std::string_view level, std::string_view name);
 
 /// All kernel names, sorted.
 std::vector<std::string_view> kernel_names();

@@ -1,7 +1,7 @@
 // The signature of tile kernels, and the table in which they are found by name.
 //
 // A kernel is a plain function on tiles: it does not allocate, lock, start threads or use Python. Its operands and
-// attributes are in the order of the table in src/tilewise/kernels/table.py.
+// attributes are in the order of its declaration, which stands above its code. declarations.py describes declarations.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -37,10 +37,14 @@ struct KernelArgs {
 
 using KernelFn = void (*)(const KernelArgs&);
 
+/// Whether a call has as many operands and attributes as the kernel's declaration says. Reads no operand.
+using FitsFn = bool (*)(const KernelArgs&);
+
 /// An entry of the table. Each kernel source has one list per instruction-set level.
 struct Entry {
   const char* name;
   KernelFn fn;
+  FitsFn fits;
 };
 struct EntryList {
   const Entry* entries;
@@ -56,6 +60,6 @@ inline constexpr int64_t kScratchBytes = 64 << 20;
 [[noreturn]] void scratch_exhausted();
 
 /// The kernel of that name for the instruction set in use; nullptr for an unknown name.
-KernelFn find_kernel(std::string_view name);
+const Entry* find_kernel(std::string_view name);
 
 }  // namespace tilewise::kernels

@@ -85,14 +85,14 @@ Request read_request(const int64_t (&head)[8]) {
 }
 
 void run(const Request& request, std::byte* memory) {
-  const KernelFn fn = find_kernel(request.name);
-  check<ArgumentError>(fn != nullptr, "[kernel_server] name must be a kernel; got '", request.name, "'.");
+  const Entry* const kernel = find_kernel(request.name);
+  check<ArgumentError>(kernel != nullptr, "[kernel_server] name must be a kernel; got '", request.name, "'.");
   const Scratch scratch = {memory, std::min(request.scratch_bytes, kScratchBytes)};
   const KernelArgs args = {request.tiles.data(),  static_cast<int64_t>(request.tiles.size()),
                            request.ints.data(),   static_cast<int64_t>(request.ints.size()),
                            request.floats.data(), static_cast<int64_t>(request.floats.size()),
                            request.row_begin,     scratch};
-  for (int64_t i = 0; i < request.repeat; ++i) fn(args);
+  for (int64_t i = 0; i < request.repeat; ++i) kernel->fn(args);
 }
 
 void serve() {

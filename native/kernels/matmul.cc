@@ -1,7 +1,9 @@
-// matmul, matmul_dx, gemm, and loops that measure the peak speed. Operand order: src/tilewise/kernels/table.py.
+// matmul, matmul_dx, gemm, and loops that measure the peak speed.
 //
 // matmul reads packed weights in place; matmul_dx transposes them per task, or the other operand and the result; gemm
 // packs both plain operands.
+#include "kernels/declared/matmul.h"
+
 #include "kernels/kernel.h"
 #include "kernels/product.h"
 
@@ -21,11 +23,12 @@ class Output {
  public:
   using T = typename D::T;
   Output() = default;
-  Output(const TileView& to, const TileView& extra, bool wide) : out(to), residual(extra), out_is_f32(wide) {
+  Output(const TileView& to, const Tile<const T>& extra, bool wide) : out(to), residual(extra), out_is_f32(wide) {
     if (residual.rows == 1) residual.stride = 0;
   }
 
-  TileView out, residual;
+  TileView out;
+  Tile<const T> residual;
   bool out_is_f32;
 
   /// The memory that `write` will touch.
@@ -35,7 +38,7 @@ class Output {
     expected[0] = {static_cast<const char*>(out.data) + (row * out.stride + column) * item, height, out.stride * item,
                    width * item};
     if (!residual.data) return;
-    expected[1] = {reinterpret_cast<const char*>(row_of<const T>(residual, row) + column), height,
+    expected[1] = {reinterpret_cast<const char*>(residual.row(row) + column), height,
                    static_cast<int64_t>(residual.stride * sizeof(T)), static_cast<int64_t>(width * sizeof(T))};
   }
   /// The address where the micro-kernel can store a block directly: whole rows of fp32 without residual. nullptr if it
@@ -65,7 +68,7 @@ class Output {
   template <class To>
   void write_transposed_as(int64_t row, int64_t column, int64_t count, const float* block) const {
     To* to = row_of<To>(out, row) + column;
-    const T* extra = residual.data ? row_of<const T>(residual, row) + column : nullptr;
+    const T* extra = residual.data ? residual.row(row) + column : nullptr;
     Lanes transposed[kLanes];
     for (int64_t half = 0; half < smaller(kPanel, out.rows - row); half += kLanes) {
       transpose_rows(transposed, block + half, kPanel, count);
@@ -86,7 +89,7 @@ class Output {
   void write_as(int64_t row, int64_t rows, int64_t panel, const float* block) const {
     const int64_t column = panel * kPanel, width = smaller(kPanel, out.cols - column);
     To* to = row_of<To>(out, row) + column;
-    const T* extra = residual.data ? row_of<const T>(residual, row) + column : nullptr;
+    const T* extra = residual.data ? residual.row(row) + column : nullptr;
     if (width == kPanel) return write_whole(to, extra, rows, block);
     for (int64_t r = 0; r < rows; ++r, block += kPanel, to += out.stride) {
       Lanes v[2] = {load(block), load(block + kLanes)};
@@ -120,7 +123,7 @@ struct WeightProduct {
   using Dot = typename D::Dot;
   static constexpr ALayout kLayout = ALayout::kRows;
   Output<D> output;
-  const TileView* terms;  // A_0, W_0, A_1, W_1, ...
+  Tiles<const T, 2> factors, weights;
   int64_t rows, lanes, num_terms;
   int64_t max_group = int64_t{1} << 30;
 
@@ -129,8 +132,8 @@ struct WeightProduct {
   const float* addend(int64_t, int64_t) { return nullptr; }
   float* target(int64_t, int64_t, float* block) const { return block; }
   static int64_t pitch() { return kPanel; }
-  const TileView& factor(int64_t term) const { return terms[2 * term]; }
-  const TileView& weight(int64_t term) const { return terms[2 * term + 1]; }
+  Tile<const T> factor(int64_t term) const { return factors[term]; }
+  Tile<const T> weight(int64_t term) const { return weights[term]; }
 };
 
 /// Rows of a block are rows of A and of the result.
@@ -139,13 +142,13 @@ struct RowProduct : WeightProduct<D> {
   using T = typename D::T;
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
-    const TileView& from = this->factor(c.term);
+    const Tile<const T> from = this->factor(c.term);
     for (const int64_t after = start(end); block < end; ++block, to += words)
       for (int64_t row = start(block), r = 0; row + r < start(block + 1); ++r) {
         if (kRowsAhead > 0 && row + r + kRowsAhead < after)
           for (int64_t i = c.begin; i < c.end; i += 64 / static_cast<int64_t>(sizeof(T)))
-            __builtin_prefetch(row_of<const T>(from, row + r + kRowsAhead) + i);
-        pack_row<D>(to + r * kRowStride, row_of<const T>(from, row + r), c.begin, c.end);
+            __builtin_prefetch(from.row(row + r + kRowsAhead) + i);
+        pack_row<D>(to + r * kRowStride, from.row(row + r), c.begin, c.end);
       }
   }
   template <class Start>
@@ -154,7 +157,7 @@ struct RowProduct : WeightProduct<D> {
   }
   template <class Start>
   Run source(const Copy& c, int64_t block, int64_t, const Start& start, int64_t i) const {
-    const T* row = row_of<const T>(this->factor(c.term), start(block) + i);
+    const T* row = this->factor(c.term).row(start(block) + i);
     return {reinterpret_cast<const char*>(row + c.begin), static_cast<int64_t>((c.end - c.begin) * sizeof(T))};
   }
   void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
@@ -179,8 +182,8 @@ struct Forward : RowProduct<D> {
     return rows > kRowsOf<typename D::Dot> && steps > kDirectSteps ? kWindowSteps : kMostDirectSteps;
   }
   const uint32_t* panel_base(int64_t term, int64_t panel) const {
-    const TileView& w = this->weight(term);
-    return reinterpret_cast<const uint32_t*>(static_cast<const typename D::T*>(w.data) + panel * kPanel * w.stride);
+    const auto w = this->weight(term);
+    return reinterpret_cast<const uint32_t*>(w.row(panel * kPanel));
   }
 };
 
@@ -195,10 +198,9 @@ struct InputGradient : RowProduct<D> {
   static constexpr bool kPacksPanels = true;
   static int64_t most_steps(int64_t, int64_t steps) { return most_packed_steps<typename D::Dot>(steps); }
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
-    const TileView& w = this->weight(c.term);
+    const auto w = this->weight(c.term);
     for (int64_t p = 0; p < count; ++p)
-      transpose_panels<kPanel>(to + p * words, static_cast<const typename D::T*>(w.data), w.stride,
-                               (first + p) * kPanel, c.begin, c.end);
+      transpose_panels<kPanel>(to + p * words, w.elements(), w.stride, (first + p) * kPanel, c.begin, c.end);
   }
 };
 
@@ -212,12 +214,12 @@ struct TransposedInputGradient : WeightProduct<D> {
 
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
-    const TileView& w = this->weight(c.term);
+    const auto w = this->weight(c.term);
     for (int64_t n = c.begin; n < c.end;) {  // one panel of W for all blocks before the next panel: long runs of memory
       const int64_t next = smaller(c.end, n - n % kPanel + kPanel);
       uint32_t* step = to + (n - c.begin) / D::kPerStep;
       for (int64_t b = block; b < end; ++b, step += words)
-        pack_weight_columns(step, static_cast<const T*>(w.data), w.stride, start(b), start(b + 1) - start(b), n, next);
+        pack_weight_columns(step, w.elements(), w.stride, start(b), start(b + 1) - start(b), n, next);
       n = next;
     }
   }
@@ -227,17 +229,16 @@ struct TransposedInputGradient : WeightProduct<D> {
   }
   template <class Start>
   Run source(const Copy& c, int64_t block, int64_t end, const Start& start, int64_t i) const {
-    const TileView& w = this->weight(c.term);
-    const T* panel = static_cast<const T*>(w.data) + (c.begin / kPanel + i) * kPanel * w.stride;
+    const auto w = this->weight(c.term);
+    const T* panel = w.row((c.begin / kPanel + i) * kPanel);
     return {reinterpret_cast<const char*>(panel + start(block) * kPanel),
             static_cast<int64_t>((start(end) - start(block)) * kPanel * sizeof(T))};
   }
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
-    const TileView& dy = this->factor(c.term);
+    const Tile<const T> dy = this->factor(c.term);
     for (int64_t p = 0; p < count; ++p) {
       const int64_t row = (first + p) * kPanel;
-      pack_panel_across<D>(to + p * words, row_of<const T>(dy, row), dy.stride, smaller(kPanel, this->lanes - row),
-                           c.begin, c.end);
+      pack_panel_across<D>(to + p * words, dy.row(row), dy.stride, smaller(kPanel, this->lanes - row), c.begin, c.end);
     }
   }
   void expect(int64_t column, int64_t count, int64_t panel, Rows (&expected)[2]) const {
@@ -248,46 +249,64 @@ struct TransposedInputGradient : WeightProduct<D> {
   }
 };
 
-template <class D, template <class> class Op>
-void run_weight_product(const KernelArgs& args, bool transposed = false) {
-  const int64_t num_terms = args.ints[1], num_k_splits = args.ints[2];
-  const int64_t* ranges = args.ints + 3;
-  const TileView& out = args.tiles[0];
+template <template <class> class Op, class D, template <class> class Kernel>
+void run_weight_product(const Kernel<D>& call, bool transposed = false) {
+  const int64_t num_terms = call.num_terms, num_k_splits = call.num_k_splits;
+  const Span<int64_t> ranges = call.range;
+  const TileView& out = call.out;
   if (out.rows == 0 || out.cols == 0) return;
   Op<D> op;
-  op.output = {out, args.tiles[1], args.ints[0] != 0};
-  op.terms = args.tiles + 2;
+  op.output = {out, call.residual, call.out_is_f32};
+  op.factors = call.a;
+  op.weights = call.w;
   op.rows = transposed ? out.cols : out.rows;
   op.lanes = transposed ? out.rows : out.cols;
   op.num_terms = num_terms;
   const auto range = [&](int64_t k_split, int64_t term) {
-    const int64_t* r = ranges + 2 * (k_split * num_terms + term);
+    const int64_t* r = &ranges[2 * (k_split * num_terms + term)];
     return Copy{r[0], r[1], 0, 0, 0};
   };
   int64_t total = 0;
   for (int64_t i = 0; i < num_k_splits * num_terms; ++i)
     total += divide_up(larger(int64_t{0}, ranges[2 * i + 1] - ranges[2 * i]), D::kPerStep);
-  Carver carver(args.scratch);
+  Carver carver(call.scratch);
   Blocking blocking(carver, StepLayout::of<D>(Op<D>::kLayout), Op<D>::most_steps(op.rows, total), !Op<D>::kPacksPanels,
                     total, num_k_splits * num_terms);
   add_splits(blocking, num_k_splits, num_terms, range);
   run_product(op, blocking, carver);
 }
 
+// kernel matmul  f32=F32 bf16=ProductBF16
+//   out out:dt|f32[m n]
+//   in residual?[_ n], a...[m k*], w!...[n k*]
+//   int out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
+//   flops 2 * m * n * k
+//   bytes item * (m * (n + k) + n * k)
+//   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
+//   scratch product_scratch(steps, len(range) // 2)
 template <class D>
-void matmul(const KernelArgs& args) {
-  run_weight_product<D, Forward>(args);
+void MatmulKernel<D>::run() const {
+  run_weight_product<Forward>(*this);
 }
+
+// kernel matmul_dx  f32=F32 bf16=ProductBF16
+//   out out:dt|f32[m n]
+//   in residual?[_ n], a...[m k*], w!...[k* n]
+//   int out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
+//   flops 2 * m * n * k
+//   bytes item * (m * (n + k) + n * k)
+//   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
+//   scratch product_scratch(steps, len(range) // 2)
 template <class D>
-void matmul_dx(const KernelArgs& args) {
-  const int64_t rows = args.tiles[0].rows, columns = args.tiles[0].cols;
+void MatmulDxKernel<D>::run() const {
+  const int64_t rows = out.rows, columns = out.cols;
   int64_t contracted = 0;
-  for (int64_t term = 0; term < args.ints[1]; ++term) contracted += args.tiles[3 + 2 * term].rows;
+  for (int64_t term = 0; term < num_terms; ++term) contracted += w[term].rows;
   // Transpose either the weights, or dY and the result (fp32): whichever is fewer words.
   if (contracted * columns < rows * (contracted + columns * D::kPerStep)) {
-    run_weight_product<D, InputGradient>(args);
+    run_weight_product<InputGradient>(*this);
   } else {
-    run_weight_product<D, TransposedInputGradient>(args, true);
+    run_weight_product<TransposedInputGradient>(*this, true);
   }
 }
 
@@ -298,7 +317,7 @@ struct Gemm {
   static constexpr ALayout kLayout = L;
   static constexpr bool kPacksPanels = true;
   Output<D> output;
-  TileView a, b;
+  Tile<const T> a, b;
   bool trans_b, accumulate;
   int64_t rows, lanes;
   int64_t num_terms = 1;
@@ -323,7 +342,7 @@ struct Gemm {
     } else {
       for (; block < end; ++block, to += words)
         for (int64_t row = start(block), r = 0; row + r < start(block + 1); ++r)
-          pack_row<D>(to + r * kRowStride, row_of<const T>(a, row + r), c.begin, c.end);
+          pack_row<D>(to + r * kRowStride, a.row(row + r), c.begin, c.end);
     }
   }
   template <class Start>
@@ -340,9 +359,9 @@ struct Gemm {
   void pack_panel(uint32_t* to, int64_t panel, const Copy& c) {
     const int64_t column = panel * kPanel, width = smaller(kPanel, lanes - column);
     if (trans_b) {
-      pack_panel_across<D>(to, row_of<const T>(b, column), b.stride, width, c.begin, c.end);
+      pack_panel_across<D>(to, b.row(column), b.stride, width, c.begin, c.end);
     } else {
-      pack_panel_along<D, kPanel>(to, static_cast<const T*>(b.data) + column, b.stride, width, c.begin, c.end);
+      pack_panel_along<D, kPanel>(to, b.elements() + column, b.stride, width, c.begin, c.end);
     }
   }
   void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
@@ -351,38 +370,48 @@ struct Gemm {
   void finish(int64_t row, int64_t count, int64_t panel, const float* block) { output.write(row, count, panel, block); }
 };
 
-template <class D, ALayout L>
-void run_gemm(const KernelArgs& args, int64_t k) {
+template <ALayout L, class D>
+void run_gemm(const GemmKernel<D>& call, int64_t k) {
   Gemm<D, L> op;
-  op.output = {args.tiles[0], {nullptr, 0, 0, 0}, args.ints[2] != 0};
-  op.a = args.tiles[1];
-  op.b = args.tiles[2];
-  op.trans_b = args.ints[1] != 0;
-  op.accumulate = args.ints[3] != 0;
-  op.rows = args.tiles[0].rows;
-  op.lanes = args.tiles[0].cols;
-  Carver carver(args.scratch);
+  op.output = {call.out, {}, call.out_is_f32};
+  op.a = call.a;
+  op.b = call.b;
+  op.trans_b = call.trans_b;
+  op.accumulate = call.accumulate;
+  op.rows = call.out.rows;
+  op.lanes = call.out.cols;
+  Carver carver(call.scratch);
   Blocking blocking(carver, StepLayout::of<D>(L), L == ALayout::kRows ? 512 : 256, false, divide_up(k, D::kPerStep), 1);
   add_splits(blocking, 1, 1, [k](int64_t, int64_t) { return Copy{0, k, 0, 0, 0}; });
   run_product(op, blocking, carver);
 }
 
+// kernel gemm  f32=F32 bf16=BF16
+//   inout out:dt|f32[m n]
+//   in a, b
+//   flag trans_a, trans_b, out_is_f32=f32(out), accumulate
+//   flops 2 * m * n * k
+//   bytes item * (m * (n + k) + n * k)
+//   scratch product_scratch(max(a.rows, a.cols, b.rows, b.cols), 1)
 template <class D>
-void gemm(const KernelArgs& args) {
-  if (args.tiles[0].rows == 0 || args.tiles[0].cols == 0) return;
-  const bool trans_a = args.ints[0] != 0;
-  const int64_t k = trans_a ? args.tiles[1].rows : args.tiles[1].cols;
+void GemmKernel<D>::run() const {
+  if (out.rows == 0 || out.cols == 0) return;
   if (trans_a) {
-    run_gemm<D, ALayout::kSteps>(args, k);
+    run_gemm<ALayout::kSteps>(*this, a.rows);
   } else {
-    run_gemm<D, ALayout::kRows>(args, k);
+    run_gemm<ALayout::kRows>(*this, a.cols);
   }
 }
 
-/// Measures peak speed: ints[0] steps, or groups of steps, on accumulators that stay in registers. out[0, 0] becomes
-/// the number of operations of one step.
+// kernel peak  f32=F32 bf16=ProductBF16
+//   out ops_per_step:f32
+//   int steps
+//   flops 0
+//   bytes 0
+/// Measures peak speed: runs steps, or groups of steps, on accumulators that stay in registers. The output becomes the
+/// number of operations of one step.
 template <class D>
-void peak(const KernelArgs& args) {
+void PeakKernel<D>::run() const {
   constexpr int kRows = kMaxRows >= 12 ? 12 : 5;
   volatile float zero = 0.0f;  // volatile, so that the compiler cannot merge accumulators
   NativeF acc[kRows][2];
@@ -390,19 +419,19 @@ void peak(const KernelArgs& args) {
     for (NativeF& x : row) x = native_set(zero);
   const NativeF b[2] = {native_set(zero), native_set(zero)};
   const auto a = bits_of<uint32_t>(static_cast<float>(zero));
-  for (int64_t i = 0; i < args.ints[0]; ++i) {
+  for (int64_t i = 0; i < steps; ++i) {
 #pragma GCC unroll 14
     for (int r = 0; r < kRows; ++r) D::Dot::step(acc[r], a, b);
   }
   float sum = 0.0f;
   for (auto& row : acc) sum += row[0][0] + row[1][0];
-  static_cast<float*>(args.tiles[0].data)[0] = sum + 2.0f * D::kPerStep * kRows * 2 * kNativeLanes;
+  ops_per_step.elements()[0] = sum + 2.0f * D::kPerStep * kRows * 2 * kNativeLanes;
 }
 
 #if defined(__AMX_BF16__)
 /// Operands have varied bits and signs, because processors multiply zeros faster.
 template <>
-void peak<BF16Amx>(const KernelArgs& args) {
+void PeakKernel<BF16Amx>::run() const {
   const AmxScope scope;
   alignas(64) uint32_t pairs[kRowsOf<DotAmx> * kAmxSteps];
   uint32_t bits_left = 1;
@@ -411,20 +440,12 @@ void peak<BF16Amx>(const KernelArgs& args) {
     pair = 0x3f803f80 | (bits_left & 0x807f807f);  // each in [1, 2) or (-2, -1]
   }
   AmxBlock<true>::clear();
-  for (int64_t i = 0; i < args.ints[0]; ++i) AmxBlock<true>::multiply(pairs, kAmxSteps, pairs);
-  static_cast<float*>(args.tiles[0].data)[0] = 2.0f * 2 * kAmxSteps * kRowsOf<DotAmx> * kPanel;
+  for (int64_t i = 0; i < steps; ++i) AmxBlock<true>::multiply(pairs, kAmxSteps, pairs);
+  ops_per_step.elements()[0] = 2.0f * 2 * kAmxSteps * kRowsOf<DotAmx> * kPanel;
 }
 #endif
 
-constexpr Entry kEntries[] = {
-    {"matmul_f32", matmul<F32>},       {"matmul_bf16", matmul<ProductBF16>},
-    {"matmul_dx_f32", matmul_dx<F32>}, {"matmul_dx_bf16", matmul_dx<ProductBF16>},
-    {"gemm_f32", gemm<F32>},           {"gemm_bf16", gemm<BF16>},
-    {"peak_f32", peak<F32>},           {"peak_bf16", peak<ProductBF16>},
-};
-
 }  // namespace
-
-EntryList matmul_entries() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
-
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
+
+#include "kernels/declared/matmul_entries.h"

@@ -7,6 +7,10 @@
 #pragma once
 #include "kernels/blocking.h"
 
+// Scratch memory of a contraction over `steps` steps in `ranges` ranges: packs and the state of blocks between windows,
+// which constants below limit, then segments, copies and windows.
+// define product_scratch(steps, ranges) = (17 << 20) + 4 * steps + 1024 * ranges
+
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 inline constexpr int64_t kPanelGroupBytes = 4352 << 10;  // panels packed together; L2 must have room for two at a time

@@ -19,7 +19,6 @@ struct RegisterBlockInt {
   IntLanes at[N];
 };
 
-#define TILEWISE_MEMBER inline __attribute__((always_inline))
 #define TILEWISE_EACH_OF _Pragma("GCC unroll 8") for (int i = 0; i < N; ++i)
 
 // NOLINTBEGIN(bugprone-macro-parentheses): `type` names a template

@@ -15,6 +15,7 @@
 #endif
 
 #define TILEWISE_INLINE static inline __attribute__((always_inline))
+#define TILEWISE_MEMBER inline __attribute__((always_inline))
 /// Inlines a lambda; placed between its parameters and its body. A call would pass vectors through memory.
 #define TILEWISE_INLINED __attribute__((always_inline))
 

@@ -89,14 +89,4 @@ class Carver {
   std::byte* end_;
 };
 
-template <class T>
-TILEWISE_INLINE T* row_of(const TileView& tile, int64_t row) {
-  return static_cast<T*>(tile.data) + row * tile.stride;
-}
-/// The next row, or the last row itself, for prefetches.
-template <class T>
-TILEWISE_INLINE T* next_row(const TileView& tile, int64_t row) {
-  return row_of<T>(tile, smaller(row + 1, tile.rows - 1));
-}
-
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS

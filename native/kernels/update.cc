@@ -4,6 +4,8 @@
 // gradient and writes the weight and its states, in one pass over memory. A program of a known shape (update_shapes.h)
 // is one loop in registers. Any other is run block by block: a block of values stays in the L1 cache, so a step is
 // dispatched once per block. Nothing is written if the clipping scale is NaN.
+#include "kernels/declared/update.h"
+
 #include "kernels/kernel.h"
 #include "kernels/tree.h"
 #include "kernels/update_shapes.h"
@@ -13,37 +15,45 @@ namespace {
 
 constexpr int64_t kBlock = 64;  // values per step: whole pairs of panel rows
 
-/// Operand layout: weight copy (or absent), weight, states..., gradient, hyper, clip.
-/// Integers: packed, number of states, number of steps, then per step its kind and three operands, then per array
-/// (weight, states) the value that it becomes. Values are numbered: weight, states, gradient (scaled),
-/// hyper-parameters, constants (the floats), results of steps.
+/// A call of the kernel, whatever the dtype of the weight's copy is. Values are numbered: weight, states, gradient
+/// (scaled), hyper-parameters, constants, results of steps.
 struct Call {
-  const KernelArgs& args;
+  Tile<float> master;
+  Tiles<float, 1> state;
+  Tile<const float> grad, hyper, clip;
+  Span<int64_t> steps, left;
+  Span<double> constants;
+  bool packed;
   int64_t num_states, num_steps, num_arrays, num_hyper, first_constant, first_result, num_values;
 
-  explicit Call(const KernelArgs& kernel_args) : args(kernel_args) {
-    num_states = args.ints[1];
-    num_steps = args.ints[2];
-    num_arrays = num_states + 1;
-    num_hyper = tile(num_arrays + 2).cols;
-    first_constant = num_arrays + 1 + num_hyper;
-    first_result = first_constant + args.num_floats;
-    num_values = first_result + num_steps;
-  }
+  template <class T>
+  explicit Call(const UpdateKernel<T>& call)
+      : master(call.master),
+        state(call.state),
+        grad(call.grad),
+        hyper(call.hyper),
+        clip(call.clip),
+        steps(call.step),
+        left(call.left),
+        constants(call.constant),
+        packed(call.packed),
+        num_states(call.num_states),
+        num_steps(call.num_steps),
+        num_arrays(num_states + 1),
+        num_hyper(hyper.cols),
+        first_constant(num_arrays + 1 + num_hyper),
+        first_result(first_constant + constants.size),
+        num_values(first_result + num_steps) {}
 
-  const TileView& tile(int64_t index) const { return args.tiles[index]; }
-  const int64_t* step(int64_t index) const { return args.ints + 3 + 4 * index; }
+  /// The kind of a step and its three operands.
+  const int64_t* step(int64_t index) const { return steps.data + 4 * index; }
   Step kind(int64_t index) const { return static_cast<Step>(step(index)[0]); }
-  int64_t left(int64_t array) const { return args.ints[3 + 4 * num_steps + array]; }
-  const float* hyper() const { return static_cast<const float*>(tile(num_arrays + 2).data); }
-  float clip() const { return static_cast<const float*>(tile(num_arrays + 3).data)[1]; }
-  bool packed() const { return args.ints[0] != 0; }
-  float* array(int64_t index) const { return static_cast<float*>(tile(1 + index).data); }
-  const float* gradient() const { return array(num_arrays); }
+  float clip_scale() const { return clip.elements()[1]; }
+  /// The weight, or one of its states.
+  float* array(int64_t index) const { return index == 0 ? master.elements() : state[index - 1].elements(); }
   /// Elements in memory, including the padding of panels and rows.
   int64_t count() const {
-    const TileView& weight = tile(1);
-    return packed() ? round_up(weight.rows, 32) * weight.stride : (weight.rows - 1) * weight.stride + weight.cols;
+    return packed ? round_up(master.rows, 32) * master.stride : (master.rows - 1) * master.stride + master.cols;
   }
 };
 
@@ -61,9 +71,9 @@ struct Prepared {
   Prepared(const Call& call, Carver& carver)
       : uniform(carver.take<Lanes>(call.num_values)), places(carver.take<int64_t>(call.num_values)) {
     for (int64_t v = 0; v < call.num_values; ++v) places[v] = v <= call.num_arrays ? v : kUniform;
-    for (int64_t h = 0; h < call.num_hyper; ++h) uniform[call.num_arrays + 1 + h] = set(call.hyper()[h]);
-    for (int64_t f = 0; f < call.args.num_floats; ++f)
-      uniform[call.first_constant + f] = set(static_cast<float>(call.args.floats[f]));
+    for (int64_t h = 0; h < call.num_hyper; ++h) uniform[call.num_arrays + 1 + h] = set(call.hyper.elements()[h]);
+    for (int64_t f = 0; f < call.constants.size; ++f)
+      uniform[call.first_constant + f] = set(static_cast<float>(call.constants[f]));
     int64_t next = call.num_arrays + 1;
     for (int64_t s = 0; s < call.num_steps; ++s) {
       const int64_t *step = call.step(s), v = call.first_result + s;
@@ -92,13 +102,13 @@ bool has_shape(const AShape& shape, const Call& call, const Prepared& ready) {
     ++n;
   }
   for (int64_t a = 0; a < call.num_arrays; ++a)
-    if (ready.places[call.left(a)] != shape.left[a]) return false;
+    if (ready.places[call.left[a]] != shape.left[a]) return false;
   return n == shape.num_steps;
 }
 
 /// Runs a program of this shape, 16 elements at a time.
 template <const auto& kShape, class T>
-void run_shape(const Call& call, const Prepared& ready) {
+void run_shape(T* copy, const Call& call, const Prepared& ready) {
   constexpr int kArrays = kShape.num_states + 1;
   Lanes uniforms[kShape.num_uniforms()];
   for (int64_t s = 0, n = 0; s < call.num_steps; ++s) {
@@ -108,8 +118,8 @@ void run_shape(const Call& call, const Prepared& ready) {
   }
   float* arrays[kArrays];
   for (int a = 0; a < kArrays; ++a) arrays[a] = call.array(a);
-  const float* gradient = call.gradient();
-  const Lanes clip = set(call.clip());
+  const float* gradient = call.grad.elements();
+  const Lanes clip = set(call.clip_scale());
   const auto element = [&](int64_t i, int64_t n) __attribute__((always_inline)) {
     Lanes values[kShape.num_values];
 #pragma GCC unroll 8
@@ -120,10 +130,9 @@ void run_shape(const Call& call, const Prepared& ready) {
     for (int a = 0; a < kArrays; ++a) store(arrays[a] + i, values[kShape.left[a]], n);
     return values[kShape.left[0]];
   };
-  auto* copy = static_cast<T*>(call.tile(0).data);
   const int64_t count = call.count();
   if constexpr (sizeof(T) == 2) {
-    if (copy && call.packed()) {
+    if (copy && call.packed) {
       for (int64_t i = 0; i < count; i += 64)
         for (int64_t j = i; j < i + 32; j += kLanes) {
           const Lanes even = element(j, kLanes), odd = element(j + 32, kLanes);
@@ -138,9 +147,9 @@ void run_shape(const Call& call, const Prepared& ready) {
   }
 }
 
-template <class T, const auto&... kShapes>
-bool run_if_known(const Call& call, const Prepared& ready) {
-  return ((has_shape(kShapes, call, ready) && (run_shape<kShapes, T>(call, ready), true)) || ...);
+template <const auto&... kShapes, class T>
+bool run_if_known(T* copy, const Call& call, const Prepared& ready) {
+  return ((has_shape(kShapes, call, ready) && (run_shape<kShapes>(copy, call, ready), true)) || ...);
 }
 
 void run_step(Step kind, float* __restrict to, const float* a, const float* b, const float* c) {
@@ -179,47 +188,57 @@ void put_copy(bf16* to, const float* values, int64_t count, bool packed) {
 
 /// Runs any program, block by block.
 template <class T>
-void run_blocks(const Call& call, const Prepared& ready, Carver& carver) {
+void run_blocks(T* copy, const Call& call, const Prepared& ready, Carver& carver) {
   float** values = carver.take<float*>(call.num_values);
   for (int64_t v = 0; v < call.num_values; ++v) {
     values[v] = carver.take<float>(kBlock);
     if (ready.is_uniform(v))
       for (int64_t i = 0; i < kBlock; i += kLanes) store(values[v] + i, ready.uniform[v]);
   }
-  const Lanes clip = set(call.clip());
-  auto* copy = static_cast<T*>(call.tile(0).data);
+  const Lanes clip = set(call.clip_scale());
   float* const scaled = values[call.num_arrays];
   const int64_t count = call.count();
   for (int64_t i = 0; i < count; i += kBlock) {
     const int64_t n = smaller(kBlock, count - i);
     for (int64_t a = 0; a < call.num_arrays; ++a) fetch(values[a], call.array(a) + i, n);
-    fetch(scaled, call.gradient() + i, n);
+    fetch(scaled, call.grad.elements() + i, n);
     for (int64_t j = 0; j < kBlock; j += kLanes) store(scaled + j, load(scaled + j) * clip);
     for (int64_t s = 0; s < call.num_steps; ++s) {
       const int64_t *step = call.step(s), v = call.first_result + s;
       if (!ready.is_uniform(v)) run_step(call.kind(s), values[v], values[step[1]], values[step[2]], values[step[3]]);
     }
-    for (int64_t a = 0; a < call.num_arrays; ++a) put_copy(call.array(a) + i, values[call.left(a)], n, call.packed());
-    if (copy) put_copy(copy + i, values[call.left(0)], n, call.packed());
+    for (int64_t a = 0; a < call.num_arrays; ++a) put_copy(call.array(a) + i, values[call.left[a]], n, call.packed);
+    if (copy) put_copy(copy + i, values[call.left[0]], n, call.packed);
   }
 }
 
+// kernel update  f32 bf16
+//   out weight?[m d]
+//   inout master:f32[m d], state:f32...[m d]
+//   in grad:f32[m d], hyper:f32[1 _], clip:f32[1 2]
+//   flag packed
+//   int num_states=count(state), num_steps, step...(4*num_steps), left...
+//   double constant...
+//   flops steps * m * d
+//   bytes (8 * states + 12 + item % 4) * m * d
+//   let operands_and_ints = 8 + num_states + 4 * num_steps + len(left)
+//   let values = hyper.cols + clip.cols + operands_and_ints
+//   scratch values * (4 * 64 + 2 * 64) + (1 << 14)
+/// `weight` is a copy of the weight in its own dtype. A step is its kind and three operands; `left` is the value that
+/// the weight and each of its states become.
 template <class T>
-void update(const KernelArgs& args) {
-  const Call call(args);
-  const TileView& weight = call.tile(1);
-  const float clip = call.clip();
-  if (weight.rows == 0 || weight.cols == 0 || clip != clip) return;
-  Carver carver(args.scratch);
+void UpdateKernel<T>::run() const {
+  const Call call(*this);
+  const float scale = call.clip_scale();
+  if (master.rows == 0 || master.cols == 0 || scale != scale) return;
+  Carver carver(scratch);
   const Prepared ready(call, carver);
-  if (!run_if_known<T, kMomentum, kSignOfMean, kTwoMoments>(call, ready)) run_blocks<T>(call, ready, carver);
+  T* const copy = weight.elements();
+  if (!run_if_known<kMomentum, kSignOfMean, kTwoMoments>(copy, call, ready)) run_blocks(copy, call, ready, carver);
   finish_streams();
 }
 
-constexpr Entry kEntries[] = {{"update_f32", update<float>}, {"update_bf16", update<bf16>}};
-
 }  // namespace
-
-EntryList update_entries() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
-
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
+
+#include "kernels/declared/update_entries.h"

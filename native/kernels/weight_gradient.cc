@@ -3,6 +3,8 @@
 // Lanes are along n, so finished blocks are panel rows. Rows of a block are columns of X. If sequences may be padded,
 // with dY = 0 in the padding, every sequence begins a new step (a step of bf16 has two tokens), and adding +0 removes
 // the sign of a zero. So padding has no effect.
+#include "kernels/declared/weight_gradient.h"
+
 #include "kernels/kernel.h"
 #include "kernels/product.h"
 
@@ -27,8 +29,11 @@ struct WeightGradient {
   using Dot = typename D::Dot;
   static constexpr ALayout kLayout = kGroupOf<Dot> > 1 ? ALayout::kRows : ALayout::kSteps;
   static constexpr bool kPacksPanels = true;
-  TileView out, dy, x, ids, de;
-  const TileView* carries;
+  Tile<float> out;
+  Tile<const T> dy, x;
+  Tile<const int32_t> ids;
+  Tile<const T> de;
+  Tiles<const float, 1> carries;
   int64_t num_carries, split_rows, num_splits, first_id;
   int64_t column;  // first column of k in this pass
   int64_t columns;  // columns of a full pass
@@ -51,11 +56,11 @@ struct WeightGradient {
     for (int64_t i = 0; i < floats; i += kLanes) store(scatter + i, set(0.0f));
     const int64_t low = first_id + first * kPanel, high = smaller(low + count * kPanel, first_id + lanes);
     for (int64_t t = 0; t < ids.rows; ++t) {
-      const int64_t id = *row_of<const int32_t>(ids, t);
+      const int64_t id = *ids.row(t);
       if (id < low || id >= high) continue;
       const int64_t n = id - low;
       float* to = scatter + n / kPanel * scatter_floats() + t / split_rows * columns * kPanel + n % kPanel;
-      const T* from = row_of<const T>(de, t) + column;
+      const T* from = de.row(t) + column;
       for (int64_t r = 0; r < rows; ++r) to[r * kPanel] += widen(from[r]);
     }
   }
@@ -70,7 +75,7 @@ struct WeightGradient {
   }
   /// Packs all panels of a token before the next token, so that dY's long rows are read in whole runs.
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
-    const T* from = static_cast<const T*>(dy.data) + first * kPanel;
+    const T* from = dy.elements() + first * kPanel;
     const int64_t columns = lanes - first * kPanel, whole = smaller(count, columns / kPanel);
     const int64_t end = c.end - (c.end - c.begin) % D::kPerStep;
     uint32_t* step = to;
@@ -92,7 +97,7 @@ struct WeightGradient {
   }
   template <class Start>
   Run source(const Copy& c, int64_t block, int64_t end, const Start& start, int64_t i) const {
-    const T* row = row_of<const T>(x, c.begin + i) + column;
+    const T* row = x.row(c.begin + i) + column;
     return {reinterpret_cast<const char*>(row + start(block)),
             static_cast<int64_t>((start(end) - start(block)) * sizeof(T))};
   }
@@ -100,18 +105,18 @@ struct WeightGradient {
   float* target(int64_t row, int64_t panel, float* block) const { return num_carries > 0 ? block : place(row, panel); }
   static int64_t pitch() { return kPanel; }
   float* place(int64_t row, int64_t panel) const {
-    return static_cast<float*>(out.data) + (panel * out.stride + column + row) * kPanel;
+    return out.elements() + (panel * out.stride + column + row) * kPanel;
   }
   void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
     expected[0] = {reinterpret_cast<const char*>(place(row, panel)), count, kPanel * 4, kPanel * 4};
   }
   void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
     float* to = place(row, panel);
-    const int64_t offset = to - static_cast<float*>(out.data);
+    const int64_t offset = to - out.elements();
     if (num_carries > 0 || clears_signs)
       for (int64_t i = 0; i < count * kPanel; i += kLanes) {
         Lanes v = load(block + i);
-        for (int64_t c = 0; c < num_carries; ++c) v = load(static_cast<const float*>(carries[c].data) + offset + i) + v;
+        for (int64_t c = 0; c < num_carries; ++c) v = load(carries[c].elements() + offset + i) + v;
         store(to + i, clears_signs ? v + set(0.0f) : v);
       }
     const int64_t width = lanes - panel * kPanel;
@@ -130,15 +135,15 @@ class ScatteredRows {
   using T = typename D::T;
 
  public:
-  ScatteredRows(const KernelArgs& args, Carver& carver)
-      : out_(args.tiles[0]),
-        ids_(args.tiles[3]),
-        de_(args.tiles[4]),
-        carries_(args.tiles + 5),
-        num_carries_(args.ints[1]),
-        split_rows_(args.ints[0]),
-        first_id_(args.ints[2] + args.row_begin),
-        columns_(smaller(args.tiles[0].cols, kMaxColumns)) {
+  ScatteredRows(const MatmulDwKernel<D>& call, Carver& carver)
+      : out_(call.out),
+        ids_(call.ids),
+        de_(call.de),
+        carries_(call.carry),
+        num_carries_(call.num_carries),
+        split_rows_(call.split_rows),
+        first_id_(call.vocab_begin + call.row_begin),
+        columns_(smaller(call.out.cols, kMaxColumns)) {
     const int64_t batch_splits = divide_up(ids_.rows, split_rows_);
     named_ = carver.take<int32_t>(ids_.rows);
     sums_ = carver.take<float>((2 + 64 - __builtin_clzll(static_cast<uint64_t>(batch_splits))) *
@@ -158,10 +163,8 @@ class ScatteredRows {
   }
 
  private:
-  float* place(int64_t row, int64_t column) const {
-    return static_cast<float*>(out_.data) + row * out_.stride + column * kPanel;
-  }
-  int64_t id(int64_t token) const { return *row_of<const int32_t>(ids_, token); }
+  float* place(int64_t row, int64_t column) const { return out_.elements() + row * out_.stride + column * kPanel; }
+  int64_t id(int64_t token) const { return *ids_.row(token); }
 
   /// Lists the tokens that name one of the `count` rows from `low` on, ascending. Returns these rows as a bit mask.
   uint32_t find(int64_t low, int64_t count) {
@@ -206,10 +209,10 @@ class ScatteredRows {
       for (int64_t c = 0; c < count; ++c) sum[c * kPanel + lane] = values[c];
     }
     if (num_carries_ == 0) return;
-    const int64_t offset = to - static_cast<float*>(out_.data);
+    const int64_t offset = to - out_.elements();
     for (int64_t i = 0; i < count * kPanel; i += kLanes) {
       Lanes v = lanes != 0 ? load(sum + i) : set(0.0f);
-      for (int64_t c = 0; c < num_carries_; ++c) v = load(static_cast<const float*>(carries_[c].data) + offset + i) + v;
+      for (int64_t c = 0; c < num_carries_; ++c) v = load(carries_[c].elements() + offset + i) + v;
       store(to + i, v);  // never -0, because the sum begins with +0
     }
     for (int64_t lane = out_.rows - row; lane < kPanel; ++lane)
@@ -225,7 +228,7 @@ class ScatteredRows {
       for (int64_t c = 0; c < count; c += kLanes) store(top + c, set(0.0f));
       for (; next < num_named_ && named_[next] < (split + 1) * split_rows_; ++next) {
         if (id(named_[next]) != row_id) continue;
-        const T* from = row_of<const T>(de_, named_[next]) + column;
+        const T* from = de_.row(named_[next]) + column;
         for (int64_t c = 0; c < count; c += kLanes) store(top + c, load(top + c) + load(from + c, count - c));
       }
       int pops = tree.add(split, split + 1) + (split + 1 == batch_splits ? tree.finish() : 0);
@@ -239,39 +242,51 @@ class ScatteredRows {
     return sums_;
   }
 
-  const TileView &out_, &ids_, &de_;
-  const TileView* carries_;
+  const Tile<float>& out_;
+  const Tile<const int32_t>& ids_;
+  const Tile<const T>& de_;
+  const Tiles<const float, 1> carries_;
   int64_t num_carries_, split_rows_, first_id_, columns_;
   int64_t num_named_ = 0;
   int32_t* named_;
   float *sums_, *panel_;
 };
 
+// kernel matmul_dw  f32=F32 bf16=ProductBF16
+//   out out:f32![n k]
+//   in dy?[t n], x?[t k], ids:i32?[t 1], de?[t k], carry:f32!...[n k]
+//   int split_rows, num_carries=count(carry), vocab_begin, padded_len
+//   flops 2 * m * n * k
+//   bytes item * m * (n + k) + 4 * n * k
+//   let tokens = max(dy.rows, x.rows, ids.rows, de.rows)
+//   let runs = -(-tokens // (padded_len or split_rows))
+//   let sums_of_splits = -(-tokens // split_rows) * 32 * 4
+//   scratch product_scratch(tokens, runs + 1) + (1 << 20) + sums_of_splits
 template <class D>
-void matmul_dw(const KernelArgs& args) {
-  if (args.tiles[0].rows > 0 && args.tiles[0].cols > 0 && !args.tiles[1].data && args.tiles[3].rows > 0) {
-    Carver carver(args.scratch);
-    return ScatteredRows<D>(args, carver).run();
+void MatmulDwKernel<D>::run() const {
+  if (out.rows == 0 || out.cols == 0) return;
+  if (!dy.data && ids.rows > 0) {
+    Carver carver(scratch);
+    return ScatteredRows<D>(*this, carver).run();
   }
   WeightGradient<D> op = {};
-  op.out = args.tiles[0];
-  op.dy = args.tiles[1];
-  op.x = args.tiles[2];
-  op.ids = args.tiles[3];
-  op.de = args.tiles[4];
-  if (op.out.rows == 0 || op.out.cols == 0) return;
-  op.carries = args.tiles + 5;
-  op.split_rows = args.ints[0];
-  op.num_carries = args.ints[1];
-  op.first_id = args.ints[2] + args.row_begin;
-  op.lanes = op.out.rows;
+  op.out = out;
+  op.dy = dy;
+  op.x = x;
+  op.ids = ids;
+  op.de = de;
+  op.carries = carry;
+  op.split_rows = split_rows;
+  op.num_carries = num_carries;
+  op.first_id = vocab_begin + row_begin;
+  op.lanes = out.rows;
   const bool contracts = op.dy.data != nullptr;
   const int64_t tokens = contracts ? op.dy.rows : op.ids.data ? op.ids.rows : 0;
   op.num_splits = divide_up(tokens, op.split_rows);
-  op.clears_signs = args.ints[3] != 0;
-  const int64_t run = args.ints[3] ? args.ints[3] : op.split_rows;  // tokens with consecutive steps
+  op.clears_signs = padded_len != 0;
+  const int64_t run = padded_len != 0 ? padded_len : split_rows;  // tokens with consecutive steps
 
-  Carver carver(args.scratch);
+  Carver carver(scratch);
   const int64_t steps = contracts ? divide_up(tokens, D::kPerStep) : 0;
   using Dot = typename D::Dot;
   // Pack all steps at once if whole row blocks then fit L2; otherwise use windows that do.
@@ -307,10 +322,7 @@ void matmul_dw(const KernelArgs& args) {
   }
 }
 
-constexpr Entry kEntries[] = {{"matmul_dw_f32", matmul_dw<F32>}, {"matmul_dw_bf16", matmul_dw<ProductBF16>}};
-
 }  // namespace
-
-EntryList weight_gradient_entries() { return {kEntries, 2}; }
-
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
+
+#include "kernels/declared/weight_gradient_entries.h"

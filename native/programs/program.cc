@@ -25,6 +25,22 @@ void mirror_aliases(std::vector<Tensor>& tensors) {
   for (size_t t = 0; t < tensors.size(); ++t) tensors[t].aliases.assign(aliases[t].begin(), aliases[t].end());
 }
 
+/// Whether an instruction has as many operands and attributes as its kernel declares. The lengths of lists must be
+/// constant.
+bool fits(const kernels::Entry& kernel, const Instr& instr) {
+  std::vector<int64_t> ints;
+  ints.reserve(instr.ints.size());
+  for (const Number& n : instr.ints) ints.push_back(n.is_constant() ? n.constant : -1);
+  return kernel.fits({nullptr,
+                      std::ssize(instr.operands),
+                      ints.data(),
+                      std::ssize(ints),
+                      nullptr,
+                      std::ssize(instr.floats),
+                      0,
+                      {nullptr, 0}});
+}
+
 }  // namespace
 
 Program::Program() = default;
@@ -106,10 +122,17 @@ void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& res
   for (DeviceClass& of : classes_) {
     for (Template& plan : of.templates) {
       for (Instr& instr : plan.instrs) {
-        instr.fn = instr.kernel.empty() ? nullptr : resolve(instr.kernel);
-        check<ArgumentError>(instr.kernel.empty() || instr.fn != nullptr,
-                             "[programs.Program.finish] every kernel must exist natively; got '", instr.kernel,
-                             "' in '", labels_[instr.label], "'; use a name of the kernel table");
+        if (instr.kernel.empty()) continue;
+        const kernels::Entry* const kernel = resolve(instr.kernel);
+        check<ArgumentError>(kernel != nullptr, "[programs.Program.finish] every kernel must exist natively; got '",
+                             instr.kernel, "' in '", labels_[instr.label], "'; use a name of the kernel table");
+        check<ArgumentError>(fits(*kernel, instr),
+                             "[programs.Program.finish] an instruction must have the operands and attributes that its "
+                             "kernel declares; got ",
+                             instr.operands.size(), " operands, ", instr.ints.size(), " integers and ",
+                             instr.floats.size(), " floats for '", instr.kernel, "' in '", labels_[instr.label],
+                             "'; correct the plan");
+        instr.fn = kernel->fn;
       }
     }
     place_late_ints(of);

@@ -159,7 +159,7 @@ struct Needs {
   int64_t num_signals = 0;
 };
 
-using KernelResolver = std::function<kernels::KernelFn(std::string_view)>;
+using KernelResolver = std::function<const kernels::Entry*(std::string_view)>;
 
 inline constexpr int64_t kPanelRows = 32;  // rows of a packed weight's panel (native/kernels/microkernel.h)
 inline constexpr int64_t kNoFile = INT64_MAX;  // beyond every address

@@ -4,6 +4,7 @@ import ast
 from functools import cache
 
 from policy.source import PACKAGE, python_files, relative, tree_of
+from tilewise.kernels import KERNELS
 
 # What reads layouts and labels as data; strategies and models are where names are given.
 ROOMS = ("core/mesh.py", "core/tree.py", "graph", "ir", "optim", "plan", "runtime", "session")
@@ -12,9 +13,9 @@ COMING = {"fsdp", "pp", "cp", "ep", "stage", "seq", "experts"}
 
 @cache
 def _named_by_kernels():
-    """Names of operands and integers in the kernel table."""
-    table = tree_of(PACKAGE / "kernels" / "table.py")
-    return {node.value for node in ast.walk(table) if isinstance(node, ast.Constant)}
+    """Names of operands, integers and dims in the kernel table."""
+    names = {name for spec in KERNELS.values() for name in spec.dims}
+    return names | {item.name for spec in KERNELS.values() for item in (*spec.operands, *spec.ints)}
 
 
 def _literals(path):

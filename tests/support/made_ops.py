@@ -22,5 +22,5 @@ def make_op(name: str = "odd", takes: str = "a b", gives: str = "out", **members
     fields |= {r: result(like=takes.split()[0]) for r in gives.split()}
     attributes = {n: kind for n, kind in members.items() if isinstance(kind, type)}
     others = {n: m for n, m in members.items() if n not in attributes}
-    annotations = {n: int for n in fields} | attributes
+    annotations = dict.fromkeys(fields, int) | attributes
     return register(type("Odd", (Op,), {"__annotations__": annotations, "name": name, **fields, **others}))

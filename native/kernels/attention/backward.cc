@@ -5,6 +5,8 @@
 // dK += dS^T Q, dQ += dS K, each with one fp32 accumulator per element. dK and dV of a KV head are summed over its
 // query heads along a tree. P and dS are +0 for positions that a query does not attend to; pairs of blocks with only
 // such positions are skipped.
+#include "kernels/declared/attention/backward.h"
+
 #include "kernels/attention/kv_blocks.h"
 #include "kernels/kernel.h"
 #include "kernels/math.h"
@@ -28,14 +30,6 @@ inline constexpr bool kTransposes = kGroupOf<typename D::Dot> > 1;
 /// Words of a step of P and dS.
 template <class D>
 inline constexpr int64_t kStepOf = kKvBlock * kWordsOf<typename D::Dot>;
-
-struct Call {
-  TileView dq, dk, dv, dout, out, lse, q, k, v, lengths;
-  int64_t seq, heads, kv_heads, dim;
-  bool causal, dkv_is_f32;
-  int64_t window;  // as in forward.cc, like softcap
-  float scale, softcap;
-};
 
 /// The positions that queries of a sequence see, block by block.
 struct Sight {
@@ -82,9 +76,9 @@ class Backward {
   static constexpr int kColumns = kParts == 1 ? 4 / D::kPerStep : 2;  // vectors of positions processed together
   static_assert(kColumns % 2 == 0);  // they are stored in pairs
 
-  Backward(const Call& call, const Scratch& scratch) : c_(call), shape_(call.dim) {
-    Carver carver(scratch);
-    kv_blocks_ = divide_up(c_.seq, kKvBlock);
+  explicit Backward(const AttentionBackwardKernel<D>& call) : c_(call), shape_(call.head_dim) {
+    Carver carver(call.scratch);
+    kv_blocks_ = divide_up(c_.seq_len, kKvBlock);
     across_words_ = 2 * kPanel * shape_.dim_steps;
     along_words_ = shape_.dim_panels * shape_.kv_block_steps * kPanel;
     block_floats_ = kKvBlock * shape_.dim_pad;
@@ -109,17 +103,17 @@ class Backward {
 
   void run(int64_t first_row, int64_t kv_head) {
     row0_ = first_row;
-    const int64_t length = c_.lengths.data ? *row_of<const int32_t>(c_.lengths, first_row / c_.seq) : c_.seq;
+    const int64_t length = c_.lengths.data ? *c_.lengths.row(first_row / c_.seq_len) : c_.seq_len;
     sight_ = {length, c_.window > 0 ? c_.window : length + kKvBlock, c_.causal};
-    const int64_t column = kv_head * c_.dim;
+    const int64_t column = kv_head * c_.head_dim;
     for (int64_t g = 0; g * kKvBlock < length; ++g) {
       const int64_t row = row0_ + g * kKvBlock, count = sight_.rows(g);
       pack_across(k_across_ + g * across_words_, c_.k, row, column, count);
       pack_across(v_across_ + g * across_words_, c_.v, row, column, count);
-      shape_.pack_along(k_along_ + g * along_words_, row_of<const T>(c_.k, row) + column, c_.k.stride, c_.dim, count);
+      shape_.pack_along(k_along_ + g * along_words_, c_.k.row(row) + column, c_.k.stride, c_.head_dim, count);
     }
     const int64_t group = c_.heads / c_.kv_heads;
-    clear_rows<T>(c_.dq, row0_ + length, row0_ + c_.seq, group * column, group * c_.dim);
+    clear_rows(c_.dq, row0_ + length, row0_ + c_.seq_len, group * column, group * c_.head_dim);
     SplitTree tree;
     float* top = stack_;
     for (int64_t h = 0; h < group; ++h) {
@@ -139,11 +133,11 @@ class Backward {
  private:
   int64_t entry_floats() const { return 2 * kv_blocks_ * block_floats_; }  // dK, then dV
 
-  void pack_across(uint32_t* to, const TileView& tile, int64_t row, int64_t column, int64_t count) {
+  void pack_across(uint32_t* to, const Tile<const T>& tile, int64_t row, int64_t column, int64_t count) {
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t skip = count > half * kPanel ? half * kPanel : 0;
-      pack_panel_across<D>(to + half * kPanel * shape_.dim_steps, row_of<const T>(tile, row + skip) + column,
-                           tile.stride, count - half * kPanel, 0, c_.dim);
+      pack_panel_across<D>(to + half * kPanel * shape_.dim_steps, tile.row(row + skip) + column, tile.stride,
+                           count - half * kPanel, 0, c_.head_dim);
     }
   }
 
@@ -164,25 +158,25 @@ class Backward {
         accumulate_q(g, kv, count);
       }
       for (int64_t r = 0; r < count; ++r)
-        write_row(row_of<T>(c_.dq, row0_ + g * kKvBlock + r) + head * c_.dim, dq_ + r * kPanel, c_.dim);
+        write_row(c_.dq.row(row0_ + g * kKvBlock + r) + head * c_.head_dim, dq_ + r * kPanel, c_.head_dim);
     }
   }
 
   void load_queries(int64_t head, int64_t g, int64_t count) {
-    const int64_t row = row0_ + g * kKvBlock, column = head * c_.dim;
+    const int64_t row = row0_ + g * kKvBlock, column = head * c_.head_dim;
     for (int64_t r = 0; r < count; ++r) {
-      shape_.pack_row_blocks(q_rows_ + r * kRowWords<D>, row_of<const T>(c_.q, row + r) + column, c_.dim);
-      shape_.pack_row_blocks(do_rows_ + r * kRowWords<D>, row_of<const T>(c_.dout, row + r) + column, c_.dim);
+      shape_.pack_row_blocks(q_rows_ + r * kRowWords<D>, c_.q.row(row + r) + column, c_.head_dim);
+      shape_.pack_row_blocks(do_rows_ + r * kRowWords<D>, c_.dout.row(row + r) + column, c_.head_dim);
     }
-    shape_.pack_along(q_along_, row_of<const T>(c_.q, row) + column, c_.q.stride, c_.dim, count);
-    shape_.pack_along(do_along_, row_of<const T>(c_.dout, row) + column, c_.dout.stride, c_.dim, count);
+    shape_.pack_along(q_along_, c_.q.row(row) + column, c_.q.stride, c_.head_dim, count);
+    shape_.pack_along(do_along_, c_.dout.row(row) + column, c_.dout.stride, c_.head_dim, count);
     for (int64_t r = 0; r < count; ++r) {
-      const T *g_out = row_of<const T>(c_.dout, row + r) + column, *y = row_of<const T>(c_.out, row + r) + column;
+      const T *g_out = c_.dout.row(row + r) + column, *y = c_.out.row(row + r) + column;
       Lanes dot = set(0.0f);
-      for (int64_t i = 0; i < c_.dim; i += kLanes)
-        dot = fused(load(g_out + i, c_.dim - i), load(y + i, c_.dim - i), dot);
+      for (int64_t i = 0; i < c_.head_dim; i += kLanes)
+        dot = fused(load(g_out + i, c_.head_dim - i), load(y + i, c_.head_dim - i), dot);
       delta_[r] = sum_lanes(dot);
-      lse_[r] = row_of<const float>(c_.lse, row + r)[head];
+      lse_[r] = c_.lse.row(row + r)[head];
     }
   }
 
@@ -313,17 +307,17 @@ class Backward {
   }
 
   void write_kv(const TileView& tile, const float* sums, int64_t column) {
-    for (int64_t i = 0; i < c_.seq; ++i) {
+    for (int64_t i = 0; i < c_.seq_len; ++i) {
       const float* from = sums + i / kKvBlock * block_floats_ + i % kKvBlock * kPanel;
       if (c_.dkv_is_f32) {
-        write_row(row_of<float>(tile, row0_ + i) + column, from, c_.dim);
+        write_row(row_of<float>(tile, row0_ + i) + column, from, c_.head_dim);
       } else {
-        write_row(row_of<T>(tile, row0_ + i) + column, from, c_.dim);
+        write_row(row_of<T>(tile, row0_ + i) + column, from, c_.head_dim);
       }
     }
   }
 
-  Call c_;
+  AttentionBackwardKernel<D> c_;
   KvBlockShape<D, kKvBlock> shape_;
   int64_t kv_blocks_, across_words_, along_words_, block_floats_, row0_ = 0;
   int64_t next_ = 0;  // the KV block after the current one
@@ -334,41 +328,34 @@ class Backward {
   float delta_[kKvBlock] = {}, lse_[kKvBlock] = {};
 };
 
+// kernel attention_backward  f32=F32 bf16=ProductBF16
+//   out dq[m q], dk:dt|f32[m kv], dv:dt|f32[m kv]
+//   in dout[m q], out[m q], lse:f32[m _], q[m q], k[m kv], v[m kv], lengths:i32?[_ 1]
+//   int seq_len, heads, kv_heads, head_dim
+//   flag causal, dkv_is_f32=f32(dk)
+//   int window
+//   float scale, softcap
+//   let span = min(window or seq, seq)
+//   let pairs = seq * span - span * (span - 1) // 2 if causal else seq ** 2
+//   flops m // seq * pairs * heads * (10 * head_dim + 8)
+//   bytes 4 * m * head_dim * item * (heads + kv_heads)
+//   let kv_blocks = -(-seq_len // 64)
+//   let along = head_panels(head_dim) * 64 * 32
+//   let block = 64 * head_panels(head_dim) * 32
+//   let entries = 2 + bit_length(heads // kv_heads - 1)
+//   let packs = 2 * (row_block_words(head_dim, 64) + along + 64 * 144)
+//   let words_per_block = 2 * 2 * 32 * head_dim + along + 2 * entries * block
+//   scratch 4 * (kv_blocks * words_per_block + packs + 4 * 64 * 64 + block) + (1 << 14)
 template <class D>
-void attention_backward(const KernelArgs& args) {
-  const TileView* t = args.tiles;
-  const int64_t* n = args.ints;
-  if (t[0].rows == 0) return;
-  const Call call = {t[0],
-                     t[1],
-                     t[2],
-                     t[3],
-                     t[4],
-                     t[5],
-                     t[6],
-                     t[7],
-                     t[8],
-                     t[9],
-                     n[0],
-                     n[1],
-                     n[2],
-                     n[3],
-                     n[4] != 0,
-                     n[5] != 0,
-                     n[6],
-                     static_cast<float>(args.floats[0]),
-                     static_cast<float>(args.floats[1])};
+void AttentionBackwardKernel<D>::run() const {
+  if (dq.rows == 0) return;
   [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
-  Backward<D> backward(call, args.scratch);
-  for (int64_t row = 0; row < t[0].rows; row += call.seq)
-    for (int64_t head = 0; head < call.kv_heads; ++head) backward.run(row, head);
+  Backward<D> backward(*this);
+  for (int64_t row = 0; row < dq.rows; row += seq_len)
+    for (int64_t head = 0; head < kv_heads; ++head) backward.run(row, head);
 }
 
-constexpr Entry kEntries[] = {{"attention_backward_f32", attention_backward<F32>},
-                              {"attention_backward_bf16", attention_backward<ProductBF16>}};
-
 }  // namespace
-
-EntryList attention_backward_entries() { return {kEntries, 2}; }
-
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
+
+#include "kernels/declared/attention/backward_entries.h"

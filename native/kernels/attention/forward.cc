@@ -3,7 +3,10 @@
 // A query row visits the KV blocks from position 0 upwards; the other rows in its block do not change its bits. Masked
 // scores are -inf, and +0 is added to the output before each KV block and at the end. So masked lanes have no effect,
 // whether they are computed or skipped: positions after a row, before its window, or beyond its sequence's length.
+#include "kernels/declared/attention/forward.h"
+
 #include "kernels/attention/few_rows.h"
+#include "kernels/attention/kv_blocks.h"
 #include "kernels/kernel.h"
 #include "kernels/math.h"
 
@@ -108,7 +111,7 @@ class Forward {
   }
 
   /// `following`: memory that is read after this call.
-  void run(const TileView& out, const TileView& lse, const TileView& q, const KvRows<T>& kv, const QueryRun& run,
+  void run(const Tile<T>& out, const Tile<float>& lse, const Tile<const T>& q, const KvRows<T>& kv, const QueryRun& run,
            Ahead following = {}) {
     if constexpr (kFewQueries<D> > 0)
       if (run.count * h_.heads <= kFewQueries<D> * h_.kv_heads && h_.dim % kPanel == 0 && h_.kv_heads <= num_blocks_) {
@@ -126,7 +129,9 @@ class Forward {
   /// The rows of one KV head in one pass: row r is query r / group, head r % group of the group. So neighbouring rows
   /// see nearly the same positions.
   struct Pass {
-    const TileView &out, &lse, &q;
+    const Tile<T>& out;
+    const Tile<float>& lse;
+    const Tile<const T>& q;
     const QueryRun& run;
     int64_t kv_head, first, count;
   };
@@ -211,8 +216,7 @@ class Forward {
     const int64_t group = h_.heads / h_.kv_heads;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t query = pass.first + (first + r) / group, head = pass.kv_head * group + (first + r) % group;
-      shape_.pack_row_blocks(q_ + r * kRowWords<D>, row_of<const T>(pass.q, pass.run.first_row + query) + head * h_.dim,
-                             h_.dim);
+      shape_.pack_row_blocks(q_ + r * kRowWords<D>, pass.q.row(pass.run.first_row + query) + head * h_.dim, h_.dim);
     }
   }
 
@@ -381,12 +385,12 @@ class Forward {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = pass.run.first_row + pass.first + (first + r) / group;
       const int64_t head = pass.kv_head * group + (first + r) % group;
-      T* to = row_of<T>(pass.out, row) + head * h_.dim;
+      T* to = pass.out.row(row) + head * h_.dim;
       for (int64_t c = 0; c < h_.dim; c += kLanes) {
         const float* sums = sums_ + block * block_floats_ + (c / kPanel * kAttentionRows<D> + r) * kPanel + c % kPanel;
         store(to + c, (load(sums) + set(0.0f)) / set(total[r]), h_.dim - c);
       }
-      if (pass.lse.data) row_of<float>(pass.lse, row)[head] = log_sum[r];
+      if (pass.lse.data) pass.lse.row(row)[head] = log_sum[r];
     }
   }
 
@@ -400,89 +404,87 @@ class Forward {
   RowSight sight_;
 };
 
+// The rows of state of a pass, and the KV blocks that are packed together; on the levels where they are most.
+// define state_words(rows, dim) = rows * head_panels(dim) * 32 + 2 * (rows // 12 + 1) * 16
+// define span_words(dim) = 16 * (2 * 32 * dim + head_panels(dim) * 32 * 64)
+// define forward_words(rows, dim) = state_words(rows, dim) + span_words(dim) + row_block_words(dim, 16)
+// define attention_scratch(rows, dim) = 4 * (forward_words(rows, dim) + 24 * 144 + 2 * 16 * 32) + (1 << 14)
+
+// kernel attention  f32=F32 bf16=ProductBF16
+//   out out[m q], lse:f32[m _]
+//   in q[m q], k[m kv], v[m kv], lengths:i32?[_ 1]
+//   int seq_len, heads, kv_heads, head_dim
+//   flag causal
+//   int window
+//   float scale, softcap
+//   let span = min(window or seq, seq)
+//   let pairs = seq * span - span * (span - 1) // 2 if causal else seq ** 2
+//   flops m // seq * pairs * heads * (4 * head_dim + 4)
+//   bytes 2 * m * head_dim * item * (heads + kv_heads)
+//   scratch attention_scratch(max(1024, heads // kv_heads) + 16, head_dim)
 template <class D>
-void attention(const KernelArgs& args) {
+void AttentionKernel<D>::run() const {
   using T = typename D::T;
-  const TileView &out = args.tiles[0], &q = args.tiles[2], &k = args.tiles[3], &v = args.tiles[4];
-  const TileView& lengths = args.tiles[5];
-  const int64_t seq = args.ints[0];
-  const Heads heads = {args.ints[1],
-                       args.ints[2],
-                       args.ints[3],
-                       args.ints[4] != 0,
-                       static_cast<float>(args.floats[0]),
-                       args.ints[5],
-                       static_cast<float>(args.floats[1])};
   if (out.rows == 0) return;
   [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
-  Forward<D> forward(heads, args.scratch);
-  for (int64_t row = 0; row < out.rows; row += seq) {
-    const KvRows<T> kv = {
-        row_of<const T>(k, row), row_of<const T>(v, row), k.stride, v.stride, heads.dim, nullptr, 0, 0};
-    const int64_t length = lengths.data ? *row_of<const int32_t>(lengths, row / seq) : seq;
-    forward.run(out, args.tiles[1], q, kv, {row, length, nullptr, 0, length});
-    clear_rows<T>(out, row + length, row + seq, 0, out.cols);
-    clear_rows<float>(args.tiles[1], row + length, row + seq, 0, heads.heads);
+  Forward<D> forward({heads, kv_heads, head_dim, causal, scale, window, softcap}, scratch);
+  for (int64_t row = 0; row < out.rows; row += seq_len) {
+    const KvRows<T> kv = {k.row(row), v.row(row), k.stride, v.stride, head_dim, nullptr, 0, 0};
+    const int64_t length = lengths.data ? *lengths.row(row / seq_len) : seq_len;
+    forward.run(out, lse, q, kv, {row, length, nullptr, 0, length});
+    clear_rows(out, row + length, row + seq_len, 0, out.cols);
+    clear_rows(lse, row + length, row + seq_len, 0, heads);
   }
 }
 
+// kernel attention_paged  f32=F32 bf16=ProductBF16
+//   out out[m q]
+//   in q[m q], k_cache[c kv], v_cache[c kv], positions:i32[m 1], sequence:i32[m 1], block_table:i32[_ _]
+//   int block_size, heads, kv_heads, head_dim, window
+//   float scale, softcap
+//   let visible = min(length, window or length)
+//   flops m * visible * heads * (4 * head_dim + 4)
+//   bytes 2 * item * m * head_dim * (heads + visible * kv_heads)
+//   scratch attention_scratch(max(1024, heads // kv_heads) + 16, head_dim)
 template <class D>
-void attention_paged(const KernelArgs& args) {
+void AttentionPagedKernel<D>::run() const {
   using T = typename D::T;
-  const TileView &out = args.tiles[0], &q = args.tiles[1], &k = args.tiles[2], &v = args.tiles[3];
-  const TileView &positions = args.tiles[4], &sequence = args.tiles[5], &table = args.tiles[6];
-  const Heads heads = {args.ints[1],
-                       args.ints[2],
-                       args.ints[3],
-                       true,
-                       static_cast<float>(args.floats[0]),
-                       args.ints[4],
-                       static_cast<float>(args.floats[1])};
   if (out.rows == 0) return;
   [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
-  Forward<D> forward(heads, args.scratch);
+  Forward<D> forward({heads, kv_heads, head_dim, true, scale, window, softcap}, scratch);
   // A task for some of the heads gets their columns of q and the whole caches.
-  const int64_t width = heads.kv_heads * heads.dim, block_rows = args.ints[0] * heads.dim;
-  const int64_t first_head = width < k.cols ? args.row_begin / (heads.heads * heads.dim) * heads.kv_heads : 0;
+  const int64_t width = kv_heads * head_dim, block_rows = block_size * head_dim;
+  const int64_t first_head = width < k_cache.cols ? row_begin / (heads * head_dim) * kv_heads : 0;
   const auto pages = [&](int32_t owner) {
-    return KvRows<T>{static_cast<const T*>(k.data) + first_head * block_rows,
-                     static_cast<const T*>(v.data) + first_head * block_rows,
-                     heads.dim,
-                     heads.dim,
+    return KvRows<T>{k_cache.elements() + first_head * block_rows,
+                     v_cache.elements() + first_head * block_rows,
+                     head_dim,
+                     head_dim,
                      block_rows,
-                     row_of<const int32_t>(table, owner),
-                     args.ints[0],
-                     args.ints[0] * k.stride};
+                     block_table.row(owner),
+                     block_size,
+                     block_size * k_cache.stride};
   };
   for (int64_t row = 0; row < out.rows;) {
-    const int32_t own = *row_of<const int32_t>(sequence, row);
+    const int32_t own = *sequence.row(row);
     int64_t end = row + 1;
-    while (end < out.rows && *row_of<const int32_t>(sequence, end) == own) ++end;
+    while (end < out.rows && *sequence.row(end) == own) ++end;
     const KvRows<T> kv = pages(own);
     Ahead following;  // the next sequence's first KV block, which the hardware prefetcher misses
     if (end < out.rows) {
-      const int64_t last = *row_of<const int32_t>(positions, end);
-      int64_t kv_block = heads.window > 0 ? larger(int64_t{0}, last + 1 - heads.window) : 0;
+      const int64_t last = *positions.row(end);
+      int64_t kv_block = window > 0 ? larger(int64_t{0}, last + 1 - window) : 0;
       kv_block -= kv_block % kKvBlock;
-      const KvRows<T> next = pages(*row_of<const int32_t>(sequence, end));
+      const KvRows<T> next = pages(*sequence.row(end));
       following =
-          Ahead::of(next.key(kv_block, 0), next.value(kv_block, 0), smaller(kKvBlock, last + 1 - kv_block) * heads.dim);
+          Ahead::of(next.key(kv_block, 0), next.value(kv_block, 0), smaller(kKvBlock, last + 1 - kv_block) * head_dim);
     }
-    forward.run(out, {nullptr, 0, 0, 0}, q, kv,
-                {row, end - row, row_of<const int32_t>(positions, row), positions.stride, 0}, following);
+    forward.run(out, {}, q, kv, {row, end - row, positions.row(row), positions.stride, 0}, following);
     row = end;
   }
 }
 
-constexpr Entry kEntries[] = {
-    {"attention_f32", attention<F32>},
-    {"attention_bf16", attention<ProductBF16>},
-    {"attention_paged_f32", attention_paged<F32>},
-    {"attention_paged_bf16", attention_paged<ProductBF16>},
-};
-
 }  // namespace
-
-EntryList attention_entries() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
-
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
+
+#include "kernels/declared/attention/forward_entries.h"

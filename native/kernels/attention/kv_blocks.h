@@ -1,9 +1,15 @@
 // Shared by attention forward and backward: the KV block, its packed shapes and its masked scores.
 #pragma once
 #include "kernels/amx.h"
+#include "kernels/operands.h"
 #include "kernels/pack.h"
 #include "kernels/register_block.h"
 #include "kernels/tree.h"
+
+// For the scratch memory of attention, in words: panels of a head, and a block of rows that is packed along it with one
+// word per element, or one per two elements.
+// define head_panels(dim) = -(-dim // 32)
+// define row_block_words(dim, rows) = 2 * -(-dim // (2 * 128)) * rows * 144
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
@@ -117,9 +123,9 @@ TILEWISE_INLINE Lanes reduce_rows(const Lanes (&x)[kLanes], int64_t rows) {
 
 /// Clears `count` columns of rows [first, end), which lie beyond the length of a sequence.
 template <class T>
-void clear_rows(const TileView& tile, int64_t first, int64_t end, int64_t column, int64_t count) {
+void clear_rows(const Tile<T>& tile, int64_t first, int64_t end, int64_t column, int64_t count) {
   for (int64_t r = first; r < end; ++r)
-    __builtin_memset(row_of<T>(tile, r) + column, 0, static_cast<size_t>(count) * sizeof(T));
+    __builtin_memset(tile.row(r) + column, 0, static_cast<size_t>(count) * sizeof(T));
 }
 
 /// Memory outside L2 that a later product reads. The current product prefetches a part of it.

@@ -226,6 +226,20 @@ CASE("operands beyond the inline ones go to side storage") {
   for (const auto& view : recorded[0].tiles) EXPECT_EQ(view.rows, 10);
 }
 
+CASE("finish rejects instructions without the operands and attributes that their kernel declares") {
+  const Operand row = {0, Mode::kRow};
+  const auto refused = [&](std::vector<Operand> operands, std::vector<Number> ints, std::vector<double> floats) {
+    Instr instruction = instr("two", 4, 4, std::move(operands));
+    instruction.ints = std::move(ints);
+    instruction.floats = std::move(floats);
+    return refusal(std::move(instruction));
+  };
+  EXPECT_EQ(refused({row, row}, {3}, {}), "");
+  EXPECT(contains(refused({row}, {3}, {}), "got 1 operands, 1 integers and 0 floats for 'two'"));
+  EXPECT(contains(refused({row, row}, {}, {}), "got 2 operands, 0 integers and 0 floats for 'two'"));
+  EXPECT(contains(refused({row, row}, {3}, {0.5}), "got 2 operands, 1 integers and 1 floats for 'two'"));
+}
+
 CASE("finish rejects unknown kernels, modes, accesses, slots and peers") {
   EXPECT(contains(refusal(instr("nowhere", 4, 4, {})), "'nowhere'"));
   EXPECT(contains(message_of<ArgumentError>([] {

@@ -96,15 +96,25 @@ inline void note_kernel(const kernels::KernelArgs& args) {
   noted.emplace_back(args.ints, args.ints + args.num_ints);
 }
 
-inline kernels::KernelFn resolve(std::string_view name) {
-  if (name == "hash") return hash_kernel;
-  if (name == "copy_pairs") return copy_pairs_kernel;
-  if (name == "increment") return increment_kernel;
-  if (name == "throwing") return throwing_kernel;
-  if (name == "slow") return slow_kernel;
-  if (name == "recording") return recording_kernel;
-  if (name == "note") return note_kernel;
-  if (moves_of(name) != Moves::kNothing) return throwing_kernel;  // which is never called
+/// These kernels take any operands and attributes.
+inline bool fits_any(const kernels::KernelArgs&) { return true; }
+
+/// A kernel that declares two operands and an integer.
+inline bool fits_two(const kernels::KernelArgs& args) {
+  return args.num_tiles == 2 && args.num_ints == 1 && args.ints[0] >= 0 && args.num_floats == 0;
+}
+
+inline const kernels::Entry* resolve(std::string_view name) {
+  static constexpr kernels::Entry kKernels[] = {
+      {"hash", hash_kernel, fits_any},           {"copy_pairs", copy_pairs_kernel, fits_any},
+      {"increment", increment_kernel, fits_any}, {"throwing", throwing_kernel, fits_any},
+      {"slow", slow_kernel, fits_any},           {"recording", recording_kernel, fits_any},
+      {"note", note_kernel, fits_any},           {"two", note_kernel, fits_two},
+      {"moves", throwing_kernel, fits_any},  // which is never called
+  };
+  if (moves_of(name) != Moves::kNothing) name = "moves";
+  for (const kernels::Entry& kernel : kKernels)
+    if (kernel.name == name) return &kernel;
   return nullptr;
 }
 

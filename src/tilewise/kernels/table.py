@@ -1,41 +1,35 @@
-"""The table of native kernels: names, operands and attributes in order, and costs.
+"""The table of native kernels: names, operands and attributes in order, costs and scratch memory.
 
-The table is the contract between tile programs (`plan`), the native sources (native/kernels) and
-the costs that plans report (`plan.costs`). Planning checks every instruction against the table
-(`plan.emission`). Tests compare the native registry, and what kernels write, with the table.
-
-Functions of costs take a mapping from the dims in `KernelSpec.dims` to sizes, where `item` is the
-element size of the dtype. FLOPs count a multiply-add as two, and an exp or a division as one.
-
-An operand is written `role name[:dtype][!|~][...][?][[rows cols]]`, as in `in residual?[m n]` and
-`in w!...[n k*]`:
-
-    :dtype     element type: the kernel's own (`dt`, if not written), `f32`, `f64`, `i32`, `bf16`, or `dt|f32`
-    ! ~        stored in panels; stored in panels or in rows
-    ...        a list of operands; adjacent lists alternate: a0, w0, a1, w1
-    ?          may be absent
-    [m n]      rows and columns; equal names have equal sizes, a number is that size, `_` is any, and `k*` is a size
-               of its own for every member of a list
-
-An integer is written `name`. Some integers are computed and never passed: `name=count(a)` is the
-length of list a, `name=f32(out)` says whether the elements of operand out are f32, and
-`name=packed(grad)` says whether operand grad is stored in panels. `range...(2*n)` is a list of 2 *
-n integers. Floats are written as names; the last may be a list `constant...`.
+The table is made from the declarations of the kernels, which stand above their code in
+native/kernels (native/kernels/declarations.py describes them). It is the contract between tile
+programs (`plan`), the native sources and the costs that plans report (`plan.costs`). Planning
+checks every instruction against the table (`plan.emission`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, takewhile
+from math import prod
+from typing import Any
 
 from tilewise.core import InternalError
+from tilewise.kernels.declared import DECLARED
 
-__all__ = ["KERNELS", "IntSpec", "KernelSpec", "OperandSpec", "kernel_spec"]
+__all__ = [
+    "KERNELS",
+    "IntSpec",
+    "KernelSpec",
+    "OperandSpec",
+    "declared_spec",
+    "kernel_spec",
+    "scratch_bytes",
+]
 
 Sizes = Mapping[str, int]
+Shape = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -89,8 +83,11 @@ class KernelSpec:
         ints: integer attributes in order.
         floats: floating-point attributes in order; a trailing `...` marks a list of any length.
         dims: dims on which `flops` and `bytes` depend.
-        flops: operations of one call.
-        bytes: bytes that one call reads and writes at least once.
+        flops: operations of one call, from a mapping of the dims to sizes; `item` is the element size
+            of the dtype. A multiply-add counts as two, and an exp or a division as one.
+        bytes: bytes that one call reads and writes at least once, from the same mapping.
+        scratch: upper bound of a call's scratch memory, from the integers by name, and from rows and
+            columns of the operands by name; None if the kernel needs no scratch memory.
     """
 
     base: str
@@ -101,6 +98,7 @@ class KernelSpec:
     dims: tuple[str, ...]
     flops: Callable[[Sizes], int]
     bytes: Callable[[Sizes], int]
+    scratch: Callable[[Mapping[str, Any], Mapping[str, Shape]], int] | None = None
 
     @cached_property
     def operand_groups(self) -> tuple[tuple[bool, tuple[OperandSpec, ...]], ...]:
@@ -126,439 +124,15 @@ class KernelSpec:
         return frozenset(f.removesuffix("...") for f in self.floats)
 
 
-_OPERAND = re.compile(r"(in|out|inout) (\w+)(?::([\w|]+))?([!~])?(\.\.\.)?(\?)?(?:\[(.+)\])?")
-_INT = re.compile(r"(\w+)(?:=(count|f32|packed)\((\w+)\)|(\.\.\.)(?:\((.+)\))?)?")
+def declared_spec(fields: Mapping[str, Any]) -> KernelSpec:
+    """The specification of a kernel from its declaration, as native/kernels/declarations.py writes it."""
+    operands = tuple(OperandSpec(*operand) for operand in fields["operands"])
+    ints = tuple(IntSpec(*integer) for integer in fields["ints"])
+    return KernelSpec(**{**fields, "operands": operands, "ints": ints})
 
 
-def _operand(text: str) -> OperandSpec:
-    match = _OPERAND.fullmatch(text)
-    assert match is not None, text
-    role, name, dtypes, packed, dots, optional, sizes = match.groups()
-    return OperandSpec(
-        name,
-        role,
-        tuple((dtypes or "dt").split("|")),
-        {"!": True, "~": None}.get(packed, False),
-        optional is not None,
-        dots is not None,
-        tuple((sizes or "").split()),
-    )
-
-
-def _integer(text: str) -> IntSpec:
-    match = _INT.fullmatch(text)
-    assert match is not None, text
-    name, kind, operand, dots, length = match.groups()
-    source = (kind, operand) if kind else None
-    return IntSpec(name, source, dots is not None, tuple((length or "").split("*")) if length else ())
-
-
-Cost = Callable[[Sizes], int]
-
-
-def _spec(
-    base: str,
-    operands: str,
-    dims: str,
-    flops: Cost,
-    bytes_: Cost,
-    *,
-    ints: str = "",
-    floats: str = "",
-    dtypes: tuple[str, ...] = ("f32", "bf16"),
-) -> KernelSpec:
-    names = tuple(f"{base}_{d}" for d in dtypes) if dtypes else (base,)
-    parsed = tuple(_operand(o.strip()) for o in operands.split(","))
-    return KernelSpec(
-        base,
-        names,
-        parsed,
-        tuple(_integer(i) for i in ints.split()),
-        tuple(floats.split()),
-        (*dims.split(), "item"),
-        flops,
-        bytes_,
-    )
-
-
-def _map(base: str, operands: str, per_element: int, *, floats: str = "") -> KernelSpec:
-    arrays = len(operands.split(","))
-    return _spec(
-        base,
-        ", ".join(f"{o.strip()}[m d]" for o in operands.split(",")),
-        "m d",
-        lambda s: per_element * s["m"] * s["d"],
-        lambda s: arrays * s["m"] * s["d"] * s["item"],
-        floats=floats,
-    )
-
-
-def _product(s: Sizes) -> int:
-    return 2 * s["m"] * s["n"] * s["k"]
-
-
-def _attended(s: Sizes) -> int:
-    """Pairs of query and attended position over all heads; a window of 0 means none."""
-    seq, window = s["seq"], min(s["window"] or s["seq"], s["seq"])
-    pairs = seq * window - window * (window - 1) // 2 if s["causal"] else seq**2
-    return s["m"] // seq * pairs * s["heads"]
-
-
-def _paged_length(s: Sizes) -> int:
-    """Positions that a token attends to."""
-    return min(s["length"], s["window"] or s["length"])
-
-
-def _attention_rows(s: Sizes) -> int:
-    return s["m"] * s["head_dim"] * s["item"] * (s["heads"] + s["kv_heads"])
-
-
-_RANGES = "out_is_f32=f32(out) num_terms=count(a) num_k_splits range...(2*num_k_splits*num_terms)"
-_HEADS = "heads kv_heads head_dim"
-_BATCH_SPLITS = "split_rows seq_len num_k_splits split_len"
-_VOCAB = "vocab_begin ignore_index"
-_F32, _NONE = ("f32",), ()
-
-_SPECS = [
-    _spec(
-        "matmul",
-        "out out:dt|f32[m n], in residual?[_ n], in a...[m k*], in w!...[n k*]",
-        "m n k",
-        _product,
-        lambda s: s["item"] * (s["m"] * (s["n"] + s["k"]) + s["n"] * s["k"]),
-        ints=_RANGES,
-    ),
-    _spec(
-        "matmul_dx",
-        "out out:dt|f32[m n], in residual?[_ n], in a...[m k*], in w!...[k* n]",
-        "m n k",
-        _product,
-        lambda s: s["item"] * (s["m"] * (s["n"] + s["k"]) + s["n"] * s["k"]),
-        ints=_RANGES,
-    ),
-    _spec(
-        "matmul_dw",
-        "out out:f32![n k], in dy?[t n], in x?[t k], in ids:i32?[t 1], in de?[t k], in carry:f32!...[n k]",
-        "m n k",
-        _product,
-        lambda s: s["item"] * s["m"] * (s["n"] + s["k"]) + 4 * s["n"] * s["k"],
-        ints="split_rows num_carries=count(carry) vocab_begin padded_len",
-    ),
-    _spec(
-        "gemm",
-        "inout out:dt|f32[m n], in a, in b",
-        "m n k",
-        _product,
-        lambda s: s["item"] * (s["m"] * (s["n"] + s["k"]) + s["n"] * s["k"]),
-        ints="trans_a trans_b out_is_f32=f32(out) accumulate",
-    ),
-    _spec(
-        "rms_norm",
-        "out y[m d], out rstd:f32[m h], in x[m d], in gamma[1 g]",
-        "m d",
-        lambda s: 4 * s["m"] * s["d"],
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        floats="eps offset",
-    ),
-    _spec(
-        "rms_norm_backward",
-        "out dx[m d], inout dgamma_split:f32[_ _], in dy[m d], in x[m d], in rstd:f32[m h], in gamma[1 g], "
-        "in dresidual?[m d]",
-        "m d",
-        lambda s: 11 * s["m"] * s["d"],
-        lambda s: 4 * s["item"] * s["m"] * s["d"],
-        ints=_BATCH_SPLITS,
-        floats="offset",
-    ),
-    _spec(
-        "layer_norm",
-        "out y[m d], out stats:f32[m 2], in x[m d], in gamma[1 d], in beta[1 d]",
-        "m d",
-        lambda s: 8 * s["m"] * s["d"],
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        floats="eps",
-    ),
-    _spec(
-        "layer_norm_backward",
-        "out dx[m d], inout dgamma_split:f32[_ _], inout dbeta_split:f32[_ _], in dy[m d], in x[m d], "
-        "in stats:f32[m 2], "
-        "in gamma[1 d], in dresidual?[m d]",
-        "m d",
-        lambda s: 16 * s["m"] * s["d"],
-        lambda s: 4 * s["item"] * s["m"] * s["d"],
-        ints=_BATCH_SPLITS,
-    ),
-    _spec(
-        "split_tree",
-        "out out:f32[1 d], in partials:f32[_ _], in carry:f32...[1 d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 4 * s["m"] * s["d"],
-        ints="num_carries=count(carry) split_len num_k_splits is_padded",
-        dtypes=_F32,
-    ),
-    _spec(
-        "head_sum",
-        "out out:f32[1 d], in x:f32[1 _]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 4 * s["m"] * s["d"],
-        ints="num_k_splits range...(2*num_k_splits)",
-        dtypes=_F32,
-    ),
-    _spec(
-        "tree_resume",
-        "out left:f32[m _], in carries:f32?[m _], in x:f32...[m d]",
-        "m d inputs",
-        lambda s: s["m"] * s["d"] * s["inputs"],
-        lambda s: 4 * s["m"] * s["d"] * (s["inputs"] + 2),
-        ints="slot num_inputs=count(x) finish",
-        dtypes=_F32,
-    ),
-    _spec(
-        "row_sum_split",
-        "inout split:f32[_ _], in x:f32[m 1]",
-        "m",
-        lambda s: s["m"],
-        lambda s: 4 * s["m"],
-        ints=_BATCH_SPLITS,
-        dtypes=_F32,
-    ),
-    _spec(
-        "column_sum_split",
-        "inout split:f32[_ _], in x[m d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: s["item"] * s["m"] * s["d"],
-        ints=_BATCH_SPLITS,
-    ),
-    _spec(
-        "rope",
-        "out out[m d], in x[m d], in positions:i32[m 1], in table:f32[_ _]",
-        "m d",
-        lambda s: 3 * s["m"] * s["d"],
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        ints="head_dim inverse",
-    ),
-    _spec(
-        "attention",
-        "out out[m q], out lse:f32[m _], in q[m q], in k[m kv], in v[m kv], in lengths:i32?[_ 1]",
-        "m seq heads kv_heads head_dim causal window",
-        lambda s: _attended(s) * (4 * s["head_dim"] + 4),
-        lambda s: 2 * _attention_rows(s),
-        ints=f"seq_len {_HEADS} causal window",
-        floats="scale softcap",
-    ),
-    _spec(
-        "attention_backward",
-        "out dq[m q], out dk:dt|f32[m kv], out dv:dt|f32[m kv], in dout[m q], in out[m q], in lse:f32[m _], in q[m q], "
-        "in k[m kv], in v[m kv], in lengths:i32?[_ 1]",
-        "m seq heads kv_heads head_dim causal window",
-        lambda s: _attended(s) * (10 * s["head_dim"] + 8),
-        lambda s: 4 * _attention_rows(s),
-        ints=f"seq_len {_HEADS} causal dkv_is_f32=f32(dk) window",
-        floats="scale softcap",
-    ),
-    _spec(
-        "attention_paged",
-        "out out[m q], in q[m q], in k_cache[c kv], in v_cache[c kv], in positions:i32[m 1], in sequence:i32[m 1], "
-        "in block_table:i32[_ _]",
-        "m length heads kv_heads head_dim window",
-        lambda s: s["m"] * _paged_length(s) * s["heads"] * (4 * s["head_dim"] + 4),
-        lambda s: 2 * s["item"] * s["m"] * s["head_dim"] * (s["heads"] + _paged_length(s) * s["kv_heads"]),
-        ints=f"block_size {_HEADS} window",
-        floats="scale softcap",
-    ),
-    _spec(
-        "kv_write",
-        "inout cache[_ d], in x[m d], in slots:i32[m 1]",
-        "m d",
-        lambda s: 0,
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        ints="block_size head_dim",
-    ),
-    _map("silu_gate", "out h, in g, in u", 5),
-    _map("silu_gate_backward", "out dg, out du, in dh, in g, in u", 10),
-    _map("add", "out out, in a, in b", 1),
-    _spec(
-        "add_bias",
-        "out out[m d], in x[m d], in bias[1 d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-    ),
-    _map("multiply", "out out, in a, in b", 1),
-    _map("scale", "out out, in x", 1, floats="factor"),
-    _map("silu", "out out, in x", 4),
-    _map("silu_backward", "out dx, in dy, in x", 8),
-    _map("relu", "out out, in x", 1),
-    _map("relu_backward", "out dx, in dy, in x", 1),
-    _map("gelu", "out out, in x", 4),
-    _map("gelu_backward", "out dx, in dy, in x", 8),
-    _map("gelu_tanh", "out out, in x", 8),
-    _map("gelu_tanh_backward", "out dx, in dy, in x", 14),
-    _map("gelu_tanh_gate", "out h, in g, in u", 9),
-    _map("gelu_tanh_gate_backward", "out dg, out du, in dh, in g, in u", 16),
-    _map("tanh", "out out, in x", 1),
-    _map("tanh_backward", "out dx, in dy, in y", 3),
-    _map("softcap", "out out, in x", 3, floats="cap"),
-    _map("softcap_backward", "out dx, in dy, in x", 5, floats="cap"),
-    _map("copy", "out out, in x", 0),
-    _map("fetch", "out out, in x", 0),  # from a device's file into its memory
-    _map("store", "out out, in x", 0),  # and back
-    _map("softmax", "out y, in x", 5),
-    _map("softmax_backward", "out dx, in dy, in y", 4),
-    _spec(
-        "row_sum",
-        "out out:f32[m 1], in x[m d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: s["item"] * s["m"] * s["d"],
-    ),
-    _spec(
-        "exp",
-        "out out[m d], in x[m d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 8 * s["m"] * s["d"],
-        dtypes=_F32,
-    ),
-    _spec(
-        "log",
-        "out out[m d], in x[m d]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 8 * s["m"] * s["d"],
-        dtypes=_F32,
-    ),
-    _spec(
-        "cast_f32_bf16",
-        "out out:bf16[m d], in x:f32[m d]",
-        "m d",
-        lambda s: 0,
-        lambda s: 6 * s["m"] * s["d"],
-        dtypes=_NONE,
-    ),
-    _spec(
-        "cast_bf16_f32",
-        "out out:f32[m d], in x:bf16[m d]",
-        "m d",
-        lambda s: 0,
-        lambda s: 6 * s["m"] * s["d"],
-        dtypes=_NONE,
-    ),
-    _spec(
-        "embedding",
-        "out out[m d], in ids:i32[m 1], in table![_ d]",
-        "m d",
-        lambda s: 0,
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        ints="vocab_begin",
-    ),
-    _spec(
-        "gather_rows",
-        "out out[m d], in x[_ d], in index:i32[m 1]",
-        "m d",
-        lambda s: 0,
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        dtypes=("f32", "bf16", "i32"),
-    ),
-    _spec(
-        "spread",
-        "out out[m d], in x:f32[1 1]",
-        "m d",
-        lambda s: 0,
-        lambda s: s["item"] * s["m"] * s["d"],
-    ),
-    _spec(
-        "cross_entropy_max",
-        "out stats:f32[m 2], in logits[m v], in labels:i32[m 1]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: s["item"] * s["m"] * s["d"],
-        ints=_VOCAB,
-    ),
-    _spec(
-        "cross_entropy_sum",
-        "out sums:f32[m 1], in logits[m v], in stats:f32[m 2]",
-        "m d",
-        lambda s: 3 * s["m"] * s["d"],
-        lambda s: s["item"] * s["m"] * s["d"],
-        ints="num_k_splits range...(2*num_k_splits)",
-    ),
-    _spec(
-        "cross_entropy_grad",
-        "out dlogits?[m v], out loss_rows:f32[m 1], in logits[m v], in stats:f32[m 2], in sums:f32[m 1], "
-        "in labels:i32[m 1], in inv_count:f32[1 1]",
-        "m d",
-        lambda s: 4 * s["m"] * s["d"],
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        ints=_VOCAB,
-    ),
-    _spec(
-        "update",
-        "out weight?[m d], inout master:f32[m d], inout state:f32...[m d], in grad:f32[m d], in hyper:f32[1 _], "
-        "in clip:f32[1 2]",
-        "m d states steps",
-        lambda s: s["steps"] * s["m"] * s["d"],
-        lambda s: (8 * s["states"] + 12 + s["item"] % 4) * s["m"] * s["d"],
-        ints="packed num_states=count(state) num_steps step...(4*num_steps) left...",
-        floats="constant...",
-    ),
-    _spec(
-        "square_sum",
-        "out out:f64[_ 1], in grad:f32~[_ _]",
-        "m d",
-        lambda s: 2 * s["m"] * s["d"],
-        lambda s: 4 * s["m"] * s["d"],
-        ints="packed=packed(grad) rows first_row first_entry num_k_splits range...(2*num_k_splits)",
-        dtypes=_F32,
-    ),
-    _spec(
-        "norm_scale",
-        "out out:f32[1 2], in squares:f64[m 1], in loss:f32[1 1]",
-        "m",
-        lambda s: s["m"],
-        lambda s: 8 * s["m"],
-        floats="max_norm",
-        dtypes=_NONE,
-    ),
-    _spec(
-        "tree_add",
-        "out out[m d], in residual?[_ d], in x:f32...[m d]",
-        "m d inputs",
-        lambda s: s["m"] * s["d"] * s["inputs"],
-        lambda s: s["m"] * s["d"] * (4 * s["inputs"] + s["item"]),
-    ),
-    _spec(
-        "tree_max",
-        "out out:f32[m d], in none?[m d], in x:f32...[m d]",
-        "m d inputs",
-        lambda s: s["m"] * s["d"] * s["inputs"],
-        lambda s: 4 * s["m"] * s["d"] * (s["inputs"] + 1),
-        dtypes=_F32,
-    ),
-    _spec(
-        "tree_or",
-        "out out[m d], in none?[m d], in x...[m d]",
-        "m d inputs",
-        lambda s: 0,
-        lambda s: s["item"] * s["m"] * s["d"] * (s["inputs"] + 1),
-        dtypes=("f32", "bf16", "f64"),
-    ),
-    _spec(
-        "copy_pairs",
-        "out dst...[m* d*], in src...[m* d*]",
-        "m d",
-        lambda s: 0,
-        lambda s: 2 * s["item"] * s["m"] * s["d"],
-        dtypes=("f32", "bf16", "f64", "i32"),
-    ),
-    _spec("peak", "out ops_per_step:f32", "steps", lambda s: 0, lambda s: 0, ints="steps"),
-]
-
-KERNELS = {spec.base: spec for spec in _SPECS}
-_BY_NAME = {name: spec for spec in _SPECS for name in spec.names}
+KERNELS = {fields["base"]: declared_spec(fields) for fields in DECLARED}
+_BY_NAME = {name: spec for spec in KERNELS.values() for name in spec.names}
 
 
 def kernel_spec(name: str) -> KernelSpec:
@@ -569,6 +143,45 @@ def kernel_spec(name: str) -> KernelSpec:
     """
     if name not in _BY_NAME:
         raise InternalError(
-            f"[kernels.kernel_spec] a kernel must be in the table; got {name!r}; add it to table.py"
+            f"[kernels.kernel_spec] a kernel must be in the table; got {name!r}; declare it next to its code"
         )
     return _BY_NAME[name]
+
+
+def scratch_bytes(kernel: str, ints: Sequence[int], shapes: Sequence[Shape]) -> int:
+    """The maximum scratch memory of one call, in bytes, over all instruction-set levels; 0 for
+    kernels that need none. The planner gives every worker what the largest call of its plan needs.
+
+    Args:
+        kernel: full name of the kernel, for example `attention_backward_bf16`.
+        ints: integer attributes of the call.
+        shapes: rows and columns of every operand, as large as a task may see it; (0, 0) for an
+            absent operand.
+    """
+    spec = kernel_spec(kernel)
+    if spec.scratch is None:
+        return 0
+    return spec.scratch(_ints_by_name(spec, ints), _shapes_by_name(spec, shapes))
+
+
+def _ints_by_name(spec: KernelSpec, ints: Sequence[int]) -> dict[str, Any]:
+    by_name: dict[str, Any] = {}
+    place = 0
+    for integer in spec.ints:
+        if integer.is_list:
+            is_last = integer is spec.ints[-1]
+            length = prod(int(f) if f.isdigit() else by_name[f] for f in integer.length)
+            end = len(ints) if is_last else place + length
+            by_name[integer.name] = ints[place:end]
+            place = end
+        else:
+            by_name[integer.name] = ints[place]
+            place += 1
+    return by_name
+
+
+def _shapes_by_name(spec: KernelSpec, shapes: Sequence[Shape]) -> dict[str, Shape]:
+    """Rows and columns of the operands that are no lists."""
+    first = [o.name for o in takewhile(lambda o: not o.is_list, spec.operands)]
+    last = [o.name for o in spec.operands[len(first) :] if not o.is_list]
+    return {**dict(zip(first, shapes)), **dict(zip(reversed(last), reversed(shapes)))}

@@ -95,7 +95,7 @@ def make_instruction(
     """
     if not isinstance(kernel, str) or kernel not in KERNELS:
         raise InternalError(
-            f"[plan.emission] a kernel must be in the table; got {kernel!r} in {maker}; add it to kernels/table.py"
+            f"[plan.emission] a kernel must be in the table; got {kernel!r} in {maker}; declare it in native/kernels"
         )
     call = _Call(KERNELS[kernel], maker, extent, step, ref_of)
     _check_loop(call, label, priority)

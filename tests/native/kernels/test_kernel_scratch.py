@@ -12,7 +12,7 @@ import tilewise as tw
 from tilewise import models
 from tilewise.core import ResourceError
 from tilewise.kernels.isa import run
-from tilewise.kernels.scratch import scratch_bytes
+from tilewise.kernels.table import scratch_bytes
 from tilewise.models import llama
 
 

@@ -1,4 +1,4 @@
-"""The table of kernels against the native registry, references, packing, and argument errors."""
+"""The table of kernels, references, packing, and argument errors."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_checks import LEVELS, NUMPY, assert_same_bits, every_dtype
+from table_calls import integers_of, operands_of
 
 from tilewise.core import ShapeError
 from tilewise.kernels import KERNELS, kernel_spec, pack_weight, packed_elements, unpack_weight
@@ -17,8 +18,32 @@ from tilewise.kernels.reference import REFERENCES
 
 
 def test_table_names_the_native_kernels():
-    """The table has exactly the native kernels."""
+    """The table and the native module were built from the same declarations."""
     assert sorted(name for spec in KERNELS.values() for name in spec.names) == kernel_names()
+
+
+@pytest.mark.parametrize("spec", KERNELS.values(), ids=lambda s: s.base)
+def test_run_rejects_operands_and_attributes_that_are_not_declared(spec):
+    """One operand, integer or float too many or too few, and lists that contradict their lengths."""
+    name = spec.names[0]
+    tiles = [None] * len(list(operands_of(spec, name)))
+    ints, floats = integers_of(spec, name), [0.5] * len(spec.floats)
+    wrong = []
+    if not any(o.is_list for o in spec.operands):
+        wrong += [(tiles[1:], ints, floats), ([*tiles, None], ints, floats)]
+    elif any(i.source and i.source[0] == "count" for i in spec.ints):
+        wrong += [([*tiles, None], ints, floats)]
+    if not spec.ints or not spec.ints[-1].is_list or spec.ints[-1].length:
+        wrong += [(tiles, [*ints, 1], floats)]
+    wrong += [(tiles, ints[:-1], floats)] if spec.ints and spec.base != "update" else []
+    if not any(f.endswith("...") for f in spec.floats):
+        wrong += [(tiles, ints, [*floats, 0.5]), *([(tiles, ints, floats[1:])] if floats else [])]
+    assert wrong or spec.base == "update"
+    for operands, integers, reals in wrong:
+        with pytest.raises(
+            ValueError, match="must have the operands and attributes that the kernel declares"
+        ):
+            run(name, operands, integers, reals)
 
 
 def test_every_kernel_has_a_reference():

@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from small_llama import change_first
 
 from tilewise.core import ShapeError
-from tilewise.graph.ops.common import Elementwise
 from tilewise.ir import op as op_table
 from tilewise.kernels import KERNELS, table
 from tilewise.kernels.isa import isa_levels
@@ -120,20 +119,39 @@ extern "C" int mix_on(const char* name, float* out, float* a, float* b, long row
 """
 
 
-def compiled(folder, level):
-    """The op family's kernels with the page's lines, as a library of one instruction-set level."""
-    kernel, entries = blocks("cpp")
+GENERATOR = ROOT / "native" / "kernels" / "declarations.py"
+
+
+def generated(folder, declaration):
+    """The page's code in its op family, and what the build makes from both; returns the specification of `mix`."""
     source = (ROOT / "native" / "kernels" / "elementwise.cc").read_text(encoding="utf-8")
-    head, mark, tail = source.partition("constexpr Entry kEntries[] = {")
-    assert mark and "}  // namespace" in tail
-    path = folder / "elementwise.cc"
-    path.write_text(head + kernel + mark + "\n" + entries + tail + HARNESS, encoding="utf-8")
+    head, mark, tail = source.partition("\n}  // namespace\n}  // namespace tilewise")
+    assert mark
+    kernels = folder / "kernels"
+    kernels.mkdir()
+    (kernels / "elementwise.cc").write_text(
+        head + "\n\n" + declaration + mark + tail + HARNESS, encoding="utf-8"
+    )
+    command = [sys.executable, str(GENERATOR), str(folder), str(folder), "elementwise"]
+    subprocess.run(command, check=True)
+    names: dict[str, Any] = {}
+    exec((folder / "declared.py").read_text(encoding="utf-8"), names)
+    (fields,) = (fields for fields in names["DECLARED"] if fields["base"] == "mix")
+    return table.declared_spec(fields)
+
+
+def compiled(folder, level):
+    """The op family's kernels with the page's code, as a library of one instruction-set level."""
+    (kernel,) = blocks("cpp")
+    generated(folder, kernel)
     cmake = (ROOT / "native" / "kernels" / "CMakeLists.txt").read_text(encoding="utf-8")
     (flags,) = re.findall(rf"tilewise_level\({level}([^)]*)\)", cmake)[:1]
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or "clang++"
     library = folder / "mix.so"
     options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", *flags.split()]
-    command = [compiler, *options, f"-DTILEWISE_ISA_NS={level}", "-I", str(ROOT / "native"), str(path)]
+    folders = ["-I", str(ROOT / "native"), "-I", str(folder)]
+    source = str(folder / "kernels" / "elementwise.cc")
+    command = [compiler, *options, f"-DTILEWISE_ISA_NS={level}", *folders, source]
     done = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return ctypes.CDLL(str(library))
@@ -154,12 +172,19 @@ def test_the_native_source_compiles_and_agrees(tmp_path):
     assert library.mix_on(b"mix_f16", *pointers, *sizes) == 1
 
 
-def test_the_table_line_makes_the_op(page, monkeypatch):
-    """With the page's line in the table, a named class has operands, attributes and lowering."""
-    (line,) = blocks("text")
-    (spec,) = eval(line, vars(table))
-    monkeypatch.setitem(KERNELS, "mix", spec)
-    made = type("Mix", (Elementwise,), {"name": "mix"})()
-    expected = page["Mix"]().signature
-    assert made.signature.operands == expected.operands == 2
-    assert dict(made.signature.attributes) == dict(expected.attributes) == {"share": float}
+def test_the_declaration_lowers_the_op(page, monkeypatch, tmp_path):
+    """With the page's declaration, short or long, the op without `lower` calls the kernel of its name."""
+    monkeypatch.delattr(page["Mix"], "lower")
+    specs = []
+    for name, text in (("short", blocks("cpp")[0]), ("long", blocks("text")[0])):
+        (tmp_path / name).mkdir()
+        specs.append(generated(tmp_path / name, text))
+        monkeypatch.setitem(KERNELS, "mix", specs[-1])
+        monkeypatch.setitem(table._BY_NAME, "mix_f32", specs[-1])
+        program = page["build"]().plan({}).program
+        calls = [i for c in program.classes for t in c.templates for i in t.instructions]
+        (call,) = (i for i in calls if i.kernel == "mix_f32")
+        assert len(call.operands) == 3 and call.floats == (page["SHARE"],)
+    sizes = {"m": 3, "d": 5, "item": 2}
+    assert [s.operands for s in specs] == [specs[0].operands] * 2
+    assert [(s.flops(sizes), s.bytes(sizes)) for s in specs] == [(45, 90)] * 2

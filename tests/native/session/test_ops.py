@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.made_ops import make_op
 
 import tilewise as tw
+from support.made_ops import make_op
 from tilewise.core.errors import PlanError, ShapeError
 from tilewise.ir.op import result
 from tilewise.models.decoder.rope import Rope, rope_table

@@ -245,7 +245,7 @@ def test_elementwise_op_without_a_kernel_is_rejected():
     graph = GraphBuilder("g")
     graph.output(graph.op("odd", [graph.input([4, 8], name="x")])[0], "y")
     with pytest.raises(
-        InternalError, match=r"a kernel must be in the table; got 'odd' in op 'odd' \(odd\); add it"
+        InternalError, match=r"a kernel must be in the table; got 'odd' in op 'odd' \(odd\); declare it"
     ):
         plan_graph(graph.freeze(), {})
 

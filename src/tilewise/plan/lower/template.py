@@ -34,8 +34,7 @@ from tilewise.ir.program import (
     constant_part,
     upper,
 )
-from tilewise.kernels.scratch import scratch_bytes
-from tilewise.kernels.table import KERNELS
+from tilewise.kernels.table import KERNELS, scratch_bytes
 from tilewise.plan import collectives
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.emission import make_hold, make_instruction, repeat_instruction
