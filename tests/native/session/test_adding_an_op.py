@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,14 @@ PAGE = ROOT / "docs" / "adding_an_op.md"
 def page():
     """The names that the page's blocks define; the op is removed again afterwards."""
     text = PAGE.read_text(encoding="utf-8")
-    names: dict[str, Any] = {"__name__": "adding_an_op"}
+    module = sys.modules["adding_an_op"] = ModuleType("adding_an_op")  # dataclasses look it up
+    names = vars(module)
     for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         line = text[: block.start()].count("\n") + 1
         exec(compile("\n" * line + block[1], PAGE.name, "exec"), names)  # errors name the page's own lines
     yield names
     op_table._OPS.pop(names["Mix"].name)
+    del sys.modules["adding_an_op"]
 
 
 def test_every_block_runs(page):

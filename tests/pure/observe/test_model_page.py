@@ -85,7 +85,7 @@ HOSTILE = [
     "]]>", "javascript:alert(1)", "</details>", "#layer-0", "日本", "é" * 500, "<", "${x}", "{{x}}", " ",
 ]  # fmt: skip
 NAMES = st.one_of(
-    st.sampled_from(HOSTILE), st.text(st.characters(), min_size=1, max_size=12).filter(str.isprintable)
+    st.sampled_from(HOSTILE), st.text(st.characters(exclude_categories="CZ"), min_size=1, max_size=12)
 )
 
 
