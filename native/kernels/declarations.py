@@ -26,7 +26,7 @@ spaces continues the line before it. The other lines, in the order of a call's o
     int, flag        integers, which are int64_t or bool in C++. `range...(2*n)` is a list of 2 * n integers.
                      `n=count(a)` is computed and never passed: the length of list a. So are `wide=f32(out)`,
                      whether the elements of operand out are f32, and `is_packed=packed(w)`, whether operand w is
-                     stored in panels.
+                     stored in panels. Lists follow all other integers.
     float, double    floats, as the C++ type; the last one may be a list, `constant...`
     let n = ...      a name for an expression, for the lines below
     flops, bytes     the cost of a call. FLOPs count a multiply-add as two, and an exp or a division as one. Bytes
@@ -379,8 +379,11 @@ def _check_ints(kernel: Kernel) -> None:
         for factor in number.length:
             if not factor.isdigit() and factor not in before:
                 fail(number.place, "a length must be a product of numbers and earlier integers", factor)
-        if not number.is_list:
-            before.add(number.name)
+        if number.is_list:
+            continue
+        if lists and lists[0] not in {later.name for later in kernel.ints[kernel.ints.index(number) :]}:
+            fail(number.place, "lists of integers must follow all other integers", number.name)
+        before.add(number.name)
 
 
 # ---- expressions ----
@@ -688,7 +691,9 @@ def _numbers(kernel: Kernel) -> tuple[list[str], list[str]]:
     for number in kernel.ints:
         if number.is_list:
             last = number is kernel.ints[-1]
-            size = f"args.num_ints - ({place})" if last else _length(kernel, number)
+            size = _length(kernel, number)
+            if last:
+                size = f"args.num_ints - {place}" if place.isdigit() else f"args.num_ints - ({place})"
             members.append(f"Span<int64_t> {number.name};")
             made.append(f"{number.name}(args.ints + {place}, {size})")
             place += f" + {size}"
@@ -700,15 +705,21 @@ def _numbers(kernel: Kernel) -> tuple[list[str], list[str]]:
     for index, real in enumerate(kernel.floats):
         if real.is_list:
             members.append(f"Span<double> {real.name};")
-            made.append(f"{real.name}(args.floats + {index}, args.num_floats - {index})")
+            made.append(
+                f"{real.name}({_after('args.floats', '+', index)}, {_after('args.num_floats', '-', index)})"
+            )
         else:
             members.append(f"{real.type} {real.name};")
             made.append(f"{real.name}(static_cast<{real.type}>(args.floats[{index}]))")
     return members, made
 
 
+def _after(value: str, operator: str, count: int) -> str:
+    return f"{value} {operator} {count}" if count else value
+
+
 def _length(kernel: Kernel, number: Integer) -> str:
-    """The length of a list of integers, which only earlier integers outside of lists decide."""
+    """The length of a list of integers. Integers outside of lists precede all lists."""
     places = {i.name: place for place, i in enumerate(kernel.ints)}
     factors = (f if f.isdigit() else f"args.ints[{places[f]}]" for f in number.length)
     return f"length_of({', '.join(factors)})"
@@ -738,7 +749,7 @@ def _fits(kernel: Kernel) -> str:
             conditions.append(f"args.ints[{place}] == {_members(kernel)}")
     num_floats = sum(not real.is_list for real in kernel.floats)
     conditions.append(f"args.num_floats {'==' if num_floats == len(kernel.floats) else '>='} {num_floats}")
-    return " && ".join(conditions)
+    return " &&\n           ".join(conditions)
 
 
 # ---- the program ----
