@@ -280,7 +280,7 @@ def _read_line(kernel: Kernel, place: Place, text: str) -> None:
         kernel.floats += [_float(place, item, word) for item in _items(rest)]
     elif word == "let":
         name, _, expression = (part.strip() for part in rest.partition("="))
-        if not name.isidentifier() or not expression or name in kernel.lets:
+        if not re.fullmatch(r"[a-z]\w*", name) or not expression or name in kernel.lets:
             fail(place, "a name must be given once, as `let name = expression`", text)
         kernel.lets[name] = Expression(place, expression)
     elif word in ("flops", "bytes", "scratch"):
@@ -367,6 +367,7 @@ def _check(kernel: Kernel) -> None:
 def _check_ints(kernel: Kernel) -> None:
     lists = [number.name for number in kernel.ints if number.is_list]
     before: set[str] = set()
+    has_list = False
     for number in kernel.ints:
         if number.source is not None:
             kind, name = number.source
@@ -380,10 +381,11 @@ def _check_ints(kernel: Kernel) -> None:
             if not factor.isdigit() and factor not in before:
                 fail(number.place, "a length must be a product of numbers and earlier integers", factor)
         if number.is_list:
-            continue
-        if lists and lists[0] not in {later.name for later in kernel.ints[kernel.ints.index(number) :]}:
+            has_list = True
+        elif has_list:
             fail(number.place, "lists of integers must follow all other integers", number.name)
-        before.add(number.name)
+        else:
+            before.add(number.name)
 
 
 # ---- expressions ----
@@ -473,15 +475,15 @@ def _cost_domain(kernel: Kernel) -> dict[str, str]:
     sizes = (size.rstrip("*") for operand in kernel.operands for size in operand.sizes)
     named = [size for size in sizes if size != "_" and not size.isdigit()]
     ints = [number.name for number in kernel.ints if not number.is_list]
-    return {name: f"s[{name!r}]" for name in (*named, *ints, *COST_DIMS)}
+    return {name: f"_sizes[{name!r}]" for name in (*named, *ints, *COST_DIMS)}
 
 
 def _scratch_domain(kernel: Kernel) -> dict[str, str]:
-    domain = {number.name: f"ints[{number.name!r}]" for number in kernel.ints}
+    domain = {number.name: f"_ints[{number.name!r}]" for number in kernel.ints}
     for operand in kernel.operands:
         if not operand.is_list:
             for place, extent in enumerate(("rows", "cols")):
-                domain[f"{operand.name}.{extent}"] = f"shapes[{operand.name!r}][{place}]"
+                domain[f"{operand.name}.{extent}"] = f"_shapes[{operand.name!r}][{place}]"
     return domain
 
 
@@ -554,14 +556,14 @@ def _python_kernel(kernel: Kernel, functions: Mapping[str, Expression]) -> tuple
     used_lets: set[str] = set()
     for line in ("flops", "bytes"):
         body, names, lets = _function(kernel, line, _cost_domain(kernel), functions)
-        made.append(f"def {line}_of_{kernel.base}(s):\n    " + "\n    ".join(body))
+        made.append(f"def {line}_of_{kernel.base}(_sizes):\n    " + "\n    ".join(body))
         dims.update(names.used)
         used_lets |= lets
     scratch = "None"
     if "scratch" in kernel.costs:
         body, _, lets = _function(kernel, "scratch", _scratch_domain(kernel), functions)
         scratch = f"scratch_of_{kernel.base}"
-        made.append(f"def {scratch}(ints, shapes):\n    " + "\n    ".join(body))
+        made.append(f"def {scratch}(_ints, _shapes):\n    " + "\n    ".join(body))
         used_lets |= lets
     for name, expression in kernel.lets.items():
         if name not in used_lets:
