@@ -26,7 +26,7 @@ spaces continues the line before it. The other lines, in the order of a call's o
     int, flag        integers, which are int64_t or bool in C++. `range...(2*n)` is a list of 2 * n integers.
                      `n=count(a)` is computed and never passed: the length of list a. So are `wide=f32(out)`,
                      whether the elements of operand out are f32, and `is_packed=packed(w)`, whether operand w is
-                     stored in panels.
+                     stored in panels. Lists follow all other integers.
     float, double    floats, as the C++ type; the last one may be a list, `constant...`
     let n = ...      a name for an expression, for the lines below
     flops, bytes     the cost of a call. FLOPs count a multiply-add as two, and an exp or a division as one. Bytes
@@ -280,7 +280,7 @@ def _read_line(kernel: Kernel, place: Place, text: str) -> None:
         kernel.floats += [_float(place, item, word) for item in _items(rest)]
     elif word == "let":
         name, _, expression = (part.strip() for part in rest.partition("="))
-        if not name.isidentifier() or not expression or name in kernel.lets:
+        if not re.fullmatch(r"[a-z]\w*", name) or not expression or name in kernel.lets:
             fail(place, "a name must be given once, as `let name = expression`", text)
         kernel.lets[name] = Expression(place, expression)
     elif word in ("flops", "bytes", "scratch"):
@@ -367,6 +367,7 @@ def _check(kernel: Kernel) -> None:
 def _check_ints(kernel: Kernel) -> None:
     lists = [number.name for number in kernel.ints if number.is_list]
     before: set[str] = set()
+    has_list = False
     for number in kernel.ints:
         if number.source is not None:
             kind, name = number.source
@@ -379,7 +380,11 @@ def _check_ints(kernel: Kernel) -> None:
         for factor in number.length:
             if not factor.isdigit() and factor not in before:
                 fail(number.place, "a length must be a product of numbers and earlier integers", factor)
-        if not number.is_list:
+        if number.is_list:
+            has_list = True
+        elif has_list:
+            fail(number.place, "lists of integers must follow all other integers", number.name)
+        else:
             before.add(number.name)
 
 
@@ -470,15 +475,15 @@ def _cost_domain(kernel: Kernel) -> dict[str, str]:
     sizes = (size.rstrip("*") for operand in kernel.operands for size in operand.sizes)
     named = [size for size in sizes if size != "_" and not size.isdigit()]
     ints = [number.name for number in kernel.ints if not number.is_list]
-    return {name: f"s[{name!r}]" for name in (*named, *ints, *COST_DIMS)}
+    return {name: f"_sizes[{name!r}]" for name in (*named, *ints, *COST_DIMS)}
 
 
 def _scratch_domain(kernel: Kernel) -> dict[str, str]:
-    domain = {number.name: f"ints[{number.name!r}]" for number in kernel.ints}
+    domain = {number.name: f"_ints[{number.name!r}]" for number in kernel.ints}
     for operand in kernel.operands:
         if not operand.is_list:
             for place, extent in enumerate(("rows", "cols")):
-                domain[f"{operand.name}.{extent}"] = f"shapes[{operand.name!r}][{place}]"
+                domain[f"{operand.name}.{extent}"] = f"_shapes[{operand.name!r}][{place}]"
     return domain
 
 
@@ -551,14 +556,14 @@ def _python_kernel(kernel: Kernel, functions: Mapping[str, Expression]) -> tuple
     used_lets: set[str] = set()
     for line in ("flops", "bytes"):
         body, names, lets = _function(kernel, line, _cost_domain(kernel), functions)
-        made.append(f"def {line}_of_{kernel.base}(s):\n    " + "\n    ".join(body))
+        made.append(f"def {line}_of_{kernel.base}(_sizes):\n    " + "\n    ".join(body))
         dims.update(names.used)
         used_lets |= lets
     scratch = "None"
     if "scratch" in kernel.costs:
         body, _, lets = _function(kernel, "scratch", _scratch_domain(kernel), functions)
         scratch = f"scratch_of_{kernel.base}"
-        made.append(f"def {scratch}(ints, shapes):\n    " + "\n    ".join(body))
+        made.append(f"def {scratch}(_ints, _shapes):\n    " + "\n    ".join(body))
         used_lets |= lets
     for name, expression in kernel.lets.items():
         if name not in used_lets:
@@ -688,7 +693,9 @@ def _numbers(kernel: Kernel) -> tuple[list[str], list[str]]:
     for number in kernel.ints:
         if number.is_list:
             last = number is kernel.ints[-1]
-            size = f"args.num_ints - ({place})" if last else _length(kernel, number)
+            size = _length(kernel, number)
+            if last:
+                size = f"args.num_ints - {place}" if place.isdigit() else f"args.num_ints - ({place})"
             members.append(f"Span<int64_t> {number.name};")
             made.append(f"{number.name}(args.ints + {place}, {size})")
             place += f" + {size}"
@@ -700,15 +707,21 @@ def _numbers(kernel: Kernel) -> tuple[list[str], list[str]]:
     for index, real in enumerate(kernel.floats):
         if real.is_list:
             members.append(f"Span<double> {real.name};")
-            made.append(f"{real.name}(args.floats + {index}, args.num_floats - {index})")
+            made.append(
+                f"{real.name}({_after('args.floats', '+', index)}, {_after('args.num_floats', '-', index)})"
+            )
         else:
             members.append(f"{real.type} {real.name};")
             made.append(f"{real.name}(static_cast<{real.type}>(args.floats[{index}]))")
     return members, made
 
 
+def _after(value: str, operator: str, count: int) -> str:
+    return f"{value} {operator} {count}" if count else value
+
+
 def _length(kernel: Kernel, number: Integer) -> str:
-    """The length of a list of integers, which only earlier integers outside of lists decide."""
+    """The length of a list of integers. Integers outside of lists precede all lists."""
     places = {i.name: place for place, i in enumerate(kernel.ints)}
     factors = (f if f.isdigit() else f"args.ints[{places[f]}]" for f in number.length)
     return f"length_of({', '.join(factors)})"
@@ -738,7 +751,7 @@ def _fits(kernel: Kernel) -> str:
             conditions.append(f"args.ints[{place}] == {_members(kernel)}")
     num_floats = sum(not real.is_list for real in kernel.floats)
     conditions.append(f"args.num_floats {'==' if num_floats == len(kernel.floats) else '>='} {num_floats}")
-    return " && ".join(conditions)
+    return " &&\n           ".join(conditions)
 
 
 # ---- the program ----

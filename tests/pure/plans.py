@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, Recomputation, differentiate, simplify
+from tilewise.graph import recompute as recomputed
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph
 from tilewise.optim import AdamW, Optimizer
@@ -28,9 +29,10 @@ def with_update(
 ) -> Graph:
     """A builder's graph with gradients of its loss and an optimizer's update."""
     recomputation = Recomputation.of(recompute)
-    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id, pool, recomputation)
-    thawed = GraphBuilder.thaw(graph)
-    (optimizer or AdamW()).add_to(thawed, gradients)
+    made = differentiate(simplify(builder.freeze()), builder.draft.loss_id, pool)
+    made = recomputed(made, recomputation)
+    thawed = GraphBuilder.thaw(made.graph)
+    (optimizer or AdamW()).add_to(thawed, made.gradients)
     return thawed.freeze()
 
 

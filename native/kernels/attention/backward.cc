@@ -69,6 +69,7 @@ void write_row(Out* to, const float* from, int64_t dim) {
     store(to + c, load(from + c / kPanel * kKvBlock * kPanel + c % kPanel) + set(0.0f), dim - c);
 }
 
+/// Window and softcap are those of Heads in forward.cc.
 template <class D>
 class Backward {
  public:

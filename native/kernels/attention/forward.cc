@@ -404,7 +404,9 @@ class Forward {
   RowSight sight_;
 };
 
-// The rows of state of a pass, and the KV blocks that are packed together; on the levels where they are most.
+// Scratch memory: the state of a pass in blocks of 12 to 16 rows, the KV blocks that are packed together (16 on the
+// levels with most), a block of query rows, one of probabilities (12 rows of two words per step, or 16 of one) and one
+// of scores. 16 KB are for pieces that begin at cache lines.
 // define state_words(rows, dim) = rows * head_panels(dim) * 32 + 2 * (rows // 12 + 1) * 16
 // define span_words(dim) = 16 * (2 * 32 * dim + head_panels(dim) * 32 * 64)
 // define forward_words(rows, dim) = state_words(rows, dim) + span_words(dim) + row_block_words(dim, 16)

@@ -2,8 +2,8 @@
 
 A template (the structure of a repeated layer) is differentiated once. The backward template takes
 the tensors saved by the forward pass, the gradients of the layer's results, and the layer's
-arguments that it needs. It returns the gradients of the layer's arguments. It recomputes forward
-tensors that were not saved (`recompute`).
+arguments that it needs. It returns the gradients of the layer's arguments. A later pass makes it
+compute some of the saved tensors again (`recompute`).
 
 A contribution is a summand of a tensor's gradient. All contributions to a gradient are collected
 before any op is added, so that they are summed in one fixed order (ir/tape.py). This module knows
@@ -12,9 +12,9 @@ no op except `add`: a contribution names the op that combines it with others of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import SEED, GraphBuilder
 from tilewise.graph.draft import GraphDraft
-from tilewise.graph.recompute import NONE, SAVE_ALL, Choice, Recomputation, choose_ops
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import Op, bind, check_call, import_ops, modules_of_ops, op_named
@@ -34,12 +33,12 @@ from tilewise.processes.workers import ENOUGH, WorkerPool
 
 __all__ = [
     "BackwardTemplate",
+    "Differentiated",
+    "Imports",
     "calls_before",
     "differentiate",
     "differentiate_template",
 ]
-
-_Wanted = tuple[str, Choice]  # a template's key, and the ops that are recomputed
 
 _FITS = "operands of an appended op must fit together"
 _author = Validator("graph", InternalError)
@@ -259,9 +258,8 @@ class BackwardTemplate:
         sources: per wanted gradient, where it comes from. A number from 0 up is an index of the
             template's results. A number from -1 down stands for the gradient of one of the layer's
             results, which is passed on unchanged.
-        saved: the forward tensors that the forward call must save.
-        recomputed: ids of the forward ops that the backward template runs again.
-        forward_attrs, attrs: attributes of the forward calls, and of the backward calls.
+        imports: the forward tensors among its arguments, in order.
+        saved: the imports that the forward call must save.
     """
 
     template: Template
@@ -269,82 +267,46 @@ class BackwardTemplate:
     wanted: tuple[int, ...]
     sources: tuple[int, ...]
     saved: tuple[int, ...]
-    recomputed: frozenset[int]
-    forward_attrs: Mapping[str, Any]
-    attrs: Mapping[str, Any]
-
-    def renamed(self, key: str) -> BackwardTemplate:
-        """The same gradient, with another key for its template."""
-        if key == self.template.key:
-            return self
-        return replace(
-            self, template=replace(self.template, key=key), attrs=FrozenMap({**self.attrs, "template": key})
-        )
 
 
-def differentiate_template(forward: Template, choice: Choice = NONE) -> BackwardTemplate:
-    """The gradient of a template. A pure function.
+class Differentiated(NamedTuple):
+    """A graph with the backward pass of its loss.
 
-    Args:
-        forward: the layer.
-        choice: the ops that the backward pass recomputes.
+    Attributes:
+        graph: the graph.
+        gradients: the id of every parameter's gradient, by the parameter's name.
+        layers: per forward call, by id: the id of its backward call, and the gradient of its template.
     """
-    saving = _backward_of(forward, frozenset())
-    again = choose_ops(forward, saving.imports, choice)
-    return _backward_of(forward, again) if again else saving
+
+    graph: Graph
+    gradients: Mapping[str, int]
+    layers: Mapping[int, tuple[int, BackwardTemplate]]
 
 
-class _Forward:
-    """Tensors of a layer inside its backward graph: passed as arguments, or recomputed."""
+class Imports:
+    """Tensors of a layer that its backward template has as arguments."""
 
-    def __init__(self, graph: Graph, draft: GraphDraft, again: frozenset[int]) -> None:
-        self.graph, self.draft, self.again = graph, draft, again
+    def __init__(self, forward: Graph, draft: GraphDraft) -> None:
+        self.forward, self.draft = forward, draft
         self.imported: dict[int, int] = {}
-        self.recomputed: dict[int, int] = {}
 
     def use(self, tensor: int) -> int:
-        """The id of a forward tensor in the backward graph. If the tensor is recomputed, its ops
-        are appended right before its first use, so that results do not stay in memory longer than
-        needed.
-        """
-        if tensor in self.recomputed:
-            return self.recomputed[tensor]
-        if self.graph.tensors[tensor].producer not in self.again:
-            return self._import(tensor)
-        wanted, missing = {tensor}, []
-        for op in reversed(self.graph.ops):
-            is_made = self.recomputed.keys() >= {*op.outputs}
-            if op.id in self.again and not is_made and not wanted.isdisjoint(op.outputs):
-                missing.append(op)
-                wanted.update(op.given)
-        for op in reversed(missing):
-            self._repeat(op)
-        return self.recomputed[tensor]
-
-    def _import(self, tensor: int) -> int:
+        """The id of a forward tensor in the backward template."""
         if tensor not in self.imported:
-            node = self.graph.tensors[tensor]
+            node = self.forward.tensors[tensor]
             kind = node.kind if node.kind != "result" else "input"
-            self.imported[tensor] = self.draft.declare(
-                kind, node.spec.renamed(node.spec.name or f"saved{tensor}")
-            ).id
+            spec = node.spec.renamed(node.spec.name or f"saved{tensor}")
+            self.imported[tensor] = self.draft.declare(kind, spec).id
         return self.imported[tensor]
 
-    def _repeat(self, op: OpNode) -> None:
-        """Append the op again, on the operands of the backward graph, with the hints of its results."""
-        inputs = [
-            None if i is None else self.recomputed[i] if i in self.recomputed else self._import(i)
-            for i in op.inputs
-        ]
-        specs = [self.graph.spec(o) for o in op.outputs]
-        made = self.draft.append(op.op, tuple(inputs), specs, op.attrs, label=f"recomputed {op.label}")
-        self.recomputed.update(zip(op.outputs, made))
-        for old, new in zip(op.outputs, made):
-            if old in self.graph.hints:
-                self.draft.hint(new, self.graph.hints[old])
+    def saved(self, forward: Template) -> tuple[int, ...]:
+        """The imports that the forward call must save: those that are not in its interface."""
+        available = {*forward.arguments, *forward.results}
+        return tuple(t for t in self.imported if t not in available)
 
 
-def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
+def differentiate_template(forward: Template) -> BackwardTemplate:
+    """The gradient of a template. A pure function."""
     graph = forward.graph
     builder = GraphBuilder(f"{graph.name}.backward", k_splits=graph.k_splits)
     builder.draft.phase = "backward"
@@ -352,8 +314,7 @@ def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
         r: builder.draft.declare("input", replace(graph.spec(r), name=f"grad{i}")).id
         for i, r in enumerate(forward.results)
     }
-    inside = _Forward(graph, builder.draft, again)
-    imported = inside.imported
+    inside = Imports(graph, builder.draft)
     tape = _Tape(graph, builder.draft, inside.use)
     flow = tape.flow
     for r, seed in seeds.items():
@@ -373,20 +334,9 @@ def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
             places.setdefault(total, len(places))
             builder.output_id(total, f"grad.{graph.spec(a).name}")
     sources = tuple({**places, **passed_on}[t] for t in (totals[a] for a in wanted) if t is not None)
-    results = tuple(places)
-    available = {*forward.arguments, *forward.results}
-    saved = tuple(t for t in imported if t not in available)
-    key = forward.key + ".backward"
-    return BackwardTemplate(
-        Template(key, builder.freeze(), (*seeds.values(), *imported.values()), results),
-        tuple(imported),
-        wanted,
-        sources,
-        saved,
-        again,
-        FrozenMap({"template": forward.key, "saved": saved}),
-        FrozenMap({"template": key, "saved": ()}),
-    )
+    arguments = (*seeds.values(), *inside.imported.values())
+    template = Template(forward.key + ".backward", builder.freeze(), arguments, tuple(places))
+    return BackwardTemplate(template, tuple(inside.imported), wanted, sources, inside.saved(forward))
 
 
 def calls_before(graph: Graph, tensor: int) -> list[OpNode]:
@@ -407,61 +357,34 @@ def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
 
 
 def _differentiate_all(
-    graph: Graph, wanted: Sequence[_Wanted], pool: WorkerPool | None
-) -> dict[_Wanted, BackwardTemplate]:
+    graph: Graph, keys: Sequence[str], pool: WorkerPool | None
+) -> dict[str, BackwardTemplate]:
     """The gradient of each template. Worker processes compute the gradients if there are many."""
-    counts.differentiated += len(wanted)
-    forward = [graph.templates[key] for key, _ in wanted]
+    counts.differentiated += len(keys)
+    forward = [graph.templates[key] for key in keys]
     modules = modules_of_ops({op.op for template in forward for op in template.graph.ops})
-    choices = [choice for _, choice in wanted]
-    if pool is None or modules is None or len(wanted) < ENOUGH:
-        made = [*map(_validated_gradient, forward, choices)]
+    if pool is None or modules is None or len(keys) < ENOUGH:
+        made = [*map(_validated_gradient, forward)]
     else:
-        calls = [(modules, template, choice) for template, choice in zip(forward, choices)]
-        made = [*pool.map(_differentiate_in_worker, calls)]
-    return dict(zip(wanted, _with_own_keys(wanted, made)))
+        made = [*pool.map(_differentiate_in_worker, [(modules, template) for template in forward])]
+    return dict(zip(keys, made))
 
 
-def _validated_gradient(forward: Template, choice: Choice) -> BackwardTemplate:
+def _validated_gradient(forward: Template) -> BackwardTemplate:
     """The gradient of a template. Both are validated by the rules of graphs."""
     validate_graph(forward.graph)
-    backward = differentiate_template(forward, choice)
+    backward = differentiate_template(forward)
     validate_graph(backward.template.graph)
     return backward
 
 
-def _differentiate_in_worker(modules: Sequence[str], forward: Template, choice: Choice) -> BackwardTemplate:
+def _differentiate_in_worker(modules: Sequence[str], forward: Template) -> BackwardTemplate:
     import_ops(modules)
-    return _validated_gradient(forward, choice)
+    return _validated_gradient(forward)
 
 
-def _with_own_keys(wanted: Sequence[_Wanted], made: Sequence[BackwardTemplate]) -> Iterator[BackwardTemplate]:
-    """Merges equal backward templates, and gives each a key: `.backward` with the choice appended."""
-    shared: dict[object, BackwardTemplate] = {}
-    taken: set[str] = set()
-    for (key, choice), backward in zip(wanted, made):
-        identity = key, backward.recomputed
-        if identity not in shared:
-            word = choice if isinstance(choice, str) else "named"
-            name = base = f"{key}.backward" + (f".{word}" if backward.recomputed else "")
-            number = 1
-            while name in taken:
-                number += 1
-                name = f"{base}#{number}"
-            taken.add(name)
-            shared[identity] = backward.renamed(name)
-        yield shared[identity]
-
-
-def differentiate(
-    graph: Graph,
-    loss: int,
-    pool: WorkerPool | None = None,
-    recomputation: Recomputation = SAVE_ALL,
-) -> tuple[Graph, dict[str, int]]:
-    """Append the backward pass of `loss` to a graph.
-
-    Returns the new graph, and the id of every parameter's gradient by the parameter's name.
+def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Differentiated:
+    """Append the backward pass of `loss` to a graph. All tensors that it reads are saved.
 
     The templates that the loss depends on, and their gradients, are validated (`ir.validate`) when they are
     differentiated; the graph itself is not.
@@ -470,25 +393,23 @@ def differentiate(
         graph: the simplified graph.
         loss: id of the tensor.
         pool: worker processes that differentiate templates, if there are many.
-        recomputation: what the backward pass recomputes.
 
     Raises:
-        PlanError: a parameter does not influence the loss, or is used by an op that has no
-            gradient. Or a pattern of `recomputation` matches nothing.
+        PlanError: a parameter does not influence the loss, or is used by an op that has no gradient.
     """
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
     calls = calls_before(graph, loss)
-    recomputation.require_fit(graph, calls)
-    wanted = {op.id: (op.attrs["template"], recomputation.choice(op.label)) for op in calls}
-    backward = _differentiate_all(graph, list(dict.fromkeys(wanted.values())), pool)
+    backward = _differentiate_all(graph, list(dict.fromkeys(op.attrs["template"] for op in calls)), pool)
+    layers: dict[int, tuple[int, BackwardTemplate]] = {}
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
     flow = tape.flow
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
         flow.settle()  # before the next layer, so that operands of weight gradients (logits) can be freed
-        forward = graph.templates[op.attrs["template"]]
-        return _call_backward(builder.draft, op, forward, backward[wanted[op.id]], grads)
+        key = op.attrs["template"]
+        layers[op.id] = len(builder.draft.ops), backward[key]
+        return _call_backward(builder.draft, op, graph.templates[key], backward[key], grads)
 
     one = builder.draft.declare(
         "constant", TensorSpec((1,), DTYPES["f32"], name=SEED, storage=graph.spec(loss).storage)
@@ -508,7 +429,7 @@ def differentiate(
             )
         gradients[t.spec.name] = total
         builder.output_id(total, f"{t.spec.name}.grad")
-    return builder.freeze(), gradients
+    return Differentiated(builder.freeze(), gradients, layers)
 
 
 def _call_backward(
@@ -527,11 +448,13 @@ def _call_backward(
     for i, t in zip(saved, backward.saved):
         draft.tensors.append(TensorNode(i, forward.graph.spec(t), "result", op.id))
         bound[t] = i
-    draft.ops[op.id] = replace(op, outputs=(*op.outputs, *saved), attrs=backward.forward_attrs)
+    saving = FrozenMap({"template": forward.key, "saved": backward.saved})
+    draft.ops[op.id] = replace(op, outputs=(*op.outputs, *saved), attrs=saving)
     draft.templates[backward.template.key] = backward.template
     arguments = (*grads, *(bound[t] for t in backward.imports))
     specs = [backward.template.graph.spec(r) for r in backward.template.results]
-    results = draft.append("call", arguments, specs, backward.attrs, label=f"{op.label}.backward")
+    attrs = FrozenMap({"template": backward.template.key, "saved": ()})
+    results = draft.append("call", arguments, specs, attrs, label=f"{op.label}.backward")
     by_argument = {
         a: results[source] if source >= 0 else grads[~source]
         for a, source in zip(backward.wanted, backward.sources)

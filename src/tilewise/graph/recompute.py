@@ -3,7 +3,8 @@ computes again instead of reading saved results.
 
 A user gives one word for all layers, or patterns of layer names. `Recomputation` turns this request
 into a `Choice` for each call of a layer, and `choose_ops` turns a choice into ops of the layer's
-template. `gradients` puts the chosen ops into the backward template.
+template. `recompute` puts the chosen ops into the backward template, which `differentiate` has made
+to read saved results.
 
 This module knows no op by name. The results of ops that sum over the batch, write in place or read
 a state are always saved. Results of a step have the same bits with and without recomputation,
@@ -12,18 +13,31 @@ because the same kernels run on the same inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import prod
 
 from tilewise.core.dims import upper_bound
 from tilewise.core.errors import PlanError
+from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
-from tilewise.ir.graph import Graph, OpNode, Template, TensorSpec
+from tilewise.graph.draft import GraphDraft
+from tilewise.graph.gradients import BackwardTemplate, Differentiated, Imports
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import op_named
 
-__all__ = ["FULL", "MODES", "NONE", "SAVE_ALL", "SELECTIVE", "Choice", "Recomputation", "choose_ops"]
+__all__ = [
+    "FULL",
+    "MODES",
+    "NONE",
+    "SAVE_ALL",
+    "SELECTIVE",
+    "Choice",
+    "Recomputation",
+    "choose_ops",
+    "recompute",
+]
 
 NONE, SELECTIVE, FULL = "none", "selective", "full"
 MODES = (NONE, SELECTIVE, FULL)
@@ -134,6 +148,144 @@ class Recomputation:
 
 
 SAVE_ALL = Recomputation()
+
+
+def recompute(made: Differentiated, recomputation: Recomputation) -> Differentiated:
+    """Let the backward pass compute results of layers again instead of reading saved ones. A pass:
+    it returns a new graph, in which tensors keep their ids.
+
+    Raises:
+        PlanError: `recomputation` matches nothing.
+    """
+    graph, layers = made.graph, dict(made.layers)
+    recomputation.require_fit(graph, [graph.ops[call] for call in layers])
+    if recomputation == SAVE_ALL:
+        return made
+    tensors, ops, templates = list(graph.tensors), list(graph.ops), dict(graph.templates)
+    by_choice: dict[tuple[str, Choice], BackwardTemplate] = {}
+    shared: dict[tuple[str, frozenset[int]], BackwardTemplate] = {}
+    for call, (backward_call, saving) in layers.items():
+        op, backward_op = graph.ops[call], graph.ops[backward_call]
+        forward, choice = templates[op.attrs["template"]], recomputation.choice(op.label)
+        wanted = forward.key, choice
+        if wanted not in by_choice:
+            again = choose_ops(forward, saving.imports, choice)
+            if (forward.key, again) not in shared:
+                key = _new_key(saving.template.key, choice, templates) if again else saving.template.key
+                shared[forward.key, again] = _recomputing(forward, saving, again, key) if again else saving
+                templates[key] = shared[forward.key, again].template
+            by_choice[wanted] = shared[forward.key, again]
+        own = by_choice[wanted]
+        if own is saving:
+            continue
+        count = len(forward.results)
+        bound = dict(zip(forward.arguments, op.inputs)) | dict(zip(forward.results, op.outputs))
+        before = dict(zip(op.attrs["saved"], op.outputs[count:]))
+        for t in own.saved:
+            if t not in before:
+                before[t] = len(tensors)
+                tensors.append(TensorNode(before[t], forward.graph.spec(t), "result", call))
+            bound[t] = before[t]
+        for t in {*op.attrs["saved"]} - {*own.saved}:
+            tensors[before[t]] = replace(tensors[before[t]], producer=None)
+        attrs = FrozenMap({"template": forward.key, "saved": own.saved})
+        ops[call] = replace(op, outputs=(*op.outputs[:count], *(before[t] for t in own.saved)), attrs=attrs)
+        grads = backward_op.inputs[: len(backward_op.inputs) - len(saving.imports)]
+        ops[backward_call] = replace(
+            backward_op,
+            inputs=(*grads, *(bound[t] for t in own.imports)),
+            attrs=FrozenMap({"template": own.template.key, "saved": ()}),
+        )
+        layers[call] = backward_call, own
+    used = {op.attrs["template"] for op in ops if op.op == "call"}
+    templates = {key: template for key, template in templates.items() if key in used}
+    graph = replace(graph, tensors=tuple(tensors), ops=tuple(ops), templates=templates)
+    return Differentiated(graph, made.gradients, layers)
+
+
+def _new_key(key: str, choice: Choice, taken: Container[str]) -> str:
+    """A key for a backward template that recomputes: the saving one's, and the choice."""
+    name = base = f"{key}.{choice if isinstance(choice, str) else 'named'}"
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{base}#{number}"
+    return name
+
+
+def _recomputing(
+    forward: Template, saving: BackwardTemplate, again: frozenset[int], key: str
+) -> BackwardTemplate:
+    """A layer's gradient that runs the forward ops `again`, each right before its results are first
+    read, so that they do not stay in memory longer than needed.
+    """
+    graph, arguments = saving.template.graph, saving.template.arguments
+    draft = GraphDraft()
+    draft.phase = "backward"
+    inside = _Recomputed(forward.graph, draft, again)
+    first = len(arguments) - len(saving.imports)
+    made = {grad: draft.declare("input", graph.spec(grad)).id for grad in arguments[:first]}
+    of_forward = dict(zip(arguments[first:], saving.imports))
+
+    def use(tensor: int) -> int:
+        if tensor not in made:
+            made[tensor] = inside.use(of_forward[tensor])
+        return made[tensor]
+
+    for op in graph.ops:
+        inputs: tuple[int | None, ...] = tuple([None if i is None else use(i) for i in op.inputs])
+        specs = [graph.spec(o) for o in op.outputs]
+        made.update(zip(op.outputs, draft.append(op.op, inputs, specs, op.attrs, label=op.label)))
+    for tensor, layout in graph.hints.items():
+        if tensor in made:
+            draft.hint(made[tensor], layout)
+    for name, tensor in graph.outputs.items():
+        draft.name_output(name, use(tensor))
+    results = tuple(use(t) for t in saving.template.results)
+    frozen = draft.freeze(graph.name, graph.k_splits)
+    own_arguments = (*map(made.__getitem__, arguments[:first]), *inside.imported.values())
+    template = Template(key, frozen, own_arguments, results)
+    return replace(saving, template=template, imports=tuple(inside.imported), saved=inside.saved(forward))
+
+
+class _Recomputed(Imports):
+    """Tensors of a layer in its backward template: computed again, or passed as arguments."""
+
+    def __init__(self, forward: Graph, draft: GraphDraft, again: frozenset[int]) -> None:
+        super().__init__(forward, draft)
+        self.again = again
+        self.recomputed: dict[int, int] = {}
+
+    def use(self, tensor: int) -> int:
+        """The id of a forward tensor in the backward template. If the tensor is recomputed, its ops
+        are appended first.
+        """
+        if tensor in self.recomputed:
+            return self.recomputed[tensor]
+        if self.forward.tensors[tensor].producer not in self.again:
+            return super().use(tensor)
+        wanted, missing = {tensor}, []
+        for op in reversed(self.forward.ops):
+            is_made = self.recomputed.keys() >= {*op.outputs}
+            if op.id in self.again and not is_made and not wanted.isdisjoint(op.outputs):
+                missing.append(op)
+                wanted.update(op.given)
+        for op in reversed(missing):
+            self._repeat(op)
+        return self.recomputed[tensor]
+
+    def _repeat(self, op: OpNode) -> None:
+        """Append the op again, on tensors of the backward template, with the hints of its results."""
+        inputs = [
+            None if i is None else self.recomputed[i] if i in self.recomputed else Imports.use(self, i)
+            for i in op.inputs
+        ]
+        specs = [self.forward.spec(o) for o in op.outputs]
+        made = self.draft.append(op.op, tuple(inputs), specs, op.attrs, label=f"recomputed {op.label}")
+        self.recomputed.update(zip(op.outputs, made))
+        for old, new in zip(op.outputs, made):
+            if old in self.forward.hints:
+                self.draft.hint(new, self.forward.hints[old])
 
 
 def choose_ops(template: Template, needed: Iterable[int], choice: Choice) -> frozenset[int]:

@@ -32,6 +32,7 @@ from tilewise.plan import PlanTables
 from tilewise.processes.workers import WorkerPool
 from tilewise.session.instance import GraphInstance
 from tilewise.session.own_plan import require_own
+from tilewise.session.passes import GraphOptions
 from tilewise.session.plan import Plan, PlanInputs, plan_inputs
 from tilewise.session.planning import complete_graph, request_for
 from tilewise.strategy import DistributionStrategy
@@ -109,9 +110,9 @@ class ComputeGraph(GraphBuilder):
         Raises:
             PlanError: as `plan`, of `recompute`.
         """
-        recomputation = Recomputation.of(recompute)
+        options = GraphOptions(self.draft.loss_id, self._optimizer, Recomputation.of(recompute), pool)
         with collector_paused():
-            return complete_graph(self.freeze(), self.draft.loss_id, self._optimizer, recomputation, pool)
+            return complete_graph(self.freeze(), options)
 
     def plan(
         self,

@@ -1,7 +1,8 @@
-"""Passes: changes of a laid-out graph between propagation of layouts and scheduling, in one list.
+"""Passes: changes of a graph before it is scheduled, in two lists: of the graph without layouts, and
+of the laid-out graph.
 
-A pass is a pure function from a laid-out graph to a laid-out graph. It declares which properties of
-the graph it relies on and which it establishes; a list in which a pass comes too early is rejected.
+A pass is a pure function from a value to a value of the same type. It declares which properties it
+relies on and which it establishes; a list in which a pass comes too early is rejected.
 `docs/adding_a_pass.md` adds one.
 """
 
@@ -9,12 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from tilewise.core.errors import PlanError
+from tilewise.graph import (
+    Differentiated,
+    GraphBuilder,
+    Recomputation,
+    differentiate,
+    recompute,
+    simplify,
+)
+from tilewise.graph.recompute import SAVE_ALL
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
+from tilewise.optim import Optimizer
 from tilewise.plan import PlanSettings, choose_prefetched, schedule_graph, settings_for
+from tilewise.processes.workers import WorkerPool
 from tilewise.strategy import (
     StateSharding,
     gather_outputs,
@@ -26,7 +39,18 @@ from tilewise.strategy import (
     shard_states,
 )
 
-__all__ = ["PASSES", "LaidOut", "Pass", "PassOptions", "run_passes"]
+__all__ = [
+    "GRAPH_PASSES",
+    "PASSES",
+    "GraphOptions",
+    "LaidOut",
+    "Pass",
+    "PassOptions",
+    "run_passes",
+]
+
+Value = TypeVar("Value")
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True)
@@ -77,8 +101,8 @@ class PassOptions:
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One change of a laid-out graph.
+class Pass(Generic[Value, Options]):
+    """One change of a graph.
 
     Attributes:
         run: returns the changed graph, or the same object if nothing changes.
@@ -86,9 +110,67 @@ class Pass:
         gives: properties that hold afterwards.
     """
 
-    run: Callable[[LaidOut, PassOptions], LaidOut]
+    run: Callable[[Value, Options], Value]
     needs: tuple[str, ...]
     gives: tuple[str, ...]
+
+
+# ---- without layouts ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """The settings that passes of a graph without layouts read.
+
+    Attributes:
+        loss: the tensor to differentiate; None: the graph has no loss.
+        optimizer: makes the update; None: the graph has none.
+        recomputation: what the backward pass computes again.
+        pool: worker processes that differentiate templates, if there are many.
+    """
+
+    loss: int | None = None
+    optimizer: Optimizer | None = None
+    recomputation: Recomputation = SAVE_ALL
+    pool: WorkerPool | None = None
+
+
+def _simplify(made: Differentiated, _: GraphOptions) -> Differentiated:
+    """Ops fused, and ops that nothing reads dropped."""
+    return made._replace(graph=simplify(made.graph))
+
+
+def _differentiate(made: Differentiated, options: GraphOptions) -> Differentiated:
+    """The backward pass of the loss."""
+    if options.loss is None:
+        return made
+    return differentiate(made.graph, options.loss, options.pool)
+
+
+def _recompute(made: Differentiated, options: GraphOptions) -> Differentiated:
+    """Results of layers computed again instead of saved."""
+    return recompute(made, options.recomputation)
+
+
+def _add_update(made: Differentiated, options: GraphOptions) -> Differentiated:
+    """The optimizer's update of every parameter."""
+    if options.loss is None or options.optimizer is None:
+        return made
+    builder = GraphBuilder.thaw(made.graph)
+    options.optimizer.add_to(builder, made.gradients)
+    return made._replace(graph=builder.freeze())
+
+
+GRAPH_PASSES: tuple[Pass[Differentiated, GraphOptions], ...] = (
+    Pass(_simplify, (), ("fused ops",)),
+    Pass(_differentiate, ("fused ops",), ("gradients",)),
+    Pass(_recompute, ("gradients",), ("saved tensors",)),
+    Pass(_add_update, ("gradients", "saved tensors"), ("updates",)),
+)
+"""What `ComputeGraph.plan` runs before it solves layouts, in order."""
+
+
+# ---- with layouts ------------------------------------------------------------------------------------------
 
 
 def _insert_reshards(laid_out: LaidOut, options: PassOptions) -> LaidOut:
@@ -129,25 +211,25 @@ def _gather_outputs(laid_out: LaidOut, _: PassOptions) -> LaidOut:
     return laid_out.changed(gather_outputs(laid_out.graph, laid_out.layout))
 
 
-PASSES = (
-    Pass(_insert_reshards, ("layouts",), ("operands agree",)),
+PASSES: tuple[Pass[LaidOut, PassOptions], ...] = (
+    Pass(_insert_reshards, (), ("operands agree",)),
     Pass(_gather_table_rows, ("operands agree",), ("gradients of tables",)),
     Pass(_shard_states, ("operands agree", "gradients of tables"), ("storage layouts",)),
     Pass(_offload_tensors, ("storage layouts",), ("files",)),
     Pass(_prefetch_states, ("files",), ("states in memory",)),
     Pass(_gather_outputs, ("operands agree", "states in memory"), ("outputs on one device",)),
 )
-"""What `ComputeGraph.plan` runs, in order."""
+"""What `ComputeGraph.plan` runs on the laid-out graph, in order."""
 
 
-def run_passes(laid_out: LaidOut, options: PassOptions, passes: Sequence[Pass] = PASSES) -> LaidOut:
+def run_passes(value: Value, options: Options, passes: Sequence[Pass[Value, Options]]) -> Value:
     """Run passes in order.
 
     Raises:
         PlanError: a pass needs a property that no earlier pass gives.
         LayoutError, PlanError: as the passes.
     """
-    established = {"layouts"}
+    established = set[str]()
     for one in passes:
         missing = [name for name in one.needs if name not in established]
         if missing:
@@ -155,6 +237,6 @@ def run_passes(laid_out: LaidOut, options: PassOptions, passes: Sequence[Pass] =
                 f"[session.run_passes] a pass must come after those that establish what it needs; got "
                 f"{one.run.__name__} before any that gives {', '.join(missing)}; change the order"
             )
-        laid_out = one.run(laid_out, options)
+        value = one.run(value, options)
         established.update(one.gives)
-    return laid_out
+    return value

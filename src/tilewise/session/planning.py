@@ -1,8 +1,8 @@
 """Planning in one screen: from a user's graph to a plan, a stage per line.
 
-    complete_graph    differentiate, and add the optimizer's update     graph, optim
+    complete_graph    simplify -> differentiate -> recompute -> update  session.passes, graph, optim
     solve_layouts     the layout of every tensor                        strategy
-    run_passes        reshards, storage, files                          session.passes
+    run_passes        reshards, storage, files                          session.passes, strategy
     make_plan         schedule -> lower -> place -> bind -> prove       plan.pipeline
 
 Each stage is a function from frozen values to a frozen value; no value goes back to an earlier one.
@@ -18,15 +18,7 @@ from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.progress import Progress
 from tilewise.core.validation import Validator
-from tilewise.graph import (
-    GraphBuilder,
-    Recomputation,
-    differentiate,
-    fix_sizes,
-    fuse_into_table_gradients,
-    simplify,
-)
-from tilewise.graph.gradients import calls_before
+from tilewise.graph import Differentiated, Recomputation, fix_sizes, fuse_into_table_gradients
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph
 from tilewise.ir.validate import validate_graph
@@ -35,7 +27,7 @@ from tilewise.plan import PlanTables, check_sizes, make_plan, symbols_of
 from tilewise.processes.workers import WorkerPool
 from tilewise.runtime import device_overhead
 from tilewise.session.inputs import check_constants
-from tilewise.session.passes import LaidOut, PassOptions, run_passes
+from tilewise.session.passes import GRAPH_PASSES, PASSES, GraphOptions, LaidOut, PassOptions, run_passes
 from tilewise.strategy import (
     DistributionStrategy,
     check_offload,
@@ -132,9 +124,10 @@ def plan_graph(
     shown = Progress() if progress is None else progress
     with collector_paused():
         with shown.phase("gradients"):
-            complete = complete_graph(graph, loss, optimizer, request.recomputation, pool)
+            options = GraphOptions(loss, optimizer, request.recomputation, pool)
+            complete = complete_graph(graph, options)
         with shown.phase("layouts"):
-            laid_out = run_passes(solve_layouts(complete, request), request.options)
+            laid_out = run_passes(solve_layouts(complete, request), request.options, PASSES)
             settings = request.options.settings(laid_out)
         with shown.phase("plan"):
             return make_plan(
@@ -149,34 +142,19 @@ def plan_graph(
             )
 
 
-def complete_graph(
-    graph: Graph,
-    loss: int | None,
-    optimizer: Optimizer | None,
-    recomputation: Recomputation,
-    pool: WorkerPool | None = None,
-) -> Graph:
+def complete_graph(graph: Graph, options: GraphOptions) -> Graph:
     """The graph with its backward pass and update, after simplification.
 
     Raises:
         PlanError: `recomputation` matches nothing, or a rule of graphs is violated.
     """
-    graph = simplify(graph)
-    if loss is None:
-        validate_graph(graph)
-        recomputation.require_fit(graph, ())
-        return graph
-    # `differentiate` validates templates with a gradient, and the gradients
-    validated = {id(graph.templates[op.attrs["template"]].graph) for op in calls_before(graph, loss)}
-    validate_graph(graph, validated)
-    graph, gradients = differentiate(graph, loss, pool, recomputation)
-    validated |= {id(template.graph) for template in graph.templates.values()}
-    if optimizer is not None:
-        builder = GraphBuilder.thaw(graph)
-        optimizer.add_to(builder, gradients)
-        graph = builder.freeze()
-    validate_graph(graph, validated)
-    return graph
+    made = run_passes(Differentiated(graph, {}, {}), options, GRAPH_PASSES)
+    # differentiation validates templates with a gradient, and the gradients
+    templates = made.graph.templates
+    forward = (templates[made.graph.ops[call].attrs["template"]] for call in made.layers)
+    backward = (saving.template for _, saving in made.layers.values())
+    validate_graph(made.graph, {id(template.graph) for template in (*forward, *backward)})
+    return made.graph
 
 
 def solve_layouts(graph: Graph, request: PlanRequest) -> LaidOut:

@@ -54,7 +54,8 @@ def _is_read_only(name, count):
     for is_list, group in groupby(operands, key=lambda o: o.is_list):
         specs = list(group)
         order += islice(cycle(specs), members) if is_list else specs
-    return [o.role == "in" for o in order][:count]
+    undeclared = [False] * (count - len(order))
+    return [*(o.role == "in" for o in order), *undeclared][:count]
 
 
 def _guard(run):

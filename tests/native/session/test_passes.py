@@ -8,7 +8,7 @@ import pytest
 
 from native.session.printed_pages import differences
 from tilewise.core.errors import PlanError
-from tilewise.session.passes import PASSES, run_passes
+from tilewise.session.passes import GRAPH_PASSES, PASSES, run_passes
 
 PAGE = Path(__file__).parents[3] / "docs" / "adding_a_pass.md"
 
@@ -20,10 +20,12 @@ def test_the_page_prints_what_it_shows():
     assert differences(PAGE.name, text.replace("[session.run_passes]", "[session.run]")) == [3]
 
 
-@pytest.mark.parametrize("number", [n for n, one in enumerate(PASSES) if n + 1 < len(PASSES)])
-def test_a_pass_before_those_that_it_needs_is_rejected(number):
+@pytest.mark.parametrize(
+    "passes,number", [(passes, n) for passes in (GRAPH_PASSES, PASSES) for n in range(len(passes) - 1)]
+)
+def test_a_pass_before_those_that_it_needs_is_rejected(passes, number):
     """Each pass but the last gives something that a later one needs."""
-    without = [one for n, one in enumerate(PASSES) if n != number]
+    without = [one for n, one in enumerate(passes) if n != number]
 
     def same(laid_out, options):
         return laid_out

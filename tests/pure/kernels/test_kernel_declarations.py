@@ -81,6 +81,7 @@ MISTAKES = [
     (HEAD, "flops m * d", "int n=f32(c)\n//   flops 0", 4, "f32(...) must name an operand that is no list"),
     (LISTS, "2*cuts*count", "2*cats", 4, "a product of numbers and earlier integers; got 'cats'"),
     (LISTS, "(2*cuts*count)", ", last...", 4, "a list of integers must have a length unless it is the last"),
+    (LISTS, "(2*cuts*count)", "(2), n", 4, "lists of integers must follow all other integers; got 'n'"),
     (LISTS, "w...[n k*]", "w[n k], x...[n k*]", 3, "lists of operands must be adjacent; got 'x'"),
     (LISTS, "len(range)", "len(a)", 8, "a name in an expression must be one of"),
     (LISTS, "out.cols", "a.cols", 8, "a name in an expression must be one of"),

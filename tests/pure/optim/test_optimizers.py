@@ -72,7 +72,7 @@ def test_group_without_parameters_is_rejected():
     graph = GraphBuilder("g")
     x = graph.input([4, 8], name="x", labels=[BATCH, None])
     graph.loss(graph.sum(linear(graph, x, "w", 8)))
-    described, gradients = differentiate(graph.freeze(), graph.draft.loss_id)
+    described, gradients, _ = differentiate(graph.freeze(), graph.draft.loss_id)
     SGD(groups=(ParameterGroup("w"),)).add_to(GraphBuilder.thaw(described), gradients)
     with pytest.raises(
         ConfigError, match=r"a group must match parameters; got \('w\.weight',\), which match none in 'g'"
@@ -159,7 +159,7 @@ def test_optimizer_needs_trainable_parameters():
     """The error comes from the optimizer, not from the op that would add their gradients."""
     graph = GraphBuilder("g")
     graph.loss(graph.sum(graph.input([4, 8], name="x", labels=[BATCH, None])))
-    described, gradients = differentiate(graph.freeze(), graph.draft.loss_id)
+    described, gradients, _ = differentiate(graph.freeze(), graph.draft.loss_id)
     with pytest.raises(
         ConfigError, match=r"\[optim.SGD\] an optimizer needs parameters to train; got none in 'g'"
     ):

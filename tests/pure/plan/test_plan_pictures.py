@@ -122,7 +122,7 @@ def test_names_are_escaped():
     x = graph.input([4, 8], name="<b>x</b>", labels=[BATCH, None])
     y = strange(graph, linear(graph, x, "w'\"<i>", 8), path="<a href='q'>layer</a>")
     graph.loss(graph.mean(y))
-    made, _ = differentiate(simplify(graph.freeze()), graph.draft.loss_id)
+    made, _, _ = differentiate(simplify(graph.freeze()), graph.draft.loss_id)
     page = page_of(plan_graph(made, {"dp": 2}))
     assert any("<a href='q'>layer</a>" in word for word in page.words)
     assert any("</title><script>alert(1)</script>" in word for word in page.words)

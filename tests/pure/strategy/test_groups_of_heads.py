@@ -23,7 +23,7 @@ def plan_layouts(heads, kv_heads, k_splits, tp):
     k, v = (linear(graph, x, name, kv_heads * 4, out_label=few) for name in ("k", "v"))
     out = linear(graph, graph.scaled_dot_product_attention(q, k, v, head_dim=4), "o", 8, in_label=many)
     graph.loss(graph.sum(out))
-    trained, _ = differentiate(graph.freeze(), graph.draft.loss_id)
+    trained, _, _ = differentiate(graph.freeze(), graph.draft.loss_id)
     mesh = DeviceMesh({"tp": tp})
     return propagate_layouts(trained, mesh, DistributionStrategy.tensor_parallel(tp), cut_batch(trained, 1))
 

@@ -256,7 +256,7 @@ def test_hints_of_a_weight_apply_to_its_states():
     y = g.input([4], "i32", name="t", labels=[BATCH], storage="scalars")
     logits = g.constrain(linear(g, x, "w", 32, out_label=A), ("a",))
     g.loss(g.mean_cross_entropy(logits, y)[0])
-    graph, gradients = differentiate(g.freeze(), g.draft.loss_id)
+    graph, gradients, _ = differentiate(g.freeze(), g.draft.loss_id)
     thawed = GraphBuilder.thaw(graph)
     AdamW().add_to(thawed, gradients)
     graph, layout = spread(thawed.freeze(), layouts={"w": (None, None)})
