@@ -243,6 +243,8 @@ class Declaration:
 
     def by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """The reverse of `flatten`."""
+        if all(not is_list for is_list, _ in self.groups):
+            return dict(zip(self.positions, inputs))
         fields = self.of_inputs(len(inputs)) or ()
         values: dict[str, Any] = {}
         for field, value in zip(fields, inputs):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
@@ -123,7 +124,7 @@ class Op:
             _put(made, field.name, tensor)
         return made
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[int | None, ...]:
         """The operands in the order of a graph's inputs; None for an absent one."""
         return self.declared.flatten(self.__dict__)

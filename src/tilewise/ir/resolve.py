@@ -4,8 +4,8 @@ of the results, and the factors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from tilewise.core.dims import DimLabel, Size
@@ -56,6 +56,19 @@ class _Seen(NamedTuple):
     spec: TensorSpec
 
 
+@lru_cache(maxsize=4096)
+def _named(dims: str, rank: int) -> tuple[Names, Names, int]:
+    """Names of the dims of a tensor of this rank, their spelling, and how many dims `...` stands for (-1
+    if it does not occur).
+    """
+    parts = tuple(dims.split())
+    if parts[:1] != ("...",):
+        return tuple(dim.rstrip("*") for dim in parts), parts, -1
+    lead = max(rank - len(parts) + 1, 0)
+    rows = tuple(f"b{i}" for i in range(lead))
+    return (*rows, *(dim.rstrip("*") for dim in parts[1:])), ("...",) * lead + parts[1:], lead
+
+
 @dataclass
 class _Dims:
     """The dims of an op's operands.
@@ -80,36 +93,42 @@ class _Dims:
 
     def read(self, checks: bool) -> _Dims:
         """Name the dims of all operands, and check that they fit together if `checks`."""
-        op, inputs = self.op, self.op.inputs
+        op, inputs, sizes = self.op, self.op.inputs, self.sizes
         other = op.dims(self.spec)
-        packed: tuple[str, TensorSpec] | None = None
+        packed: TensorSpec | None = None
         for f, tensor in zip(op.declared.of_inputs(len(inputs)) or (), inputs):
             if tensor is None:
                 self.names.append(None)
                 continue
-            spec, dims = self.spec(tensor), other.get(f.name, f.dims).split()
-            if f.dtype == FLOAT and not f.indexes:
-                self.dtype = self.dtype or spec.dtype
+            spec, dims = self.spec(tensor), other.get(f.name, f.dims)
+            shape = spec.shape
+            if f.dtype == FLOAT and not f.indexes and self.dtype is None:
+                self.dtype = spec.dtype
+            if dims == "*":
+                if checks and spec.dtype.name != f.dtype:
+                    self._check_type(f, spec)
+                number = len(self.names)
+                self.names.append(() if checks else tuple([f"{number}.{i}" for i in range(len(shape))]))
+                continue
+            names, spelled, lead = _named(dims, len(shape))
             if checks:
-                self._check_form(f, dims, spec)
-                if f.packed and f.storage != "packed" and dims != ["*"]:
-                    packed = packed or (f.name, spec)
-                    alike = spec.storage == packed[1].storage
-                    advice = "a weight and a result are stored differently"
-                    require(alike, op.name, "operands must have one storage", packed[1], spec, advice=advice)
-            lead, first_rows = self.lead, next(iter(self.sizes.values()), _Seen(0, None, f.name, spec))
-            names = self._name(dims, len(spec.shape))
-            if checks and dims[0] == "..." and lead not in (-1, self.lead):
-                self._misfit(f, "...", first_rows, spec)
-            if dims == ["*"]:
-                names = tuple([f"{len(self.names)}.{i}" for i in range(len(spec.shape))])
+                self._check_form(f, spelled, spec)
+                if f.packed and f.storage != "packed":
+                    packed = packed or spec
+                    if spec.storage != packed.storage:
+                        advice = "a weight and a result are stored differently"
+                        require(False, op.name, "operands must have one storage", packed, spec, advice=advice)
+                if -1 != lead != self.lead != -1:
+                    self._misfit(f, "...", next(iter(sizes.values()), _Seen(0, None, f.name, spec)), spec)
+            if lead != -1:
+                self.lead = lead
             self.names.append(names)
             self.own[f.name] = names
-            for dim, name, size, label in zip(
-                self._spelled(dims, len(names)), names, spec.shape, spec.labels
-            ):
-                first = self.sizes.setdefault(name, _Seen(size, label, f.name, spec))
-                if checks and first.size != size and not dim.endswith("*"):
+            for dim, name, size, label in zip(spelled, names, shape, spec.labels):
+                first = sizes.get(name)
+                if first is None:
+                    sizes[name] = _Seen(size, label, f.name, spec)
+                elif checks and first.size != size and not dim.endswith("*"):
                     self._misfit(f, dim, first, spec)
         return self
 
@@ -122,20 +141,9 @@ class _Dims:
         advice = f.advice or "declare them with equal sizes"
         raise ShapeError(f"[graph.{self.op.name}] {rule}; got {first.spec}, {spec}; {advice}")
 
-    def _name(self, dims: Sequence[str], rank: int) -> Names:
-        if "..." not in dims:
-            return tuple([dim.rstrip("*") for dim in dims])
-        self.lead = max(rank - len(dims) + 1, 0)
-        return (*[f"b{i}" for i in range(self.lead)], *[dim.rstrip("*") for dim in dims[1:]])
-
-    def _spelled(self, dims: Sequence[str], rank: int) -> list[str]:
-        if dims == ["*"]:
-            return ["*"] * rank
-        return ["..."] * self.lead + list(dims[1:]) if dims and dims[0] == "..." else list(dims)
-
-    def _check_form(self, f: OperandField, dims: Sequence[str], spec: TensorSpec) -> None:
-        """Check an operand alone: element type, storage, number of dims and fixed sizes."""
-        name, rank = self.op.name, len(spec.shape)
+    def _check_type(self, f: OperandField, spec: TensorSpec) -> None:
+        """Check the element type of an operand."""
+        name = self.op.name
         if f.indexes:
             require_indices(name, f.name, spec)
         elif f.dtype == FLOAT:
@@ -143,36 +151,32 @@ class _Dims:
             require(spec.dtype.name in FLOATS, name, f"{f.name} must be f32 or bf16", spec, advice=advice)
             advice = "convert one of them with graph.cast(x, dtype)"
             require(spec.dtype == self.dtype, name, "operands must have one dtype", spec, advice=advice)
-        elif f.dtype != "any":
-            require(spec.dtype.name == f.dtype, name, f"{f.name} must be {f.dtype}", spec)
-        text = f"{f.name} must be [{', '.join(dims)}]"
-        advice = f.advice or "check the operands"
+        elif f.dtype not in ("any", spec.dtype.name):
+            require(False, name, f"{f.name} must be {f.dtype}", spec)
+
+    def _check_form(self, f: OperandField, spelled: Names, spec: TensorSpec) -> None:
+        """Check an operand alone: element type, storage, number of dims and fixed sizes."""
+        self._check_type(f, spec)
+        storage, shape, advice = spec.storage, spec.shape, f.advice or "check the operands"
+        rule = ""
         if f.storage == "packed":
-            require(
-                spec.storage == "packed",
-                name,
-                f"{f.name} must be a parameter with two dims",
-                spec,
-                advice=advice,
-            )
+            rule = "a parameter with two dims" if storage != "packed" else ""
         elif f.storage:
-            is_stored = spec.storage == f.storage
-            require(is_stored, name, text, spec, advice=f'declare it with storage="{f.storage}"')
-        elif len(dims) > 1 and not f.packed and f.dtype != "any":
-            is_rows = spec.storage == "rows" and rank > 1
-            require(is_rows, name, f"{f.name} must be rows of elements", spec, advice=advice)
-        if dims == ["*"]:
-            return
-        fits = rank >= len(dims) - 1 if "..." in dims else rank == len(dims)
-        fixed = [(size, int(d)) for d, size in zip(dims[::-1], spec.shape[::-1]) if d.isdigit()]
-        require(fits and all(a == b for a, b in fixed), name, text, spec, advice=advice)
+            if storage != f.storage:
+                rule, advice = f"[{', '.join(f.dims.split())}]", f'declare it with storage="{f.storage}"'
+        elif " " in f.dims and not f.packed and f.dtype != "any":
+            rule = "rows of elements" if storage != "rows" or len(shape) < 2 else ""
+        is_fixed = all(not d.isdigit() or int(d) == size for d, size in zip(spelled, shape))
+        if not rule and (len(spelled) != len(shape) or not is_fixed):
+            rule = f"[{', '.join(f.dims.split())}]"
+        if rule:
+            require(False, self.op.name, f"{f.name} must be {rule}", spec, advice=advice)
 
     def names_of(self, f: ResultField, dims: str) -> Names:
         """Names of the dims of a result."""
         if f.like and not dims:
             return self.own[f.like]
-        parts = dims.split()
-        return self._name(parts, max(self.lead, 0) + len(parts) - 1)
+        return _named(dims, max(self.lead, 0) + len(dims.split()) - 1)[0]
 
     def result(self, f: ResultField, dims: str) -> TensorSpec:
         """The spec of a result."""
@@ -198,12 +202,14 @@ def check_operands(op: Op, spec: Specs) -> None:
     Raises:
         ShapeError: they do not fit together.
     """
-    _Dims(op, spec).read(True)
+    object.__setattr__(op, "_read", _Dims(op, spec).read(True))
 
 
 def results_of(op: Op, spec: Specs) -> list[TensorSpec]:
     """The specs of an op's results that follow from its dims."""
-    dims, other = _Dims(op, spec).read(False), op.dims(spec)
+    dims, other = getattr(op, "_read", None), op.dims(spec)
+    if dims is None or dims.spec is not spec:
+        dims = _Dims(op, spec).read(False)
     return [dims.result(f, other.get(f.name, f.dims)) for f in op.declared.results]
 
 
