@@ -199,6 +199,11 @@ def _run_backward(
             contributions = on_call(op, grads)
         else:
             bound = bind(op)
+            if type(bound).gradient is Op.gradient:
+                raise PlanError(
+                    "[graph.gradients] a loss may depend only on ops that have a gradient; got "
+                    f"{op.label!r} ({op.op}); remove it from the path between parameters and loss"
+                )
             tape.author = type(bound), "gradient"
             contributions = _contributions(tape, bound, bound.gradient(tape, grads))
         for tensor, contribution in zip(op.inputs, contributions):

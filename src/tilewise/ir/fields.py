@@ -175,6 +175,10 @@ class Declaration:
     Attributes:
         operands, results: the declared tensors, in order.
         attributes: the types of the attributes, in order.
+        positions: the position of each operand by name, in a declaration without lists.
+        accumulates, shape_of: numbers of results that are sums over the batch, and of operands of
+            which only the shape is used.
+        in_place, passes_indices: pairs of a result and an operand.
     """
 
     def __init__(self, cls: type[Op]) -> None:
@@ -245,11 +249,10 @@ class Declaration:
         """The reverse of `flatten`."""
         if all(not is_list for is_list, _ in self.groups):
             return dict(zip(self.positions, inputs))
-        fields = self.of_inputs(len(inputs)) or ()
-        values: dict[str, Any] = {}
-        for field, value in zip(fields, inputs):
+        values: dict[str, Any] = {f.name: [] for f in self.operands if f.is_list}
+        for field, value in zip(self.of_inputs(len(inputs)) or (), inputs):
             if field.is_list:
-                values.setdefault(field.name, []).append(value)
+                values[field.name].append(value)
             else:
                 values[field.name] = value
         return {name: tuple(v) if type(v) is list else v for name, v in values.items()}

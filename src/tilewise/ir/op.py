@@ -20,7 +20,7 @@ from typing_extensions import Self, dataclass_transform
 
 from tilewise.core.dims import Size
 from tilewise.core.dtypes import MAX_F32
-from tilewise.core.errors import InternalError, PlanError, ShapeError
+from tilewise.core.errors import InternalError, ShapeError
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.factors import Factors
 from tilewise.ir.fields import Declaration, Partial, operand, operands, optional, result
@@ -165,15 +165,9 @@ class Op:
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """Contributions to the gradients of operands. `grads` has one gradient per result; None for
-        a result that the loss does not depend on.
-
-        Raises:
-            PlanError: the op has no gradient.
+        a result that the loss does not depend on. No loss may depend on an op without this method.
         """
-        raise PlanError(
-            f"[graph.gradients] a loss may depend only on ops that have a gradient; got {self.name!r}; "
-            "remove it from the path between parameters and loss"
-        )
+        return {}
 
     @classmethod
     def combine(cls, tape: Tape, terms: Sequence[Term], total: int | None) -> int:

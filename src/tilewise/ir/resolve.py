@@ -202,7 +202,7 @@ def check_operands(op: Op, spec: Specs) -> None:
     Raises:
         ShapeError: they do not fit together.
     """
-    object.__setattr__(op, "_read", _Dims(op, spec).read(True))
+    object.__setattr__(op, "_read", _Dims(op, spec).read(True))  # for `results_of`
 
 
 def results_of(op: Op, spec: Specs) -> list[TensorSpec]:

@@ -91,6 +91,8 @@ def test_fields_in_the_order_of_a_graph():
     made = Many(first=0, x=(1, 3), w=(2, 4), added=None, factor=2.0)
     assert made.inputs == (0, 1, 2, 3, 4, None) and made.attrs == {"factor": 2.0}
     assert Many.of(made.inputs, made.attrs) == made
+    without = Many.of((0, None), {"factor": 1.0})
+    assert without.x == without.w == () and without.inputs == (0, None)
     assert [Many.declared.of_inputs(n) is not None for n in range(7)] == [False] * 4 + [True, False, True]
 
 
