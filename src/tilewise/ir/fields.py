@@ -14,15 +14,18 @@ together:
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_origin, get_type_hints
 
+from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import InternalError
 from tilewise.core.validation import Validator
-from tilewise.ir.layout import BATCH_SPLITS, K_SPLITS
+from tilewise.ir.graph import STORAGES
+from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS
 
 if TYPE_CHECKING:
     from tilewise.ir.op import Op
@@ -42,6 +45,9 @@ __all__ = [
 FLOAT = "float"
 _FIELD = "tensor"
 _ATTRIBUTES = (int, float, bool, str, tuple)
+_DIMS = re.compile(r"|\*|(\.\.\.|[a-z]\w*\*?|\d+)( ([a-z]\w*\*?|\d+))*")
+COMBINES = ("sum", "max", "or")
+TREES = (K_SPLITS, BATCH_SPLITS, GROUPS)
 _author = Validator("ir", InternalError)
 
 
@@ -257,8 +263,8 @@ class Declaration:
                 values[field.name] = value
         return {name: tuple(v) if type(v) is list else v for name, v in values.items()}
 
-    def check(self, cls: type[Op]) -> None:
-        """Check names in the declaration that Python does not check.
+    def check(self, cls: type[Op], base: type[Op]) -> None:
+        """Check the declaration of `cls`, which derives from `base`, where Python does not check it.
 
         Raises:
             InternalError: names the class and the member.
@@ -273,7 +279,28 @@ class Declaration:
             if after_list and (field.shape_only or field.name in {f.in_place for f in self.results}):
                 invalid("an operand whose memory or shape is used must come before lists", field.name)
         results = {f.name for f in self.results}
-        dims = {d.rstrip("*") for f in self.operands for d in f.dims.split()}
+        dims = {d.rstrip("*") for f in self.operands for d in f.dims.split()} | {"...", ""}
+        every: tuple[OperandField | ResultField, ...] = (*self.operands, *self.results)
+        for one in every:
+            if not _DIMS.fullmatch(one.dims):
+                invalid(f"dims of {one.name!r} must be names, sizes, `k*`, or `...` in front", one.dims)
+            if one.dtype not in (FLOAT, "any", *DTYPES):
+                invalid(
+                    f"the dtype of {one.name!r} must be float, any or one of {', '.join(DTYPES)}", one.dtype
+                )
+            if one.storage not in ("", *STORAGES):
+                invalid(f"the storage of {one.name!r} must be one of {', '.join(STORAGES)}", one.storage)
+        if cls.dims is base.dims:  # an op may have dims of its own, depending on attributes
+            texts = [cls.whole, cls.moved, *(p.dims for p in cls.partial_values)]
+            if cls.results is base.results:
+                texts += [f.dims for f in self.results]
+            for name in " ".join(texts).split():
+                if name not in dims and not name.isdigit():
+                    invalid(
+                        "dims of results, `whole`, `moved` and partial values must be dims of operands", name
+                    )
+            if cls.results is base.results and any(not f.dims and not f.like for f in self.results):
+                invalid("a result must have dims or be like an operand", sorted(results))
         for name, kind in self.attributes.items():
             if kind not in _ATTRIBUTES:
                 invalid("an attribute must be an int, float, bool, str or tuple", name)
@@ -286,6 +313,9 @@ class Declaration:
                 invalid(f"operand {field.name!r} must index a declared dim", field.indexes)
         sums = {f.name for f in self.results if f.accumulates}
         for partial in cls.partial_values:
+            if partial.combine not in COMBINES or partial.tree not in TREES:
+                rule = f"a partial value is combined by {', '.join(COMBINES)} along {', '.join(TREES)}"
+                invalid(rule, (partial.combine, partial.tree))
             is_sum = partial.tree == BATCH_SPLITS
             for name in partial.results.split():
                 if name not in (sums if is_sum else results):

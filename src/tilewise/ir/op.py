@@ -214,7 +214,7 @@ def register(cls: AnyOp) -> AnyOp:
     if cls.name in _OPS or cls.name == "call":
         got = f"{cls.name!r} of {title}, which exists already"
         _author.invalid("register", "an op's name must be unique", got, "choose another name")
-    cls.declared.check(cls)
+    cls.declared.check(cls, Op)
     taken = sorted(_MEMBERS & {f.name for f in dataclasses.fields(cls)})
     if taken:
         got = f"{taken[0]!r} of {title}"
