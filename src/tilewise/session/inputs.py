@@ -17,6 +17,7 @@ from tilewise.core.dtypes import DTYPES, DType, is_float
 from tilewise.core.errors import ShapeError, TilewiseError
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import INV_COUNT, POSITIONS
+from tilewise.graph.ops.loss import CrossEntropy
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.op import bind
 from tilewise.optim.optimizer import is_hyper
@@ -90,8 +91,9 @@ def counted_labels(graph: Graph) -> tuple[str, int] | None:
     without such a loss.
     """
     for op in graph.ops:
-        if op.op == "cross_entropy" and graph.spec(op.inputs[2] or 0).name == INV_COUNT:
-            return graph.spec(op.inputs[1] or 0).name, op.attrs["ignore_index"]
+        loss = bind(op) if op.op == CrossEntropy.name else None
+        if isinstance(loss, CrossEntropy) and graph.spec(loss.inv_count).name == INV_COUNT:
+            return graph.spec(loss.labels).name, loss.ignore_index
     return None
 
 
