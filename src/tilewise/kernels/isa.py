@@ -83,7 +83,8 @@ def run(
         scratch_bytes: scratch memory that the kernel may use.
 
     Raises:
-        ValueError: the kernel is unknown, the level is missing, or an operand cannot be a tile.
+        ValueError: the kernel is unknown, the level is missing, an operand cannot be a tile, or the
+            call has more or fewer operands or attributes than the kernel declares.
     """
     operands = [_operand(tile) for tile in tiles]
     _native.kernels.run(
