@@ -21,6 +21,7 @@ from docs_pictures import make_pictures
 from mkdocs.structure.files import File, Files
 
 import tilewise
+from tilewise.ir.fields import OperandField
 
 ROOT = Path(__file__).parents[1]
 OPENING = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "SECURITY.md": "SECURITY.md",
@@ -136,15 +137,23 @@ def operations_page() -> str:
     parts.append(
         "## All registered operations\n\nThe methods above add some of these; gradients, optimizers and graph "
         "passes add the others. "
-        "`graph.op(name, [tensors], **attributes)` adds any by name.\n\n"
-        "| operation | attributes | meaning |\n|---|---|---|"
+        "`graph.op(name, [tensors], **attributes)` adds any by name. Operands are in the order of the list; "
+        "an operand in parentheses may be None. Equal names of dims are equal sizes, and `...` stands for any "
+        "dims in front.\n\n"
+        "| operation | operands | attributes | meaning |\n|---|---|---|---|"
     )
     for name, op in sorted(importlib.import_module("tilewise.ir.op").registered_ops().items()):
-        kinds = op.declared.attributes.items()
-        attributes = ", ".join(f"`{key}: {kind.__name__}`" for key, kind in kinds)
+        operands = ", ".join(map(_operand, op.declared.operands))
+        attributes = ", ".join(f"`{key}: {kind.__name__}`" for key, kind in op.declared.attributes.items())
         meaning = " ".join((inspect.getdoc(op) or "").partition("\n\n")[0].split()).replace("|", "\\|")
-        parts.append(f"| `{name}` | {attributes} | {meaning} |")
+        parts.append(f"| `{name}` | {operands} | {attributes} | {meaning} |")
     return "\n".join(parts) + "\n"
+
+
+def _operand(field: OperandField) -> str:
+    """An operand with its dims, as a cell of the table of operations."""
+    text = f"`{field.name}[{', '.join(field.dims.split())}]`" + (", …" if field.is_list else "")
+    return f"({text})" if field.is_optional else text
 
 
 def header_page(language: str, standard: str, headers: list[str]) -> str:
