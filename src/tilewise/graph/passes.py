@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewise.core.dims import Dim
+from tilewise.graph.ops.embedding import EmbeddingWeightGradient
+from tilewise.graph.ops.linear import Linear
 from tilewise.ir.graph import Graph, OpNode, TensorNode
+from tilewise.ir.op import bind
 
 __all__ = [
     "drop_dead_ops",
@@ -72,9 +75,6 @@ def fuse_gates(graph: Graph) -> Graph:
     return _with_ops(graph, result, gone)
 
 
-_ADDED = {"add": -2, "add_bias": -1}  # the input of a linear op that is added
-
-
 def fuse_into_products(graph: Graph) -> Graph:
     """Replace `add(linear(...), r)` by a `linear` that adds `r` while its tile is in cache. The
     same is done for `add_bias`; the bias is then added before the product is rounded. A product
@@ -83,17 +83,18 @@ def fuse_into_products(graph: Graph) -> Graph:
     uses = _uses(graph)
     result, moved, gone = [], set(), {}
     for op in graph.ops:
-        if op.op in _ADDED:
+        if op.op in ("add", "add_bias"):
             for x, other in (op.inputs, op.inputs[::-1]) if op.op == "add" else (op.inputs,):
-                producer = graph.tensors[x].producer if x is not None else None
-                linear = graph.ops[producer] if producer is not None else None
-                is_free = linear is not None and linear.op == "linear" and uses[x] == 1
-                if linear is None or not is_free or linear.inputs[-2:] != (None, None):
+                node = _only_producer(graph, x, uses)
+                linear = bind(node) if node is not None else None
+                if node is None or not isinstance(linear, Linear):
                     continue
-                inputs = list(linear.inputs)
-                inputs[_ADDED[op.op]] = other
-                op = replace(linear, inputs=tuple(inputs), outputs=op.outputs)
-                moved.add(linear.id)
+                if linear.residual is not None or linear.bias is not None:
+                    continue
+                is_residual = op.op == "add"
+                fused = replace(linear, residual=other) if is_residual else replace(linear, bias=other)
+                op = replace(node, inputs=fused.inputs, outputs=op.outputs)
+                moved.add(node.id)
                 gone[x] = op.outputs[0]
                 break
         result.append(op)
@@ -110,16 +111,24 @@ def fuse_into_table_gradients(graph: Graph) -> Graph:
     result, moved = [], set()
     for op in graph.ops:
         for x, other in (op.inputs, op.inputs[::-1]) if op.op == "add" else ():
-            producer = graph.tensors[x].producer if x is not None else None
-            scattered = graph.ops[producer] if producer is not None else None
-            is_free = scattered is not None and scattered.op == "embedding_dw" and uses[x] == 1
-            if scattered is None or not is_free or scattered.inputs[3] is not None:
+            node = _only_producer(graph, x, uses)
+            scattered = bind(node) if node is not None else None
+            if node is None or not isinstance(scattered, EmbeddingWeightGradient):
                 continue
-            op = replace(scattered, inputs=(*scattered.inputs[:3], other), outputs=op.outputs)
-            moved.add(scattered.id)
+            if scattered.added is not None:
+                continue
+            op = replace(node, inputs=replace(scattered, added=other).inputs, outputs=op.outputs)
+            moved.add(node.id)
             break
         result.append(op)
     return _with_ops(graph, [op for i, op in enumerate(result) if i not in moved])
+
+
+def _only_producer(graph: Graph, tensor: int | None, uses: Counter[int | None]) -> OpNode | None:
+    """The op that computes a tensor that only one op reads; a call does not count."""
+    producer = graph.tensors[tensor].producer if tensor is not None and uses[tensor] == 1 else None
+    node = graph.ops[producer] if producer is not None else None
+    return node if node is not None and node.op != "call" else None
 
 
 def drop_dead_ops(graph: Graph) -> Graph:
