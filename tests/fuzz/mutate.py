@@ -76,7 +76,7 @@ def mutate_plan(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
     bodies = [other.partition(b"\n")[2] for other in others]
     body = mutate_safetensors(rng, body, bodies)
     if rng.random() < 0.9:
-        line = b"tilewise plan 2 " + hashlib.sha256(body).hexdigest().encode()
+        line = line.rpartition(b" ")[0] + b" " + hashlib.sha256(body).hexdigest().encode()
     return line + b"\n" + body
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 from tilewise.core.errors import PlanError, TilewiseError
@@ -189,6 +190,11 @@ def _as_data(request: PlanRequest, settings: PlanSettings) -> dict[str, Any]:
 def _from_data(data: Mapping[str, Any]) -> PlanRequest:
     """The request that `_as_data` described; its values are checked as a user's are."""
     arguments = dict(data)
+    for name, kinds in _KINDS.items():
+        if not isinstance(arguments.get(name), kinds):
+            raise Unreadable(
+                f"its settings are not those of a plan: {name!r} is {shown(arguments.get(name))}"
+            )
     try:
         strategy = DistributionStrategy(
             ParallelismMode(arguments.pop("mode")),
@@ -202,6 +208,26 @@ def _from_data(data: Mapping[str, Any]) -> PlanRequest:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Unreadable(f"its settings are not those of a plan: {shown(error)}") from None
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "mode": (str,),
+    "axes": (Mapping,),
+    "rules": (Mapping,),
+    "layouts": (Mapping,),
+    "sharding": (Mapping, NoneType),
+    "mesh": (Mapping, NoneType),
+    "accumulation": (int,),
+    "batch_splits": (int, NoneType),
+    "recompute": (str, tuple),
+    "offload": (tuple,),
+    "workers_per_device": (int, NoneType),
+    "rows_per_tile": (int, NoneType),
+    "sizes": (Mapping,),
+    "strict": (bool,),
+    "checkpoints": (bool,),
+}
+"""The types of the settings in a file; planning checks their values."""
 
 
 def _hint_as_data(hint: Hint) -> object:

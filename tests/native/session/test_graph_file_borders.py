@@ -109,14 +109,14 @@ def test_other_files_are_rejected(path):
         b'{"a": 1}': "must have the key",
         b"\xef\xbb\xbf" + valid: "byte order mark",
         pickle.dumps(print): "not",
-        valid.replace(b'graph":1', b'graph":2', 1): "has format 2",
-        valid.replace(b'graph":1', b'graph":true', 1): "has format True",
+        valid.replace(b'graph":2', b'graph":3', 1): "has format 3",
+        valid.replace(b'graph":2', b'graph":true', 1): "has format True",
         valid.replace(b'"digest":', b'"rows":', 1): "twice",
         valid.replace(b'"digest":', b'"more":', 1): "it must have the keys",
         valid.replace(b'"digest":"', b'"digest":"0', 1): "digest differs",
         b'{"tilewise graph":' + b"[" * 100_000: "nested too deeply",
         b'{"tilewise graph":' + b"9" * 5000: "not JSON",
-        b'{"tilewise graph":1,"digest":NaN}': "not a number",
+        b'{"tilewise graph":2,"digest":NaN}': "not a number",
     }
     for content, words in cases.items():
         assert words in refusal(path, content), content[:60]

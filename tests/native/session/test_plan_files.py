@@ -137,7 +137,7 @@ def saved(tmp_path_factory):
     return path, json.loads(body[8:end]), body[end:]
 
 
-def write(path, document, arrays, version=3):
+def write(path, document, arrays, version=4):
     """Write a file with a matching digest."""
     rows = json.dumps(document).encode()
     body = len(rows).to_bytes(8, "little") + rows + arrays
@@ -164,6 +164,9 @@ def settings_of(document):
         ("layouts", ["m", [["*", ["m", [["dp", 1 << 20]]]]]], "breaks a rule"),
         ("offload", ["t", ["weights"]], "breaks a rule"),
         ("recompute", ["t", ["nothing.*"]], "breaks a rule"),
+        ("mesh", -1, "settings are not those of a plan: 'mesh' is -1"),
+        ("accumulation", "x", "settings are not those of a plan"),
+        ("sizes", None, "settings are not those of a plan"),
         ("unknown", 1, "settings are not those of a plan"),
     ],
 )
@@ -204,7 +207,7 @@ def test_other_files_are_rejected(saved, tmp_path):
     path, document, arrays = saved
     other = tmp_path / "b.plan"
     write(other, document, arrays, version=2)
-    with pytest.raises(PlanError, match="it has format 2, and this version of Tilewise reads 3"):
+    with pytest.raises(PlanError, match="it has format 2, and this version of Tilewise reads 4"):
         tw.Plan.load(other)
     other.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(PlanError, match="damaged or was changed"):

@@ -33,7 +33,7 @@ __all__ = ["Definition", "decode_definition", "encode_definition", "read_content
 
 MAX_BYTES = 1 << 30  # size of a file, mostly constants
 MAX_VALUES = 8 << 20  # values in its JSON; each takes about 60 bytes of memory
-_VERSION = 1
+_VERSION = 2
 _FORMAT = "tilewise graph"
 _KEYS = [_FORMAT, "digest", "records", "arrays", "rows"]
 

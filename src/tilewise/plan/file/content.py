@@ -1,7 +1,7 @@
 """The bytes of a plan file: one line with format and digest, JSON with all rows, then the bytes of
 the arrays.
 
-    tilewise plan 3 SHA-256-of-all-that-follows
+    tilewise plan 4 SHA-256-of-all-that-follows
     length of the JSON, 8 bytes, little-endian
     {"records": [[name, [field, ...]], ...], "arrays": [[dtype, [size, ...]], ...], "rows": [[class, value, ...], ...]}
     the arrays, row-major, one after the other
@@ -30,7 +30,7 @@ __all__ = ["MAX_BYTES", "decode_plan", "digest_of", "encode_plan", "read_content
 
 MAX_BYTES = 1 << 30  # size of a file, mostly constants
 _MAX_ROWS_BYTES = 256 << 20
-_VERSION = 3
+_VERSION = 4
 _LINE = re.compile(rb"tilewise plan ([0-9]{1,9}) ([0-9a-f]{64})\n")
 _LONGEST_LINE = 100
 _LENGTH_BYTES = 8
