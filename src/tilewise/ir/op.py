@@ -10,13 +10,12 @@ to a `Lowering` (ir/lowering.py).
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
-
-from typing_extensions import Self, dataclass_transform
 
 from tilewise.core.dims import Size
 from tilewise.core.dtypes import MAX_F32
@@ -28,6 +27,11 @@ from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.resolve import check_operands, factors_of, results_of
 from tilewise.ir.tape import Gradient, Tape, Term
+
+if sys.version_info >= (3, 11):
+    from typing import Self, dataclass_transform
+else:
+    from typing_extensions import Self, dataclass_transform
 
 __all__ = [
     "Bounds",
