@@ -387,6 +387,16 @@ class Graph:
         """The spec of a tensor, by id."""
         return self.tensors[tensor].spec
 
+    def with_layers(self) -> list[Graph]:
+        """This graph, then the graphs of its layers, also of layers within layers, each once."""
+        graphs = {id(self): self}
+        ahead = [self]
+        for graph in ahead:
+            new = {id(t.graph): t.graph for t in graph.templates.values() if id(t.graph) not in graphs}
+            graphs |= new
+            ahead += new.values()
+        return ahead
+
 
 def _read_only(value: Any) -> Any:
     """A read-only array. Pickling or copying an array would make it writable again."""

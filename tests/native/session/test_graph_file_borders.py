@@ -192,7 +192,7 @@ EDITS = {
     "huge tensor": ([("TensorSpec", 0, "shape", [1 << 39, 1 << 39])], "2**60 bytes"),
     "a shape that is text": ([("TensorSpec", 0, "shape", "48")], "must be a list"),
     "other shape of a result": ([("TensorSpec", 6, "shape", [2])], "op 'sum' makes f32[1] (-) vector, not f32[2]"),
-    "other labels of a result": ([("TensorSpec", 4, "labels", [None, None])], "(batch, -) rows, not f32[4, 8] (-, -) rows"),
+    "other labels of a result": ([("TensorSpec", 4, "labels", [None, None])], "rows, not f32[4, 8] (-, -) rows"),
     "dtype": ([("TensorSpec", 0, "dtype", "f16")], "must be one of"),
     "other dtype": ([("TensorSpec", 0, "dtype", "i32")], "binds input"),
     "storage": ([("TensorSpec", 0, "storage", "heap")], "storage must be one of"),
