@@ -50,44 +50,30 @@ class LayerFunction:
                 comparable, or the function does not return a tensor of its graph. Then nothing is
                 recorded.
         """
-        return self.record(graph, operands, path, static)
-
-    def record(
-        self,
-        graph: GraphBuilder,
-        operands: tuple[TensorNode, ...],
-        path: str,
-        static: Mapping[str, Any],
-        traced: Template | None = None,
-    ) -> TensorNode:
-        """Record one use of the layer, as a call of the function does. `traced` is the result of
-        `trace_layer` for the same signature, if there is one.
-        """
         _validate.text("layer", "the path of a layer", path)
-        for t in operands:
-            graph.draft.own("layer", t)
-        draft = graph.draft
+        for operand in operands:
+            graph.draft.own("layer", operand)
         with graph.all_or_nothing():
-            signature = self.signature(draft, tuple(t.spec for t in operands), static)
-            drafted = draft.layers.get(signature)
-            if drafted is None:
-                drafted = draft.new_layer(signature, f"{self.function.__module__}.{self.__name__}")
-                if traced is None:
-                    specs = tuple(t.spec for t in operands)
-                    traced = trace_layer(self, specs, static, graph.k_splits)
-                draft.templates[drafted.key] = replace(traced, key=drafted.key)
+            drafted = self.drafted(graph, [operand.spec for operand in operands], static)
             return _record_call(graph, drafted, operands, path)
 
-    def signature(
-        self, draft: GraphDraft, operands: Sequence[TensorSpec], static: Mapping[str, Any]
-    ) -> tuple[object, ...]:
-        """Everything that a template depends on. Specs and attributes are replaced by the numbers
-        that the draft gives them.
+    def drafted(
+        self, graph: GraphBuilder, operands: Sequence[TensorSpec], static: Mapping[str, Any]
+    ) -> DraftedLayer:
+        """The graph's template for operands with these specs and these attributes. If the graph has
+        none, it is traced.
 
         Raises:
-            ShapeError: an attribute is not comparable.
+            ShapeError: an attribute is not comparable, or the function cannot be traced.
         """
-        return self, _forms(draft, operands), _numbers(draft, static)
+        draft = graph.draft
+        signature = self, _forms(draft, operands), _numbers(draft, static)
+        drafted = draft.layers.get(signature)
+        if drafted is None:
+            template = trace_layer(self, operands, static, graph.k_splits)
+            drafted = draft.new_layer(signature, f"{self.function.__module__}.{self.__name__}")
+            draft.templates[drafted.key] = replace(template, key=drafted.key)
+        return drafted
 
     def __reduce__(self) -> str:
         """Pickles the function by its module and name."""
