@@ -10,17 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import Axes
 from tilewise.core.validation import Validator
-from tilewise.graph.numbering import ValueNumbers
 from tilewise.ir.graph import Graph, OpNode, Template, TensorFamily, TensorNode, TensorSpec
 from tilewise.ir.op import results_of_call
 
-__all__ = ["Declared", "DraftedLayer", "GraphDraft"]
+__all__ = ["Declared", "DraftedLayer", "GraphDraft", "ValueNumbers", "is_equal"]
 
 OPTIMIZER = "optimizer."
 Declared = tuple[str, TensorFamily | None, int]
@@ -40,6 +40,50 @@ class DraftedLayer(NamedTuple):
     function: str
     number: int
     attrs: Mapping[str, Any]
+
+
+class ValueNumbers:
+    """The values seen so far. Equal values have the same number.
+
+    Values are kept alive, so that the same object is recognized without a comparison. (A model's
+    configuration may have a thousand entries.) Values that cannot be hashed are copied, because
+    their owner may change them. They are compared one by one.
+    """
+
+    def __init__(self) -> None:
+        self._by_object: dict[int, tuple[object, int]] = {}
+        self._by_value: dict[object, int] = {}
+        self._others: list[tuple[object, int]] = []
+
+    def is_known(self, value: object) -> bool:
+        """Whether this object has a number."""
+        return id(value) in self._by_object
+
+    def number(self, value: object) -> int:
+        """The number of a value that can be compared as a whole."""
+        entry = self._by_object.get(id(value))
+        if entry is not None:
+            return entry[1]
+        fresh = len(self._by_value) + len(self._others)
+        try:
+            number = self._by_value.setdefault(value, fresh)
+        except TypeError:  # it cannot be hashed
+            number = next((n for other, n in self._others if is_equal(other, value)), fresh)
+            if number == fresh:
+                self._others.append((deepcopy(value), fresh))
+            return number
+        self._by_object[id(value)] = value, number
+        return number
+
+
+def is_equal(a: object, b: object) -> bool:
+    """Whether two attributes are equal; False for values that cannot be compared as a whole, such
+    as arrays.
+    """
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError):
+        return False
 
 
 class _Turn:
@@ -109,30 +153,27 @@ class GraphDraft:
     def all_or_nothing(self) -> Iterator[None]:
         """A `with` block whose declarations and ops are removed if it raises."""
         with self._turn.of("all_or_nothing"):
-            yield from self._undo_on_error()
-
-    def _undo_on_error(self) -> Iterator[None]:
-        tensors, ops = len(self.tensors), len(self.ops)
-        grown = [(d, len(d)) for d in (self.outputs, self.templates)]  # entries are only added
-        loss_id, layers, hints = self.loss_id, len(self.layers), len(self._hints_before)
-        try:
-            yield
-        except BaseException:
-            del self.tensors[tensors:], self.ops[ops:]
-            for names, count in grown:
-                while len(names) > count:
-                    names.popitem()
-            while len(self.layers) > layers:
-                self._layers_named[self.layers.popitem()[1].function] -= 1
-            while len(self._hints_before) > hints:
-                tensor, before = self._hints_before.pop()
-                self.hints.pop(tensor)
-                self.hints.update({} if before is None else {tensor: before})
-            self.loss_id = loss_id
-            self.names = {name: i for name, i in self.names.items() if i < tensors}
-            self.constant_values = {i: v for i, v in self.constant_values.items() if i < tensors}
-            self._cache = {key: ids for key, ids in self._cache.items() if all(i < tensors for i in ids)}
-            raise
+            tensors, ops = len(self.tensors), len(self.ops)
+            grown = [(d, len(d)) for d in (self.outputs, self.templates)]  # entries are only added
+            loss_id, layers, hints = self.loss_id, len(self.layers), len(self._hints_before)
+            try:
+                yield
+            except BaseException:
+                del self.tensors[tensors:], self.ops[ops:]
+                for names, count in grown:
+                    while len(names) > count:
+                        names.popitem()
+                while len(self.layers) > layers:
+                    self._layers_named[self.layers.popitem()[1].function] -= 1
+                while len(self._hints_before) > hints:
+                    tensor, before = self._hints_before.pop()
+                    self.hints.pop(tensor)
+                    self.hints.update({} if before is None else {tensor: before})
+                self.loss_id = loss_id
+                self.names = {name: i for name, i in self.names.items() if i < tensors}
+                self.constant_values = {i: v for i, v in self.constant_values.items() if i < tensors}
+                self._cache = {key: ids for key, ids in self._cache.items() if all(i < tensors for i in ids)}
+                raise
 
     def declare(self, kind: str, spec: TensorSpec) -> TensorNode:
         """Declare an input, parameter, state or constant under a unique name."""

@@ -332,7 +332,7 @@ def differentiate_template(forward: Template) -> BackwardTemplate:
         total = totals[a]
         if total is not None and total not in passed_on:
             places.setdefault(total, len(places))
-            builder.output_id(total, f"grad.{graph.spec(a).name}")
+            builder.output(builder.draft.tensors[total], f"grad.{graph.spec(a).name}")
     sources = tuple({**places, **passed_on}[t] for t in (totals[a] for a in wanted) if t is not None)
     arguments = (*seeds.values(), *inside.imported.values())
     template = Template(forward.key + ".backward", builder.freeze(), arguments, tuple(places))
@@ -428,7 +428,7 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Di
                 f"[graph.gradients] every parameter must influence the loss; got {t.spec.name!r}; remove it"
             )
         gradients[t.spec.name] = total
-        builder.output_id(total, f"{t.spec.name}.grad")
+        builder.output(builder.draft.tensors[total], f"{t.spec.name}.grad")
     return Differentiated(builder.freeze(), gradients, layers)
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import update_wrapper
 from typing import Any
 
 from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import GraphBuilder
-from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft
-from tilewise.graph.numbering import is_equal
+from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft, is_equal
 from tilewise.graph.passes import simplify
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Template, TensorNode, TensorSpec
@@ -35,12 +35,12 @@ class LayerFunction:
     tensor.
     """
 
+    __name__: str
+    __qualname__: str
+
     def __init__(self, function: Callable[..., TensorNode]) -> None:
         self.function = function
-        self.__doc__ = function.__doc__
-        self.__name__ = function.__name__
-        self.__qualname__ = getattr(function, "__qualname__", function.__name__)
-        self.__module__ = function.__module__
+        update_wrapper(self, function)
 
     def __call__(self, graph: GraphBuilder, *operands: TensorNode, path: str, **static: Any) -> TensorNode:
         """Record one use of the layer. Its parameters are named `path + "." + name`.

@@ -148,17 +148,10 @@ class TensorSpec:
         init: str = "normal",
         init_scale: float = 1.0,
     ) -> None:
-        is_plain = True
-        if type(shape) is not tuple:
-            shape = tuple(_validate.sequence("TensorSpec", "a shape", shape, "sizes"))
-        for size in shape:
-            is_plain = is_plain and type(size) is int and 0 < size <= MAX_SIZE
-        if not is_plain:
-            shape = tuple(_size(size) for size in shape)
+        shape = tuple([_size(s) for s in _validate.sequence("TensorSpec", "a shape", shape, "sizes")])
         if type(dtype) is not DType:
             dtype = _dtype(dtype)
-        if type(labels) is not tuple:
-            labels = tuple(_validate.sequence("TensorSpec", "labels", labels, "labels, one per dim"))
+        labels = tuple(_validate.sequence("TensorSpec", "labels", labels, "labels, one per dim"))
         labels = labels or (None,) * len(shape)
         if not shape or len(labels) != len(shape):
             _validate.invalid(
@@ -180,30 +173,16 @@ class TensorSpec:
             _invalid_metadata_name()
         if tile_hint is not None:
             tile_hint = _validate.integer("TensorSpec", "tile_hint", tile_hint, 1, MAX_SIZE)
-        if type(storage) is not str or storage not in STORAGES:
-            _validate.choice("TensorSpec", "storage", storage, STORAGES)
-        if type(init) is not str or init not in INITS:
-            _validate.choice("TensorSpec", "init", init, INITS)
-        if type(init_scale) is not float or not 0.0 <= init_scale <= 1e6:
-            _validate.number("TensorSpec", "init_scale", init_scale, 0.0, 1e6)
-        elements = prod(shape) if is_plain else prod(upper_bound(size) for size in shape)  # type: ignore[arg-type]
+        _validate.choice("TensorSpec", "storage", storage, STORAGES)
+        _validate.choice("TensorSpec", "init", init, INITS)
+        _validate.number("TensorSpec", "init_scale", init_scale, 0.0, 1e6)
         family = TensorFamily((shape, dtype, labels, storage, tile_hint), init, init_scale)
         _put(self, "family", family)
         _put(self, "stem", name)
-        if elements * dtype.itemsize > MAX_BYTES:
+        if prod(map(upper_bound, shape)) * dtype.itemsize > MAX_BYTES:
             _validate.invalid(
                 "TensorSpec", "a tensor may have at most 2**60 bytes", f"{self} {name!r}", "make it smaller"
             )
-
-    @classmethod
-    def parameter(cls, shape: tuple[Size, ...], dtype: str | DType, name: str = "", **kw: Any) -> TensorSpec:
-        """The spec of a trained tensor. It needs a name."""
-        return cls(shape, _dtype(dtype), name=name, **kw)
-
-    @classmethod
-    def activation(cls, shape: tuple[Size, ...], dtype: str | DType, **kw: Any) -> TensorSpec:
-        """The spec of a computed tensor."""
-        return cls(shape, _dtype(dtype), **kw)
 
     def renamed(self, name: str) -> TensorSpec:
         """The same spec with another name."""
