@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tilewise.core.errors import ShapeError
@@ -33,13 +34,14 @@ _READING_S = 10.0  # how long planning waits for a thread that writes
 
 class DraftedLayer(NamedTuple):
     """A template of a layer. The fields are its key, the name of its function, the number of
-    earlier templates, and the attributes of its calls.
+    earlier templates, the attributes of its calls, and what each call declares.
     """
 
     key: str
     function: str
     number: int
     attrs: Mapping[str, Any]
+    declared: tuple[Declared, ...]
 
 
 class ValueNumbers:
@@ -127,7 +129,6 @@ class GraphDraft:
         hints: layouts that users ask for, by tensor id.
         phase: phase of the ops that are appended now: forward, backward or update.
         names: ids of inputs, parameters, states and constants, by name.
-        declared: by key, the template of a layer and the tensors that each call of it declares.
     """
 
     def __init__(self) -> None:
@@ -143,7 +144,6 @@ class GraphDraft:
         self.phase = "forward"
         self.loss_id: int | None = None
         self.names: dict[str, int] = {}
-        self.declared: dict[str, tuple[Template, tuple[Declared, ...]]] = {}
         self._cache: dict[Any, tuple[int, ...]] = {}
         self._layers_named: dict[str, int] = {}  # how many templates of layers have a function's name
         self._hints_before: list[tuple[int, tuple[Axes, ...] | None]] = []  # what each `hint` replaced
@@ -218,8 +218,10 @@ class GraphDraft:
             self._hints_before.append((tensor, self.hints.get(tensor)))
             self.hints[tensor] = layout
 
-    def new_layer(self, signature: object, function: str) -> DraftedLayer:
-        """Make a key for the template of a new signature: the name of the layer function. If the
+    def new_layer(
+        self, signature: object, function: str, template: Template, declared: tuple[Declared, ...]
+    ) -> DraftedLayer:
+        """Add the template of a new signature. Its key is the name of the layer function. If the
         name is taken in this graph, by another signature or another function, a number is appended.
         """
         number = self._layers_named.get(function, 0)
@@ -228,9 +230,9 @@ class GraphDraft:
             number += 1
             key = function if number == 1 else f"{function}#{number}"
         self._layers_named[function] = number
-        made = self.layers[signature] = DraftedLayer(
-            key, function, len(self.templates), FrozenMap({"template": key, "saved": ()})
-        )
+        attrs = FrozenMap({"template": key, "saved": ()})
+        made = self.layers[signature] = DraftedLayer(key, function, len(self.templates), attrs, declared)
+        self.templates[key] = replace(template, key=key)
         return made
 
     def name_output(self, name: str, tensor: int) -> None:

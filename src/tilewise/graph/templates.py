@@ -8,8 +8,7 @@ place of the template's parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any
 
@@ -71,8 +70,9 @@ class LayerFunction:
         drafted = draft.layers.get(signature)
         if drafted is None:
             template = trace_layer(self, operands, static, graph.k_splits)
-            drafted = draft.new_layer(signature, f"{self.function.__module__}.{self.__name__}")
-            draft.templates[drafted.key] = replace(template, key=drafted.key)
+            declared = tuple(_declared(template, len(operands)))
+            name = f"{self.function.__module__}.{self.__name__}"
+            drafted = draft.new_layer(signature, name, template, declared)
         return drafted
 
     def __reduce__(self) -> str:
@@ -135,11 +135,8 @@ def _record_call(
 ) -> TensorNode:
     draft = graph.draft
     template = draft.templates[layer.key]
-    declared = draft.declared.get(layer.key)
-    if declared is None or declared[0] is not template:
-        declared = draft.declared[layer.key] = template, _declared(template, len(operands))
     arguments = [t.id for t in operands]
-    for kind, family, formal in declared[1]:
+    for kind, family, formal in layer.declared:
         if family is not None:
             arguments.append(draft.declare_renamed(kind, family.member(path)).id)
             continue
@@ -156,12 +153,11 @@ def _record_call(
     return draft.tensors[out]
 
 
-def _declared(template: Template, num_operands: int) -> tuple[Declared, ...]:
+def _declared(template: Template, num_operands: int) -> Iterator[Declared]:
     """What every use of a layer declares, after its operands."""
-    formal = (template.graph.tensors[i] for i in template.arguments[num_operands:])
-    return tuple(
-        (t.kind, None if t.kind == "constant" else t.spec.named("", f".{t.spec.name}"), t.id) for t in formal
-    )
+    for i in template.arguments[num_operands:]:
+        t = template.graph.tensors[i]
+        yield t.kind, None if t.kind == "constant" else t.spec.named("", f".{t.spec.name}"), i
 
 
 def call_outlined(

@@ -188,8 +188,8 @@ def _names_declared_by(
             drafted = layer.function.drafted(graph, operands, layer.attrs)
         template = graph.draft.templates[drafted.key]
         specs[layer.path] = template.graph.spec(template.results[0])
-        formal = (template.graph.tensors[i] for i in template.arguments[len(operands) :])
-        declared.update(f"{layer.path}.{t.spec.name}" for t in formal if t.kind in ("parameter", "state"))
+        families = [family for _, family, _ in drafted.declared if family is not None]
+        declared.update(family.member(layer.path).name for family in families)
     return declared
 
 
