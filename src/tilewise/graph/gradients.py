@@ -1,13 +1,13 @@
 """Reverse-mode differentiation of a graph, one template at a time.
 
-A template (the structure of a repeated layer) is differentiated once. The backward template takes
-the tensors saved by the forward pass, the gradients of the layer's results, and the layer's
-arguments that it needs. It returns the gradients of the layer's arguments. A later pass makes it
-compute some of the saved tensors again (`recompute`).
+A template is differentiated once. The backward template takes the tensors saved by the forward
+pass, the gradients of the layer's results, and the layer's arguments that it needs. It returns the
+gradients of the layer's arguments. A later pass makes it compute some of the saved tensors again
+(`recompute`).
 
-A contribution is a summand of a tensor's gradient. All contributions to a gradient are collected
-before any op is added, so that they are summed in one fixed order (ir/tape.py). This module knows
-no op except `add`: a contribution names the op that combines it with others of its kind.
+All contributions to a gradient are collected before any op is added, so that they are summed in one
+fixed order (ir/tape.py). This module knows no op except `add`: a contribution names the op that
+combines it with others of its kind.
 """
 
 from __future__ import annotations

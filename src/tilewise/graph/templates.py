@@ -1,9 +1,7 @@
-"""Layer templates: `@layer` marks a function, and all calls of the function with one signature
-share one template, the structure of the layer as a graph.
-
-The first call with a signature (the operands' specs and the static attributes) is traced, fused and
-stored. Later calls record only bindings: which parameters of the graph, by module path, take the
-place of the template's parameters.
+"""Layer templates: `@layer` marks a function, and all calls of the function with one signature (the
+operands' specs and the static attributes) share one template. The first call is traced, fused and
+stored. Later calls record only which parameters of the graph, by module path, take the place of the
+template's parameters.
 """
 
 from __future__ import annotations

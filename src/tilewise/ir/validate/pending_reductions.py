@@ -1,14 +1,8 @@
-"""The rules of partial values: each partial value has a pending reduction, whose parts make up the
-whole tree.
+"""The rules of partial values: each partial value (ir/layout.py) has a pending reduction, whose parts
+make up the whole tree.
 
-If devices or microbatches share the contracted dim of an op, each computes only a part of the
-result: a partial value. A pending reduction says how such parts are combined along a tree; each
-part is an interval of the tree's leaves.
-
-The op's factors say which partial values the op completes itself. Every other one needs a pending
-reduction. This module combines the intervals of a pending reduction up to the root, which finds
-parts that are missing, present twice, out of order, or not a node of the tree, on all devices or on
-one.
+This module combines the intervals of a pending reduction up to the root, which finds parts that are
+missing, present twice, out of order, or not a node of the tree, on all devices or on one.
 """
 
 from __future__ import annotations
