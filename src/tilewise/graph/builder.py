@@ -107,8 +107,7 @@ class GraphBuilder:
             init: initial values: `normal`, `ones` or `zeros`; by default random weights, and ones
                 for vectors.
             init_scale: standard deviation of random values, as a multiple of that of other weights.
-            layout: mesh axes that shard the parameter's dims (ir/hints.py). Without it, the
-                strategy's rules decide.
+            layout: as in `input`.
         """
         spec = _spec("parameter", shape, dtype, labels, name, "rows")
         if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
@@ -554,9 +553,7 @@ def _spec(
 ) -> TensorSpec:
     if name in (INV_COUNT, SEED, POSITIONS):
         _validate.invalid(call, f"the name {name!r} is reserved", "a tensor of that name", "rename it")
-    sizes = tuple(_validate.sequence(call, "a shape", shape, "sizes"))
-    kinds = tuple(_validate.sequence(call, "labels", labels, "labels"))
-    return TensorSpec(sizes, dtype_named(dtype), kinds, name, storage=storage)
+    return TensorSpec(shape, dtype_named(dtype), labels, name, storage=storage)
 
 
 def _scores(

@@ -21,7 +21,7 @@ from tilewise.core.validation import Validator
 from tilewise.ir.graph import Graph, OpNode, Template, TensorFamily, TensorNode, TensorSpec
 from tilewise.ir.op import results_of_call
 
-__all__ = ["Declared", "DraftedLayer", "GraphDraft", "ValueNumbers", "is_equal"]
+__all__ = ["Declared", "DraftedLayer", "GraphDraft", "ValueNumbers"]
 
 OPTIMIZER = "optimizer."
 Declared = tuple[str, TensorFamily | None, int]
@@ -57,20 +57,22 @@ class ValueNumbers:
         self._by_value: dict[object, int] = {}
         self._others: list[tuple[object, int]] = []
 
-    def is_known(self, value: object) -> bool:
-        """Whether this object has a number."""
-        return id(value) in self._by_object
-
     def number(self, value: object) -> int:
-        """The number of a value that can be compared as a whole."""
+        """The number of a value.
+
+        Raises:
+            TypeError: the value can be neither hashed nor compared as a whole.
+        """
         entry = self._by_object.get(id(value))
         if entry is not None:
             return entry[1]
         fresh = len(self._by_value) + len(self._others)
         try:
             number = self._by_value.setdefault(value, fresh)
-        except TypeError:  # it cannot be hashed
-            number = next((n for other, n in self._others if is_equal(other, value)), fresh)
+        except TypeError:
+            if not _is_equal(value, value):
+                raise
+            number = next((n for other, n in self._others if _is_equal(other, value)), fresh)
             if number == fresh:
                 self._others.append((deepcopy(value), fresh))
             return number
@@ -78,7 +80,7 @@ class ValueNumbers:
         return number
 
 
-def is_equal(a: object, b: object) -> bool:
+def _is_equal(a: object, b: object) -> bool:
     """Whether two attributes are equal; False for values that cannot be compared as a whole, such
     as arrays.
     """

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import update_wrapper
+from operator import itemgetter
 from typing import Any
 
 from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import GraphBuilder
-from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft, is_equal
+from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft
 from tilewise.graph.passes import simplify
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Template, TensorNode, TensorSpec
@@ -120,12 +121,15 @@ def _forms(draft: GraphDraft, operands: Iterable[TensorSpec | None]) -> tuple[in
 
 def _numbers(draft: GraphDraft, attributes: Mapping[str, Any]) -> tuple[object, ...]:
     """Attributes, as numbers."""
-    for name, value in attributes.items():
-        if not draft.values.is_known(value) and not is_equal(value, value):
+    numbers = []
+    for name, value in sorted(attributes.items(), key=itemgetter(0)):
+        try:
+            numbers.append((name, draft.values.number(value)))
+        except TypeError:
             _validate.invalid(
                 "layer", f"attribute {name!r} must be comparable as a whole", shown(value), "pass a tuple"
             )
-    return tuple((name, draft.values.number(attributes[name])) for name in sorted(attributes))
+    return tuple(numbers)
 
 
 def _record_call(
@@ -168,7 +172,7 @@ def call_outlined(
     draft = graph.draft
     kinds = tuple(None if t is None else t.kind for t in operands)
     specs = [None if t is None else t.spec for t in operands]
-    key = op, kinds, _forms(draft, specs), tuple((a, draft.values.number(attrs[a])) for a in sorted(attrs))
+    key = op, kinds, _forms(draft, specs), _numbers(draft, attrs)
     call = draft.outlined.get(key)
     if call is None:
         inner = GraphBuilder(op, k_splits=graph.k_splits)

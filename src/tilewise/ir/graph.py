@@ -7,7 +7,7 @@ without gaps. Ops are always in topological order, so no code needs recursion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
@@ -139,9 +139,9 @@ class TensorSpec:
 
     def __init__(
         self,
-        shape: tuple[Size, ...],
+        shape: Sequence[Size],
         dtype: DType,
-        labels: tuple[Label, ...] = (),
+        labels: Sequence[Label] = (),
         name: str = "",
         tile_hint: int | None = None,
         storage: str = "rows",

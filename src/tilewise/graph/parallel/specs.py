@@ -110,7 +110,7 @@ class SpecHandle:
         Raises:
             ShapeError: shape, dtype, labels or name are invalid.
         """
-        spec = TensorSpec(tuple(shape), dtype_of(dtype), tuple(labels), name, storage=storage)
+        spec = TensorSpec(shape, dtype_of(dtype), labels, name, storage=storage)
         self.specs.append(LayerSpec(name, self.kind, tensors=((kind, spec),)))
         return name
 
