@@ -148,10 +148,17 @@ class TensorSpec:
         init: str = "normal",
         init_scale: float = 1.0,
     ) -> None:
-        shape = tuple([_size(s) for s in _validate.sequence("TensorSpec", "a shape", shape, "sizes")])
+        is_plain = True  # fast: large graphs have many specs
+        if type(shape) is not tuple:
+            shape = tuple(_validate.sequence("TensorSpec", "a shape", shape, "sizes"))
+        for size in shape:
+            is_plain = is_plain and type(size) is int and 0 < size <= MAX_SIZE
+        if not is_plain:
+            shape = tuple(_size(size) for size in shape)
         if type(dtype) is not DType:
             dtype = _dtype(dtype)
-        labels = tuple(_validate.sequence("TensorSpec", "labels", labels, "labels, one per dim"))
+        if type(labels) is not tuple:
+            labels = tuple(_validate.sequence("TensorSpec", "labels", labels, "labels, one per dim"))
         labels = labels or (None,) * len(shape)
         if not shape or len(labels) != len(shape):
             _validate.invalid(
@@ -173,13 +180,17 @@ class TensorSpec:
             _invalid_metadata_name()
         if tile_hint is not None:
             tile_hint = _validate.integer("TensorSpec", "tile_hint", tile_hint, 1, MAX_SIZE)
-        _validate.choice("TensorSpec", "storage", storage, STORAGES)
-        _validate.choice("TensorSpec", "init", init, INITS)
-        _validate.number("TensorSpec", "init_scale", init_scale, 0.0, 1e6)
+        if type(storage) is not str or storage not in STORAGES:
+            _validate.choice("TensorSpec", "storage", storage, STORAGES)
+        if type(init) is not str or init not in INITS:
+            _validate.choice("TensorSpec", "init", init, INITS)
+        if type(init_scale) is not float or not 0.0 <= init_scale <= 1e6:
+            _validate.number("TensorSpec", "init_scale", init_scale, 0.0, 1e6)
         family = TensorFamily((shape, dtype, labels, storage, tile_hint), init, init_scale)
         _put(self, "family", family)
         _put(self, "stem", name)
-        if prod(map(upper_bound, shape)) * dtype.itemsize > MAX_BYTES:
+        elements = prod(shape) if is_plain else prod(upper_bound(size) for size in shape)
+        if elements * dtype.itemsize > MAX_BYTES:
             _validate.invalid(
                 "TensorSpec", "a tensor may have at most 2**60 bytes", f"{self} {name!r}", "make it smaller"
             )

@@ -170,6 +170,8 @@ class RowWriter:
             return lambda value: None if value is None else number(value)
 
         def encode_union(value: Any) -> Plain:
+            if type(value) is int and -_INT64 <= value < _INT64:  # the usual case
+                return value
             return None if value is None else _int(value) if isinstance(value, int) else (number(value),)
 
         return encode_union

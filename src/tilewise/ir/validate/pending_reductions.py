@@ -31,8 +31,7 @@ def validate_pending_reductions(graph: Graph, layout: GraphLayout) -> None:
     Raises:
         LayoutError: names the op, the dim and the axes, or the interval that is not a node.
     """
-    seen: set[int] = set()
-    _validate(graph, layout, seen)
+    _validate(graph, layout, set())
 
 
 def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
@@ -42,9 +41,7 @@ def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
     is_shared = any(axes for use in {*layout.compute} for axes in use)
     for op in graph.ops:
         if op.op == "call":
-            inner = layout.calls[op.id]
-            if id(inner) not in seen:
-                _validate(graph.templates[op.attrs["template"]].graph, inner, seen)
+            _validate(graph.templates[op.attrs["template"]].graph, layout.calls[op.id], seen)
             continue
         if not is_shared:
             continue  # there is nothing to complete
