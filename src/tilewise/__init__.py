@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from tilewise.core.mesh import DeviceMesh
     from tilewise.distributed import ProcessGroup
     from tilewise.graph import GraphBuilder, layer
-    from tilewise.graph.parallel import ParallelDebugger, ParallelGraphBuilder, ProgressTracker
+    from tilewise.graph.parallel import LayerSpec, ParallelDebugger, ParallelGraphBuilder, ProgressTracker
     from tilewise.ir.graph import TensorSpec
     from tilewise.ir.hints import Replicate, Shard
-    from tilewise.ir.layer_spec import LayerSpec
     from tilewise.processes.workers import WorkerPool
     from tilewise.serve import LLM, Engine, SamplingParams, StructuredOutputsParams
     from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
@@ -39,7 +38,7 @@ _MODULES = {
     "GraphBuilder": "tilewise.graph",
     "GraphInstance": "tilewise.session",
     "LLM": "tilewise.serve",
-    "LayerSpec": "tilewise.ir.layer_spec",
+    "LayerSpec": "tilewise.graph.parallel",
     "ParallelDebugger": "tilewise.graph.parallel",
     "ParallelGraphBuilder": "tilewise.graph.parallel",
     "ParallelismMode": "tilewise.strategy",

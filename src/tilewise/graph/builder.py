@@ -17,7 +17,7 @@ import numpy as np
 
 import tilewise.graph.ops  # noqa: F401  (registers the ops)
 from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size
-from tilewise.core.dtypes import DType, dtype
+from tilewise.core.dtypes import DType
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
@@ -107,8 +107,7 @@ class GraphBuilder:
             init: initial values: `normal`, `ones` or `zeros`; by default random weights, and ones
                 for vectors.
             init_scale: standard deviation of random values, as a multiple of that of other weights.
-            layout: mesh axes that shard the parameter's dims (ir/hints.py). Without it, the
-                strategy's rules decide.
+            layout: as in `input`.
         """
         spec = _spec("parameter", shape, dtype, labels, name, "rows")
         if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
@@ -191,7 +190,7 @@ class GraphBuilder:
         if not isinstance(length, Dim):
             value = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
             return self.constant(value, name=name, labels=spec.labels, storage="scalars")
-        own = TensorSpec(spec.shape, _dtype("i32"), spec.labels, name, storage="scalars")
+        own = TensorSpec(spec.shape, dtype_named("i32"), spec.labels, name, storage="scalars")
         return self.draft.declare("input", own)
 
     def constrain(self, tensor: TensorNode, layout: Hint) -> TensorNode:
@@ -222,11 +221,6 @@ class GraphBuilder:
         _validate.text("output", "an output's name", name)
         self.draft.name_output(name, tensor.id)
         return tensor
-
-    def output_id(self, tensor: int, name: str) -> None:
-        """Like `output`, for a tensor's id."""
-        tensors = self.draft.tensors
-        self.output(tensors[_validate.integer("output_id", "an id", tensor, 0, len(tensors) - 1)], name)
 
     # ---- operations ---------------------------------------------------------------------------------------
 
@@ -482,7 +476,7 @@ class GraphBuilder:
                 "use cross_entropy with your own inv_count",
             )
         with self.all_or_nothing():
-            spec = TensorSpec((1,), _dtype("f32"), name=INV_COUNT, storage="vector")
+            spec = TensorSpec((1,), dtype_named("f32"), name=INV_COUNT, storage="vector")
             inv_count = self.draft.declare("input", spec)
             return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
 
@@ -554,17 +548,12 @@ class GraphBuilder:
         return builder
 
 
-_dtype = dtype
-
-
 def _spec(
     call: str, shape: Sequence[Size], dtype: str | DType, labels: Labels, name: str, storage: str
 ) -> TensorSpec:
     if name in (INV_COUNT, SEED, POSITIONS):
         _validate.invalid(call, f"the name {name!r} is reserved", "a tensor of that name", "rename it")
-    sizes = tuple(_validate.sequence(call, "a shape", shape, "sizes"))
-    kinds = tuple(_validate.sequence(call, "labels", labels, "labels"))
-    return TensorSpec(sizes, _dtype(dtype), kinds, name, storage=storage)
+    return TensorSpec(shape, dtype_named(dtype), labels, name, storage=storage)
 
 
 def _scores(

@@ -10,17 +10,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import Axes
 from tilewise.core.validation import Validator
-from tilewise.graph.numbering import ValueNumbers
 from tilewise.ir.graph import Graph, OpNode, Template, TensorFamily, TensorNode, TensorSpec
 from tilewise.ir.op import results_of_call
 
-__all__ = ["Declared", "DraftedLayer", "GraphDraft"]
+__all__ = ["Declared", "DraftedLayer", "GraphDraft", "ValueNumbers"]
 
 OPTIMIZER = "optimizer."
 Declared = tuple[str, TensorFamily | None, int]
@@ -33,13 +34,60 @@ _READING_S = 10.0  # how long planning waits for a thread that writes
 
 class DraftedLayer(NamedTuple):
     """A template of a layer. The fields are its key, the name of its function, the number of
-    earlier templates, and the attributes of its calls.
+    earlier templates, the attributes of its calls, and what each call declares.
     """
 
     key: str
     function: str
     number: int
     attrs: Mapping[str, Any]
+    declared: tuple[Declared, ...]
+
+
+class ValueNumbers:
+    """The values seen so far. Equal values have the same number.
+
+    Values are kept alive, so that the same object is recognized without a comparison. (A model's
+    configuration may have a thousand entries.) Values that cannot be hashed are copied, because
+    their owner may change them. They are compared one by one.
+    """
+
+    def __init__(self) -> None:
+        self._by_object: dict[int, tuple[object, int]] = {}
+        self._by_value: dict[object, int] = {}
+        self._others: list[tuple[object, int]] = []
+
+    def number(self, value: object) -> int:
+        """The number of a value.
+
+        Raises:
+            TypeError: the value can be neither hashed nor compared as a whole.
+        """
+        entry = self._by_object.get(id(value))
+        if entry is not None:
+            return entry[1]
+        fresh = len(self._by_value) + len(self._others)
+        try:
+            number = self._by_value.setdefault(value, fresh)
+        except TypeError:
+            if not _is_equal(value, value):
+                raise
+            number = next((n for other, n in self._others if _is_equal(other, value)), fresh)
+            if number == fresh:
+                self._others.append((deepcopy(value), fresh))
+            return number
+        self._by_object[id(value)] = value, number
+        return number
+
+
+def _is_equal(a: object, b: object) -> bool:
+    """Whether two attributes are equal; False for values that cannot be compared as a whole, such
+    as arrays.
+    """
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError):
+        return False
 
 
 class _Turn:
@@ -83,7 +131,6 @@ class GraphDraft:
         hints: layouts that users ask for, by tensor id.
         phase: phase of the ops that are appended now: forward, backward or update.
         names: ids of inputs, parameters, states and constants, by name.
-        declared: by key, the template of a layer and the tensors that each call of it declares.
     """
 
     def __init__(self) -> None:
@@ -99,7 +146,6 @@ class GraphDraft:
         self.phase = "forward"
         self.loss_id: int | None = None
         self.names: dict[str, int] = {}
-        self.declared: dict[str, tuple[Template, tuple[Declared, ...]]] = {}
         self._cache: dict[Any, tuple[int, ...]] = {}
         self._layers_named: dict[str, int] = {}  # how many templates of layers have a function's name
         self._hints_before: list[tuple[int, tuple[Axes, ...] | None]] = []  # what each `hint` replaced
@@ -109,30 +155,27 @@ class GraphDraft:
     def all_or_nothing(self) -> Iterator[None]:
         """A `with` block whose declarations and ops are removed if it raises."""
         with self._turn.of("all_or_nothing"):
-            yield from self._undo_on_error()
-
-    def _undo_on_error(self) -> Iterator[None]:
-        tensors, ops = len(self.tensors), len(self.ops)
-        grown = [(d, len(d)) for d in (self.outputs, self.templates)]  # entries are only added
-        loss_id, layers, hints = self.loss_id, len(self.layers), len(self._hints_before)
-        try:
-            yield
-        except BaseException:
-            del self.tensors[tensors:], self.ops[ops:]
-            for names, count in grown:
-                while len(names) > count:
-                    names.popitem()
-            while len(self.layers) > layers:
-                self._layers_named[self.layers.popitem()[1].function] -= 1
-            while len(self._hints_before) > hints:
-                tensor, before = self._hints_before.pop()
-                self.hints.pop(tensor)
-                self.hints.update({} if before is None else {tensor: before})
-            self.loss_id = loss_id
-            self.names = {name: i for name, i in self.names.items() if i < tensors}
-            self.constant_values = {i: v for i, v in self.constant_values.items() if i < tensors}
-            self._cache = {key: ids for key, ids in self._cache.items() if all(i < tensors for i in ids)}
-            raise
+            tensors, ops = len(self.tensors), len(self.ops)
+            grown = [(d, len(d)) for d in (self.outputs, self.templates)]  # entries are only added
+            loss_id, layers, hints = self.loss_id, len(self.layers), len(self._hints_before)
+            try:
+                yield
+            except BaseException:
+                del self.tensors[tensors:], self.ops[ops:]
+                for names, count in grown:
+                    while len(names) > count:
+                        names.popitem()
+                while len(self.layers) > layers:
+                    self._layers_named[self.layers.popitem()[1].function] -= 1
+                while len(self._hints_before) > hints:
+                    tensor, before = self._hints_before.pop()
+                    self.hints.pop(tensor)
+                    self.hints.update({} if before is None else {tensor: before})
+                self.loss_id = loss_id
+                self.names = {name: i for name, i in self.names.items() if i < tensors}
+                self.constant_values = {i: v for i, v in self.constant_values.items() if i < tensors}
+                self._cache = {key: ids for key, ids in self._cache.items() if all(i < tensors for i in ids)}
+                raise
 
     def declare(self, kind: str, spec: TensorSpec) -> TensorNode:
         """Declare an input, parameter, state or constant under a unique name."""
@@ -177,8 +220,10 @@ class GraphDraft:
             self._hints_before.append((tensor, self.hints.get(tensor)))
             self.hints[tensor] = layout
 
-    def new_layer(self, signature: object, function: str) -> DraftedLayer:
-        """Make a key for the template of a new signature: the name of the layer function. If the
+    def new_layer(
+        self, signature: object, function: str, template: Template, declared: tuple[Declared, ...]
+    ) -> DraftedLayer:
+        """Add the template of a new signature. Its key is the name of the layer function. If the
         name is taken in this graph, by another signature or another function, a number is appended.
         """
         number = self._layers_named.get(function, 0)
@@ -187,9 +232,9 @@ class GraphDraft:
             number += 1
             key = function if number == 1 else f"{function}#{number}"
         self._layers_named[function] = number
-        made = self.layers[signature] = DraftedLayer(
-            key, function, len(self.templates), FrozenMap({"template": key, "saved": ()})
-        )
+        attrs = FrozenMap({"template": key, "saved": ()})
+        made = self.layers[signature] = DraftedLayer(key, function, len(self.templates), attrs, declared)
+        self.templates[key] = replace(template, key=key)
         return made
 
     def name_output(self, name: str, tensor: int) -> None:

@@ -1,13 +1,13 @@
 """Reverse-mode differentiation of a graph, one template at a time.
 
-A template (the structure of a repeated layer) is differentiated once. The backward template takes
-the tensors saved by the forward pass, the gradients of the layer's results, and the layer's
-arguments that it needs. It returns the gradients of the layer's arguments. A later pass makes it
-compute some of the saved tensors again (`recompute`).
+A template is differentiated once. The backward template takes the tensors saved by the forward
+pass, the gradients of the layer's results, and the layer's arguments that it needs. It returns the
+gradients of the layer's arguments. A later pass makes it compute some of the saved tensors again
+(`recompute`).
 
-A contribution is a summand of a tensor's gradient. All contributions to a gradient are collected
-before any op is added, so that they are summed in one fixed order (ir/tape.py). This module knows
-no op except `add`: a contribution names the op that combines it with others of its kind.
+All contributions to a gradient are collected before any op is added, so that they are summed in one
+fixed order (ir/tape.py). This module knows no op except `add`: a contribution names the op that
+combines it with others of its kind.
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ _author = Validator("graph", InternalError)
 
 
 class _Tape:
-    """`ir.tape.Tape` over a draft of the backward graph.
+    """`ir.tape.Tape` over a draft of the backward graph, and the contributions to gradients of forward
+    tensors, which are summed to one tensor when the gradient is needed.
 
     Attributes:
         author: the op's method that is being called, for error messages.
     """
 
     def __init__(self, graph: Graph, draft: GraphDraft, use: Callable[[int], int]) -> None:
-        self.draft = draft
-        self._use = use
-        self.flow = _Contributions(graph, self)
+        self.graph, self.draft = graph, draft
         self.author: tuple[type[Op], str] | None = None
+        self._use = use
+        self._lists: dict[int, list[Gradient]] = {}  # contributions, by forward tensor
+        self._waiting: list[list[Gradient]] = []  # lists that contain a `Later`
+        self._totals: dict[int, int | None] = {}
 
     def invalid(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the op and what its author must correct."""
@@ -64,7 +67,7 @@ class _Tape:
         _author.invalid(title, rule, got, f"correct {op.__name__ if op else title}.{method}")
 
     def use(self, tensor: int) -> int:
-        if not _is_id(tensor, self.flow.graph.tensors):
+        if not _is_id(tensor, self.graph.tensors):
             self.invalid("a used tensor must be one of the forward graph", shown(tensor))
         return self._use(tensor)
 
@@ -101,10 +104,10 @@ class _Tape:
             self.invalid("an appended op must match its fields", str(error))
 
     def contribute(self, tensor: int, contribution: Gradient) -> None:
-        if not _is_id(tensor, self.flow.graph.tensors):
+        if not _is_id(tensor, self.graph.tensors):
             self.invalid("a contribution must be to a tensor of the forward graph", shown(tensor))
         _check_contribution(self, tensor, contribution, f"tensor {tensor}")
-        self.flow.add(tensor, contribution)
+        self.collect(tensor, contribution)
 
     def add(self, a: int, b: int) -> int:
         return self._named("add", a, b)
@@ -121,67 +124,54 @@ class _Tape:
     def _named(self, name: str, *inputs: int, **attrs: Any) -> int:
         return self.op(op_named(name).of(inputs, attrs))[0]
 
-
-class _Contributions:
-    """Gradient contributions per forward tensor, summed to one tensor when the gradient is needed."""
-
-    def __init__(self, graph: Graph, tape: _Tape) -> None:
-        self.graph, self.tape = graph, tape
-        self.lists: dict[int, list[Gradient]] = {}
-        self.waiting: list[list[Gradient]] = []  # lists that contain a `Later`
-        self.done: dict[int, int | None] = {}
-
-    def add(self, tensor: int, contribution: Gradient) -> None:
+    def collect(self, tensor: int, contribution: Gradient) -> None:
         """Add a contribution to the gradient of a tensor, which must not have been summed yet."""
-        if tensor in self.done:
+        if tensor in self._totals:
             _author.invalid(
                 "gradients",
                 "a contribution must come before the gradient is used",
                 f"one more for {self.graph.spec(tensor)} {self.graph.spec(tensor).name!r}",
                 "let Op.combine contribute to parameters only",
             )
-        contributions = self.lists.setdefault(tensor, [])
+        contributions = self._lists.setdefault(tensor, [])
         contributions.append(contribution)
         if isinstance(contribution, Later):
-            self.waiting.append(contributions)
+            self._waiting.append(contributions)
 
     def settle(self) -> None:
         """Append delayed ops now; the order of contributions does not change."""
-        for contributions in self.waiting:
+        for contributions in self._waiting:
             for i, c in enumerate(contributions):
                 if isinstance(c, Later):
-                    contributions[i] = self._emit(c)
-        self.waiting = []
-
-    def _emit(self, later: Later) -> int:
-        return self.tape.append(later.op)[0]
+                    contributions[i] = self.append(c.op)[0]
+        self._waiting = []
 
     def total(self, tensor: int) -> int | None:
         """The gradient of a tensor; None if there is no contribution."""
-        if tensor not in self.done:
-            self.done[tensor] = None  # no contribution may come while its own terms are combined
-            self.done[tensor] = self._sum(tensor, self.lists.get(tensor, []))
-        return self.done[tensor]
+        if tensor not in self._totals:
+            self._totals[tensor] = None  # no contribution may come while its own terms are combined
+            self._totals[tensor] = self._sum(tensor, self._lists.get(tensor, []))
+        return self._totals[tensor]
 
     def _sum(self, tensor: int, contributions: list[Gradient]) -> int | None:
         """The sum of tensors in reverse order of use, then of the terms, op by op."""
         total: int | None = None
         for i, c in enumerate(contributions):
             if isinstance(c, Later):
-                contributions[i] = c = self._emit(c)
+                contributions[i] = c = self.append(c.op)[0]
             if isinstance(c, int):
-                total = c if total is None else self.tape.add(total, c)
+                total = c if total is None else self.add(total, c)
         terms: dict[str, list[Term]] = {}
         for c in contributions:
             if isinstance(c, Term):
                 terms.setdefault(c.combined_by, []).append(c)
         for op in sorted((op_named(name) for name in terms), key=lambda op: (op.combine_rank, op.name)):
-            before, self.tape.author = self.tape.author, (op, "combine")
-            total = op.combine(self.tape, terms[op.name], total)
-            if not _is_id(total, self.tape.draft.tensors):
-                self.tape.invalid("Op.combine must return a tensor id", shown(total))
-            _check_contribution(self.tape, tensor, total, f"tensor {tensor}")
-            self.tape.author = before
+            before, self.author = self.author, (op, "combine")
+            total = op.combine(self, terms[op.name], total)
+            if not _is_id(total, self.draft.tensors):
+                self.invalid("Op.combine must return a tensor id", shown(total))
+            _check_contribution(self, tensor, total, f"tensor {tensor}")
+            self.author = before
         return total
 
 
@@ -192,7 +182,7 @@ def _run_backward(
 ) -> None:
     """Visit ops in reverse order and collect the contributions of each."""
     for op in reversed(ops):
-        grads = [tape.flow.total(o) for o in op.outputs]
+        grads = [tape.total(o) for o in op.outputs]
         if all(g is None for g in grads):
             continue
         if op.op == "call":
@@ -208,7 +198,7 @@ def _run_backward(
             contributions = _contributions(tape, bound, bound.gradient(tape, grads))
         for tensor, contribution in zip(op.inputs, contributions):
             if tensor is not None and contribution is not None:
-                tape.flow.add(tensor, contribution)
+                tape.collect(tensor, contribution)
 
 
 def _is_id(value: object, tensors: Sequence[TensorNode]) -> TypeGuard[int]:
@@ -249,7 +239,7 @@ def _check_contribution(tape: _Tape, tensor: int | None, c: object, place: str) 
         result = tensors[c].spec
     else:
         tape.invalid("a contribution must be a tensor id, a Later, a Term or None", f"{shown(c)} for {place}")
-    wanted = tape.flow.graph.spec(tensor) if tensor is not None else None
+    wanted = tape.graph.spec(tensor) if tensor is not None else None
     if wanted is None or result.shape != wanted.shape:
         tape.invalid("a gradient must have the shape of its tensor", f"{result} for {place}, {wanted}")
 
@@ -321,13 +311,12 @@ def differentiate_template(forward: Template) -> BackwardTemplate:
     }
     inside = Imports(graph, builder.draft)
     tape = _Tape(graph, builder.draft, inside.use)
-    flow = tape.flow
     for r, seed in seeds.items():
-        flow.add(r, seed)
+        tape.collect(r, seed)
     _run_backward(graph.ops, tape, _no_nested_call)
     # inputs before parameters: a norm's dgamma appears when its input's gradient is emitted
     order = sorted(forward.arguments, key=lambda a: graph.tensors[a].kind == "parameter")
-    totals = {a: flow.total(a) for a in order if graph.spec(a).dtype.name in ("f32", "bf16")}
+    totals = {a: tape.total(a) for a in order if graph.spec(a).dtype.name in ("f32", "bf16")}
     wanted = tuple(
         a for a in forward.arguments if totals.get(a) is not None and graph.tensors[a].kind != "constant"
     )
@@ -337,7 +326,7 @@ def differentiate_template(forward: Template) -> BackwardTemplate:
         total = totals[a]
         if total is not None and total not in passed_on:
             places.setdefault(total, len(places))
-            builder.output_id(total, f"grad.{graph.spec(a).name}")
+            builder.output(builder.draft.tensors[total], f"grad.{graph.spec(a).name}")
     sources = tuple({**places, **passed_on}[t] for t in (totals[a] for a in wanted) if t is not None)
     arguments = (*seeds.values(), *inside.imported.values())
     template = Template(forward.key + ".backward", builder.freeze(), arguments, tuple(places))
@@ -408,10 +397,9 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Di
     backward = _differentiate_all(graph, list(dict.fromkeys(op.attrs["template"] for op in calls)), pool)
     layers: dict[int, tuple[int, BackwardTemplate]] = {}
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
-    flow = tape.flow
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
-        flow.settle()  # before the next layer, so that operands of weight gradients (logits) can be freed
+        tape.settle()  # before the next layer, so that operands of weight gradients (logits) can be freed
         key = op.attrs["template"]
         layers[op.id] = len(builder.draft.ops), backward[key]
         return _call_backward(builder.draft, op, graph.templates[key], backward[key], grads)
@@ -420,20 +408,20 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Di
         "constant", TensorSpec((1,), DTYPES["f32"], name=SEED, storage=graph.spec(loss).storage)
     )
     builder.draft.constant_values[one.id] = np.ones(1, np.float32)
-    flow.add(loss, one.id)
+    tape.collect(loss, one.id)
     _run_backward(graph.ops, tape, on_call)
     for t in graph.of_kind("input"):
         if t.spec.dtype.name != "i32":
-            flow.total(t.id)
+            tape.total(t.id)
     gradients = {}
     for t in graph.of_kind("parameter"):
-        total = flow.total(t.id)
+        total = tape.total(t.id)
         if total is None:
             raise PlanError(
                 f"[graph.gradients] every parameter must influence the loss; got {t.spec.name!r}; remove it"
             )
         gradients[t.spec.name] = total
-        builder.output_id(total, f"{t.spec.name}.grad")
+        builder.output(builder.draft.tensors[total], f"{t.spec.name}.grad")
     return Differentiated(builder.freeze(), gradients, layers)
 
 

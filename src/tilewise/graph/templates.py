@@ -1,15 +1,14 @@
-"""Layer templates: `@layer` marks a function, and all calls of the function with one signature
-share one template, the structure of the layer as a graph.
-
-The first call with a signature (the operands' specs and the static attributes) is traced, fused and
-stored. Later calls record only bindings: which parameters of the graph, by module path, take the
-place of the template's parameters.
+"""Layer templates: `@layer` marks a function, and all calls of the function with one signature (the
+operands' specs and the static attributes) share one template. The first call is traced, fused and
+stored. Later calls record only which parameters of the graph, by module path, take the place of the
+template's parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import update_wrapper
+from operator import itemgetter
 from typing import Any
 
 from tilewise.core.errors import ShapeError
@@ -17,7 +16,6 @@ from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft
-from tilewise.graph.numbering import is_equal
 from tilewise.graph.passes import simplify
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Template, TensorNode, TensorSpec
@@ -35,12 +33,12 @@ class LayerFunction:
     tensor.
     """
 
+    __name__: str
+    __qualname__: str
+
     def __init__(self, function: Callable[..., TensorNode]) -> None:
         self.function = function
-        self.__doc__ = function.__doc__
-        self.__name__ = function.__name__
-        self.__qualname__ = getattr(function, "__qualname__", function.__name__)
-        self.__module__ = function.__module__
+        update_wrapper(self, function)
 
     def __call__(self, graph: GraphBuilder, *operands: TensorNode, path: str, **static: Any) -> TensorNode:
         """Record one use of the layer. Its parameters are named `path + "." + name`.
@@ -50,44 +48,31 @@ class LayerFunction:
                 comparable, or the function does not return a tensor of its graph. Then nothing is
                 recorded.
         """
-        return self.record(graph, operands, path, static)
-
-    def record(
-        self,
-        graph: GraphBuilder,
-        operands: tuple[TensorNode, ...],
-        path: str,
-        static: Mapping[str, Any],
-        traced: Template | None = None,
-    ) -> TensorNode:
-        """Record one use of the layer, as a call of the function does. `traced` is the result of
-        `trace_layer` for the same signature, if there is one.
-        """
         _validate.text("layer", "the path of a layer", path)
-        for t in operands:
-            graph.draft.own("layer", t)
-        draft = graph.draft
+        for operand in operands:
+            graph.draft.own("layer", operand)
         with graph.all_or_nothing():
-            signature = self.signature(draft, tuple(t.spec for t in operands), static)
-            drafted = draft.layers.get(signature)
-            if drafted is None:
-                drafted = draft.new_layer(signature, f"{self.function.__module__}.{self.__name__}")
-                if traced is None:
-                    specs = tuple(t.spec for t in operands)
-                    traced = trace_layer(self, specs, static, graph.k_splits)
-                draft.templates[drafted.key] = replace(traced, key=drafted.key)
+            drafted = self.drafted(graph, [operand.spec for operand in operands], static)
             return _record_call(graph, drafted, operands, path)
 
-    def signature(
-        self, draft: GraphDraft, operands: Sequence[TensorSpec], static: Mapping[str, Any]
-    ) -> tuple[object, ...]:
-        """Everything that a template depends on. Specs and attributes are replaced by the numbers
-        that the draft gives them.
+    def drafted(
+        self, graph: GraphBuilder, operands: Sequence[TensorSpec], static: Mapping[str, Any]
+    ) -> DraftedLayer:
+        """The graph's template for operands with these specs and these attributes. If the graph has
+        none, it is traced.
 
         Raises:
-            ShapeError: an attribute is not comparable.
+            ShapeError: an attribute is not comparable, or the function cannot be traced.
         """
-        return self, _forms(draft, operands), _numbers(draft, static)
+        draft = graph.draft
+        signature = self, _forms(draft, operands), _numbers(draft, static)
+        drafted = draft.layers.get(signature)
+        if drafted is None:
+            template = trace_layer(self, operands, static, graph.k_splits)
+            declared = tuple(_declared(template, len(operands)))
+            name = f"{self.function.__module__}.{self.__name__}"
+            drafted = draft.new_layer(signature, name, template, declared)
+        return drafted
 
     def __reduce__(self) -> str:
         """Pickles the function by its module and name."""
@@ -136,12 +121,15 @@ def _forms(draft: GraphDraft, operands: Iterable[TensorSpec | None]) -> tuple[in
 
 def _numbers(draft: GraphDraft, attributes: Mapping[str, Any]) -> tuple[object, ...]:
     """Attributes, as numbers."""
-    for name, value in attributes.items():
-        if not draft.values.is_known(value) and not is_equal(value, value):
+    numbers = []
+    for name, value in sorted(attributes.items(), key=itemgetter(0)):
+        try:
+            numbers.append((name, draft.values.number(value)))
+        except TypeError:
             _validate.invalid(
                 "layer", f"attribute {name!r} must be comparable as a whole", shown(value), "pass a tuple"
             )
-    return tuple((name, draft.values.number(attributes[name])) for name in sorted(attributes))
+    return tuple(numbers)
 
 
 def _record_call(
@@ -149,11 +137,8 @@ def _record_call(
 ) -> TensorNode:
     draft = graph.draft
     template = draft.templates[layer.key]
-    declared = draft.declared.get(layer.key)
-    if declared is None or declared[0] is not template:
-        declared = draft.declared[layer.key] = template, _declared(template, len(operands))
     arguments = [t.id for t in operands]
-    for kind, family, formal in declared[1]:
+    for kind, family, formal in layer.declared:
         if family is not None:
             arguments.append(draft.declare_renamed(kind, family.member(path)).id)
             continue
@@ -170,12 +155,11 @@ def _record_call(
     return draft.tensors[out]
 
 
-def _declared(template: Template, num_operands: int) -> tuple[Declared, ...]:
+def _declared(template: Template, num_operands: int) -> Iterator[Declared]:
     """What every use of a layer declares, after its operands."""
-    formal = (template.graph.tensors[i] for i in template.arguments[num_operands:])
-    return tuple(
-        (t.kind, None if t.kind == "constant" else t.spec.named("", f".{t.spec.name}"), t.id) for t in formal
-    )
+    for i in template.arguments[num_operands:]:
+        t = template.graph.tensors[i]
+        yield t.kind, None if t.kind == "constant" else t.spec.named("", f".{t.spec.name}"), i
 
 
 def call_outlined(
@@ -188,7 +172,7 @@ def call_outlined(
     draft = graph.draft
     kinds = tuple(None if t is None else t.kind for t in operands)
     specs = [None if t is None else t.spec for t in operands]
-    key = op, kinds, _forms(draft, specs), tuple((a, draft.values.number(attrs[a])) for a in sorted(attrs))
+    key = op, kinds, _forms(draft, specs), _numbers(draft, attrs)
     call = draft.outlined.get(key)
     if call is None:
         inner = GraphBuilder(op, k_splits=graph.k_splits)

@@ -5,11 +5,14 @@ then along a tree, so the number of batch splits determines the bits of results.
 parts of a step that run one after another. Their number changes no bit.
 
 The label of a dim says whether the dim is the batch (`DimLabel.is_summed_by_batch_splits`). The
-name of the dim does not matter.
+name of the dim does not matter. Microbatches divide the batch in time as devices divide it in
+space. So the operands of one op must count the batch along the same dims, and gradients and losses
+must sum along these dims.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
@@ -18,9 +21,10 @@ from tilewise.core.dims import Dim, upper_bound
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.tree import MAX_COUNT, allowed_widths
 from tilewise.core.validation import Validator
+from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorNode
+from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.op import op_named
-from tilewise.ir.validate import validate_batch_sums, validate_microbatches
 
 __all__ = ["BatchCut", "cut_batch", "default_batch_splits", "suggest_batch_splits"]
 
@@ -86,9 +90,9 @@ def cut_batch(graph: Graph, microbatches: int = 1, batch_splits: int | None = No
                 "0 of its inputs tw.BATCH"
             )
         return BatchCut()
-    validate_batch_sums(graph)
+    _require_batch_sums(graph)
     if microbatches > 1:
-        validate_microbatches(graph)
+        _require_microbatches(graph)
     batch, rows, length = sizes
     batch_splits = default_batch_splits(batch) if batch_splits is None else batch_splits
     if batch % batch_splits:
@@ -140,25 +144,69 @@ def _require_role(graph: Graph) -> None:
     role. Without labels, the batch is one batch split.
     """
     counted = sorted({t.spec.labels[0].name for t in graph.of_kind("input") if t.spec.labels[0] is not None})
-    summed = _summed_by_batch_splits(graph)
+    summed = next(iter(_batch_sums(graph)), None)
     if counted and summed is not None:
+        _, op = summed
         raise LayoutError(
             "[ir.cut_batch] losses and gradients are sums over the batch, which one label must count; got only "
-            f"{', '.join(counted)} on inputs of {graph.name!r}, and {summed.label!r} ({summed.op}); label their dim 0 "
+            f"{', '.join(counted)} on inputs of {graph.name!r}, and {op.label!r} ({op.op}); label their dim 0 "
             "tw.BATCH, or DimLabel(..., is_summed_by_batch_splits=True)"
         )
 
 
-def _summed_by_batch_splits(graph: Graph) -> OpNode | None:
-    """The first op that sums over the batch, also in layers; None if no op does."""
-    for op in graph.ops:
-        if op.op == "call":
-            inner = _summed_by_batch_splits(graph.templates[op.attrs["template"]].graph)
-        else:
-            inner = op if op_named(op.op).declared.accumulates else None
-        if inner is not None:
-            return inner
-    return None
+def _ops(graph: Graph) -> Iterator[tuple[Graph, OpNode]]:
+    """All ops except calls, with their graphs, also in layers."""
+    return ((inner, op) for inner in graph.with_layers() for op in inner.ops if op.op != "call")
+
+
+def _batch_sums(graph: Graph) -> Iterator[tuple[Graph, OpNode]]:
+    """The ops that sum over the batch, with their graphs, also in layers."""
+    return ((inner, op) for inner, op in _ops(graph) if op_named(op.op).declared.accumulates)
+
+
+def _require_microbatches(root: Graph) -> None:
+    """Check that operands that share a factor agree: in the dims with this factor, all operands
+    count the batch or none does.
+
+    Raises:
+        LayoutError: names the op and both operands.
+    """
+    for graph, op in _ops(root):
+        first: dict[str, tuple[int, bool]] = {}
+        for tensor, names in zip(op.inputs, factors_of(graph, op).inputs):
+            for factor, label in zip(names or (), graph.spec(tensor).labels if tensor is not None else ()):
+                is_batch = label is not None and label.is_summed_by_batch_splits
+                other, was_batch = first.setdefault(factor, (tensor or 0, is_batch))
+                if was_batch != is_batch:
+                    a, b = (graph.spec(t).name or f"result {t}" for t in (other, tensor or 0))
+                    raise LayoutError(
+                        "[ir.cut_batch] accumulation cuts the batch, so operands must be labelled alike; got "
+                        f"{a} and {b} in {op.label!r}, of which one counts the batch along {factor!r}; label both dims "
+                        "tw.BATCH"
+                    )
+
+
+def _require_batch_sums(root: Graph) -> None:
+    """Check that every op that sums over the batch sums a dim that counts the batch.
+
+    Raises:
+        LayoutError: names the op.
+    """
+    for graph, op in _batch_sums(root):
+        factors = factors_of(graph, op)
+        summed = {f for p in factors.partial_values if p.tree == BATCH_SPLITS for f in p.factors}
+        labels = [
+            label
+            for tensor, names in zip(op.inputs, factors.inputs)
+            if tensor is not None and names is not None
+            for factor, label in zip(names, graph.spec(tensor).labels)
+            if factor in summed
+        ]
+        if summed and not any(label is not None and label.is_summed_by_batch_splits for label in labels):
+            raise LayoutError(
+                "[ir.cut_batch] in a graph with a batch, gradients and losses are sums over the batch; got "
+                f"{op.label!r} ({op.op}), whose rows do not count it; label dim 0 of its inputs tw.BATCH"
+            )
 
 
 def _batched(graph: Graph) -> list[TensorNode]:

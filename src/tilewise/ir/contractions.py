@@ -3,9 +3,9 @@
 A factor is the name of a dim in an op's declaration, as in einsum. An op contracts a factor of its
 inputs if an output does not have the factor, or has it in coarser pieces.
 
-If devices or microbatches share such a factor, each computes a partial value. The package
-`strategy` makes a pending reduction for each partial value: the description of how its parts are
-combined. `ir.validate` checks that no pending reduction is missing. Both use this module.
+If devices or microbatches share such a factor, each computes a partial value (ir/layout.py). The
+package `strategy` makes a pending reduction for each partial value, and `ir.validate` checks that
+none is missing. Both use this module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Counts how often templates are traced, differentiated, laid out and lowered.
-
-A template is the structure of a repeated layer. Tests check that every stage does its work once per
-template.
+"""Counts how often templates are traced, differentiated, laid out and lowered. Tests check that every
+stage does its work once per template.
 """
 
 from __future__ import annotations

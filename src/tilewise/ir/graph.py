@@ -7,7 +7,7 @@ without gaps. Ops are always in topological order, so no code needs recursion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
@@ -139,16 +139,16 @@ class TensorSpec:
 
     def __init__(
         self,
-        shape: tuple[Size, ...],
+        shape: Sequence[Size],
         dtype: DType,
-        labels: tuple[Label, ...] = (),
+        labels: Sequence[Label] = (),
         name: str = "",
         tile_hint: int | None = None,
         storage: str = "rows",
         init: str = "normal",
         init_scale: float = 1.0,
     ) -> None:
-        is_plain = True
+        is_plain = True  # fast: large graphs have many specs
         if type(shape) is not tuple:
             shape = tuple(_validate.sequence("TensorSpec", "a shape", shape, "sizes"))
         for size in shape:
@@ -186,24 +186,14 @@ class TensorSpec:
             _validate.choice("TensorSpec", "init", init, INITS)
         if type(init_scale) is not float or not 0.0 <= init_scale <= 1e6:
             _validate.number("TensorSpec", "init_scale", init_scale, 0.0, 1e6)
-        elements = prod(shape) if is_plain else prod(upper_bound(size) for size in shape)  # type: ignore[arg-type]
         family = TensorFamily((shape, dtype, labels, storage, tile_hint), init, init_scale)
         _put(self, "family", family)
         _put(self, "stem", name)
+        elements = prod(shape) if is_plain else prod(upper_bound(size) for size in shape)
         if elements * dtype.itemsize > MAX_BYTES:
             _validate.invalid(
                 "TensorSpec", "a tensor may have at most 2**60 bytes", f"{self} {name!r}", "make it smaller"
             )
-
-    @classmethod
-    def parameter(cls, shape: tuple[Size, ...], dtype: str | DType, name: str = "", **kw: Any) -> TensorSpec:
-        """The spec of a trained tensor. It needs a name."""
-        return cls(shape, _dtype(dtype), name=name, **kw)
-
-    @classmethod
-    def activation(cls, shape: tuple[Size, ...], dtype: str | DType, **kw: Any) -> TensorSpec:
-        """The spec of a computed tensor."""
-        return cls(shape, _dtype(dtype), **kw)
 
     def renamed(self, name: str) -> TensorSpec:
         """The same spec with another name."""
@@ -386,6 +376,16 @@ class Graph:
     def spec(self, tensor: int) -> TensorSpec:
         """The spec of a tensor, by id."""
         return self.tensors[tensor].spec
+
+    def with_layers(self) -> list[Graph]:
+        """This graph, then the graphs of its layers, also of layers within layers, each once."""
+        graphs = {id(self): self}
+        ahead = [self]
+        for graph in ahead:
+            new = {id(t.graph): t.graph for t in graph.templates.values() if id(t.graph) not in graphs}
+            graphs |= new
+            ahead += new.values()
+        return ahead
 
 
 def _read_only(value: Any) -> Any:

@@ -59,7 +59,7 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
         LayoutError: the layout has neither notation, names a dim that the tensor does not have,
             names time, or names an axis twice.
     """
-    dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
+    dims = _axes_by_dim(call, hint, name)
     if len(dims) > rank:
         _validate.invalid(
             call,
@@ -67,12 +67,23 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
             f"{shown(hint)} for {rank} dims",
             _ADVICE,
         )
-    _check_axes(call, hint, dims, name)
     return (*dims, *((),) * (rank - len(dims)))
 
 
-def _check_axes(call: str, hint: object, dims: Sequence[Axes], name: str) -> list[str]:
-    """The axes of a layout, each of which appears once."""
+def as_frozen_hint(call: str, hint: Hint, name: str) -> tuple[Hint, set[str]]:
+    """A copy of a user's layout for tensors that are not known yet, and the set of axes that the
+    layout names.
+
+    Raises:
+        LayoutError: the layout has neither notation, names time, or names an axis twice.
+    """
+    used = {axis for axes in _axes_by_dim(call, hint, name) for axis in axes}
+    return FrozenMap(hint) if isinstance(hint, Mapping) else tuple(hint), used
+
+
+def _axes_by_dim(call: str, hint: object, name: str) -> list[Axes]:
+    """The axes of each dim that a layout names. No axis appears twice."""
+    dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
     used = [axis for axes in dims for axis in axes]
     if MICRO in used:
         _validate.invalid(
@@ -88,19 +99,7 @@ def _check_axes(call: str, hint: object, dims: Sequence[Axes], name: str) -> lis
             f"{shown(hint)} for {name!r}",
             "drop one of them",
         )
-    return used
-
-
-def as_frozen_hint(call: str, hint: Hint, name: str) -> tuple[Hint, set[str]]:
-    """A copy of a user's layout for tensors that are not known yet, and the set of axes that the
-    layout names.
-
-    Raises:
-        LayoutError: the layout has neither notation, names time, or names an axis twice.
-    """
-    dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
-    frozen: Hint = FrozenMap(hint) if isinstance(hint, Mapping) else tuple(hint)
-    return frozen, {*_check_axes(call, hint, dims, name)}
+    return dims
 
 
 def _by_dim(call: str, hint: object, name: str) -> list[Axes]:

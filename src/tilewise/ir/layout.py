@@ -6,8 +6,9 @@ An entry may contain `MICRO`, which means that microbatches divide the dim in ti
 over devices are completed once per step. Axes after `MICRO` are inside of time: devices share every
 microbatch, and sums over devices are completed once per microbatch.
 
-A partial value is a value of which several devices or microbatches each have a part. A device group
-is the devices along some mesh axes that complete such a value together.
+A partial value is a value of which several devices or microbatches each have a part. A pending
+reduction says how the parts are combined along a tree; each part is an interval of the tree's
+leaves. A device group is the devices along some mesh axes that complete such a value together.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Checks that a task's view of an operand is the part that the task's loop index selects.
 
-An instruction is a kernel and a loop over rows; each iteration is a task, which views a part of
-each operand. A wrong view would read or write other rows than the op's author means, perhaps only
-if devices share the rows. Views that depend on several symbols (sizes that a run supplies) cannot
-be checked and are accepted.
+A wrong view would read or write other rows than the op's author means, perhaps only if devices
+share the rows. Views that depend on several symbols (sizes that a run supplies) cannot be checked
+and are accepted.
 """
 
 from __future__ import annotations

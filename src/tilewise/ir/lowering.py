@@ -3,10 +3,8 @@
 To lower an op is to emit the instructions that compute it. The package `plan` implements the
 protocol. Ops and collectives use nothing else of `plan`.
 
-An instruction is a kernel and a loop over rows; each iteration of the loop is a task. A tensor is
-named by its id in the graph, or by the `Ref` that a method returned. An operand is the part of a
-tensor that a task reads or writes. Signals order tasks of different devices: a task can wait for a
-signal, and post one when it is complete.
+`ir.program` explains instructions, tasks and signals. A tensor is named by its id in the graph, or
+by the `Ref` that a method returned. An operand is the part of a tensor that a task reads or writes.
 """
 
 from __future__ import annotations

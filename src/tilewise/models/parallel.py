@@ -10,8 +10,7 @@ from tilewise.core.collector import collector_paused
 from tilewise.core.errors import ShapeError
 from tilewise.core.progress import Progress
 from tilewise.core.validation import Validator
-from tilewise.graph.parallel import ParallelGraphBuilder, SpecHandle
-from tilewise.ir.layer_spec import LayerSpec
+from tilewise.graph.parallel import LayerSpec, ParallelGraphBuilder, SpecHandle
 from tilewise.models.model_config import ModelConfig
 from tilewise.models.parts import STREAM, ModelParts
 from tilewise.models.registry import model_parts

@@ -96,7 +96,6 @@ CALLS = {
     "cross_entropy": lambda g, t: (g.cross_entropy, [t["rows"], t["labels"], t["one"]], {"ignore_index": -100}),
     "mean_cross_entropy": lambda g, t: (g.mean_cross_entropy, [t["rows"], t["labels"]], {"ignore_index": -100}),
     "loss": lambda g, t: (g.loss, [g.cross_entropy(t["rows"], t["labels"], t["one"])[0]], {}),
-    "output_id": lambda g, t: (g.output_id, [0, "out"], {}),
     "find": lambda g, t: (g.find, ["x"], {}),
     "has": lambda g, t: (g.has, ["x"], {}),
     "layer": lambda g, t: (block, [g, t["x"]], {"path": "layers.0", "width": 8}),
@@ -130,7 +129,6 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # hostile values that are valid
     "paged_attention": {"scale": {"None", *NUMBERS}, **SHAPED},
     "cross_entropy": {"ignore_index": {"-1", "0"}},
     "mean_cross_entropy": {"ignore_index": {"-1", "0"}},
-    "output_id": {0: {"0"}, 1: {"'name'"}},
     "has": {0: set(HOSTILE)},  # any name may be looked up
     "layer": {"path": {"'name'"}},
     "linear": {2: {"'name'"}, "in_label": {"None", "DimLabel"}, "out_label": {"None", "DimLabel"}},
@@ -145,7 +143,6 @@ def test_every_builder_call_is_tested():
     own = {
         "op_on_ids",
         "append",
-        "output_id",
         "freeze",
         "thaw",
         "all_or_nothing",

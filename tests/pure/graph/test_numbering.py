@@ -6,7 +6,7 @@ import pytest
 
 from tilewise.core.errors import ShapeError
 from tilewise.graph import GraphBuilder, layer
-from tilewise.graph.numbering import ValueNumbers
+from tilewise.graph.draft import ValueNumbers
 
 
 def test_equal_values_share_a_number():

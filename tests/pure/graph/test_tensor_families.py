@@ -46,7 +46,7 @@ def test_specs_that_share_nothing_are_detected(monkeypatch):
 
 def test_names_are_composed():
     """From prefix and suffix of a tensor's own part; another name has its own parts."""
-    spec = TensorSpec.parameter((4, 8), "f32", "weight", storage="packed", init="zeros", init_scale=2.0)
+    spec = TensorSpec((4, 8), "f32", name="weight", storage="packed", init="zeros", init_scale=2.0)
     member = spec.named("optimizer.exp_avg.", ".bias").member("layers.3")
     assert member.name == "optimizer.exp_avg.layers.3.bias"
     assert member != spec and replace(member, name="weight") == spec == member.renamed("weight")

@@ -10,7 +10,7 @@ import pytest
 
 from pure.plans import plan_graph, with_update
 from tilewise.graph import GraphBuilder
-from tilewise.graph.numbering import ValueNumbers
+from tilewise.graph.draft import ValueNumbers
 from tilewise.ir.counts import counts
 from tilewise.models.decoder import model
 from tilewise.models.decoder.architecture import LayerKind

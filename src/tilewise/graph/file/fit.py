@@ -1,15 +1,14 @@
 """Checks of a graph definition from a file: a graph builder must be able to produce the same
 definition.
 
-`ir.file` has checked the types of single fields, and that each number refers to an existing row.
-This module declares every tensor from outside again on a builder, infers the results of every op
-again, and checks every call against its layer. Everything must equal what the file says. Every
-failure is reported in one sentence.
+`ir.file` has checked the types of single fields. This module checks that numbers refer to existing
+rows, declares every tensor from outside again on a builder, infers the results of every op again,
+and checks every call against its layer. Everything must equal what the file says. Every failure is
+reported in one sentence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tilewise.core.dims import Dim
@@ -19,15 +18,16 @@ from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 from tilewise.graph.builder import INV_COUNT, POSITIONS, SEED, GraphBuilder
 from tilewise.graph.file.content import Definition
-from tilewise.ir.file import require, require_graph
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.hints import as_tensor_layout
-from tilewise.ir.op import results_of_call
+from tilewise.ir.op import check_call, results_of_call
 from tilewise.ir.validate import validate_graph
 
 __all__ = ["require_definition"]
 
 _OWN = (INV_COUNT, POSITIONS, SEED)
+_MAX_WALK = 1 << 21  # graphs, counted as often as calls lead to them
+_DEEPEST = 64  # nesting of layers
 
 
 def require_definition(definition: Definition) -> None:
@@ -38,14 +38,13 @@ def require_definition(definition: Definition) -> None:
     """
     graph, loss = definition
     try:
-        require_graph(graph)
-        _require_phase(graph)
-        _require_tensors(graph, is_layer=False)
-        for template in _templates_in(graph):
-            _require_phase(template.graph)
-            _require_tensors(template.graph, is_layer=True)
-            _require_interface(template)
-        for of in (graph, *(t.graph for t in _templates_in(graph))):
+        graphs: dict[int, tuple[Graph, int]] = {}
+        _walk(graph, graphs, 0)
+        for of, _ in graphs.values():
+            _require_tables(of, is_layer=of is not graph)
+            _require_declarations(of, is_layer=of is not graph)
+            for key, template in of.templates.items():
+                _require_interface(of, key, template)
             for op in of.ops:
                 _require_op(of, op)
         validate_graph(graph)
@@ -59,35 +58,80 @@ def require_definition(definition: Definition) -> None:
         raise Unreadable(f"its tables do not fit each other: {type(error).__name__} {shown(error)}") from None
 
 
-def _templates_in(graph: Graph) -> Iterator[Template]:
-    """All templates of a graph, each once, including those of layers within layers."""
-    seen: set[int] = set()
-    ahead = list(graph.templates.values())
-    while ahead:
-        template = ahead.pop()
-        if id(template) not in seen:
-            seen.add(id(template))
-            yield template
-            ahead += template.graph.templates.values()
+def _require(holds: bool, what: str, *values: object) -> None:
+    """Raise an error if a condition is false. `what` is the message, with a placeholder for each of
+    the values.
+    """
+    if not holds:
+        words = [v if isinstance(v, str | int) else shown(v) for v in values]
+        raise Unreadable(what.format(*words) if words else what)
+
+
+def _walk(graph: Graph, graphs: dict[int, tuple[Graph, int]], depth: int) -> int:
+    """Collect a graph and the graphs of its layers, each once and before the graphs that call it.
+    Returns how many graphs a walk along its calls visits.
+    """
+    if id(graph) not in graphs:
+        _require(depth <= _DEEPEST, "layers are nested more than {} deep", _DEEPEST)
+        inside = {key: _walk(t.graph, graphs, depth + 1) for key, t in graph.templates.items()}
+        called = [inside.get(op.attrs.get("template", ""), 0) for op in graph.ops if op.op == "call"]
+        num_visited = 1 + sum(inside.values()) + sum(called)
+        _require(num_visited <= _MAX_WALK, "its templates call each other too often")
+        graphs[id(graph)] = graph, num_visited
+    return graphs[id(graph)][1]
 
 
 # ---- tensors --------------------------------------------------------------------------------------------------------
 
 
-def _require_tensors(graph: Graph, is_layer: bool) -> None:
-    """Check that a builder accepts the inputs, parameters, states, constants and hints, and that
-    every result has a producer.
+def _require_tables(graph: Graph, is_layer: bool) -> None:
+    """Check that ids refer to tensors of the graph, that tensors name their producers, and that there
+    is no backward pass.
     """
+    tensor_ids = range(len(graph.tensors))
+    for op in graph.ops:
+        _require(
+            op.phase == "forward",
+            "op {!r} is in phase {!r}; a definition has only forward ops",
+            op.label,
+            op.phase,
+        )
+        _require(
+            all(i in tensor_ids for i in (*op.given, *op.outputs)),
+            "op {!r} refers to tensors that {!r} does not have",
+            op.label,
+            graph.name,
+        )
+    _require(
+        all(t in tensor_ids for t in (*graph.hints, *graph.outputs.values())),
+        "hints and outputs must refer to tensors",
+    )
+    _require(
+        graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")},
+        "every constant must have a value",
+    )
+    producers = {o: i for i, op in enumerate(graph.ops) for o in op.outputs}
+    for i, t in enumerate(graph.tensors):
+        # fusing leaves unused results in layers
+        is_made = t.producer is not None or (is_layer and t.kind == "result")
+        _require(
+            t.id == i and t.producer == producers.get(i) and is_made >= (t.kind == "result"),
+            "tensor {} of {!r} has kind {!r}, id {} and producer {}; op {} makes it",
+            i,
+            graph.name,
+            t.kind,
+            t.id,
+            t.producer,
+            producers.get(i),
+        )
+
+
+def _require_declarations(graph: Graph, is_layer: bool) -> None:
+    """Check that a builder accepts the inputs, parameters, states, constants and hints."""
     maker = GraphBuilder(graph.name, k_splits=graph.k_splits)
     checked_forms: set[object] = set()
     for node in graph.tensors:
         if node.kind == "result":
-            require(
-                is_layer or node.producer is not None,  # fusing leaves unused results in layers
-                "result {} of {!r} comes from no op",
-                node.id,
-                graph.name,
-            )
             continue
         spec = node.spec if node.spec.tile_hint is None else replace(node.spec, tile_hint=None)
         form = node.kind, spec.form, spec.init, spec.init_scale
@@ -96,8 +140,8 @@ def _require_tensors(graph: Graph, is_layer: bool) -> None:
             continue
         checked_forms.add(form)
         made = _declare(maker, graph, node, spec, is_layer)
-        require(
-            made.spec == spec,
+        _require(
+            made.kind == node.kind and made.spec == spec,
             "{} {!r} differs from its declaration {}",
             node.kind,
             spec.name,
@@ -106,10 +150,7 @@ def _require_tensors(graph: Graph, is_layer: bool) -> None:
     for tensor, hint in graph.hints.items():
         rank = len(graph.tensors[tensor].shape)
         same = as_tensor_layout("load", hint, rank, f"tensor {tensor}") == hint
-        require(same, "the layout of tensor {} is invalid: {}", tensor, hint)
-    num_made = sum(len(op.outputs) for op in graph.ops)
-    num_results = sum(t.producer is not None for t in graph.tensors)
-    require(num_made == num_results, "ops of {!r} make {} tensors of {}", graph.name, num_made, num_results)
+        _require(same, "the layout of tensor {} is invalid: {}", tensor, hint)
 
 
 def _declare(
@@ -134,11 +175,11 @@ def _require_own(spec: TensorSpec) -> None:
     """Check that inputs that the framework itself declares have their fixed form."""
     if spec.name == INV_COUNT:
         own = TensorSpec((1,), DTYPES["f32"], name=INV_COUNT, storage="vector")
-        require(spec == own, "{!r} has an invalid form: {}", spec.name, str(spec))
+        _require(spec == own, "{!r} has an invalid form: {}", spec.name, str(spec))
     if spec.name == POSITIONS:
         batch, length = spec.shape if len(spec.shape) == 2 else (None, None)
         own = TensorSpec(spec.shape, DTYPES["i32"], spec.labels, POSITIONS, storage="scalars")
-        require(
+        _require(
             isinstance(batch, int) and isinstance(length, Dim) and spec == own,
             "{!r} has an invalid form: {}",
             spec.name,
@@ -149,21 +190,17 @@ def _require_own(spec: TensorSpec) -> None:
 # ---- ops and layers -------------------------------------------------------------------------------------------------
 
 
-def _require_phase(graph: Graph) -> None:
-    odd = next((op for op in graph.ops if op.phase != "forward"), None)
-    if odd is not None:
-        raise Unreadable(f"op {odd.label!r} is in phase {odd.phase!r}; a definition has only forward ops")
-
-
 def _require_op(graph: Graph, op: OpNode) -> None:
-    specs = [None if i is None else graph.spec(i) for i in op.inputs]
     if op.op == "call":
         inferred = _infer_call(graph, op)
     else:
-        hash(tuple(op.attrs.values()))
+        checked = check_call(op.op, op.inputs, op.attrs)
+        same = all(type(checked[name]) is type(value) for name, value in op.attrs.items())
+        _require(same and checked == dict(op.attrs), "op {!r} has attributes of other types", op.label)
+        specs = [None if i is None else graph.spec(i) for i in op.inputs]
         inferred = results_of_call(op.op, specs, op.attrs)
     stated = [graph.spec(o) for o in op.outputs]
-    require(
+    _require(
         inferred == stated,
         "op {!r} makes {}, not {}",
         op.label,
@@ -182,14 +219,15 @@ def _infer_call(graph: Graph, op: OpNode) -> list[TensorSpec]:
     """Check that a call binds to each of its layer's arguments a tensor of equal form, and of equal
     kind except for inputs. Return the specs of the call's results.
     """
+    fits = set(op.attrs) == {"template", "saved"} and op.attrs["template"] in graph.templates
+    _require(fits, "op {!r} calls no template", op.label)
     template = graph.templates[op.attrs["template"]]
-    require(op.attrs["saved"] == (), "op {!r} saves tensors; a definition has no backward pass", op.label)
-    require(len(op.given) == len(template.arguments), "op {!r} binds {} tensors", op.label, len(op.given))
+    _require(op.attrs["saved"] == (), "op {!r} saves tensors; a definition has no backward pass", op.label)
+    _require(len(op.given) == len(template.arguments), "op {!r} binds {} tensors", op.label, len(op.given))
     for argument, tensor in zip(template.arguments, op.given):
         formal, actual = template.graph.tensors[argument], graph.tensors[tensor]
-        fits = formal.spec.form == actual.spec.form and formal.kind in ("input", actual.kind)
-        require(
-            fits,
+        _require(
+            formal.spec.form == actual.spec.form and formal.kind in ("input", actual.kind),
             "op {!r} binds {} {} to {} {}",
             op.label,
             actual.kind,
@@ -200,25 +238,24 @@ def _infer_call(graph: Graph, op: OpNode) -> list[TensorSpec]:
     return [template.graph.spec(r) for r in template.results]
 
 
-def _require_interface(template: Template) -> None:
+def _require_interface(graph: Graph, key: str, template: Template) -> None:
     """Check that a layer's arguments are its inputs, followed by its other tensors from outside in
     order, and that the layer has one result, which is its output.
     """
-    graph = template.graph
-    inputs = [t.id for t in graph.tensors if t.kind == "input"]
-    others = [t.id for t in graph.tensors if t.kind in ("parameter", "state", "constant")]
-    require(
+    inside = template.graph
+    _require(key == template.key, "template {!r} has another key", key)
+    _require(inside.k_splits == graph.k_splits, "template {!r} has {} k splits", key, inside.k_splits)
+    inputs = [t.id for t in inside.tensors if t.kind == "input"]
+    others = [t.id for t in inside.tensors if t.kind in ("parameter", "state", "constant")]
+    _require(
         template.arguments == (*inputs, *others),
         "layer {!r} has other arguments than its tensors from outside",
-        template.key,
+        key,
     )
-    require(
-        graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")},
-        "every constant must have a value",
+    is_result = inside.outputs == dict(zip(("result",), template.results))
+    _require(
+        is_result and len(template.results) == 1, "layer {!r} has the outputs {}", key, list(inside.outputs)
     )
-    results = list(graph.outputs.values())
-    is_result = list(template.results) == results and list(graph.outputs) == ["result"]
-    require(is_result, "layer {!r} has the outputs {}", template.key, list(graph.outputs))
 
 
 def _require_ends(graph: Graph, loss: int | None) -> None:
@@ -227,10 +264,10 @@ def _require_ends(graph: Graph, loss: int | None) -> None:
     """
     names = {t.spec.name: t.id for t in graph.tensors if t.kind != "result"}
     for name, tensor in graph.outputs.items():
-        require(name != "" and names.get(name, tensor) == tensor, "the output's name {!r} is taken", name)
+        _require(name != "" and names.get(name, tensor) == tensor, "the output's name {!r} is taken", name)
     if loss is None:
         return
-    require(0 <= loss < len(graph.tensors), "its loss is tensor {} of {}", loss, len(graph.tensors))
+    _require(0 <= loss < len(graph.tensors), "its loss is tensor {} of {}", loss, len(graph.tensors))
     maker = GraphBuilder.thaw(replace(graph, outputs={}))
     maker.loss(maker.draft.tensors[loss])
-    require(graph.outputs.get("loss") == loss, "its loss is not its output 'loss'")
+    _require(graph.outputs.get("loss") == loss, "its loss is not its output 'loss'")

@@ -7,7 +7,7 @@ into a graph in one order. The graph equals the one that the same calls make on 
 
 from tilewise.graph.parallel.builder import ParallelGraphBuilder
 from tilewise.graph.parallel.debugger import LEVELS, ParallelDebugger
-from tilewise.graph.parallel.handle import SpecHandle
 from tilewise.graph.parallel.progress import ProgressTracker
+from tilewise.graph.parallel.specs import LayerSpec, SpecHandle
 
-__all__ = ["LEVELS", "ParallelDebugger", "ParallelGraphBuilder", "ProgressTracker", "SpecHandle"]
+__all__ = ["LEVELS", "LayerSpec", "ParallelDebugger", "ParallelGraphBuilder", "ProgressTracker", "SpecHandle"]

@@ -13,16 +13,15 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from tilewise.core.errors import ShapeError
 from tilewise.core.progress import Progress, thread_name
-from tilewise.core.validation import Validator, shown
+from tilewise.core.validation import Validator
 from tilewise.graph.builder import GraphBuilder
-from tilewise.graph.parallel.handle import Describe, describe_item, in_words
-from tilewise.graph.parallel.tracing import TemplateTable
+from tilewise.graph.parallel.specs import Describe, LayerSpec, describe_item, in_words
 from tilewise.ir.graph import TensorNode, TensorSpec
-from tilewise.ir.layer_spec import LayerSpec
 
 __all__ = ["ParallelGraphBuilder"]
 
@@ -39,16 +38,11 @@ class ParallelGraphBuilder:
         progress: receives the phases; a `ParallelDebugger` or a `ProgressTracker`.
 
     Raises:
-        ShapeError: `threads` is not between 1 and 256, or `progress` is no `Progress`.
+        ShapeError: `threads` is not between 1 and 256.
     """
 
     def __init__(self, threads: int = 2, *, progress: Progress | None = None) -> None:
-        call = "ParallelGraphBuilder"
-        self.threads = _validate.integer(call, "threads", threads, 1, MAX_THREADS)
-        if progress is not None:
-            _validate.instance(
-                call, "a progress", progress, Progress, "pass a ParallelDebugger or ProgressTracker"
-            )
+        self.threads = _validate.integer("ParallelGraphBuilder", "threads", threads, 1, MAX_THREADS)
         self.progress = Progress() if progress is None else progress
 
     def specify(self, describe: Describe, items: Iterable[Any], *, kind: str = "layer") -> Future[Specs]:
@@ -64,18 +58,7 @@ class ParallelGraphBuilder:
             ShapeError for the first item that failed. It names the item, the thread and the item's last
             specification.
         """
-        _validate.text("specify", "a kind", kind)
-        if not callable(describe):
-            _validate.invalid(
-                "specify", "describe must be a function", shown(describe), "pass describe(handle, item)"
-            )
-        try:
-            iterator = iter(items)
-        except TypeError:
-            _validate.invalid(
-                "specify", "items must be iterable", shown(items), "pass range(num_layers) or a list"
-            )
-        item_list = list(iterator)
+        item_list = list(items)
         runner = ThreadPoolExecutor(1, thread_name_prefix=f"specify {kind}")
         try:
             return runner.submit(self._specify, describe, item_list, kind)
@@ -106,35 +89,25 @@ class ParallelGraphBuilder:
                 operands. The message names the specification. If a group's future has failed, its
                 error is raised.
         """
-        _validate.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
         spec_groups = [group.result() if isinstance(group, Future) else group for group in groups]
-        specs = [
-            spec
-            for group in spec_groups
-            for spec in _validate.sequence("assemble", "a group", group, "specifications")
-        ]
-        for spec in specs:
-            _validate.instance("assemble", "a specification", spec, LayerSpec, "pass what specify returned")
+        specs = list(itertools.chain.from_iterable(spec_groups))
         layers = [spec for spec in specs if spec.function is not None]
+        tensors = dict(named or {})
         with self.progress.phase("validation", len(specs)) as phase:
-            tensors = dict(_validate.mapping("assemble", "named tensors", named or {}, "tensors by name"))
             for tensor in tensors.values():
                 graph.draft.own("assemble", tensor)
             alone = _check_names(graph, specs, tensors)
             phase.counter().count = len(specs)
-        table = TemplateTable(
-            graph, layers, {**{n: t.spec for n, t in tensors.items()}, **{n: t[1] for n, t in alone.items()}}
-        )
         with self.progress.phase("assembly", len(specs)) as phase, graph.all_or_nothing():
             counter, results = phase.counter(), dict[str, TensorNode]()
-            used = table.declared_names(alone)
-            for name, (kind, tensor) in alone.items():
-                if name not in used:
-                    graph.draft.declare(kind, tensor)
+            declared = _names_declared_by(graph, layers, tensors, alone) if alone else set()
+            for name, (kind, spec) in alone.items():
+                if name not in declared:
+                    graph.draft.declare(kind, spec)
                 counter.count += 1
             for layer in layers:
-                operands = tuple(_find(graph, name, results, tensors) for name in layer.operands)
-                results[layer.path] = _write(graph, layer, table, alone, operands)
+                operands = [results.get(n) or tensors.get(n) or graph.find(n) for n in layer.operands]
+                results[layer.path] = _write(graph, layer, alone, operands)
                 counter.count += 1
         return results
 
@@ -198,33 +171,58 @@ def _check_names(
     return alone
 
 
-def _find(
-    graph: GraphBuilder, name: str, results: Mapping[str, TensorNode], named: Mapping[str, TensorNode]
-) -> TensorNode:
-    return results.get(name) or named.get(name) or graph.find(name)
+def _names_declared_by(
+    graph: GraphBuilder,
+    layers: Specs,
+    named: Mapping[str, TensorNode],
+    alone: Mapping[str, tuple[str, TensorSpec]],
+) -> set[str]:
+    """The names of parameters and states that layers will declare. Their templates are traced."""
+    declared: set[str] = set()
+    specs = {name: tensor.spec for name, tensor in named.items()}
+    specs |= {name: tensor for name, (_, tensor) in alone.items()}
+    for layer in layers:
+        assert layer.function is not None
+        operands = [specs[n] if n in specs else graph.find(n).spec for n in layer.operands]
+        with _blamed_on(layer):
+            drafted = layer.function.drafted(graph, operands, layer.attrs)
+        template = graph.draft.templates[drafted.key]
+        specs[layer.path] = template.graph.spec(template.results[0])
+        families = [family for _, family, _ in drafted.declared if family is not None]
+        declared.update(family.member(layer.path).name for family in families)
+    return declared
 
 
 def _invalid(spec: LayerSpec, rule: str, got: str, advice: str) -> None:
     _validate.invalid("assemble", f"{spec.kind} {spec.path!r} {rule}", got, advice)
 
 
-def _write(
-    graph: GraphBuilder,
-    spec: LayerSpec,
-    table: TemplateTable,
-    alone: Mapping[str, tuple[str, TensorSpec]],
-    operands: tuple[TensorNode, ...],
-) -> TensorNode:
-    """Write one layer into the graph, and check that it declares the tensors that its specification
-    lists.
-    """
+@contextmanager
+def _blamed_on(spec: LayerSpec) -> Iterator[None]:
+    """A block whose errors name a specification."""
     try:
-        result = table.record(graph, spec, operands)
+        yield
     except Exception as error:
         raise ShapeError(
             f"[graph.parallel] {spec.kind} {spec.path!r} must accept its operands; got {in_words(error)}; correct it"
         ) from error
-    declared = {t.spec.name: t for t in _declared_by(graph, spec)}
+
+
+def _write(
+    graph: GraphBuilder,
+    spec: LayerSpec,
+    alone: Mapping[str, tuple[str, TensorSpec]],
+    operands: Sequence[TensorNode],
+) -> TensorNode:
+    """Write one layer into the graph, and check that it declares the tensors that its specification
+    lists.
+    """
+    assert spec.function is not None
+    with _blamed_on(spec):
+        result = spec.function(graph, *operands, path=spec.path, **spec.attrs)
+    call = graph.draft.ops[-1]
+    bound = [graph.draft.tensors[i] for i in call.given[len(operands) :]]
+    declared = {t.spec.name: t for t in bound if t.kind in ("parameter", "state")}
     for kind, tensor in itertools.chain(spec.tensors, (alone[name] for name in declared if name in alone)):
         node = declared.get(tensor.name)
         if node is None or node.kind != kind or node.spec.form != tensor.form:
@@ -235,11 +233,3 @@ def _write(
                 "correct the specification or the layer",
             )
     return result
-
-
-def _declared_by(graph: GraphBuilder, spec: LayerSpec) -> Iterator[TensorNode]:
-    """The tensors that the last recorded call declared."""
-    call = graph.draft.ops[-1]
-    for i in call.inputs[len(spec.operands) :]:
-        if i is not None and graph.draft.tensors[i].kind in ("parameter", "state"):
-            yield graph.draft.tensors[i]

@@ -4,7 +4,6 @@ are bytes.
 
 from tilewise.ir.file.arrays import array_form, array_named
 from tilewise.ir.file.fields import fields_of
-from tilewise.ir.file.fit_graph import require, require_graph
 from tilewise.ir.file.read_rows import RowReader
 from tilewise.ir.file.write_rows import RowWriter, Unwritable
 
@@ -15,6 +14,4 @@ __all__ = [
     "array_form",
     "array_named",
     "fields_of",
-    "require",
-    "require_graph",
 ]

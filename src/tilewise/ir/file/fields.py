@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -63,16 +62,9 @@ def is_record(hint: Any) -> bool:
     return is_dataclass(hint) or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
 
 
+@cache
 def fields_of(record: type) -> Mapping[str, Any]:
     """The type of each field, in order."""
-    cached = _field_cache.get(record)
-    return cached if cached is not None else _field_cache.setdefault(record, _fields_of(record))
-
-
-_field_cache: WeakKeyDictionary[type, Mapping[str, Any]] = WeakKeyDictionary()
-
-
-def _fields_of(record: type) -> Mapping[str, Any]:
     hints = get_type_hints(record)
     named = getattr(record, "_fields", None)
     names = named if named is not None else [f.name for f in fields(record) if f.init]
@@ -84,7 +76,7 @@ def settings_of(kind: type[Kind]) -> list[str]:
     return [f.name for f in fields(kind) if f.init] if is_dataclass(kind) else []
 
 
-@lru_cache(maxsize=8)
+@cache
 def records_of(root: type) -> Mapping[str, type]:
     """All records, by name, that a file of one class may contain."""
     records: dict[str, type] = {}

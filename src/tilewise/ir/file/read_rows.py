@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from tilewise.core.dtypes import DTYPES, DType
 from tilewise.core.errors import TilewiseError
-from tilewise.core.mesh import DeviceMesh
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 from tilewise.ir.file.fields import (
@@ -96,7 +95,7 @@ class RowReader:
             except Unreadable as error:
                 name = list(fields_of(record))[len(values)]
                 raise Unreadable(f"{name} of a {record.__name__}: {error}") from None
-        return _mesh(*values) if record is DeviceMesh else record(*values)
+        return record(*values)
 
     # ---- values by type -----------------------------------------------------------------------------------
 
@@ -261,14 +260,6 @@ def _dtype(value: Any) -> DType:
     if type(value) is not str or value not in DTYPES:
         raise Unreadable(f"it must be one of {', '.join(DTYPES)}; got {shown(value)}")
     return DTYPES[value]
-
-
-def _mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> DeviceMesh:
-    if len(names) != len(sizes) or len(set(names)) != len(names):
-        raise Unreadable(
-            f"a mesh must have a size for each of its axes; got {shown(names)} and {shown(sizes)}"
-        )
-    return DeviceMesh(dict(zip(names, sizes)))
 
 
 _SIMPLE: dict[Any, _Decode] = {int: _int, bool: _truth, float: _float, str: _text, DType: _dtype}

@@ -92,8 +92,8 @@ class RowWriter:
         return self._of_union(parts)
 
     def _of_record(self, record: type) -> _Encode:
-        row_numbers = self._row_numbers
-        names = list(fields_of(record))
+        row_numbers, hints = self._row_numbers, fields_of(record)
+        names = list(hints)
         fields_in: Callable[[Any], Iterable[Any]] = (
             iter if issubclass(record, tuple) else attrgetter(*names) if len(names) > 1 else _field(*names)
         )
@@ -106,7 +106,7 @@ class RowWriter:
             if type(value) is not record:
                 raise Unwritable(f"the value must be a {record.__name__}; got {shown(value)}")
             if not encoders:  # only now, because records may contain records of their own class
-                encoders.extend(self._encoder(hint) for hint in fields_of(record).values())
+                encoders.extend(self._encoder(hint) for hint in hints.values())
             try:
                 row = tuple([e(v) for e, v in zip(encoders, fields_in(value))])
             except Unwritable as error:
@@ -163,19 +163,16 @@ class RowWriter:
         rest = [m for m in members if m is not NoneType]
         record = next((m for m in rest if is_record(m)), None)
         if record is None:
-            (only,) = rest
-            encode = self._encoder(only)
+            encode = self._encoder(rest[0])
             return lambda value: None if value is None else encode(value)
         number = self._encoder(record)
         if int not in rest:
             return lambda value: None if value is None else number(value)
 
         def encode_union(value: Any) -> Plain:
-            if type(value) is int and -_INT64 <= value < _INT64:
+            if type(value) is int and -_INT64 <= value < _INT64:  # the usual case
                 return value
-            if value is None or isinstance(value, int):
-                return None if value is None else _int(value)
-            return (number(value),)
+            return None if value is None else _int(value) if isinstance(value, int) else (number(value),)
 
         return encode_union
 

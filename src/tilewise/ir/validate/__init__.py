@@ -3,7 +3,6 @@
 `session.verify` is unrelated: it compares the results of a strategy with those of one device.
 """
 
-from tilewise.ir.validate.batch import validate_batch_sums, validate_microbatches
 from tilewise.ir.validate.bindings import Work, validate_bindings
 from tilewise.ir.validate.graph import validate_graph
 from tilewise.ir.validate.pending_reductions import validate_pending_reductions
@@ -14,10 +13,8 @@ __all__ = [
     "Values",
     "Work",
     "validate_acknowledgements",
-    "validate_batch_sums",
     "validate_bindings",
     "validate_graph",
-    "validate_microbatches",
     "validate_pending_reductions",
     "validate_values",
     "values_of",

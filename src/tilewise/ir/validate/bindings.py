@@ -1,13 +1,11 @@
 """Checks that each call of a tile program is bound to the tensors that the graph's ops name, not to
 other tensors of the same shape.
 
-A template is a block of instructions. Its slots are formal parameters; they refer to tensors of the
-graph that the template was lowered from. A call binds the slots to entries of a table of tensors,
-and the key of an entry says which tensor it holds. Arguments and results of a layer are compared,
-in order, with those of the op that calls it. This finds bindings that are exchanged within a call,
-or between layers, microbatches or devices.
-
-It does not show that entries with different keys have different memory.
+A template's slots refer to tensors of the graph that the template was lowered from. A call binds
+them to entries, whose keys say which tensors they hold (ir/program.py). Arguments and results of a
+layer are compared, in order, with those of the op that calls it. This finds bindings that are
+exchanged within a call, or between layers, microbatches or devices. It does not show that entries
+with different keys have different memory.
 """
 
 from __future__ import annotations

@@ -4,30 +4,33 @@ that ran last.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from tilewise.core.errors import InternalError
-from tilewise.ir.graph import Graph, OpNode, TensorFamily, TensorSpec
+from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.op import results_of_call
 
 __all__ = ["validate_graph"]
 
 
-def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
+def validate_graph(graph: Graph, validated: Container[int] = ()) -> None:
     """Check the rules of a graph: ids are dense; every operand exists before its use; every result
     has one producer; outputs of ops have the specs that their op infers; calls fit their templates;
-    outputs exist.
-
-    Args:
-        graph: its layers are checked too, each once.
-        seen: identities of the layers' graphs that have been checked.
+    outputs exist. Its layers are checked too, except for those whose identities are in `validated`.
 
     Raises:
         InternalError: names the first rule that is violated.
     """
+    for each in graph.with_layers():
+        if id(each) not in validated:
+            _validate(each)
+
+
+def _validate(graph: Graph) -> None:
     tensors = graph.tensors
     defined: set[int | None] = {t.id for t in tensors if t.kind != "result"}
     defined.add(None)
-    formal: dict[str, list[int]] = {}  # by template
-    forms = _Forms()
+    formal: dict[str, list[object]] = {}  # shapes and dtypes, by template
     _require(all(t.id == i for i, t in enumerate(tensors)), graph, "tensor ids are dense")
     for position, op in enumerate(graph.ops):
         _require(op.id == position, graph, "op ids are dense", op)
@@ -39,42 +42,17 @@ def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
             key = op.attrs["template"]
             if key not in formal:
                 inside = graph.templates[key]
-                formal[key] = [forms.number(inside.graph.spec(a)) for a in inside.arguments]
-            actual = [forms.number(tensors[i].spec) for i in op.inputs if i is not None]
+                formal[key] = [inside.graph.spec(a).form[:2] for a in inside.arguments]
+            actual = [tensors[i].spec.form[:2] for i in op.inputs if i is not None]
             _require(formal[key] == actual, graph, "arguments fit", op)
             count = len(graph.templates[key].results) + len(op.attrs["saved"])
             _require(len(op.outputs) == count, graph, "results fit", op)
         else:
             operands = [None if i is None else graph.spec(i) for i in op.inputs]
             specs = results_of_call(op.op, operands, op.attrs)
-            same = [(s.shape, s.dtype) for s in specs] == [
-                (s.shape, s.dtype) for s in map(graph.spec, op.outputs)
-            ]
+            same = [s.form[:2] for s in specs] == [graph.spec(o).form[:2] for o in op.outputs]
             _require(same, graph, "results have the specs their op infers", op)
     _require(all(t in defined for t in graph.outputs.values()), graph, "outputs exist")
-    done: set[int] = set() if seen is None else seen
-    for template in graph.templates.values():
-        if id(template.graph) not in done:
-            done.add(id(template.graph))
-            validate_graph(template.graph, done)
-
-
-class _Forms:
-    """Gives each distinct pair of shape and dtype a number. Specs of one family share it as an
-    object, so each family is compared once.
-    """
-
-    def __init__(self) -> None:
-        self._by_family: dict[TensorFamily, int] = {}
-        self._by_value: dict[object, int] = {}
-
-    def number(self, spec: TensorSpec) -> int:
-        """The number of a tensor's shape and dtype."""
-        number = self._by_family.get(spec.family)
-        if number is None:
-            number = self._by_value.setdefault((spec.shape, spec.dtype), len(self._by_value))
-            self._by_family[spec.family] = number
-        return number
 
 
 def _require(holds: bool, graph: Graph, rule: str, op: OpNode | None = None) -> None:

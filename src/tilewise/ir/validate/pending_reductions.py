@@ -1,14 +1,8 @@
-"""The rules of partial values: each partial value has a pending reduction, whose parts make up the
-whole tree.
+"""The rules of partial values: each partial value (ir/layout.py) has a pending reduction, whose parts
+make up the whole tree.
 
-If devices or microbatches share the contracted dim of an op, each computes only a part of the
-result: a partial value. A pending reduction says how such parts are combined along a tree; each
-part is an interval of the tree's leaves.
-
-The op's factors say which partial values the op completes itself. Every other one needs a pending
-reduction. This module combines the intervals of a pending reduction up to the root, which finds
-parts that are missing, present twice, out of order, or not a node of the tree, on all devices or on
-one.
+This module combines the intervals of a pending reduction up to the root, which finds parts that are
+missing, present twice, out of order, or not a node of the tree, on all devices or on one.
 """
 
 from __future__ import annotations
@@ -37,8 +31,7 @@ def validate_pending_reductions(graph: Graph, layout: GraphLayout) -> None:
     Raises:
         LayoutError: names the op, the dim and the axes, or the interval that is not a node.
     """
-    seen: set[int] = set()
-    _validate(graph, layout, seen)
+    _validate(graph, layout, set())
 
 
 def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
@@ -48,9 +41,7 @@ def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
     is_shared = any(axes for use in {*layout.compute} for axes in use)
     for op in graph.ops:
         if op.op == "call":
-            inner = layout.calls[op.id]
-            if id(inner) not in seen:
-                _validate(graph.templates[op.attrs["template"]].graph, inner, seen)
+            _validate(graph.templates[op.attrs["template"]].graph, layout.calls[op.id], seen)
             continue
         if not is_shared:
             continue  # there is nothing to complete

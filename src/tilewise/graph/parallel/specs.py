@@ -1,8 +1,12 @@
-"""`SpecHandle`: the object with which one thread describes layers. It touches no graph and shares no data."""
+"""Layers of a model as data, before there is a graph: `LayerSpec`, and `SpecHandle`, with which one
+thread describes layers. Neither touches a graph or shares data. Checks that need a graph (whether
+operands exist and names are free) run when a graph is assembled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.core.dims import DimLabel, Size
@@ -12,11 +16,54 @@ from tilewise.core.errors import ShapeError, TilewiseError
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.templates import LayerFunction
 from tilewise.ir.graph import TensorSpec
-from tilewise.ir.layer_spec import LayerSpec
 
-__all__ = ["Describe", "SpecHandle", "describe_item", "in_words"]
+__all__ = ["Describe", "LayerSpec", "SpecHandle", "describe_item", "in_words"]
 
+DECLARED = ("input", "parameter", "state")
 _validate = Validator("graph", ShapeError)
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer, or tensors outside of layers. It may be created in any thread or process.
+
+    Attributes:
+        path: name in the model, such as `layers.17`. Other layers read its result by this name, and
+            the names of its parameters begin with it.
+        kind: what progress reports call it: `layer` or `kv_cache`, for example.
+        operands: names of what the layer reads, in order: tensors of the graph, or paths of earlier
+            layers.
+        function: the layer function (`tw.layer`); None if only tensors are declared.
+        attrs: the attributes that the function is called with.
+        tensors: declarations `(kind, spec)` with kind `input`, `parameter` or `state`. They may be
+            omitted for a layer, whose function declares them.
+
+    Raises:
+        ShapeError: the path is no name, operands are not a sequence, a kind is unknown, or there is
+            neither a function nor a tensor.
+    """
+
+    path: str
+    kind: str = "layer"
+    operands: tuple[str, ...] = ()
+    function: LayerFunction | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    tensors: tuple[tuple[str, TensorSpec], ...] = ()
+
+    def __post_init__(self) -> None:
+        _validate.text("LayerSpec", "a path", self.path)
+        operands = tuple(_validate.sequence("LayerSpec", "operands", self.operands, "names"))
+        object.__setattr__(self, "operands", operands)
+        object.__setattr__(self, "attrs", dict(self.attrs))
+        for kind, _ in self.tensors:
+            _validate.choice("LayerSpec", f"the kind of a tensor of {self.path!r}", kind, DECLARED)
+        if self.function is None and (not self.tensors or operands or self.attrs):
+            _validate.invalid(
+                "LayerSpec",
+                f"{self.path!r} without a function must declare tensors, and nothing else",
+                "no tensors, operands or attributes",
+                "give it a function or tensors",
+            )
 
 
 class SpecHandle:
@@ -41,7 +88,7 @@ class SpecHandle:
             attrs: the function's keyword attributes.
 
         Raises:
-            ShapeError: `function` is no layer function, or the specification is invalid (see `ir.LayerSpec`).
+            ShapeError: `function` is no layer function, or the specification is invalid (see `LayerSpec`).
         """
         _validate.instance("layer", "the first argument", function, LayerFunction, "mark it with tw.layer")
         self.specs.append(LayerSpec(path, self.kind, operands, function, attrs))
@@ -63,7 +110,7 @@ class SpecHandle:
         Raises:
             ShapeError: shape, dtype, labels or name are invalid.
         """
-        spec = TensorSpec(tuple(shape), dtype_of(dtype), tuple(labels), name, storage=storage)
+        spec = TensorSpec(shape, dtype_of(dtype), labels, name, storage=storage)
         self.specs.append(LayerSpec(name, self.kind, tensors=((kind, spec),)))
         return name
 
