@@ -195,6 +195,16 @@ class TensorSpec:
                 "TensorSpec", "a tensor may have at most 2**60 bytes", f"{self} {name!r}", "make it smaller"
             )
 
+    @classmethod
+    def parameter(cls, shape: tuple[Size, ...], dtype: str | DType, name: str = "", **kw: Any) -> TensorSpec:
+        """The spec of a trained tensor. It needs a name."""
+        return cls(shape, _dtype(dtype), name=name, **kw)
+
+    @classmethod
+    def activation(cls, shape: tuple[Size, ...], dtype: str | DType, **kw: Any) -> TensorSpec:
+        """The spec of a computed tensor."""
+        return cls(shape, _dtype(dtype), **kw)
+
     def renamed(self, name: str) -> TensorSpec:
         """The same spec with another name."""
         if type(name) is not str or not name or not name.isprintable():

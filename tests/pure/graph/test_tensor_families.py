@@ -8,6 +8,7 @@ import pytest
 
 from pure.plans import with_update
 from tilewise.core.dims import BATCH
+from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import ShapeError
 from tilewise.graph import GraphBuilder
 from tilewise.ir.graph import TensorFamily, TensorSpec
@@ -74,3 +75,11 @@ def test_graphs_round_trip_pickle(layers):
 def test_input_keeps_its_label():
     """A stream that counts the batch is one form for all layers."""
     assert trained(2).tensors[0].spec.labels == (BATCH, None)
+
+
+def test_specs_by_purpose():
+    """The two named constructors are the plain one with the arguments that they imply."""
+    assert TensorSpec.parameter((4, 2), "bf16", "w", storage="packed") == TensorSpec(
+        (4, 2), DTYPES["bf16"], name="w", storage="packed"
+    )
+    assert TensorSpec.activation((4,), "f32") == TensorSpec((4,), DTYPES["f32"])
