@@ -243,9 +243,14 @@ class LocalShapes:
             raise PlanError(f"[plan.shapes] columns must have a fixed size; got {spec}; put the symbol first")
         return prod(s for s in tail if isinstance(s, int))
 
-    def stride(self, spec: TensorSpec, cols: int) -> int:
-        """Elements between rows."""
-        return round_up(cols, 2) if spec.storage == "packed" else cols
+    def view(
+        self, spec: TensorSpec, layout: TensorLayout, kind: str, slot: int, *, in_file: bool = False
+    ) -> Ref:
+        """The view that a slot has of a tensor."""
+        extent = self.extent(spec, layout) if spec.storage != "vector" else Number(1)
+        tile, cols = self.tile_rows(spec, kind, extent, in_file=in_file), self.cols(spec, layout)
+        across = self.tile_cols(spec, kind, extent, cols)
+        return Ref(slot, extent, cols, spec.dtype.name, tile, spec.storage == "packed", across)
 
     def bytes_max(self, spec: TensorSpec, layout: TensorLayout) -> int:
         """Bytes to reserve for a tensor, equal on all devices."""

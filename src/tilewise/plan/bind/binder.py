@@ -18,7 +18,7 @@ from tilewise.plan.lower import Use, Variant, flat_view
 from tilewise.plan.memory import Buffer
 from tilewise.plan.place import carry_or_ring_key, category_of, own_key
 from tilewise.plan.schedule import RootTensors, tensors_seen
-from tilewise.plan.shapes import LocalShapes, round_up
+from tilewise.plan.shapes import round_up
 
 __all__ = ["Binder"]
 
@@ -119,8 +119,8 @@ class Binder:
         is_vector = node.spec.storage == "vector"
         views, strides = [], []
         for device in self.tensors.shapes.kinds:
-            in_file = tensor in self.tensors.files
-            view = _local_view(self.tensors.shapes.on(device), node.spec, layout, node.kind, in_file)
+            shapes, in_file = self.tensors.shapes.on(device), tensor in self.tensors.files
+            view = shapes.view(node.spec, layout, node.kind, 0, in_file=in_file)
             strides.append(1 if flat and is_vector else _stride(view, node.spec.storage))
             views.append(flat_view(view, 0, is_vector) if flat else view)
         return self.table.cut(views, strides)
@@ -271,12 +271,3 @@ class Binder:
 
 def _stride(view: Ref, storage: str) -> int:
     return round_up(view.cols, 2) if view.packed or storage == "packed" else view.cols
-
-
-def _local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kind: str, in_file: bool) -> Ref:
-    """The view of a root tensor on one device."""
-    extent = shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
-    tile = shapes.tile_rows(spec, kind, extent, in_file=in_file)
-    cols = shapes.cols(spec, layout)
-    across = shapes.tile_cols(spec, kind, extent, cols)
-    return Ref(0, extent, cols, spec.dtype.name, tile, spec.storage == "packed", across)

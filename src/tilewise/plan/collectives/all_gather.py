@@ -11,22 +11,17 @@ overwrites them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tilewise.core.mesh import Axes
-from tilewise.ir.lowering import Draft, Ref, Tiles
-from tilewise.ir.program import Collective, Mode, Notify, Number, NumberLike, Operand, Wait, is_single, upper
-from tilewise.plan.classes import DeviceGroup
-from tilewise.plan.collectives.handshake import (
-    ClassLowering,
-    acknowledge,
-    await_peers,
-    gather_label,
-    num_tiles,
-    post_to_peers,
-)
+from tilewise.ir.lowering import Ref
+from tilewise.ir.program import Collective, Mode, Number, Operand, upper
+from tilewise.plan.collectives.handshake import Signals, emit_gather, exchange, signals
 
-__all__ = ["Rows", "all_gather_batch", "all_gather_rows", "collect_rows", "expand_all_gather_batch"]
+if TYPE_CHECKING:
+    from tilewise.plan.lower import TemplateLowering
+
+__all__ = ["Rows", "all_gather_batch", "all_gather_rows", "collect_rows"]
 
 
 class Rows(NamedTuple):
@@ -44,79 +39,58 @@ class Rows(NamedTuple):
         return -(-self.rows // self.step)
 
 
-def all_gather_rows(low: ClassLowering, dst: Ref, done: int, group: DeviceGroup, step: NumberLike) -> None:
+def all_gather_rows(low: TemplateLowering, dst: Ref, done: Signals) -> None:
     """Copy every peer's part of each tile after the peer's signal.
 
     Args:
-        low: receives the instructions.
         dst: `[rows, cols]`. Member k of the device group has computed part k of the rows of every
             tile, in its own memory.
-        done: the signal range in which each member posts that its part is complete.
-        group: the members.
-        step: rows per task; 0 for one task over all rows.
+        done: the signals that each member posts when its part is complete.
     """
-    tiles, per_index = num_tiles(low, dst.extent, step), not is_single(step)
-    ack = low.signals(group.size * tiles)
+    group = done.group
+    ack = signals(low, group, done.step, done.tiles)
     own = [Operand(dst.slot, Mode.ROWPART, part=p, parts=group.size) for p in group.peers]
-    views: Tiles = {
-        "dst": own,
-        "src": [o._replace(group=group.number, member=m) for o, m in zip(own, group.peer_members)],
-    }
-    label = gather_label(low.op.label)
-    gather = low.emit(
-        "copy_pairs", over=dst, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
-    )
-    await_peers(gather, group, done, tiles, dst, per_index=per_index)
-    post_to_peers(gather, group, ack, tiles, dst, per_index=per_index)
-    acknowledge(low, dst, group, ack, tiles, step)
+    theirs = [o._replace(group=group.number, member=m) for o, m in zip(own, group.peer_members)]
+    gather = emit_gather(low, dst, done.step, dst.dtype, own, theirs)
+    done.wait(gather, dst)
+    ack.post(gather, dst)
+    ack.acknowledge(low, dst)
 
 
-def collect_rows(low: ClassLowering, src: Ref, dst: Ref, axes: Axes, members: Sequence[Rows]) -> None:
+def collect_rows(low: TemplateLowering, src: Ref, dst: Ref, axes: Axes, members: Sequence[Rows]) -> None:
     """Copy the rows of all members of a device group, one after another.
 
     Args:
-        low: receives the instructions.
         src: this device's rows.
         dst: the rows of all members.
         axes: axes of the device group.
         members: the rows of each member.
     """
-    group, most = low.numbers.group(axes), max(member.tiles for member in members)
-    ready, ack = low.signals(group.size * most), low.signals(group.size * most)
-    step = upper(src.tile_rows)
+    group, step = low.numbers.group(axes), upper(src.tile_rows)
+    most = max(member.tiles for member in members)
+    ready, ack = signals(low, group, step, most), signals(low, group, step, most)
     offer = low.hold(src.extent, step, Operand(src.slot, Mode.ROW), f"{low.op.label}/offer")
-    post_to_peers(offer, group, ready, most, src, per_index=True)
-    read = Number(ack, most * group.me.multiple, group.me.source, group.me.which)
+    ready.post(offer, src)
     for number, member in enumerate(members):
-        views: Tiles = {
-            "dst": [Operand(dst.slot, Mode.ROWPART, offset=member.first)],
-            "src": [Operand(src.slot, Mode.ROW, group=group.number, member=number)],
-        }
-        copy = low.emit(
-            "copy_pairs",
-            over=Number(member.rows),
-            step=member.step,
-            dtype=dst.dtype,
-            tiles=views,
-            priority=2,
-            label=gather_label(low.op.label),
-        )
-        copy.waits.append(Wait(ready + number * most, True, 1, group.number, number, src.slot))
-        copy.notifies.append(Notify(group.number, number, read, True, src.slot))
-    acknowledge(low, src, group, ack, most, step)
+        own = Operand(dst.slot, Mode.ROWPART, offset=member.first)
+        theirs = Operand(src.slot, Mode.ROW, group=group.number, member=number)
+        copy = emit_gather(low, Number(member.rows), member.step, dst.dtype, [own], [theirs])
+        ready.wait_for(copy, src, [number])
+        ack.post(copy, src, [number])
+    ack.acknowledge(low, src)
 
 
-def all_gather_batch(low: ClassLowering, source: int, target: int) -> None:
+def all_gather_batch(low: TemplateLowering, source: int, target: int) -> None:
     """Copy the rows of all devices that share a batch of fixed size, in batch order."""
     src, axes = low.tensor(source), low.layout(source)[0]
     rows, step, dst = src.extent.constant, upper(src.tile_rows), low.tensor(target)
     parts = tuple((place * rows, (place + 1) * rows) for place in range(low.mesh.size(*axes)))
-    low.exchange(
-        Collective("all_gather_batch", low.op.id, axes, src.slot, dst.slot, (source, target), step, parts)
-    )
+    tensors = source, target
+    record = Collective("all_gather_batch", low.op.id, axes, src.slot, dst.slot, tensors, step, parts)
+    exchange(low, record, _expand_batch)
 
 
-def expand_all_gather_batch(low: ClassLowering, record: Collective, producer: Draft | None) -> Collective:
+def _expand_batch(low: TemplateLowering, record: Collective) -> Collective:
     """One copy per member, in the order of the batch."""
     src, dst, step = low.views[record.source], low.views[record.target], upper(record.step)
     members = [Rows(begin, end - begin, step) for begin, end in record.parts]

@@ -18,7 +18,7 @@ from tilewise.ir.lowering import Ref
 from tilewise.ir.program import COPIES, Collective, Slot
 from tilewise.plan.shapes import round_up
 
-__all__ = ["check_collective"]
+__all__ = ["CHECKS", "check_collective"]
 
 
 class _Checked(NamedTuple):
@@ -70,7 +70,7 @@ def check_collective(
         _check_pending(checked)
     elif record.partial:
         checked.invalid("must not complete a value", f"{record.partial!r}")
-    _CHECKS[record.kind](checked)
+    CHECKS[record.kind](checked)
 
 
 def _check_pending(checked: _Checked) -> None:
@@ -143,7 +143,7 @@ def _check_first_dim(checked: _Checked) -> None:
     checked.require_adjacent(round_up(rows, PANEL_ROWS) if is_weight else rows)
 
 
-_CHECKS: Mapping[str, Callable[[_Checked], None]] = {
+CHECKS: Mapping[str, Callable[[_Checked], None]] = {
     "all_reduce": _check_rows_of_tiles,
     "add_microbatch": _check_rows_of_tiles,
     "reduce_scatter": _check_reduce_scatter,

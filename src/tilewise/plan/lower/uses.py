@@ -9,7 +9,7 @@ from tilewise.ir.fields import Declaration
 from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft
 from tilewise.ir.program import Access, Mode, Number, Operand, Source
-from tilewise.plan.lower.slots import SlotTable
+from tilewise.plan.lower.local_view import LocalView
 
 __all__ = ["check_use"]
 
@@ -31,7 +31,7 @@ class _Used:
     rows: dict[int, list[Operand]] = field(default_factory=dict)
 
 
-def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], declared: Declaration) -> None:
+def check_use(low: LocalView, op: OpNode, drafts: Sequence[Draft], declared: Declaration) -> None:
     """Reject instructions (`drafts`) of an op if they contradict the op's declaration.
 
     Instructions may read only the op's operands and outputs, but not operands with `shape_only`. Before
@@ -69,7 +69,7 @@ def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], declared: Dec
         )
 
 
-def _use(low: SlotTable, drafts: Sequence[Draft]) -> _Used:
+def _use(low: LocalView, drafts: Sequence[Draft]) -> _Used:
     used, keys = _Used(), low.keys
     touched, written = used.touched, used.written
     for draft in drafts:
@@ -100,7 +100,7 @@ def _is_empty(rows: Number) -> bool:
     return rows.source == Source.NOTHING and rows.constant == 0
 
 
-def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count: int) -> None:
+def _check_outputs(low: LocalView, op: OpNode, own: set[int], used: _Used, count: int) -> None:
     """Check that all rows of every output are written before the output is read."""
     if not own <= used.written:
         spec = low.graph.spec(min(own - used.written))
@@ -119,7 +119,7 @@ def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count
         low.invalid("an output must be written before it is read", f"a read of {spec} before")
 
 
-def _missing_rows(low: SlotTable, writes: Iterable[Operand]) -> list[tuple[int, int]]:
+def _missing_rows(low: LocalView, writes: Iterable[Operand]) -> list[tuple[int, int]]:
     """Ranges `[begin, end)` of a tensor's rows on this device that no write of fixed rows covers.
     If the tensor has views with different numbers of rows, each view is checked separately, and it
     is enough if the rows of one are covered.
