@@ -40,7 +40,7 @@ from tilewise.strategy.choice import (
     place_time,
     require_unique,
 )
-from tilewise.strategy.pending_reductions import make_pending_reductions
+from tilewise.strategy.pending_reductions import pending_reductions_of
 from tilewise.strategy.strategy import DistributionStrategy
 
 __all__ = ["lay_out_template", "propagate_layouts"]
@@ -74,15 +74,12 @@ def _share_updates(
     graph: Graph,
     outside: dict[int, Choices],
     names: Mapping[int | None, int] | None = None,
-    factors_by_op: dict[tuple[int, int], Factors] | None = None,
 ) -> None:
     """Gives all states that an update writes the same layout, also in templates: the strongest
     choice per dim.
 
-    `names` maps a template's tensors to those of `outside` that they are bound to; `factors_by_op`
-    caches the factors of ops in templates.
+    `names` maps a template's tensors to those of `outside` that they are bound to.
     """
-    factors_by_op = {} if factors_by_op is None else factors_by_op
     names = {t: t for t in outside} if names is None else names
     for op in graph.ops:
         if op.op == "call":
@@ -91,12 +88,9 @@ def _share_updates(
                 bound: dict[int | None, int] = {
                     a: names[i] for a, i in zip(template.arguments, op.inputs) if i in names
                 }
-                _share_updates(template.graph, outside, bound, factors_by_op)
+                _share_updates(template.graph, outside, bound)
         elif not op.outputs:
-            key, best = (id(graph), op.id), dict[str, Choice]()
-            if key not in factors_by_op:
-                factors_by_op[key] = factors_of(graph, op)
-            factors = factors_by_op[key]
+            factors, best = factors_of(graph, op), dict[str, Choice]()
             mine = [(names[t], dims) for t, dims in zip(op.inputs, factors.inputs) if t in names and dims]
             for tensor, dims in mine:
                 for name, choice in zip(dims, outside[tensor]):
@@ -212,7 +206,7 @@ class _Propagation:
                 read = _as_read(op, layouts, mine)
                 relabelled = {r.position: r.labels for r in mine if r.position is not None}
                 require_equal_cuts(graph, op, factors, read, relabelled, self.mesh)
-                pending_reductions |= make_pending_reductions(graph, op, factors, self.mesh, read, self.batch)
+                pending_reductions |= pending_reductions_of(graph, op, self.mesh, read, self.batch)
         layout = GraphLayout(self.mesh, layouts, layouts, calls, pending_reductions, tuple(reshards))
         return layout, choices
 

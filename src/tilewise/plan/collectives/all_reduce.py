@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tilewise.core.validation import shown
 from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Collective, Mode, NumberLike, Operand, upper
@@ -46,6 +47,11 @@ def all_reduce(
     If the sum is delivered in shards, each device has its columns of it and nothing is gathered
     (`reduce_scatter`).
     """
+    if not isinstance(pending, PendingReduction):
+        low.invalid(
+            "all_reduce needs a result of low.pending_reduction, which returns None for a value that is not shared",
+            shown(pending),
+        )
     src, dst = low.tensor(source), low.tensor(target)
     added = None if residual is None else low.tensor(residual)
     if src.packed:

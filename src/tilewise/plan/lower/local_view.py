@@ -109,9 +109,7 @@ class LocalView:
 
     @property
     def split_cut(self) -> dict[str, NumberLike]:
-        """How rows are divided into batch splits and sequence splits. Without a batch there is one
-        batch split with one sequence split.
-        """
+        """How rows are divided into batch splits and sequence splits; into one if there is no batch."""
         s = self.shapes.settings
         return {
             "split_rows": self.split_rows,
@@ -172,9 +170,7 @@ class LocalView:
         return self.numbers.first(self.spec(tensor), self.layout(tensor), dim)
 
     def local_splits(self, tensor: int, dim: int) -> list[NumberLike]:
-        """For each k split of a labelled dim, the range of its elements on this device. The ranges
-        are one flat list: begin, end, begin, end, and so on.
-        """
+        """For each k split of a labelled dim, the range of its elements on this device, as one flat list."""
         self._require_dim(tensor, dim, with_label=True)
         spec, layout = self.spec(tensor), self.layout(tensor)
         axes, k_splits = in_space(layout[dim]), self.k_splits
@@ -195,9 +191,7 @@ class LocalView:
     def contraction_splits(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], pending: PendingReduction | None
     ) -> list[list[tuple[int, int]]]:
-        """Per k split and term, the range of the contracted dim on this device. `terms` holds, per
-        weight, its spec, the label of its contracted dim and the number of this dim.
-        """
+        """Per k split and term, the range of the contracted dim on this device."""
         if not isinstance(terms, Sequence) or not all(
             isinstance(t, tuple)
             and len(t) == 3
@@ -229,9 +223,7 @@ class LocalView:
             )
 
     def pending_reductions(self, partial: str) -> tuple[PendingReduction, ...]:
-        """The pending reductions of a partial value of the op, one per device group. Empty if the
-        value is not shared.
-        """
+        """The pending reductions of a partial value of the op, one per device group."""
         names = [p.name for p in factors_of(self.graph, self.op).partial_values]
         if partial not in names:
             self.invalid(
@@ -333,9 +325,7 @@ class LocalView:
         return self._keep(Slot("temp", len(self.temps) - 1), form)
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str, pending: PendingReduction | None = None) -> Ref:
-        """A temporary with the rows and columns of a tensor. With a pending reduction, the
-        temporary is as wide as the shards of the whole device group.
-        """
+        """A temporary with the rows and columns of a tensor, or of the shards of a device group."""
         if not isinstance(ref, Ref) or memory_kind(self.keys[ref.slot].kind) == "temp":
             self.invalid("temp_like needs a Ref, as low.tensor returns it", shown(ref))
         self._require_pending(pending)
@@ -358,9 +348,7 @@ class LocalView:
         )
 
     def split_temp(self, cols: int, name: str) -> Ref:
-        """A temporary with one row per batch split. In a row, the partial values of the non-empty
-        sequence splits follow one another, `cols` columns each.
-        """
+        """A temporary with one row per batch split, for the partial values of its sequence splits."""
         atoms = round_up(self.split_len, _SEQUENCE_ATOM) // _SEQUENCE_ATOM
         num_splits = min(atoms, self.k_splits)
         return self.temp(self.num_splits, num_splits * cols, "f32", tile_rows=1, name=name)
@@ -396,9 +384,7 @@ class LocalView:
         return Operand(self.tensor(tensor).slot, Mode.WHOLE)
 
     def col(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
-        """All rows, and the columns that are the loop's current range (divided by `div`). For a
-        packed weight and a `div` of 1, the columns of all its panels.
-        """
+        """All rows, and the columns that are the loop's current range (divided by `div`)."""
         ref = self.tensor(tensor)
         return Operand(ref.slot, Mode.PANELCOLS if ref.packed else Mode.COL, div=div)
 

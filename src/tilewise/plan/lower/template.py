@@ -348,26 +348,10 @@ class TemplateLowering(LocalView):
 
     # ---- collectives --------------------------------------------------------------------------------------
 
-    def all_reduce(
-        self,
-        source: int | Ref,
-        target: int | Ref,
-        residual: int | Ref | None,
-        pending: PendingReduction,
-        *,
-        step: NumberLike | None = None,
-        producer: Draft | None = None,
-    ) -> None:
-        """Combine `source` over the device group of a pending reduction into `target` (plus a
-        residual), tile by tile.
-        """
-        if not isinstance(pending, PendingReduction):
-            self.invalid(
-                "all_reduce needs a result of low.pending_reduction, which returns None for a value "
-                "that is not shared",
-                shown(pending),
-            )
-        collectives.all_reduce(self, source, target, residual, pending, step=step, producer=producer)
+    all_reduce = collectives.all_reduce
+    slice = collectives.slice_columns
+    all_gather_parameters = collectives.all_gather_parameters
+    gather = collectives.gather
 
     def all_gather(self, source: int, target: int) -> None:
         """Gather the shards of `source` on every device, along the axes that `target` does not
@@ -379,22 +363,6 @@ class TemplateLowering(LocalView):
             collectives.all_gather_batch(self, source, target)
         else:
             collectives.all_gather_columns(self, source, target)
-
-    def slice(self, source: int, target: int) -> None:
-        """Keep this device's part of `source`, along the axes that only `target` has."""
-        collectives.slice_columns(self, source, target)
-
-    def all_gather_parameters(self, source: int, target: int) -> None:
-        """Gather the storage shards of a weight on every device, along the axes that `target` does
-        not have.
-        """
-        collectives.all_gather_parameters(self, source, target)
-
-    def gather(self, source: int, target: int) -> None:
-        """Gather the column shards of `source` in `target` on the first device of the axes that
-        shard it.
-        """
-        collectives.gather(self, source, target)
 
     # ---- all ops ------------------------------------------------------------------------------------------
 
