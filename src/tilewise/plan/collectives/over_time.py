@@ -33,7 +33,6 @@ from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import Collective, Mode, Number, Operand, upper
 from tilewise.plan.classes import DeviceGroup
-from tilewise.plan.collectives.all_gather import all_gather_rows
 from tilewise.plan.collectives.handshake import (
     emit_reduce,
     exchange,
@@ -43,6 +42,7 @@ from tilewise.plan.collectives.handshake import (
     record_reduction,
     signals,
 )
+from tilewise.plan.collectives.rows import all_gather_rows
 from tilewise.plan.rings import RING_DEPTH, credit_of_drain, credit_of_write
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ A storage shard is a run of whole panels (blocks of 32 rows) of dim 0, so the ro
 members are adjacent in the compute layout. If there are fewer panels than members, some storage
 shards are empty. Loops over empty shards have no tasks, posts or waits.
 
-    all_gather_parameters  copies the storage shards of all members (all_gather.py).
+    all_gather_parameters  copies the storage shards of all members (`collect_rows`).
     reduce_to_shards       for each storage shard an empty task waits until this device has written its rows into its
                            part, and posts `ready` on the shard's owner. The owner adds the parts of its own rows along
                            the tree and posts `ack`. Empty tasks keep the part until all owners have read it.
@@ -29,7 +29,6 @@ from tilewise.ir.graph import PANEL_ROWS
 from tilewise.ir.layout import PendingReduction, TensorLayout
 from tilewise.ir.lowering import Ref, Tiles
 from tilewise.ir.program import Collective, Mode, Number, Operand, upper
-from tilewise.plan.collectives.all_gather import Rows, all_gather_rows, collect_rows
 from tilewise.plan.collectives.handshake import (
     TREES,
     emit_reduce,
@@ -42,6 +41,7 @@ from tilewise.plan.collectives.handshake import (
     signals,
 )
 from tilewise.plan.collectives.over_time import add_to_stack
+from tilewise.plan.collectives.rows import Rows, all_gather_rows, collect_rows
 from tilewise.plan.shapes import round_up
 
 if TYPE_CHECKING:

@@ -204,7 +204,10 @@ class LocalView:
         self._require_pending(pending)
         if all(label is None for _, label, _ in terms):
             return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
-        columns = [self.shapes.k_split_ranges(spec, dim, _group(pending)) for spec, _, dim in terms]
+        group = _group(pending)
+        columns = [
+            self.shapes.k_split_ranges(_fixed(s.shape[dim]), s.labels[dim], group) for s, _, dim in terms
+        ]
         return [list(rows) for rows in zip(*columns)]
 
     def label_splits(
@@ -212,8 +215,7 @@ class LocalView:
     ) -> list[tuple[int, int]]:
         """The ranges of the k splits of a labelled dim on this device."""
         self._require_pending(pending)
-        spec = TensorSpec((size,), dtype_named("f32"), (label,))
-        return self.shapes.k_split_ranges(spec, 0, _group(pending))
+        return self.shapes.k_split_ranges(size, label, _group(pending))
 
     def _require_pending(self, pending: PendingReduction | None) -> None:
         if pending is not None and not isinstance(pending, PendingReduction):
