@@ -111,10 +111,6 @@ class Lowering(Protocol):
     k_splits: int
 
     @property
-    def num_splits(self) -> int:
-        """Number of batch splits that this device has in one microbatch."""
-
-    @property
     def split_rows(self) -> NumberLike:
         """Tokens per batch split. Without a batch, all rows are one batch split."""
 

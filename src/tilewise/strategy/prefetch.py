@@ -136,7 +136,9 @@ class Prefetching:
             phase = units[group[0]].phase
             needs = sorted({weight for number in group for weight in units[number].needs})
             reused = {
-                w: in_memory[w][1] for w in needs if w in in_memory and self._is_kept(in_memory[w][0], at)
+                w: in_memory[w][1]
+                for w in needs
+                if w in in_memory and (self.choice.is_kept or in_memory[w][0] == at - 1)
             }
             fresh = [w for w in needs if w not in reused]
             if fresh:
@@ -149,10 +151,6 @@ class Prefetching:
                 units[number].gathered.update(reused)
             in_memory.update({w: (at, reused[w]) for w in needs})
         return before
-
-    def _is_kept(self, last: int, now: int) -> bool:
-        """Whether a weight that one unit has read is still in memory for another."""
-        return last == now - 1 or self.choice.is_kept
 
     def _groups(self, units: Sequence[Unit]) -> list[list[int]]:
         """Runs and layers that are gathered together, in order. Those that read weights are

@@ -19,27 +19,38 @@ from fnmatch import fnmatchcase
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import LayoutError
-from tilewise.core.mesh import Axes, DeviceMesh
+from tilewise.core.mesh import MICRO, Axes, DeviceMesh
+from tilewise.core.tree import allowed_widths
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.counts import counts
 from tilewise.ir.factors import Factors
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.hints import as_tensor_layout
-from tilewise.ir.layout import K_SPLITS, GraphLayout, PendingReduction, Reshard, TensorLayout, in_space
-from tilewise.strategy.agree import OpDims, agree, label_for, rank_after, require_equal_cuts
-from tilewise.strategy.alone import lay_out_alone
-from tilewise.strategy.choice import (
+from tilewise.ir.layout import (
+    K_SPLITS,
+    GraphLayout,
+    PendingReduction,
+    Reshard,
+    TensorLayout,
+    in_space,
+    show_layout,
+)
+from tilewise.strategy.agree import (
     ASKED,
     FREE,
     PASSED,
     RULED,
     Choice,
     Choices,
+    OpDims,
+    agree,
     as_layout,
-    place_time,
-    require_unique,
+    label_for,
+    rank_after,
+    require_equal_cuts,
 )
+from tilewise.strategy.alone import lay_out_alone
 from tilewise.strategy.pending_reductions import pending_reductions_of
 from tilewise.strategy.strategy import DistributionStrategy
 
@@ -147,20 +158,20 @@ class _Propagation:
         placed = [self._timed(label, axes) for label, axes in zip(labels, asked)]
         origin = f"the hint on {name}"
         return tuple(
-            Choice(axes, ASKED, origin, is_asked=True) for axes in require_unique(name, tuple(placed))
+            Choice(axes, ASKED, origin, is_asked=True) for axes in _require_unique(name, tuple(placed))
         )
 
     def _timed(self, label: DimLabel | None, axes: Axes) -> Axes:
         sharding = self.strategy.sharding
         inside = sharding.axes if sharding is not None and sharding.reduce == "microbatch" else ()
-        return place_time(label, axes, self.mesh, self.batch, inside)
+        return _place_time(label, axes, self.mesh, self.batch, inside)
 
     def ruled(self, tensor: TensorNode) -> Choices:
         """The choice that the strategy's rules make for an input, parameter or state."""
         if tensor.spec.labels in self.free:
             return self.free[tensor.spec.labels]
         choices = tuple(self._rule(label, tensor.spec.name) for label in tensor.spec.labels)
-        require_unique(tensor.spec.name, as_layout(choices))
+        _require_unique(tensor.spec.name, as_layout(choices))
         if all(choice.rank == FREE for choice in choices):  # no choice names this tensor
             self.free[tensor.spec.labels] = choices
         return choices
@@ -313,7 +324,7 @@ def _through(
     for tensor, dims in zip(op.outputs, factors.outputs):
         natural = tuple(agreed[name].through(rank) for name in dims)
         choices[tensor] = _arrival(op, factors, tensor, natural, agreed, wishes.get(tensor))
-        require_unique(op.label, as_layout(choices[tensor]))
+        _require_unique(op.label, as_layout(choices[tensor]))
         arrived = {n: c for n, c, was in zip(dims, choices[tensor], natural) if c is not was}
         reshards += _added_where_it_arrives(graph, op, factors, choices, arrived)
     return reshards
@@ -404,3 +415,37 @@ def _as_read(op: OpNode, layouts: Sequence[TensorLayout], reshards: Sequence[Res
         else:
             outputs[op.outputs.index(reshard.tensor)] = reshard.before
     return SeenLayouts(tuple(inputs), tuple(outputs))
+
+
+def _require_unique(name: str, layout: TensorLayout) -> TensorLayout:
+    """Reject a layout that uses an axis twice.
+
+    Raises:
+        LayoutError: an axis appears twice.
+    """
+    used = [axis for axes in layout for axis in axes]
+    if len(set(used)) != len(used):
+        raise LayoutError(
+            f"[strategy.propagate] an axis may shard only one dim of a tensor; got {show_layout(layout)} of {name!r}; "
+            "label its dims differently"
+        )
+    return layout
+
+
+def _place_time(
+    label: DimLabel | None, axes: Axes, mesh: DeviceMesh, batch: BatchCut, inside: Axes = ()
+) -> Axes:
+    """The axes of a dim that have more than one device. If the dim counts the batch, `MICRO` is
+    added at the right place.
+
+    Sums over devices along an axis before `MICRO` are completed once per step. An axis is placed
+    there if each of its devices then has a node of the tree over batch splits. The devices along
+    the other axes share every microbatch, and their sums are completed once per microbatch (inside
+    of time). If a strategy asks for one axis inside of time, all axes are placed there.
+    """
+    axes = tuple(axis for axis in axes if mesh.size(axis) > 1)
+    if label is None or not label.is_summed_by_batch_splits or batch.microbatches == 1:
+        return axes
+    most = 0 if {*axes} & {*inside} else len(axes)
+    outside = max(n for n in range(most + 1) if mesh.size(*axes[:n]) in allowed_widths(batch.batch_splits))
+    return (*axes[:outside], MICRO, *axes[outside:])

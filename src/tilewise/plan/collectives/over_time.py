@@ -43,7 +43,7 @@ from tilewise.plan.collectives.handshake import (
     signals,
 )
 from tilewise.plan.collectives.rows import all_gather_rows
-from tilewise.plan.rings import RING_DEPTH, credit_of_drain, credit_of_write
+from tilewise.plan.rings import RING_DEPTH, credit_of_call
 
 if TYPE_CHECKING:
     from tilewise.plan.lower import TemplateLowering
@@ -76,7 +76,7 @@ def _expand(low: TemplateLowering, record: Collective, producer: Draft) -> Colle
     group, step = group_of(low, pending_of(low, record)), upper(record.step)
     tiles = num_tiles(low, part.extent, step)
     ready, credit = signals(low, group, step, tiles), signals(low, group, step, tiles, in_ring=True)
-    credit.wait(producer, part, *credit_of_write())
+    credit.wait(producer, part, *credit_of_call(0))
     ready.post(producer, part)
 
     mine = Operand(total.slot, Mode.ROWPART, part=group.me, parts=group.size)
@@ -91,7 +91,7 @@ def _expand(low: TemplateLowering, record: Collective, producer: Draft) -> Colle
     done.post(reduce, total)
     all_gather_rows(low, total, done)
     for age in reversed(range(RING_DEPTH)):
-        credit.acknowledge(low, low.flat(low.ring(tensor, age)), *credit_of_drain(age))
+        credit.acknowledge(low, low.flat(low.ring(tensor, age)), *credit_of_call(1 + age))
     return record
 
 

@@ -113,7 +113,9 @@ def _expand_reduce(low: TemplateLowering, record: Collective) -> Collective:
         offer = low.hold(Number(shard.rows), shard.step, rows[number], f"{low.op.label}/offer")
         ready.post(offer, src, owners[number])
 
-    first = low.numbers.place(_key(low, target, "shard"), lambda device: _first_of_shard(low, target, device))
+    spec = low.spec(target)
+    key = "shard", spec.shape[0], spec.labels[0], low.layout(target)[0]
+    first = low.numbers.place(key, lambda device: _first_of_shard(low, target, device))
     part_of_tile = replicas.me if alike else Number(0)
     own = Operand(src.slot, Mode.ROWPART, part=part_of_tile, parts=replicas.size, offset=first)
     shard_part = own._replace(slot=dst.slot, offset=0)
@@ -164,11 +166,6 @@ def _first_of_shard(low: TemplateLowering, tensor: int, device: int) -> int:
     shapes = low.shapes.on(device)
     whole: TensorLayout = (shapes.split_axes(layout[0])[0], *layout[1:])
     return shapes.range(spec, layout, 0)[0] - shapes.range(spec, whole, 0)[0]
-
-
-def _key(low: TemplateLowering, tensor: int, what: str) -> tuple[object, ...]:
-    spec = low.spec(tensor)
-    return what, spec.shape[0], spec.labels[0], low.layout(tensor)[0]
 
 
 def _owners(low: TemplateLowering, group: Axes, cut: Axes) -> list[list[int]]:

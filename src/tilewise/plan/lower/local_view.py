@@ -96,12 +96,6 @@ class LocalView:
         raise InternalError(f"[plan.lower] {rule}; got {got}{maker}; correct its lowering")
 
     @property
-    def num_splits(self) -> int:
-        """Number of batch splits that this device has in one microbatch."""
-        s = self.shapes.settings
-        return s.batch_splits // (s.accumulation * self.mesh.size(*s.batch_axes))
-
-    @property
     def split_rows(self) -> NumberLike:
         """Tokens per batch split. Without a batch, all rows are one batch split."""
         s = self.shapes.settings
@@ -352,8 +346,9 @@ class LocalView:
     def split_temp(self, cols: int, name: str) -> Ref:
         """A temporary with one row per batch split, for the partial values of its sequence splits."""
         atoms = round_up(self.split_len, _SEQUENCE_ATOM) // _SEQUENCE_ATOM
-        num_splits = min(atoms, self.k_splits)
-        return self.temp(self.num_splits, num_splits * cols, "f32", tile_rows=1, name=name)
+        num_splits, s = min(atoms, self.k_splits), self.shapes.settings
+        rows = s.batch_splits // (s.accumulation * self.mesh.size(*s.batch_axes))
+        return self.temp(rows, num_splits * cols, "f32", tile_rows=1, name=name)
 
     def ring(self, tensor: int, age: int = 0) -> Ref:
         """A view with the shape of a tensor in a ring (places that uses of the template take in

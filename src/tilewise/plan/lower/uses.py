@@ -1,17 +1,23 @@
-"""Checks that an op's instructions read and write only what the op's declaration allows."""
+"""Checks that an op's instructions read and write only what the op's declaration allows, and finds
+what every use of a template writes completely.
+
+After a complete write, later writers of the same memory need not wait for its earlier uses
+(`plan.bind.reuse`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tilewise.core.tree import Interval
 from tilewise.ir.fields import Declaration
 from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft
-from tilewise.ir.program import Access, Mode, Number, Operand, Source
+from tilewise.ir.program import Access, LoweredTemplate, Mode, Number, Operand, Source
 from tilewise.plan.lower.local_view import LocalView
 
-__all__ = ["check_use"]
+__all__ = ["check_use", "written_slots"]
 
 _TENSORS = ("tensor", "flat")
 
@@ -137,7 +143,7 @@ def _missing_rows(low: LocalView, writes: Iterable[Operand]) -> list[tuple[int, 
     return left
 
 
-def _gaps(ranges: Iterable[tuple[int, int]], rows: int) -> Iterator[tuple[int, int]]:
+def _gaps(ranges: Iterable[Interval], rows: int) -> Iterator[Interval]:
     done = 0
     for begin, end in ranges:
         if begin > done:
@@ -152,3 +158,38 @@ def _in_words(ranges: Sequence[tuple[int, int]]) -> str:
     words = [str(begin) if end == begin + 1 else f"{begin} to {end - 1}" for begin, end in ranges[:3]]
     more = [f"{len(ranges) - 3} more stretches"] if len(ranges) > 3 else []
     return f"{'row' if words == [str(ranges[0][0])] else 'rows'} {', '.join([*words, *more])}"
+
+
+def written_slots(template: LoweredTemplate, extents: Sequence[Number]) -> frozenset[int]:
+    """The slots whose every row is written by an instruction, in every use and for any sizes of a
+    run.
+
+    Args:
+        template: the template whose instructions are examined.
+        extents: rows of what each slot refers to.
+    """
+    rows: dict[int, list[Interval]] = {}
+    for instruction in template.instructions:
+        for operand in instruction.operands:
+            if operand.access & Access.OUT:
+                written = _rows_written(operand, instruction.extent, extents[operand.slot])
+                rows.setdefault(operand.slot, []).append(written)
+    return frozenset(
+        slot for slot, written in rows.items() if not [*_gaps(sorted(written), extents[slot].constant)]
+    )
+
+
+def _rows_written(operand: Operand, extent: Number, rows: Number) -> Interval:
+    """Rows of a tensor that an instruction writes in every use; none if sizes depend on the run."""
+    is_known = extent.source == rows.source == Source.NOTHING and extent.constant > 0
+    if operand.null or operand.group >= 0 or not is_known:
+        return 0, 0
+    if operand.mode in (Mode.WHOLE, Mode.COL, Mode.PANELCOLS):
+        return 0, rows.constant
+    if operand.mode == Mode.ROWPART:  # handles are those of the whole loop's rows
+        first = operand.offset
+        return (first, first + extent.constant) if isinstance(first, int) else (0, 0)
+    if operand.mode == Mode.ROWS:
+        is_fixed = isinstance(operand.part, int) and isinstance(operand.parts, int)
+        return (operand.part, operand.part + operand.parts) if is_fixed else (0, 0)  # type: ignore[operator, return-value]
+    return (0, -(-extent.constant // operand.div)) if isinstance(operand.div, int) else (0, 0)

@@ -35,7 +35,7 @@ from tilewise.ir.validate import Values, values_of
 from tilewise.plan.classes import DeviceNumbers, NumberTable
 from tilewise.plan.collectives import check_collective, place_signals
 from tilewise.plan.lower.template import LoweringTask, TemplateLowering
-from tilewise.plan.lower.written import written_slots
+from tilewise.plan.lower.uses import written_slots
 from tilewise.plan.memory import Buffer, place_buffers
 from tilewise.plan.rings import credits_of_uses
 from tilewise.plan.schedule import Scheduled, Segment, alias_roots
