@@ -26,6 +26,7 @@ from tilewise.ir.op import op_named
 
 __all__ = [
     "ASKED",
+    "CONTRACTED",
     "FREE",
     "PASSED",
     "RULED",
@@ -35,7 +36,6 @@ __all__ = [
     "agree",
     "as_layout",
     "label_for",
-    "rank_after",
     "require_equal_cuts",
 ]
 
@@ -198,11 +198,6 @@ def _is_cut_at_the_same(
         shard_range(one, size, k_splits, shards, s) == shard_range(other, size, k_splits, shards, s)
         for s in range(shards)
     )
-
-
-def rank_after(factors: Factors) -> int:
-    """The rank of a choice that passed through an op."""
-    return CONTRACTED if factors.partial_values else PASSED
 
 
 def label_for(dims: OpDims, choices: Mapping[int, Choices], name: str, size: Size) -> DimLabel | None:

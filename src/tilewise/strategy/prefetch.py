@@ -170,7 +170,8 @@ class Prefetching:
                 groups.append([number])
                 size = 0
             last = mark
-            size += sum(self._elements(weight) for weight in unit.needs)
+            shapes = (self.graph.spec(weight).shape for weight in unit.needs)
+            size += sum(prod(map(upper_bound, shape)) for shape in shapes)
         for pattern in self.choice.patterns:
             if pattern not in self.fitting:
                 raise LayoutError(
@@ -188,9 +189,6 @@ class Prefetching:
                 self.fitting.add(pattern)
                 return pattern
         return None
-
-    def _elements(self, weight: int) -> int:
-        return prod(upper_bound(size) for size in self.graph.spec(weight).shape)
 
     def _gather(self, weights: Sequence[int], phase: str) -> OpNode:
         """A call that gathers some weights. Equal calls share a template."""

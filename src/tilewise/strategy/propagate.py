@@ -38,6 +38,7 @@ from tilewise.ir.layout import (
 )
 from tilewise.strategy.agree import (
     ASKED,
+    CONTRACTED,
     FREE,
     PASSED,
     RULED,
@@ -47,7 +48,6 @@ from tilewise.strategy.agree import (
     agree,
     as_layout,
     label_for,
-    rank_after,
     require_equal_cuts,
 )
 from tilewise.strategy.alone import lay_out_alone
@@ -320,7 +320,7 @@ def _through(
             for name, size, own, have, choice in zip(dims, spec.shape, spec.labels, choices[tensor], wanted)
         )
         reshards.append(_reshard(op, position, tensor, choices[tensor], wanted, labels))
-    rank = rank_after(factors)
+    rank = CONTRACTED if factors.partial_values else PASSED
     for tensor, dims in zip(op.outputs, factors.outputs):
         natural = tuple(agreed[name].through(rank) for name in dims)
         choices[tensor] = _arrival(op, factors, tensor, natural, agreed, wishes.get(tensor))

@@ -24,7 +24,6 @@ order of submission (native/programs/run/expand.cc). A peer is named by its plac
 so the same instructions serve all devices of a class.
 """
 
-from tilewise.plan.collectives.broadcast import broadcast_instructions
 from tilewise.plan.collectives.checks import check_collective
 from tilewise.plan.collectives.columns import all_gather_columns, gather, slice_columns
 from tilewise.plan.collectives.handshake import gather_label, place_signals, reduce_label
@@ -39,7 +38,6 @@ __all__ = [
     "all_gather_parameters",
     "all_reduce",
     "all_reduce_in_place",
-    "broadcast_instructions",
     "check_collective",
     "gather",
     "gather_label",

@@ -92,8 +92,12 @@ class LocalView:
 
     def invalid(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the op with the invalid request."""
-        maker = f" in op {self.op.op!r} ({self.op.label})" if hasattr(self, "op") else ""
-        raise InternalError(f"[plan.lower] {rule}; got {got}{maker}; correct its lowering")
+        raise InternalError(f"[plan.lower] {rule}; got {got} in {self.maker}; correct its lowering")
+
+    @property
+    def maker(self) -> str:
+        """The op's name in messages."""
+        return f"op {self.op.op!r} ({self.op.label})"
 
     @property
     def split_rows(self) -> NumberLike:

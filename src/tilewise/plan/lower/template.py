@@ -151,7 +151,7 @@ class TemplateLowering(LocalView):
             step = self.shapes.row_step(extent) if isinstance(extent, Number) else 0
         draft = make_instruction(
             kernel,
-            maker=self._maker(),
+            maker=self.maker,
             label=label or self.op.label or self.op.op,
             extent=extent,
             step=step,
@@ -209,10 +209,6 @@ class TemplateLowering(LocalView):
             floats={name: attrs[name] for name in attrs if kernel and name in kernel.float_names},
         )
 
-    def _maker(self) -> str:
-        """The op's name in messages about its instructions."""
-        return f"op {self.op.op!r} ({self.op.label})"
-
     def _is_any_in_file(self, tiles: Tiles) -> bool:
         return bool(self.files) and any(
             self.is_in_file(self.views[operand.slot]) for _, operand in operands_of(tiles)
@@ -234,7 +230,7 @@ class TemplateLowering(LocalView):
         """Append an instruction with one empty task per tile, which only declares that it reads the
         tile (see `ir.lowering.Lowering.hold`).
         """
-        made = make_hold(self._maker(), label, over, step, operand, self.views.__getitem__)
+        made = make_hold(self.maker, label, over, step, operand, self.views.__getitem__)
         self.instructions.append(made)
         return made
 
