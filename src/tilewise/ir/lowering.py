@@ -1,7 +1,7 @@
-"""`Lowering`: the protocol that `Op.lower` and collectives write instructions to.
+"""`Lowering`: the protocol that `Op.lower` writes instructions to.
 
 To lower an op is to emit the instructions that compute it. The package `plan` implements the
-protocol. Ops and collectives use nothing else of `plan`.
+protocol. Ops use nothing else of `plan`.
 
 An instruction is a kernel and a loop over rows; each iteration of the loop is a task. A tensor is
 named by its id in the graph, or by the `Ref` that a method returned. An operand is the part of a

@@ -229,9 +229,8 @@ class _StatePrefetching(_Fetching):
             for place in dict.fromkeys(self.places[t] for t in in_memory):
                 together = [t for t in in_memory if self.places[t] == place]
                 fetch = self._gather(together, "update")
-                before.setdefault(starts[place], []).append(
-                    replace(fetch, label=f"fetch:{self._label(unit)}")
-                )
+                label = f"fetch:{self.graph.ops[unit.first].label}"
+                before.setdefault(starts[place], []).append(replace(fetch, label=label))
                 unit.gathered.update(zip(together, fetch.outputs))
             if in_memory:
                 before.setdefault(number + 1, []).append(self._put_back(in_memory, unit))
@@ -259,11 +258,8 @@ class _StatePrefetching(_Fetching):
         template, _ = self.gathers[forms]
         attrs = {"template": template.key, "saved": ()}
         values = (unit.gathered[t] for t in in_memory)
-        label = f"put_back:{self._label(unit)}"
+        label = f"put_back:{self.graph.ops[unit.first].label}"
         return OpNode(-1, "call", (*in_memory, *values), (), attrs, "update", label)
-
-    def _label(self, unit: Unit) -> str:
-        return self.graph.ops[unit.first].label
 
     def _may_change(self, op: OpNode, layout: GraphLayout) -> bool:
         return op.phase == "update" and bool(layout.files)

@@ -63,8 +63,8 @@ TREES = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}  # the kernel th
 
 
 class Signals(NamedTuple):
-    """The signals of one half of an exchange, on every member of a device group. Each member has
-    `tiles` consecutive signals per member, and only that member posts them.
+    """The signals of one half of an exchange. Every member of a device group has `tiles` consecutive
+    signals for each member that posts.
 
     Attributes:
         group: the device group, as one of its members sees it.
