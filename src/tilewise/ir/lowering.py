@@ -1,7 +1,7 @@
-"""`Lowering`: the protocol that `Op.lower` and collectives write instructions to.
+"""`Lowering`: the protocol that `Op.lower` writes instructions to.
 
 To lower an op is to emit the instructions that compute it. The package `plan` implements the
-protocol. Ops and collectives use nothing else of `plan`.
+protocol. Ops use nothing else of `plan`.
 
 `ir.program` explains instructions, tasks and signals. A tensor is named by its id in the graph, or
 by the `Ref` that a method returned. An operand is the part of a tensor that a task reads or writes.
@@ -107,10 +107,6 @@ class Lowering(Protocol):
     op: OpNode
     one: Number
     k_splits: int
-
-    @property
-    def num_splits(self) -> int:
-        """Number of batch splits that this device has in one microbatch."""
 
     @property
     def split_rows(self) -> NumberLike:

@@ -327,7 +327,7 @@ class Collective(NamedTuple):
     """What one device of a class exchanges with its device group in a template.
 
     Attributes:
-        kind: its name in `plan.collectives.EXPAND`.
+        kind: its name in `plan.collectives.checks.CHECKS`.
         op: id of the op that it belongs to.
         axes: axes of the device group.
         source, target: the slots with this device's part before, and with the result; -1 if this

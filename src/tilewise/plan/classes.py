@@ -19,7 +19,6 @@ from itertools import repeat
 from typing import NamedTuple
 
 from tilewise.core.dims import DimLabel
-from tilewise.core.dtypes import DTYPES
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout, in_space
@@ -73,12 +72,10 @@ def _holders(cut: _Cut, shapes: LocalShapes) -> dict[int, list[int]]:
     """Per device, the devices that have the same part of a dim, if any part has several holders. An
     empty part has no holders.
     """
-    size, label, axes = cut
-    spec = TensorSpec((size,), DTYPES["f32"], (label,))
-    mesh = shapes.mesh
+    axes, mesh = cut[2], shapes.mesh
     places: dict[tuple[int, ...], list[int]] = {}
     for place, device in enumerate(mesh.group(0, *axes)):
-        begin, end = shapes.on(device).range(spec, (axes,), 0)
+        begin, end = shapes.on(device).part(*cut)
         places.setdefault((begin, end) if begin < end else (place,), []).append(place)
     if len(places) == mesh.size(*axes):
         return {}
@@ -118,14 +115,10 @@ def _relative(cut: _Cut, shapes: LocalShapes) -> object:
     """A device's part of a dim relative to its first element, and whether an earlier device has the
     same part.
     """
-    size, label, axes = cut
-    spec = TensorSpec((size,), DTYPES["f32"], (label,))
-    begin, end = shapes.range(spec, (axes,), 0)
+    axes, (begin, end) = cut[2], shapes.part(*cut)
     before = shapes.mesh.group(shapes.device, *axes)[: shapes.mesh.coordinate(shapes.device, *axes)]
-    is_copy = begin < end and any(
-        shapes.on(other).range(spec, (axes,), 0) == (begin, end) for other in before
-    )
-    return end - begin, tuple(shapes.k_split_ranges(spec, 0, axes)), is_copy
+    is_copy = begin < end and any(shapes.on(other).part(*cut) == (begin, end) for other in before)
+    return end - begin, tuple(shapes.k_split_ranges(*cut)), is_copy
 
 
 @dataclass(frozen=True)

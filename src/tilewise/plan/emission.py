@@ -10,7 +10,7 @@ read of unrelated memory. A task has one access per tile, even if several operan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, reduce
 from math import isfinite, prod
 from operator import or_
@@ -60,6 +60,14 @@ class _Call:
             f"[plan.emission] {rule}; got {got} for {what} in {self.maker}; correct what it emits"
         )
 
+    def operand(self, value: object, name: str) -> Operand:
+        """An operand that an op passed under a name."""
+        if not isinstance(value, Operand):
+            self.invalid(
+                "an operand must be a result of low.row, low.whole or low.col", f"{shown(value)} for {name!r}"
+            )
+        return value
+
 
 def make_instruction(
     kernel: str,
@@ -104,7 +112,7 @@ def make_instruction(
     placed = _place(call, tiles)
     for operand_spec, operand in placed:
         if operand is not None:
-            _check_operand(call, operand_spec, operand, dtype or _suffix(call.spec, name))
+            _check_operand(call, operand_spec, operand, dtype or name.removeprefix(f"{kernel}_"))
     _check_sizes(call, placed)
     instruction = Instruction(
         name,
@@ -137,9 +145,7 @@ def make_hold(
     """
     call = _Call(_HOLD, maker, extent, step, ref_of)
     _check_loop(call, label, 0)
-    if not isinstance(operand, Operand):
-        call.invalid("an operand must be a result of low.row, low.whole or low.col", shown(operand))
-    if operand.group < 0:
+    if call.operand(operand, "operand").group < 0:
         _check_part(call, _HOLD.operands[0], operand, ref_of(operand.slot))
     reader = operand._replace(access=Access.IN)
     return Draft(Instruction("", label, extent, step, (reader,), priority=2))
@@ -176,36 +182,13 @@ def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callab
                 f"[plan.emission] a repeated instruction needs operands of the same form; got another for {name!r} of "
                 f"{instruction.kernel!r} in {instruction.label!r}; emit it"
             )
-        operands[place] = Operand(
-            new.slot,
-            old.mode,
-            old.access,
-            old.group,
-            old.member,
-            old.div,
-            new.part,
-            new.parts,
-            old.null,
-            old.role,
-            old.offset,
-        )
+        operands[place] = old._replace(slot=new.slot, part=new.part, parts=new.parts)
     if len({o.slot for o in operands}) != len({o.slot for o in instruction.operands}):
         raise InternalError(
             f"[plan.emission] a repeated instruction must have as many tensors as before; got {operands} for "
             f"{instruction.label!r}; emit it"
         )
-    return Draft(
-        Instruction(
-            instruction.kernel,
-            instruction.label,
-            instruction.extent,
-            instruction.step,
-            tuple(operands),
-            instruction.ints,
-            instruction.floats,
-            priority=instruction.priority,
-        )
-    )
+    return Draft(replace(instruction, operands=tuple(operands)))
 
 
 @cache
@@ -220,10 +203,6 @@ def _full_name(call: _Call, dtype: str | None) -> str:
     if name not in names:
         call.invalid(f"a kernel's dtype must be one of {', '.join(names)}", repr(dtype))
     return name
-
-
-def _suffix(spec: KernelSpec, name: str) -> str:
-    return name[len(spec.base) + 1 :]
 
 
 def _check_loop(call: _Call, label: object, priority: object) -> None:
@@ -255,35 +234,25 @@ def _place(call: _Call, tiles: Tiles) -> list[Placed]:
     placed: list[Placed] = []
     for is_list, specs in call.spec.operand_groups:
         if not is_list:
-            placed += [(spec, _single(call, spec, tiles.get(spec.name))) for spec in specs]
+            for spec in specs:
+                value = tiles.get(spec.name)
+                if value is None and not spec.optional:
+                    call.invalid(
+                        "every operand that is not optional must be given", f"none for operand {spec.name!r}"
+                    )
+                placed.append((spec, None if value is None else call.operand(value, spec.name)))
             continue
-        lists = [_several(call, spec, tiles.get(spec.name, ())) for spec in specs]
+        lists: list[list[Operand]] = []
+        for spec in specs:
+            members = tiles.get(spec.name, ())
+            if isinstance(members, Operand) or not isinstance(members, list | tuple):
+                call.invalid("a list of operands must be a list", f"{members!r} for operand {spec.name!r}")
+            lists.append([call.operand(member, spec.name) for member in members])
         if len({len(members) for members in lists}) > 1:
             lengths = ", ".join(f"{len(m)} of {s.name!r}" for s, m in zip(specs, lists))
             call.invalid("lists of operands that alternate must have equal lengths", lengths)
         placed += [(spec, member) for members in zip(*lists) for spec, member in zip(specs, members)]
     return placed
-
-
-def _single(call: _Call, spec: OperandSpec, value: object) -> Operand | None:
-    if value is None and not spec.optional:
-        call.invalid("every operand that is not optional must be given", f"none for operand {spec.name!r}")
-    if value is not None and not isinstance(value, Operand):
-        call.invalid(
-            "an operand must be a result of low.row, low.whole or low.col", f"{value!r} for {spec.name!r}"
-        )
-    return value
-
-
-def _several(call: _Call, spec: OperandSpec, value: object) -> Sequence[Operand]:
-    if isinstance(value, Operand) or not isinstance(value, list | tuple):
-        call.invalid("a list of operands must be a list", f"{value!r} for operand {spec.name!r}")
-    for member in value:
-        if not isinstance(member, Operand):
-            call.invalid(
-                "an operand must be a result of low.row, low.whole or low.col", f"{member!r} in {spec.name!r}"
-            )
-    return value
 
 
 def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str) -> None:

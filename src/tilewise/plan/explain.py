@@ -157,13 +157,9 @@ def _templates(plan: PlanTables) -> Iterator[str]:
         template = of.templates[index]
         tasks = num_tasks(template, plan.symbol_bounds)
         yield (
-            f"    {_title(template)}: {count} uses of {len(template.instructions)} instructions, {tasks:,} tasks each"
+            f"    {short_name(template.name)}: {count} uses of {len(template.instructions)} instructions, "
+            f"{tasks:,} tasks each"
         )
-
-
-def _title(template: LoweredTemplate) -> str:
-    """A short title of what the template computes."""
-    return short_name(template.name)
 
 
 def short_name(key: str) -> str:

@@ -99,11 +99,10 @@ def place_buffers(buffers: Sequence[Buffer], base: int) -> Placed:
     larger than the largest sum of live sizes. If there are few buffers, placing them by size is
     tried too, and the smaller region is used.
     """
-    sizes = [round_up(b.bytes, ALIGNMENT) for b in buffers]
-    offsets, end = _place_by_time(buffers, sizes)
+    offsets, end = _place_by_time(buffers)
     least = most_at_one_time(buffers)
     if len(buffers) <= _FEW and end > least + least // _WASTE:
-        other, other_end = _place_by_size(buffers, sizes)
+        other, other_end = _place_by_size(buffers)
         if other_end < end:
             offsets, end = other, other_end
     return [b._replace(offset=base + offset) for b, offset in zip(buffers, offsets)], base + end
@@ -177,10 +176,11 @@ def most_at_one_time(buffers: Sequence[Buffer]) -> int:
     return most
 
 
-def _place_by_time(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[list[int], int]:
+def _place_by_time(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
     """First fit in the order in which buffers become live. Among buffers that become live at the
     same time, the longest-lived is placed first.
     """
+    sizes = [round_up(b.bytes, ALIGNMENT) for b in buffers]
     offsets = [0] * len(buffers)
     gaps = _Gaps()
     by_death = sorted(range(len(buffers)), key=lambda i: buffers[i].last)
@@ -225,24 +225,13 @@ class _Gaps:
         self.ranges[first : last + 1] = [(self.ranges[first][0], self.ranges[last][1])]
 
 
-def _place_by_size(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Place the largest buffers first. Each gets the lowest offset at which it overlaps no placed
-    buffer that is live at the same time.
-    """
-    offsets = [0] * len(buffers)
-    placed: list[int] = []
-    for i in sorted(range(len(buffers)), key=lambda i: -sizes[i]):
-        offset = 0
-        busy = [
-            p for p in placed if buffers[p].first <= buffers[i].last and buffers[i].first <= buffers[p].last
-        ]
-        for other in sorted(busy, key=lambda p: offsets[p]):
-            if offset + sizes[i] <= offsets[other]:
-                break
-            offset = max(offset, offsets[other] + sizes[other])
-        offsets[i] = offset
-        placed.append(i)
-    return offsets, max((o + s for o, s in zip(offsets, sizes)), default=0)
+def _place_by_size(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
+    """Place the largest buffers first, each at the lowest offset that `gap_for` finds."""
+    offsets, placed = [0] * len(buffers), list[Buffer]()
+    for i in sorted(range(len(buffers)), key=lambda i: -round_up(buffers[i].bytes, ALIGNMENT)):
+        offsets[i] = gap_for(buffers[i], placed, 0)
+        placed.append(buffers[i]._replace(offset=offsets[i]))
+    return offsets, max((b.end for b in placed), default=0)
 
 
 def shared_bytes(buffers: Sequence[Buffer]) -> dict[int, list[int]]:

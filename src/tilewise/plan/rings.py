@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from tilewise.ir.program import Number
 
-__all__ = ["RING_DEPTH", "credit_of_drain", "credit_of_write", "credits_of_uses", "place_of_use"]
+__all__ = ["RING_DEPTH", "credit_of_call", "credits_of_uses", "place_of_use"]
 
 RING_DEPTH = 2  # one place is read while the next is written
 
@@ -24,18 +24,12 @@ def place_of_use(use: int, age: int) -> int:
     return (use - age) % RING_DEPTH
 
 
-def credit_of_write() -> tuple[Number, Number]:
-    """Two numbers of the call: how many credits the writer waits for, and the use that they belong
-    to.
+def credit_of_call(number: int) -> tuple[Number, Number]:
+    """Two numbers of the call: how many credits a task waits for, and the use that they belong to.
+    Number 0 is for the writer; at the end of a step, number 1 + age is for the drain of the use
+    `age` uses before.
     """
-    return Number.of_call(0), Number.of_call(1)
-
-
-def credit_of_drain(age: int) -> tuple[Number, Number]:
-    """Two numbers of the call at the end of a step: how many credits the drain waits for, and the
-    use that they belong to, for the use `age` uses before.
-    """
-    return Number.of_call(2 + 2 * age), Number.of_call(3 + 2 * age)
+    return Number.of_call(2 * number), Number.of_call(2 * number + 1)
 
 
 def credits_of_uses(positions: Sequence[int]) -> list[tuple[int, ...]]:

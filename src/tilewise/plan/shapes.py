@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
-from tilewise.core.dims import UNLABELLED, Dim, k_split_range, shard_range, upper_bound
+from tilewise.core.dims import UNLABELLED, Dim, DimLabel, k_split_range, shard_range, upper_bound
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
+from tilewise.core.tree import Interval
 from tilewise.core.validation import Validator
 from tilewise.ir.graph import PANEL_ROWS, Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout, in_space
@@ -118,12 +119,16 @@ class LocalShapes:
             self._devices[device] = other
         return other
 
-    def range(self, spec: TensorSpec, layout: TensorLayout, dim: int, microbatch: int = 0) -> tuple[int, int]:
+    def range(self, spec: TensorSpec, layout: TensorLayout, dim: int, microbatch: int = 0) -> Interval:
         """Global elements `[begin, end)` of a dim of fixed size on this device. For the batch, only
         those in one microbatch.
         """
-        size, label, axes = spec.shape[dim], spec.labels[dim], layout[dim]
+        size = spec.shape[dim]
         assert isinstance(size, int)
+        return self.part(size, spec.labels[dim], layout[dim], microbatch)
+
+    def part(self, size: int, label: DimLabel | None, axes: Axes, microbatch: int = 0) -> Interval:
+        """Like `range`, of a dim with this size and label that these axes share."""
         if label is not None and label.is_summed_by_batch_splits:
             parts = self.settings.accumulation * self.mesh.size(*axes)
             if size % parts:
@@ -243,9 +248,14 @@ class LocalShapes:
             raise PlanError(f"[plan.shapes] columns must have a fixed size; got {spec}; put the symbol first")
         return prod(s for s in tail if isinstance(s, int))
 
-    def stride(self, spec: TensorSpec, cols: int) -> int:
-        """Elements between rows."""
-        return round_up(cols, 2) if spec.storage == "packed" else cols
+    def view(
+        self, spec: TensorSpec, layout: TensorLayout, kind: str, slot: int, *, in_file: bool = False
+    ) -> Ref:
+        """The view that a slot has of a tensor."""
+        extent = self.extent(spec, layout) if spec.storage != "vector" else Number(1)
+        tile, cols = self.tile_rows(spec, kind, extent, in_file=in_file), self.cols(spec, layout)
+        across = self.tile_cols(spec, kind, extent, cols)
+        return Ref(slot, extent, cols, spec.dtype.name, tile, spec.storage == "packed", across)
 
     def bytes_max(self, spec: TensorSpec, layout: TensorLayout) -> int:
         """Bytes to reserve for a tensor, equal on all devices."""
@@ -313,7 +323,7 @@ class LocalShapes:
             rows += extent.multiple * self.symbols[extent.which].min
         return -(-rows // tile)
 
-    def owned_splits(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> list[tuple[int, int]]:
+    def owned_splits(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> list[Interval]:
         """For each k split of a labelled dim, the range of its elements on this device; (0, 0) if
         the device has none of them.
         """
@@ -324,12 +334,10 @@ class LocalShapes:
         local = [(max(b, begin) - begin, min(e, end) - begin) for b, e in cuts]
         return [(b, e) if e > b else (0, 0) for b, e in local]
 
-    def k_split_ranges(self, spec: TensorSpec, dim: int, axes: Axes) -> list[tuple[int, int]]:
+    def k_split_ranges(self, size: int, label: DimLabel | None, axes: Axes) -> list[Interval]:
         """The ranges, in local elements, of the k splits of a labelled dim that this device sums.
         These k splits are an aligned run.
         """
-        size, label = spec.shape[dim], spec.labels[dim]
-        assert isinstance(size, int)
         if label is None or label.is_summed_by_batch_splits:  # not divided: the first k split has all of it
             return [(0, size)] + [(0, 0)] * (self.k_splits - 1)
         axes, _ = self.split_axes(axes)

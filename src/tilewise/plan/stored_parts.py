@@ -10,7 +10,7 @@ is used to plan the memory for copies of the state, and to make the copies.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilewise.ir.graph import Graph, TensorSpec
@@ -40,13 +40,8 @@ class StoredPart:
     num_bytes: int
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A part with all devices that store it, before its writer is chosen."""
-
-    begin: tuple[int, ...]
-    sizes: tuple[int, ...]
-    devices: tuple[int, ...]
+_Part = tuple[tuple[int, ...], tuple[int, ...], list[int]]
+"""First elements, sizes, and all devices that store a part whose writer is not chosen yet."""
 
 
 def assign_stored_parts(
@@ -61,28 +56,25 @@ def assign_stored_parts(
     """
     parts: dict[int, list[StoredPart]] = {}
     bytes_of_device = [0] * shapes.mesh.num_devices
-    shared: list[tuple[int, _Part, int]] = []
+    shared: list[tuple[int, StoredPart, list[int]]] = []
     parts_of_form: dict[object, list[_Part]] = {}
     for tensor, spec, item_bytes in _stored_tensors(graph):
         key = spec.shape, spec.labels, layout.storage[tensor]
         if key not in parts_of_form:
             parts_of_form[key] = list(_parts(spec, layout.storage[tensor], shapes))
         parts[tensor] = []
-        for part in parts_of_form[key]:
-            num_bytes = prod(part.sizes) * item_bytes
-            if len(part.devices) > 1:
-                shared.append((tensor, part, num_bytes))
+        for begin, sizes, devices in parts_of_form[key]:
+            part = StoredPart(devices[0], begin, sizes, prod(sizes) * item_bytes)
+            if len(devices) > 1:
+                shared.append((tensor, part, devices))
             else:
-                parts[tensor].append(StoredPart(part.devices[0], part.begin, part.sizes, num_bytes))
-                bytes_of_device[part.devices[0]] += num_bytes
-    for tensor, part, num_bytes in sorted(shared, key=lambda one: -one[2]):
-        device = min(part.devices, key=lambda d: (bytes_of_device[d], d))
-        parts[tensor].append(StoredPart(device, part.begin, part.sizes, num_bytes))
-        bytes_of_device[device] += num_bytes
-    return {
-        tensor: tuple(sorted(stored_parts, key=lambda part: part.begin))
-        for tensor, stored_parts in parts.items()
-    }
+                parts[tensor].append(part)
+                bytes_of_device[part.device] += part.num_bytes
+    for tensor, part, devices in sorted(shared, key=lambda one: -one[1].num_bytes):
+        device = min(devices, key=lambda d: (bytes_of_device[d], d))
+        parts[tensor].append(replace(part, device=device))
+        bytes_of_device[device] += part.num_bytes
+    return {tensor: tuple(sorted(own, key=lambda part: part.begin)) for tensor, own in parts.items()}
 
 
 def _stored_tensors(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
@@ -107,4 +99,4 @@ def _parts(spec: TensorSpec, layout: TensorLayout, shapes: LocalShapes) -> Itera
         own = shapes.on(first)
         spans = [own.range(spec, layout, dim) for dim in range(len(spec.shape))]
         if all(b < e for b, e in spans):  # an empty storage shard is not written
-            yield _Part(tuple(b for b, _ in spans), tuple(e - b for b, e in spans), tuple(devices))
+            yield tuple(b for b, _ in spans), tuple(e - b for b, e in spans), devices

@@ -283,9 +283,7 @@ class PlanTables:
         Raises:
             PlanError: there is no such program or symbol, or a value is out of its bounds.
         """
-        _validate.choice("traffic", "program", program, list(self.programs))
-        values = check_sizes("traffic", self.shapes.symbols, {} if sizes is None else sizes)
-        return count_traffic(self.program, program, tuple(values.get(s, s.max) for s in self.shapes.symbols))
+        return count_traffic(self.program, program, self._sizes("traffic", program, sizes))
 
     def file_traffic(
         self, program: str = "step", sizes: Mapping[str, int] | None = None
@@ -300,13 +298,14 @@ class PlanTables:
         Raises:
             PlanError: as `traffic`.
         """
-        _validate.choice("file_traffic", "program", program, list(self.programs))
-        values = check_sizes("file_traffic", self.shapes.symbols, {} if sizes is None else sizes)
-        bounds = tuple(values.get(s, s.max) for s in self.shapes.symbols)
-        return [
-            count_file_traffic(self.program, device, program, bounds)
-            for device in range(self.mesh.num_devices)
-        ]
+        values, devices = self._sizes("file_traffic", program, sizes), range(self.mesh.num_devices)
+        return [count_file_traffic(self.program, device, program, values) for device in devices]
+
+    def _sizes(self, call: str, program: str, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+        """The value of every symbol in a run of a program: a user's, or its bound."""
+        _validate.choice(call, "program", program, list(self.programs))
+        values = check_sizes(call, self.shapes.symbols, {} if sizes is None else sizes)
+        return tuple(values.get(s, s.max) for s in self.shapes.symbols)
 
     def costs(self, program: str = "step") -> dict[int, DeviceCosts]:
         """FLOPs, bytes and bytes from peers of one run of a program, with every symbolic size at its bound.
@@ -320,10 +319,8 @@ class PlanTables:
         Raises:
             PlanError: no such program.
         """
-        _validate.choice("costs", "program", program, list(self.programs))
-        return {
-            device: count_costs(self.program, device, program, self.symbol_bounds) for device in self.kinds
-        }
+        bounds = self._sizes("costs", program)
+        return {device: count_costs(self.program, device, program, bounds) for device in self.kinds}
 
     def explain(self) -> str:
         """Mesh, memory, tiles, tasks, traffic and templates as text, before anything runs."""

@@ -27,13 +27,12 @@ from tilewise.ir.program import (
     value_on,
 )
 
-__all__ = ["Traffic", "TrafficCounter", "count_file_traffic", "count_traffic", "peer_of"]
+__all__ = ["TrafficCounter", "count_file_traffic", "count_traffic", "peer_of"]
 
-Traffic = dict[str, list[int]]
 _Vector = NDArray[np.int64]
 
 
-def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> Traffic:
+def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> dict[str, list[int]]:
     """Elements read from peers (other devices), per label and device, with every symbol at its
     bound.
 

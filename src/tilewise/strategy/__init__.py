@@ -3,7 +3,6 @@
 A strategy is a rule: it says which axis of the device mesh shards dims with which label.
 """
 
-from tilewise.strategy.alone import lay_out_alone, lay_out_whole
 from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors, prefetch_states
 from tilewise.strategy.outputs import gather_outputs
 from tilewise.strategy.propagate import propagate_layouts
@@ -22,8 +21,6 @@ __all__ = [
     "gather_outputs",
     "gather_table_rows",
     "insert_reshards",
-    "lay_out_alone",
-    "lay_out_whole",
     "offload_tensors",
     "one_stage",
     "prefetch_states",

@@ -1,8 +1,8 @@
 """Chooses the mesh axes that share each factor of one op, from the layouts of the op's operands and
 the layouts wanted for its results.
 
-A factor is the name of a dim in the op's declaration, as in einsum. A choice is a layout for one
-dim, with a rank that says how strongly it is wanted.
+A factor is the name of a dim in the op's declaration, as in einsum. A `Choice` is a layout for one
+dim, with a rank that says how strongly it is wanted, and why.
 
 Contracted factors come first. A contracted factor is shared only if all operands that have it are
 labelled, have the same layout, and the op declares a partial value for it; otherwise it is not
@@ -13,7 +13,7 @@ factor of an op. A value that is written to a state has the state's layout.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilewise.core.dims import UNLABELLED, DimLabel, Size, num_atoms, shard_range
 from tilewise.core.errors import LayoutError
@@ -21,11 +21,54 @@ from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.contractions import SeenLayouts
 from tilewise.ir.factors import Factors, PartialValue
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import BATCH_SPLITS, K_SPLITS, in_space, show_axes
+from tilewise.ir.layout import BATCH_SPLITS, K_SPLITS, TensorLayout, in_space, show_axes
 from tilewise.ir.op import op_named
-from tilewise.strategy.choice import CONTRACTED, FREE, PASSED, Choice, Choices
 
-__all__ = ["OpDims", "agree", "label_for", "rank_after", "require_equal_cuts"]
+__all__ = [
+    "ASKED",
+    "CONTRACTED",
+    "FREE",
+    "PASSED",
+    "RULED",
+    "Choice",
+    "Choices",
+    "OpDims",
+    "agree",
+    "as_layout",
+    "label_for",
+    "require_equal_cuts",
+]
+
+# Ranks in order of precedence: users' hints, a strategy's rules, layouts that pass through ops, results of
+# contractions. A free dim is whole, and takes the layout of its neighbours.
+ASKED, RULED, PASSED, CONTRACTED, FREE = range(5)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice for one dim.
+
+    The fields are the axes, the rank (how strongly the choice is wanted), the origin in words, and
+    whether the choice comes from a hint, directly or through ops.
+    """
+
+    axes: Axes
+    rank: int
+    origin: str
+    is_asked: bool = False
+
+    def through(self, rank: int) -> Choice:
+        """The choice after it has passed through an op: its rank is at most `rank`."""
+        return self if self.rank == FREE else replace(self, rank=max(self.rank, rank))
+
+
+Choices = tuple[Choice, ...]
+
+
+def as_layout(choices: Sequence[Choice]) -> TensorLayout:
+    """The layout that consists of these choices."""
+    return tuple(choice.axes for choice in choices)
+
 
 _NONE = Choice((), FREE, "nothing that is shared")
 
@@ -155,11 +198,6 @@ def _is_cut_at_the_same(
         shard_range(one, size, k_splits, shards, s) == shard_range(other, size, k_splits, shards, s)
         for s in range(shards)
     )
-
-
-def rank_after(factors: Factors) -> int:
-    """The rank of a choice that passed through an op."""
-    return CONTRACTED if factors.partial_values else PASSED
 
 
 def label_for(dims: OpDims, choices: Mapping[int, Choices], name: str, size: Size) -> DimLabel | None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.counts import counts
-from tilewise.ir.graph import Graph, Template
+from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout, TensorLayout
 
-__all__ = ["lay_out_alone", "lay_out_whole"]
+__all__ = ["lay_out_alone"]
 
 
 def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph], object]) -> GraphLayout:
@@ -32,14 +32,9 @@ def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph
                 counts.sharded += 1
                 template = graph.templates[key]
                 require_hints(template.graph)
-                layout_by_key[key] = lay_out_whole(template, mesh)
+                layout_by_key[key] = _laid_out(template.graph, mesh, template.arguments, {})
             calls[op.id] = layout_by_key[key]
     return _laid_out(graph, mesh, (t.id for t in graph.tensors if t.kind != "result"), calls)
-
-
-def lay_out_whole(template: Template, mesh: DeviceMesh) -> GraphLayout:
-    """Layouts of one template on a single device."""
-    return _laid_out(template.graph, mesh, template.arguments, {})
 
 
 def _laid_out(

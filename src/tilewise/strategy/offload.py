@@ -19,7 +19,7 @@ from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
-from tilewise.ir.layout import GraphLayout, TensorLayout
+from tilewise.ir.layout import GraphLayout
 from tilewise.strategy.prefetch import Prefetching, Unit, UnitChoice, template_of_moves
 
 __all__ = ["OFFLOADS", "check_offload", "offload_tensors", "prefetch_states"]
@@ -70,12 +70,32 @@ def prefetch_states(
     return _StatePrefetching(graph, layout, places, batch).run() if places else (graph, layout)
 
 
-class _Offloading(Prefetching):
-    def __init__(self, graph: Graph, layout: GraphLayout, kinds: frozenset[str], batch: BatchCut) -> None:
+class _Fetching(Prefetching):
+    """Adds calls that fetch tensors from files. `files` are all tensors in files."""
+
+    def __init__(self, graph: Graph, layout: GraphLayout, batch: BatchCut) -> None:
         super().__init__(graph, layout, batch, UnitChoice(), "fetch")
+        self.files = {*layout.files}
+
+    def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
+        template = self.templates[op.attrs["template"]]
+        files = tuple(a for a, t in zip(template.arguments, op.inputs) if t in self.files)
+        if files == layout.files or not self._may_change(op, layout):
+            return layout
+        key = id(layout), files
+        if key not in self.inner:
+            self.inner[key] = replace(layout, files=files)
+        return self.inner[key]
+
+    def _may_change(self, op: OpNode, layout: GraphLayout) -> bool:
+        """Whether the files of a call's template follow from the call's operands."""
+        return not layout.files
+
+
+class _Offloading(_Fetching):
+    def __init__(self, graph: Graph, layout: GraphLayout, kinds: frozenset[str], batch: BatchCut) -> None:
+        super().__init__(graph, layout, batch)
         self.kinds = kinds
-        self.files: set[int] = set()
-        self.inner: dict[object, GraphLayout] = {}  # by a template's layout and its tensors in files
         self.stores: dict[object, tuple[Template, GraphLayout]] = {}
 
     def run(self) -> tuple[Graph, GraphLayout]:
@@ -174,7 +194,7 @@ class _Offloading(Prefetching):
     def _call_of_store(self, results: list[int]) -> tuple[OpNode, GraphLayout]:
         specs = [replace(self.graph.spec(t), name=f"x{i}") for i, t in enumerate(results)]
         forms = tuple((spec.form, self.compute[t]) for spec, t in zip(specs, results))
-        count, made = len(results), []
+        count = len(results)
         if forms not in self.stores:
             template = template_of_moves(f"store{len(self.stores)}", "store", specs, self.graph)
             compute = tuple(self.compute[t] for t in results) * 2
@@ -182,30 +202,10 @@ class _Offloading(Prefetching):
             self.stores[forms] = template, layout
             self.templates[template.key] = template
         template, layout = self.stores[forms]
-        for t, spec in zip(results, specs):
-            made.append(len(self.tensors))
-            self.tensors.append(TensorNode(made[-1], replace(spec, name=""), "result", -1))
-            self.compute.append(self.compute[t])
-        attrs = {"template": template.key, "saved": ()}
-        return OpNode(-1, "call", tuple(results), tuple(made), attrs, "forward", template.key), layout
-
-    # ---- layouts of templates -------------------------------------------------------------------------------
-
-    def _layout_of_gather(self, compute: tuple[TensorLayout, ...], count: int) -> GraphLayout:
-        return replace(super()._layout_of_gather(compute, count), files=tuple(range(count)))
-
-    def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
-        template = self.templates[op.attrs["template"]]
-        files = tuple(a for a, t in zip(template.arguments, op.inputs) if t in self.files)
-        if not files or layout.files:
-            return layout
-        key = id(layout), files
-        if key not in self.inner:
-            self.inner[key] = replace(layout, files=files)
-        return self.inner[key]
+        return self._call(template, results, "forward", template.key, self.compute), layout
 
 
-class _StatePrefetching(Prefetching):
+class _StatePrefetching(_Fetching):
     """Adds calls that fetch all or some optimizer states before their updates.
 
     Args:
@@ -213,10 +213,8 @@ class _StatePrefetching(Prefetching):
     """
 
     def __init__(self, graph: Graph, layout: GraphLayout, places: Mapping[int, int], batch: BatchCut) -> None:
-        super().__init__(graph, layout, batch, UnitChoice(), "fetch")
+        super().__init__(graph, layout, batch)
         self.places = places
-        self.files = frozenset(layout.files)
-        self.inner: dict[object, GraphLayout] = {}
 
     def run(self) -> tuple[Graph, GraphLayout]:
         """Adds a call that fetches and a call that stores for each update."""
@@ -231,9 +229,8 @@ class _StatePrefetching(Prefetching):
             for place in dict.fromkeys(self.places[t] for t in in_memory):
                 together = [t for t in in_memory if self.places[t] == place]
                 fetch = self._gather(together, "update")
-                before.setdefault(starts[place], []).append(
-                    replace(fetch, label=f"fetch:{self._label(unit)}")
-                )
+                label = f"fetch:{self.graph.ops[unit.first].label}"
+                before.setdefault(starts[place], []).append(replace(fetch, label=label))
                 unit.gathered.update(zip(together, fetch.outputs))
             if in_memory:
                 before.setdefault(number + 1, []).append(self._put_back(in_memory, unit))
@@ -261,21 +258,8 @@ class _StatePrefetching(Prefetching):
         template, _ = self.gathers[forms]
         attrs = {"template": template.key, "saved": ()}
         values = (unit.gathered[t] for t in in_memory)
-        label = f"put_back:{self._label(unit)}"
+        label = f"put_back:{self.graph.ops[unit.first].label}"
         return OpNode(-1, "call", (*in_memory, *values), (), attrs, "update", label)
 
-    def _label(self, unit: Unit) -> str:
-        return self.graph.ops[unit.first].label
-
-    def _layout_of_gather(self, compute: tuple[TensorLayout, ...], count: int) -> GraphLayout:
-        return replace(super()._layout_of_gather(compute, count), files=tuple(range(count)))
-
-    def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
-        template = self.templates[op.attrs["template"]]
-        if op.phase != "update" or not layout.files:
-            return layout
-        files = tuple(a for a, t in zip(template.arguments, op.inputs) if t in self.files)
-        key = id(layout), files
-        if key not in self.inner:
-            self.inner[key] = layout if files == layout.files else replace(layout, files=files)
-        return self.inner[key]
+    def _may_change(self, op: OpNode, layout: GraphLayout) -> bool:
+        return op.phase == "update" and bool(layout.files)

@@ -12,6 +12,7 @@ the tree. The error names k splits or batch splits that fit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from tilewise.core.dims import DimLabel, shard_range
@@ -19,21 +20,41 @@ from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, DeviceMesh
 from tilewise.core.tree import MAX_COUNT, allowed_widths, share_of, widths_in_words
 from tilewise.ir.batch import BatchCut, suggest_batch_splits
-from tilewise.ir.contractions import Contraction, SeenLayouts, find_contractions, group_of, is_covered_by
-from tilewise.ir.factors import Factors, PartialValue
+from tilewise.ir.contractions import (
+    Contraction,
+    SeenLayouts,
+    factors_of,
+    find_contractions,
+    group_of,
+    is_covered_by,
+)
+from tilewise.ir.factors import PartialValue
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import BATCH_SPLITS, GROUPS, PendingReduction, show_axes
+from tilewise.ir.layout import BATCH_SPLITS, GROUPS, PendingReduction, TensorLayout, show_axes
 
-__all__ = ["make_pending_reductions"]
+__all__ = ["make_pending_reductions", "pending_reductions_of"]
 
 
 def make_pending_reductions(
-    graph: Graph,
-    op: OpNode,
-    factors: Factors,
-    mesh: DeviceMesh,
-    layouts: SeenLayouts,
-    batch: BatchCut,
+    graph: Graph, compute: Sequence[TensorLayout], mesh: DeviceMesh, batch: BatchCut
+) -> dict[tuple[int, str], tuple[PendingReduction, ...]]:
+    """Derive the pending reductions of all ops of a graph, whose operands need no reshards.
+
+    Args:
+        compute: the layout of each tensor.
+
+    Raises:
+        LayoutError: as `pending_reductions_of`.
+    """
+    made: dict[tuple[int, str], tuple[PendingReduction, ...]] = {}
+    for op in graph.ops:
+        if op.op != "call":
+            made |= pending_reductions_of(graph, op, mesh, SeenLayouts.of(op, compute), batch)
+    return made
+
+
+def pending_reductions_of(
+    graph: Graph, op: OpNode, mesh: DeviceMesh, layouts: SeenLayouts, batch: BatchCut
 ) -> dict[tuple[int, str], tuple[PendingReduction, ...]]:
     """Derive the pending reductions of one op.
 
@@ -41,6 +62,7 @@ def make_pending_reductions(
         LayoutError: two dims of one sum are shared, or a device's part would not be a node of the
             tree. The message names the `k_splits` or `batch_splits` that would fit.
     """
+    factors = factors_of(graph, op)
     pending_by_name: dict[tuple[int, str], list[PendingReduction]] = {}
     for contraction in find_contractions(graph, op, factors, layouts):
         for partial in factors.partial_values:
@@ -58,11 +80,7 @@ def make_pending_reductions(
                     f"{show_axes(pending.axes)}; remove one of the labels"
                 )
             mine.append(pending)
-    return {
-        key: tuple(pending_reductions)
-        for key, pending_reductions in pending_by_name.items()
-        if pending_reductions
-    }
+    return {key: tuple(pending) for key, pending in pending_by_name.items() if pending}
 
 
 def _covers(one: PendingReduction, other: PendingReduction) -> bool:

@@ -20,9 +20,8 @@ from tilewise.core.dims import upper_bound
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
-from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, PendingReduction, TensorLayout
+from tilewise.ir.layout import GraphLayout, TensorLayout
 from tilewise.ir.op import op_named
 from tilewise.strategy.pending_reductions import make_pending_reductions
 
@@ -78,18 +77,14 @@ class Prefetching:
     def __init__(
         self, graph: Graph, layout: GraphLayout, batch: BatchCut, choice: UnitChoice, fetch_op: str
     ) -> None:
-        self.graph, self.layout, self.batch, self.choice, self.fetch_op = (
-            graph,
-            layout,
-            batch,
-            choice,
-            fetch_op,
-        )
+        self.graph, self.layout, self.batch = graph, layout, batch
+        self.choice, self.fetch_op = choice, fetch_op
         self.mesh: DeviceMesh = layout.mesh
         self.tensors = list(graph.tensors)
         self.compute: list[TensorLayout] = list(layout.compute)
         self.templates: dict[str, Template] = dict(graph.templates)
         self.gathers: dict[object, tuple[Template, GraphLayout]] = {}
+        self.inner: dict[object, GraphLayout] = {}  # changed layouts of templates, see `_inside`
         self.fitting: set[str] = set()  # patterns that fit some layer
         self.needed: dict[str, frozenset[int]] = {}  # by template, arguments whose values it needs
 
@@ -141,7 +136,9 @@ class Prefetching:
             phase = units[group[0]].phase
             needs = sorted({weight for number in group for weight in units[number].needs})
             reused = {
-                w: in_memory[w][1] for w in needs if w in in_memory and self._is_kept(in_memory[w][0], at)
+                w: in_memory[w][1]
+                for w in needs
+                if w in in_memory and (self.choice.is_kept or in_memory[w][0] == at - 1)
             }
             fresh = [w for w in needs if w not in reused]
             if fresh:
@@ -154,10 +151,6 @@ class Prefetching:
                 units[number].gathered.update(reused)
             in_memory.update({w: (at, reused[w]) for w in needs})
         return before
-
-    def _is_kept(self, last: int, now: int) -> bool:
-        """Whether a weight that one unit has read is still in memory for another."""
-        return last == now - 1 or self.choice.is_kept
 
     def _groups(self, units: Sequence[Unit]) -> list[list[int]]:
         """Runs and layers that are gathered together, in order. Those that read weights are
@@ -177,7 +170,8 @@ class Prefetching:
                 groups.append([number])
                 size = 0
             last = mark
-            size += sum(self._elements(weight) for weight in unit.needs)
+            shapes = (self.graph.spec(weight).shape for weight in unit.needs)
+            size += sum(prod(map(upper_bound, shape)) for shape in shapes)
         for pattern in self.choice.patterns:
             if pattern not in self.fitting:
                 raise LayoutError(
@@ -196,22 +190,31 @@ class Prefetching:
                 return pattern
         return None
 
-    def _elements(self, weight: int) -> int:
-        return prod(upper_bound(size) for size in self.graph.spec(weight).shape)
-
     def _gather(self, weights: Sequence[int], phase: str) -> OpNode:
         """A call that gathers some weights. Equal calls share a template."""
         template, _ = self._gather_template(weights)
-        results = []
-        for weight in weights:
-            spec = self.graph.spec(weight)
-            results.append(len(self.tensors))
-            self.tensors.append(TensorNode(results[-1], replace(spec, name=""), "result", -1))
-            self.compute.append(self.layout.compute[weight])
         names = self._names(weights)
         label = f"{self.fetch_op}:{_common_path(names) or names[0]}"
+        return self._call(template, weights, phase, label, self.layout.compute)
+
+    def _call(
+        self,
+        template: Template,
+        operands: Sequence[int],
+        phase: str,
+        label: str,
+        layouts: Sequence[TensorLayout],
+    ) -> OpNode:
+        """A call of a template that copies tensors. The results have the operands' layouts in `layouts`."""
+        results = []
+        for tensor in operands:
+            results.append(len(self.tensors))
+            self.tensors.append(
+                TensorNode(results[-1], replace(self.graph.spec(tensor), name=""), "result", -1)
+            )
+            self.compute.append(layouts[tensor])
         attrs = {"template": template.key, "saved": ()}
-        return OpNode(-1, "call", tuple(weights), tuple(results), attrs, phase, label)
+        return OpNode(-1, "call", tuple(operands), tuple(results), attrs, phase, label)
 
     def _names(self, weights: Sequence[int]) -> list[str]:
         return [self.graph.spec(w).name or f"x{i}" for i, w in enumerate(weights)]
@@ -245,7 +248,6 @@ class Prefetching:
     ) -> tuple[Graph, GraphLayout]:
         ops: list[OpNode] = []
         calls: dict[int, GraphLayout] = {}
-        pending_reductions: dict[tuple[int, str], tuple[PendingReduction, ...]] = {}
         by_key = {template.key: layout for template, layout in self.gathers.values()}
         for number, unit in enumerate([*units, None]):
             for call in before.get(number, ()):
@@ -262,28 +264,29 @@ class Prefetching:
         producer = {o: op.id for op in ops for o in op.outputs}
         tensors = tuple(replace(t, producer=producer.get(t.id)) for t in self.tensors)
         graph = replace(self.graph, tensors=tensors, ops=tuple(ops), templates=self.templates)
-        for op in ops:
-            if op.op != "call":
-                seen = SeenLayouts.of(op, self.compute)
-                pending_reductions |= make_pending_reductions(
-                    graph, op, factors_of(graph, op), self.mesh, seen, self.batch
-                )
         compute = tuple(self.compute)
         return graph, replace(
-            self.layout, storage=compute, compute=compute, calls=calls, pending_reductions=pending_reductions
+            self.layout,
+            storage=compute,
+            compute=compute,
+            calls=calls,
+            pending_reductions=make_pending_reductions(graph, compute, self.mesh, self.batch),
         )
 
-    # ---- methods of subclasses ----------------------------------------------------------------------------
+    # ---- layouts of templates -----------------------------------------------------------------------------
 
     def _layout_of_gather(self, compute: tuple[TensorLayout, ...], count: int) -> GraphLayout:
         """The layout of a call's template with `count` weights and as many results."""
+        files = tuple(range(count)) if self.fetch_op == "fetch" else ()
         return replace(
-            self.layout, storage=compute, compute=compute, calls={}, pending_reductions={}, files=()
+            self.layout, storage=compute, compute=compute, calls={}, pending_reductions={}, files=files
         )
 
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
-        """A template's layout for the tensors that its call now binds."""
-        return layout
+        """A template's layout for the tensors that its call now binds. Calls that bind alike share
+        it. Subclasses implement it.
+        """
+        raise NotImplementedError
 
 
 def template_of_moves(key: str, op: str, specs: Sequence[TensorSpec], of: Graph) -> Template:

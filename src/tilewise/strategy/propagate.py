@@ -19,28 +19,39 @@ from fnmatch import fnmatchcase
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import LayoutError
-from tilewise.core.mesh import Axes, DeviceMesh
+from tilewise.core.mesh import MICRO, Axes, DeviceMesh
+from tilewise.core.tree import allowed_widths
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.counts import counts
 from tilewise.ir.factors import Factors
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.hints import as_tensor_layout
-from tilewise.ir.layout import K_SPLITS, GraphLayout, PendingReduction, Reshard, TensorLayout, in_space
-from tilewise.strategy.agree import OpDims, agree, label_for, rank_after, require_equal_cuts
-from tilewise.strategy.alone import lay_out_alone
-from tilewise.strategy.choice import (
+from tilewise.ir.layout import (
+    K_SPLITS,
+    GraphLayout,
+    PendingReduction,
+    Reshard,
+    TensorLayout,
+    in_space,
+    show_layout,
+)
+from tilewise.strategy.agree import (
     ASKED,
+    CONTRACTED,
     FREE,
     PASSED,
     RULED,
     Choice,
     Choices,
+    OpDims,
+    agree,
     as_layout,
-    place_time,
-    require_unique,
+    label_for,
+    require_equal_cuts,
 )
-from tilewise.strategy.pending_reductions import make_pending_reductions
+from tilewise.strategy.alone import lay_out_alone
+from tilewise.strategy.pending_reductions import pending_reductions_of
 from tilewise.strategy.strategy import DistributionStrategy
 
 __all__ = ["lay_out_template", "propagate_layouts"]
@@ -74,15 +85,12 @@ def _share_updates(
     graph: Graph,
     outside: dict[int, Choices],
     names: Mapping[int | None, int] | None = None,
-    factors_by_op: dict[tuple[int, int], Factors] | None = None,
 ) -> None:
     """Gives all states that an update writes the same layout, also in templates: the strongest
     choice per dim.
 
-    `names` maps a template's tensors to those of `outside` that they are bound to; `factors_by_op`
-    caches the factors of ops in templates.
+    `names` maps a template's tensors to those of `outside` that they are bound to.
     """
-    factors_by_op = {} if factors_by_op is None else factors_by_op
     names = {t: t for t in outside} if names is None else names
     for op in graph.ops:
         if op.op == "call":
@@ -91,12 +99,9 @@ def _share_updates(
                 bound: dict[int | None, int] = {
                     a: names[i] for a, i in zip(template.arguments, op.inputs) if i in names
                 }
-                _share_updates(template.graph, outside, bound, factors_by_op)
+                _share_updates(template.graph, outside, bound)
         elif not op.outputs:
-            key, best = (id(graph), op.id), dict[str, Choice]()
-            if key not in factors_by_op:
-                factors_by_op[key] = factors_of(graph, op)
-            factors = factors_by_op[key]
+            factors, best = factors_of(graph, op), dict[str, Choice]()
             mine = [(names[t], dims) for t, dims in zip(op.inputs, factors.inputs) if t in names and dims]
             for tensor, dims in mine:
                 for name, choice in zip(dims, outside[tensor]):
@@ -153,20 +158,20 @@ class _Propagation:
         placed = [self._timed(label, axes) for label, axes in zip(labels, asked)]
         origin = f"the hint on {name}"
         return tuple(
-            Choice(axes, ASKED, origin, is_asked=True) for axes in require_unique(name, tuple(placed))
+            Choice(axes, ASKED, origin, is_asked=True) for axes in _require_unique(name, tuple(placed))
         )
 
     def _timed(self, label: DimLabel | None, axes: Axes) -> Axes:
         sharding = self.strategy.sharding
         inside = sharding.axes if sharding is not None and sharding.reduce == "microbatch" else ()
-        return place_time(label, axes, self.mesh, self.batch, inside)
+        return _place_time(label, axes, self.mesh, self.batch, inside)
 
     def ruled(self, tensor: TensorNode) -> Choices:
         """The choice that the strategy's rules make for an input, parameter or state."""
         if tensor.spec.labels in self.free:
             return self.free[tensor.spec.labels]
         choices = tuple(self._rule(label, tensor.spec.name) for label in tensor.spec.labels)
-        require_unique(tensor.spec.name, as_layout(choices))
+        _require_unique(tensor.spec.name, as_layout(choices))
         if all(choice.rank == FREE for choice in choices):  # no choice names this tensor
             self.free[tensor.spec.labels] = choices
         return choices
@@ -212,7 +217,7 @@ class _Propagation:
                 read = _as_read(op, layouts, mine)
                 relabelled = {r.position: r.labels for r in mine if r.position is not None}
                 require_equal_cuts(graph, op, factors, read, relabelled, self.mesh)
-                pending_reductions |= make_pending_reductions(graph, op, factors, self.mesh, read, self.batch)
+                pending_reductions |= pending_reductions_of(graph, op, self.mesh, read, self.batch)
         layout = GraphLayout(self.mesh, layouts, layouts, calls, pending_reductions, tuple(reshards))
         return layout, choices
 
@@ -315,11 +320,11 @@ def _through(
             for name, size, own, have, choice in zip(dims, spec.shape, spec.labels, choices[tensor], wanted)
         )
         reshards.append(_reshard(op, position, tensor, choices[tensor], wanted, labels))
-    rank = rank_after(factors)
+    rank = CONTRACTED if factors.partial_values else PASSED
     for tensor, dims in zip(op.outputs, factors.outputs):
         natural = tuple(agreed[name].through(rank) for name in dims)
         choices[tensor] = _arrival(op, factors, tensor, natural, agreed, wishes.get(tensor))
-        require_unique(op.label, as_layout(choices[tensor]))
+        _require_unique(op.label, as_layout(choices[tensor]))
         arrived = {n: c for n, c, was in zip(dims, choices[tensor], natural) if c is not was}
         reshards += _added_where_it_arrives(graph, op, factors, choices, arrived)
     return reshards
@@ -410,3 +415,37 @@ def _as_read(op: OpNode, layouts: Sequence[TensorLayout], reshards: Sequence[Res
         else:
             outputs[op.outputs.index(reshard.tensor)] = reshard.before
     return SeenLayouts(tuple(inputs), tuple(outputs))
+
+
+def _require_unique(name: str, layout: TensorLayout) -> TensorLayout:
+    """Reject a layout that uses an axis twice.
+
+    Raises:
+        LayoutError: an axis appears twice.
+    """
+    used = [axis for axes in layout for axis in axes]
+    if len(set(used)) != len(used):
+        raise LayoutError(
+            f"[strategy.propagate] an axis may shard only one dim of a tensor; got {show_layout(layout)} of {name!r}; "
+            "label its dims differently"
+        )
+    return layout
+
+
+def _place_time(
+    label: DimLabel | None, axes: Axes, mesh: DeviceMesh, batch: BatchCut, inside: Axes = ()
+) -> Axes:
+    """The axes of a dim that have more than one device. If the dim counts the batch, `MICRO` is
+    added at the right place.
+
+    Sums over devices along an axis before `MICRO` are completed once per step. An axis is placed
+    there if each of its devices then has a node of the tree over batch splits. The devices along
+    the other axes share every microbatch, and their sums are completed once per microbatch (inside
+    of time). If a strategy asks for one axis inside of time, all axes are placed there.
+    """
+    axes = tuple(axis for axis in axes if mesh.size(axis) > 1)
+    if label is None or not label.is_summed_by_batch_splits or batch.microbatches == 1:
+        return axes
+    most = 0 if {*axes} & {*inside} else len(axes)
+    outside = max(n for n in range(most + 1) if mesh.size(*axes[:n]) in allowed_widths(batch.batch_splits))
+    return (*axes[:outside], MICRO, *axes[outside:])

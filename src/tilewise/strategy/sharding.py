@@ -16,9 +16,9 @@ from dataclasses import replace
 
 from tilewise.core.errors import LayoutError
 from tilewise.ir.batch import BatchCut
-from tilewise.ir.contractions import SeenLayouts, factors_of
+from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, PendingReduction, TensorLayout, show_layout
+from tilewise.ir.layout import GraphLayout, TensorLayout, show_layout
 from tilewise.ir.op import op_named
 from tilewise.strategy.pending_reductions import make_pending_reductions
 from tilewise.strategy.prefetch import Prefetching, UnitChoice
@@ -54,7 +54,6 @@ class _Sharding(Prefetching):
             graph, replace(layout, storage_axes=sharding.axes), batch, choice, "all_gather_parameters"
         )
         self.sharding = sharding
-        self.inner: dict[object, GraphLayout] = {}  # by a template's layout and the changes
 
     def run(self) -> tuple[Graph, GraphLayout]:
         """Sets storage shards, adds calls of `all_gather_parameters`, then updates layouts and
@@ -125,7 +124,6 @@ class _Sharding(Prefetching):
             yield alike
 
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
-        """A template's layout for the tensors that its call now binds; calls that bind alike share it."""
         template = self.templates[op.attrs["template"]]
         seen = (*template.arguments, *template.results, *op.attrs["saved"])
         outside = (*op.inputs, *op.outputs)
@@ -152,12 +150,7 @@ class _Sharding(Prefetching):
             compute[tensor] = storage
             if tensor in producers:
                 pending += [(t, storage) for t in _sources(graph, producers[tensor], tensor)]
-        pending_reductions: dict[tuple[int, str], tuple[PendingReduction, ...]] = {}
-        for op in graph.ops:
-            seen = SeenLayouts.of(op, compute)
-            pending_reductions |= make_pending_reductions(
-                graph, op, factors_of(graph, op), self.mesh, seen, self.batch
-            )
+        pending_reductions = make_pending_reductions(graph, compute, self.mesh, self.batch)
         return replace(
             layout, storage=tuple(compute), compute=tuple(compute), pending_reductions=pending_reductions
         )

@@ -15,8 +15,7 @@ from tilewise.ir.program import COPIES
 from tilewise.models import build_training_graph
 from tilewise.models.llama import LlamaConfig
 from tilewise.nn import linear
-from tilewise.plan.collectives import EXPAND
-from tilewise.plan.collectives.checks import check_collective
+from tilewise.plan.collectives.checks import CHECKS, check_collective
 
 CONFIG = LlamaConfig(
     vocab_size=512,
@@ -40,7 +39,7 @@ COLUMNS = ("all_gather_columns", "gather")  # differ only in which devices get t
 def checks():
     """The arguments of every check while four steps are planned."""
     every = []
-    with mock.patch("tilewise.plan.lower.variant.check_collective", lambda *args: every.append(args)):
+    with mock.patch("tilewise.plan.lower.variants.check_collective", lambda *args: every.append(args)):
         for axes, accumulation, batch in MESHES:
             builder = GraphBuilder("llama")
             build_training_graph(builder, CONFIG, batch, 8, "f32")
@@ -60,7 +59,7 @@ def changes(dice, record):
     yield record._replace(axes=(*record.axes, "other"))
     yield record._replace(axes=record.axes[1:])
     same = {record.kind, *(COLUMNS if record.kind in COLUMNS else ())}
-    yield record._replace(kind=dice.choice([kind for kind in EXPAND if kind not in same]))
+    yield record._replace(kind=dice.choice([kind for kind in CHECKS if kind not in same]))
     if record.kind not in COPIES:
         yield record._replace(number=record.number + 1)
         yield record._replace(partial="other")
@@ -102,4 +101,4 @@ def test_every_changed_record_is_found(checks):
             if changed != record:
                 assert is_found(changed, of), changed
                 count += 1
-    assert seen == {*EXPAND} and count > 500
+    assert seen == {*CHECKS} and count > 500

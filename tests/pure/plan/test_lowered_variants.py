@@ -12,7 +12,7 @@ from pure.plans import plan_graph, with_update
 from tilewise.core.errors import InternalError, LayoutError, ResourceError
 from tilewise.graph import gradients
 from tilewise.plan import pipeline
-from tilewise.plan.lower import variant, variants
+from tilewise.plan.lower import variants
 from tilewise.plan.prove import prove_plan
 from tilewise.processes.workers import WorkerPool
 
@@ -95,8 +95,8 @@ def test_values_come_from_the_lowering(monkeypatch, spoil):
             return values._replace(makes=frozenset())
         return values._replace(needs=values.needs | values.makes)
 
-    right = variant.values_of
-    monkeypatch.setattr(variant, "values_of", wrong)
+    right = variants.values_of
+    monkeypatch.setattr(variants, "values_of", wrong)
     with pytest.raises(InternalError, match="a value must be written before it is read"):
         plan(None, layers=3)
 
@@ -116,4 +116,4 @@ def test_values_of_all_instructions(monkeypatch, axes, accumulation):
     assert len(values) == len(made.layouts)
     for number, by_class in values.items():
         of_plan = [of.templates[number] for of in made.program.classes]
-        assert [variant.values_of(t, made.layouts[number]) for t in of_plan] == [*by_class]
+        assert [variants.values_of(t, made.layouts[number]) for t in of_plan] == [*by_class]

@@ -17,7 +17,6 @@ from tilewise.plan.memory import (
     place_lingering,
     shared_bytes,
 )
-from tilewise.plan.place import buffers as of_plans
 
 lifetimes = st.tuples(st.integers(1, 5000), st.integers(0, 20), st.integers(0, 6))
 
@@ -119,7 +118,7 @@ def test_buffers_read_by_peers_use_memory_of_another_template(monkeypatch, axes,
     plan = planned("full", axes)
     read, shared = read_and_shared(plan)
     assert {kind for kind, _ in read} == kinds and not read & shared and shared
-    monkeypatch.setattr(of_plans, "place_lingering", lambda buffers, *_: buffers)
+    monkeypatch.setattr("tilewise.plan.place.place_lingering", lambda buffers, *_: buffers)
     tight = planned("full", axes)
     assert {kind for kind, _ in read & read_and_shared(tight)[1]} == kinds
     assert tight.regions == plan.regions

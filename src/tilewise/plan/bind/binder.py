@@ -9,16 +9,16 @@ from tilewise.core.dtypes import dtype
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
+from tilewise.ir.program import Call, Instruction, LoweredTemplate, Mode, Number, Operand, Slot, upper
 from tilewise.plan.bind.entries import Cut, EntryTable
 from tilewise.plan.bind.reuse import LiveInterval
 from tilewise.plan.classes import DeviceNumbers
-from tilewise.plan.collectives import broadcast_instructions
+from tilewise.plan.emission import make_instruction
 from tilewise.plan.lower import Use, Variant, flat_view
 from tilewise.plan.memory import Buffer
 from tilewise.plan.place import carry_or_ring_key, category_of, own_key
 from tilewise.plan.schedule import RootTensors, tensors_seen
-from tilewise.plan.shapes import LocalShapes, round_up
+from tilewise.plan.shapes import round_up
 
 __all__ = ["Binder"]
 
@@ -119,8 +119,8 @@ class Binder:
         is_vector = node.spec.storage == "vector"
         views, strides = [], []
         for device in self.tensors.shapes.kinds:
-            in_file = tensor in self.tensors.files
-            view = _local_view(self.tensors.shapes.on(device), node.spec, layout, node.kind, in_file)
+            shapes, in_file = self.tensors.shapes.on(device), tensor in self.tensors.files
+            view = shapes.view(node.spec, layout, node.kind, 0, in_file=in_file)
             strides.append(1 if flat and is_vector else _stride(view, node.spec.storage))
             views.append(flat_view(view, 0, is_vector) if flat else view)
         return self.table.cut(views, strides)
@@ -232,7 +232,10 @@ class Binder:
         return self._slot_cuts[slot]
 
     def broadcast(self, numbers: DeviceNumbers) -> tuple[list[LoweredTemplate], Call]:
-        """Per class, copies of every parameter and optimizer state that an earlier device also holds."""
+        """Per class, copies of every parameter and optimizer state that an earlier device also holds,
+        from that device. No signals are needed, because no device writes memory that another device
+        reads meanwhile.
+        """
         graph, layout, shapes = self.tensors.graph, self.tensors.layout, self.tensors.shapes
         lasting = [
             t
@@ -251,15 +254,14 @@ class Binder:
                 for form, t in holders.items()
                 if shapes.holder(t.spec, layout.storage[t.id], device) != device
             }
-            copied = []
+            copies = []
             for slot, t in enumerate(lasting):
                 source = sources.get(self.tensors.form(t.id))
                 if source is not None:
                     e = table[binding[slot]]
                     view = Ref(slot, e.extent, e.cols, e.dtype, upper(e.tile_rows))
-                    copied.append((t.spec.name, view, source))
-            instructions = broadcast_instructions(copied, everyone)
-            templates.append(LoweredTemplate("broadcast", instructions, slots, ()))
+                    copies.append(_copy(f"broadcast:{t.spec.name}", view, everyone, source))
+            templates.append(LoweredTemplate("broadcast", tuple(copies), slots, ()))
         return templates, Call(len(self.variants), binding)
 
     def _holder(self, numbers: DeviceNumbers, spec: TensorSpec, layout: TensorLayout) -> Number:
@@ -269,14 +271,21 @@ class Binder:
         return numbers.place(key, lambda device: shapes.holder(spec, layout, device))
 
 
+def _copy(label: str, ref: Ref, group: int, source: Number) -> Instruction:
+    """Copy a tensor from a member of a device group, whose view of it is the same."""
+    own = Operand(ref.slot, Mode.ROW)
+    copy = make_instruction(
+        "copy_pairs",
+        maker="the broadcast",
+        label=label,
+        extent=ref.extent,
+        step=ref.tile_rows,
+        dtype=ref.dtype,
+        tiles={"dst": [own], "src": [own._replace(group=group, member=source)]},
+        ref_of=lambda _: ref,
+    )
+    return copy.freeze()
+
+
 def _stride(view: Ref, storage: str) -> int:
     return round_up(view.cols, 2) if view.packed or storage == "packed" else view.cols
-
-
-def _local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kind: str, in_file: bool) -> Ref:
-    """The view of a root tensor on one device."""
-    extent = shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
-    tile = shapes.tile_rows(spec, kind, extent, in_file=in_file)
-    cols = shapes.cols(spec, layout)
-    across = shapes.tile_cols(spec, kind, extent, cols)
-    return Ref(0, extent, cols, spec.dtype.name, tile, spec.storage == "packed", across)

@@ -1,9 +1,9 @@
 """Collectives as tile tasks.
 
-A collective is stated once, as a record (`ir.program.Collective`): which devices exchange what. The
-file of a kind has a function that makes the record, and one that expands it to instructions and
-signals (`expand.py`). `checks.py` checks a record against the layouts, before its instructions are
-used. To add a kind, write such a file and a check, and enter both in their tables.
+A collective is stated once, as a record (`ir.program.Collective`): which devices exchange what. For
+each kind there is a function that makes the record, and one that expands it to instructions and
+signals. `checks.py` checks a record against the layouts, before its instructions are used. To add a
+kind, write both functions and a check, and enter the check in its table.
 
 A device group is a set of devices that communicate. The other members of the group are a device's
 peers. Devices synchronize by signals: counters that a task posts (increases) on a peer, and that a
@@ -24,41 +24,25 @@ order of submission (native/programs/run/expand.cc). A peer is named by its plac
 so the same instructions serve all devices of a class.
 """
 
-from tilewise.plan.collectives.all_gather import all_gather_batch
-from tilewise.plan.collectives.all_reduce import all_reduce, all_reduce_in_place
-from tilewise.plan.collectives.broadcast import broadcast_instructions
 from tilewise.plan.collectives.checks import check_collective
-from tilewise.plan.collectives.columns import all_gather_columns, slice_columns
-from tilewise.plan.collectives.expand import EXPAND
-from tilewise.plan.collectives.gather import gather
-from tilewise.plan.collectives.handshake import (
-    ClassLowering,
-    gather_label,
-    place_signals,
-    reduce_label,
-    ring_signal_range,
-    signal_range,
-)
+from tilewise.plan.collectives.columns import all_gather_columns, gather, slice_columns
+from tilewise.plan.collectives.handshake import gather_label, place_signals, reduce_label
 from tilewise.plan.collectives.over_time import add_microbatch
+from tilewise.plan.collectives.rows import all_gather_batch, all_reduce, all_reduce_in_place
 from tilewise.plan.collectives.storage_shards import all_gather_parameters, reduce_to_shards
 
 __all__ = [
-    "EXPAND",
-    "ClassLowering",
     "add_microbatch",
     "all_gather_batch",
     "all_gather_columns",
     "all_gather_parameters",
     "all_reduce",
     "all_reduce_in_place",
-    "broadcast_instructions",
     "check_collective",
     "gather",
     "gather_label",
     "place_signals",
     "reduce_label",
     "reduce_to_shards",
-    "ring_signal_range",
-    "signal_range",
     "slice_columns",
 ]

@@ -18,7 +18,7 @@ from tilewise.ir.lowering import Ref
 from tilewise.ir.program import COPIES, Collective, Slot
 from tilewise.plan.shapes import round_up
 
-__all__ = ["check_collective"]
+__all__ = ["CHECKS", "check_collective"]
 
 
 class _Checked(NamedTuple):
@@ -70,7 +70,7 @@ def check_collective(
         _check_pending(checked)
     elif record.partial:
         checked.invalid("must not complete a value", f"{record.partial!r}")
-    _CHECKS[record.kind](checked)
+    CHECKS[record.kind](checked)
 
 
 def _check_pending(checked: _Checked) -> None:
@@ -114,28 +114,30 @@ def _check_reduce_to_shards(checked: _Checked) -> None:
     checked.require_adjacent(round_up(rows, PANEL_ROWS), cut)
 
 
-def _check_last_dim(checked: _Checked) -> None:
-    """Its axes are those that only the source's last dim has; all columns are copied."""
+def _require_axes_of(checked: _Checked, dim: int) -> None:
+    """Its axes are those that only the source's dim (the first or the last) has; other dims are equal."""
     record = checked.record
     source, target = checked.layouts()
-    if source[:-1] != target[:-1] or source[-1] != (*target[-1], *record.axes):
+    others = slice(1, None) if dim == 0 else slice(-1)
+    if source[others] != target[others] or source[dim] != (*target[dim], *record.axes):
         checked.invalid(
             f"must be over the axes from {show_layout(source)} to {show_layout(target)}",
             show_axes(record.axes),
         )
+
+
+def _check_last_dim(checked: _Checked) -> None:
+    """All columns are copied."""
+    record = checked.record
+    _require_axes_of(checked, -1)
     whole = record.parts[-1][1] if record.target < 0 else checked.views[record.target].cols
     checked.require_adjacent(whole)
 
 
 def _check_first_dim(checked: _Checked) -> None:
-    """Its axes are those that only the source's first dim has; all rows are copied."""
+    """All rows are copied."""
     record = checked.record
-    source, target = checked.layouts()
-    if source[1:] != target[1:] or source[0] != (*target[0], *record.axes):
-        checked.invalid(
-            f"must be over the axes from {show_layout(source)} to {show_layout(target)}",
-            show_axes(record.axes),
-        )
+    _require_axes_of(checked, 0)
     is_weight = record.kind == "all_gather_parameters"
     if (checked.slots[record.source].kind == "flat") != is_weight:  # weights are copied as plain rows
         checked.invalid("must copy weights, or rows of a batch", checked.slots[record.source].kind)
@@ -143,7 +145,7 @@ def _check_first_dim(checked: _Checked) -> None:
     checked.require_adjacent(round_up(rows, PANEL_ROWS) if is_weight else rows)
 
 
-_CHECKS: Mapping[str, Callable[[_Checked], None]] = {
+CHECKS: Mapping[str, Callable[[_Checked], None]] = {
     "all_reduce": _check_rows_of_tiles,
     "add_microbatch": _check_rows_of_tiles,
     "reduce_scatter": _check_reduce_scatter,

@@ -4,30 +4,24 @@ A signal is a counter. A task posts a signal on another device (increases it) wh
 and a task of that device can wait for the signal. The peers of a device are the other members of
 its device group.
 
-A *signal range* holds the signals of one half of an exchange on every member of a device group. It
-has `tiles` consecutive signals per member, and only that member posts them. In a loop of several
-tasks, tile i has its own signal (`per_index`). Several functions share these arguments:
+The functions of this package append their instructions to `low`, the lowering for one class of
+devices. Several functions share these arguments:
 
-    group       the device group that communicates, as one of its members sees it
-    signals     where the signal range begins, as `ClassLowering.signals` returned it
-    tiles       tasks of the loop (`num_tiles`)
-    about       the tensor that the signal is about: waits and posts name its slot, and `ir.validate` compares them
+    about       the tensor that a signal is about, which can be read or has been read: waits and posts name its slot,
+                and `ir.validate` compares them
     increment   how often the peer posts; 0 or 1 by the call if the wait is for a credit (plan/rings.py)
     use         the call that the signal is about: this one, or one before it in a ring
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from tilewise.core.mesh import DeviceMesh
-from tilewise.core.tree import Interval
-from tilewise.ir.graph import Graph
 from tilewise.ir.layout import PendingReduction
-from tilewise.ir.lowering import Draft, Lowering, Ref
+from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import (
     POSITION,
     Collective,
@@ -42,77 +36,111 @@ from tilewise.ir.program import (
     is_single,
     upper,
 )
-from tilewise.plan.classes import DeviceGroup, DeviceNumbers
-from tilewise.plan.shapes import LocalShapes
+from tilewise.plan.classes import DeviceGroup
+
+if TYPE_CHECKING:
+    from tilewise.plan.lower import TemplateLowering
 
 __all__ = [
     "TREES",
-    "ClassLowering",
-    "acknowledge",
-    "await_peers",
+    "Signals",
+    "emit_gather",
+    "emit_reduce",
+    "exchange",
     "gather_label",
     "group_of",
     "num_tiles",
     "pending_of",
     "place_signals",
-    "post_to_peers",
     "record_reduction",
     "reduce_label",
-    "residual_operand",
-    "ring_signal_range",
-    "signal_range",
+    "residual_of",
+    "signals",
 ]
 
 _SITE_SHIFT = 24
 TREES = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}  # the kernel that combines parts
 
 
-class ClassLowering(Lowering, Protocol):
-    """The interface of a lowering, for one class of devices, that collectives use.
+class Signals(NamedTuple):
+    """The signals of one half of an exchange. Every member of a device group has `tiles` consecutive
+    signals for each member that posts.
 
     Attributes:
-        graph: the graph that is lowered.
-        mesh: all devices.
-        shapes: local sizes on any device.
-        numbers: the numbers in which devices of the class differ.
-        instructions: those emitted so far.
-        views: the tensor of each slot.
-        completed: values that the current op has combined.
-        microbatch: the part of the batch that is lowered.
+        group: the device group, as one of its members sees it.
+        first: the first signal.
+        tiles: tasks of the loop, as many as on the member with most.
+        step: rows per task. In a loop of one task over all rows, one signal is for all tiles.
     """
 
-    graph: Graph
-    mesh: DeviceMesh
-    shapes: LocalShapes
-    numbers: DeviceNumbers
-    instructions: list[Draft]
-    views: list[Ref]
-    completed: set[PendingReduction]
-    microbatch: int
+    group: DeviceGroup
+    first: int
+    tiles: int
+    step: NumberLike
 
-    def exchange(self, record: Collective, producer: Draft | None = None) -> None:
-        """Expand a record to instructions, and note which instructions carry it out.
+    @property
+    def per_index(self) -> bool:
+        """Whether every tile has its own signal."""
+        return not is_single(self.step)
 
-        Args:
-            record: the exchange.
-            producer: the instruction that writes its source, if this one posts that it is ready.
+    def post(self, task: Draft, about: Ref, members: Iterable[NumberLike] | None = None) -> None:
+        """Let a task post on members, by default on all peers, when it is complete."""
+        group, me = self.group, self.group.me
+        mine = Number(self.first, self.tiles * me.multiple, me.source, me.which)
+        members = group.peer_members if members is None else members
+        task.notifies += [Notify(group.number, m, mine, self.per_index, about.slot) for m in members]
+
+    def wait(self, task: Draft, about: Ref, increment: NumberLike = 1, use: NumberLike = POSITION) -> None:
+        """Let a task wait for every peer."""
+        number = self.group.number
+        task.waits += [
+            Wait(
+                Number(self.first, self.tiles, *p[2:]), self.per_index, increment, number, m, about.slot, use
+            )
+            for p, m in zip(self.group.peers, self.group.peer_members)
+        ]
+
+    def wait_for(self, task: Draft, about: Ref, members: Iterable[int]) -> None:
+        """Let a task wait for some members."""
+        task.waits += [
+            Wait(self.first + m * self.tiles, self.per_index, 1, self.group.number, m, about.slot)
+            for m in members
+        ]
+
+    def acknowledge(
+        self, low: TemplateLowering, about: Ref, increment: NumberLike = 1, use: NumberLike = POSITION
+    ) -> None:
+        """Append an instruction with an empty task per tile. The task counts as a reader of the
+        tile until all peers have posted that they have read it, so that the next writer of the tile
+        waits for the peers too.
         """
+        operand = Operand(about.slot, Mode.ROW if self.per_index else Mode.WHOLE)
+        task = low.hold(about.extent, self.step, operand, f"{low.op.label}/ack")
+        self.wait(task, about, increment, use)
 
-    def signals(self, count: int) -> int:
-        """Reserve signals, and return the provisional number of the first. `place_signals` gives
-        them their final numbers when it is known how many every class needs.
-        """
 
-    def ring_signals(self, count: int) -> int:
-        """Reserve signals of a ring. All variants of the template share them."""
+def signals(
+    low: TemplateLowering,
+    group: DeviceGroup,
+    step: NumberLike,
+    tiles: int,
+    *,
+    num_posting: int = 0,
+    in_ring: bool = False,
+) -> Signals:
+    """Reserve signals. Their numbers are provisional: `place_signals` gives them their final numbers
+    when it is known how many every class needs.
 
-    def ring(self, tensor: int, age: int = 0) -> Ref:
-        """A view with the shape of a tensor in a ring (places that uses of the template take in
-        turn): in the place of this use, or of the use `age` uses before.
-        """
-
-    def stack(self, tensor: int, rows: Number, cols: int, tile_rows: int) -> Ref:
-        """The stack of a sum that an owner keeps between microbatches, in f32."""
+    Args:
+        step, tiles: as in `Signals`.
+        num_posting: how many members post; by default all.
+        in_ring: whether the signals are those of a ring, which all variants of the template share.
+            Their provisional numbers are below 0.
+    """
+    ranges = low.ring_signal_ranges if in_ring else low.signal_ranges
+    number = -1 - len(ranges) if in_ring else len(ranges)
+    ranges.append((num_posting or group.size) * tiles)
+    return Signals(group, number << _SITE_SHIFT, tiles, step)
 
 
 def reduce_label(label: str) -> str:
@@ -125,16 +153,34 @@ def gather_label(label: str) -> str:
     return f"{label}/all_gather"
 
 
-def signal_range(number: int) -> int:
-    """The provisional first number of range number `number`. `place_signals` replaces it when it is
-    known how many signals every class needs. (Provisional numbers of rings' signals are below 0.)
-    """
-    return number << _SITE_SHIFT
+def emit_gather(
+    low: TemplateLowering,
+    over: Ref | Number,
+    step: NumberLike,
+    dtype: str,
+    own: Sequence[Operand],
+    of_members: Sequence[Operand],
+) -> Draft:
+    """Append copies of members' parts to this device's memory."""
+    tiles: Tiles = {"dst": own, "src": of_members}
+    label = gather_label(low.op.label)
+    return low.emit("copy_pairs", over=over, step=step, dtype=dtype, tiles=tiles, priority=2, label=label)
 
 
-def ring_signal_range(number: int) -> int:
-    """The provisional first number of range number `number` among the ranges of rings."""
-    return signal_range(-1 - number)
+def emit_reduce(
+    low: TemplateLowering,
+    kernel: str,
+    over: Ref,
+    step: NumberLike,
+    dtype: str,
+    tiles: Tiles,
+    ints: Mapping[str, int] | None = None,
+) -> Draft:
+    """Append a kernel that combines members' parts."""
+    label = reduce_label(low.op.label)
+    return low.emit(
+        kernel, over=over, step=step, dtype=dtype, tiles=tiles, ints=ints, priority=2, label=label
+    )
 
 
 def place_signals(
@@ -181,136 +227,63 @@ def place_signals(
     ]
 
 
-def group_of(low: ClassLowering, pending: PendingReduction) -> DeviceGroup:
+def group_of(low: TemplateLowering, pending: PendingReduction) -> DeviceGroup:
     """The devices that complete a value together, in the order of its tree."""
     return low.numbers.group(pending.group, low.mesh.size(*pending.group) // len(pending.leaf_ranges))
 
 
 def record_reduction(
-    low: ClassLowering,
+    low: TemplateLowering,
     kind: str,
     pending: PendingReduction,
     src: Ref,
     dst: Ref,
     tensor: int,
     step: NumberLike,
-    residual: Ref | None = None,
-    parts: Sequence[Interval] = (),
 ) -> Collective:
     """The record of an exchange that completes a pending reduction, which is then done. `tensor` is
     the id of the complete value; -1 for a temporary.
     """
     low.completed.add(pending)
-    number = low.pending_reductions(pending.partial).index(pending)
-    residual_slot = -1 if residual is None else residual.slot
+    number, partial = low.pending_reductions(pending.partial).index(pending), pending.partial
+    tensors = -1, tensor
     return Collective(
-        kind,
-        low.op.id,
-        pending.group,
-        src.slot,
-        dst.slot,
-        (-1, tensor),
-        step,
-        (*parts,),
-        pending.partial,
-        number,
-        residual_slot,
+        kind, low.op.id, pending.group, src.slot, dst.slot, tensors, step, partial=partial, number=number
     )
 
 
-def pending_of(low: ClassLowering, record: Collective) -> PendingReduction:
+def pending_of(low: TemplateLowering, record: Collective) -> PendingReduction:
     """The pending reduction that a record completes."""
     return low.pending_reductions(record.partial)[record.number]
 
 
-def residual_operand(residual: Ref, out: Ref, part: Operand) -> Operand:
-    """The operand that is added after a tree's root: the part of the residual at the same place, or
-    the whole residual if it is a bias of one row.
+def residual_of(low: TemplateLowering, record: Collective, part: Operand) -> Tiles:
+    """The operand that is added after a tree's root, if any: the part of the residual at the same
+    place as `part` of the result, or the whole residual if it is a bias of one row.
     """
-    if residual.extent == Number(1) != out.extent:
-        return Operand(residual.slot, Mode.WHOLE)
-    return part._replace(slot=residual.slot)
+    if record.residual < 0:
+        return {}
+    if low.views[record.residual].extent == Number(1) != low.views[record.target].extent:
+        return {"residual": Operand(record.residual, Mode.WHOLE)}
+    return {"residual": part._replace(slot=record.residual)}
 
 
-def num_tiles(low: ClassLowering, extent: Number, step: NumberLike) -> int:
+def num_tiles(low: TemplateLowering, extent: Number, step: NumberLike) -> int:
     """Iterations of a loop, with symbols at their bounds."""
     bounds = low.shapes.bounds
     return 1 if is_single(step) else max(1, -(-extent.upper(bounds) // upper(step, bounds)))
 
 
-def post_to_peers(
-    task: Draft, group: DeviceGroup, signals: int, tiles: int, about: Ref, *, per_index: bool
+def exchange(
+    low: TemplateLowering, record: Collective, expand: Callable[..., Collective], *producer: Draft
 ) -> None:
-    """Let a task post a signal on every peer, for each tile or once.
+    """Expand a record to instructions, and note which instructions carry it out.
 
     Args:
-        task: posts when it is complete.
-        group: the devices that get the post. On each of them this device posts the signals of its
-            own place.
-        signals: the first signal of the range.
-        tiles: tasks of the loop.
-        about: the tensor that can be read, or has been read.
-        per_index: whether there is a signal per tile; otherwise one signal is for all tiles.
+        record: the exchange.
+        expand: emits the instructions, and returns the record with what it added.
+        producer: the instruction that writes the source, if this one posts that it is ready.
     """
-    mine = Number(signals, tiles * group.me.multiple, group.me.source, group.me.which)
-    task.notifies += [Notify(group.number, m, mine, per_index, about.slot) for m in group.peer_members]
-
-
-def await_peers(
-    task: Draft,
-    group: DeviceGroup,
-    signals: int,
-    tiles: int,
-    about: Ref,
-    *,
-    per_index: bool,
-    increment: NumberLike = 1,
-    use: NumberLike = POSITION,
-) -> None:
-    """Let a task wait for every peer.
-
-    Args:
-        task: starts after the posts.
-        group: the devices that it waits for.
-        signals: the first signal of the range.
-        tiles: tasks of the loop.
-        about: the tensor that the posts are about.
-        per_index: whether there is a signal per tile; otherwise one signal is for all tiles.
-        increment: increment of each signal; a number of the call if only some uses wait.
-        use: the call whose posts the task waits for.
-    """
-    task.waits += [
-        Wait(Number(signals, tiles, *p[2:]), per_index, increment, group.number, m, about.slot, use)
-        for p, m in zip(group.peers, group.peer_members)
-    ]
-
-
-def acknowledge(
-    low: ClassLowering,
-    about: Ref,
-    group: DeviceGroup,
-    signals: int,
-    tiles: int,
-    step: NumberLike,
-    *,
-    increment: NumberLike = 1,
-    use: NumberLike = POSITION,
-) -> None:
-    """Append an instruction with an empty task per tile. The task counts as a reader of the tile
-    until all peers have read it, so that the next writer of the tile waits for the peers too.
-
-    Args:
-        low: receives the instruction.
-        about: the tensor that peers read.
-        group: the device group whose members read it.
-        signals: the first signal of the range in which they post.
-        tiles: tasks of the loop.
-        step: rows per task.
-        increment: as in `await_peers`.
-        use: as in `await_peers`.
-    """
-    mode = Mode.WHOLE if is_single(step) else Mode.ROW
-    task = low.hold(about.extent, step, Operand(about.slot, mode), f"{low.op.label}/ack")
-    await_peers(
-        task, group, signals, tiles, about, per_index=not is_single(step), increment=increment, use=use
-    )
+    first = len(low.instructions)
+    record = expand(low, record, *producer)
+    low.collectives.append(record._replace(first=first, last=len(low.instructions)))

@@ -26,27 +26,32 @@ uses of a ring in a step have nothing to wait for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from tilewise.ir.layout import PendingReduction
-from tilewise.ir.lowering import Draft, Ref, Tiles
+from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import Collective, Mode, Number, Operand, upper
-from tilewise.plan.collectives.all_gather import all_gather_rows
+from tilewise.plan.classes import DeviceGroup
 from tilewise.plan.collectives.handshake import (
-    ClassLowering,
-    acknowledge,
-    await_peers,
+    emit_reduce,
+    exchange,
     group_of,
     num_tiles,
     pending_of,
-    post_to_peers,
     record_reduction,
-    reduce_label,
+    signals,
 )
-from tilewise.plan.rings import RING_DEPTH, credit_of_drain, credit_of_write
+from tilewise.plan.collectives.rows import all_gather_rows
+from tilewise.plan.rings import RING_DEPTH, credit_of_call
 
-__all__ = ["add_microbatch", "expand_add_microbatch", "make_stack"]
+if TYPE_CHECKING:
+    from tilewise.plan.lower import TemplateLowering
+
+__all__ = ["add_microbatch", "add_to_stack"]
 
 
-def add_microbatch(low: ClassLowering, tensor: int, pending: PendingReduction) -> None:
+def add_microbatch(low: TemplateLowering, tensor: int, pending: PendingReduction) -> None:
     """Add every member's part of one sum, for one microbatch, to the stacks of the owners of its
     rows.
 
@@ -54,7 +59,6 @@ def add_microbatch(low: ClassLowering, tensor: int, pending: PendingReduction) -
     cols]` in f32, into the ring.
 
     Args:
-        low: receives the instructions; its microbatch is the current one.
         tensor: the sum.
         pending: the pending reduction of the sum: its device group, and a tree over batch splits in
             which each member has one node per microbatch.
@@ -63,73 +67,78 @@ def add_microbatch(low: ClassLowering, tensor: int, pending: PendingReduction) -
     total = low.flat(tensor)
     step = upper(producer.step) if low.tensor(tensor).packed else 0
     record = record_reduction(low, "add_microbatch", pending, part, total, tensor, step)
-    low.exchange(record._replace(microbatch=low.microbatch), producer)
+    exchange(low, record._replace(microbatch=low.microbatch), _expand, producer)
 
 
-def expand_add_microbatch(low: ClassLowering, record: Collective, producer: Draft | None) -> Collective:
+def _expand(low: TemplateLowering, record: Collective, producer: Draft) -> Collective:
     """Exchange the parts of one microbatch; the owners of rows keep the sum so far on a stack."""
-    assert producer is not None
     part, total, tensor = low.views[record.source], low.views[record.target], record.tensors[1]
-    pending, step = pending_of(low, record), upper(record.step)
-    group, microbatch = group_of(low, pending), low.microbatch
-    is_last = microbatch == low.shapes.settings.accumulation - 1
-    tiles, per_index = num_tiles(low, part.extent, step), step > 0
-    begin = microbatch * group.size  # number of parts already on the stack
-
-    ready, credit = low.signals(group.size * tiles), low.ring_signals(group.size * tiles)
-    increment, use = credit_of_write()
-    await_peers(producer, group, credit, tiles, part, per_index=per_index, increment=increment, use=use)
-    post_to_peers(producer, group, ready, tiles, part, per_index=per_index)
+    group, step = group_of(low, pending_of(low, record)), upper(record.step)
+    tiles = num_tiles(low, part.extent, step)
+    ready, credit = signals(low, group, step, tiles), signals(low, group, step, tiles, in_ring=True)
+    credit.wait(producer, part, *credit_of_call(0))
+    ready.post(producer, part)
 
     mine = Operand(total.slot, Mode.ROWPART, part=group.me, parts=group.size)
-    stack, on_stack = make_stack(low, tensor, part, mine, step, group.size)
-    views: Tiles = {
-        "left": mine if is_last else on_stack,
-        "carries": on_stack if begin else None,
-        "x": [mine._replace(slot=part.slot, group=group.number, member=m) for m in group.members],
-    }
-    reduce = low.emit(
-        "tree_resume",
-        over=part,
-        step=step,
-        dtype="f32",
-        tiles=views,
-        ints={"slot": begin, "finish": int(is_last)},
-        priority=2,
-        label=reduce_label(low.op.label),
-    )
-    await_peers(reduce, group, ready, tiles, part, per_index=per_index)
-    post_to_peers(reduce, group, credit, tiles, part, per_index=per_index)
-    record = record._replace(stack=stack.slot)
-    if not is_last:
+    x = [mine._replace(slot=part.slot, group=group.number, member=m) for m in group.members]
+    reduce, stack = add_to_stack(low, tensor, part, mine, x, step, group)
+    ready.wait(reduce, part)
+    credit.post(reduce, part)
+    record = record._replace(stack=stack)
+    if not low.is_last_microbatch:
         return record
-    done = low.signals(group.size * tiles)
-    post_to_peers(reduce, group, done, tiles, total, per_index=per_index)
-    all_gather_rows(low, total, done, group, step)
+    done = signals(low, group, step, tiles)
+    done.post(reduce, total)
+    all_gather_rows(low, total, done)
     for age in reversed(range(RING_DEPTH)):
-        about = low.flat(low.ring(tensor, age))
-        increment, use = credit_of_drain(age)
-        acknowledge(low, about, group, credit, tiles, step, increment=increment, use=use)
+        credit.acknowledge(low, low.flat(low.ring(tensor, age)), *credit_of_call(1 + age))
     return record
 
 
-def make_stack(
-    low: ClassLowering, tensor: int, part: Ref, mine: Operand, step: int, added: int
+def add_to_stack(
+    low: TemplateLowering,
+    tensor: int,
+    over: Ref,
+    mine: Operand,
+    x: Sequence[Operand],
+    step: int,
+    group: DeviceGroup,
+) -> tuple[Draft, int]:
+    """Append the instruction that adds the parts of all members of a group, for one microbatch, to
+    the stack of this device's share of a sum. After the last microbatch it writes the sum instead.
+
+    Args:
+        tensor: the sum.
+        over: the tensor whose rows are divided into shares.
+        mine: a task's share of the sum.
+        x: the members' parts of this share.
+        step: rows per task.
+        group: the members.
+
+    Returns:
+        The instruction, and the slot of the stack.
+    """
+    stack, on_stack = _make_stack(low, tensor, over, mine, step, group.size)
+    begin = low.microbatch * group.size  # number of parts already on the stack
+    views = {
+        "left": mine if low.is_last_microbatch else on_stack,
+        "carries": on_stack if begin else None,
+        "x": x,
+    }
+    ints = {"slot": begin, "finish": int(low.is_last_microbatch)}
+    return emit_reduce(low, "tree_resume", over, step, "f32", views, ints), stack.slot
+
+
+def _make_stack(
+    low: TemplateLowering, tensor: int, part: Ref, mine: Operand, step: int, added: int
 ) -> tuple[Ref, Operand]:
     """Create the stack for this device's share of a sum, and return it with a task's view of it.
-    The levels of the stack lie side by side.
+    The levels of the stack lie side by side. `added` is the number of parts that each microbatch
+    adds; the other arguments are those of `add_to_stack`.
 
     If the rows of a tile divide evenly among the group's devices, the stack holds only this
     device's shares, one after another. Otherwise it is as large as the result, and a share lies
     where it lies in the result.
-
-    Args:
-        low: creates the stack.
-        tensor: the sum.
-        part: the tensor with this device's part, whose rows are divided into shares.
-        mine: a task's share of the rows.
-        step: rows per task.
-        added: number of parts that each microbatch adds.
     """
     members = upper(mine.parts)
     microbatches = low.shapes.settings.accumulation

@@ -8,7 +8,7 @@ A storage shard is a run of whole panels (blocks of 32 rows) of dim 0, so the ro
 members are adjacent in the compute layout. If there are fewer panels than members, some storage
 shards are empty. Loops over empty shards have no tasks, posts or waits.
 
-    all_gather_parameters  copies the storage shards of all members (all_gather.py).
+    all_gather_parameters  copies the storage shards of all members (`collect_rows`).
     reduce_to_shards       for each storage shard an empty task waits until this device has written its rows into its
                            part, and posts `ready` on the shard's owner. The owner adds the parts of its own rows along
                            the tree and posts `ack`. Empty tasks keep the part until all owners have read it.
@@ -21,73 +21,58 @@ sharding), each of them adds a share of every tile and gathers the shares that t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tilewise.core.mesh import Axes
 from tilewise.core.tree import Interval
 from tilewise.ir.graph import PANEL_ROWS
 from tilewise.ir.layout import PendingReduction, TensorLayout
-from tilewise.ir.lowering import Draft, Ref, Tiles
-from tilewise.ir.program import Collective, Mode, Notify, Number, Operand, Wait, upper
-from tilewise.plan.collectives.all_gather import Rows, all_gather_rows, collect_rows
+from tilewise.ir.lowering import Ref, Tiles
+from tilewise.ir.program import Collective, Mode, Number, Operand, upper
 from tilewise.plan.collectives.handshake import (
     TREES,
-    ClassLowering,
-    await_peers,
+    emit_reduce,
+    exchange,
     group_of,
     num_tiles,
     pending_of,
-    post_to_peers,
     record_reduction,
-    reduce_label,
+    residual_of,
+    signals,
 )
-from tilewise.plan.collectives.over_time import make_stack
+from tilewise.plan.collectives.over_time import add_to_stack
+from tilewise.plan.collectives.rows import Rows, all_gather_rows, collect_rows
 from tilewise.plan.shapes import round_up
 
-__all__ = [
-    "all_gather_parameters",
-    "expand_all_gather_parameters",
-    "expand_reduce_to_shards",
-    "reduce_to_shards",
-]
+if TYPE_CHECKING:
+    from tilewise.plan.lower import TemplateLowering
+
+__all__ = ["all_gather_parameters", "reduce_to_shards"]
 
 
-def all_gather_parameters(low: ClassLowering, source: int, target: int) -> None:
+def all_gather_parameters(low: TemplateLowering, source: int, target: int) -> None:
     """Copy the storage shards of all members of a device group, one after another.
 
     Args:
-        low: receives the instructions.
         source: a weight in storage layout.
         target: the same weight in compute layout.
     """
     _, axes = low.shapes.split_axes(low.layout(source)[0])
-    src, dst = low.flat(source), low.flat(target)
-    parts = _parts(low, source, axes)
-    low.exchange(
-        Collective(
-            "all_gather_parameters",
-            low.op.id,
-            axes,
-            src.slot,
-            dst.slot,
-            (source, target),
-            src.tile_rows,
-            parts,
-        ),
-    )
+    src, dst, tensors = low.flat(source), low.flat(target), (source, target)
+    step, parts = src.tile_rows, _parts(low, source, axes)
+    record = Collective("all_gather_parameters", low.op.id, axes, src.slot, dst.slot, tensors, step, parts)
+    exchange(low, record, _expand_all_gather)
 
 
-def expand_all_gather_parameters(
-    low: ClassLowering, record: Collective, producer: Draft | None
-) -> Collective:
+def _expand_all_gather(low: TemplateLowering, record: Collective) -> Collective:
     """One copy per storage shard, in the order of the device group."""
     src, dst = low.views[record.source], low.views[record.target]
-    shards = _shards(low, record.tensors[0], record.axes, record.parts)
-    collect_rows(low, src, dst, record.axes, shards)
+    collect_rows(low, src, dst, record.axes, _shards(low, record.tensors[0], record.axes, record.parts))
     return record
 
 
 def reduce_to_shards(
-    low: ClassLowering,
+    low: TemplateLowering,
     part: Ref,
     target: int,
     pending: PendingReduction,
@@ -96,7 +81,6 @@ def reduce_to_shards(
     """Add the parts of a sum over the batch for this device's storage shard.
 
     Args:
-        low: receives the instructions.
         part: this device's part of the sum, for all storage shards of its device group.
         target: the sum in storage layout.
         pending: the pending reduction of the sum: its device group, and the layout in which it is
@@ -104,76 +88,57 @@ def reduce_to_shards(
         residual: a tensor in the layout of `target` that is added after the tree's root; or None.
     """
     src, dst = low.flat(part), low.flat(target)
-    residual_ref = None if residual is None else low.flat(residual)
-    step, microbatch = upper(dst.tile_rows), low.microbatch if pending.is_completed_per_microbatch else -1
-    parts = _parts(low, target, low.shapes.split_axes(low.layout(target)[0])[1])
-    record = record_reduction(low, "reduce_to_shards", pending, src, dst, target, step, residual_ref, parts)
-    low.exchange(record._replace(microbatch=microbatch))
+    record = record_reduction(low, "reduce_to_shards", pending, src, dst, target, upper(dst.tile_rows))
+    record = record._replace(
+        residual=-1 if residual is None else low.flat(residual).slot,
+        microbatch=low.microbatch if pending.is_completed_per_microbatch else -1,
+        parts=_parts(low, target, low.shapes.split_axes(low.layout(target)[0])[1]),
+    )
+    exchange(low, record, _expand_reduce)
 
 
-def expand_reduce_to_shards(low: ClassLowering, record: Collective, producer: Draft | None) -> Collective:
+def _expand_reduce(low: TemplateLowering, record: Collective) -> Collective:
     """Every device offers its rows of each storage shard; the owner combines those of its own."""
     src, dst, target = low.views[record.source], low.views[record.target], record.tensors[1]
-    pending = pending_of(low, record)
+    pending, step = pending_of(low, record), upper(record.step)
     _, cut = low.shapes.split_axes(low.layout(target)[0])
     alike = tuple(axis for axis in pending.group if axis not in cut)
     group, replicas = group_of(low, pending), low.numbers.group(alike)
     shards = _shards(low, target, cut, record.parts)
     owners = _owners(low, pending.group, cut)
     most = max(shard.tiles for shard in shards)
-    ready, ack = low.signals(group.size * most), low.signals(group.size * most)
-    mine = Number(ready, most * group.me.multiple, group.me.source, group.me.which)
+    ready, ack = signals(low, group, step, most), signals(low, group, step, most)
+    rows = [Operand(src.slot, Mode.ROWPART, offset=shard.first) for shard in shards]
     for number, shard in enumerate(shards):
-        rows = Operand(src.slot, Mode.ROWPART, offset=shard.first)
-        offer = low.hold(Number(shard.rows), shard.step, rows, f"{low.op.label}/offer")
-        offer.notifies += [Notify(group.number, m, mine, True, src.slot) for m in owners[number]]
+        offer = low.hold(Number(shard.rows), shard.step, rows[number], f"{low.op.label}/offer")
+        ready.post(offer, src, owners[number])
 
-    first = low.numbers.place(_key(low, target, "shard"), lambda device: _first_of_shard(low, target, device))
+    spec = low.spec(target)
+    key = "shard", spec.shape[0], spec.labels[0], low.layout(target)[0]
+    first = low.numbers.place(key, lambda device: _first_of_shard(low, target, device))
     part_of_tile = replicas.me if alike else Number(0)
     own = Operand(src.slot, Mode.ROWPART, part=part_of_tile, parts=replicas.size, offset=first)
     shard_part = own._replace(slot=dst.slot, offset=0)
     x = [own._replace(group=group.number, member=m) for m in group.members]
-    step, label = upper(record.step), reduce_label(low.op.label)
-    is_last, begin = low.microbatch == low.shapes.settings.accumulation - 1, low.microbatch * group.size
     if pending.is_completed_per_microbatch:
-        stack, on_stack = make_stack(low, target, dst, shard_part, step, group.size)
-        views: Tiles = {
-            "left": shard_part if is_last else on_stack,
-            "carries": on_stack if begin else None,
-            "x": x,
-        }
-        kernel, ints = "tree_resume", {"slot": begin, "finish": int(is_last)}
-        record = record._replace(stack=stack.slot)
+        reduce, stack = add_to_stack(low, target, dst, shard_part, x, step, group)
+        record = record._replace(stack=stack)
     else:
-        views = {"out": shard_part, "x": x}
-        if record.residual >= 0:
-            views["residual"] = shard_part._replace(slot=record.residual)
-        kernel, ints = TREES[pending.combine], {}
-    reduce = low.emit(
-        kernel,
-        over=dst,
-        step=step,
-        dtype=dst.dtype,
-        tiles=views,
-        ints=ints,
-        priority=2,
-        label=label,
-    )
-    await_peers(reduce, group, ready, most, src, per_index=True)
-    post_to_peers(reduce, group, ack, most, src, per_index=True)
-    if alike and is_last:
-        tiles = num_tiles(low, dst.extent, step)
-        done = low.signals(replicas.size * tiles)
-        post_to_peers(reduce, replicas, done, tiles, dst, per_index=True)
-        all_gather_rows(low, dst, done, replicas, step)
+        views: Tiles = {"out": shard_part, "x": x, **residual_of(low, record, shard_part)}
+        reduce = emit_reduce(low, TREES[pending.combine], dst, step, dst.dtype, views)
+    ready.wait(reduce, src)
+    ack.post(reduce, src)
+    if alike and low.is_last_microbatch:
+        done = signals(low, replicas, step, num_tiles(low, dst.extent, step))
+        done.post(reduce, dst)
+        all_gather_rows(low, dst, done)
     for number, shard in enumerate(shards):
-        rows = Operand(src.slot, Mode.ROWPART, offset=shard.first)
-        hold = low.hold(Number(shard.rows), shard.step, rows, f"{low.op.label}/ack")
-        hold.waits += [Wait(ack + m * most, True, 1, group.number, m, src.slot) for m in owners[number]]
+        hold = low.hold(Number(shard.rows), shard.step, rows[number], f"{low.op.label}/ack")
+        ack.wait_for(hold, src, owners[number])
     return record
 
 
-def _parts(low: ClassLowering, tensor: int, axes: Axes) -> tuple[Interval, ...]:
+def _parts(low: TemplateLowering, tensor: int, axes: Axes) -> tuple[Interval, ...]:
     """The rows of all members' storage shards in the compute layout. Panels are padded, as in memory."""
     spec, layout, parts = low.spec(tensor), low.layout(tensor), []
     for device in low.mesh.group(low.shapes.device, *axes):
@@ -183,7 +148,7 @@ def _parts(low: ClassLowering, tensor: int, axes: Axes) -> tuple[Interval, ...]:
     return tuple(parts)
 
 
-def _shards(low: ClassLowering, tensor: int, axes: Axes, parts: Sequence[Interval]) -> list[Rows]:
+def _shards(low: TemplateLowering, tensor: int, axes: Axes, parts: Sequence[Interval]) -> list[Rows]:
     """The storage shards of all members along some axes, each with its rows per tile."""
     spec, layout, kind = low.spec(tensor), low.layout(tensor), low.graph.tensors[tensor].kind
     shards = []
@@ -195,7 +160,7 @@ def _shards(low: ClassLowering, tensor: int, axes: Axes, parts: Sequence[Interva
     return shards
 
 
-def _first_of_shard(low: ClassLowering, tensor: int, device: int) -> int:
+def _first_of_shard(low: TemplateLowering, tensor: int, device: int) -> int:
     """The first row of a device's storage shard in the compute layout."""
     spec, layout = low.spec(tensor), low.layout(tensor)
     shapes = low.shapes.on(device)
@@ -203,12 +168,7 @@ def _first_of_shard(low: ClassLowering, tensor: int, device: int) -> int:
     return shapes.range(spec, layout, 0)[0] - shapes.range(spec, whole, 0)[0]
 
 
-def _key(low: ClassLowering, tensor: int, what: str) -> tuple[object, ...]:
-    spec = low.spec(tensor)
-    return what, spec.shape[0], spec.labels[0], low.layout(tensor)[0]
-
-
-def _owners(low: ClassLowering, group: Axes, cut: Axes) -> list[list[int]]:
+def _owners(low: TemplateLowering, group: Axes, cut: Axes) -> list[list[int]]:
     """For each storage shard, the places of its owners in a device group."""
     devices = low.mesh.group(low.shapes.device, *group)
     owners: list[list[int]] = [[] for _ in range(low.mesh.size(*cut))]

@@ -11,41 +11,28 @@ and does not depend on the size of the tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import InternalError
-from tilewise.ir.lowering import Draft, Lowering, Ref, Tiles
+from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Access, Mode, Number, Operand
 from tilewise.kernels import KERNELS
 from tilewise.plan.memory import FILE_PAGE
 from tilewise.plan.shapes import round_up
+
+if TYPE_CHECKING:
+    from tilewise.plan.lower.template import TemplateLowering
 
 __all__ = ["emit_by_blocks", "operands_of"]
 
 DEPTH = 6
 
 
-class _Emit(Protocol):
-    """The type of `TemplateLowering.emit` with the kernel's own settings filled in."""
-
-    def __call__(self, *, over: Number, tiles: Tiles) -> Draft: ...
-
-
-class _Host(Lowering, Protocol):
-    """The interface of the lowering that is used here."""
-
-    views: list[Ref]
-
-    def is_in_file(self, ref: Ref) -> bool:
-        """Whether a view is a view of a tensor in the device's file."""
-
-    def rows_max(self, ref: Ref) -> int:
-        """Number of rows of a tensor's flat view, on the device with the most rows."""
-
-
-def emit_by_blocks(low: _Host, kernel: str, over: Ref | Number, tiles: Tiles, emit: _Emit) -> Draft:
+def emit_by_blocks(
+    low: TemplateLowering, kernel: str, over: Ref | Number, tiles: Tiles, emit: Callable[..., Draft]
+) -> Draft:
     """Append the instructions for a kernel some of whose operands are in files.
 
     Args:
@@ -53,7 +40,7 @@ def emit_by_blocks(low: _Host, kernel: str, over: Ref | Number, tiles: Tiles, em
         kernel: base name in the table.
         over: the rows of the loop.
         tiles: the operands: each is the rows of the loop, or a whole tensor in memory.
-        emit: appends the kernel on one block.
+        emit: `low.emit` with all arguments but `over` and `tiles`. Appends the kernel on one block.
 
     Raises:
         InternalError: an operand in a file is not the rows of the loop.

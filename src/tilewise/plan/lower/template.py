@@ -9,6 +9,7 @@ against the kernel table, and accumulates sums over microbatches. Collectives ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from tilewise.core.errors import InternalError, PlanError
@@ -39,14 +40,40 @@ from tilewise.plan import collectives
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.emission import make_hold, make_instruction, repeat_instruction
 from tilewise.plan.lower.blocks import emit_by_blocks, operands_of
-from tilewise.plan.lower.slots import SlotTable
+from tilewise.plan.lower.local_view import LocalView
 from tilewise.plan.lower.uses import check_use
 from tilewise.plan.shapes import LocalShapes, round_up
 
-__all__ = ["TemplateLowering", "trailing_ones"]
+__all__ = ["LoweringTask", "TemplateLowering"]
 
 
-def trailing_ones(value: int) -> int:
+@dataclass(frozen=True)
+class LoweringTask:
+    """Everything that a variant depends on besides the devices' shapes.
+
+    Attributes:
+        name: the template's name.
+        graph, layout: graph and layout of the template; for a run of root ops, of the whole graph.
+        ops: the ops to lower.
+        microbatch: the position among the microbatches.
+        late_ops: ids of ops that run only after the last microbatch.
+        returned: results and saved tensors of the template; None for root ops.
+        arguments: arguments of the template.
+        roots: for root ops, tensor -> the tensor whose memory it shares.
+    """
+
+    name: str
+    graph: Graph
+    layout: GraphLayout
+    ops: tuple[OpNode, ...]
+    microbatch: int
+    late_ops: frozenset[int]
+    returned: frozenset[int] | None
+    arguments: frozenset[int]
+    roots: Mapping[int, int]
+
+
+def _trailing_ones(value: int) -> int:
     """The number of adjacent set bits at the low end of `value`. Microbatch number `value` adds as
     many carries (sums of earlier microbatches).
     """
@@ -60,35 +87,29 @@ def _arrive_in_shards(pending_reductions: Sequence[PendingReduction]) -> bool:
     return any(pending.arrives_in_shards for pending in pending_reductions)
 
 
-class TemplateLowering(SlotTable):
+class TemplateLowering(LocalView):
     """Lowers the ops of one template (or of a run of root ops) for one class of devices and one
     position among the microbatches.
 
     Args:
+        task: the ops, and their graph and layout.
         shapes: local sizes on a device that represents its class.
         numbers: the numbers in which devices of the class differ, such as first rows.
-        late: ops that run only after the last microbatch.
+        roots: tensor -> the tensor whose memory it shares.
 
     Attributes:
         completed: values that the current op has combined.
         collectives: the exchanges so far.
+        signal_ranges, ring_signal_ranges: sizes of the ranges of signals that collectives reserved.
         scratch_bytes: scratch memory of the largest call of a kernel.
     """
 
     def __init__(
-        self,
-        name: str,
-        graph: Graph,
-        ops: Sequence[OpNode],
-        layout: GraphLayout,
-        shapes: LocalShapes,
-        roots: dict[int, int],
-        microbatch: int,
-        numbers: DeviceNumbers,
-        late: frozenset[int] = frozenset(),
+        self, task: LoweringTask, shapes: LocalShapes, numbers: DeviceNumbers, roots: dict[int, int]
     ) -> None:
-        super().__init__(graph, layout, shapes, numbers, roots)
-        self.name, self.ops, self.late, self.microbatch = name, ops, late, microbatch
+        super().__init__(task.graph, task.layout, shapes, numbers, roots)
+        self.task, self.microbatch = task, task.microbatch
+        self.is_last_microbatch = task.microbatch == shapes.settings.accumulation - 1
         self.instructions: list[Draft] = []
         self.signal_ranges: list[int] = []
         self.ring_signal_ranges: list[int] = []
@@ -130,7 +151,7 @@ class TemplateLowering(SlotTable):
             step = self.shapes.row_step(extent) if isinstance(extent, Number) else 0
         draft = make_instruction(
             kernel,
-            maker=self._maker(),
+            maker=self.maker,
             label=label or self.op.label or self.op.op,
             extent=extent,
             step=step,
@@ -188,10 +209,6 @@ class TemplateLowering(SlotTable):
             floats={name: attrs[name] for name in attrs if kernel and name in kernel.float_names},
         )
 
-    def _maker(self) -> str:
-        """The op's name in messages about its instructions."""
-        return f"op {self.op.op!r} ({self.op.label})"
-
     def _is_any_in_file(self, tiles: Tiles) -> bool:
         return bool(self.files) and any(
             self.is_in_file(self.views[operand.slot]) for _, operand in operands_of(tiles)
@@ -213,7 +230,7 @@ class TemplateLowering(SlotTable):
         """Append an instruction with one empty task per tile, which only declares that it reads the
         tile (see `ir.lowering.Lowering.hold`).
         """
-        made = make_hold(self._maker(), label, over, step, operand, self.views.__getitem__)
+        made = make_hold(self.maker, label, over, step, operand, self.views.__getitem__)
         self.instructions.append(made)
         return made
 
@@ -241,8 +258,7 @@ class TemplateLowering(SlotTable):
         in_shards = _arrive_in_shards(pending_reductions)
         per_microbatch = any(r.is_completed_per_microbatch for r in pending_reductions)
         base = self.local_ref(result, self._layout_of_sum(result), -1) if in_shards else self.tensor(result)
-        total = self.shapes.settings.accumulation
-        level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
+        level, last = _trailing_ones(self.microbatch), self.is_last_microbatch
 
         def carry(number: int) -> Ref:
             return self.slot(Slot("carry", result, number), lambda slot: base._replace(slot=slot))
@@ -328,44 +344,10 @@ class TemplateLowering(SlotTable):
 
     # ---- collectives --------------------------------------------------------------------------------------
 
-    def exchange(self, record: Collective, producer: Draft | None = None) -> None:
-        """Expand a record to instructions, and note which instructions carry it out."""
-        first = len(self.instructions)
-        record = collectives.EXPAND[record.kind](self, record, producer)
-        self.collectives.append(record._replace(first=first, last=len(self.instructions)))
-
-    def signals(self, count: int) -> int:
-        """Reserve signals, and return the provisional number of the first. `place_signals` gives
-        them their final numbers when it is known how many every class needs.
-        """
-        self.signal_ranges.append(count)
-        return collectives.signal_range(len(self.signal_ranges) - 1)
-
-    def ring_signals(self, count: int) -> int:
-        """Reserve signals of a ring. All variants of the template share them."""
-        self.ring_signal_ranges.append(count)
-        return collectives.ring_signal_range(len(self.ring_signal_ranges) - 1)
-
-    def all_reduce(
-        self,
-        source: int | Ref,
-        target: int | Ref,
-        residual: int | Ref | None,
-        pending: PendingReduction,
-        *,
-        step: NumberLike | None = None,
-        producer: Draft | None = None,
-    ) -> None:
-        """Combine `source` over the device group of a pending reduction into `target` (plus a
-        residual), tile by tile.
-        """
-        if not isinstance(pending, PendingReduction):
-            self.invalid(
-                "all_reduce needs a result of low.pending_reduction, which returns None for a value "
-                "that is not shared",
-                shown(pending),
-            )
-        collectives.all_reduce(self, source, target, residual, pending, step=step, producer=producer)
+    all_reduce = collectives.all_reduce
+    slice = collectives.slice_columns
+    all_gather_parameters = collectives.all_gather_parameters
+    gather = collectives.gather
 
     def all_gather(self, source: int, target: int) -> None:
         """Gather the shards of `source` on every device, along the axes that `target` does not
@@ -378,30 +360,14 @@ class TemplateLowering(SlotTable):
         else:
             collectives.all_gather_columns(self, source, target)
 
-    def slice(self, source: int, target: int) -> None:
-        """Keep this device's part of `source`, along the axes that only `target` has."""
-        collectives.slice_columns(self, source, target)
-
-    def all_gather_parameters(self, source: int, target: int) -> None:
-        """Gather the storage shards of a weight on every device, along the axes that `target` does
-        not have.
-        """
-        collectives.all_gather_parameters(self, source, target)
-
-    def gather(self, source: int, target: int) -> None:
-        """Gather the column shards of `source` in `target` on the first device of the axes that
-        shard it.
-        """
-        collectives.gather(self, source, target)
-
     # ---- all ops ------------------------------------------------------------------------------------------
 
     def run(self) -> LoweredTemplate:
         """Lower every op."""
-        for index, op in enumerate(self.ops):
+        for index, op in enumerate(self.task.ops):
             self.op_index, self.op = index, op
             self.completed = set()
-            if op.id in self.late and self.microbatch < self.shapes.settings.accumulation - 1:
+            if op.id in self.task.late_ops and not self.is_last_microbatch:
                 continue
             self._accumulated = set()
             self._require_whole_sums()
@@ -421,7 +387,7 @@ class TemplateLowering(SlotTable):
                 )
         by_index = sorted(self.slots, key=self.slots.__getitem__)
         return LoweredTemplate(
-            self.name,
+            self.task.name,
             tuple(d.freeze() for d in self.instructions),
             tuple(by_index),
             tuple(self.temps),

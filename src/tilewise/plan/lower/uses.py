@@ -1,17 +1,23 @@
-"""Checks that an op's instructions read and write only what the op's declaration allows."""
+"""Checks that an op's instructions read and write only what the op's declaration allows, and finds
+what every use of a template writes completely.
+
+After a complete write, later writers of the same memory need not wait for its earlier uses
+(`plan.bind.reuse`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tilewise.core.tree import Interval
 from tilewise.ir.fields import Declaration
 from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft
-from tilewise.ir.program import Access, Mode, Number, Operand, Source
-from tilewise.plan.lower.slots import SlotTable
+from tilewise.ir.program import Access, LoweredTemplate, Mode, Number, Operand, Source
+from tilewise.plan.lower.local_view import LocalView
 
-__all__ = ["check_use"]
+__all__ = ["check_use", "written_slots"]
 
 _TENSORS = ("tensor", "flat")
 
@@ -31,7 +37,7 @@ class _Used:
     rows: dict[int, list[Operand]] = field(default_factory=dict)
 
 
-def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], declared: Declaration) -> None:
+def check_use(low: LocalView, op: OpNode, drafts: Sequence[Draft], declared: Declaration) -> None:
     """Reject instructions (`drafts`) of an op if they contradict the op's declaration.
 
     Instructions may read only the op's operands and outputs, but not operands with `shape_only`. Before
@@ -69,7 +75,7 @@ def check_use(low: SlotTable, op: OpNode, drafts: Sequence[Draft], declared: Dec
         )
 
 
-def _use(low: SlotTable, drafts: Sequence[Draft]) -> _Used:
+def _use(low: LocalView, drafts: Sequence[Draft]) -> _Used:
     used, keys = _Used(), low.keys
     touched, written = used.touched, used.written
     for draft in drafts:
@@ -100,7 +106,7 @@ def _is_empty(rows: Number) -> bool:
     return rows.source == Source.NOTHING and rows.constant == 0
 
 
-def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count: int) -> None:
+def _check_outputs(low: LocalView, op: OpNode, own: set[int], used: _Used, count: int) -> None:
     """Check that all rows of every output are written before the output is read."""
     if not own <= used.written:
         spec = low.graph.spec(min(own - used.written))
@@ -119,7 +125,7 @@ def _check_outputs(low: SlotTable, op: OpNode, own: set[int], used: _Used, count
         low.invalid("an output must be written before it is read", f"a read of {spec} before")
 
 
-def _missing_rows(low: SlotTable, writes: Iterable[Operand]) -> list[tuple[int, int]]:
+def _missing_rows(low: LocalView, writes: Iterable[Operand]) -> list[tuple[int, int]]:
     """Ranges `[begin, end)` of a tensor's rows on this device that no write of fixed rows covers.
     If the tensor has views with different numbers of rows, each view is checked separately, and it
     is enough if the rows of one are covered.
@@ -137,7 +143,7 @@ def _missing_rows(low: SlotTable, writes: Iterable[Operand]) -> list[tuple[int, 
     return left
 
 
-def _gaps(ranges: Iterable[tuple[int, int]], rows: int) -> Iterator[tuple[int, int]]:
+def _gaps(ranges: Iterable[Interval], rows: int) -> Iterator[Interval]:
     done = 0
     for begin, end in ranges:
         if begin > done:
@@ -152,3 +158,38 @@ def _in_words(ranges: Sequence[tuple[int, int]]) -> str:
     words = [str(begin) if end == begin + 1 else f"{begin} to {end - 1}" for begin, end in ranges[:3]]
     more = [f"{len(ranges) - 3} more stretches"] if len(ranges) > 3 else []
     return f"{'row' if words == [str(ranges[0][0])] else 'rows'} {', '.join([*words, *more])}"
+
+
+def written_slots(template: LoweredTemplate, extents: Sequence[Number]) -> frozenset[int]:
+    """The slots whose every row is written by an instruction, in every use and for any sizes of a
+    run.
+
+    Args:
+        template: the template whose instructions are examined.
+        extents: rows of what each slot refers to.
+    """
+    rows: dict[int, list[Interval]] = {}
+    for instruction in template.instructions:
+        for operand in instruction.operands:
+            if operand.access & Access.OUT:
+                written = _rows_written(operand, instruction.extent, extents[operand.slot])
+                rows.setdefault(operand.slot, []).append(written)
+    return frozenset(
+        slot for slot, written in rows.items() if not [*_gaps(sorted(written), extents[slot].constant)]
+    )
+
+
+def _rows_written(operand: Operand, extent: Number, rows: Number) -> Interval:
+    """Rows of a tensor that an instruction writes in every use; none if sizes depend on the run."""
+    is_known = extent.source == rows.source == Source.NOTHING and extent.constant > 0
+    if operand.null or operand.group >= 0 or not is_known:
+        return 0, 0
+    if operand.mode in (Mode.WHOLE, Mode.COL, Mode.PANELCOLS):
+        return 0, rows.constant
+    if operand.mode == Mode.ROWPART:  # handles are those of the whole loop's rows
+        first = operand.offset
+        return (first, first + extent.constant) if isinstance(first, int) else (0, 0)
+    if operand.mode == Mode.ROWS:
+        is_fixed = isinstance(operand.part, int) and isinstance(operand.parts, int)
+        return (operand.part, operand.part + operand.parts) if is_fixed else (0, 0)  # type: ignore[operator, return-value]
+    return (0, -(-extent.constant // operand.div)) if isinstance(operand.div, int) else (0, 0)

@@ -1,56 +1,71 @@
-"""Lowers every distinct template, once per class of devices and per position among the microbatches
+"""Lowers every distinct template for all classes of devices: once per position among the microbatches
 that differs.
+
+A variant is a template, or a run of root ops, lowered for one use of it: a position among the
+microbatches, and layouts of its tensors.
+
+`lower_variant` is a pure function, whose arguments and result can be sent to another process. Its
+result has its own numbering of the devices' numbers and device groups. `_renumbered` replaces it by
+the plan's numbering.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.op import import_ops, modules_of_ops
-from tilewise.ir.program import LoweredTemplate, Slot
-from tilewise.ir.validate import Values
+from tilewise.ir.program import (
+    Instruction,
+    LoweredTemplate,
+    Notify,
+    Number,
+    NumberLike,
+    Operand,
+    Slot,
+    Source,
+    Wait,
+)
+from tilewise.ir.validate import Values, values_of
 from tilewise.plan.classes import DeviceNumbers, NumberTable
-from tilewise.plan.collectives import place_signals
-from tilewise.plan.lower.variant import LoweredVariant, LoweringTask, lower_variant, renumbered
-from tilewise.plan.memory import Buffer
+from tilewise.plan.collectives import check_collective, place_signals
+from tilewise.plan.lower.template import LoweringTask, TemplateLowering
+from tilewise.plan.lower.uses import written_slots
+from tilewise.plan.memory import Buffer, place_buffers
 from tilewise.plan.rings import credits_of_uses
-from tilewise.plan.schedule import Scheduled, Segment
+from tilewise.plan.schedule import Scheduled, Segment, alias_roots
 from tilewise.plan.shapes import LocalShapes
 from tilewise.processes.workers import ENOUGH, WorkerPool
 
 __all__ = ["Use", "Variant", "Variants", "lower"]
 
+_Record = TypeVar("_Record", Operand, Wait, Notify)
+
 
 @dataclass(frozen=True)
-class Variant:
-    """One lowered template.
+class LoweredVariant:
+    """The result of a task.
 
     Attributes:
-        number: its index among all variants; programs refer to it.
-        templates: instructions per class of devices.
+        templates: per class of devices, the instructions. They use the variant's own numbering of
+            signals and numbers.
         views: per class, what every slot refers to, in the order of the slots.
-        inner: tensors inside the template, with the positions of the ops that use them first and
-            last.
-        graph, layout: the template's, or the whole graph's for a run of root ops.
-        roots: tensor -> tensor whose memory it shares.
-        rings: number of the variant whose rings it shares: the first of the same template.
-        temporaries, written, values: as in `LoweredVariant`.
+        scratch_bytes: scratch memory of the largest call of a kernel.
+        numbers: the numbers in which devices differ, and their device groups.
+        temporaries: its own memory, placed from byte 0 on; keys are kind and number.
+        written: per class, slots whose every row is written in each use.
+        values: per class, what it reads and writes.
     """
 
-    number: int
     templates: tuple[LoweredTemplate, ...]
     views: tuple[tuple[Ref, ...], ...]
-    inner: dict[int, tuple[int, int]]
-    graph: Graph
-    layout: GraphLayout
-    roots: Mapping[int, int]
     scratch_bytes: int
-    rings: int
+    numbers: NumberTable
     temporaries: tuple[Buffer, ...]
     written: tuple[frozenset[int], ...]
     values: tuple[Values, ...]
@@ -59,6 +74,22 @@ class Variant:
     def slots(self) -> tuple[Slot, ...]:
         """What the template's operands refer to, equal in all classes."""
         return self.templates[0].slots
+
+
+@dataclass(frozen=True)
+class Variant(LoweredVariant):
+    """One lowered template. Its templates use the plan's numbering.
+
+    Attributes:
+        number: its index among all variants; programs refer to it.
+        rings: number of the variant whose rings it shares: the first of the same template.
+        graph, layout: the template's, or the whole graph's for a run of root ops.
+    """
+
+    number: int
+    rings: int
+    graph: Graph
+    layout: GraphLayout
 
 
 @dataclass(frozen=True)
@@ -136,23 +167,17 @@ def lower(scheduled: Scheduled, pool: WorkerPool | None = None) -> Variants:
         wanted.append((segment, turn.microbatch, identity, key))
         if key in tasks:
             continue
+        fields = turn.microbatch, late.late_ops
         if call is not None:
             counts.lowered += 1
-            tasks[key] = LoweringTask.of_template(
-                template, call.attrs["saved"], inner_layout, turn.microbatch, late.late_ops
+            returned = frozenset((*template.results, *call.attrs["saved"]))
+            arguments, inside = frozenset(template.arguments), template.graph
+            tasks[key] = LoweringTask(
+                template.key, inside, inner_layout, ops, *fields, returned, arguments, {}
             )
         else:
-            tasks[key] = LoweringTask(
-                name,
-                graph,
-                layout,
-                ops,
-                turn.microbatch,
-                late.late_ops,
-                None,
-                frozenset(),
-                scheduled.tensors.roots,
-            )
+            roots = scheduled.tensors.roots
+            tasks[key] = LoweringTask(name, graph, layout, ops, *fields, None, frozenset(), roots)
     lowered = _lower_all(list(tasks.values()), scheduled.shapes, numbers, pool)
     made = _numbered(tasks, lowered, numbers, {key: identity for _, _, identity, key in wanted})
     uses = [Use(segment, microbatch, made[key].number) for segment, microbatch, _, key in wanted]
@@ -181,6 +206,73 @@ def _lower_in_worker(modules: Sequence[str], task: LoweringTask, shapes: LocalSh
     return lower_variant(task, shapes)
 
 
+def lower_variant(
+    task: LoweringTask, shapes: LocalShapes, cached: Mapping[object, Sequence[int]] | None = None
+) -> LoweredVariant:
+    """Lower a task for one device of each class.
+
+    Args:
+        shapes: local sizes on all devices.
+        cached: values of numbers on every device that are known already, by meaning.
+
+    Raises:
+        InternalError: the instructions of an op violate a rule of values.
+    """
+    numbers = DeviceNumbers(shapes, cached)
+    returned = task.returned
+    roots = task.roots if returned is None else alias_roots(task.graph, task.ops, returned)
+    lowerings = [TemplateLowering(task, shapes.on(device), numbers, dict(roots)) for device in shapes.kinds]
+    templates = tuple(low.run() for low in lowerings)
+    views = tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings)
+    for template, of in zip(templates, views):
+        for record in template.collectives:
+            check_collective(record, task.layout, template.slots, of)
+    inner = {} if returned is None else _live_intervals(lowerings[0], returned | task.arguments)
+    return LoweredVariant(
+        templates,
+        views,
+        max(low.scratch_bytes for low in lowerings),
+        numbers.table(),
+        _temporaries(task, templates, inner, shapes),
+        tuple(written_slots(t, [view.extent for view in of]) for t, of in zip(templates, views)),
+        tuple(values_of(t, task.layout) for t in templates),
+    )
+
+
+def _temporaries(
+    task: LoweringTask,
+    templates: Sequence[LoweredTemplate],
+    inner: Mapping[int, tuple[int, int]],
+    shapes: LocalShapes,
+) -> tuple[Buffer, ...]:
+    """Buffers of inner results and temporaries, with the ops during which each is live."""
+    made = [
+        Buffer(
+            ("inner", t),
+            shapes.bytes_max(task.graph.spec(t), task.layout.compute[t]),
+            "temporaries",
+            first,
+            last,
+        )
+        for t, (first, last) in inner.items()
+    ]
+    for i, temps in enumerate(zip(*(t.temps for t in templates))):
+        op, size = temps[0].op, max(t.max_bytes for t in temps)
+        made.append(Buffer(("temp", i), size, "temporaries", op, op))
+    return tuple(place_buffers(made, 0)[0])
+
+
+def _live_intervals(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:
+    """For each result that no caller sees, the first and the last op that uses it."""
+    intervals: dict[int, tuple[int, int]] = {}
+    for n, op in enumerate(low.task.ops):
+        for t in (*op.inputs, *op.outputs):
+            root = low.roots.get(t, t) if t is not None else None
+            if root is not None and low.graph.tensors[root].kind == "result" and root not in outside:
+                intervals[root] = (intervals.get(root, (n, n))[0], n)
+    return intervals
+
+
 def _numbered(
     tasks: Mapping[tuple[object, ...], LoweringTask],
     lowered: Sequence[LoweredVariant],
@@ -194,7 +286,7 @@ def _numbered(
     num_signals = 0
     for number, (result, (key, task)) in enumerate(zip(lowered, tasks.items())):
         places = numbers.take(result.numbers)
-        own = [renumbered(t, *places) for t in result.templates]
+        own = [_renumbered(t, *places) for t in result.templates]
         identity, first_of_rings = identities[key], num_signals
         if identity in rings:
             first_of_rings = rings[identity][1]
@@ -202,22 +294,40 @@ def _numbered(
             rings[identity] = number, num_signals
             num_signals += sum(max(ranges) for ranges in zip(*(t.ring_signal_ranges for t in own)))
         templates = tuple(place_signals(own, num_signals, first_of_rings))
+        fields = {**vars(result), "templates": templates}
         made[key] = Variant(
-            number,
-            templates,
-            result.views,
-            result.inner,
-            task.graph,
-            task.layout,
-            result.roots,
-            result.scratch_bytes,
-            rings[identity][0],
-            result.temporaries,
-            result.written,
-            result.values,
+            **fields, number=number, rings=rings[identity][0], graph=task.graph, layout=task.layout
         )
         num_signals += templates[0].num_signals
     return made
+
+
+def _renumbered(template: LoweredTemplate, numbers: Sequence[int], groups: Sequence[int]) -> LoweredTemplate:
+    """A template with the plan's numbering of numbers and device groups instead of the variant's."""
+    if [*numbers] == [*range(len(numbers))] and [*groups] == [*range(len(groups))]:
+        return template
+
+    def number(n: NumberLike) -> NumberLike:
+        return n if isinstance(n, int) or n.source != Source.DEVICE else n._replace(which=numbers[n.which])
+
+    def record(r: _Record) -> _Record:
+        changed: dict[str, Any] = {f: number(v) for f, v in zip(r._fields, r) if isinstance(v, Number)}
+        return r._replace(group=r.group if r.group < 0 else groups[r.group], **changed)
+
+    def instruction(i: Instruction) -> Instruction:
+        extent = number(i.extent)
+        assert isinstance(extent, Number)
+        return replace(
+            i,
+            extent=extent,
+            step=number(i.step),
+            operands=tuple(map(record, i.operands)),
+            ints=tuple(map(number, i.ints)),
+            waits=tuple(map(record, i.waits)),
+            notifies=tuple(map(record, i.notifies)),
+        )
+
+    return replace(template, instructions=tuple(map(instruction, template.instructions)))
 
 
 def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from tilewise.core.errors import PlanError
 from tilewise.ir.graph import Graph, OpNode
@@ -26,21 +25,15 @@ class BatchSums:
     """The ops of one graph or template that wait for the last microbatch.
 
     Attributes:
-        sums: tensors that are summed over the batch, with carries between microbatches.
-        late: tensors computed from sums.
-        late_ops: ids of the ops that compute them.
+        complete_last: tensors that are complete only after the last microbatch: sums over the
+            batch, with carries between microbatches, and tensors computed from sums.
+        late_ops: ids of the ops that compute tensors from sums.
         calls: the same for the templates of its calls, by the call's op id.
     """
 
-    sums: frozenset[int]
-    late: frozenset[int]
+    complete_last: frozenset[int]
     late_ops: frozenset[int]
     calls: Mapping[int, BatchSums]
-
-    @cached_property
-    def complete_last(self) -> frozenset[int]:
-        """Tensors that are complete only after the last microbatch."""
-        return self.sums | self.late
 
 
 def find_batch_sums(graph: Graph, complete: frozenset[int] = frozenset()) -> BatchSums:
@@ -48,11 +41,9 @@ def find_batch_sums(graph: Graph, complete: frozenset[int] = frozenset()) -> Bat
     that depend on such sums.
     """
     sums_by_call: dict[tuple[str, frozenset[int]], BatchSums] = {}
-    sums: set[int] = set()
-    late: set[int] = set()
     late_ops: set[int] = set()
     calls: dict[int, BatchSums] = {}
-    complete_last = {*complete}  # sums, and tensors that depend on them
+    complete_last = {*complete}
     for op in graph.ops:
         late_inputs = set() if complete_last.isdisjoint(op.inputs) else complete_last.intersection(op.inputs)
         if op.op == "call":
@@ -66,19 +57,14 @@ def find_batch_sums(graph: Graph, complete: frozenset[int] = frozenset()) -> Bat
             if key not in sums_by_call:
                 sums_by_call[key] = find_batch_sums(template.graph, inside)
             calls[op.id] = inner = sums_by_call[key]
-            for output, result in zip(op.outputs, (*template.results, *op.attrs["saved"])):
-                for kind, inside in ((sums, inner.sums), (late, inner.late)):
-                    if result in inside:
-                        kind.add(output)
-                        complete_last.add(output)
+            results = zip(op.outputs, (*template.results, *op.attrs["saved"]))
+            complete_last.update(output for output, result in results if result in inner.complete_last)
             continue
-        sums.update(op.outputs[i] for i in op_named(op.op).declared.accumulates)
         if late_inputs and op.phase != "update":
-            late.update(op.outputs)
             late_ops.add(op.id)
             complete_last.update(op.outputs)
         complete_last.update(op.outputs[i] for i in op_named(op.op).declared.accumulates)
-    return BatchSums(frozenset(sums), frozenset(late), frozenset(late_ops), calls)
+    return BatchSums(frozenset(complete_last - complete), frozenset(late_ops), calls)
 
 
 def require_whole_batch(graph: Graph, sums: BatchSums) -> None:

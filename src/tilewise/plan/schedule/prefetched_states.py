@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from tilewise.ir.graph import Graph
 from tilewise.ir.reshards import is_prefetch
 from tilewise.plan.memory import FILE_PAGE, Buffer, align_for_files, apart, gap_for, place_buffers
-from tilewise.plan.schedule.results import result_buffers
+from tilewise.plan.schedule.root_tensors import result_buffers
 from tilewise.plan.schedule.scheduled import Scheduled
 from tilewise.plan.shapes import round_up
 

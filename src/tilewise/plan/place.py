@@ -1,29 +1,93 @@
-"""The buffers of a device: tensors that exist for the whole run, carries and rings, and temporaries
-of templates. `plan.schedule.results` has the results that are passed between segments.
+"""The place stage: the buffers of a device, and their offsets in its arena and file.
+
+Buffers for the whole run come first, then results of segments (`plan.schedule.result_buffers`), then
+temporaries of templates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from tilewise.ir.graph import Graph
 from tilewise.ir.program import Slot, memory_kind
 from tilewise.plan.lower import Use, Variant, Variants
-from tilewise.plan.memory import OFFLOADED, Buffer, place_lingering
+from tilewise.plan.memory import (
+    FILE_PAGE,
+    OFFLOADED,
+    Buffer,
+    Placed,
+    align_for_files,
+    apart,
+    file_begin_of,
+    gap_for,
+    place_buffers,
+    place_in_sequence,
+    place_lingering,
+)
 from tilewise.plan.rings import place_of_use
-from tilewise.plan.schedule import RootTensors, tensors_seen
-from tilewise.plan.shapes import bytes_of
+from tilewise.plan.schedule import RootTensors, Scheduled, prefetched_apart, result_buffers, tensors_seen
+from tilewise.plan.shapes import bytes_of, round_up
 
-__all__ = [
-    "carry_and_ring_buffers",
-    "carry_or_ring_key",
-    "category_of",
-    "lasting_buffers",
-    "own_key",
-    "template_buffers",
-]
+__all__ = ["Placement", "carry_or_ring_key", "category_of", "own_key", "place"]
 
 Key = tuple[object, ...]
 _CATEGORIES = {"parameter": "parameters", "constant": "inputs", "input": "inputs"}
 _CARRY_CATEGORIES = {"carry": "carries", "stack": "carries", "ring": "rings"}  # category by kind of slot
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where everything is in a device's memory and file; equal on all devices.
+
+    Attributes:
+        buffers: all buffers with their offsets.
+        regions: bytes of the regions of the arena and of the file, by name: lasting, activations,
+            temporaries, files.
+    """
+
+    buffers: tuple[Buffer, ...]
+    regions: Mapping[str, int]
+
+
+def place(scheduled: Scheduled, lowered: Variants) -> Placement:
+    """Give every buffer of a plan its offset.
+
+    Templates run one after another, so the temporaries of all templates start at one address.
+    """
+    tensors = scheduled.tensors
+    lasting, lasting_in_file = apart([*_carry_and_ring_buffers(tensors, lowered), *_lasting_buffers(tensors)])
+    results, results_in_file = apart(result_buffers(tensors, scheduled.segments))
+    lasting, lasting_end = place_in_sequence(lasting, 0)
+    if lasting_in_file or results_in_file:  # copies of tensors in files begin at a page
+        lasting_end = round_up(lasting_end, FILE_PAGE)
+        results, lasting_in_file, results_in_file = map(
+            align_for_files, (results, lasting_in_file, results_in_file)
+        )
+    others, prefetched = prefetched_apart(scheduled.graph, results)
+    results, end = _in_gaps(prefetched, *place_buffers(others, lasting_end), lasting_end)
+    room = max((b.end for variant in lowered.variants for b in variant.temporaries), default=0)
+    temporaries = [b for variant in lowered.variants for b in _template_buffers(variant, end, room)]
+    regions = {
+        "lasting": lasting_end,
+        "activations": end - lasting_end,
+        "temporaries": max((b.end for b in temporaries), default=end) - end,
+    }
+    begin = file_begin_of(regions)
+    lasting_in_file, file_end = place_in_sequence(lasting_in_file, begin)
+    results_in_file, file_end = place_buffers(results_in_file, file_end)
+    return Placement(
+        (*lasting, *results, *temporaries, *lasting_in_file, *results_in_file),
+        {**regions, "files": file_end - begin},
+    )
+
+
+def _in_gaps(prefetched: Sequence[Buffer], placed: Sequence[Buffer], end: int, base: int) -> Placed:
+    """Placed buffers and prefetched states, in the order in which these were chosen."""
+    everything = [*placed]
+    for buffer in prefetched:
+        everything.append(buffer._replace(offset=gap_for(buffer, everything, base)))
+    return everything, max([end, *(b.end for b in everything[len(placed) :])])
 
 
 def category_of(kind: str, name: str) -> str:
@@ -33,7 +97,7 @@ def category_of(kind: str, name: str) -> str:
     return _CATEGORIES.get(kind, "activations")
 
 
-def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
+def _lasting_buffers(tensors: RootTensors) -> list[Buffer]:
     """Buffers for the whole run: parameters, optimizer states, constants, inputs of all
     microbatches, and outputs that do not reuse memory of activations.
     """
@@ -54,7 +118,7 @@ def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
     return buffers
 
 
-def carry_and_ring_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
+def _carry_and_ring_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
     """Carries and stacks of sums, and rings, as the variants need them."""
     bounds = tensors.shapes.bounds
     sizes: dict[Key, int] = {}
@@ -89,7 +153,7 @@ def carry_or_ring_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> K
     return kind, None, (*call.inputs, *call.outputs)[seen[tensor]], level
 
 
-def template_buffers(variant: Variant, base: int, room: int = 0) -> list[Buffer]:
+def _template_buffers(variant: Variant, base: int, room: int = 0) -> list[Buffer]:
     """Temporaries of one template, from byte `base` on.
 
     Args:

@@ -1,5 +1,5 @@
-"""The bytes of a plan file: one line with format and digest, JSON with all rows, then the bytes of
-the arrays.
+"""Plans and programs as bytes, for digests, files and other processes: records as rows, see
+`ir.file`. The bytes are one line with format and digest, JSON with all rows, then the arrays.
 
     tilewise plan 4 SHA-256-of-all-that-follows
     length of the JSON, 8 bytes, little-endian
