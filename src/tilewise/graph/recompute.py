@@ -165,7 +165,7 @@ def recompute(made: Differentiated, recomputation: Recomputation) -> Differentia
     by_choice: dict[tuple[str, Choice], BackwardTemplate] = {}
     shared: dict[tuple[str, frozenset[int]], BackwardTemplate] = {}
     for call, (backward_call, saving) in layers.items():
-        op, backward_op = graph.ops[call], graph.ops[backward_call]
+        op = graph.ops[call]
         forward, choice = templates[op.attrs["template"]], recomputation.choice(op.label)
         wanted = forward.key, choice
         if wanted not in by_choice:
@@ -176,31 +176,45 @@ def recompute(made: Differentiated, recomputation: Recomputation) -> Differentia
                 templates[key] = shared[forward.key, again].template
             by_choice[wanted] = shared[forward.key, again]
         own = by_choice[wanted]
-        if own is saving:
-            continue
-        count = len(forward.results)
-        bound = dict(zip(forward.arguments, op.inputs)) | dict(zip(forward.results, op.outputs))
-        before = dict(zip(op.attrs["saved"], op.outputs[count:]))
-        for t in own.saved:
-            if t not in before:
-                before[t] = len(tensors)
-                tensors.append(TensorNode(before[t], forward.graph.spec(t), "result", call))
-            bound[t] = before[t]
-        for t in {*op.attrs["saved"]} - {*own.saved}:
-            tensors[before[t]] = replace(tensors[before[t]], producer=None)
-        attrs = FrozenMap({"template": forward.key, "saved": own.saved})
-        ops[call] = replace(op, outputs=(*op.outputs[:count], *(before[t] for t in own.saved)), attrs=attrs)
-        grads = backward_op.inputs[: len(backward_op.inputs) - len(saving.imports)]
-        ops[backward_call] = replace(
-            backward_op,
-            inputs=(*grads, *(bound[t] for t in own.imports)),
-            attrs=FrozenMap({"template": own.template.key, "saved": ()}),
-        )
-        layers[call] = backward_call, own
+        if own is not saving:
+            calls = _rewire(tensors, forward, saving, own, op, graph.ops[backward_call])
+            ops[call], ops[backward_call] = calls
+            layers[call] = backward_call, own
     used = {op.attrs["template"] for op in ops if op.op == "call"}
     templates = {key: template for key, template in templates.items() if key in used}
     graph = replace(graph, tensors=tuple(tensors), ops=tuple(ops), templates=templates)
     return Differentiated(graph, made.gradients, layers)
+
+
+def _rewire(
+    tensors: list[TensorNode],
+    forward: Template,
+    saving: BackwardTemplate,
+    own: BackwardTemplate,
+    call: OpNode,
+    backward_call: OpNode,
+) -> tuple[OpNode, OpNode]:
+    """The forward and the backward call of a layer with another gradient (`own` instead of
+    `saving`). Tensors that are newly saved are appended; tensors that are no longer saved stay,
+    without a producer.
+    """
+    count = len(forward.results)
+    saved = dict(zip(call.attrs["saved"], call.outputs[count:]))
+    for t in own.saved:
+        if t not in saved:
+            saved[t] = len(tensors)
+            tensors.append(TensorNode(saved[t], forward.graph.spec(t), "result", call.id))
+    for t in saved.keys() - {*own.saved}:
+        tensors[saved[t]] = replace(tensors[saved[t]], producer=None)
+    bound = dict(zip(forward.arguments, call.inputs)) | dict(zip(forward.results, call.outputs)) | saved
+    outputs = (*call.outputs[:count], *(saved[t] for t in own.saved))
+    grads = backward_call.inputs[: len(backward_call.inputs) - len(saving.imports)]
+    attrs = FrozenMap({"template": forward.key, "saved": own.saved})
+    backward_attrs = FrozenMap({"template": own.template.key, "saved": ()})
+    return (
+        replace(call, outputs=outputs, attrs=attrs),
+        replace(backward_call, inputs=(*grads, *(bound[t] for t in own.imports)), attrs=backward_attrs),
+    )
 
 
 def _new_key(key: str, choice: Choice, taken: Container[str]) -> str:
