@@ -232,6 +232,9 @@ def _kernels(path: Path, lines: list[str]) -> Iterator[Kernel]:
                 items[-1] = (items[-1][0], f"{items[-1][1]} {line[2]}")
             else:
                 items.append(((path, number), line[2]))
+        after = lines[number] if number < len(lines) else ""
+        if after.startswith("//") and not after.startswith("///"):
+            fail((path, number + 1), "lines of a declaration must be `//`, three spaces and text", after)
         for where, text in items:
             _read_line(kernel, where, text)
         yield kernel

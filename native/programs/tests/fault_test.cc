@@ -68,7 +68,7 @@ CASE("cancel: tasks not started are skipped, signals are posted, the next run is
   auto executor = executor_for(*program);
   const int64_t start = now_ns();
   EXPECT(contains(message_of<Interrupted>([&] { executor->run(program, {}, "", [] { return true; }); }), "cancelled"));
-  EXPECT(now_ns() - start < 3'000'000'000);  // a complete run would take 40 s
+  EXPECT(now_ns() - start < 30'000'000'000);  // the tasks of a complete run sleep for 40 s
   auto quick = exchange(10);
   for (int64_t d = 0; d < 2; ++d) std::memset(words(*executor, d), 0, quick->needs(d).arena_bytes);
   Oracle oracle(*quick);

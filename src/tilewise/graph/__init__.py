@@ -6,7 +6,7 @@ A template is the structure of a repeated layer. It is traced once and used by m
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.gradients import Differentiated, differentiate
 from tilewise.graph.passes import fix_sizes, fuse_into_table_gradients, simplify
-from tilewise.graph.recompute import Recomputation, recompute
+from tilewise.graph.recomputation import Recomputation, recompute
 from tilewise.graph.templates import LayerFunction, layer
 
 __all__ = [

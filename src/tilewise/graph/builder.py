@@ -23,7 +23,7 @@ from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.draft import GraphDraft
-from tilewise.graph.ops.attention import SOFTCAPS
+from tilewise.graph.ops.common import SOFTCAPS
 from tilewise.ir.graph import Graph, TensorNode, TensorSpec
 from tilewise.ir.hints import Hint, as_tensor_layout
 from tilewise.ir.op import check_call

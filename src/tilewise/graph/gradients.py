@@ -95,7 +95,11 @@ class _Tape:
         """The op, after a check of its tensors and attributes."""
         if not isinstance(op, Op):
             self.invalid("an appended op must be an object of an op's class", shown(op))
-        odd = [i for i in op.inputs if i is not None and not _is_id(i, self.draft.tensors)]
+        try:
+            inputs = op.inputs
+        except (TypeError, ValueError):
+            self.invalid(f"lists of operands of {op.name!r} must be tuples of one length", shown(op))
+        odd = [i for i in inputs if i is not None and not _is_id(i, self.draft.tensors)]
         if odd:
             self.invalid(f"operands of {op.name!r} must be ids of the backward graph", shown(odd[0]))
         try:
@@ -223,8 +227,10 @@ def _contributions(tape: _Tape, op: Op, by_name: object) -> tuple[Gradient, ...]
             tape.invalid(f"the gradient of {name!r} must be a list with one contribution each", shown(value))
         every[name] = value
     flat: tuple[Gradient, ...] = op.declared.flatten(every)
-    for tensor, c in zip(op.inputs, flat):
-        _check_contribution(tape, tensor, c, "an operand")
+    for tensor, c, field in zip(op.inputs, flat, op.declared.of_inputs(len(op.inputs)) or ()):
+        if tensor is None and c is not None:
+            tape.invalid("a gradient must be of an operand that is present", f"one of {field.name!r}")
+        _check_contribution(tape, tensor, c, f"operand {field.name!r}")
     return flat
 
 

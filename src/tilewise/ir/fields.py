@@ -4,7 +4,7 @@ plain annotation declares an attribute.
 Dims are written as names in one text, as in `"... k"`. Equal names have equal sizes and are sharded
 together:
 
-    k          a dim
+    k          a dim; names begin with a lower-case letter
     ...        all dims before the others; only in front
     2          a dim of this size
     k*         a dim named k that has a size of its own in every operand
@@ -14,18 +14,13 @@ together:
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from tilewise.core.dtypes import DTYPES
-from tilewise.core.errors import InternalError
-from tilewise.core.validation import Validator
-from tilewise.ir.graph import STORAGES
-from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS
+from tilewise.ir.layout import K_SPLITS
 
 if TYPE_CHECKING:
     from tilewise.ir.op import Op
@@ -44,11 +39,6 @@ __all__ = [
 
 FLOAT = "float"
 _FIELD = "tensor"
-_ATTRIBUTES = (int, float, bool, str, tuple)
-_DIMS = re.compile(r"|\*|(\.\.\.|[a-z]\w*\*?|\d+)( ([a-z]\w*\*?|\d+))*")
-COMBINES = ("sum", "max", "or")
-TREES = (K_SPLITS, BATCH_SPLITS, GROUPS)
-_author = Validator("ir", InternalError)
 
 
 @dataclass(frozen=True)
@@ -181,16 +171,20 @@ class Declaration:
     Attributes:
         operands, results: the declared tensors, in order.
         attributes: the types of the attributes, in order.
-        positions: the position of each operand by name, in a declaration without lists.
-        accumulates, shape_of: numbers of results that are sums over the batch, and of operands of
-            which only the shape is used.
-        in_place, passes_indices: pairs of a result and an operand.
+        elements: the types of the elements of attributes that are tuples.
+        defaults: the values of attributes that a call may leave out.
+        positions: the position of each operand by name, counting a list as one.
+        accumulates: numbers of the results that are sums over the batch.
+        shape_of: positions of the operands of which only the shape is used.
+        in_place, passes_indices: pairs of a result's number and an operand's position.
     """
 
     def __init__(self, cls: type[Op]) -> None:
         self.operands: tuple[OperandField, ...] = ()
         self.results: tuple[ResultField, ...] = ()
         self.attributes: dict[str, type] = {}
+        self.elements: dict[str, type] = {}
+        self.defaults: dict[str, Any] = {}
         hints = get_type_hints(cls)
         for field in dataclasses.fields(cls):
             made = field.metadata.get(_FIELD)
@@ -201,6 +195,10 @@ class Declaration:
             else:
                 kind = hints[field.name]
                 self.attributes[field.name] = get_origin(kind) or kind
+                if get_origin(kind) is tuple:
+                    self.elements[field.name] = get_args(kind)[0]
+                if field.default is not dataclasses.MISSING:
+                    self.defaults[field.name] = field.default
         self._by_count: dict[int, tuple[OperandField, ...] | None] = {}
         self.positions = {f.name: i for i, f in enumerate(self.operands)}
         numbers = {f.name: i for i, f in enumerate(self.results)}
@@ -262,68 +260,3 @@ class Declaration:
             else:
                 values[field.name] = value
         return {name: tuple(v) if type(v) is list else v for name, v in values.items()}
-
-    def check(self, cls: type[Op], base: type[Op]) -> None:
-        """Check the declaration of `cls`, which derives from `base`, where Python does not check it.
-
-        Raises:
-            InternalError: names the class and the member.
-        """
-
-        def invalid(rule: str, got: object) -> NoReturn:
-            _author.invalid("register", rule, f"{got!r} of {cls.name!r}", f"correct {cls.__name__}")
-
-        after_list = False
-        for field in self.operands:
-            after_list = after_list or field.is_list
-            if after_list and (field.shape_only or field.name in {f.in_place for f in self.results}):
-                invalid("an operand whose memory or shape is used must come before lists", field.name)
-        results = {f.name for f in self.results}
-        dims = {d.rstrip("*") for f in self.operands for d in f.dims.split()} | {"...", ""}
-        every: tuple[OperandField | ResultField, ...] = (*self.operands, *self.results)
-        for one in every:
-            if not _DIMS.fullmatch(one.dims):
-                invalid(f"dims of {one.name!r} must be names, sizes, `k*`, or `...` in front", one.dims)
-            if one.dtype not in (FLOAT, "any", *DTYPES):
-                invalid(
-                    f"the dtype of {one.name!r} must be float, any or one of {', '.join(DTYPES)}", one.dtype
-                )
-            if one.storage not in ("", *STORAGES):
-                invalid(f"the storage of {one.name!r} must be one of {', '.join(STORAGES)}", one.storage)
-        if cls.dims is base.dims:  # an op may have dims of its own, depending on attributes
-            texts = [cls.whole, cls.moved, *(p.dims for p in cls.partial_values)]
-            if cls.results is base.results:
-                texts += [f.dims for f in self.results]
-            for name in " ".join(texts).split():
-                if name not in dims and not name.isdigit():
-                    invalid(
-                        "dims of results, `whole`, `moved` and partial values must be dims of operands", name
-                    )
-            if cls.results is base.results and any(not f.dims and not f.like for f in self.results):
-                invalid("a result must have dims or be like an operand", sorted(results))
-        for name, kind in self.attributes.items():
-            if kind not in _ATTRIBUTES:
-                invalid("an attribute must be an int, float, bool, str or tuple", name)
-        for made in self.results:
-            for member in (*made.like.split(), *made.in_place.split(), *made.indices_of.split()):
-                if member not in self.positions:
-                    invalid(f"result {made.name!r} must name an operand", member)
-        for field in self.operands:
-            if field.indexes and field.indexes not in dims:
-                invalid(f"operand {field.name!r} must index a declared dim", field.indexes)
-        sums = {f.name for f in self.results if f.accumulates}
-        for partial in cls.partial_values:
-            if partial.combine not in COMBINES or partial.tree not in TREES:
-                rule = f"a partial value is combined by {', '.join(COMBINES)} along {', '.join(TREES)}"
-                invalid(rule, (partial.combine, partial.tree))
-            is_sum = partial.tree == BATCH_SPLITS
-            for name in partial.results.split():
-                if name not in (sums if is_sum else results):
-                    rule = "must name results" + (" with `accumulates`" if is_sum else "")
-                    invalid(f"partial value {partial.name!r} {rule}", name)
-            for name in partial.cut_by.split():
-                if name not in self.positions:
-                    invalid(f"partial value {partial.name!r} must be cut by operands", name)
-        sources = [i for _, i in self.in_place]
-        if cls.must_alias and not len(sources) == len({*sources}) > 0:
-            invalid("an op with must_alias needs results in_place, each of another operand", self.in_place)

@@ -21,11 +21,12 @@ from tilewise.core.dims import Size
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import InternalError, ShapeError
 from tilewise.core.validation import Validator, shown
+from tilewise.ir.declarations import check_declaration
 from tilewise.ir.factors import Factors
-from tilewise.ir.fields import Declaration, Partial, operand, operands, optional, result
+from tilewise.ir.fields import Declaration, OperandField, Partial, operand, operands, optional, result
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.resolve import check_operands, factors_of, results_of
+from tilewise.ir.resolve import check_operands, factors_of, results_of, sizes_of
 from tilewise.ir.tape import Gradient, Tape, Term
 
 if sys.version_info >= (3, 11):
@@ -139,7 +140,9 @@ class Op:
         return {name: getattr(self, name) for name in self.declared.attributes}
 
     def dims(self, spec: Specs) -> Mapping[str, str]:
-        """Dims of operands and results that differ from the declared ones, by name."""
+        """Dims of operands and results that differ from the declared ones, by name. It is called
+        before the operands are checked.
+        """
         return {}
 
     def check(self, spec: Specs) -> None:
@@ -157,13 +160,7 @@ class Op:
 
     def index_bounds(self, spec: Specs) -> dict[str, Bounds]:
         """The ranges of operands that hold indices or lengths."""
-        sizes: dict[str, Size] = {}
-        for field in self.declared.operands:
-            tensor = getattr(self, field.name)
-            if type(tensor) is int and "..." not in field.dims:
-                sizes |= zip(field.dims.split(), spec(tensor).shape)
-            elif type(tensor) is int:
-                sizes |= zip(field.dims.split()[:0:-1], spec(tensor).shape[::-1])
+        sizes = sizes_of(self, spec)
         indexed = (f for f in self.declared.operands if f.indexes and getattr(self, f.name) is not None)
         return {f.name: (0, sizes[f.indexes], None) for f in indexed}
 
@@ -196,7 +193,7 @@ class Op:
 
 
 _OPS: dict[str, type[Op]] = {}
-_MEMBERS = frozenset(dir(Op))
+_MEMBERS = frozenset([*dir(Op), *Op.__annotations__, "self", "_read"])
 _MAX_INT = (1 << 31) - 1
 AnyOp = TypeVar("AnyOp", bound=type[Op])
 
@@ -218,7 +215,7 @@ def register(cls: AnyOp) -> AnyOp:
     if cls.name in _OPS or cls.name == "call":
         got = f"{cls.name!r} of {title}, which exists already"
         _author.invalid("register", "an op's name must be unique", got, "choose another name")
-    cls.declared.check(cls, Op)
+    check_declaration(cls, Op)
     taken = sorted(_MEMBERS & {f.name for f in dataclasses.fields(cls)})
     if taken:
         got = f"{taken[0]!r} of {title}"
@@ -274,16 +271,23 @@ def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str,
     if not isinstance(name, str) or name not in _OPS:
         _validate.choice("op", "an op's name", name, sorted(_OPS))
     declared = _OPS[name].declared
+    attrs = {**declared.defaults, **attrs}
     odd = sorted({*attrs} ^ {*declared.attributes})
     if odd:
         names = ", ".join(declared.attributes)
         condition = f"attributes are {names}" if names else "it has no attributes"
-        _validate.invalid(name, condition, f"{odd[0]!r} missing or unknown", "correct the call")
-    checked = {a: _attribute(name, a, attrs[a], kind) for a, kind in declared.attributes.items()}
+        what = "unknown" if odd[0] in attrs else "missing"
+        _validate.invalid(name, condition, f"{odd[0]!r} {what}", "correct the call")
+    checked = {
+        a: _attribute(name, a, attrs[a], kind, declared.elements.get(a))
+        for a, kind in declared.attributes.items()
+    }
     fields = declared.of_inputs(len(operands))
     if fields is None:
-        takes = ", ".join(f"{f.name}..." if f.is_list else f.name for f in declared.operands)
-        _validate.invalid(name, f"takes the operands {takes}", str(len(operands)), "correct the call")
+        takes = ", ".join(_in_words(is_list, group) for is_list, group in declared.groups)
+        advice = "pass None for one that is absent" if any(f.is_optional for f in declared.operands) else ""
+        got = str(len(operands))
+        _validate.invalid(name, f"takes the operands {takes}", got, advice or "correct the call")
     for field, value in zip(fields, operands):
         if value is None and not field.is_optional:
             _validate.invalid(
@@ -307,7 +311,7 @@ def results_of_call(
         if spec is not None and spec.storage == "packed" and not field.packed:
             raise ShapeError(
                 f"[graph.{name}] operand {field.name} must be a result, not a weight; got {spec} {spec.name!r}; "
-                "weights go into matmul, embedding and elementwise ops among themselves"
+                "weights go into products, embeddings and, among themselves, elementwise ops; a layer declares its own"
             )
     positions = [None if spec is None else i for i, spec in enumerate(inputs)]
     op = cls.of(positions, attrs)
@@ -331,7 +335,14 @@ def results_of_call(
     return [dataclasses.replace(spec, name="") if spec.name else spec for spec in specs]
 
 
-def _attribute(op: str, name: str, value: Any, kind: type) -> Any:
+def _in_words(is_list: bool, group: Sequence[OperandField]) -> str:
+    """Adjacent operands as a call passes them."""
+    if not is_list:
+        return ", ".join(f.name for f in group)
+    return ", ".join(f"{f.name}{i}" for i in range(2) for f in group) + ", ..."
+
+
+def _attribute(op: str, name: str, value: Any, kind: type, element: type | None = None) -> Any:
     if kind is float:
         return _validate.number(op, name, value, -MAX_F32, MAX_F32)
     if kind is int:
@@ -340,6 +351,8 @@ def _attribute(op: str, name: str, value: Any, kind: type) -> Any:
         return _validate.truth(op, name, value)
     if not isinstance(value, kind):
         _validate.invalid(op, f"{name} must be a {kind.__name__}", shown(value), "correct the call")
+    if isinstance(value, tuple) and element is not None and element in (int, float, bool):
+        return tuple([_attribute(op, f"an element of {name}", one, element) for one in value])
     try:
         hash(value)
     except TypeError:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from tilewise.core.dims import DimLabel, Size
 from tilewise.core.dtypes import DTYPES, DType
-from tilewise.core.errors import ShapeError
+from tilewise.core.errors import InternalError, ShapeError
+from tilewise.core.validation import Validator
 from tilewise.ir.factors import Factors, PartialValue
 from tilewise.ir.fields import FLOAT, OperandField, ResultField
 from tilewise.ir.graph import TensorSpec
@@ -18,9 +19,10 @@ from tilewise.ir.graph import TensorSpec
 if TYPE_CHECKING:
     from tilewise.ir.op import Op, Specs
 
-__all__ = ["FLOATS", "check_operands", "factors_of", "require", "require_indices", "results_of"]
+__all__ = ["FLOATS", "check_operands", "factors_of", "require", "require_indices", "results_of", "sizes_of"]
 
 FLOATS = ("f32", "bf16")
+_author = Validator("ir", InternalError)
 Names = tuple[str, ...]
 
 
@@ -65,7 +67,7 @@ def _named(dims: str, rank: int) -> tuple[Names, Names, int]:
     if parts[:1] != ("...",):
         return tuple(dim.rstrip("*") for dim in parts), parts, -1
     lead = max(rank - len(parts) + 1, 0)
-    rows = tuple(f"b{i}" for i in range(lead))
+    rows = tuple(f"...{i}" for i in range(lead))
     return (*rows, *(dim.rstrip("*") for dim in parts[1:])), ("...",) * lead + parts[1:], lead
 
 
@@ -80,7 +82,7 @@ class _Dims:
         sizes: the first operand with each dim.
         names: per input, the names of its dims; None for an absent one.
         own: names of the dims of single operands.
-        dtype: the element type of the operands whose type is not fixed.
+        dtype, first: the element type of the operands whose type is not fixed, and the first one.
     """
 
     op: Op
@@ -90,11 +92,18 @@ class _Dims:
     names: list[Names | None] = field(default_factory=list)
     own: dict[str, Names] = field(default_factory=dict)
     dtype: DType | None = None
+    first: TensorSpec | None = None
 
     def read(self, checks: bool) -> _Dims:
         """Name the dims of all operands, and check that they fit together if `checks`."""
         op, inputs, sizes = self.op, self.op.inputs, self.sizes
         other = op.dims(self.spec)
+        odd = other.keys() - {*op.declared.positions, *(f.name for f in op.declared.results)} if other else ()
+        if odd:
+            got = ", ".join(sorted(odd))
+            _author.invalid(
+                op.name, "`dims` must name operands and results", got, f"correct {type(op).__name__}"
+            )
         packed: TensorSpec | None = None
         for f, tensor in zip(op.declared.of_inputs(len(inputs)) or (), inputs):
             if tensor is None:
@@ -102,8 +111,8 @@ class _Dims:
                 continue
             spec, dims = self.spec(tensor), other.get(f.name, f.dims)
             shape = spec.shape
-            if f.dtype == FLOAT and not f.indexes and self.dtype is None:
-                self.dtype = spec.dtype
+            if f.dtype == FLOAT and not f.indexes and self.first is None:
+                self.dtype, self.first = spec.dtype, spec
             if dims == "*":
                 if checks and spec.dtype.name != f.dtype:
                     self._check_type(f, spec)
@@ -112,7 +121,7 @@ class _Dims:
                 continue
             names, spelled, lead = _named(dims, len(shape))
             if checks:
-                self._check_form(f, spelled, spec)
+                self._check_form(f, dims, spelled, spec)
                 if f.packed and f.storage != "packed":
                     packed = packed or spec
                     if spec.storage != packed.storage:
@@ -150,11 +159,12 @@ class _Dims:
             advice = "declare the tensor as f32 or bf16"
             require(spec.dtype.name in FLOATS, name, f"{f.name} must be f32 or bf16", spec, advice=advice)
             advice = "convert one of them with graph.cast(x, dtype)"
-            require(spec.dtype == self.dtype, name, "operands must have one dtype", spec, advice=advice)
+            is_one = spec.dtype == self.dtype
+            require(is_one, name, "operands must have one dtype", self.first, spec, advice=advice)
         elif f.dtype not in ("any", spec.dtype.name):
             require(False, name, f"{f.name} must be {f.dtype}", spec)
 
-    def _check_form(self, f: OperandField, spelled: Names, spec: TensorSpec) -> None:
+    def _check_form(self, f: OperandField, dims: str, spelled: Names, spec: TensorSpec) -> None:
         """Check an operand alone: element type, storage, number of dims and fixed sizes."""
         self._check_type(f, spec)
         storage, shape, advice = spec.storage, spec.shape, f.advice or "check the operands"
@@ -163,12 +173,12 @@ class _Dims:
             rule = "a parameter with two dims" if storage != "packed" else ""
         elif f.storage:
             if storage != f.storage:
-                rule, advice = f"[{', '.join(f.dims.split())}]", f'declare it with storage="{f.storage}"'
-        elif " " in f.dims and not f.packed and f.dtype != "any":
+                rule, advice = f"[{', '.join(dims.split())}]", f'declare it with storage="{f.storage}"'
+        elif " " in dims and not f.packed and f.dtype != "any":
             rule = "rows of elements" if storage != "rows" or len(shape) < 2 else ""
         is_fixed = all(not d.isdigit() or int(d) == size for d, size in zip(spelled, shape))
         if not rule and (len(spelled) != len(shape) or not is_fixed):
-            rule = f"[{', '.join(f.dims.split())}]"
+            rule = f"[{', '.join(dims.split())}]"
         if rule:
             require(False, self.op.name, f"{f.name} must be {rule}", spec, advice=advice)
 
@@ -202,7 +212,8 @@ def check_operands(op: Op, spec: Specs) -> None:
     Raises:
         ShapeError: they do not fit together.
     """
-    object.__setattr__(op, "_read", _Dims(op, spec).read(True))  # for `results_of`
+    # `results_of`, which is called next, need not read the dims again
+    object.__setattr__(op, "_read", _Dims(op, spec).read(True))
 
 
 def results_of(op: Op, spec: Specs) -> list[TensorSpec]:
@@ -213,10 +224,15 @@ def results_of(op: Op, spec: Specs) -> list[TensorSpec]:
     return [dims.result(f, other.get(f.name, f.dims)) for f in op.declared.results]
 
 
+def sizes_of(op: Op, spec: Specs) -> dict[str, Size]:
+    """The sizes of the dims of an op whose operands fit together, by name."""
+    return {name: seen.size for name, seen in _Dims(op, spec).read(False).sizes.items()}
+
+
 def factors_of(op: Op, spec: Specs) -> Factors:
     """The factors of an op whose operands fit together."""
     dims, other = _Dims(op, spec).read(False), op.dims(spec)
-    rows = tuple([f"b{i}" for i in range(dims.lead)])
+    rows = tuple([f"...{i}" for i in range(dims.lead)])
 
     def expanded(names: str) -> Names:
         return tuple([n for name in names.split() for n in (rows if name == "..." else (name,))])

@@ -21,7 +21,7 @@ from tilewise.graph import (
     recompute,
     simplify,
 )
-from tilewise.graph.recompute import SAVE_ALL
+from tilewise.graph.recomputation import SAVE_ALL
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout

@@ -149,10 +149,10 @@ def complete_graph(graph: Graph, options: GraphOptions) -> Graph:
         PlanError: `recomputation` matches nothing, or a rule of graphs is violated.
     """
     made = run_passes(Differentiated(graph, {}, {}), options, GRAPH_PASSES)
-    # differentiation validates templates with a gradient, and the gradients
+    # differentiation and recomputation validate templates with a gradient, and the gradients
     templates = made.graph.templates
     forward = (templates[made.graph.ops[call].attrs["template"]] for call in made.layers)
-    backward = (saving.template for _, saving in made.layers.values())
+    backward = (gradient.template for _, gradient in made.layers.values())
     validate_graph(made.graph, {id(template.graph) for template in (*forward, *backward)})
     return made.graph
 

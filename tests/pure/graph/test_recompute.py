@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from pure.plans import plan_graph, with_update
 from tilewise.core.dims import BATCH
-from tilewise.core.errors import PlanError
-from tilewise.graph import GraphBuilder, Recomputation, differentiate, layer, simplify
+from tilewise.core.errors import PlanError, TilewiseError
+from tilewise.graph import GraphBuilder, Recomputation, differentiate, layer, recomputation, simplify
 from tilewise.graph import recompute as recomputed
 from tilewise.graph.gradients import differentiate_template
 from tilewise.ir.counts import counts
@@ -314,3 +315,18 @@ def test_wrong_definition_is_detected():
     every = needed_by_names(forward, used, ["*"])
     assert every < {op.id for op in forward.graph.ops}
     assert needed_by_names(forward, used, ["silu*"]) < every
+
+
+def test_wrong_backward_template_is_detected(monkeypatch):
+    """A recomputing template is validated as others are."""
+    making = recomputation._recomputing
+
+    def broken(forward, *how):
+        made = making(forward, *how)
+        graph = made.template.graph
+        ops = tuple(replace(op, inputs=op.inputs[::-1]) if op.op == "linear_dw" else op for op in graph.ops)
+        return replace(made, template=replace(made.template, graph=replace(graph, ops=ops)))
+
+    monkeypatch.setattr(recomputation, "_recomputing", broken)
+    with pytest.raises(TilewiseError):
+        trained("full")

@@ -65,9 +65,9 @@ def test_invalid_classes_cannot_be_registered(cls, rule):
     [
         ({"y": 1}, r"a dictionary by operands: x; got \['y'\]"),
         (None, r"a dictionary by operands: x; got None"),
-        ({"x": "dy"}, r"a tensor id, a Later, a Term or None; got 'dy' for an operand"),
-        ({"x": 10**6}, r"a tensor id, a Later, a Term or None; got 1000000 for an operand"),
-        ({"x": 1}, r"the shape of its tensor; got i32\[4, 3\] for an operand, f32\[4, 3, 8\]"),
+        ({"x": "dy"}, r"a tensor id, a Later, a Term or None; got 'dy' for operand 'x'"),
+        ({"x": 10**6}, r"a tensor id, a Later, a Term or None; got 1000000 for operand 'x'"),
+        ({"x": 1}, r"the shape of its tensor; got i32\[4, 3\] for operand 'x', f32\[4, 3, 8\]"),
     ],
 )
 def test_invalid_contributions_are_rejected(contributions, words):
@@ -90,7 +90,7 @@ ASKED = [
     (lambda tape, dy: tape.add(dy, None), "operand b must be given"),
     (lambda tape, dy: tape.scale(dy, "2"), "factor must be a finite number; got '2'"),
     (lambda tape, dy: tape.op("add"), "must be an object of an op's class; got 'add'"),
-    (lambda tape, dy: tape.later(Sum(x=dy)), r"the shape of its tensor; got f32\[1\] for an operand"),
+    (lambda tape, dy: tape.later(Sum(x=dy)), r"the shape of its tensor; got f32\[1\] for operand 'x'"),
     (
         lambda tape, dy: tape.later(Matmul(a=dy, b=dy, transpose_a=False, transpose_b=False)),
         r"fit together; got .*a must be \[m, k\]",

@@ -36,10 +36,41 @@ def build(**members):
 
 
 MEMBERS = [
-    ({"out": result(like="c")}, "result 'out' must name an operand; got 'c'"),
-    ({"out": result(like="a", in_place="b c")}, "result 'out' must name an operand; got 'c'"),
-    ({"out": result(like="a", indices_of="out")}, "result 'out' must name an operand; got 'out'"),
-    ({"a": operand("...", indexes="v")}, "operand 'a' must index a declared dim; got 'v'"),
+    ({"out": result(like="c")}, "must be like an operand that is always present; got 'c'"),
+    (
+        {"a": optional("..."), "out": result(like="a")},
+        "must be like an operand that is always present; got 'a'",
+    ),
+    ({"out": result(like="a", in_place="b c")}, "result 'out' must name an operand that is no list; got 'c'"),
+    (
+        {"out": result(like="a", indices_of="out")},
+        "result 'out' must name an operand that is no list; got 'out'",
+    ),
+    ({"out": result("...", dtype="any")}, "the dtype of a result must follow from an operand"),
+    (
+        {"a": operand("...", dtype="i32"), "b": operand("...", dtype="i32")},
+        "the dtype of a result must follow",
+    ),
+    (
+        {"a": operand("...", indexes="v")},
+        "'a' must index a dim of an operand that is always present; got 'v'",
+    ),
+    ({"b": operand("v* d"), "a": operand("...", indexes="v")}, "'a' must index a dim of an operand"),
+    (
+        {"takes": "a b c", "a": operands("..."), "c": operands("..."), "out": result(like="b")},
+        "lists of operands must be neighbours",
+    ),
+    (
+        {"takes": "x a b", "x": operands("..."), "out": result(like="a", in_place="a b")},
+        "shape or indices are used must come before lists; got 'a'",
+    ),
+    ({"takes": "declared b"}, "a field must not have the name of a member of Op; got 'declared'"),
+    ({"whole": ("d",)}, "`whole` and `moved` must be texts of dims"),
+    ({"partial_values": Partial("p", "...", "out")}, "`partial_values` must be a tuple of Partials"),
+    (
+        {"partial_values": (Partial("p", "...", "out"), Partial("p", "...", "out"))},
+        "partial values must have different names",
+    ),
     ({"partial_values": (Partial("p", "...", "loss"),)}, "partial value 'p' must name results; got 'loss'"),
     ({"partial_values": (Partial("p", "...", "out", cut_by="w"),)}, "'p' must be cut by operands; got 'w'"),
     (
@@ -56,19 +87,31 @@ MEMBERS = [
         },
         "must_alias needs results in_place, each of another operand",
     ),
-    ({"a": operand("... Rows")}, "dims of 'a' must be names, sizes, `k*`, or `...` in front; got '... Rows'"),
-    ({"a": operand("d ...")}, "dims of 'a' must be names, sizes, `k*`, or `...` in front; got 'd ...'"),
+    (
+        {"a": operand("... Rows")},
+        "must be lower-case names, sizes, `k*`, or `...` in front; got '... Rows'",
+    ),
+    (
+        {"a": operand("d ...")},
+        "must be lower-case names, sizes, `k*`, or `...` in front; got 'd ...'",
+    ),
     ({"a": operand("...", dtype="f99")}, "the dtype of 'a' must be float, any or one of f32"),
     ({"out": result("...", storage="heap")}, "the storage of 'out' must be one of rows, scalars"),
-    ({"out": result("... n")}, "partial values must be dims of operands; got 'n'"),
-    ({"whole": "z"}, "partial values must be dims of operands; got 'z'"),
-    ({"partial_values": (Partial("p", "z", "out"),)}, "partial values must be dims of operands; got 'z'"),
-    ({"partial_values": (Partial("p", "...", "out", "avg"),)}, "combined by sum, max, or along k_splits"),
-    ({"out": result()}, "a result must have dims or be like an operand; got ['out']"),
+    ({"out": result("... n")}, "dims of results must be dims of operands that are always present; got 'n'"),
+    ({"whole": "z"}, "partial values must name dims of operands; got 'z'"),
+    (
+        {"partial_values": (Partial("p", "z", "out"),)},
+        "partial values must name dims of operands; got 'z'",
+    ),
+    (
+        {"partial_values": (Partial("p", "...", "out", "avg"),)},
+        "must be combined by sum, max, or along k_splits",
+    ),
+    ({"out": result()}, "a result must have dims, or be like an operand; got 'out'"),
     ({"speed": list}, "an attribute must be an int, float, bool, str or tuple; got 'speed'"),
     (
         {"takes": "a b c", "a": operands("..."), "b": operand("...", shape_only=True)},
-        "memory or shape is used must come before lists; got 'b'",
+        "shape or indices are used must come before lists; got 'b'",
     ),
     ({"takes": "lower b"}, "a field must not have the name of a member of Op; got 'lower'"),
 ]
@@ -162,12 +205,12 @@ def test_results_and_factors_follow_from_dims():
     assert (out.storage, rows.storage, three.storage) == ("rows", "scalars", "rows")
     bound = _Product.of([0, 1, 2, 3, None], {})
     factors = bound.factors(lambda i: specs[i])
-    assert factors.inputs == (("b0", "b1", "k"), ("n", "k"), ("b0", "b1"), ("2",), None)
-    assert factors.outputs == (("b0", "b1", "n"), ("b0", "b1"), ("b0", "b1", "3"))
+    assert factors.inputs == (("...0", "...1", "k"), ("n", "k"), ("...0", "...1"), ("2",), None)
+    assert factors.outputs == (("...0", "...1", "n"), ("...0", "...1"), ("...0", "...1", "3"))
     assert factors.whole == frozenset("m")
     assert factors.partial_values == (
         PartialValue("p", ("k",), (0,), cut_by=(1,)),
-        PartialValue("t", ("b0", "b1"), (0,), tree=BATCH_SPLITS),
+        PartialValue("t", ("...0", "...1"), (0,), tree=BATCH_SPLITS),
     )
     assert bound.index_bounds(lambda i: specs[i]) == {"ids": (0, 5, None)}
 

@@ -59,6 +59,8 @@ MISTAKES = [
     (HEAD, "b?[m d]", "scratch[m d]", 3, "a name must be used once, and not be row_begin, scratch"),
     (HEAD, "//   out out[m d]\n//   in a[m d], b?[m d]\n", "", 1, "must have operands"),
     (HEAD, "flops m * d", "flops m * rows", 4, "a name in an expression must be one of d, inputs, item"),
+    (HEAD, "//   flops m", "//  scratch 4\n//   flops m", 4, "must be `//`, three spaces and text"),
+    (HEAD, "//   flops m", "//\n//   flops m", 4, "must be `//`, three spaces and text; got '//'"),
     (HEAD, "flops m * d", "flops m *", 4, "an expression must be valid Python; got 'm *'"),
     (HEAD, "flops m * d", "flops [m]", 4, "must consist of arithmetic"),
     (HEAD, "flops m * d", "flops log(m)", 4, "a function must be one of abs"),

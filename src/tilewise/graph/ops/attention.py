@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from tilewise.core.dims import DimLabel
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import PlanError
-from tilewise.graph.ops.common import incoming, require, require_indices, require_positive
+from tilewise.graph.ops.common import SOFTCAPS, incoming, require, require_indices, require_positive
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import GROUPS
 from tilewise.ir.lowering import Draft, Lowering, Ref
@@ -21,10 +21,9 @@ from tilewise.ir.op import Bounds, Gradients, Op, Partial, Specs, operand, optio
 from tilewise.ir.program import Number, NumberLike, tiles_across
 from tilewise.ir.tape import Tape
 
-__all__ = ["SOFTCAPS"]
+__all__: list[str] = []
 
 MAX_HEAD_DIM = 1024
-SOFTCAPS = 1e-6, 1e6
 
 
 def _heads(spec: TensorSpec, head_dim: int, op: str) -> int:

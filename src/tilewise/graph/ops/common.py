@@ -10,7 +10,10 @@ from tilewise.core.validation import Validator
 from tilewise.ir.op import Op
 from tilewise.ir.resolve import require, require_indices
 
-__all__ = ["fixed", "incoming", "require", "require_indices", "require_positive"]
+__all__ = ["SOFTCAPS", "fixed", "incoming", "require", "require_indices", "require_positive"]
+
+SOFTCAPS = 1e-6, 1e6
+"""The range of caps. Beyond it, x / cap or its product with cap may leave the range of numbers."""
 
 _validate = Validator("graph", ShapeError)
 

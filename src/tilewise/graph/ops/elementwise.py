@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from tilewise.core.dtypes import dtype
-from tilewise.graph.ops.common import incoming, require
+from tilewise.graph.ops.common import SOFTCAPS, incoming, require
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Gradients, Op, Specs, operand, register, result
 from tilewise.ir.tape import Tape
 
 __all__ = ["Cast"]
-
-_CAPS = 1e-6, 1e6  # beyond, x / cap or its product with cap may leave the range of numbers
 
 
 @register
@@ -248,7 +246,7 @@ class Softcap(Op):
 
     def check(self, spec: Specs) -> None:
         """The cap has a range."""
-        low, high = _CAPS
+        low, high = SOFTCAPS
         rule = f"cap must lie in [{low:g}, {high:g}], not at {self.cap:g}"
         require(low <= self.cap <= high, self.name, rule, spec(self.x))
 

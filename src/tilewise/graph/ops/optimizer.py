@@ -14,7 +14,7 @@ from tilewise.graph.ops.common import fixed
 from tilewise.ir.factors import Factors, PartialValue
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.lowering import Draft, Lowering
-from tilewise.ir.op import Op, Partial, Specs, operand, operands, register, result
+from tilewise.ir.op import Op, Specs, operand, operands, register, result
 from tilewise.ir.program import NumberLike
 
 __all__: list[str] = []
@@ -36,7 +36,6 @@ class GlobalNorm(Op):
     """
 
     name = "global_norm"
-    partial_values = (Partial("squares", "", "out", "or"),)
     loss: int = operand("*", dtype="f32")
     grads: tuple[int, ...] = operands("*", dtype="f32", packed=True)
     max_norm: float

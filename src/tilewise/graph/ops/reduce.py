@@ -34,7 +34,7 @@ class Sum(Op):
     name = "sum"
     whole = "d"
     partial_values = (Partial("total", "...", "out", tree=BATCH_SPLITS),)
-    x: int = operand("...")
+    x: int = operand("... d")
     out: int = result("1", dtype="f32", storage="vector", accumulates=True)
 
     def dims(self, spec: Specs) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tilewise.core.errors import InternalError, PlanError
+from tilewise.core.errors import PlanError
 from tilewise.core.validation import shown
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
 from tilewise.ir.layout import (
@@ -381,9 +381,9 @@ class TemplateLowering(LocalView):
                 )
             left = [r for r in self.pending_of_op() if r not in self.completed]
             if left:
-                raise InternalError(
-                    f"[plan.lower] an op must complete all of its partial values; got {op.op!r} of {op.label!r}, "
-                    f"which left {left[0].partial!r} over {show_axes(left[0].axes)}; please report the op"
+                self.invalid(
+                    "an op must complete all of its partial values",
+                    f"{left[0].partial!r} left over {show_axes(left[0].axes)}",
                 )
         by_index = sorted(self.slots, key=self.slots.__getitem__)
         return LoweredTemplate(

@@ -26,6 +26,7 @@ from tilewise.graph.draft import GraphDraft
 from tilewise.graph.gradients import BackwardTemplate, Differentiated, Imports
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import op_named
+from tilewise.ir.validate import validate_graph
 
 __all__ = [
     "FULL",
@@ -174,6 +175,7 @@ def recompute(made: Differentiated, recomputation: Recomputation) -> Differentia
                 key = _new_key(saving.template.key, choice, templates) if again else saving.template.key
                 shared[forward.key, again] = _recomputing(forward, saving, again, key) if again else saving
                 templates[key] = shared[forward.key, again].template
+                validate_graph(templates[key].graph)
             by_choice[wanted] = shared[forward.key, again]
         own = by_choice[wanted]
         if own is not saving:
