@@ -6,8 +6,8 @@ gradients of the layer's arguments. A later pass makes it compute some of the sa
 (`recompute`).
 
 All contributions to a gradient are collected before any op is added, so that they are summed in one
-fixed order (ir/tape.py). This module knows no op except `add`: a contribution names the op that
-combines it with others of its kind.
+fixed order (ir/tape.py). This module knows only the ops of the tape: a contribution names the op
+that combines it with others of its kind.
 """
 
 from __future__ import annotations
