@@ -174,7 +174,7 @@ EDITS = {
     "call of nothing": ([("OpNode", 4, "op", "call")], "calls no template"),
     "attribute of another type": ([("OpNode", 4, "attrs", [["factor", 1]])], "has attributes of other types"),
     "infinite attribute": ([("OpNode", 4, "attrs", [["factor", ["f", "inf"]]])], "finite float"),
-    "missing attribute": ([("OpNode", 4, "attrs", [])], "missing or unknown"),
+    "missing attribute": ([("OpNode", 4, "attrs", [])], "got 'factor' missing"),
     "attribute too deep": ([("OpNode", 4, "attrs", [["factor", DEEP]])], "with a mark"),
     "attribute that is a class": ([("OpNode", 4, "attrs", [["factor", ["k", "Popen", []]]])], "no class"),
     "phase": ([("OpNode", 4, "phase", "update")], "has only forward ops"),
