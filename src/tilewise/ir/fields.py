@@ -239,7 +239,7 @@ class Declaration:
             yield from fields * (length if is_list else 1)
 
     def flatten(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The values of the operands in the order of a graph's inputs; absent ones are None."""
+        """The values of the operands in the order of a graph's inputs; None for an absent one."""
         flat: list[Any] = []
         for is_list, fields in self.groups:
             if not is_list:

@@ -10,6 +10,7 @@ The planner assigns memory to gathered weights by their live intervals.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -60,7 +61,7 @@ class Unit:
     gathered: dict[int, int] = field(default_factory=dict)
 
 
-class Prefetching:
+class Prefetching(ABC):
     """Adds calls that gather or fetch weights to a graph.
 
     Args:
@@ -282,11 +283,11 @@ class Prefetching:
             self.layout, storage=compute, compute=compute, calls={}, pending_reductions={}, files=files
         )
 
+    @abstractmethod
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
         """A template's layout for the tensors that its call now binds. Calls that bind alike share
-        it. Subclasses implement it.
+        it.
         """
-        raise NotImplementedError
 
 
 def template_of_moves(key: str, op: str, specs: Sequence[TensorSpec], of: Graph) -> Template:

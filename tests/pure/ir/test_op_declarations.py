@@ -128,7 +128,7 @@ def test_invalid_declarations_cannot_be_registered(members, words):
 
 
 def test_fields_in_the_order_of_a_graph():
-    """Lists alternate, absent operands are None, and both directions agree for every number of operands."""
+    """Lists alternate, an absent operand has a place, and both directions agree for every number of operands."""
 
     class Many(Op):
         """An op with every kind of operand."""
