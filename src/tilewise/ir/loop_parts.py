@@ -17,10 +17,12 @@ ALL_ROWS = 1 << 40
 
 
 def has_rows(ref: Ref, operand: Operand) -> bool:
-    """Whether rows that do not depend on the loop lie inside of a tensor. True if the size is not
-    known when planning.
+    """Whether rows that do not depend on the loop lie inside of a tensor. True if the size or the
+    first row is not known when planning.
     """
     first, count = operand.part, operand.parts
+    if isinstance(first, Number):
+        return type(count) is int and count >= 1
     if type(first) is not int or type(count) is not int or first < 0 or count < 1:
         return False
     return ref.extent.source != Source.NOTHING or first + count <= ref.extent.constant

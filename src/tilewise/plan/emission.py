@@ -52,6 +52,7 @@ class _Call:
     extent: Number
     step: NumberLike
     ref_of: Callable[[int], Ref]
+    writes_peers: bool = False
 
     def invalid(self, rule: str, got: str) -> NoReturn:
         """Raise an error that names the kernel and the op that calls it."""
@@ -82,6 +83,7 @@ def make_instruction(
     ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
     floats: Mapping[str, float | Sequence[float]] | None = None,
     priority: int = 0,
+    writes_peers: bool = False,
 ) -> Draft:
     """Make one instruction and check it against the kernel table.
 
@@ -96,6 +98,7 @@ def make_instruction(
         dtype: the kernel's element type, if the kernel has several.
         ints, floats: attributes by name, without those that the table derives.
         priority: priority of the instruction's tasks.
+        writes_peers: whether it may write the memory of other devices, ordered by signals only.
 
     Raises:
         InternalError: an operand or attribute is missing, unknown, or does not have the kind that
@@ -105,7 +108,7 @@ def make_instruction(
         raise InternalError(
             f"[plan.emission] a kernel must be in the table; got {kernel!r} in {maker}; declare it in native/kernels"
         )
-    call = _Call(KERNELS[kernel], maker, extent, step, ref_of)
+    call = _Call(KERNELS[kernel], maker, extent, step, ref_of, writes_peers)
     _check_loop(call, label, priority)
     name = _full_name(call, dtype)
     _check_names(call, "operands", tiles, call.spec.operand_names)
@@ -272,7 +275,7 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
         got = "rows of a packed weight" if ref.packed else "panels of a tensor that is not packed"
         call.invalid(f"columns of operand {spec.name!r} must be viewed as they are stored: use low.col", got)
     if operand.group >= 0:
-        if spec.role != "in":
+        if spec.role != "in" and not call.writes_peers:
             call.invalid(
                 "a task must write its own device's memory", f"a peer's tile for operand {spec.name!r}"
             )
@@ -389,7 +392,7 @@ def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
     own = {slot for slot, *_ in views}
     # a member of the device group may be the device itself, which then reads its own tile
     for i, operand in enumerate(result):
-        if operand.group >= 0 and operand.slot not in own:
+        if operand.group >= 0 and operand.slot not in own and not call.writes_peers:
             result[i] = operand._replace(access=Access.IN)
     for members in views.values():
         if len(members) > 1:
