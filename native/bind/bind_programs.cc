@@ -417,7 +417,7 @@ void bind_executor(nb::module_& m) {
            "Tasks of the last traced run, by start: (device, worker, label, row_begin, submit_ns, ready_ns, start_ns, "
            "end_ns).")
       .def("transfers", &Executor::transfers,
-           "Elements read from other devices' memory: label -> one count per device.")
+           "Elements read from or written to other devices' memory: label -> one count per device.")
       .def("reset_transfers", &Executor::reset_transfers, "Forget the counted transfers.")
       .def("file_traffic", &file_traffic,
            "Transfers between memory and files: bytes_read, bytes_written, and busy_ns, the time during which at least "

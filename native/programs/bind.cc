@@ -55,7 +55,7 @@ class Binding {
     if (o.null) return {o.slot, number_, o.mode, kNoAccess, 1, 0, 1, true, kNoAccess};
     const int64_t owner = o.group < 0 ? number_ : peer(o.group, o.member);
     const bool is_own = owner == number_;
-    const int64_t role = o.role != kNoAccess ? o.role : (o.access != kNoAccess && is_own ? o.access : int64_t{kIn});
+    const int64_t role = o.role != kNoAccess ? o.role : (o.access != kNoAccess ? o.access : int64_t{kIn});
     const auto at = [&](const Number& n) { return n.on(device_.numbers); };
     return {o.slot, owner, o.mode,      is_own ? o.access : int64_t{kNoAccess}, at(o.div), at(o.part), at(o.parts),
             false,  role,  at(o.offset)};

@@ -20,7 +20,7 @@ struct BoundOperand {
   Number part;
   Number parts;
   bool null = false;
-  int64_t role = kIn;  // what the kernel does with it, for inspection
+  int64_t role = kIn;  // what the kernel does with it
   Number offset = 0;
 };
 

@@ -179,10 +179,6 @@ class Checks {
                            "[programs.Program.finish] role must be 0 to 3; got ", operand.role, " in '", label,
                            "'; see runtime.Access");
       if (operand.group != -1) check_peer(operand.group, operand.member, "an operand's", label);
-      check<ArgumentError>(operand.group < 0 || (operand.access <= kIn && operand.role <= kIn),
-                           "[programs.Program.finish] a peer's tile is only read, ordered by signals; got access ",
-                           operand.access, ", role ", operand.role, " on a member of device group ", operand.group,
-                           " in '", label, "'; pass 0 or 1");
       check<ArgumentError>(operand.mode != Mode::kPanelCols || is_of_whole_panels(instr, operand),
                            "[programs.Program.finish] columns of panels must be read, on the device itself, in a loop "
                            "of whole panels (32); got access ",

@@ -51,8 +51,8 @@ struct Tensor {
 /// (native/kernels/microkernel.h).
 enum class Mode : int64_t { kWhole = 0, kRow = 1, kCol = 2, kRowPart = 3, kRowCols = 4, kRows = 5, kPanelCols = 6 };
 
-/// Bits: reads, writes. Constants need no access. A tensor that may be a peer's is only read; if it is, the access
-/// becomes kNoAccess.
+/// Bits: reads, writes. Constants need no access. If a tensor is a peer's, the access becomes kNoAccess, because
+/// signals order uses of peers' tiles.
 enum AccessBits : int64_t { kNoAccess = 0, kIn = 1, kOut = 2, kInOut = 3 };
 
 /// Its numbers may use symbols, the device's and the call's values; `member` only the device's.
@@ -66,7 +66,8 @@ struct Operand {
   Number part = 0;  // kRowCols: the first column; kRows: the first row
   Number parts = 1;  // kRowCols: the number of columns; kRows: the number of rows
   bool null = false;
-  int64_t role = kNoAccess;  // what the kernel does with it; kNoAccess: as access says, or reads
+  int64_t role =
+      kNoAccess;  // what the kernel does with it; kNoAccess: as access says, or reads. kOut: writes all of it
   Number offset = 0;  // kRowPart: number of rows to skip
 };
 

@@ -28,10 +28,16 @@ RemoteMemory::RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t
       arenas_(std::move(arenas)),
       find_loss_(std::move(find_loss)) {}
 
-comm::Message RemoteMemory::message_of(comm::MessageKind kind) const {
+// The numbers of a message about memory: device, offset, rows, bytes of a row, bytes between rows; number of the write.
+comm::Message RemoteMemory::message_of(comm::MessageKind kind, const RemoteRows& rows) const {
   comm::Message message;
   message.kind = static_cast<uint16_t>(kind);
   message.group = group_;
+  message.numbers[0] = rows.device;
+  message.numbers[1] = rows.offset;
+  message.numbers[2] = rows.rows;
+  message.numbers[3] = rows.row_bytes;
+  message.numbers[4] = rows.stride_bytes;
   return message;
 }
 
@@ -47,7 +53,15 @@ void RemoteMemory::fetch(const std::vector<RemoteRows>& requests, Fetched fetche
       into.push_back(to);
       to += (rows.bytes() + kLine - 1) / kLine * kLine;
     }
-    read(requests, into, [block, into, fetched] { fetched(block, into); });
+    std::vector<RemoteRows> wanted;
+    std::vector<std::byte*> places;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (!requests[i].is_read) continue;
+      wanted.push_back(requests[i]);
+      places.push_back(into[i]);
+    }
+    if (wanted.empty()) return fetched(block, into);
+    read(wanted, places, [block, into, fetched] { fetched(block, into); });
   });
 }
 
@@ -56,18 +70,51 @@ void RemoteMemory::read(const std::vector<RemoteRows>& requests, const std::vect
   const auto num_left = std::make_shared<std::atomic<int64_t>>(std::ssize(requests));
   for (size_t i = 0; i < requests.size(); ++i) {
     const RemoteRows& rows = requests[i];
-    comm::Message message = message_of(comm::MessageKind::kRead);
-    message.numbers[0] = rows.device;
-    message.numbers[1] = rows.offset;
-    message.numbers[2] = rows.rows;
-    message.numbers[3] = rows.row_bytes;
-    message.numbers[4] = rows.stride_bytes;
     bytes_fetched_.fetch_add(rows.bytes(), std::memory_order_relaxed);
+    const comm::Message message = message_of(comm::MessageKind::kRead, rows);
     connection_->get(processes_[rows.device], message, into[i], rows.bytes(), [num_left, done] {
       if (num_left->fetch_sub(1, std::memory_order_acq_rel) == 1) done();
     });
   }
   connection_->progress();
+}
+
+void RemoteMemory::write(const std::vector<RemoteRows>& requests, const std::vector<std::byte*>& from,
+                         const comm::Connection::Done& done) {
+  const auto num_left = std::make_shared<std::atomic<int64_t>>(std::ssize(requests));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    put(requests[i], from[i], [num_left, done](const std::string&) {
+      if (num_left->fetch_sub(1, std::memory_order_acq_rel) == 1) done();
+    });
+  }
+  connection_->progress();
+}
+
+// The operation keeps the write, and so memory that on_end owns, for as long as MPI may use that memory.
+void RemoteMemory::put(const RemoteRows& rows, const std::byte* from,
+                       std::function<void(const std::string& error)> on_end) {
+  const int64_t process = processes_[rows.device];
+  const auto write = std::make_shared<Write>(Write{process, std::move(on_end)});
+  comm::Message message = message_of(comm::MessageKind::kWrite, rows);
+  {
+    std::lock_guard guard(writes_mutex_);
+    message.numbers[5] = ++num_writes_;
+    writes_.emplace(num_writes_, write);
+  }
+  connection_->put(process, message, from, rows.bytes(), [this, write, number = message.numbers[5]] {
+    write->is_sent = true;
+    end_if_done(number, *write);
+  });
+}
+
+void RemoteMemory::end_if_done(int64_t number, const Write& write) {
+  if (!write.is_sent || !write.is_confirmed) return;
+  std::shared_ptr<Write> ended;
+  {
+    std::lock_guard guard(writes_mutex_);
+    ended = std::move(writes_.extract(number).mapped());
+  }
+  ended->on_end(ended->error);
 }
 
 // ---- the host ----------------------------------------------------------------------------------------------------
@@ -90,29 +137,24 @@ void RemoteMemory::move(Way way, int64_t device, int64_t offset, std::byte* memo
   const auto piece = std::make_shared_for_overwrite<std::byte[]>(std::min(kPiece, bytes));
   for (int64_t done = 0; done < bytes; done += kPiece) {
     const int64_t size = std::min(kPiece, bytes - done);
-    comm::Message message = message_of(way == Way::kRead ? comm::MessageKind::kRead : comm::MessageKind::kWrite);
-    message.numbers[0] = device;
-    message.numbers[1] = offset + done;
+    const RemoteRows rows{device, offset + done, 1, size, size};
     const auto has_ended = std::make_shared<std::atomic<bool>>(false);
-    const auto ended = [piece, has_ended] { has_ended->store(true, std::memory_order_release); };
+    const auto is_over = [&] { return has_ended->load(std::memory_order_acquire); };
     if (way == Way::kRead) {
-      message.numbers[2] = 1;
-      message.numbers[3] = message.numbers[4] = size;
-      connection_->get(process, message, piece.get(), size, ended);
-      wait([&] { return has_ended->load(std::memory_order_acquire); });
+      connection_->get(process, message_of(comm::MessageKind::kRead, rows), piece.get(), size,
+                       [piece, has_ended] { has_ended->store(true, std::memory_order_release); });
+      wait(is_over);
       std::memcpy(memory + done, piece.get(), size);
       continue;
     }
     std::memcpy(piece.get(), memory + done, size);
-    const int64_t number = message.numbers[2] = num_written_.load() + 1;
-    written_to_ = process;
-    num_written_ = number;
-    message.numbers[3] = size;
-    connection_->put(process, message, piece.get(), size, ended);
-    wait([&] {
-      return has_ended->load(std::memory_order_acquire) && last_confirmed_.load(std::memory_order_acquire) == number;
+    const auto error = std::make_shared<std::string>();
+    put(rows, piece.get(), [piece, has_ended, error](const std::string& of_owner) {
+      *error = of_owner;
+      has_ended->store(true, std::memory_order_release);
     });
-    check<ResourceError>(write_error_.empty(), write_error_);
+    wait(is_over);
+    check<ResourceError>(error->empty(), *error);
   }
 }
 
@@ -124,29 +166,40 @@ void RemoteMemory::reject(int64_t from, const comm::Message& message) {
   connection_->fail(text + "from process " + std::to_string(from));
 }
 
-/// The device's arena if all `bytes` bytes from the message's offset on are in its memory, or all in its file.
-memory::Arena* RemoteMemory::arena_for(const comm::Message& message, int64_t bytes) const {
-  const int64_t device = message.numbers[0];
-  const int64_t offset = message.numbers[1];
-  if (device < 0 || device >= std::ssize(arenas_) || arenas_[device] == nullptr) return nullptr;
-  memory::Arena& arena = *arenas_[device];
-  if (offset < 0 || bytes < 0 || bytes > comm::kMostPayload) return nullptr;
-  if (offset <= arena.bytes() - bytes) return &arena;
-  if (arena.file() == nullptr || offset < arena.file_begin()) return nullptr;
-  return offset - arena.file_begin() <= arena.file()->bytes() - bytes ? &arena : nullptr;
+RemoteRows RemoteMemory::rows_of(const comm::Message& message) {
+  const auto& numbers = message.numbers;
+  return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
+}
+
+/// The device's arena if all rows are in its memory, or if there is one row, which is in its file.
+memory::Arena* RemoteMemory::arena_for(const RemoteRows& rows) const {
+  constexpr int64_t kMost = comm::kMostPayload;
+  const bool is_valid = rows.rows >= 1 && rows.row_bytes >= 1 && rows.rows <= kMost &&
+                        rows.row_bytes <= kMost / rows.rows && rows.stride_bytes >= rows.row_bytes &&
+                        (rows.rows == 1 || rows.stride_bytes <= kMost / rows.rows);
+  if (!is_valid || rows.device < 0 || rows.device >= std::ssize(arenas_) || arenas_[rows.device] == nullptr)
+    return nullptr;
+  memory::Arena& arena = *arenas_[rows.device];
+  const int64_t bytes = (rows.rows - 1) * rows.stride_bytes + rows.row_bytes;
+  if (rows.offset < 0 || bytes > kMost) return nullptr;
+  if (rows.offset <= arena.bytes() - bytes) return &arena;
+  if (rows.rows != 1 || arena.file() == nullptr || rows.offset < arena.file_begin()) return nullptr;
+  return rows.offset - arena.file_begin() <= arena.file()->bytes() - bytes ? &arena : nullptr;
+}
+
+bool RemoteMemory::is_in_file(const RemoteRows& rows, const memory::Arena& arena) {
+  return rows.offset > arena.bytes() - rows.row_bytes;
 }
 
 void RemoteMemory::answer_read(int64_t from, const comm::Message& message) {
-  const auto [device, offset, rows, row_bytes, stride, unused] = message.numbers;
-  constexpr int64_t kMost = comm::kMostPayload;
-  const bool is_valid = rows >= 1 && row_bytes >= 1 && rows <= kMost && row_bytes <= kMost / rows &&
-                        stride >= row_bytes && (rows == 1 || stride <= kMost / rows);
-  memory::Arena* const arena = is_valid ? arena_for(message, (rows - 1) * stride + row_bytes) : nullptr;
-  const bool is_in_file = arena != nullptr && offset > arena->bytes() - row_bytes;
-  if (arena == nullptr || (is_in_file && rows != 1)) {
+  const RemoteRows of = rows_of(message);
+  const auto [device, offset, rows, row_bytes, stride, unused] = of;
+  memory::Arena* const arena = arena_for(of);
+  if (arena == nullptr) {
     reject(from, message);
     return;
   }
+  const bool is_in_file = RemoteMemory::is_in_file(of, *arena);
   if (!is_in_file && (rows == 1 || stride == row_bytes)) {
     connection_->reply(from, message, arena->data() + offset, rows * row_bytes, {});
     return;
@@ -168,33 +221,58 @@ void RemoteMemory::answer_read(int64_t from, const comm::Message& message) {
 
 void RemoteMemory::confirm_write(int64_t to, int64_t number, const std::string& error) {
   comm::Message message = message_of(comm::MessageKind::kWritten);
-  message.numbers[2] = number;
+  message.numbers[5] = number;
   connection_->send(to, message, error.substr(0, comm::kMostText));
 }
 
 void RemoteMemory::take_write(int64_t from, const comm::Message& message) {
-  const int64_t bytes = message.numbers[3];
-  memory::Arena* const arena = arena_for(message, bytes);
-  if (from != 0 || arena == nullptr) {  // only the leader writes
+  const RemoteRows rows = rows_of(message);
+  memory::Arena* const arena = arena_for(rows);
+  if (arena == nullptr || (from != 0 && is_in_file(rows, *arena))) {
     reject(from, message);
     return;
   }
-  const int64_t offset = message.numbers[1];
-  const int64_t number = message.numbers[2];
-  if (offset <= arena->bytes() - bytes) {
-    connection_->receive(from, message, arena->data() + offset, bytes, [=, this] { confirm_write(from, number, ""); });
+  const int64_t number = message.numbers[5];
+  const int64_t bytes = rows.bytes();
+  if (!is_in_file(rows, *arena) && (rows.rows == 1 || rows.stride_bytes == rows.row_bytes)) {
+    connection_->receive(from, message, arena->data() + rows.offset, bytes,
+                         [=, this] { confirm_write(from, number, ""); });
     return;
   }
   const auto content = std::make_shared<std::vector<std::byte>>(bytes);
   connection_->receive(from, message, content->data(), bytes, [=, this] {
     std::string error;
-    try {
-      arena->move(Way::kWrite, offset, content->data(), bytes);
-    } catch (const std::exception& failed) {
-      error = failed.what();
+    if (is_in_file(rows, *arena)) {
+      try {
+        arena->move(Way::kWrite, rows.offset, content->data(), bytes);
+      } catch (const std::exception& failed) {
+        error = failed.what();
+      }
+    } else {
+      for (int64_t row = 0; row < rows.rows; ++row) {
+        std::byte* const to = arena->data() + rows.offset + row * rows.stride_bytes;
+        std::memcpy(to, content->data() + row * rows.row_bytes, rows.row_bytes);
+      }
     }
     confirm_write(from, number, error);
   });
+}
+
+void RemoteMemory::take_confirmation(int64_t from, const comm::Message& message, const std::string& text) {
+  const int64_t number = message.numbers[5];
+  std::shared_ptr<Write> write;
+  {
+    std::lock_guard guard(writes_mutex_);
+    const auto entry = writes_.find(number);
+    if (entry != writes_.end() && entry->second->process == from && !entry->second->is_confirmed) write = entry->second;
+  }
+  if (write == nullptr) {
+    reject(from, message);
+    return;
+  }
+  write->is_confirmed = true;
+  write->error = text;
+  end_if_done(number, *write);
 }
 
 void RemoteMemory::take(int64_t from, const comm::Message& message, const std::string& text) {
@@ -206,13 +284,7 @@ void RemoteMemory::take(int64_t from, const comm::Message& message, const std::s
       take_write(from, message);
       return;
     default:
-      if (from != written_to_.load() || message.numbers[2] != num_written_.load() ||
-          message.numbers[2] == last_confirmed_.load()) {
-        reject(from, message);
-        return;
-      }
-      write_error_ = text;
-      last_confirmed_.store(message.numbers[2], std::memory_order_release);
+      take_confirmation(from, message, text);
   }
 }
 

@@ -2,16 +2,21 @@
 //
 // Purpose: a task that reads tiles of a remote device requests them after its signals have arrived, as if it waited for
 // a disk, and reads them in a block of this process's memory. The owner's process answers without its workers. The
-// owner overwrites the tiles only after this reader has signalled that it is done, as with shared memory. The host
-// reads and writes remote memory between runs. Who may call: fetch and give_back: any worker; move: the thread that
-// runs the executor; take: the thread inside Connection::progress(). Blocks: move, for the other process.
+// owner overwrites the tiles only after this reader has signalled that it is done, as with shared memory. A task that
+// writes tiles of a remote device sends them. A payload may arrive after later messages, so the owner confirms each
+// write, and the task posts its signals when all its writes are confirmed. The host reads and writes remote memory
+// between runs. Who may call: fetch, read, write and give_back: any thread; move: the thread that runs the executor;
+// take: the thread inside Connection::progress(). Blocks: move, for the other process.
 //
 // Trusts nothing: a message that requests or brings bytes must name a device of this process and a range inside its
-// memory; otherwise the connection fails. Memory: at most kStagingBytes for tasks, or one task's tiles if they are
-// larger.
+// memory; otherwise the connection fails. Only the leader writes files. Memory: at most kStagingBytes for tasks, or one
+// task's tiles if they are larger.
 #pragma once
 #include <atomic>
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,6 +35,7 @@ struct RemoteRows {
   int64_t rows = 0;
   int64_t row_bytes = 0;
   int64_t stride_bytes = 0;
+  bool is_read = true;  // false: a task only writes them
 
   int64_t bytes() const { return rows * row_bytes; }
 };
@@ -47,11 +53,15 @@ class RemoteMemory {
   RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t group, std::vector<int64_t> processes,
                std::vector<memory::Arena*> arenas, FindLoss find_loss);
 
-  /// Reads the requested rows into a staging block.
+  /// Takes a staging block with room for the requested rows, and reads those that are read.
   void fetch(const std::vector<RemoteRows>& requests, Fetched fetched);
   /// Reads each request's rows, without gaps, into memory of the caller.
   void read(const std::vector<RemoteRows>& requests, const std::vector<std::byte*>& into,
             const comm::Connection::Done& done);
+  /// Writes each request's rows from memory of the caller, where they have no gaps. done: they are in their owners'
+  /// memory.
+  void write(const std::vector<RemoteRows>& requests, const std::vector<std::byte*>& from,
+             const comm::Connection::Done& done);
   void give_back(Staging::Block block) { staging_.give_back(block); }
   /// Bytes that tasks have read since construction.
   int64_t bytes_fetched() const { return bytes_fetched_.load(std::memory_order_relaxed); }
@@ -63,11 +73,25 @@ class RemoteMemory {
   void take(int64_t from, const comm::Message& message, const std::string& text);
 
  private:
-  comm::Message message_of(comm::MessageKind kind) const;
-  memory::Arena* arena_for(const comm::Message& message, int64_t bytes) const;
+  /// A write that its owner has not confirmed, or whose memory MPI may still use. Written inside progress().
+  struct Write {
+    int64_t process;
+    std::function<void(const std::string& error)> on_end;
+    bool is_sent = false;
+    bool is_confirmed = false;
+    std::string error = {};  // of the owner's file
+  };
+
+  comm::Message message_of(comm::MessageKind kind, const RemoteRows& rows = {}) const;
+  static RemoteRows rows_of(const comm::Message& message);
+  memory::Arena* arena_for(const RemoteRows& rows) const;
+  static bool is_in_file(const RemoteRows& rows, const memory::Arena& arena);
+  void put(const RemoteRows& rows, const std::byte* from, std::function<void(const std::string& error)> on_end);
+  void end_if_done(int64_t number, const Write& write);
   void answer_read(int64_t from, const comm::Message& message);
   void take_write(int64_t from, const comm::Message& message);
   void confirm_write(int64_t to, int64_t number, const std::string& error);
+  void take_confirmation(int64_t from, const comm::Message& message, const std::string& text);
   void reject(int64_t from, const comm::Message& message);
 
   std::shared_ptr<comm::Connection> connection_;
@@ -77,10 +101,9 @@ class RemoteMemory {
   FindLoss find_loss_;
   Staging staging_{kStagingBytes};
   std::atomic<int64_t> bytes_fetched_{0};
-  std::atomic<int64_t> num_written_{0};  // writes of this host
-  std::atomic<int64_t> written_to_{-1};  // process of the last write
-  std::atomic<int64_t> last_confirmed_{0};  // number of the last write that its process has confirmed
-  std::string write_error_;  // published by last_confirmed_
+  std::mutex writes_mutex_;  // guards the members below
+  std::map<int64_t, std::shared_ptr<Write>> writes_;  // by number
+  int64_t num_writes_ = 0;
 };
 
 }  // namespace tilewise::programs

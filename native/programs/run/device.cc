@@ -9,7 +9,7 @@
 #include <sstream>
 #include <thread>
 
-#include "programs/remote/fetch.h"
+#include "programs/remote/remote_tiles.h"
 #include "programs/run/errors.h"
 #include "protocols/spin_lock.h"
 
@@ -145,7 +145,7 @@ bool Device::admit(uint32_t number) {
   if (task.is_moved) return true;
   if (task.instr->moves != Moves::kNothing) return !start_transfer(number);
   if (task.remote.empty() || task.poison != 0 || state_->stopped() != 0) return true;
-  start_fetch(*run_.remote, task, [this, number] { signal_posted(number, 0); });
+  bring_tiles(*run_.remote, task, [this, number] { signal_posted(number, 0); });
   return false;
 }
 
@@ -184,18 +184,27 @@ void Device::signal_posted(uint32_t number, uint64_t poison) {
   engine_.resume(number);
 }
 
-void Device::execute(uint32_t task_number, uint32_t number) {
+bool Device::execute(uint32_t task_number, uint32_t number) {
   Task& task = tasks_[task_number];
-  Worker& worker = *workers_[number];
-  worker.begin(task);
-  if (task.injected == Injected::kStall) worker.stall(*state_);
-  if (task.injected == Injected::kDelay) std::this_thread::sleep_for(kDelay);
-  uint64_t poison = task.poison != 0 ? task.poison : state_->stopped();
-  if (poison == 0) {
-    const std::string& label = run_.program->labels()[task.instr->label];
-    if (!task.skips_kernel) poison = worker.run_kernel(task, label, options_.index, *state_);
-    if (poison == 0 && task.transfers > 0) {
-      transfers_[task.instr->label].fetch_add(task.transfers, std::memory_order_relaxed);
+  uint64_t poison = 0;
+  if (!task.has_sent_tiles) {
+    Worker& worker = *workers_[number];
+    worker.begin(task);
+    if (task.injected == Injected::kStall) worker.stall(*state_);
+    if (task.injected == Injected::kDelay) std::this_thread::sleep_for(kDelay);
+    poison = task.poison != 0 ? task.poison : state_->stopped();
+    if (poison == 0) {
+      const std::string& label = run_.program->labels()[task.instr->label];
+      if (!task.skips_kernel) poison = worker.run_kernel(task, label, options_.index, *state_);
+      if (poison == 0 && task.transfers > 0) {
+        transfers_[task.instr->label].fetch_add(task.transfers, std::memory_order_relaxed);
+      }
+    }
+    if (poison == 0 && task.sends_tiles) {
+      worker.end();
+      task.has_sent_tiles = true;
+      send_tiles(*run_.remote, task, [this, task_number] { signal_posted(task_number, 0); });
+      return false;
     }
   }
   if (task.staging.data != nullptr) {
@@ -203,7 +212,8 @@ void Device::execute(uint32_t task_number, uint32_t number) {
     task.staging = {};
   }
   post_signals(task, poison);
-  worker.end();
+  workers_[number]->end();
+  return true;
 }
 
 tasks::TraceLabel Device::label_of(uint32_t number) const {

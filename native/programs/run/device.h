@@ -13,7 +13,8 @@
 // A task that moves tiles between memory and the spill file goes to the transfer queue instead of a worker. The end of
 // the transfer lets the task start, which then has nothing left to do: like a wait for signals, a transfer occupies no
 // worker. A task that reads tiles of a remote device requests them at the same point and resumes when they have
-// arrived.
+// arrived. A task that writes tiles of a remote device sends them after its kernel, and a worker runs it once more when
+// they have landed: then it posts its signals and completes.
 //
 // A task waits for its signals one after the other, once its producers have completed. It is in one signal's list at a
 // time, and the thread that posts that signal goes on to the task's next one (protocols/counter.h). One thread at a
@@ -115,7 +116,7 @@ class Device final : private tasks::Host {
   bool has_more() const override;
   bool admit(uint32_t task) override;
   tasks::TraceLabel label_of(uint32_t task) const override;
-  void execute(uint32_t task, uint32_t worker) override;
+  bool execute(uint32_t task, uint32_t worker) override;
   void completed() override;
   void stay() override;
   bool leave() override;

@@ -146,10 +146,11 @@ kernels::TileView view_of(const Tensor& tensor, Mode mode, std::byte* arena, Row
   return {data, viewed.end - viewed.begin, columns.end - columns.begin, tensor.stride};
 }
 
-/// The rows of a remote device's tensor to fetch for a view, including the padding after the last ones if rows are
-/// contiguous, as in a packed weight.
-RemoteRows remote_rows(const ExpandContext& context, int64_t owner, const Sized& sized, RowRange viewed,
+/// The rows of a remote device's tensor for a view, including the padding after the last ones if rows are contiguous,
+/// as in a packed weight.
+RemoteRows remote_rows(const ExpandContext& context, const BoundOperand& operand, const Sized& sized, RowRange viewed,
                        const kernels::TileView& view) {
+  const int64_t owner = operand.owner;
   const int64_t bytes = size_of(sized.tensor.dtype);
   const int64_t offset = static_cast<std::byte*>(view.data) - (*context.arenas)[owner];
   const int64_t row_bytes = view.cols * bytes;
@@ -158,7 +159,7 @@ RemoteRows remote_rows(const ExpandContext& context, int64_t owner, const Sized&
     const int64_t room = (context.program->needs(owner).arena_bytes - offset) / row_bytes;
     rows = std::min(rows_in_memory(sized) - viewed.begin, room);
   }
-  return {owner, offset, rows, row_bytes, view.stride * bytes};
+  return {owner, offset, rows, row_bytes, view.stride * bytes, (operand.role & kIn) != 0};
 }
 
 }  // namespace
@@ -175,6 +176,7 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
   task.row_begin = range.begin;
   task.transfers = 0;
   task.remote.clear();
+  task.sends_tiles = false;
   task.set_num_views(std::ssize(instr.operands));
   kernels::TileView* view = task.views();
   for (const BoundOperand& operand : instr.operands) {
@@ -187,10 +189,14 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
     const RowRange viewed = view_rows(operand, range, now.rows, values);
     const ColumnRange columns = view_columns(operand, range, tensor.cols, values);
     *view = view_of(tensor, operand.mode, (*context.arenas)[operand.owner], viewed, columns);
-    if (operand.owner != context.device) task.transfers += view->rows * view->cols;
+    if (operand.owner != context.device) {
+      task.transfers += view->rows * view->cols * (operand.role == kInOut ? 2 : 1);
+    }
     if (context.hosts != nullptr && (*context.hosts)[operand.owner] != (*context.hosts)[context.device] &&
         view->rows > 0 && view->cols > 0) {
-      task.remote.push_back({view - task.views(), remote_rows(context, operand.owner, now, viewed, *view)});
+      const bool is_written = (operand.role & kOut) != 0;
+      task.remote.push_back({view - task.views(), remote_rows(context, operand, now, viewed, *view), is_written});
+      task.sends_tiles = task.sends_tiles || is_written;
     }
     if (operand.access != kNoAccess) tile_accesses(context, operand, now, range, viewed, columns, values, accesses);
     ++view;

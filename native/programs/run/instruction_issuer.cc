@@ -68,7 +68,7 @@ void InstructionIssuer::fill_waits(Task& task) {
     task.waits[w] = {signal, expected_[signal]};
   }
   task.num_waits_begun = 0;
-  task.is_moved = task.skips_kernel = false;
+  task.is_moved = task.skips_kernel = task.has_sent_tiles = false;
   task.poison = 0;
 }
 

@@ -32,10 +32,11 @@ struct TaskWaiter : comm::Waiter {
   uint32_t task = 0;
 };
 
-/// A view of a remote device's memory, and the rows of it to fetch.
+/// A view of a remote device's memory, and its rows there.
 struct RemoteView {
   int64_t view = 0;
   RemoteRows rows;
+  bool is_written = false;
 };
 
 enum class Injected : uint8_t { kNothing, kThrow, kStall, kDelay };
@@ -46,15 +47,17 @@ struct Task {
   const int64_t* ints = nullptr;
   int64_t index = 0;  // iteration of the instruction
   int64_t row_begin = 0;
-  int64_t transfers = 0;  // elements read from other devices' memory
+  int64_t transfers = 0;  // elements read from or written to other devices' memory
   Injected injected = Injected::kNothing;
   std::vector<TaskWait> waits;
   size_t num_waits_begun = 0;
   TaskWaiter waiter;
   bool is_moved = false;  // its transfer or fetch has started
-  bool skips_kernel = false;  // the fetch has done the kernel's work
+  bool skips_kernel = false;  // the transfer has done the kernel's work
+  bool sends_tiles = false;  // writes remote tiles, which are sent after its kernel
+  bool has_sent_tiles = false;  // they have landed when the task runs again
   std::vector<RemoteView> remote = {};
-  Staging::Block staging = {};  // the memory of fetched tiles
+  Staging::Block staging = {};  // the memory of remote tiles
   uint64_t poison = 0;  // the id of an error of a poster of its signals, or of its transfer
 
   void set_num_views(int64_t count) {

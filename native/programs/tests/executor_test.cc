@@ -1,7 +1,7 @@
 // Executors end to end: results, tiny windows, signals and acknowledgements between devices, timeline, transfers.
 #include "programs/run/executor.h"
 
-#include "programs/tests/testing_programs.h"
+#include "programs/tests/testing_group.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;
@@ -207,6 +207,28 @@ CASE("transfers count every element read from another device, per label and devi
   EXPECT(executor->transfers().at("look") == (std::vector<int64_t>{480, 480}));
   executor->reset_transfers();
   EXPECT(executor->transfers().empty());
+}
+
+CASE("tiles written in a peer's memory are seen after the post, and count as transfers of the writer") {
+  for (const Put put : kPuts) {
+    for (const bool posts_to_third : {false, true}) {
+      auto program = puts(3, put, posts_to_third, 20);
+      auto executor = executor_for(*program, 2, 16);
+      Oracle oracle(*program);
+      const auto different = puts(3, put, posts_to_third, 20, 1);
+      Oracle other(*different);
+      for (int run = 0; run < 2; ++run) {
+        executor->run(program, {});
+        oracle.run();
+        other.run();
+        EXPECT(same_memory(*executor, oracle, 3));
+        EXPECT(!same_memory(*executor, other, 3));
+      }
+      const int64_t columns = put == Put::kColumns || put == Put::kIntoColumns ? 4 : 6;
+      const int64_t times = put == Put::kFromPeer ? 3 : put == Put::kInOut ? 2 : 1;
+      EXPECT_EQ(executor->transfers().at("put")[1], times * 2 * 20 * 12 * columns);
+    }
+  }
 }
 
 CASE("the timeline has every task of the last run, with its times in order") {

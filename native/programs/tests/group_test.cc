@@ -44,6 +44,17 @@ CASE("several devices in a process, and blocks of unequal size") {
   expect_ring(5, 3, 1, 64, 100);
 }
 
+CASE("tiles written in the memory of another process are seen after the post, also by a third process") {
+  for (const Put put : kPuts) {
+    auto program = puts(3, put, true, 50);
+    ForkedGroup group(program, 3, 1, 8);
+    Oracle oracle(*program);
+    group.leader().run(program, {});
+    oracle.run();
+    EXPECT(same_memory(group.leader(), oracle, 3));
+  }
+}
+
 CASE("litmus shapes between processes: message passing and reuse in a ring, ISA2 through a third process") {
   expect_ring(2, 2, 1, 8, 4000);
   auto program = program_of(3);  // 0 writes, 1 forwards the signal, 2 reads and acknowledges

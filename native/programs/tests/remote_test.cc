@@ -51,7 +51,80 @@ std::shared_ptr<Program> copies(int64_t devices, bool is_dense, int64_t num_call
   return program;
 }
 
+/// Whether runs of puts() on hosts give the oracle's memory, which may be that of another seed.
+bool agrees(Put put, const std::vector<int64_t>& hosts, bool posts_to_third, int64_t seed = 0) {
+  const auto devices = std::ssize(hosts);
+  auto program = puts(devices, put, posts_to_third, 10);
+  RemoteGroup group(program, hosts, 2, 16, 40 + static_cast<uint64_t>(devices));
+  const auto reference = puts(devices, put, posts_to_third, 10, seed);
+  Oracle oracle(*reference);
+  bool is_same = true;
+  for (int run = 0; run < 2 && is_same; ++run) {
+    group.leader().run(program, {});
+    oracle.run();
+    is_same = same_memory(group, oracle, devices);
+  }
+  for (const std::string& failure : group.end()) EXPECT_EQ(failure, std::string());
+  return is_same;
+}
+
 }  // namespace
+
+CASE("tiles written in another host's memory have landed when a post of their task is seen") {
+  for (const Put put : kPuts) {
+    EXPECT(agrees(put, {0, 1}, false));
+    EXPECT(agrees(put, {0, 1, 2}, false));
+    EXPECT(agrees(put, {0, 1, 2}, true));
+    EXPECT(agrees(put, {0, 0, 1, 1}, true));
+    EXPECT(!agrees(put, {0, 1}, false, 1));
+  }
+}
+
+CASE("elements written in another host's memory count as transfers of the writer; what it also reads counts twice") {
+  for (const Put put : kPuts) {
+    auto program = puts(2, put, false, 1);
+    RemoteGroup group(program, {0, 1});
+    group.leader().run(program, {});
+    const int64_t columns = put == Put::kColumns || put == Put::kIntoColumns ? 4 : 6;
+    const int64_t times = put == Put::kFromPeer ? 3 : put == Put::kInOut ? 2 : 1;
+    EXPECT_EQ(group.leader().transfers().at("put")[0], times * 12 * columns);
+    const bool is_hash = put == Put::kInOut || put == Put::kFromPeer;
+    EXPECT_EQ(group.leader().stats().bytes_fetched, is_hash ? (times - 1) * 12 * 6 * 8 : 0);
+  }
+}
+
+CASE("contiguous tiles that a task only copies to another host are sent from where they are, without its kernel") {
+  for (const Put put : {Put::kRows, Put::kIntoColumns, Put::kColumns}) {
+    auto program = puts(2, put, false, 1);
+    RemoteGroup group(program, {0, 1});
+    const std::byte* const memory = group.leader().memory(0, 0, 0);
+    std::atomic<int64_t> num_direct = 0;
+    group.world.watch([&](const std::byte* data) { num_direct += data >= memory && data < memory + 8192 ? 1 : 0; });
+    group.leader().run(program, {});
+    group.world.watch({});
+    EXPECT(put == Put::kColumns ? num_direct == 0 : num_direct >= 4);
+  }
+}
+
+CASE("a task that fails before it has written another host's memory fails the run, and the next run is right") {
+  for (const Put put : kPuts) {
+    auto program = puts(2, put, false, 4);
+    RemoteGroup group(program, {0, 1}, 1, 64, 3, {{Injected::kThrow, 1, "put", 0}});
+    bool has_failed = false;
+    try {
+      group.leader().run(program, {});
+    } catch (const TaskFailed& failed) {
+      has_failed = failed.device == 1 && failed.op == "put";
+    }
+    EXPECT(has_failed);
+    for (int64_t d = 0; d < 2; ++d) std::memset(group.owner(d).memory(d, 0, 0), 0, program->needs(d).arena_bytes);
+    Oracle oracle(*program);
+    group.leader().run(program, {});
+    oracle.run();
+    EXPECT(same_memory(group, oracle, 2));
+    for (auto& connection : group.connections) EXPECT_EQ(connection->cause(), std::string());
+  }
+}
 
 CASE("copies of another host's tiles arrive at their destination, with and without gaps between rows") {
   for (const bool is_dense : {true, false}) {

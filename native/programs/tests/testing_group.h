@@ -46,6 +46,52 @@ inline std::shared_ptr<Program> ring(int64_t devices, int64_t epochs, const std:
   return program;
 }
 
+/// How the tasks of puts() write: whole rows or some columns by a copy; columns of contiguous rows by a copy; a kernel
+/// that also reads what it writes; one that also reads a third device's tile.
+enum class Put : uint8_t { kRows, kColumns, kIntoColumns, kInOut, kFromPeer };
+inline constexpr Put kPuts[] = {Put::kRows, Put::kColumns, Put::kIntoColumns, Put::kInOut, Put::kFromPeer};
+
+/// `num_calls` times: every device writes 12 rows in the next device's memory and posts to that device, which reads
+/// them there; or to the one after, which reads them as a peer's. The reader acknowledges.
+inline std::shared_ptr<Program> puts(int64_t devices, Put put, bool posts_to_third, int64_t num_calls,
+                                     int64_t seed = 0) {
+  auto program = program_of(devices);
+  for (int64_t d = 0; d < devices; ++d) {
+    const int64_t next = (d + 1) % devices;
+    const int64_t before = (d + devices - 1) % devices;
+    const int64_t reader = posts_to_third ? (d + 2) % devices : next;
+    const int64_t writer = posts_to_third ? (d + devices - 2) % devices : before;
+    program->add_tensor(d, tensor(0, 12, 6, 3, 0));
+    program->add_tensor(d, tensor(1024, 12, 6, 3, 4));  // written by the device before
+    program->add_tensor(d, tensor(2048, 12, 6, 3, 8));
+    program->add_tensor(d, tensor(3072, 12, 4, 3, 12));
+    const int64_t plan = program->add_template(d, "call");
+    program->add_instr(d, plan, instr("hash", 12, 3, {by_row(0, kInOut), by_row(3, kInOut)}, {2, d + seed, 0}), "make");
+    const auto columns = [&](Operand operand) {
+      operand.mode = Mode::kRowCols, operand.part = 1, operand.parts = 4;
+      return operand;
+    };
+    const bool is_hash = put == Put::kInOut || put == Put::kFromPeer;
+    std::vector<Operand> operands = {peer_row(1, next, is_hash ? kInOut : kOut), by_row(0, kIn)};
+    if (put == Put::kColumns) operands = {columns(operands[0]), columns(operands[1])};
+    if (put == Put::kIntoColumns) operands = {columns(operands[0]), by_row(3, kIn)};
+    if (put == Put::kFromPeer) operands.push_back(peer_row(4, before));
+    Instr made = instr(is_hash ? "hash" : "copy_pairs", 12, 3, operands, {}, {}, {{0, reader, 0, true}});
+    if (is_hash) made.ints = {1, 7, 0};
+    program->add_tensor(d, tensor(4096, 12, 6, 3, 16));  // not written
+    program->add_instr(d, plan, made, "put");
+    program->add_instr(
+        d, plan,
+        instr("hash", 12, 3, {by_row(2, kInOut), posts_to_third ? peer_row(1, (writer + 1) % devices) : by_row(1, kIn)},
+              {1, d, 0}, {{0, true, 1}}, {{0, writer, 12, true}}),
+        "look");
+    program->add_instr(d, plan, instr("", 12, 3, {by_row(0, kIn)}, {}, {{12, true, 1}}), "acknowledged");
+    for (int64_t c = 0; c < num_calls; ++c) program->add_call(d, {plan, {0, 1, 2, 3, 4}, {}});
+  }
+  program->finish({}, resolve);
+  return program;
+}
+
 /// Distributes devices over processes in blocks. The children end with this object.
 class ForkedGroup {
  public:

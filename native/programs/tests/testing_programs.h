@@ -137,7 +137,9 @@ inline Tensor tensor(int64_t offset, const Number& rows, int64_t cols, int64_t t
 
 inline Operand whole(int64_t slot, int64_t access) { return {slot, Mode::kWhole, access}; }
 inline Operand by_row(int64_t slot, int64_t access) { return {slot, Mode::kRow, access}; }
-inline Operand peer_row(int64_t slot, int64_t peer) { return {slot, Mode::kRow, kNoAccess, 0, peer}; }
+inline Operand peer_row(int64_t slot, int64_t peer, int64_t role = kNoAccess) {
+  return {slot, Mode::kRow, kNoAccess, 0, peer, 1, 0, 1, false, role};
+}
 
 inline Instr instr(const std::string& kernel, int64_t rows, const Number& step, std::vector<Operand> operands,
                    std::vector<Number> ints = {}, std::vector<Wait> waits = {}, std::vector<Notify> notifies = {}) {

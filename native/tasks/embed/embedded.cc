@@ -43,8 +43,7 @@ Options options_of(uint32_t num_workers, uint32_t window) {
 /// The kernel of every task here.
 int run_hosted(void* const*, const uint64_t*) {
   const Engine& engine = *running.engine;
-  engine.host->execute(engine.store.place_of(running.slot), running.thread);
-  return PTO_OK;
+  return engine.host->execute(engine.store.place_of(running.slot), running.thread) ? PTO_OK : PTO_LATER;
 }
 
 }  // namespace

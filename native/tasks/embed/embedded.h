@@ -63,7 +63,8 @@ class __attribute__((visibility("default"))) Embedded {
   /// place of their programs. Then come tasks of priority 0; the worker that made one ready usually runs it next. Tasks
   /// below 0 come last.
   void submit(uint32_t task, const std::vector<Access>& accesses, int32_t priority, uint32_t worker);
-  /// Makes a task ready that the host did not admit when its dependencies had completed.
+  /// Makes a task ready that the host did not admit when its dependencies had completed, or did not complete when it
+  /// executed it.
   void resume(uint32_t task);
 
   void worker_loop(uint32_t worker);

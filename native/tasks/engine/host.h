@@ -22,7 +22,9 @@ class Host {
   /// thread that ends this wait calls Embedded::resume, possibly before this call has returned, so the task must not be
   /// accessed after it was registered.
   virtual bool admit(uint32_t task) = 0;
-  virtual void execute(uint32_t task, uint32_t worker) = 0;
+  /// Returns false if the task is not complete: some thread calls Embedded::resume, possibly before this call has
+  /// returned, and a worker executes the task once more.
+  virtual bool execute(uint32_t task, uint32_t worker) = 0;
   /// Called while tracing, after execute.
   virtual TraceLabel label_of(uint32_t task) const = 0;
   /// Called when the task's successors have been notified and its place is free.

@@ -258,6 +258,7 @@ template <bool is_flat>
 uint32_t finish(Engine& engine, uint32_t slot, uint32_t thread, int status, bool is_worker) {
   Slot& task = engine.store.slots[slot];
   if (status == PTO_LATER) {
+    if (engine.host != nullptr) return kNone;  // it may already run again, on another thread
     if (Ending::return_later(task.state)) return kNone;
     status = status_of(engine, slot);  // it was ended before its kernel returned
   }

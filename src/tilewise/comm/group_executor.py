@@ -238,7 +238,7 @@ class GroupExecutor:
         return sorted(rows, key=lambda row: row[6])
 
     def transfers(self) -> dict[str, list[int]]:
-        """Elements read from other devices' memory: label -> one count per device."""
+        """Elements read from or written to other devices' memory: label -> one count per device."""
         elements: dict[str, list[int]] = {}
         for part in (self._native.transfers(), *self._device_group.ask("transfers")):
             for label, counts in part.items():

@@ -176,8 +176,8 @@ class Mode(enum.IntEnum):
 class Access(enum.IntEnum):
     """How a task uses the tiles of an operand. Constants have NONE.
 
-    If an operand may be in the memory of a peer, its access is IN or NONE. If the operand is indeed
-    a peer's, the runtime ignores its access, because signals order it.
+    If an operand is in the memory of a peer, the runtime ignores its access, because signals order
+    the uses of a peer's tile.
     """
 
     NONE = 0
@@ -224,8 +224,13 @@ class Operand(NamedTuple):
     `div`, `part`, `parts` and `offset` may be numbers of symbols, of the device or of the call.
     `null` passes an absent operand to the kernel.
 
-    `role` has no effect on a run. It says how the kernel uses the operand if `access` does not say
-    so. With `Role.NONE` the use follows from `access`, and an operand without access is read.
+    `role` says how the kernel uses the operand if `access` does not say so. With `Access.NONE` the
+    use follows from `access`, and an operand without access is read.
+
+    A task may write a peer's tile: an operand with role OUT or INOUT. The task's posts are seen after
+    its writes, on every device. A kernel writes all of an operand with role OUT; it uses role INOUT
+    if it keeps some elements. The rows after the last one of a peer's tensor are not written, so a
+    packed weight must be copied by its own device.
     """
 
     slot: int

@@ -1,5 +1,5 @@
-"""Counts, before a run, the elements that devices read from each other. The runtime must count the
-same numbers.
+"""Counts, before a run, the elements that devices read from and write to each other's memory. The
+runtime must count the same numbers.
 
 Devices of one class run the same instructions and differ only in numbers. So a class is counted
 once, and each count is a vector over its devices. Calls whose tensors have the same sizes are
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tilewise.core.dtypes import DTYPES
 from tilewise.ir.program import (
+    Access,
     Call,
     DeviceBinding,
     Instruction,
@@ -33,8 +34,8 @@ _Vector = NDArray[np.int64]
 
 
 def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> dict[str, list[int]]:
-    """Elements read from peers (other devices), per label and device, with every symbol at its
-    bound.
+    """Elements read from and written to peers (other devices), per label and device, with every symbol
+    at its bound.
 
     Args:
         program: the program of all devices.
@@ -51,7 +52,7 @@ def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> d
 
 
 class TrafficCounter:
-    """Counts the elements that devices of one class read from other devices.
+    """Counts the elements that devices of one class read from and write to other devices.
 
     Args:
         program: the program of all devices.
@@ -122,7 +123,9 @@ class TrafficCounter:
     def _elements(
         self, instruction: Instruction, operand: Operand, sizes: tuple[tuple[int, int], ...]
     ) -> _Vector:
-        """Elements that one operand reads; 0 on a device that reads its own memory."""
+        """Elements that one operand reads or writes; both count if it does both. 0 on a device whose own
+        memory it is.
+        """
         peers, places = self._peers(operand.group, operand.member)
         peer_rows, peer_cols = np.array(sizes, np.int64)[places].T
         extent = instruction.extent.upper(self._bounds)
@@ -131,7 +134,8 @@ class TrafficCounter:
         else:
             moved = self._rows(instruction, operand, extent)
             moved = moved * (self._value(operand.parts) if operand.mode == Mode.ROWCOLS else peer_cols)
-        return np.where(peers == self._devices, 0, moved)
+        times = 2 if (operand.role or operand.access) == Access.INOUT else 1
+        return np.where(peers == self._devices, 0, times * moved)
 
     def _peers(self, group: int, member: NumberLike) -> tuple[_Vector, _Vector]:
         """Per device, the member of a device group, and the index of the member's class among the

@@ -445,8 +445,8 @@ class GraphInstance:
             return Trace.of_program(self._executor.timeline(), self.plan.settings.workers_per_device)
 
     def transfers(self) -> dict[str, list[int]]:
-        """Elements read from other devices' memory since the start or `reset_transfers`, per label
-        and device.
+        """Elements read from or written to other devices' memory since the start or
+        `reset_transfers`, per label and device.
         """
         with self._alone("transfers"):
             return dict(self._executor.transfers())
