@@ -119,9 +119,11 @@ class DeviceGroup:
         """Whether a device's memory is mapped here."""
         return not self._is_remote[self.processes[device]]
 
-    def ask(self, what: str, *arguments: object) -> list[Any]:
-        """Send a request about this executor to the workers."""
-        return self.group.ask(self._number, what, *arguments, then=self.native.call_peers)
+    def ask(self, what: str, *arguments: object, files: Sequence[int] = ()) -> list[Any]:
+        """Send a request about this executor, and descriptors, to the workers."""
+        return self.group.ask(
+            self._number, what, *arguments, files=lambda process: files, then=self.native.call_peers
+        )
 
     def clock_offsets(self) -> list[int]:
         """For each worker, nanoseconds by which the clock of its host is ahead of the clock of this
@@ -185,6 +187,22 @@ class GroupExecutor:
         return _sums([self._native.allocated_bytes(), *self._device_group.ask("allocated_bytes")])
 
     # ---- running ------------------------------------------------------------------------------------------
+
+    def load(self, content: bytes) -> None:
+        """Give the workers another program, for the runs that follow.
+
+        Args:
+            content: the program, as the workers read it.
+
+        Raises:
+            PlanError: a worker rejects the program.
+            PeerLost, CommTimeout: a process has ended, or does not answer.
+        """
+        descriptor = shared_content(content, "program")
+        try:
+            self._device_group.ask("load", len(content), files=[descriptor])
+        finally:
+            os.close(descriptor)
 
     def run(
         self,

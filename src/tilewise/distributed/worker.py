@@ -55,7 +55,7 @@ class Worker:
         self._channel, self._world = channel, world
         self._sending, self._leaving = threading.Lock(), threading.Lock()
         self._unanswered: set[int] = set()
-        self._boxes: dict[int, queue.SimpleQueue[Message]] = {}
+        self._boxes: dict[int, queue.SimpleQueue[tuple[Message, list[int]]]] = {}
         self._process = -1 if world is None else world.rank
         self._ends, self._hosts = list[int](), list[int]()
         self._made: dict[int, list[int]] = {}
@@ -97,7 +97,7 @@ class Worker:
                 box = self._boxes[message["executor"]] = queue.SimpleQueue()
                 threading.Thread(target=self._serve, args=(message, files, box), daemon=True).start()
             elif message["executor"] in self._boxes:
-                self._boxes[message["executor"]].put(message)
+                self._boxes[message["executor"]].put((message, files))
             else:
                 self._answer(message, partial(_refuse, message["executor"]))
 
@@ -115,7 +115,7 @@ class Worker:
         self._unanswered.discard(message["id"])
         return "answer" in answer
 
-    def _serve(self, message: Message, files: Sequence[int], box: queue.SimpleQueue[Message]) -> None:
+    def _serve(self, message: Message, files: Sequence[int], box: queue.SimpleQueue[tuple[Message, list[int]]]) -> None:
         """Serve one executor, until it is closed."""
         try:
             opened: list[tuple[Executor, Program]] = []
@@ -125,7 +125,12 @@ class Worker:
             questions = _questions_for(executor)
             while True:
                 executor.serve(program)
-                message = box.get()
+                message, files = box.get()
+                if message["what"] == "load":
+                    loaded: list[Program] = []
+                    if self._answer(message, partial(_load, message, files, loaded)):
+                        (program,) = loaded
+                    continue
                 self._answer(message, partial(questions[message["what"]], *message["arguments"]))
                 if message["what"] == "close":
                     del self._boxes[message["executor"]]
@@ -202,6 +207,16 @@ class Worker:
     def _drop(self, executor: object) -> None:
         """Close the memory of an executor."""
         for file in self._made.pop(executor, ()):  # type: ignore[call-overload]
+            os.close(file)
+
+
+def _load(message: Message, files: Sequence[int], loaded: list[Program]) -> None:
+    """Read the program that the leader sent."""
+    try:
+        (num_bytes,), (content,) = message["arguments"], files
+        loaded.append(read_program(read_content(content, num_bytes)))
+    finally:
+        for file in files:
             os.close(file)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Any
 
 from tilewise.comm import active_group
 from tilewise.comm.group_executor import GroupExecutor
@@ -18,7 +19,15 @@ from tilewise.plan import PlanTables
 from tilewise.plan.file import decode_plan, encode_plan
 from tilewise.runtime import Executor, Program, device_overhead
 
-__all__ = ["assemble_program", "device_overhead", "make_executor", "native_program", "read_program"]
+__all__ = [
+    "assemble_program",
+    "device_overhead",
+    "encode_program",
+    "make_executor",
+    "native_program",
+    "open_devices",
+    "read_program",
+]
 
 NO_FILE = (1 << 63) - 1  # above every address
 
@@ -36,9 +45,7 @@ def make_executor(
         ResourceError: the devices exceed the limit or the machine's memory, or the directory cannot
             hold the files.
     """
-    devices, group = plan.mesh.num_devices, active_group()
-    is_spread = group is not None and group.num_processes > 1 and devices > 1
-    directory = Path(offload_directory or gettempdir())
+    devices = plan.mesh.num_devices
     options = {
         "num_devices": devices,
         "workers_per_device": plan.settings.workers_per_device,
@@ -50,10 +57,30 @@ def make_executor(
         "memory_limit_bytes": memory_limit_bytes,
         "deadline_s": deadline_s,
     }
-    if group is not None and is_spread:
-        content = encode_plan(_Program(plan.program, plan.symbol_bounds, _file_begin(plan)))
-        return group.open_executor(content, options, str(directory))
-    with name_in_utf8(directory) if plan.file_bytes else nullcontext("") as name:
+    program = _Program(plan.program, plan.symbol_bounds, _file_begin(plan))
+    return _open(options, program, Path(offload_directory or gettempdir()))
+
+
+def open_devices(options: Mapping[str, Any], program: TileProgram) -> Executor | GroupExecutor:
+    """Allocate devices without a plan and start their workers, in all processes of the open group
+    if there are several devices.
+
+    Args:
+        options: options of the native executor.
+        program: the program with which other processes begin.
+
+    Raises:
+        PlanError: there are fewer devices than processes.
+        ResourceError: the devices exceed the machine's memory.
+    """
+    return _open(options, _Program(program, (), NO_FILE), Path(gettempdir()))
+
+
+def _open(options: Mapping[str, Any], program: _Program, directory: Path) -> Executor | GroupExecutor:
+    group = active_group()
+    if group is not None and group.num_processes > 1 and options["num_devices"] > 1:
+        return group.open_executor(encode_plan(program), options, str(directory))
+    with name_in_utf8(directory) if options.get("file_bytes") else nullcontext("") as name:
         return Executor(**options, file_directory=name)
 
 
@@ -74,6 +101,11 @@ def _file_begin(plan: PlanTables) -> int:
 def assemble_program(plan: PlanTables) -> Program:
     """The native form of a plan's programs, each a named list of calls."""
     return native_program(plan.program, plan.symbol_bounds, _file_begin(plan))
+
+
+def encode_program(program: TileProgram) -> bytes:
+    """A program without symbols and files, as `read_program` reads it."""
+    return encode_plan(_Program(program, (), NO_FILE))
 
 
 def read_program(content: bytes) -> Program:

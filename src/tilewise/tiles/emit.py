@@ -698,16 +698,15 @@ def _carriers(body: Block) -> dict[WaitItem, Statement]:
     wait, if it is in the same loops, else the wait itself.
     """
     carriers: dict[WaitItem, Statement] = {}
+    is_consumed: set[WaitItem] = set()
     for statement in body.statements():
         for item in statement.waits:
-            if statement.is_wait:
+            if statement is item.place:
                 carriers[item] = statement
-                continue
-            before = carriers.get(item)
-            if before is None:
-                carriers[item] = statement
-            elif before.is_wait and before is item.place and statement.loops == item.loops:
-                carriers[item] = statement
+            elif item not in is_consumed:
+                is_consumed.add(item)
+                if item.place.is_wait and statement.loops == item.loops:
+                    carriers[item] = statement
     return carriers
 
 

@@ -1,0 +1,396 @@
+"""`DeviceGroup`: devices without a model, for tile programs and collectives.
+
+A group owns the memory, workers and signals of its devices. Symmetric tensors and signals are
+allocated in it, at the same place on every device. The devices belong to this process, or to the
+processes of a group that `tilewise launch` or `ProcessGroup` opened; the same program runs on both.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.comm import active_group
+from tilewise.core.dtypes import dtype as dtype_named
+from tilewise.core.errors import PlanError, ResourceError, ShapeError
+from tilewise.core.limits import available_memory, num_cores
+from tilewise.core.mesh import DeviceMesh
+from tilewise.core.sizes import format_bytes
+from tilewise.core.validation import Validator, shown
+from tilewise.ir.program import TileProgram
+from tilewise.kernels.loading import Part, store_weight
+from tilewise.kernels.packing import packed_elements, padded_columns, unpack_weight
+from tilewise.observe import Trace
+from tilewise.runtime import Executor, Program
+from tilewise.session.assemble import encode_program, open_devices
+
+__all__ = ["DeviceGroup", "Signals", "SymmTensor"]
+
+Array = NDArray[Any]
+_ALIGNMENT = 128  # bytes; no two tensors share a pair of cache lines
+_MOST_WORKERS = 256
+_MOST_BYTES = 1 << 46
+_SCRATCH_BYTES = 64 << 20
+_NUM_HANDLES = 1 << 16
+_DEFAULT_BYTES = 1 << 30
+_validate = Validator("tiles", PlanError)
+
+
+class DeviceGroup:
+    """Devices with symmetric memory, workers and signals; close it, or use it with `with`.
+
+    It belongs to the process that made it. Threads may allocate at the same time; programs run one
+    after another.
+
+    Args:
+        mesh: size per axis, for example `{"tp": 2}`, or a `DeviceMesh`.
+        memory_bytes: symmetric memory per device. By default 1 GiB, or a device's share of half of
+            the available memory if that is less. Pages that nothing writes use no memory.
+        num_signals: signals per device.
+        workers_per_device: threads per device; by default the cores divided by the devices.
+        deadline_s: longest time without progress before a run is aborted.
+
+    Raises:
+        LayoutError: the mesh is invalid.
+        PlanError: another argument is invalid, or there are fewer devices than processes.
+        ResourceError: there is not enough memory.
+    """
+
+    def __init__(
+        self,
+        mesh: Mapping[str, int] | DeviceMesh,
+        *,
+        memory_bytes: int | None = None,
+        num_signals: int = 4096,
+        workers_per_device: int | None = None,
+        deadline_s: float = 60.0,
+    ) -> None:
+        self.mesh = mesh if isinstance(mesh, DeviceMesh) else DeviceMesh(mesh)
+        devices = self.mesh.num_devices
+        if memory_bytes is None:
+            memory_bytes = min(_DEFAULT_BYTES, available_memory() // (2 * devices))
+        self.memory_bytes = _validate.integer("DeviceGroup", "memory_bytes", memory_bytes, 1, _MOST_BYTES)
+        _validate.integer("DeviceGroup", "num_signals", num_signals, 1, 1 << 20)
+        _validate.number("DeviceGroup", "deadline_s", deadline_s, 1e-3, 1e9)
+        if workers_per_device is None:
+            workers_per_device = max(1, num_cores() // devices)
+        self.workers_per_device = _validate.integer(
+            "DeviceGroup", "workers_per_device", workers_per_device, 1, _MOST_WORKERS
+        )
+        self._heap = _Heap(self.memory_bytes)
+        self._num_signals, self._used_signals = num_signals + devices, devices  # the first ones are for barriers
+        self._lock = threading.RLock()
+        self._processes = active_group()
+        self._sent: object = None  # the program that workers in other processes have
+        self._is_traced = False
+        self.is_closed = False
+        options = {
+            "num_devices": devices,
+            "workers_per_device": self.workers_per_device,
+            "arena_bytes": [self.memory_bytes] * devices,
+            "num_signals": self._num_signals,
+            "num_handles": _NUM_HANDLES,
+            "scratch_bytes": _SCRATCH_BYTES,
+            "memory_limit_bytes": 0,
+            "deadline_s": deadline_s,
+        }
+        self._executor = open_devices(options, _nothing(devices))
+
+    # ---- symmetric memory ---------------------------------------------------------------------------------
+
+    def symm_tensor(
+        self, shape: int | Sequence[int], dtype: str = "f32", *, packed: bool = False
+    ) -> SymmTensor:
+        """Allocate a tensor on every device, at the same place, filled with zeros.
+
+        Args:
+            shape: sizes of its dims.
+            dtype: `f32`, `bf16`, `i32` or `f64`.
+            packed: stored in panels, as the weights `[n, k]` of `matmul` are. Its values are
+                accessed by `read` and `write`.
+
+        Raises:
+            ShapeError: the shape or the dtype is invalid.
+            ResourceError: the group's memory has no room.
+        """
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if not sizes or not all(type(s) is int and 0 < s < 1 << 40 for s in sizes):
+            raise ShapeError(
+                f"[tiles.symm_tensor] a shape must be positive integers; got {shown(shape)}; pass for example (4, 8)"
+            )
+        kind = dtype_named(dtype)
+        if packed and (len(sizes) != 2 or kind.name not in ("f32", "bf16")):
+            raise ShapeError(
+                f"[tiles.symm_tensor] a packed tensor must be 2-D, in f32 or bf16; got {kind}{list(sizes)}; "
+                "drop `packed`"
+            )
+        count = packed_elements(*sizes) if packed else prod(sizes)
+        with self._lock:
+            self._require_open("symm_tensor")
+            place = self._heap.take(count * kind.itemsize)
+            if place is None:
+                raise ResourceError(
+                    f"[tiles.symm_tensor] the devices' memory must have room; got {format_bytes(count * kind.itemsize)} "
+                    f"for {format_bytes(self._heap.largest)} in one piece of {format_bytes(self.memory_bytes)}; pass a "
+                    "larger memory_bytes to DeviceGroup, or free tensors"
+                )
+            offset, is_fresh = place
+            tensor = SymmTensor(self, sizes, kind.name, packed, offset, count * kind.itemsize)
+            for device in () if is_fresh else range(self.mesh.num_devices):
+                self._write(tensor, device, np.zeros(tensor.num_bytes, np.uint8))
+        return tensor
+
+    def signals(self, count: int) -> Signals:
+        """Allocate signals on every device, which count from 0 in every program.
+
+        Raises:
+            ResourceError: the group has no more signals.
+        """
+        _validate.integer("signals", "count", count, 1, 1 << 20)
+        with self._lock:
+            self._require_open("signals")
+            if self._used_signals + count > self._num_signals:
+                raise ResourceError(
+                    f"[tiles.signals] a group must have a signal for each use; got {count} more for "
+                    f"{self._num_signals - self._used_signals} left; pass a larger num_signals to DeviceGroup"
+                )
+            first = self._used_signals
+            self._used_signals += count
+        return Signals(self, first, count)
+
+    def _bytes(self, tensor: SymmTensor, device: int) -> NDArray[np.uint8]:
+        return np.asarray(self._executor.buffer(device, tensor.offset, tensor.num_bytes))
+
+    def _read(self, tensor: SymmTensor, device: int) -> NDArray[np.uint8]:
+        """A copy of a device's bytes."""
+        if self._executor.reaches(device):
+            return self._bytes(tensor, device).copy()
+        memory = np.empty(tensor.num_bytes, np.uint8)
+        self._executor.move("read", device, tensor.offset, memory)
+        return memory
+
+    def _write(self, tensor: SymmTensor, device: int, content: NDArray[np.uint8]) -> None:
+        if self._executor.reaches(device):
+            self._bytes(tensor, device)[:] = content
+        else:
+            self._executor.move("write", device, tensor.offset, content)
+
+    # ---- programs -----------------------------------------------------------------------------------------
+
+    def run_program(self, native: Program, program: TileProgram) -> None:
+        """Run a program on all devices, and wait for its end.
+
+        Args:
+            native: the program as native code executes it.
+            program: the same as data, for other processes.
+
+        Raises:
+            TaskFailed: a task failed.
+            PeerLost, CommTimeout: a process has ended, or is late.
+        """
+        with self._lock:
+            self._require_open("run")
+            if not isinstance(self._executor, Executor) and self._sent is not native:
+                self._executor.load(encode_program(program))
+                self._sent = native
+            self._executor.run(native, (), "run")
+
+    @contextmanager
+    def trace(self) -> Iterator[list[Trace]]:
+        """A block whose programs are recorded. After the block, the list has the trace of the last
+        program that ran in it.
+        """
+        traces: list[Trace] = []
+        self._executor.trace(True)
+        try:
+            yield traces
+            traces.append(Trace.of_program(self._executor.timeline(), self.workers_per_device))
+        finally:
+            self._executor.trace(False)
+
+    def transfers(self) -> dict[str, list[int]]:
+        """Elements that each device has read from or written to other devices' memory, by label."""
+        return dict(self._executor.transfers())
+
+    def _require_open(self, call: str) -> None:
+        if self.is_closed:
+            _validate.invalid(call, "the group must be open", "a closed one", "open another")
+
+    def close(self) -> None:
+        """Stop the devices' workers. Arrays of `SymmTensor.numpy` stay valid."""
+        with self._lock:
+            if not self.is_closed:
+                self.is_closed = True
+                self._executor.close()
+
+    def __enter__(self) -> DeviceGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"DeviceGroup({self.mesh})"
+
+
+@dataclass(frozen=True, eq=False)
+class SymmTensor:
+    """A tensor that every device of a group has, at the same place of its memory.
+
+    Attributes:
+        group: the devices.
+        shape: sizes of its dims.
+        dtype: name of the element type.
+        is_packed: whether it is stored in panels.
+        offset: first byte in every device's memory.
+        num_bytes: bytes on each device.
+    """
+
+    group: DeviceGroup
+    shape: tuple[int, ...]
+    dtype: str
+    is_packed: bool
+    offset: int
+    num_bytes: int
+
+    def numpy(self, device: int) -> Array:
+        """A device's copy, as a writable array over the device's memory, which programs read and
+        write. It can be passed on by DLPack. It stays valid when the group is closed.
+
+        Raises:
+            PlanError: there is no such device, the device is on another host, or the tensor is
+                packed; `read` and `write` copy.
+        """
+        self._check("numpy", device)
+        if self.is_packed or not self.group._executor.reaches(device):
+            got = "a packed tensor" if self.is_packed else "a device of another host"
+            _validate.invalid("numpy", "only plain tensors on this host have arrays", got, "use read and write")
+        return self.group._bytes(self, device).view(dtype_named(self.dtype).numpy).reshape(self.shape)
+
+    def read(self, device: int) -> Array:
+        """A copy of a device's copy.
+
+        Raises:
+            PlanError: there is no such device, or the group is closed.
+        """
+        self._check("read", device)
+        flat = self.group._read(self, device).view(dtype_named(self.dtype).numpy)
+        return unpack_weight(flat, *self.shape) if self.is_packed else flat.reshape(self.shape)
+
+    def write(self, value: Any, device: int | None = None) -> None:
+        """Write a device's copy, or with None the copies of all devices.
+
+        Args:
+            value: an array of the tensor's shape; anything with DLPack or that NumPy accepts.
+            device: the device.
+
+        Raises:
+            ShapeError: the value has another shape.
+            PlanError: there is no such device, or the group is closed.
+        """
+        array = np.asarray(np.from_dlpack(value) if _is_foreign(value) else value)
+        if array.shape != self.shape:
+            raise ShapeError(
+                f"[tiles.write] a value must have the tensor's shape; got {list(array.shape)} for "
+                f"{list(self.shape)}; reshape it"
+            )
+        content = np.zeros(self.num_bytes, np.uint8)
+        if self.is_packed:
+            store_weight(array, Part(content, self.dtype, True, self.shape[0], self.shape[1]))
+        else:
+            content.view(dtype_named(self.dtype).numpy)[:] = array.reshape(-1)
+        devices = range(self.group.mesh.num_devices) if device is None else (device,)
+        for each in devices:
+            self._check("write", each)
+            self.group._write(self, each, content)
+
+    def free(self) -> None:
+        """Give the memory back to the group. Arrays and programs must not use it afterwards."""
+        with self.group._lock:
+            self.group._heap.give_back(self.offset, self.num_bytes)
+
+    @property
+    def stride(self) -> int:
+        """Elements from one row to the next."""
+        return padded_columns(self.shape[1]) if self.is_packed else prod(self.shape[1:])
+
+    def _check(self, call: str, device: int) -> None:
+        self.group._require_open(call)
+        _validate.integer(call, "device", device, 0, self.group.mesh.num_devices - 1)
+
+    def __repr__(self) -> str:
+        return f"SymmTensor({self.dtype}{list(self.shape)}{', packed' if self.is_packed else ''})"
+
+
+def _is_foreign(value: object) -> bool:
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
+
+
+@dataclass(frozen=True, eq=False)
+class Signals:
+    """Signals that every device of a group has. A program gets them as an argument, and names one
+    by its index.
+    """
+
+    group: DeviceGroup
+    first: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class _Heap:
+    """Free ranges of a device's memory, in order."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._free = [(0, num_bytes // _ALIGNMENT * _ALIGNMENT)]
+        self._used = 0  # bytes from here on have never been used
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest free range."""
+        return max((end - begin for begin, end in self._free), default=0)
+
+    def take(self, num_bytes: int) -> tuple[int, bool] | None:
+        """The first byte of a range, and whether no earlier range had its bytes; None if no free
+        range is large enough.
+        """
+        size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        for i, (begin, end) in enumerate(self._free):
+            if end - begin >= size:
+                self._free[i : i + 1] = [(begin + size, end)] if begin + size < end else []
+                is_fresh = begin >= self._used
+                self._used = max(self._used, begin + size)
+                return begin, is_fresh
+        return None
+
+    def give_back(self, begin: int, num_bytes: int) -> None:
+        """Free a range again."""
+        end = begin + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        merged: list[tuple[int, int]] = []
+        for low, high in sorted([*self._free, (begin, end)]):
+            if merged and merged[-1][1] >= low:
+                merged[-1] = merged[-1][0], max(high, merged[-1][1])
+            else:
+                merged.append((low, high))
+        self._free = merged
+
+
+def _nothing(num_devices: int) -> TileProgram:
+    """A program without tasks, with which executors of other processes begin."""
+    from tilewise.ir.program import Call, DeviceBinding, DeviceClass, LoweredTemplate
+
+    template = LoweredTemplate("nothing", (), ())
+    of = DeviceClass((template,), (), {}, {"run": (Call(0, ()),)})
+    return TileProgram((of,), tuple(DeviceBinding(0) for _ in range(num_devices)))
