@@ -30,6 +30,7 @@ __all__ = [
     "Interpreter",
     "SymmetricTensor",
     "Token",
+    "active_interpreter",
     "barrier",
     "compare_swap",
     "consume_token",
@@ -147,6 +148,11 @@ def interpreting(interpreter: Interpreter) -> Iterator[None]:
         yield
     finally:
         _interpreter.reset(before)
+
+
+def active_interpreter() -> Interpreter | None:
+    """What carries out the primitives in this thread; None outside of programs."""
+    return _interpreter.get()
 
 
 def current_interpreter(primitive: str) -> Interpreter:
