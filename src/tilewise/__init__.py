@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewise import models, optim
+    from tilewise import comm, models, optim
     from tilewise.core.dims import BATCH, Dim, DimLabel
     from tilewise.core.errors import TilewiseError
     from tilewise.core.mesh import DeviceMesh
@@ -84,6 +84,7 @@ __all__ = [
     "TensorSpec",
     "TilewiseError",
     "WorkerPool",
+    "comm",
     "get_cmake_dir",
     "get_include",
     "get_library",
@@ -116,7 +117,7 @@ def _native_folder(name: str) -> str:
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
-    if name in ("models", "optim"):
+    if name in ("comm", "models", "optim"):
         return import_module(f"tilewise.{name}")
     if name == "__version__":
         return import_module("importlib.metadata").version("tilewise")

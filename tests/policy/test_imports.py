@@ -22,7 +22,7 @@ ALLOWED = {
     # what a kernel needs and costs stands in its table; a plan draws its own page
     "plan": "core files processes ir kernels observe",
     "kernels": "core ir",
-    "comm": "core processes files ir",
+    "comm": "core processes files ir kernels",  # programs of users run kernels
     "observe": "core files ir",  # pure functions over graphs, and over records that the runtimes hand to it
     "runtime": "core ir kernels comm observe",
     "checkpoint": "core files processes settings ir runtime",

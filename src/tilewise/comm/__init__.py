@@ -7,9 +7,72 @@ code (native/comm) stores signals, and the planner decides which device posts wh
 A group of processes (`comm.group`) consists of the leader, which runs the user's program, and its
 workers. The processes share the memory of their devices (`comm.memory`) and exchange messages
 through unnamed sockets (`comm.channel`) or MPI (`comm.mpi_channel`).
+
+The primitives of tile programs (`comm.primitives`) let users write how devices exchange tiles and
+signals. `local` runs them on threads.
+
+Names that need the native module are imported when they are first used.
 """
 
-from tilewise.comm.group import Group, active_group
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tilewise.comm.local import local
+from tilewise.comm.primitives import (
+    barrier,
+    compare_swap,
+    consume_token,
+    fence,
+    fetch_add,
+    get,
+    kernel,
+    notify,
+    num_ranks,
+    put,
+    put_signal,
+    quiet,
+    rank,
+    symm_at,
+    tiles,
+    wait,
+    wait_all,
+    wait_any,
+    wait_some,
+)
 from tilewise.ir.program import Notify, Wait
 
-__all__ = ["Group", "Notify", "Wait", "active_group"]
+if TYPE_CHECKING:
+    from tilewise.comm.group import Group, active_group
+
+__all__ = [
+    "Group",
+    "Notify",
+    "Wait",
+    "active_group",
+    "barrier",
+    "compare_swap",
+    "consume_token",
+    "fence",
+    "fetch_add",
+    "get",
+    "kernel",
+    "local",
+    "notify",
+    "num_ranks",
+    "put",
+    "put_signal",
+    "quiet",
+    "rank",
+    "symm_at",
+    "tiles",
+    "wait",
+    "wait_all",
+    "wait_any",
+    "wait_some",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Group", "active_group"):
+        return getattr(import_module("tilewise.comm.group"), name)
+    raise AttributeError(f"module 'tilewise.comm' has no attribute {name!r}")
