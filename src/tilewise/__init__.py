@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from tilewise.serve import LLM, Engine, SamplingParams, StructuredOutputsParams
     from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
     from tilewise.strategy import DistributionStrategy, ParallelismMode, StateSharding
+    from tilewise.tiles import DeviceGroup, tile_program
 
 _MODULES = {
     "BATCH": "tilewise.core.dims",
     "ComputeGraph": "tilewise.session",
+    "DeviceGroup": "tilewise.tiles",
     "DeviceMesh": "tilewise.core.mesh",
     "Dim": "tilewise.core.dims",
     "DimLabel": "tilewise.core.dims",
@@ -55,12 +57,14 @@ _MODULES = {
     "TilewiseError": "tilewise.core.errors",
     "WorkerPool": "tilewise.processes.workers",
     "layer": "tilewise.graph",
+    "tile_program": "tilewise.tiles",
 }
 
 __all__ = [
     "BATCH",
     "LLM",
     "ComputeGraph",
+    "DeviceGroup",
     "DeviceMesh",
     "Dim",
     "DimLabel",

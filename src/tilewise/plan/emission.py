@@ -390,10 +390,10 @@ def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
             operand = Operand(operand[0], operand[1], access, *operand[3:])
         result.append(operand)
     own = {slot for slot, *_ in views}
-    # a member of the device group may be the device itself, which then reads its own tile
+    # a member of the device group may be the device itself, which then uses its own tile
     for i, operand in enumerate(result):
-        if operand.group >= 0 and operand.slot not in own and not call.writes_peers:
-            result[i] = operand._replace(access=Access.IN)
+        if operand.group >= 0 and operand.slot not in own:
+            result[i] = operand._replace(access=_ACCESS[placed[i][0].role])
     for members in views.values():
         if len(members) > 1:
             access = Access(reduce(or_, (result[i].access for i in members)))

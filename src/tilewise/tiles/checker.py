@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.errors import PlanError
-from tilewise.ir.program import Access
+from tilewise.ir.program import Access, TileProgram
 from tilewise.runtime import Program
 from tilewise.tiles.emit import Emitted
 from tilewise.tiles.trace import Line
@@ -62,7 +62,7 @@ class Race:
     second: Use
 
 
-def check_program(name: str, native: Program, num_devices: int, emitted: Emitted) -> None:
+def check_program(name: str, native: Program, emitted: Emitted) -> None:
     """Reject a program with a race, or with a signal that is posted more often than the program waits
     for.
 
@@ -74,24 +74,23 @@ def check_program(name: str, native: Program, num_devices: int, emitted: Emitted
             f"[tiles.{name}] a signal must be posted as often as the program waits for; got {count} posts too many "
             f"of signal {signal} of device {device}; wait for them, or do not post them"
         )
-    race = find_race(native, num_devices, "run")
+    race = find_race(native, emitted.program, "run")
     if race is not None:
         _report(name, race, emitted.lines)
 
 
-def find_race(native: Program, num_devices: int, list_name: str) -> Race | None:
+def find_race(native: Program, program: TileProgram, list_name: str) -> Race | None:
     """The first race of one list of calls; None if there is none.
 
     Args:
         native: a finished program without symbols.
-        num_devices: how many devices it has.
+        program: the same as data.
         list_name: name of the list.
 
     Raises:
         PlanError: the list has too many tasks.
     """
-    tasks = _Tasks(native, num_devices, list_name)
-    return tasks.race()
+    return _Tasks(native, program, list_name).race()
 
 
 def _report(name: str, race: Race, lines: Mapping[str, Line]) -> NoReturn:
@@ -119,8 +118,9 @@ def _report(name: str, race: Race, lines: Mapping[str, Line]) -> NoReturn:
 class _Tasks:
     """All tasks of one run, numbered in an order in which they can run one by one."""
 
-    def __init__(self, native: Program, num_devices: int, list_name: str) -> None:
-        self.tables = [native.tasks(device, [], list_name) for device in range(num_devices)]
+    def __init__(self, native: Program, program: TileProgram, list_name: str) -> None:
+        self.program = program
+        self.tables = [native.tasks(device, [], list_name) for device in range(len(program.devices))]
         counts = [len(t["tasks"]) for t in self.tables]
         self.begins = np.concatenate([[0], np.cumsum(counts)])
         if self.begins[-1] > _MOST_TASKS:
@@ -129,7 +129,6 @@ class _Tasks:
                 "check it with smaller tensors, or pass check=False"
             )
         self.labels = native.labels()
-        self.num_handles = native.needs(0)[1]
         self.before: list[set[int]] = [set() for _ in range(int(self.begins[-1]))]
 
     def race(self) -> Race | None:
@@ -234,11 +233,13 @@ class _Tasks:
         """Per owner: begin, end, task, role, whether it is local, bytes between rows, bytes of a row."""
         views: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
         for device, table in enumerate(self.tables):
+            templates = self.program.classes[self.program.devices[device].class_id].templates
+            tasks = table["tasks"].tolist()
             for number, _, owner, begin, end, rows, stride, role in table["views"].tolist():
                 width = end - begin - (rows - 1) * stride
                 task = int(self.begins[device]) + number
-                kernel = int(table["tasks"][number][4])
-                if kernel >= 0:
+                _, template, instruction, _, _ = tasks[number]
+                if templates[template].instructions[instruction].kernel:  # others only order tasks
                     views[owner].append((begin, end, task, role or _READS, int(owner == device), stride, width))
         return views
 

@@ -117,10 +117,9 @@ def sort_arguments(tracer: Tracer, statement: Statement, arguments: Mapping[str,
     statement.ints = {i: _plain(arguments[i]) for i in spec.int_names if i in arguments}
     statement.floats = {f: arguments[f] for f in spec.float_names if f in arguments}
     if len(spec.names) > 1:
-        own = [o.name for o in spec.operands if o.dtypes == ("dt",) and operands[o.name]]
-        first = operands[own[0]] if own else None
-        view = first[0] if isinstance(first, list) else first
-        statement.dtype = view.dtype if view is not None else None
+        own = [operands[o.name] for o in spec.operands if o.dtypes == ("dt",)]
+        views = [view for value in own for view in (value if isinstance(value, list) else [value])]
+        statement.dtype = next((view.dtype for view in views if view is not None), None)
 
 
 def _plain(value: Any) -> Any:
@@ -237,6 +236,8 @@ class _ClassEmitter:
         self._own_posts = np.zeros_like(self._expected)
         self._carriers = _carriers(tracer.body)
         self._waits: list[tuple[WaitItem, IntArray]] = []  # with the signals' numbers
+        self._mixed: dict[int, NDArray[np.bool_]] = {}  # slots of one statement that some devices have themselves
+        self._line: Line | None = None  # of the current statement
 
     def numbers(self) -> Iterator[tuple[int, ...]]:
         """The numbers of every device of the class."""
@@ -355,6 +356,8 @@ class _ClassEmitter:
         draft = self._instruction(statement, Number(step * loop.count), step, place, loops, loop)
         instruction, expected, posts = self._with_signals(statement, draft, loops, loop, expected)
         first = self._number(self._at(loop.first, loops) % loop.count)
+        if first and "first" not in Instruction.__dataclass_fields__:
+            raise _NotALoop
         return (replace(instruction, first=first) if first else instruction), expected, posts
 
     def _instruction(
@@ -384,7 +387,12 @@ class _ClassEmitter:
                 raise _NotALoop
             return self._number(self._at(value, loops)) if isinstance(value, Index) else value
 
+        self._mixed = {}
         tiles = {name: placed(value) for name, value in statement.operands.items()}
+        every = [o for tile in tiles.values() for o in (tile if isinstance(tile, list) else [tile]) if o is not None]
+        for operand in every:
+            if operand.group < 0 and operand.slot in self._mixed:  # a task has one access per tile
+                self._split(self._mixed[operand.slot])
         ints = {name: integer(value) for name, value in statement.ints.items()}
         try:
             draft: Draft = make_instruction(
@@ -406,7 +414,7 @@ class _ClassEmitter:
         instruction = draft.instruction
         if statement.is_joined and statement.label == "put":  # a later task waits for it by its source
             source = instruction.operands[1]
-            if source.group < 0 and not any(o.group < 0 and o.slot == source.slot for o in instruction.operands[:1]):
+            if source.access == Access.IN:
                 operands = (instruction.operands[0], source._replace(access=Access.INOUT, role=Access.IN))
                 instruction = replace(instruction, operands=operands)
         return instruction
@@ -470,10 +478,8 @@ class _ClassEmitter:
         if is_own.all():
             return -1, 0
         if is_own.any():
-            self._split(is_own)
+            self._mixed[self._slots[view.form]] = is_own
         return _ALL, self._number(owners)
-
-    _line: Line | None = None
 
     def _check_rows(self, statement: Statement, view: View, begins: IntArray) -> None:
         self._line = statement.line

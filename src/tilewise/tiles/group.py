@@ -391,6 +391,6 @@ def _nothing(num_devices: int) -> TileProgram:
     """A program without tasks, with which executors of other processes begin."""
     from tilewise.ir.program import Call, DeviceBinding, DeviceClass, LoweredTemplate
 
-    template = LoweredTemplate("nothing", (), ())
+    template = LoweredTemplate("nothing", (), (), ())
     of = DeviceClass((template,), (), {}, {"run": (Call(0, ()),)})
     return TileProgram((of,), tuple(DeviceBinding(0) for _ in range(num_devices)))

@@ -147,7 +147,7 @@ class TileProgramFunction:
         traced = TracedProgram(self.name, group.mesh, own, emitted)
         native, _ = traced.place(tensors)
         if self._check:
-            check_program(self.name, native, group.mesh.num_devices, emitted)
+            check_program(self.name, native, emitted)
         return traced
 
     def _trace_devices(

@@ -547,7 +547,7 @@ class Tracer:
     def notify(
         self, signal: Any, rank: Any, value: Any, op: str, scope: str, axis: str | None = None
     ) -> None:
-        """A post that follows everything before it in this iteration and before the loop."""
+        """A post that follows everything before it; in a tile loop, everything of its iteration."""
         post = self._post(signal, self.device_of(rank, axis), value, op, scope)
         before = self._before()
         last = self.block.items[-1] if self.block.items else None
@@ -560,10 +560,10 @@ class Tracer:
         last.notifies.append(post)
 
     def _before(self) -> list[Statement]:
-        """The statements with a kernel that precede the current line, except those of earlier
-        iterations.
+        """The statements with a kernel that precede the current line: in a tile loop those of its
+        iteration, otherwise all.
         """
-        return [s for block in self._stack for s in block.statements() if s.name]
+        return [s for s in self.block.statements() if s.name]
 
     def _join(self, label: str, orders: Sequence[View] = ()) -> Statement:
         """A statement without a kernel that follows everything before it."""
@@ -579,8 +579,7 @@ class Tracer:
         statement = Statement(label, self.line(), self.loops, reads=list(reads.values()), orders=list(orders))
         statement.waits = [
             item
-            for block in self._stack
-            for s in block.items
+            for s in self.block.items
             if isinstance(s, Statement) and s.is_wait
             for item in s.waits
         ]
@@ -663,8 +662,7 @@ class Tracer:
 
     def fence(self) -> None:
         """Later puts follow earlier ones."""
-        for block in self._stack:
-            block.is_fenced = bool(self._before())
+        self.block.is_fenced = bool(self._before())
 
     quiet = fence
 
