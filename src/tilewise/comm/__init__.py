@@ -26,6 +26,7 @@ from tilewise.comm.primitives import (
     fetch_add,
     get,
     kernel,
+    matmul,
     notify,
     num_ranks,
     put,

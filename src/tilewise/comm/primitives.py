@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
-from tilewise.core.errors import PlanError
+from tilewise.core.errors import PlanError, ShapeError
 from tilewise.core.validation import shown
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "get",
     "interpreting",
     "kernel",
+    "matmul",
     "notify",
     "num_ranks",
     "put",
@@ -491,6 +492,35 @@ def kernel(name: str, /, **arguments: Any) -> None:
         ShapeError: the operands' shapes or dtypes do not fit.
     """
     current_interpreter("kernel").kernel(name, arguments)
+
+
+def matmul(out: SymmetricTensor, x: SymmetricTensor, w: SymmetricTensor, *, k_splits: int = 1) -> None:
+    """`out = x · wᵀ`, by the kernel `matmul` if `w` is packed, otherwise by `gemm`.
+
+    Shapes: M rows, K contracted, N columns.
+
+    Args:
+        out: `[M, N]`; f32, or the dtype of `x`.
+        x: `[M, K]`, f32 or bf16.
+        w: `[N, K]`, with the dtype of `x`.
+        k_splits: parts of K whose products are added as a tree, as `ComputeGraph(k_splits=...)` does
+            for a labelled dim; `w` must be packed if there are several.
+
+    Raises:
+        ShapeError: shapes or dtypes do not fit, or K has fewer parts.
+    """
+    k = x.shape[-1]
+    if not getattr(w, "is_packed", False) and k_splits == 1:
+        kernel("gemm", out=out, a=x, b=w, trans_a=0, trans_b=1, accumulate=0)
+        return
+    cuts = [c * k // k_splits for c in range(k_splits + 1)] if 1 <= k_splits <= k else []
+    if not cuts or not getattr(w, "is_packed", False):
+        raise ShapeError(
+            f"[comm.matmul] k_splits must be 1 to K, and several need a packed w; got {k_splits} for K = {k}; choose "
+            "another number"
+        )
+    ranges = [end for cut in zip(cuts, cuts[1:]) for end in cut]
+    kernel("matmul", out=out, a=[x], w=[w], num_k_splits=k_splits, range=ranges)
 
 
 def tiles(count: int, *, first: int = 0) -> Iterable[int]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
-from tilewise.comm.primitives import interpreting
+from tilewise.comm.primitives import active_interpreter, interpreting
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.validation import Validator, shown
@@ -90,7 +90,8 @@ class TileProgramFunction:
         self._traced: dict[object, TracedProgram] = {}
 
     def __call__(self, *arguments: Any) -> None:
-        """Run the program on all devices, and wait for its end.
+        """Run the program on all devices, and wait for its end. In another program, or in
+        `tw.comm.local(n).run`, it is called as the plain function.
 
         Args:
             arguments: at least one symmetric tensor; signals of the same group; and other values,
@@ -100,6 +101,9 @@ class TileProgramFunction:
             PlanError, ShapeError: the program is invalid; names the line. Nothing has run.
             TaskFailed: a task failed.
         """
+        if active_interpreter() is not None:  # inside of another program it is a part of that program
+            self.function(*arguments)
+            return
         group, tensors = _group_of(self.name, arguments)
         traced = self.trace(*arguments)
         group.run_program(*traced.place(tensors))

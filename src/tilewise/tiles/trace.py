@@ -134,6 +134,11 @@ class View:
         """The element type."""
         return self.form.dtype
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether the tensor is stored in panels."""
+        return self.form.is_packed
+
     def __len__(self) -> int:
         return self.num_rows
 
@@ -290,6 +295,17 @@ class Statement:
                     yield view
 
 
+class _Posted(NamedTuple):
+    """A statement that posts a signal, and how many statements of the block it follows."""
+
+    carrier: Statement
+    place: int
+
+
+def _statements(item: Statement | Block) -> Iterator[Statement]:
+    return item.statements() if isinstance(item, Block) else iter((item,))
+
+
 @dataclass(eq=False)
 class Block:
     """Statements in order, and blocks of tile loops between them.
@@ -297,11 +313,13 @@ class Block:
     Attributes:
         loop: the loop whose body it is; None for the function.
         is_fenced: whether a fence separates the next put from earlier ones.
+        posts: the last statement that posts a signal with a known index.
     """
 
     loop: Loop | None
     items: list[Statement | Block] = field(default_factory=list)
     is_fenced: bool = False
+    posts: dict[tuple[int, int], _Posted] = field(default_factory=dict)
 
     def statements(self) -> Iterator[Statement]:
         """All statements, also those of inner loops."""
@@ -532,7 +550,7 @@ class Tracer:
             )
         if self.block.is_fenced and label == "put":
             self.block.is_fenced = False
-            self._join(f"{label}/fence", orders=[src.whole() if loops_of(src.begin) else src])
+            self._join(f"{label}/fence", self.block.items, orders=[src.whole() if loops_of(src.begin) else src])
         operands = {"dst": [dst], "src": [src]}
         return self._add(Statement(label, self.line(), self.loops, "copy_pairs", dst.dtype, operands))
 
@@ -549,27 +567,33 @@ class Tracer:
     ) -> None:
         """A post that follows everything before it; in a tile loop, everything of its iteration."""
         post = self._post(signal, self.device_of(rank, axis), value, op, scope)
-        before = self._before()
+        key = (post.signal.range.first, post.signal.index) if isinstance(post.signal.index, int) else None
+        # posts of one signal follow one another (native/programs/run/expand.cc)
+        earlier = self.block.posts.get(key) if key is not None else None
+        before = self.block.items[earlier.place + 1 if earlier else 0 :]
+        kernels = [s for item in before for s in _statements(item) if s.name]
         last = self.block.items[-1] if self.block.items else None
-        if isinstance(last, Statement) and (before == [last] or (not before and last.is_wait)):
+        if earlier is not None and not before:
+            carrier = earlier.carrier
+        elif isinstance(last, Statement) and (kernels == [last] or (last.is_wait and not kernels)):
             last.is_wait = False
-        elif isinstance(last, Statement) and last.label == "notify" and last.reads:
-            pass  # everything before is already covered
+            carrier = last
         else:
-            last = self._join("notify")
-        last.notifies.append(post)
+            carrier = self._join("notify", before)
+        carrier.notifies.append(post)
+        if key is not None:
+            self.block.posts[key] = _Posted(carrier, len(self.block.items) - 1)
 
-    def _before(self) -> list[Statement]:
-        """The statements with a kernel that precede the current line: in a tile loop those of its
-        iteration, otherwise all.
-        """
-        return [s for s in self.block.statements() if s.name]
-
-    def _join(self, label: str, orders: Sequence[View] = ()) -> Statement:
-        """A statement without a kernel that follows everything before it."""
+    def _join(
+        self, label: str, before: Sequence[Statement | Block], orders: Sequence[View] = ()
+    ) -> Statement:
+        """A statement without a kernel that follows others."""
         reads: dict[tuple[object, ...], View] = {}
         loops = set(self.loops)
-        for statement in self._before():
+        statements = [s for item in before for s in _statements(item)]
+        for statement in statements:
+            if not statement.name:
+                continue
             statement.is_joined = True
             for view in statement.views():
                 if view.owner is None:
@@ -577,12 +601,7 @@ class Tracer:
                     view = view if is_inside and not view.form.is_packed else view.whole()
                     reads.setdefault((view.form, id(view.begin) if isinstance(view.begin, Index) else view.begin, view.num_rows), view)
         statement = Statement(label, self.line(), self.loops, reads=list(reads.values()), orders=list(orders))
-        statement.waits = [
-            item
-            for s in self.block.items
-            if isinstance(s, Statement) and s.is_wait
-            for item in s.waits
-        ]
+        statement.waits = [item for s in statements if s.is_wait and set(s.loops) <= loops for item in s.waits]
         return self._add(statement)
 
     def _post(self, signal: Any, device: IndexLike, value: Any, op: str, scope: str) -> Post:
@@ -662,7 +681,7 @@ class Tracer:
 
     def fence(self) -> None:
         """Later puts follow earlier ones."""
-        self.block.is_fenced = bool(self._before())
+        self.block.is_fenced = any(s.name for s in self.block.statements())
 
     quiet = fence
 
@@ -672,7 +691,7 @@ class Tracer:
             self.invalid("a barrier must not be in a tile loop", "one in a loop", "loop with range()")
         me, n, first = self.rank(None), self.mesh.num_devices, self.barrier_signals
         line = self.line()
-        arrive = self._join("barrier/arrive")
+        arrive = self._join("barrier/arrive", self.block.items)
         for distance in range(1, n):
             signal = SignalView(self, first, me, is_element=True)
             arrive.notifies.append(Post(signal, (me + distance) % n, 1, "sys", line))
