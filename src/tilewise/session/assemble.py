@@ -80,7 +80,7 @@ def _open(options: Mapping[str, Any], program: _Program, directory: Path) -> Exe
     group = active_group()
     if group is not None and group.num_processes > 1 and options["num_devices"] > 1:
         return group.open_executor(encode_plan(program), options, str(directory))
-    with name_in_utf8(directory) if options.get("file_bytes") else nullcontext("") as name:
+    with name_in_utf8(directory) if options["file_bytes"] else nullcontext("") as name:
         return Executor(**options, file_directory=name)
 
 

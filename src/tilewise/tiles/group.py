@@ -99,6 +99,7 @@ class DeviceGroup:
             "num_signals": self._num_signals,
             "num_handles": _NUM_HANDLES,
             "scratch_bytes": _SCRATCH_BYTES,
+            "file_bytes": 0,
             "memory_limit_bytes": 0,
             "deadline_s": deadline_s,
         }
