@@ -95,6 +95,7 @@ __all__ = [
     "layer",
     "models",
     "optim",
+    "tile_program",
 ]
 
 

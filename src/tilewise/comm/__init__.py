@@ -58,6 +58,7 @@ __all__ = [
     "get",
     "kernel",
     "local",
+    "matmul",
     "notify",
     "num_ranks",
     "put",

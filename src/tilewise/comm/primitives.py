@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 from tilewise.core.errors import PlanError, ShapeError
@@ -519,7 +520,7 @@ def matmul(out: SymmetricTensor, x: SymmetricTensor, w: SymmetricTensor, *, k_sp
             f"[comm.matmul] k_splits must be 1 to K, and several need a packed w; got {k_splits} for K = {k}; choose "
             "another number"
         )
-    ranges = [end for cut in zip(cuts, cuts[1:]) for end in cut]
+    ranges = [end for cut in pairwise(cuts) for end in cut]
     kernel("matmul", out=out, a=[x], w=[w], num_k_splits=k_splits, range=ranges)
 
 

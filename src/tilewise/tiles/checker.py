@@ -69,14 +69,14 @@ def check_program(name: str, native: Program, emitted: Emitted) -> None:
     Raises:
         PlanError: names both lines, tasks, tiles and devices.
     """
-    for (device, signal), count in emitted.surplus.items():
-        raise PlanError(
-            f"[tiles.{name}] a signal must be posted as often as the program waits for; got {count} posts too many "
-            f"of signal {signal} of device {device}; wait for them, or do not post them"
-        )
     race = find_race(native, emitted.program, "run")
     if race is not None:
         _report(name, race, emitted.lines)
+    for (device, signal), (count, line) in emitted.surplus.items():
+        raise PlanError(
+            f"[tiles.{name}] a signal must be posted as often as the program waits for; got {count} posts too many "
+            f"of signal {signal} of device {device}, the last one at {line}; wait for them, or do not post them"
+        )
 
 
 def find_race(native: Program, program: TileProgram, list_name: str) -> Race | None:
@@ -102,7 +102,9 @@ def _report(name: str, race: Race, lines: Mapping[str, Line]) -> NoReturn:
     first, second = race.first, race.second
     if first.is_write and not second.is_write:
         rule = "a tile that another device writes must be read after a wait for its signal"
-        advice = "wait for the signal that follows the write, and pass the token to consume_token with the tensor"
+        advice = (
+            "wait for the signal that follows the write, and pass the token to consume_token with the tensor"
+        )
     elif not first.is_write:
         rule = "a tile must not be overwritten before its readers have acknowledged"
         advice = "let the reader notify, and the writer wait for it"
@@ -168,7 +170,9 @@ class _Tasks:
         for device, table in enumerate(self.tables):
             for number, signal, threshold, _ in table["waits"].tolist():
                 of_signal = posts[device, signal]
-                later: defaultdict[int, int] = defaultdict(int)  # posts of one device: this one and those after it
+                later: defaultdict[int, int] = defaultdict(
+                    int
+                )  # posts of one device: this one and those after it
                 for post in reversed(of_signal):
                     poster = self._device(post)
                     later[poster] += 1
@@ -217,7 +221,11 @@ class _Tasks:
                         continue
                     if is_local and other[4] and self._device(other[2]) == self._device(task):
                         continue  # ordered by tiles
-                    if not _overlap(view, other) or _is_before(bits, task, other[2]) or _is_before(bits, other[2], task):
+                    if (
+                        not _overlap(view, other)
+                        or _is_before(bits, task, other[2])
+                        or _is_before(bits, other[2], task)
+                    ):
                         continue
                     pair = sorted((view, other), key=lambda v: (self._step(v[2]), place[v[2]]))
                     return Race(owner, self._use(pair[0]), self._use(pair[1]))
@@ -240,7 +248,9 @@ class _Tasks:
                 task = int(self.begins[device]) + number
                 _, template, instruction, _, _ = tasks[number]
                 if templates[template].instructions[instruction].kernel:  # others only order tasks
-                    views[owner].append((begin, end, task, role or _READS, int(owner == device), stride, width))
+                    views[owner].append(
+                        (begin, end, task, role or _READS, int(owner == device), stride, width)
+                    )
         return views
 
     def _use(self, view: Sequence[int]) -> Use:

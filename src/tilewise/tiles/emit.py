@@ -85,14 +85,14 @@ class Emitted:
         lines: the line of the user's program, by label of an instruction.
         scratch_bytes: scratch memory that a worker needs.
         num_signals: signals that every device needs.
-        surplus: per device and signal, posts for which the program does not wait.
+        surplus: per device and signal, posts for which the program does not wait, and the line of one.
     """
 
     program: TileProgram
     lines: Mapping[str, Line]
     scratch_bytes: int
     num_signals: int
-    surplus: Mapping[tuple[int, int], int]
+    surplus: Mapping[tuple[int, int], tuple[int, Line | None]]
 
 
 def sort_arguments(tracer: Tracer, statement: Statement, arguments: Mapping[str, Any]) -> None:
@@ -100,11 +100,15 @@ def sort_arguments(tracer: Tracer, statement: Statement, arguments: Mapping[str,
     name = statement.name
     spec = KERNELS.get(name)
     if spec is None:
-        tracer.invalid("a kernel must be one of the kernel table", shown(name), "see tilewise.kernels.table.KERNELS")
+        tracer.invalid(
+            "a kernel must be one of the kernel table", shown(name), "see tilewise.kernels.table.KERNELS"
+        )
     known = spec.operand_names | spec.int_names | spec.float_names
     if not arguments.keys() <= known:
         odd = sorted(set(arguments) - known)[0]
-        tracer.invalid(f"the arguments of kernel {name!r} are {', '.join(sorted(known))}", shown(odd), "rename it")
+        tracer.invalid(
+            f"the arguments of kernel {name!r} are {', '.join(sorted(known))}", shown(odd), "rename it"
+        )
     operands: dict[str, Any] = {}
     for operand in spec.operands:
         value = arguments.get(operand.name)
@@ -148,9 +152,11 @@ def emit(
         of.emit_body()
     for of in classes:
         of.check_scopes(classes)
-    surplus: dict[tuple[int, int], int] = {}
+    surplus: dict[tuple[int, int], tuple[int, Line | None]] = {}
     for of in classes:
-        surplus |= of.drain()
+        for (device, signal), count in of.drain().items():
+            line = next((c.post_lines[signal] for c in classes if signal in c.post_lines), None)
+            surplus[device, signal] = count, line
     slots = tuple(Slot("tensor", i) for i in range(len(entries)))
     group = tuple(range(mesh.num_devices))
     devices: dict[int, DeviceBinding] = {}
@@ -186,7 +192,9 @@ def _entries(forms: Sequence[TensorForm], traces: Sequence[Tracer]) -> tuple[Ten
             tile = -(-tile // PANEL_ROWS) * PANEL_ROWS
         stride = form.cols
         entries.append(
-            TensorEntry(("symmetric", form.number), 0, Number(form.rows), form.cols, stride, form.dtype, tile, handle)
+            TensorEntry(
+                ("symmetric", form.number), 0, Number(form.rows), form.cols, stride, form.dtype, tile, handle
+            )
         )
         handle += -(-form.rows // tile)
     del offset
@@ -226,6 +234,7 @@ class _ClassEmitter:
         self.devices: IntArray = tracer.devices
         self.instructions: list[Instruction] = []
         self.lines: dict[str, Line] = {}
+        self.post_lines: dict[int, Line] = {}  # a line that posts a signal
         self.scratch_bytes = 0
         self._slots = {form: slot for slot, form in enumerate(tracer.forms)}
         self._packed = [form.is_packed for form in tracer.forms]
@@ -236,7 +245,9 @@ class _ClassEmitter:
         self._own_posts = np.zeros_like(self._expected)
         self._carriers = _carriers(tracer.body)
         self._waits: list[tuple[WaitItem, IntArray]] = []  # with the signals' numbers
-        self._mixed: dict[int, NDArray[np.bool_]] = {}  # slots of one statement that some devices have themselves
+        self._mixed: dict[
+            int, NDArray[np.bool_]
+        ] = {}  # slots of one statement that some devices have themselves
         self._line: Line | None = None  # of the current statement
 
     def numbers(self) -> Iterator[tuple[int, ...]]:
@@ -312,7 +323,9 @@ class _ClassEmitter:
         """Check that all iterations of a statement may precede the next statement."""
         for n, later in enumerate(statements):
             for earlier in statements[:n]:
-                shared = {id(w.signal.range) for w in earlier.waits} & {id(w.signal.range) for w in later.waits}
+                shared = {id(w.signal.range) for w in earlier.waits} & {
+                    id(w.signal.range) for w in later.waits
+                }
                 if (earlier.waits and later.notifies) or (shared and earlier.waits != later.waits):
                     raise _NotALoop
                 for a, is_written in _accesses(earlier):
@@ -356,8 +369,6 @@ class _ClassEmitter:
         draft = self._instruction(statement, Number(step * loop.count), step, place, loops, loop)
         instruction, expected, posts = self._with_signals(statement, draft, loops, loop, expected)
         first = self._number(self._at(loop.first, loops) % loop.count)
-        if first and "first" not in Instruction.__dataclass_fields__:
-            raise _NotALoop
         return (replace(instruction, first=first) if first else instruction), expected, posts
 
     def _instruction(
@@ -389,7 +400,12 @@ class _ClassEmitter:
 
         self._mixed = {}
         tiles = {name: placed(value) for name, value in statement.operands.items()}
-        every = [o for tile in tiles.values() for o in (tile if isinstance(tile, list) else [tile]) if o is not None]
+        every = [
+            o
+            for tile in tiles.values()
+            for o in (tile if isinstance(tile, list) else [tile])
+            if o is not None
+        ]
         for operand in every:
             if operand.group < 0 and operand.slot in self._mixed:  # a task has one access per tile
                 self._split(self._mixed[operand.slot])
@@ -443,10 +459,11 @@ class _ClassEmitter:
             self._values.append(np.array(values))
         return Number.of_device(self._numbers[key])
 
-    def _split(self, values: IntArray) -> NoReturn:
+    def _split(self, values: NDArray[Any]) -> NoReturn:
         """Divide the class by a value."""
         raise Split(
-            self.tracer, [tuple(self.devices[values == value].tolist()) for value in np.unique(values).tolist()]
+            self.tracer,
+            [tuple(self.devices[values == value].tolist()) for value in np.unique(values).tolist()],
         )
 
     # ---- views --------------------------------------------------------------------------------------------
@@ -525,7 +542,9 @@ class _ClassEmitter:
             if view.columns is not None:
                 raise _NotALoop
             self._owner(view, loops, loop)
-            return self._fixed_rows(statement, replace(view, begin=_constant(self.tracer, begins[:, 0], self.devices)), loops)
+            return self._fixed_rows(
+                statement, replace(view, begin=_constant(self.tracer, begins[:, 0], self.devices)), loops
+            )
         self._check_rows(statement, view, begins)
         rows, first = view.num_rows, begins[:, 0]
         if (np.diff(begins, axis=1) != rows).any():
@@ -566,10 +585,13 @@ class _ClassEmitter:
         self, view: SignalView, line: Line, loops: Mapping[Loop, IntArray], loop: Loop | None
     ) -> IntArray:
         index = self._at(view.index, loops, loop)
-        if index.min() < 0 or index.max() >= view.range.count:
+        if index.min() < 0 or index.max() >= view.range.size:
             odd = int(index.min() if index.min() < 0 else index.max())
             self.tracer.invalid(
-                f"a signal must be one of {view.range.count}, counted from 0", str(odd), "check the index", line
+                f"a signal must be one of {view.range.size}, counted from 0",
+                str(odd),
+                "check the index",
+                line,
             )
         return index + view.range.first
 
@@ -599,6 +621,7 @@ class _ClassEmitter:
                 )
             if loop is not None and (owners != owners[:, :1]).any():
                 raise _NotALoop
+            self.post_lines.update(dict.fromkeys(np.unique(signals).tolist(), post.line))
             base, per_index = self._base(signals, loop)
             member = self._number(owners if loop is None else owners[:, 0])
             notifies += [Notify(_ALL, member, base, per_index)] * post.value
@@ -606,9 +629,7 @@ class _ClassEmitter:
                 np.arange(len(self.devices)).reshape(-1, *([1] * (owners.ndim - 1))), owners.shape
             )
             for _ in range(post.value):
-                posts.append(
-                    (owners[~is_own], signals[~is_own], (rows[is_own], signals[is_own]))
-                )
+                posts.append((owners[~is_own], signals[~is_own], (rows[is_own], signals[is_own])))
         return replace(instruction, waits=tuple(waits), notifies=tuple(notifies)), expected, posts
 
     def _base(self, signals: IntArray, loop: Loop | None) -> tuple[NumberLike, bool]:
@@ -663,9 +684,13 @@ class _ClassEmitter:
     def check_scopes(self, classes: Sequence[_ClassEmitter]) -> None:
         """Reject waits inside of a device for signals that other devices post."""
         for item, signals in self._waits:
-            if item.scope == "gpu" and self.posts[
-                np.broadcast_to(self.devices.reshape(-1, *([1] * (signals.ndim - 1))), signals.shape), signals
-            ].any():
+            if (
+                item.scope == "gpu"
+                and self.posts[
+                    np.broadcast_to(self.devices.reshape(-1, *([1] * (signals.ndim - 1))), signals.shape),
+                    signals,
+                ].any()
+            ):
                 self.tracer.invalid(
                     'a wait with scope "gpu" waits for a signal that only its own device posts',
                     "one that another device posts",
@@ -747,5 +772,9 @@ def _invalid_call(tracer: Tracer, statement: Statement, message: str) -> NoRetur
     match = _MESSAGE.match(message)
     rule, got = match.groups() if match else (message, "another call")
     tracer.invalid(
-        rule, f"{got} for kernel {statement.name!r}", "see the kernel's declaration in tilewise.kernels.table", statement.line, ShapeError
+        rule,
+        f"{got} for kernel {statement.name!r}",
+        "see the kernel's declaration in tilewise.kernels.table",
+        statement.line,
+        ShapeError,
     )

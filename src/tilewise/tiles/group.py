@@ -86,7 +86,10 @@ class DeviceGroup:
             "DeviceGroup", "workers_per_device", workers_per_device, 1, _MOST_WORKERS
         )
         self._heap = _Heap(self.memory_bytes)
-        self._num_signals, self._used_signals = num_signals + devices, devices  # the first ones are for barriers
+        self._num_signals, self._used_signals = (
+            num_signals + devices,
+            devices,
+        )  # the first ones are for barriers
         self._lock = threading.RLock()
         self._processes = active_group()
         self._sent: object = None  # the program that workers in other processes have
@@ -139,8 +142,8 @@ class DeviceGroup:
             place = self._heap.take(count * kind.itemsize)
             if place is None:
                 raise ResourceError(
-                    f"[tiles.symm_tensor] the devices' memory must have room; got {format_bytes(count * kind.itemsize)} "
-                    f"for {format_bytes(self._heap.largest)} in one piece of {format_bytes(self.memory_bytes)}; pass a "
+                    "[tiles.symm_tensor] the devices' memory must have room; got "
+                    f"{format_bytes(count * kind.itemsize)} for {format_bytes(self._heap.largest)} in one piece of {format_bytes(self.memory_bytes)}; pass a "
                     "larger memory_bytes to DeviceGroup, or free tensors"
                 )
             offset, is_fresh = place
@@ -275,7 +278,9 @@ class SymmTensor:
         self._check("numpy", device)
         if self.is_packed or not self.group._executor.reaches(device):
             got = "a packed tensor" if self.is_packed else "a device of another host"
-            _validate.invalid("numpy", "only plain tensors on this host have arrays", got, "use read and write")
+            _validate.invalid(
+                "numpy", "only plain tensors on this host have arrays", got, "use read and write"
+            )
         return self.group._bytes(self, device).view(dtype_named(self.dtype).numpy).reshape(self.shape)
 
     def read(self, device: int) -> Array:

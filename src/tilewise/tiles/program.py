@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
@@ -24,7 +24,7 @@ from tilewise.session.assemble import native_program
 from tilewise.tiles.checker import check_program
 from tilewise.tiles.emit import Emitted, Split, emit
 from tilewise.tiles.group import DeviceGroup, Signals, SymmTensor
-from tilewise.tiles.trace import Line, SignalRange, TensorForm, Tracer, arguments_of
+from tilewise.tiles.trace import SignalRange, TensorForm, Tracer, arguments_of
 
 __all__ = ["TileProgramFunction", "TracedProgram", "tile_program"]
 
@@ -154,9 +154,7 @@ class TileProgramFunction:
             check_program(self.name, native, emitted)
         return traced
 
-    def _trace_devices(
-        self, group: DeviceGroup, devices: Sequence[int], forms: Sequence[object]
-    ) -> Tracer:
+    def _trace_devices(self, group: DeviceGroup, devices: Sequence[int], forms: Sequence[object]) -> Tracer:
         barrier = SignalRange(0, group.mesh.num_devices)
         tracer = Tracer(self.name, group.mesh, devices, barrier, {})
         with interpreting(tracer):

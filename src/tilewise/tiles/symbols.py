@@ -68,9 +68,7 @@ class Index:
     ) -> None:
         self.tracer, self.evaluate, self.loops = tracer, evaluate, loops
 
-    def _with(
-        self, other: object, function: Callable[[Any, Any], Any], divisor: object = None
-    ) -> Any:
+    def _with(self, other: object, function: Callable[[Any, Any], Any], divisor: object = None) -> Any:
         if not isinstance(other, int | np.integer | Index) or isinstance(other, bool):
             return NotImplemented
         tracer, line = self.tracer, self.tracer.line() if divisor is not None else None

@@ -64,13 +64,13 @@ class SignalRange(NamedTuple):
     """Several signals: the number of the first one, and how many."""
 
     first: int
-    count: int
+    size: int
 
 
 @dataclass(frozen=True, eq=False)
 class SignalView:
-    """Signals as a program sees them: `ready[3]`, `ready[t]`, `ready[0:4]`. An element has the count
-    None.
+    """Signals as a program sees them: `ready[3]`, `ready[t]`, `ready[0:4]`. An element is one
+    signal.
     """
 
     tracer: Tracer
@@ -79,26 +79,28 @@ class SignalView:
     is_element: bool = False
 
     def __len__(self) -> int:
-        return self.range.count
+        return self.range.size
 
     def __getitem__(self, index: Any) -> SignalView:
         if self.is_element:
             self.tracer.invalid("one signal has no elements", shown(index), "index the array of signals")
         if isinstance(index, slice):
-            first, end, step = index.indices(self.range.count)
+            first, end, step = index.indices(self.range.size)
             if step != 1:
                 self.tracer.invalid("a slice of signals has step 1", str(step), "drop the step")
             return SignalView(self.tracer, SignalRange(self.range.first + first, max(0, end - first)))
         if isinstance(index, int):
-            index += self.range.count if index < 0 else 0
-            self.tracer.within("a signal", index, self.range.count)
+            index += self.range.size if index < 0 else 0
+            self.tracer.within("a signal", index, self.range.size)
         elif not isinstance(index, Index):
-            self.tracer.invalid("a signal's index must be an integer", shown(index), "index with a tile or rank")
+            self.tracer.invalid(
+                "a signal's index must be an integer", shown(index), "index with a tile or rank"
+            )
         return SignalView(self.tracer, self.range, index, is_element=True)
 
     def elements(self) -> list[SignalView]:
         """The single signals."""
-        return [self] if self.is_element else [self[i] for i in range(self.range.count)]
+        return [self] if self.is_element else [self[i] for i in range(self.range.size)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,14 +176,18 @@ class View:
         count = tracer.constant(end - begin, "the number of rows of a slice")
         if isinstance(begin, int) and isinstance(end, int) and not 0 <= begin < end <= self.num_rows:
             tracer.invalid(
-                f"rows must be within the {self.num_rows} rows of the tensor", f"[{begin}:{end}]", "check the slice"
+                f"rows must be within the {self.num_rows} rows of the tensor",
+                f"[{begin}:{end}]",
+                "check the slice",
             )
         return self._part(begin, count)
 
     def _columns(self, columns: Any) -> View:
         tracer = self.tracer
         if not isinstance(columns, slice) or columns.step is not None or self.columns is not None:
-            tracer.invalid("columns must be one slice without a step", shown(columns), "write x[:, begin:end]")
+            tracer.invalid(
+                "columns must be one slice without a step", shown(columns), "write x[:, begin:end]"
+            )
         if len(self.form.shape) != 2 or self.form.is_packed:
             tracer.invalid("columns can be sliced of a plain 2-D tensor", str(self.form.shape), "slice rows")
         begin = 0 if columns.start is None else columns.start
@@ -189,7 +195,9 @@ class View:
         count = tracer.constant(end - begin, "the number of columns of a slice")
         if isinstance(begin, int) and not 0 <= begin < begin + count <= self.form.cols:
             tracer.invalid(
-                f"columns must be within the tensor's {self.form.cols}", f"[{begin}:{begin + count}]", "check the slice"
+                f"columns must be within the tensor's {self.form.cols}",
+                f"[{begin}:{begin + count}]",
+                "check the slice",
             )
         return View(tracer, self.form, self.owner, self.begin, self.num_rows, self.waits, (begin, count))
 
@@ -394,7 +402,11 @@ class Tracer:
         if isinstance(value, Index):
             known = self._difference(value)
             if known is None:
-                self.invalid(f"{what} must be equal in all iterations and on all devices", "an expression that is not", "use constant sizes")
+                self.invalid(
+                    f"{what} must be equal in all iterations and on all devices",
+                    "an expression that is not",
+                    "use constant sizes",
+                )
             return known
         if not isinstance(value, int) or isinstance(value, bool):
             self.invalid(f"{what} must be an integer", shown(value), "pass an integer")
@@ -424,7 +436,7 @@ class Tracer:
 
     # ---- devices ------------------------------------------------------------------------------------------
 
-    def rank(self, axis: str | None) -> IndexLike:
+    def rank(self, axis: str | None) -> Any:
         """The number of the device, or its coordinate on an axis."""
         if axis is None:
             return self._of_device(lambda device: device)
@@ -444,7 +456,9 @@ class Tracer:
 
     def _require_axis(self, axis: str) -> None:
         if axis not in self.mesh.names:
-            self.invalid(f"an axis must be one of {', '.join(self.mesh.names)}", shown(axis), "name one of them")
+            self.invalid(
+                f"an axis must be one of {', '.join(self.mesh.names)}", shown(axis), "name one of them"
+            )
 
     def device_of(self, rank: Any, axis: str | None = None) -> IndexLike:
         """The number of the device with a rank, among all devices or along an axis."""
@@ -454,14 +468,17 @@ class Tracer:
         elif not isinstance(rank, Index):
             self.invalid("a rank must be an integer", shown(rank), "pass rank() or an expression of it")
         if axis is None:
-            return rank
+            of_all: IndexLike = rank
+            return of_all
         table = np.array([self.mesh.group(d, axis) for d in range(self.mesh.num_devices)], np.int64)
         line = self.line()
 
         def evaluate(env: Env) -> Any:
             values = np.asarray(values_of(rank, env))
             if values.min() < 0 or values.max() >= count:
-                self.invalid(f"a rank must be one of {count}", str(int(values.min())), "check the expression", line)
+                self.invalid(
+                    f"a rank must be one of {count}", str(int(values.min())), "check the expression", line
+                )
             devices = np.broadcast_to(env.devices, np.broadcast_shapes(env.devices.shape, values.shape))
             return table[devices, values]
 
@@ -475,7 +492,7 @@ class Tracer:
         """Check that a value is a tensor of this program."""
         if isinstance(tensor, View) and tensor.tracer is self:
             return tensor
-        return self.invalid(
+        self.invalid(
             f"{what} needs a symmetric tensor that was passed to the program",
             shown(tensor),
             "pass it as an argument",
@@ -526,8 +543,11 @@ class Tracer:
         sort_arguments(self, statement, arguments)
         self._add(statement)
 
-    def put(self, dst: Any, src: Any) -> Statement:
+    def put(self, dst: Any, src: Any) -> None:
         """A copy into another device's memory."""
+        self._put(dst, src)
+
+    def _put(self, dst: Any, src: Any) -> Statement:
         src = self.view(src, "put")
         if src.owner is not None:
             self.invalid("put reads the calling device's tensor", "a tensor of another device", "use get")
@@ -550,13 +570,15 @@ class Tracer:
             )
         if self.block.is_fenced and label == "put":
             self.block.is_fenced = False
-            self._join(f"{label}/fence", self.block.items, orders=[src.whole() if loops_of(src.begin) else src])
+            self._join(
+                f"{label}/fence", self.block.items, orders=[src.whole() if loops_of(src.begin) else src]
+            )
         operands = {"dst": [dst], "src": [src]}
         return self._add(Statement(label, self.line(), self.loops, "copy_pairs", dst.dtype, operands))
 
     def put_signal(self, dst: Any, src: Any, signal: Any, value: Any, op: str) -> None:
         """A put whose end posts a signal on the same device."""
-        statement = self.put(dst, src)
+        statement = self._put(dst, src)
         owner = self.view(dst, "put_signal").owner
         if owner is None:
             self.invalid("put_signal writes another device's tensor", "the own one", "use symm_at")
@@ -599,9 +621,18 @@ class Tracer:
                 if view.owner is None:
                     is_inside = set(statement.loops) <= loops
                     view = view if is_inside and not view.form.is_packed else view.whole()
-                    reads.setdefault((view.form, id(view.begin) if isinstance(view.begin, Index) else view.begin, view.num_rows), view)
+                    reads.setdefault(
+                        (
+                            view.form,
+                            id(view.begin) if isinstance(view.begin, Index) else view.begin,
+                            view.num_rows,
+                        ),
+                        view,
+                    )
         statement = Statement(label, self.line(), self.loops, reads=list(reads.values()), orders=list(orders))
-        statement.waits = [item for s in statements if s.is_wait and set(s.loops) <= loops for item in s.waits]
+        statement.waits = [
+            item for s in statements if s.is_wait and set(s.loops) <= loops for item in s.waits
+        ]
         return self._add(statement)
 
     def _post(self, signal: Any, device: IndexLike, value: Any, op: str, scope: str) -> Post:
@@ -652,19 +683,19 @@ class Tracer:
 
     def wait_any(self, *arguments: object) -> NoReturn:
         """Refused."""
-        return self._refuse("wait_any", "wait for each signal, and let tasks run as their signals arrive")
+        self._refuse("wait_any", "wait for each signal, and let tasks run as their signals arrive")
 
     def wait_some(self, *arguments: object) -> NoReturn:
         """Refused."""
-        return self._refuse("wait_some", "wait for each signal, and let tasks run as their signals arrive")
+        self._refuse("wait_some", "wait for each signal, and let tasks run as their signals arrive")
 
     def fetch_add(self, *arguments: object) -> NoReturn:
         """Refused."""
-        return self._refuse("fetch_add", "divide the work by rank, or notify and wait for a count")
+        self._refuse("fetch_add", "divide the work by rank, or notify and wait for a count")
 
     def compare_swap(self, *arguments: object) -> NoReturn:
         """Refused."""
-        return self._refuse("compare_swap", "decide by rank, or notify and wait for a count")
+        self._refuse("compare_swap", "decide by rank, or notify and wait for a count")
 
     def _refuse(self, primitive: str, advice: str) -> NoReturn:
         self.invalid(
@@ -704,7 +735,7 @@ class Tracer:
             item.place = leave
         self._add(leave)
 
-    def tiles(self, count: Any, first: Any) -> Iterator[IndexLike]:
+    def tiles(self, count: Any, first: Any) -> Iterator[Any]:
         """A loop whose body is traced once."""
         count = self.constant(count, "the number of tiles")
         if count < 0:
