@@ -155,7 +155,7 @@ class _Word:
     Attributes:
         value: its value.
         operator: how it is changed (`set`, `add` or `compare_swap`); empty before the first use.
-        poster: another device that has posted it; -1 if there is none.
+        poster: another device that has posted it; -1 if only its own device has.
         is_gpu: whether the device has waited for it with scope `gpu`.
     """
 
