@@ -24,7 +24,7 @@ def matmul(out, x, w):
     comm.kernel("matmul", out=out, a=[x], w=[w], num_k_splits=1, range=[0, K])
 
 
-def gather_and_multiply(x, w, whole, out, arrived):
+def gather_and_multiply(x, w, whole, out, arrived, has_waits=True):
     """All-gather + matmul by tiles: each device starts with its own rows, and computes each tile when it has come."""
     me, n = comm.rank(), comm.num_ranks()
     per_device = M // TILE
@@ -34,7 +34,9 @@ def gather_and_multiply(x, w, whole, out, arrived):
             place = comm.symm_at(whole, peer).tile(me * per_device + tile, rows=TILE)
             comm.put_signal(place, own.tile(tile, rows=TILE), arrived[me * per_device + tile])
     for tile in comm.tiles(n * per_device, first=me * per_device):
-        rows = comm.consume_token(whole.tile(tile, rows=TILE), comm.wait(arrived[tile]))
+        rows = whole.tile(tile, rows=TILE)
+        if has_waits:
+            rows = comm.consume_token(rows, comm.wait(arrived[tile]))
         matmul(out.tile(tile, rows=TILE), rows, w)
 
 
@@ -63,15 +65,20 @@ def test_all_gather_and_matmul(count, dtype):
     x, w = random(0, (count * M, K), dtype), random(1, (N, K), dtype)
     expected = np.zeros((count * M, N), np.float32)
     run_named("matmul", {"out": expected, "a": [x], "w": [w], "num_k_splits": 1, "range": [0, K]})
-    for delays in (None, 0, 1, 2):
+
+    def is_equal(delays, has_waits):
         devices = comm.local(count, delays=delays)
         shard, weight = devices.symm_tensor((M, K), dtype), devices.symm_tensor((N, K), dtype)
         whole, out = devices.symm_tensor((count * M, K), dtype), devices.symm_tensor((count * M, N))
         for device in range(count):
             shard.numpy(device)[:] = x[device * M : (device + 1) * M]
             weight.numpy(device)[:] = w
-        devices.run(gather_and_multiply, shard, weight, whole, out, devices.signals(count * M // TILE))
-        assert all(np.array_equal(out.numpy(device), expected) for device in range(count))
+        arrived = devices.signals(count * M // TILE)
+        devices.run(gather_and_multiply, shard, weight, whole, out, arrived, has_waits)
+        return all(np.array_equal(out.numpy(device), expected) for device in range(count))
+
+    assert all(is_equal(delays, has_waits=True) for delays in (None, 0, 1, 2))
+    assert not all(is_equal(delays, has_waits=False) for delays in range(6))
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -55,6 +55,7 @@ CHECKS = {
     "value": (PlanError, "value of a signal must lie in", lambda x, r: comm.notify(r[0], 0, -1)),
     "values": (PlanError, "one value per signal; got 2 for 3", lambda x, r: comm.wait(r, [0, 0])),
     "no signal": (PlanError, "a signal must be a LocalSignal", lambda x, r: comm.wait([x])),
+    "no signals": (PlanError, "signals must be a sequence of signals", lambda x, r: comm.wait(x)),
     "all skipped": (PlanError, "a signal must remain", lambda x, r: comm.wait_any(r, skip=range(3))),
     "post with gpu": (
         PlanError,
@@ -179,10 +180,7 @@ def test_a_deadlock_names_what_each_device_waits_for(delays):
     assert re.search(
         r"device 0 waits in wait at test_local_errors.py:\d+ \(ready\[0\] >= 3, and it is 0\)", text
     )
-    assert re.search(
-        r"device 1 waits in wait_all at .*\(ready\[1\] >= 2, and it is 2, ready\[2\] >= 1, and it is 0\)",
-        text,
-    )
+    assert re.search(r"device 1 waits in wait_all at .*py:\d+ \(ready\[2\] >= 1, and it is 0\)", text)
     with pytest.raises(CommError, match=r"device 0 has ended; device 1 waits in barrier .*1 of 2 devices"):
         on_two(lambda x, ready: comm.rank() and comm.barrier(), delays=delays)
 

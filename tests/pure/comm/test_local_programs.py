@@ -56,9 +56,9 @@ def exchange(x, received, rounds, how):
         expected += sum(target == me for _, _, target, _ in sends)
         token = comm.wait(received[0], expected)
         arrived = comm.consume_token(x[1], token)
-        kept = arrived.numpy().copy()
-        comm.barrier()  # nobody sends from what the next line changes
-        x[0].numpy()[:] += kept
+        landed = arrived.numpy().copy()
+        comm.barrier()  # all devices have received this round
+        x[0].numpy()[:] += landed
         comm.barrier()
     return x[0].numpy().tolist()
 
@@ -228,6 +228,32 @@ def earlier_put(x, y, ready, order):
     return (comm.consume_token(y, comm.wait(ready, 1)).numpy() == 1).all()
 
 
+def atomics(x, y, ready, order):
+    """Device 0 sends rows, and then changes a signal atomically."""
+    if comm.rank() == 0:
+        comm.put(comm.symm_at(y, 1), x)
+        if order != "neither":
+            comm.fence()
+        if order == "fence, swap":
+            comm.compare_swap(ready, 1, 0, 1)
+        else:
+            comm.fetch_add(ready, 1)
+        return True
+    return (comm.consume_token(y, comm.wait(ready, 1)).numpy() == 1).all()
+
+
+def meet(x, y, ready, order):
+    """Each device sends to the other, and reads after a barrier, which completes what was sent."""
+    me = comm.rank()
+    comm.put(comm.symm_at(y, 1 - me), x)
+    if order == "barrier":
+        comm.barrier()
+    else:
+        comm.notify(ready, 1 - me)
+        comm.wait(ready)
+    return (y.numpy() == 1).all()
+
+
 def is_right(program, order, seed):
     """Whether no device saw anything else than what was sent."""
     devices = comm.local(3 if program is send_by_a_third else 2, delays=seed)
@@ -244,6 +270,8 @@ def is_right(program, order, seed):
         (send_by_a_third, ("quiet",), ("fence", "neither")),
         (send_twice, ("acknowledged",), ("not acknowledged",)),
         (earlier_put, ("fence",), ("neither",)),
+        (atomics, ("fence, add", "fence, swap"), ("neither",)),
+        (meet, ("barrier",), ("signal",)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
