@@ -36,6 +36,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {"eq": eq, "ne": ne, "gt": gt,
 _SYMBOLS = {"eq": "==", "ne": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _VALUES = 1 << 64
 _TIMEOUT_S = 60.0
+_MAX_SHOWN = 4  # signals in a message
 _T = TypeVar("_T")
 
 
@@ -155,7 +156,7 @@ class _Word:
     Attributes:
         value: its value.
         operator: how it is changed (`set`, `add` or `compare_swap`); empty before the first use.
-        poster: another device that has posted it; -1 if there is none.
+        poster: another device that has posted it; -1 if only its own device has.
         is_gpu: whether the device has waited for it with scope `gpu`.
     """
 
@@ -625,7 +626,8 @@ class _LocalDevice:
         Returns:
             Indices of the signals that have reached their values.
         """
-        several = [signals] if isinstance(signals, LocalSignal) else list(signals)
+        is_one = isinstance(signals, LocalSignal)
+        several = [signals] if is_one else _validate.sequence(primitive, "signals", signals, "signals")
         words = [
             _validate.instance(primitive, "a signal", signal, LocalSignal, "pass signals[index]").words[
                 self.number
@@ -638,12 +640,17 @@ class _LocalDevice:
         if not chosen and not needs_all:
             _validate.invalid(primitive, "a signal must remain to wait for", "none", "skip fewer signals")
 
-        def reached() -> list[int]:
-            return [n for n in chosen if _COMPARE[cmp](words[n].value, values[n])]
+        def has_reached(n: int) -> bool:
+            return _COMPARE[cmp](words[n].value, values[n])
 
         def seen() -> str:
-            return ", ".join(
-                f"{several[n].name} {_SYMBOLS[cmp]} {values[n]}, and it is {words[n].value}" for n in chosen
+            missing = [n for n in chosen if not has_reached(n)]
+            texts = [
+                f"{several[n].name} {_SYMBOLS[cmp]} {values[n]}, and it is {words[n].value}"
+                for n in missing[:_MAX_SHOWN]
+            ]
+            return ", ".join(texts) + (
+                f", and {len(missing) - _MAX_SHOWN} more" * (len(missing) > _MAX_SHOWN)
             )
 
         with self._step(primitive):
@@ -655,11 +662,11 @@ class _LocalDevice:
             timeout_s = _validate.seconds(primitive, "timeout", timeout)
             self._schedule.wait(
                 self.number,
-                lambda: len(reached()) >= (len(chosen) if needs_all else 1),
+                lambda: (all if needs_all else any)(has_reached(n) for n in chosen),
                 seen,
                 self.group.timeout_s if timeout_s is None else timeout_s,
             )
-            return reached()
+            return [n for n in chosen if has_reached(n)]
 
     def _argument(self, name: str, value: Any) -> Any:
         """An operand's elements as a matrix; other arguments as they are."""

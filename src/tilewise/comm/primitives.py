@@ -252,7 +252,8 @@ def put_signal(dst: SymmetricTensor, src: Any, signal: Signal, value: int = 1, *
     """Copy into the memory of another device, then post a signal there.
 
     A device that sees the signal's new value also sees the data of this put. It need not see the
-    data of other puts, not even of earlier ones.
+    data of other puts, not even of earlier ones. So if several puts add to one signal, its value says
+    how many have arrived, but not which: use a signal for each, or call `fence` between them.
 
     Args:
         dst: a copy of a symmetric tensor, from `symm_at`. The signal is posted on its device.

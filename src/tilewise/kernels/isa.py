@@ -112,8 +112,8 @@ def run_named(base: str, arguments: Mapping[str, Any]) -> None:
     Args:
         base: a kernel of the table, without its dtype. The operands determine the dtype.
         arguments: operands and attributes by the names in the table, without attributes that the
-            table derives. An operand is a 2-D array, a list of them if the table says so, or None
-            if it is absent. A weight that the kernel stores in panels is passed as a plain matrix;
+            table derives. An operand is a 2-D array, or a list of them if the table says so. Absent
+            operands are None or omitted. A weight that the kernel stores in panels is passed as a plain matrix;
             it is packed before the call, and unpacked after it.
 
     Raises:
@@ -151,7 +151,9 @@ def _in_order(spec: KernelSpec, arguments: Mapping[str, Any]) -> list[tuple[Oper
     """Operands in the table's order; adjacent lists alternate."""
     placed: list[tuple[OperandSpec, Any]] = []
     for is_list, group in spec.operand_groups:
-        values = [_argument(spec, o.name, arguments, () if is_list else None, o.optional) for o in group]
+        values = [
+            _argument(spec, o.name, arguments, () if is_list else None, is_list or o.optional) for o in group
+        ]
         rows = zip(*values, strict=True) if is_list else [values]
         try:
             placed += [(operand, value) for row in rows for operand, value in zip(group, row)]
