@@ -66,8 +66,7 @@ struct Operand {
   Number part = 0;  // kRowCols: the first column; kRows: the first row
   Number parts = 1;  // kRowCols: the number of columns; kRows: the number of rows
   bool null = false;
-  int64_t role =
-      kNoAccess;  // what the kernel does with it; kNoAccess: as access says, or reads. kOut: writes all of it
+  int64_t role = kNoAccess;  // what the kernel does: kOut writes all of it; kNoAccess: as access says, or reads
   Number offset = 0;  // kRowPart: number of rows to skip
 };
 
