@@ -109,6 +109,7 @@ void add_instr(Program& program, int64_t class_id, int64_t template_id, nb::hand
     instr.notifies.push_back({group, member, behind(base, first_signal), per_index, slot, use});
   }
   instr.priority = read<"priority", int64_t>(instruction);
+  instr.first = read<"first", Number>(instruction);
   program.add_instr(class_id, template_id, std::move(instr), read<"label", std::string>(instruction));
 }
 

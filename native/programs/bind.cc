@@ -18,6 +18,7 @@ class Binding {
                      .is_copy = source.kernel.starts_with("copy_pairs"),
                      .label = source.label,
                      .priority = source.priority,
+                     .first = source.first.on(device_.numbers).constant,
                      .operands = {},
                      .ints = {},
                      .late_ints = {},

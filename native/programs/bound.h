@@ -53,6 +53,7 @@ struct BoundInstr {
   bool is_copy = false;  // copies each second operand into the one before it
   int64_t label = 0;
   int64_t priority = 0;
+  int64_t first = 0;  // the iteration that is submitted first, modulo their number
   std::vector<BoundOperand> operands;
   std::vector<int64_t> ints;           // final except late ones
   std::vector<Number> late_ints;       // empty, or all ints, evaluated for every call and run

@@ -167,6 +167,7 @@ class Checks {
     constexpr int64_t kAll = kSymbols | kDevices | kCalls;
     check_number(instr.extent, kSymbols | kCalls, "an extent", place);
     check_number(instr.step, kSymbols | kCalls, "a step", place);
+    check_number(instr.first, kDevices, "a first iteration", place);
     for (const Number& n : instr.ints) check_number(n, kAll, "an integer", place);
     for (const Operand& operand : instr.operands) {
       const auto mode = static_cast<int64_t>(operand.mode);

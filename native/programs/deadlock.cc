@@ -10,12 +10,13 @@
 // With few devices there is a cursor per device. With many there is one per class, that of its first device, and a step
 // of a class posts what the step posts on all its devices: a wait for a peer is a wait for the peer's class. This is
 // the same proof if the devices of a class are in lockstep. That means that, except for the names of signals and peers,
-// each has the waits of the first in every instruction, and gets the posts that the first gets from every instruction
-// of every class. Then a schedule of classes that ends is a schedule of devices: let all devices of a class take a step
-// at once. Conversely, if the schedule of devices ends, so does that of classes: order the steps of classes by when the
-// first device of each took them. It waited for devices that had taken theirs, so their classes come before it. If a
-// class is not in lockstep, every device has a cursor, however many there are. Sharded state is such a case: each
-// storage shard is copied by its own instruction, and its owner waits in another one than its peers.
+// each has the waits of the first in every instruction, gets the posts that the first gets from every instruction of
+// every class, and begins the loops that wait or post at the same iterations. Then a schedule of classes that ends is a
+// schedule of devices: let all devices of a class take a step at once. Conversely, if the schedule of devices ends, so
+// does that of classes: order the steps of classes by when the first device of each took them. It waited for devices
+// that had taken theirs, so their classes come before it. If a class is not in lockstep, every device has a cursor,
+// however many there are. Sharded state is such a case: each storage shard is copied by its own instruction, and its
+// owner waits in another one than its peers.
 //
 // Signals only count. So the proof also pairs the n-th post of a signal with the n-th wait for it, and rejects a pair
 // about different tensors or uses, or from another poster than the wait names.
@@ -242,6 +243,7 @@ class Classes {
 
   /// Compares every device's waits and posts with those of the first, mapped to its names.
   void check_lockstep(const std::vector<int64_t>& members) const {
+    check_first_iterations(members);
     SignalMap names(program_.needs(members.front()).num_signals);
     const std::vector<PeerWait> expected = waits_of(members.front());
     std::vector<Nameless> posts;
@@ -253,6 +255,22 @@ class Classes {
       const auto [other, mine] = std::mismatch(posts.begin(), posts.end(), own.begin(), own.end());
       if (mine != own.end() || other != posts.end()) {
         invalid(d, "other posts from", mine != own.end() ? mine->front() : other->front());
+      }
+    }
+  }
+
+  /// Devices that begin a loop at different iterations post and wait in different orders.
+  void check_first_iterations(const std::vector<int64_t>& members) const {
+    const DeviceEntry& first = program_.device(members.front());
+    const std::vector<Template>& templates = program_.class_of(members.front()).templates;
+    for (size_t t = 0; t < templates.size(); ++t) {
+      for (size_t i = 0; i < templates[t].instrs.size(); ++i) {
+        const Instr& instr = templates[t].instrs[i];
+        if (instr.first.is_constant() || (instr.waits.empty() && instr.notifies.empty())) continue;
+        for (const int64_t d : members) {
+          if (instr.first.on(program_.device(d).numbers) == instr.first.on(first.numbers)) continue;
+          invalid(d, "another first iteration in", first_positions_[first.class_id][t] + static_cast<int64_t>(i));
+        }
       }
     }
   }
@@ -361,7 +379,8 @@ struct Cursor {
   const std::vector<Call>* calls = nullptr;
   size_t call = 0;
   size_t instr = 0;
-  int64_t index = 0;
+  int64_t index = 0;  // number of steps of the instruction
+  int64_t iteration = 0;  // of this step, set by current()
   bool armed = false;  // expected values are already raised for this iteration
   std::vector<Counter> signals;
   std::vector<uint64_t> thresholds;  // of this iteration's waits
@@ -401,7 +420,10 @@ class Simulation {
       for (; at.instr < plan.instrs.size(); ++at.instr, at.index = 0) {
         const BoundInstr& instr = plan.instrs[at.instr];
         if (instr.source->waits.empty() && instr.source->notifies.empty()) continue;
-        if (at.index < num_iterations(instr.source->extent.at(values), instr.source->step_at(values))) return &instr;
+        const int64_t count = num_iterations(instr.source->extent.at(values), instr.source->step_at(values));
+        if (at.index >= count) continue;
+        at.iteration = iteration_at(at.index, instr.first, count);
+        return &instr;
       }
       at.instr = 0;
       ++at.call;
@@ -421,7 +443,7 @@ class Simulation {
     if (!at.armed) {
       at.thresholds.clear();
       for (const BoundWait& wait : instr->waits) {
-        uint64_t& expected = at.signals[wait.signal.at(values, at.index)].expected;
+        uint64_t& expected = at.signals[wait.signal.at(values, at.iteration)].expected;
         expected += wait.increment.at(values);
         at.thresholds.push_back(expected);
       }
@@ -429,10 +451,10 @@ class Simulation {
     }
     if (unmet(at, *instr) >= 0) return false;
     for (size_t w = 0; w < instr->waits.size(); ++w) pair(at, *instr, w);
-    for (const BoundWait& wait : instr->waits) at.signals[wait.signal.at(values, at.index)].drop();
+    for (const BoundWait& wait : instr->waits) at.signals[wait.signal.at(values, at.iteration)].drop();
     for (const Post& post : program_cursors_.posts[cursor][at.now().template_id][at.instr]) {
-      cursors_[post.cursor].signals[post.signal.at(values, at.index)].marks.push_back(
-          {tensor(at, post.slot), post.use.at(values), post.poster, instr->label, at.index});
+      cursors_[post.cursor].signals[post.signal.at(values, at.iteration)].marks.push_back(
+          {tensor(at, post.slot), post.use.at(values), post.poster, instr->label, at.iteration});
     }
     at.armed = false;
     ++at.index;
@@ -444,7 +466,7 @@ class Simulation {
   int64_t unmet(const Cursor& at, const BoundInstr& instr) const {
     const Values values = values_of(at);
     for (size_t w = 0; w < instr.waits.size(); ++w) {
-      const Counter& signal = at.signals[instr.waits[w].signal.at(values, at.index)];
+      const Counter& signal = at.signals[instr.waits[w].signal.at(values, at.iteration)];
       if (signal.value() < at.thresholds[w]) return static_cast<int64_t>(w);
     }
     return -1;
@@ -455,7 +477,7 @@ class Simulation {
   void pair(const Cursor& at, const BoundInstr& instr, size_t which) const {
     const BoundWait& wait = instr.waits[which];
     const Values values = values_of(at);
-    const int64_t number = wait.signal.at(values, at.index);
+    const int64_t number = wait.signal.at(values, at.iteration);
     const auto increment = static_cast<uint64_t>(wait.increment.at(values));
     for (uint64_t post = at.thresholds[which] - increment; post < at.thresholds[which]; ++post) {
       const Mark& mark = at.signals[number].at(post);
@@ -468,10 +490,10 @@ class Simulation {
       };
       check<ArgumentError>(false, "[programs.Program.finish] a wait and its post must be about one use of one tensor, ",
                            "by the device that the wait names; got device ", at.device, " waiting in ",
-                           place(instr.label, at.index), " for signal ", number, " about tensor ", about, ", use ", use,
-                           poster_named(wait.poster), " and post ", post + 1, " in ", place(mark.label, mark.index),
-                           " of device ", mark.poster, " about tensor ", mark.tensor, ", use ", mark.use,
-                           "; correct the plan");
+                           place(instr.label, at.iteration), " for signal ", number, " about tensor ", about, ", use ",
+                           use, poster_named(wait.poster), " and post ", post + 1, " in ",
+                           place(mark.label, mark.index), " of device ", mark.poster, " about tensor ", mark.tensor,
+                           ", use ", mark.use, "; correct the plan");
     }
   }
 
@@ -497,9 +519,9 @@ class Simulation {
     if (instr == nullptr) return;
     const Values values = values_of(at);
     const int64_t w = unmet(at, *instr);
-    const int64_t signal = instr->waits[w].signal.at(values, at.index);
+    const int64_t signal = instr->waits[w].signal.at(values, at.iteration);
     check<ArgumentError>(false, "[programs.Program.finish] the devices' orders must not block each other; got device ",
-                         at.device, " waiting for ever in '", program_.labels()[instr->label], "'[", at.index,
+                         at.device, " waiting for ever in '", program_.labels()[instr->label], "'[", at.iteration,
                          "] for signal ", signal, " to reach ", at.thresholds[w], " (it stays at ",
                          at.signals[signal].value(), "); submit the posting task earlier or add it");
   }

@@ -66,8 +66,7 @@ struct Operand {
   Number part = 0;  // kRowCols: the first column; kRows: the first row
   Number parts = 1;  // kRowCols: the number of columns; kRows: the number of rows
   bool null = false;
-  int64_t role =
-      kNoAccess;  // what the kernel does with it; kNoAccess: as access says, or reads. kOut: writes all of it
+  int64_t role = kNoAccess;  // what the kernel does: kOut writes all of it; kNoAccess: as access says, or reads
   Number offset = 0;  // kRowPart: number of rows to skip
 };
 
@@ -108,7 +107,8 @@ struct Instr {
   std::vector<Wait> waits;
   std::vector<Notify> notifies;
   int64_t priority = 0;
-  int64_t first_int = -1;  // their place among a call's late ints; -1: none depends on a symbol or a call
+  Number first = 0;  // the iteration that is submitted first, modulo their number; may use the device's values
+  int64_t first_int = -1;  // place of its ints among a call's late ints; -1: none depends on a symbol or a call
 
   bool is_single() const { return step.is_constant() && step.constant <= 0; }
   /// Rows of an iteration; 0: all.
@@ -118,6 +118,14 @@ struct Instr {
 /// Iterations over an extent. A step of 0 makes exactly one, also over an extent of 0.
 inline int64_t num_iterations(int64_t rows, int64_t step) {
   return step <= 0 ? 1 : rows / step + (rows % step > 0 ? 1 : 0);
+}
+
+/// The iteration that is number `position` in the order of submission: first, first + 1, ..., count - 1, 0, ...,
+/// first - 1, where `first` is taken modulo `count`.
+inline int64_t iteration_at(int64_t position, int64_t first, int64_t count) {
+  if (first == 0) return position;
+  const int64_t iteration = (first % count + position) % count;
+  return iteration < 0 ? iteration + count : iteration;
 }
 
 struct Template {

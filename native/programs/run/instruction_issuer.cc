@@ -52,7 +52,8 @@ void InstructionIssuer::prepare_instr(const Call& call) {
 
 void InstructionIssuer::fill(Task& task, std::vector<tasks::Access>& accesses) {
   accesses.clear();
-  expand(context_, {list_->calls[call_], *instr_, ints_, index_, extent_, step_}, task, accesses);
+  const int64_t iteration = iteration_at(index_, instr_->first, count_);
+  expand(context_, {list_->calls[call_], *instr_, ints_, iteration, extent_, step_}, task, accesses);
   fill_waits(task);
   task.injected = injections_.empty() ? Injected::kNothing : injected(*instr_);
   ++index_;
@@ -63,7 +64,7 @@ void InstructionIssuer::fill_waits(Task& task) {
   const std::vector<BoundWait>& waits = instr_->waits;
   task.waits.resize(waits.size());
   for (size_t w = 0; w < waits.size(); ++w) {
-    const int64_t signal = waits[w].signal.at(values, index_);
+    const int64_t signal = waits[w].signal.at(values, task.index);
     expected_[signal] += waits[w].increment.at(values);
     task.waits[w] = {signal, expected_[signal]};
   }

@@ -44,7 +44,7 @@ class InstructionIssuer {
   const int64_t* ints_ = nullptr;  // its integers
   size_t call_ = 0;
   size_t next_instr_ = 0;
-  int64_t index_ = 0;
+  int64_t index_ = 0;  // number of its iterations that have been submitted
   int64_t count_ = 0;
   int64_t extent_ = 0;
   int64_t step_ = 0;

@@ -284,6 +284,97 @@ CASE("tasks as tables: views in bytes of their owner, accesses, waits and posts 
   EXPECT(tables.posts == (Table<3>{{0, 0, 0}, {1, 0, 1}}));
 }
 
+CASE("a loop is submitted from its first iteration on, with the tiles and signals of each iteration") {
+  const auto iterations = [](const Number& first, int64_t device, int64_t rows, const Number& step = 1) {
+    Program program;
+    program.add_class();
+    for (const int64_t number : {2, -1}) program.add_device({0, {number}, {{0, 1}}});
+    program.add_tensor(0, tensor(0, 8, 1, 1, 0));
+    const int64_t plan = program.add_template(0, "t");
+    Instr made = instr("", rows, step, {by_row(0, kIn)}, {}, {{0, true, 0}});
+    made.first = first;
+    program.add_instr(0, plan, made, "a");
+    program.add_call(0, {plan, {0}});
+    program.finish({}, resolve);
+    const TaskTables tables = list_tasks(program, device, 0, {});
+    std::vector<int64_t> order;
+    for (size_t t = 0; t < tables.tasks.size(); ++t) {
+      order.push_back(tables.tasks[t][3]);
+      EXPECT(tables.views[t][3] == order.back() * 8 && tables.waits[t][1] == order.back());
+    }
+    EXPECT_EQ(program.num_tasks(device, 0, {}), std::ssize(order));
+    return order;
+  };
+  using Order = std::vector<int64_t>;
+  const Number of_device(0, 1, Source::kDevice, 0);
+  EXPECT(iterations(0, 0, 4) == (Order{0, 1, 2, 3}));
+  EXPECT(iterations(3, 0, 4) == (Order{3, 0, 1, 2}));
+  EXPECT(iterations(4, 0, 4) == (Order{0, 1, 2, 3}));
+  EXPECT(iterations(INT64_MAX, 0, 4) == (Order{3, 0, 1, 2}));
+  EXPECT(iterations(INT64_MIN + 1, 0, 4) == (Order{1, 2, 3, 0}));
+  EXPECT(iterations(of_device, 0, 5) == (Order{2, 3, 4, 0, 1}));
+  EXPECT(iterations(of_device, 1, 5) == (Order{4, 0, 1, 2, 3}));
+  EXPECT(iterations(of_device, 0, 0).empty());
+  EXPECT(iterations(of_device, 0, 6, 0) == (Order{0}));
+}
+
+CASE("the proof follows the order of submission: from some first iterations devices block each other") {
+  // Iteration i waits for the other device's iteration i - 1; the first one waits for nothing, because its increment is
+  // 0.
+  const auto message = [](int64_t first) {
+    Program program;
+    add_devices(program, 2);
+    for (int64_t d = 0; d < 2; ++d) {
+      const int64_t plan = program.add_template(d, "t");
+      const Number other = 1 - d;
+      Instr begin = instr("", 1, 0, {}, {}, {}, {{0, other, 0}});
+      Instr loop = instr("", 4, 1, {}, {}, {{0, true, 1, 0, other}}, {{0, other, 1, true}});
+      loop.first = first;
+      Instr end = instr("", 1, 0, {}, {}, {{4, false, 1, 0, other}});
+      program.add_instr(d, plan, begin, "begin");
+      program.add_instr(d, plan, loop, "loop");
+      program.add_instr(d, plan, end, "end");
+      program.add_call(d, {plan, {}});
+    }
+    return message_of<ArgumentError>([&] { program.finish({}, resolve); });
+  };
+  EXPECT_EQ(message(0), "");
+  EXPECT_EQ(message(4), "");
+  EXPECT(contains(message(1), "waiting for ever in 'loop'[1] for signal 1"));
+  EXPECT(contains(message(-1), "waiting for ever in 'loop'[3] for signal 3"));
+}
+
+CASE("devices of a class that begin a loop of posts at different iterations have a cursor each") {
+  const auto program_with = [](const Number& first, bool posts, int64_t num_devices) {
+    auto program = std::make_unique<Program>();
+    std::vector<int64_t> all(num_devices);
+    std::iota(all.begin(), all.end(), 0);
+    program->add_class();
+    for (int64_t d = 0; d < num_devices; ++d) program->add_device({0, {d, (d + 1) % num_devices}, {all}});
+    program->add_tensor(0, tensor(0, 4, 1, 1, 0));
+    const int64_t plan = program->add_template(0, "t");
+    Instr loop = instr("", 4, 1, {by_row(0, kInOut)});
+    Instr end = loop;
+    if (posts) loop.notifies = {{0, {0, 1, Source::kDevice, 1}, 0, true}};
+    if (posts) end.waits = {{0, true, 1}};
+    loop.first = first;
+    program->add_instr(0, plan, loop, "loop");
+    program->add_instr(0, plan, end, "end");
+    program->add_call(0, {plan, {0}});
+    return program;
+  };
+  const Number of_device(0, 1, Source::kDevice, 0);
+  const auto by_class = [&](const Number& first, bool posts) {
+    auto program = program_with(first, posts, 3);
+    program->finish({}, resolve);
+    return message_of<ArgumentError>([&] { check_signals_by_class(*program); });
+  };
+  EXPECT_EQ(by_class(2, true), "");
+  EXPECT_EQ(by_class(of_device, false), "");
+  EXPECT(contains(by_class(of_device, true), "got device 1 with another first iteration in 'loop' than device 0"));
+  EXPECT_EQ(message_of<ArgumentError>([&] { program_with(of_device, true, 40)->finish({}, resolve); }), "");
+}
+
 CASE("finish rejects classes, devices and numbers that do not fit each other") {
   const auto refused = [](auto change) {
     Program program;
@@ -319,6 +410,9 @@ CASE("finish rejects classes, devices and numbers that do not fit each other") {
   EXPECT(contains(with(instr("", 4, 1, {}, {{0, 1, Source::kDevice, 1}})), "one of its class's 1; got 1"));
   EXPECT(contains(with(instr("", 4, 1, {}, {{0, 1, Source::kCall, 0}})), "got 0 of 1 for template 't'"));
   EXPECT(contains(with(instr("", 4, 1, {}, {{0, 1, Source::kPosition, 0}})), "an integer must have a source"));
+  Instr by_call = plain;
+  by_call.first = {0, 1, Source::kCall, 0};
+  EXPECT(contains(with(by_call), "a first iteration must have a source that fits it"));
   EXPECT(contains(with(instr("", 4, 1, {}, {{0, 1, static_cast<Source>(7), 0}})), "an integer must have a source"));
   EXPECT_EQ(with(instr("", 4, 1, {{0, Mode::kRow, kOut, 0, 0}})), "");
   EXPECT(contains(with(instr("", 4, 1, {{0, Mode::kRow, kIn, 0, {0, 1, Source::kDevice, 0}}})), "member 1 of 1"));

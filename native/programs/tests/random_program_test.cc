@@ -1,5 +1,6 @@
 // Random programs compared with the sequential oracle: every task hashes what it reads, so one wrong order changes
 // bytes. Devices, workers, windows, tile sizes, modes, aliases and delays are generated from a printed seed.
+#include <array>
 #include <random>
 
 #include "programs/tests/testing_remote.h"
@@ -12,13 +13,18 @@ namespace {
 
 constexpr int64_t kRows = 12;
 constexpr int64_t kCols = 3;
-// Tensors 0 to 3 have their own bytes; 4 to 6 share some; 7 is read by peers.
+// Tensors 0 to 3 have their own bytes; 4 to 6 share some; 7 is read by peers; 8 is written by a peer; 9 orders its
+// writes.
 constexpr int64_t kPlain = 4;
 constexpr int64_t kShared = 3;
 constexpr int64_t kShown = kPlain + kShared;
-// Slots of a call: four plain tensors, one shared, the one read by peers.
+constexpr int64_t kPut = kShown + 1;
+constexpr int64_t kOrder = kShown + 2;
+// Slots of a call: four plain tensors, one shared, the last three tensors.
 constexpr int64_t kSharedSlot = 4;
 constexpr int64_t kShownSlot = 5;
+constexpr int64_t kPutSlot = 6;
+constexpr int64_t kOrderSlot = 7;
 
 /// One class per device, with numbers and peers as constants; or one class whose devices bind theirs.
 enum class Form { kDevices, kOneClass };
@@ -37,7 +43,9 @@ class Generator {
       std::vector<int64_t> all(num_devices);
       std::iota(all.begin(), all.end(), 0);
       program->add_class();
-      for (int64_t d = 0; d < num_devices; ++d) program->add_device({0, {d}, {all}});
+      for (int64_t d = 0; d < num_devices; ++d) {
+        program->add_device({0, {d, (d + 1) % num_devices, (d + num_devices - 1) % num_devices}, {all}});
+      }
     }
     num_devices_ = num_devices;
     add_tensors(*program);
@@ -49,7 +57,7 @@ class Generator {
       std::vector<int64_t> binding;
       for (int64_t slot = 0; slot < kPlain; ++slot) binding.push_back(draw(0, kPlain - 1));
       binding.push_back(draw(kPlain, kShown - 1));
-      binding.push_back(kShown);
+      for (const int64_t tensor : {kShown, kPut, kOrder}) binding.push_back(tensor);
       const int64_t number = draw(0, 1000);
       for (int64_t c = 0; c < program->num_classes(); ++c) program->add_call(c, {t, binding, {number}});
     }
@@ -61,13 +69,13 @@ class Generator {
   void add_tensors(Program& program) {
     constexpr int64_t kBytes = kRows * kCols * 8;
     std::vector<int64_t> tiles, columns;
-    for (int64_t t = 0; t <= kShown; ++t) {
+    for (int64_t t = 0; t <= kOrder; ++t) {
       tiles.push_back(draw(0, 4));
       columns.push_back(draw(0, kCols));
     }
     for (int64_t c = 0; c < program.num_classes(); ++c) {
       int64_t handle = 0;
-      for (int64_t t = 0; t <= kShown; ++t) {
+      for (int64_t t = 0; t <= kOrder; ++t) {
         Tensor made = tensor(t * kBytes, kRows, kCols, 1 + (tiles[t] + c) % 5, handle);
         if (t == kPlain + 1) {
           made.offset -= kBytes / 2;
@@ -89,6 +97,9 @@ class Generator {
     const bool exchanges = num_devices_ > 1 && draw(0, 3) > 0;
     const int64_t place = draw(0, num_instrs - 1);
     const int64_t step = draw(1, 6);
+    const bool puts = num_devices_ > 1 && draw(0, 1) == 0;
+    const bool is_copy = draw(0, 1) == 0;
+    const std::array<int64_t, 2> first = {draw(-3, 8), draw(0, 3)};
     std::vector<Instr> common;
     for (int64_t n = 0; n < num_instrs; ++n) {
       if (draw(0, 2) == 0) {
@@ -100,7 +111,8 @@ class Generator {
     for (int64_t c = 0; c < program.num_classes(); ++c) {
       const int64_t plan = program.add_template(c, "t");
       for (int64_t n = 0; n < static_cast<int64_t>(common.size()); ++n) {
-        if (exchanges && n == place) add_exchange(program, c, plan, step);
+        if (exchanges && n == place) add_exchange(program, c, plan, step, first);
+        if (puts && n == place) add_put(program, c, plan, step, first, is_copy);
         program.add_instr(c, plan, common[n], "local");
       }
     }
@@ -134,17 +146,17 @@ class Generator {
     if (draw(0, 2) == 0) made.operands.push_back({draw(0, kPlain - 1), Mode::kRows, kIn, -1, 0, 1, draw(0, kRows), 2});
     if (draw(0, 2) == 0) made.ints[1] = {made.ints[1].constant, 1, Source::kCall, 0};
     made.priority = draw(-1, 1);
+    if (draw(0, 2) == 0) made.first = draw(-2, 9);
     if (is_faulty_) ++made.ints[1].constant;
     return made;
   }
 
   // Signals from each peer p: p * 2 * kRows + (0..): p's tile is ready; + kRows: p has read this
   // device's tile.
-  void add_exchange(Program& program, int64_t class_id, int64_t plan, int64_t step) {
-    const bool is_written_out = form_ == Form::kDevices;  // class_id is then the device
-    const auto of_device = [&](int64_t constant, int64_t multiple) {
-      return is_written_out ? Number(constant + multiple * class_id) : Number(constant, multiple, Source::kDevice, 0);
-    };
+  void add_exchange(Program& program, int64_t class_id, int64_t plan, int64_t step,
+                    const std::array<int64_t, 2>& first) {
+    const bool is_written_out = form_ == Form::kDevices;
+    const auto of_device = [&](int64_t constant, int64_t multiple) { return number_of(class_id, constant, multiple); };
     Instr show = instr("hash", kRows, step, {by_row(kShownSlot, kInOut), by_row(0, kIn)}, {1, of_device(0, 1), 1000});
     Instr look = instr("hash", kRows, step, {by_row(1, kInOut)}, {1, of_device(7, 1), 1000});
     Instr acknowledged = instr("", kRows, step, {by_row(kShownSlot, kIn)});
@@ -160,9 +172,46 @@ class Generator {
       acknowledged.waits.push_back({p * 2 * kRows + kRows, true, 1, 0, p, kShownSlot});
     }
     look.priority = 1;
+    show.first = look.first = of_device(first[0], first[1]);
     program.add_instr(class_id, plan, show, "show");
     program.add_instr(class_id, plan, look, "look");
     program.add_instr(class_id, plan, acknowledged, "acknowledged");
+  }
+
+  // Each device writes a tile of the next one, which reads it and acknowledges. Signals follow those of the exchange.
+  void add_put(Program& program, int64_t class_id, int64_t plan, int64_t step, const std::array<int64_t, 2>& first,
+               bool is_copy) {
+    const Number next = neighbour(class_id, 1);
+    const Number before = neighbour(class_id, 2);
+    const int64_t arrived = num_devices_ * 2 * kRows;
+    const int64_t taken = arrived + kRows;
+    Operand peers{kPutSlot, Mode::kRow, kNoAccess, 0, next};
+    peers.role = is_copy ? kOut : kInOut;
+    Instr put = instr(is_copy ? "copy_pairs" : "hash", kRows, step, {peers, by_row(kOrderSlot, kIn)}, {}, {},
+                      {{0, next, arrived, true, kPutSlot}});
+    if (!is_copy) put.ints = {1, number_of(class_id, 3, 1), 1000};
+    put.first = number_of(class_id, first[0], first[1]);
+    Instr look =
+        instr("hash", kRows, step, {by_row(2, kInOut), by_row(kPutSlot, kIn)}, {1, number_of(class_id, 9, 1), 1000},
+              {{arrived, true, 1, 0, before, kPutSlot}}, {{0, before, taken, true, kPutSlot}});
+    look.first = number_of(class_id, first[1], first[0]);
+    Instr order = instr("hash", kRows, step, {by_row(kOrderSlot, kInOut), by_row(1, kIn)},
+                        {1, number_of(class_id, 5, 1), 1000}, {{taken, true, 1, 0, next, kPutSlot}});
+    program.add_instr(class_id, plan, put, "put");
+    program.add_instr(class_id, plan, look, "look at put");
+    program.add_instr(class_id, plan, order, "taken");
+  }
+
+  /// constant + multiple * device. Of a class with one device, class_id is the device.
+  Number number_of(int64_t class_id, int64_t constant, int64_t multiple) const {
+    if (form_ == Form::kDevices) return constant + multiple * class_id;
+    return {constant, multiple, Source::kDevice, 0};
+  }
+
+  /// The next device (1), or the one before (2).
+  Number neighbour(int64_t class_id, int64_t which) const {
+    if (form_ == Form::kOneClass) return {0, 1, Source::kDevice, static_cast<int32_t>(which)};
+    return (class_id + (which == 1 ? 1 : num_devices_ - 1)) % num_devices_;
   }
 
   std::mt19937_64 random_;

@@ -236,13 +236,14 @@ class Oracle {
       index = 0;
       return true;
     }
+    const int64_t iteration = iteration_at(index, now.first, num_iterations(extent, rows));
     for (const BoundWait& wait : now.waits) {
-      const int64_t s = wait.signal.at(values, index);
+      const int64_t s = wait.signal.at(values, iteration);
       if (values_[device][s] < expected[s] + wait.increment.at(values)) return false;
     }
-    for (const BoundWait& wait : now.waits) expected[wait.signal.at(values, index)] += wait.increment.at(values);
-    execute(device, calls[call], now, values, {index, extent, rows});
-    for (const BoundNotify& n : now.notifies) ++values_[n.device][n.signal.at(values, index)];
+    for (const BoundWait& wait : now.waits) expected[wait.signal.at(values, iteration)] += wait.increment.at(values);
+    execute(device, calls[call], now, values, {iteration, extent, rows});
+    for (const BoundNotify& n : now.notifies) ++values_[n.device][n.signal.at(values, iteration)];
     ++index;
     return true;
   }

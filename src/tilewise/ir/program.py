@@ -296,6 +296,9 @@ class Instruction:
         step: rows per task. May be a number of symbols or of the call. A constant 0 makes one task
             of all rows.
         ints: integer attributes of the kernel. May be numbers of any source.
+        first: the iteration whose task is submitted first, modulo the number of iterations. After
+            the last iteration the loop continues with iteration 0. May be a number of the device,
+            so that each device begins at its own tiles.
     """
 
     kernel: str
@@ -308,6 +311,7 @@ class Instruction:
     waits: tuple[Wait, ...] = ()
     notifies: tuple[Notify, ...] = ()
     priority: int = 0
+    first: NumberLike = 0
 
 
 @dataclass(frozen=True)

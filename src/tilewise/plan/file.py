@@ -1,7 +1,7 @@
 """Plans and programs as bytes, for digests, files and other processes: records as rows, see
 `ir.file`. The bytes are one line with format and digest, JSON with all rows, then the arrays.
 
-    tilewise plan 4 SHA-256-of-all-that-follows
+    tilewise plan 5 SHA-256-of-all-that-follows
     length of the JSON, 8 bytes, little-endian
     {"records": [[name, [field, ...]], ...], "arrays": [[dtype, [size, ...]], ...], "rows": [[class, value, ...], ...]}
     the arrays, row-major, one after the other
@@ -30,7 +30,7 @@ __all__ = ["MAX_BYTES", "decode_plan", "digest_of", "encode_plan", "read_content
 
 MAX_BYTES = 1 << 30  # size of a file, mostly constants
 _MAX_ROWS_BYTES = 256 << 20
-_VERSION = 4
+_VERSION = 5
 _LINE = re.compile(rb"tilewise plan ([0-9]{1,9}) ([0-9a-f]{64})\n")
 _LONGEST_LINE = 100
 _LENGTH_BYTES = 8

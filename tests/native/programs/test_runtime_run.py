@@ -137,7 +137,6 @@ def test_a_buffer_outside_the_arena_is_rejected():
     [
         (Operand(9, Mode.ROW), "slot 9 of 3"),
         (Operand(0, 7), "mode must be 0 to 6; got 7"),
-        (Operand(0, Mode.ROW, Access.OUT, 0, 1), "ordered by signals"),
         (
             Operand(0, Mode.ROW, 0, 5),
             "an operand's peer must be in a device group of its device; got device group 5 of 1",

@@ -325,6 +325,7 @@ def _renumbered(template: LoweredTemplate, numbers: Sequence[int], groups: Seque
             ints=tuple(map(number, i.ints)),
             waits=tuple(map(record, i.waits)),
             notifies=tuple(map(record, i.notifies)),
+            first=number(i.first),
         )
 
     return replace(template, instructions=tuple(map(instruction, template.instructions)))
