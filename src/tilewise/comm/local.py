@@ -437,8 +437,16 @@ class _LocalDevice:
     def num_ranks(self, axis: str | None) -> int:
         return self.group.num_devices if axis is None else self.group.mesh.size(self._axis("num_ranks", axis))
 
-    def symm_at(self, tensor: Any, rank: int) -> LocalTensor:
-        return replace(self._tensor("symm_at", "tensor", tensor), owner=self.group._device("symm_at", rank))
+    def symm_at(self, tensor: Any, rank: int, axis: str | None) -> LocalTensor:
+        own = self._tensor("symm_at", "tensor", tensor)
+        return replace(own, owner=self._device_at("symm_at", rank, axis))
+
+    def _device_at(self, primitive: str, rank: int, axis: str | None) -> int:
+        """The number of a device among all, from its number along an axis."""
+        if axis is None:
+            return self.group._device(primitive, rank)
+        along = self.group.mesh.group(self.number, self._axis(primitive, axis))
+        return along[_validate.integer(primitive, f"a number along {axis!r}", rank, 0, len(along) - 1)]
 
     def put(self, dst: Any, src: Any) -> None:
         with self._step("put"):
@@ -459,9 +467,9 @@ class _LocalDevice:
             value = _value("put_signal", value)
             self._schedule.send(self.number, target, pieces, lambda: word.apply(op, value))
 
-    def notify(self, signal: Any, rank: int, value: int, op: str, scope: str) -> None:
+    def notify(self, signal: Any, rank: int, value: int, op: str, scope: str, axis: str | None) -> None:
         with self._step("notify"):
-            target = self.group._device("notify", rank)
+            target = self._device_at("notify", rank, axis)
             if scope == "gpu" and target != self.number:
                 _validate.invalid(
                     "notify",

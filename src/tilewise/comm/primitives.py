@@ -100,7 +100,7 @@ class Interpreter(Protocol):
 
     def num_ranks(self, axis: str | None) -> int: ...
 
-    def symm_at(self, tensor: Any, rank: int) -> Any: ...
+    def symm_at(self, tensor: Any, rank: int, axis: str | None) -> Any: ...
 
     def put(self, dst: Any, src: Any) -> None: ...
 
@@ -108,7 +108,9 @@ class Interpreter(Protocol):
 
     def put_signal(self, dst: Any, src: Any, signal: Signal, value: int, op: str) -> None: ...
 
-    def notify(self, signal: Signal, rank: int, value: int, op: str, scope: str) -> None: ...
+    def notify(
+        self, signal: Signal, rank: int, value: int, op: str, scope: str, axis: str | None
+    ) -> None: ...
 
     def wait_all(
         self, signals: Signal | Signals, value: Any, cmp: str, scope: str, timeout: float | None
@@ -202,19 +204,20 @@ def num_ranks(axis: str | None = None) -> int:
     return current_interpreter("num_ranks").num_ranks(axis)
 
 
-def symm_at(tensor: _Tensor, rank: int) -> _Tensor:
+def symm_at(tensor: _Tensor, rank: int, axis: str | None = None) -> _Tensor:
     """The copy of a symmetric tensor on another device: the same rows of the same allocation.
 
     The address differs between devices; only the place in the symmetric memory is the same.
 
     Args:
         tensor: the calling device's copy, or rows of it.
-        rank: number of the other device among all devices; the own number is allowed.
+        rank: number of the other device; the own number is allowed.
+        axis: the axis of the mesh along which devices are numbered; None for all devices.
 
     Raises:
-        PlanError: there is no such device.
+        PlanError: there is no such device or axis.
     """
-    copy: _Tensor = current_interpreter("symm_at").symm_at(tensor, rank)
+    copy: _Tensor = current_interpreter("symm_at").symm_at(tensor, rank, axis)
     return copy
 
 
@@ -276,19 +279,22 @@ def notify(
     value: int = 1,
     *,
     op: str = "add",
+    axis: str | None = None,
     scope: str = "sys",
     semantic: str = "release",
 ) -> None:
     """Post a signal of a device.
 
     A device that sees the new value also sees what the calling device has written to its own memory
-    before. Data of earlier puts are included only after `fence` or `quiet`.
+    before; in a tile loop of a traced program, what the loop's iteration has written. Data of earlier
+    puts are included only after `fence` or `quiet`.
 
     Args:
         signal: the signal to post.
         rank: number of the device whose signal is posted; the own number is allowed.
         value: what is added, or the new value.
         op: `add` or `set`. A signal is used with one operator only.
+        axis: as in `symm_at`.
         scope: `sys`, or `gpu` if the device posts its own signal.
         semantic: `release`.
 
@@ -302,7 +308,7 @@ def notify(
             f'[comm.notify] semantic must be "release"; got {shown(semantic)}; a notify releases what was written '
             "before it, and the other device's wait acquires it"
         )
-    current_interpreter("notify").notify(signal, rank, value, op, scope)
+    current_interpreter("notify").notify(signal, rank, value, op, scope, axis)
 
 
 def wait(

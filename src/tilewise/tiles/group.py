@@ -143,8 +143,8 @@ class DeviceGroup:
             if place is None:
                 raise ResourceError(
                     "[tiles.symm_tensor] the devices' memory must have room; got "
-                    f"{format_bytes(count * kind.itemsize)} for {format_bytes(self._heap.largest)} in one piece of {format_bytes(self.memory_bytes)}; pass a "
-                    "larger memory_bytes to DeviceGroup, or free tensors"
+                    f"{format_bytes(count * kind.itemsize)} for {format_bytes(self._heap.largest)} in one piece of "
+                    f"{format_bytes(self.memory_bytes)}; pass a larger memory_bytes to DeviceGroup, or free tensors"
                 )
             offset, is_fresh = place
             tensor = SymmTensor(self, sizes, kind.name, packed, offset, count * kind.itemsize)

@@ -484,7 +484,7 @@ class Tracer:
 
         return Index(self, evaluate, loops_of(rank))
 
-    def symm_at(self, tensor: Any, rank: Any, axis: str | None = None) -> View:
+    def symm_at(self, tensor: Any, rank: Any, axis: str | None) -> View:
         """The same rows on another device."""
         return self.view(tensor, "symm_at").on(self.device_of(rank, axis))
 
@@ -584,9 +584,7 @@ class Tracer:
             self.invalid("put_signal writes another device's tensor", "the own one", "use symm_at")
         statement.notifies.append(self._post(signal, owner, value, op, "sys"))
 
-    def notify(
-        self, signal: Any, rank: Any, value: Any, op: str, scope: str, axis: str | None = None
-    ) -> None:
+    def notify(self, signal: Any, rank: Any, value: Any, op: str, scope: str, axis: str | None) -> None:
         """A post that follows everything before it; in a tile loop, everything of its iteration."""
         post = self._post(signal, self.device_of(rank, axis), value, op, scope)
         key = (post.signal.range.first, post.signal.index) if isinstance(post.signal.index, int) else None

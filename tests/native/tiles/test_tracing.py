@@ -115,3 +115,33 @@ def test_a_forgotten_token_is_found():
         tensors = [group.symm_tensor((2 * ROWS, COLS)) for _ in range(3)]
         with pytest.raises(tw.TilewiseError, match="must be read after a wait"):
             program(*tensors, group.signals(4))
+
+
+def test_ranks_along_an_axis():
+    """On a mesh of two axes, devices that differ along one axis exchange their rows."""
+
+    def program(x, y, s):
+        n, me = comm.num_ranks("tp"), comm.rank("tp")
+        there = comm.symm_at(y, (me + 1) % n, axis="tp")
+        comm.put_signal(there, x, s[0])
+        y = comm.consume_token(y, comm.wait(s[0]))
+        comm.kernel("add", out=x, a=x, b=y)
+        comm.notify(s[1], 0, axis="dp")
+        if comm.rank("dp") == 0:
+            comm.wait(s[1], comm.num_ranks("dp"))
+
+    mesh = {"dp": 2, "tp": 3}
+    with tw.DeviceGroup(mesh, memory_bytes=1 << 20) as group:
+        x, y, s = group.symm_tensor((1, COLS)), group.symm_tensor((1, COLS)), group.signals(2)
+        for device in range(6):
+            x.numpy(device)[:] = 10**device
+        traced = tw.tile_program(program)
+        traced(x, y, s)
+        assert [x.read(d)[0, 0] for d in range(6)] == [101, 11, 110, 101000, 11000, 110000]
+        assert len(traced.trace(x, y, s).emitted.program.classes) == 2
+    team = comm.local(mesh)
+    x, y = team.symm_tensor((1, COLS)), team.symm_tensor((1, COLS))
+    for device in range(6):
+        x.numpy(device)[:] = 10**device
+    team.run(program, x, y, team.signals(2))
+    assert [x.numpy(d)[0, 0] for d in range(6)] == [101, 11, 110, 101000, 11000, 110000]
