@@ -94,6 +94,7 @@ class LocalShapes:
     """Sizes on one device. Methods ending in `_max` return the largest size over all devices.
     Memory is planned with the largest sizes, so that every device has the same offsets. `kinds` are
     devices that represent all others; if it is empty, the maximum is taken over all devices.
+    `classes` has the devices that each of them represents.
     """
 
     mesh: DeviceMesh
@@ -102,6 +103,7 @@ class LocalShapes:
     symbols: tuple[Dim, ...]
     device: int = 0
     kinds: tuple[int, ...] = ()
+    classes: tuple[tuple[int, ...], ...] = ()
     _devices: dict[int, LocalShapes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _cache: dict[object, LocalSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -114,10 +116,17 @@ class LocalShapes:
         """The local sizes on another device."""
         other = self._devices.get(device)
         if other is None:
-            other = LocalShapes(self.mesh, self.settings, self.k_splits, self.symbols, device, self.kinds)
+            other = LocalShapes(
+                self.mesh, self.settings, self.k_splits, self.symbols, device, self.kinds, self.classes
+            )
             object.__setattr__(other, "_devices", self._devices)
             self._devices[device] = other
         return other
+
+    @property
+    def devices_alike(self) -> tuple[int, ...]:
+        """The devices of this device's class."""
+        return next((of for of in self.classes if self.device in of), (self.device,))
 
     def range(self, spec: TensorSpec, layout: TensorLayout, dim: int, microbatch: int = 0) -> Interval:
         """Global elements `[begin, end)` of a dim of fixed size on this device. For the batch, only

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,12 +50,11 @@ from tilewise.plan.emission import make_instruction
 from tilewise.tiles.symbols import Env, Index, Loop, loops_of, values_of
 from tilewise.tiles.trace import Block, Line, SignalView, Statement, TensorForm, Tracer, View, WaitItem
 
-__all__ = ["Emitted", "Split", "emit", "sort_arguments"]
+__all__ = ["ClassEmitter", "Emitted", "Split", "Target", "emit", "sort_arguments"]
 
 IntArray = NDArray[np.int64]
 _MOST_TILES = 4096  # tiles of a tensor by which tasks are ordered
 _MOST_PAIRS = 1 << 22
-_ALL = 0  # the number of the device group of all devices
 _COPIES = ("put", "get")
 
 
@@ -147,7 +146,8 @@ def emit(
     """
     entries = _entries(forms, traces)
     posts = np.zeros((mesh.num_devices, num_signals), np.int64)
-    classes = [_ClassEmitter(name, tracer, entries, num_signals, posts) for tracer in traces]
+    targets = [_OwnTarget(forms, entries, tracer.devices) for tracer in traces]
+    classes = [ClassEmitter(name, *pair, num_signals, posts) for pair in zip(traces, targets)]
     for of in classes:
         of.emit_body()
     for of in classes:
@@ -165,7 +165,7 @@ def emit(
         template = LoweredTemplate(name, tuple(of.instructions), slots, (), (num_signals,))
         calls = {"run": (Call(0, tuple(range(len(entries)))),)}
         templates.append(DeviceClass((template,), entries, {}, calls))
-        for device, numbers in zip(of.devices.tolist(), of.numbers()):
+        for device, numbers in zip(of.devices.tolist(), targets[number].numbers()):
             devices[device] = DeviceBinding(number, numbers, (group,))
     program = TileProgram(tuple(templates), tuple(devices[d] for d in sorted(devices)))
     lines = {label: line for of in classes for label, line in of.lines.items()}
@@ -185,7 +185,7 @@ def _entries(forms: Sequence[TensorForm], traces: Sequence[Tracer]) -> tuple[Ten
                     begins = _grid_values(tracer, view.begin)
                     sizes[view.form] = gcd(sizes[view.form], view.num_rows, *np.unique(begins).tolist())
     entries: list[TensorEntry] = []
-    handle = offset = 0
+    handle = 0
     for form in forms:
         tile = max(sizes[form], -(-form.rows // _MOST_TILES))
         if form.is_packed:
@@ -197,7 +197,6 @@ def _entries(forms: Sequence[TensorForm], traces: Sequence[Tracer]) -> tuple[Ten
             )
         )
         handle += -(-form.rows // tile)
-    del offset
     return tuple(entries)
 
 
@@ -211,35 +210,84 @@ def _grid_values(tracer: Tracer, index: Any) -> IntArray:
 # ---- instructions -----------------------------------------------------------------------------------------
 
 
-class _ClassEmitter:
+class Target(Protocol):
+    """Where the instructions of a class go: a program of their own, or a template of a plan."""
+
+    def slot(self, form: TensorForm) -> int:
+        """The slot of a tensor."""
+
+    def ref(self, slot: int) -> Ref:
+        """The tensor of a slot."""
+
+    def number(self, values: IntArray) -> NumberLike:
+        """A number of the device, from its values on the devices of the class."""
+
+    def peers(self, owners: IntArray) -> tuple[int, IntArray]:
+        """The device group, and the places in it of one device per device of the class."""
+
+    def signal(self, number: NumberLike) -> NumberLike:
+        """The final number of a signal."""
+
+
+class _OwnTarget:
+    """A program of its own: one device group has all devices."""
+
+    def __init__(
+        self, forms: Sequence[TensorForm], entries: Sequence[TensorEntry], devices: IntArray
+    ) -> None:
+        self._slots = {form: slot for slot, form in enumerate(forms)}
+        self._refs = [
+            Ref(slot, e.extent, e.cols, e.dtype, e.tile_rows, form.is_packed)
+            for slot, (form, e) in enumerate(zip(forms, entries))
+        ]
+        self._devices = devices
+        self._numbers: dict[bytes, int] = {}
+        self._values: list[IntArray] = []
+
+    def slot(self, form: TensorForm) -> int:
+        return self._slots[form]
+
+    def ref(self, slot: int) -> Ref:
+        return self._refs[slot]
+
+    def number(self, values: IntArray) -> NumberLike:
+        key = np.ascontiguousarray(values).tobytes()
+        if key not in self._numbers:
+            self._numbers[key] = len(self._values)
+            self._values.append(np.array(values))
+        return Number.of_device(self._numbers[key])
+
+    def peers(self, owners: IntArray) -> tuple[int, IntArray]:
+        return 0, owners
+
+    def signal(self, number: NumberLike) -> NumberLike:
+        return number
+
+    def numbers(self) -> Iterator[tuple[int, ...]]:
+        """The numbers of every device of the class."""
+        count = len(self._devices)
+        table = np.stack(self._values, axis=1) if self._values else np.zeros((count, 0), np.int64)
+        return (tuple(row) for row in table.tolist())
+
+
+class ClassEmitter:
     """Makes the instructions of one class of devices.
 
     Args:
         name: the program's name.
         tracer: the trace of the class.
-        entries: the program's tensors.
+        target: where they go.
         num_signals: number of signals that exist.
         posts: per device and signal, the number of posts by other devices; all classes add to it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tracer: Tracer,
-        entries: Sequence[TensorEntry],
-        num_signals: int,
-        posts: IntArray,
-    ) -> None:
-        self.name, self.tracer, self.entries, self.posts = name, tracer, entries, posts
+    def __init__(self, name: str, tracer: Tracer, target: Target, num_signals: int, posts: IntArray) -> None:
+        self.name, self.tracer, self.target, self.posts = name, tracer, target, posts
         self.devices: IntArray = tracer.devices
         self.instructions: list[Instruction] = []
         self.lines: dict[str, Line] = {}
         self.post_lines: dict[int, Line] = {}  # a line that posts a signal
         self.scratch_bytes = 0
-        self._slots = {form: slot for slot, form in enumerate(tracer.forms)}
-        self._packed = [form.is_packed for form in tracer.forms]
-        self._numbers: dict[bytes, int] = {}
-        self._values: list[IntArray] = []
         # per device of the class and signal: the value that waits have reached, without posts of the device itself
         self._expected = np.zeros((len(self.devices), num_signals), np.int64)
         self._own_posts = np.zeros_like(self._expected)
@@ -249,11 +297,6 @@ class _ClassEmitter:
             int, NDArray[np.bool_]
         ] = {}  # slots of one statement that some devices have themselves
         self._line: Line | None = None  # of the current statement
-
-    def numbers(self) -> Iterator[tuple[int, ...]]:
-        """The numbers of every device of the class."""
-        table = np.stack(self._values, axis=1) if self._values else np.zeros((len(self.devices), 0), np.int64)
-        return (tuple(row) for row in table.tolist())
 
     def emit_body(self) -> None:
         """Make all instructions."""
@@ -287,7 +330,7 @@ class _ClassEmitter:
             np.add.at(self._own_posts, own, 1)
         if instruction.kernel:
             shapes = [
-                (0, 0) if o.null else (self.entries[o.slot].extent.constant, self.entries[o.slot].cols)
+                (0, 0) if o.null else (self.target.ref(o.slot).extent.constant, self.target.ref(o.slot).cols)
                 for o in instruction.operands
             ]
             ints = [constant_part(i) for i in instruction.ints]
@@ -418,7 +461,7 @@ class _ClassEmitter:
                 extent=extent,
                 step=step,
                 tiles={name: tile for name, tile in tiles.items() if tile is not None},
-                ref_of=self._ref,
+                ref_of=self.target.ref,
                 dtype=statement.dtype,
                 ints=ints,
                 floats=statement.floats,
@@ -435,10 +478,6 @@ class _ClassEmitter:
                 instruction = replace(instruction, operands=operands)
         return instruction
 
-    def _ref(self, slot: int) -> Ref:
-        entry = self.entries[slot]
-        return Ref(slot, entry.extent, entry.cols, entry.dtype, entry.tile_rows, self._packed[slot])
-
     def _at(self, index: Any, loops: Mapping[Loop, IntArray], loop: Loop | None = None) -> IntArray:
         """Values of an expression: `[devices]`, or `[devices, iterations]` of a loop."""
         count = len(self.devices)
@@ -453,11 +492,7 @@ class _ClassEmitter:
         """A constant, or a number of the device."""
         if (values == values[0]).all():
             return int(values[0])
-        key = np.ascontiguousarray(values).tobytes()
-        if key not in self._numbers:
-            self._numbers[key] = len(self._values)
-            self._values.append(np.array(values))
-        return Number.of_device(self._numbers[key])
+        return self.target.number(values)
 
     def _split(self, values: NDArray[Any]) -> NoReturn:
         """Divide the class by a value."""
@@ -495,8 +530,9 @@ class _ClassEmitter:
         if is_own.all():
             return -1, 0
         if is_own.any():
-            self._mixed[self._slots[view.form]] = is_own
-        return _ALL, self._number(owners)
+            self._mixed[self.target.slot(view.form)] = is_own
+        group, members = self.target.peers(owners)
+        return group, self._number(members)
 
     def _check_rows(self, statement: Statement, view: View, begins: IntArray) -> None:
         self._line = statement.line
@@ -522,7 +558,7 @@ class _ClassEmitter:
         begins = self._at(view.begin, loops)
         self._check_rows(statement, view, begins)
         group, member = self._owner(view, loops)
-        slot, is_whole = self._slots[view.form], view.num_rows == view.form.rows
+        slot, is_whole = self.target.slot(view.form), view.num_rows == view.form.rows
         if view.columns is not None:
             if begins.any():
                 self._no_columns(statement)
@@ -550,7 +586,7 @@ class _ClassEmitter:
         if (np.diff(begins, axis=1) != rows).any():
             raise _NotALoop
         group, member = self._owner(view, loops, loop)
-        slot = self._slots[view.form]
+        slot = self.target.slot(view.form)
         covers = not first.any() and rows * loop.count == view.form.rows
         if view.columns is not None:
             if first.any() or loop in loops_of(view.columns[0]):
@@ -623,8 +659,8 @@ class _ClassEmitter:
                 raise _NotALoop
             self.post_lines.update(dict.fromkeys(np.unique(signals).tolist(), post.line))
             base, per_index = self._base(signals, loop)
-            member = self._number(owners if loop is None else owners[:, 0])
-            notifies += [Notify(_ALL, member, base, per_index)] * post.value
+            group, members = self.target.peers(owners if loop is None else owners[:, 0])
+            notifies += [Notify(group, self._number(members), base, per_index)] * post.value
             rows = np.broadcast_to(
                 np.arange(len(self.devices)).reshape(-1, *([1] * (owners.ndim - 1))), owners.shape
             )
@@ -635,13 +671,11 @@ class _ClassEmitter:
     def _base(self, signals: IntArray, loop: Loop | None) -> tuple[NumberLike, bool]:
         """The first signal, and whether each iteration has its own."""
         if loop is None:
-            return self._number(signals), False
+            return self.target.signal(self._number(signals)), False
         steps = np.diff(signals, axis=1)
-        if not steps.any():
-            return self._number(signals[:, 0]), False
-        if (steps != 1).any():
+        if steps.any() and (steps != 1).any():
             raise _NotALoop
-        return self._number(signals[:, 0]), True
+        return self.target.signal(self._number(signals[:, 0])), bool(steps.any())
 
     def _wait(
         self,
@@ -681,7 +715,7 @@ class _ClassEmitter:
         if (increments != increments[0]).any():
             self._split(increments)
 
-    def check_scopes(self, classes: Sequence[_ClassEmitter]) -> None:
+    def check_scopes(self, classes: Sequence[ClassEmitter]) -> None:
         """Reject waits inside of a device for signals that other devices post."""
         for item, signals in self._waits:
             if (
@@ -718,7 +752,7 @@ class _ClassEmitter:
             self._require_uniform(left[:, signal])
             count = int(left[0, signal])
             label = f"{self.name}/end"
-            wait = Wait(signal, False, count)
+            wait = Wait(self.target.signal(signal), False, count)
             self.instructions.append(Instruction("", label, Number(1), 0, (), waits=(wait,)))
             surplus |= {(device, signal): count for device in self.devices.tolist()}
         return surplus

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import tilewise
 from tilewise.core.errors import PlanError, ShapeError
-from tilewise.core.mesh import DeviceMesh
+from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.core.validation import shown
 from tilewise.tiles.symbols import Env, Index, IndexLike, Loop, loops_of, values_of
 
@@ -348,6 +348,7 @@ class Tracer:
         devices: the devices to trace; after the trace, those that took the branches taken.
         barrier: signals for `barrier()`, one per device.
         user_kernels: names of kernels that are no kernels of the table.
+        axes: the axes of the mesh along which the program's devices are numbered; by default all.
 
     Attributes:
         body: what was recorded.
@@ -361,8 +362,9 @@ class Tracer:
         devices: Sequence[int],
         barrier: SignalRange,
         user_kernels: Mapping[str, object],
+        axes: Axes | None = None,
     ) -> None:
-        self.name, self.mesh = name, mesh
+        self.name, self.mesh, self.axes = name, mesh, mesh.names if axes is None else axes
         self.devices: NDArray[np.int64] = np.asarray(devices, np.int64)
         self.barrier_signals, self.user_kernels = barrier, user_kernels
         self.body = Block(None)
@@ -438,10 +440,8 @@ class Tracer:
 
     def rank(self, axis: str | None) -> Any:
         """The number of the device, or its coordinate on an axis."""
-        if axis is None:
-            return self._of_device(lambda device: device)
-        self._require_axis(axis)
-        return self._of_device(lambda device: self.mesh.coordinate(device, axis))
+        axes = self._axes(axis)
+        return self._of_device(lambda device: self.mesh.coordinate(device, *axes))
 
     def _of_device(self, function: Any) -> Index:
         table = np.array([function(device) for device in range(self.mesh.num_devices)], np.int64)
@@ -449,16 +449,15 @@ class Tracer:
 
     def num_ranks(self, axis: str | None) -> int:
         """The number of devices, of the mesh or of an axis."""
-        if axis is None:
-            return self.mesh.num_devices
-        self._require_axis(axis)
-        return self.mesh.size(axis)
+        return self.mesh.size(*self._axes(axis))
 
-    def _require_axis(self, axis: str) -> None:
-        if axis not in self.mesh.names:
-            self.invalid(
-                f"an axis must be one of {', '.join(self.mesh.names)}", shown(axis), "name one of them"
-            )
+    def _axes(self, axis: str | None) -> Axes:
+        """The axes along which devices are numbered."""
+        if axis is None:
+            return self.axes
+        if axis not in self.axes:
+            self.invalid(f"an axis must be one of {', '.join(self.axes)}", shown(axis), "name one of them")
+        return (axis,)
 
     def device_of(self, rank: Any, axis: str | None = None) -> IndexLike:
         """The number of the device with a rank, among all devices or along an axis."""
@@ -467,17 +466,19 @@ class Tracer:
             self.within("a rank", rank, count)
         elif not isinstance(rank, Index):
             self.invalid("a rank must be an integer", shown(rank), "pass rank() or an expression of it")
-        if axis is None:
-            of_all: IndexLike = rank
-            return of_all
-        table = np.array([self.mesh.group(d, axis) for d in range(self.mesh.num_devices)], np.int64)
+        axes = self._axes(axis)
+        groups = [self.mesh.group(device, *axes) for device in range(self.mesh.num_devices)]
+        table = np.array(groups, np.int64)
         line = self.line()
 
         def evaluate(env: Env) -> Any:
             values = np.asarray(values_of(rank, env))
             if values.min() < 0 or values.max() >= count:
                 self.invalid(
-                    f"a rank must be one of {count}", str(int(values.min())), "check the expression", line
+                    f"a rank must be one of {count}",
+                    str(int(values.min() if values.min() < 0 else values.max())),
+                    "check the expression, for example with % num_ranks()",
+                    line,
                 )
             devices = np.broadcast_to(env.devices, np.broadcast_shapes(env.devices.shape, values.shape))
             return table[devices, values]

@@ -72,7 +72,7 @@ def schedule_graph(
         raise PlanError(f"[plan.schedule] a graph must contain an op; got none in {graph.name!r}; add one")
     shapes = LocalShapes(layout.mesh, settings, graph.k_splits, symbols_of(graph))
     classes = classes_of(graph, layout, shapes)
-    shapes = replace(shapes, kinds=tuple(devices[0] for devices in classes))
+    shapes = replace(shapes, kinds=tuple(devices[0] for devices in classes), classes=tuple(classes))
     sums = find_batch_sums(graph)
     if settings.accumulation > 1:
         require_whole_batch(graph, sums)
