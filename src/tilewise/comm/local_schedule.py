@@ -177,7 +177,6 @@ class Schedule:
                 self._changed.wait(left_s)
         finally:
             thread.is_ready = None
-        self._raise_if_stopped()
 
     def send(
         self,

@@ -1,5 +1,6 @@
 """Mistakes in programs on `comm.local` are reported: invalid arguments, waits that cannot end, failures."""
 
+import _thread
 import re
 import threading
 
@@ -223,6 +224,22 @@ def test_a_failure_releases_the_other_devices(delays):
     with pytest.raises(TaskFailed, match=r"KeyError\('mine'\) on device 1 of 2") as raised:
         on_two(program, delays=delays)
     assert raised.value.device == 1 and isinstance(raised.value.__cause__, KeyError) and not survived
+
+
+@pytest.mark.parametrize("delays", [None, 1])
+def test_an_interrupt_ends_all_devices(delays):
+    """Ctrl-C reaches the caller of `run`, after the devices have stopped."""
+    threads = threading.active_count()
+
+    def program(x, ready):
+        if comm.rank() == 0:
+            _thread.interrupt_main()
+        while True:
+            comm.quiet()
+
+    with pytest.raises(KeyboardInterrupt):
+        on_two(program, delays=delays)
+    assert threading.active_count() == threads
 
 
 def test_devices_run_one_program_at_a_time():

@@ -151,3 +151,19 @@ def test_arrays_are_views():
         return comm.symm_at(x, 1).tile(1, rows=1).numpy()[0, 1], x.numpy()[1, 0], x[1:3].shape, x.dtype
 
     assert devices.run(program) == [(5, 7, (2, 2), "f32"), (5, 0, (2, 2), "f32")]
+
+
+@pytest.mark.parametrize("delays", SCHEDULES)
+def test_all_has_arrived_at_the_end(delays):
+    """When `run` returns, everything that was sent is visible. Signals count modulo 2^64."""
+    devices = comm.local(2, delays=delays)
+    x, ready = devices.symm_tensor((2, 1)), devices.signals(1)[0]
+
+    def program():
+        peer = comm.symm_at(x, 1 - comm.rank())
+        comm.put_signal(peer, np.full((2, 1), 1 + comm.rank(), np.float32), ready, (1 << 64) - 1)
+        comm.notify(ready, 1 - comm.rank(), 3)
+
+    devices.run(program)
+    assert [x.numpy(device).tolist() for device in range(2)] == [[[2], [2]], [[1], [1]]]
+    assert [ready.value(device) for device in range(2)] == [2, 2]
