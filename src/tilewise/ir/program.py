@@ -328,8 +328,12 @@ class TempSpec:
     op: int
 
 
-COPIES = frozenset(("all_gather_columns", "all_gather_batch", "all_gather_parameters", "gather"))
-"""Kinds of exchanges that copy complete values; the others combine partial values."""
+COPIES = frozenset(
+    ("all_gather_columns", "all_gather_batch", "all_gather_parameters", "gather", "tile_program")
+)
+"""Kinds of exchanges that copy complete values, or whose partial values are seen by nobody else; the
+others combine partial values.
+"""
 
 
 class Collective(NamedTuple):
@@ -353,6 +357,8 @@ class Collective(NamedTuple):
             combine their parts once per step.
         microbatch: number of the microbatch whose parts are added to the stack; -1 without a stack.
         first, last: the instructions `[first, last)` that carry it out.
+        uses: of a tile program, the slots of its tensors, and as `Access` whether it reads their
+            earlier values and whether it writes them.
     """
 
     kind: str
@@ -370,6 +376,7 @@ class Collective(NamedTuple):
     microbatch: int = -1
     first: int = -1
     last: int = -1
+    uses: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

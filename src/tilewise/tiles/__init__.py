@@ -3,6 +3,15 @@
 """
 
 from tilewise.tiles.group import DeviceGroup, Signals, SymmTensor
+from tilewise.tiles.in_graph import NewSignals
 from tilewise.tiles.program import TileProgramFunction, TracedProgram, tile_program
 
-__all__ = ["DeviceGroup", "Signals", "SymmTensor", "TileProgramFunction", "TracedProgram", "tile_program"]
+__all__ = [
+    "DeviceGroup",
+    "NewSignals",
+    "Signals",
+    "SymmTensor",
+    "TileProgramFunction",
+    "TracedProgram",
+    "tile_program",
+]

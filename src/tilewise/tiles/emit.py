@@ -45,12 +45,12 @@ from tilewise.ir.program import (
     Wait,
     constant_part,
 )
-from tilewise.kernels.table import KERNELS, kernel_spec, scratch_bytes
+from tilewise.kernels.table import KERNELS, scratch_bytes
 from tilewise.plan.emission import make_instruction
 from tilewise.tiles.symbols import Env, Index, Loop, loops_of, values_of
 from tilewise.tiles.trace import Block, Line, SignalView, Statement, TensorForm, Tracer, View, WaitItem
 
-__all__ = ["ClassEmitter", "Emitted", "Split", "Target", "emit", "sort_arguments"]
+__all__ = ["ClassEmitter", "Emitted", "Split", "Target", "accesses_of", "emit", "sort_arguments"]
 
 IntArray = NDArray[np.int64]
 _MOST_TILES = 4096  # tiles of a tensor by which tasks are ordered
@@ -371,9 +371,9 @@ class ClassEmitter:
                 }
                 if (earlier.waits and later.notifies) or (shared and earlier.waits != later.waits):
                     raise _NotALoop
-                for a, is_written in _accesses(earlier):
-                    for b, is_overwritten in _accesses(later):
-                        if (is_written or is_overwritten) and self._meet(a, b, loop, loops):
+                for a, access in accesses_of(earlier):
+                    for b, other in accesses_of(later):
+                        if (access | other) & Access.OUT and self._meet(a, b, loop, loops):
                             raise _NotALoop
 
     def _meet(self, a: View, b: View, loop: Loop, loops: Mapping[Loop, IntArray]) -> bool:
@@ -775,20 +775,20 @@ def _carriers(body: Block) -> dict[WaitItem, Statement]:
     return carriers
 
 
-def _accesses(statement: Statement) -> Iterator[tuple[View, bool]]:
-    """Views of a statement's own memory, and whether it writes them."""
-    roles: dict[int, bool] = {}
+def accesses_of(statement: Statement) -> Iterator[tuple[View, Access]]:
+    """The views of a statement, and how it uses them: first those that it reads."""
+    roles: list[tuple[View, Access]] = []
     if statement.name:
-        for operand in kernel_spec(KERNELS[statement.name].names[0]).operands:
+        for operand in KERNELS[statement.name].operands:
             value = statement.operands.get(operand.name)
-            for view in value if isinstance(value, list) else (value,):
-                if view is not None:
-                    roles[id(view)] = operand.role != "in"
-    for view in statement.views():
-        if view.owner is None or isinstance(view.owner, Index):
-            yield view, roles.get(id(view), False)
-    yield from ((view, False) for view in statement.reads)
-    yield from ((view, True) for view in statement.orders)
+            views = value if isinstance(value, list) else [value]
+            roles += [(view, _ROLES[operand.role]) for view in views if view is not None]
+    roles += [(view, Access.IN) for view in statement.reads]
+    roles += [(view, Access.INOUT) for view in statement.orders]
+    yield from sorted(roles, key=lambda use: use[1] == Access.OUT)
+
+
+_ROLES = {"in": Access.IN, "out": Access.OUT, "inout": Access.INOUT}
 
 
 def _constant(tracer: Tracer, values: IntArray, devices: IntArray) -> Index:

@@ -16,14 +16,19 @@ from typing import Any, overload
 
 from tilewise.comm.primitives import active_interpreter, interpreting
 from tilewise.core.errors import PlanError
-from tilewise.core.mesh import DeviceMesh
+from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.core.validation import Validator, shown
+from tilewise.ir.graph import PANEL_ROWS
+from tilewise.ir.layout import PendingReduction
 from tilewise.ir.program import TileProgram
+from tilewise.plan.lower import TemplateLowering
+from tilewise.plan.shapes import round_up
 from tilewise.runtime import Program
 from tilewise.session.assemble import native_program
 from tilewise.tiles.checker import check_program
 from tilewise.tiles.emit import Emitted, Split, emit
 from tilewise.tiles.group import DeviceGroup, Signals, SymmTensor
+from tilewise.tiles.in_graph import lower_program
 from tilewise.tiles.trace import SignalRange, TensorForm, Tracer, arguments_of
 
 __all__ = ["TileProgramFunction", "TracedProgram", "tile_program"]
@@ -88,6 +93,7 @@ class TileProgramFunction:
         functools.update_wrapper(self, function)
         self.function, self.name, self._check = function, function.__name__, check
         self._traced: dict[object, TracedProgram] = {}
+        self._checked: set[object] = set()
 
     def __call__(self, *arguments: Any) -> None:
         """Run the program on all devices, and wait for its end. In another program, or in
@@ -130,37 +136,73 @@ class TileProgramFunction:
             made = self._traced[key] = self._trace(group, tensors, forms)
         return made
 
+    def lower(
+        self,
+        low: TemplateLowering,
+        *arguments: object,
+        axes: Axes,
+        completes: PendingReduction | None = None,
+    ) -> None:
+        """Let the program be the lowering of an op of a graph, or a part of it. Call it in `Op.lower`.
+
+        Args:
+            low: what `Op.lower` gets.
+            arguments: the program's arguments: for tensors the device's parts (`low.tensor(...)`,
+                `low.temp(...)`), for signals `NewSignals(count)`, and other values.
+            axes: the axes of the mesh along which the program's devices are numbered.
+            completes: the pending reduction of the op that the program completes on all devices.
+
+        Raises:
+            PlanError, ShapeError: the program is invalid; names the line.
+        """
+        lower_program(self, low, arguments, axes, completes)
+
+    def check_on(self, axes: tuple[tuple[str, int], ...], forms: tuple[object, ...]) -> None:
+        """Trace the program for arguments of these forms on a mesh of its own, and check it."""
+        if self._check and (axes, forms) not in self._checked:
+            mesh = DeviceMesh(dict(axes))
+            sizes = [f.first + f.size for f in forms if isinstance(f, SignalRange)]
+            emitted = self._emit(mesh, max([mesh.num_devices, *sizes]), forms)
+            native = native_program(_one_after_another(emitted.program), ())
+            check_program(self.name, native, emitted)
+            self._checked.add((axes, forms))
+
     def _trace(
         self, group: DeviceGroup, tensors: Sequence[SymmTensor], forms: Sequence[object]
     ) -> TracedProgram:
-        todo: list[tuple[int, ...]] = [tuple(range(group.mesh.num_devices))]
-        traces: list[Tracer] = []
-        while True:
-            while todo:
-                tracer = self._trace_devices(group, todo.pop(), forms)
-                todo += tracer.others
-                traces.append(tracer)
-            traces.sort(key=lambda t: int(t.devices[0]))
-            own = tuple(dict.fromkeys(f for f in forms if isinstance(f, TensorForm)))
-            try:
-                emitted = emit(self.name, group.mesh, own, group._num_signals, traces)
-                break
-            except Split as split:
-                traces.remove(split.tracer)
-                todo += split.groups
-        traced = TracedProgram(self.name, group.mesh, own, emitted)
+        emitted = self._emit(group.mesh, group._num_signals, forms)
+        traced = TracedProgram(self.name, group.mesh, _tensors(forms), emitted)
         native, _ = traced.place(tensors)
         if self._check:
             check_program(self.name, native, emitted)
         return traced
 
-    def _trace_devices(self, group: DeviceGroup, devices: Sequence[int], forms: Sequence[object]) -> Tracer:
-        barrier = SignalRange(0, group.mesh.num_devices)
-        tracer = Tracer(self.name, group.mesh, devices, barrier, {})
+    def _emit(self, mesh: DeviceMesh, num_signals: int, forms: Sequence[object]) -> Emitted:
+        """Trace the function for all devices, class by class."""
+        todo: list[tuple[int, ...]] = [tuple(range(mesh.num_devices))]
+        traces: list[Tracer] = []
+        while True:
+            while todo:
+                tracer = self._trace_devices(mesh, todo.pop(), forms)
+                todo += tracer.others
+                traces.append(tracer)
+            traces.sort(key=lambda t: int(t.devices[0]))
+            try:
+                return emit(self.name, mesh, _tensors(forms), num_signals, traces)
+            except Split as split:
+                traces.remove(split.tracer)
+                todo += split.groups
+
+    def _trace_devices(self, mesh: DeviceMesh, devices: Sequence[int], forms: Sequence[object]) -> Tracer:
+        tracer = Tracer(self.name, mesh, devices, SignalRange(0, mesh.num_devices), {})
         with interpreting(tracer):
             self.function(*arguments_of(tracer, forms))
         tracer.finish()
         return tracer
+
+
+def _tensors(forms: Sequence[object]) -> tuple[TensorForm, ...]:
+    return tuple(dict.fromkeys(f for f in forms if isinstance(f, TensorForm)))
 
 
 @overload
@@ -206,6 +248,19 @@ def _form(name: str, argument: object, group: DeviceGroup, tensors: Sequence[Sym
     if isinstance(argument, Signals):
         return SignalRange(argument.first, argument.count)
     return argument
+
+
+def _one_after_another(program: TileProgram) -> TileProgram:
+    """A program whose tensors do not overlap, to be checked."""
+    offset, offsets = 0, []
+    for entry in program.classes[0].entries:
+        offsets.append(offset)
+        offset += round_up(entry.extent.constant, PANEL_ROWS) * (entry.cols + 1) * 8
+    classes = tuple(
+        replace(of, entries=tuple(e._replace(offset=o) for e, o in zip(of.entries, offsets)))
+        for of in program.classes
+    )
+    return replace(program, classes=classes)
 
 
 def _placed(program: TileProgram, tensors: Sequence[SymmTensor]) -> TileProgram:

@@ -372,6 +372,7 @@ class Tracer:
         self.forms: list[TensorForm] = []
         self._stack = [self.body]
         self._num_barriers = 0
+        self._entered: list[WaitItem] = []  # the waits of the last barrier
         self._broken: Line | None = None
 
     # ---- errors and symbols -------------------------------------------------------------------------------
@@ -518,6 +519,8 @@ class Tracer:
             for wait in view.waits:
                 if wait not in statement.waits:
                     statement.waits.append(wait)
+        if any(view.owner is not None for view in statement.views()):  # no tile of its own may order it
+            statement.waits += self._entered
         for wait in statement.waits:
             if any(loop not in statement.loops for loop in wait.loops):
                 self.invalid(
@@ -719,12 +722,12 @@ class Tracer:
         """Everything after follows everything before, on all devices."""
         if self.loops:
             self.invalid("a barrier must not be in a tile loop", "one in a loop", "loop with range()")
-        me, n, first = self.rank(None), self.mesh.num_devices, self.barrier_signals
+        me, n, first = self.rank(None), self.num_ranks(None), self.barrier_signals
         line = self.line()
         arrive = self._join("barrier/arrive", self.block.items)
         for distance in range(1, n):
             signal = SignalView(self, first, me, is_element=True)
-            arrive.notifies.append(Post(signal, (me + distance) % n, 1, "sys", line))
+            arrive.notifies.append(Post(signal, self.device_of((me + distance) % n), 1, "sys", line))
         self._num_barriers += 1
         signals = [SignalView(self, first, (me + distance) % n, is_element=True) for distance in range(1, n)]
         items = [WaitItem(s, self._num_barriers, "sys", line, ()) for s in signals]
@@ -733,6 +736,7 @@ class Tracer:
         for item in items:
             item.place = leave
         self._add(leave)
+        self._entered = items
 
     def tiles(self, count: Any, first: Any) -> Iterator[Any]:
         """A loop whose body is traced once."""

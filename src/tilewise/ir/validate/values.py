@@ -156,6 +156,14 @@ class _Flow:
         return Values(frozenset(self.needs), frozenset(self.makes), self.stacks)
 
     def _exchange(self, record: Collective) -> None:
+        if record.uses:
+            for slot, access in record.uses:
+                if access & _IN:
+                    self._read(self.template.instructions[record.first].label, slot)
+            for slot, access in record.uses:
+                if access & _OUT:
+                    self._write(self.same[slot])
+            return
         source, label = self.same[record.source], self.template.instructions[record.first].label
         if record.kind in COPIES:
             self._read(label, source)

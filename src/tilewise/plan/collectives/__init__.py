@@ -26,12 +26,13 @@ so the same instructions serve all devices of a class.
 
 from tilewise.plan.collectives.checks import check_collective
 from tilewise.plan.collectives.columns import all_gather_columns, gather, slice_columns
-from tilewise.plan.collectives.handshake import gather_label, place_signals, reduce_label
+from tilewise.plan.collectives.handshake import SITE_SHIFT, gather_label, place_signals, reduce_label
 from tilewise.plan.collectives.over_time import add_microbatch
 from tilewise.plan.collectives.rows import all_gather_batch, all_reduce, all_reduce_in_place
 from tilewise.plan.collectives.storage_shards import all_gather_parameters, reduce_to_shards
 
 __all__ = [
+    "SITE_SHIFT",
     "add_microbatch",
     "all_gather_batch",
     "all_gather_columns",

@@ -66,7 +66,7 @@ def check_collective(
         InternalError: names the record, and what the layout asks for.
     """
     checked = _Checked(record, layout, slots, views)
-    if record.kind not in COPIES:
+    if record.kind not in COPIES or (record.kind == "tile_program" and record.partial):
         _check_pending(checked)
     elif record.partial:
         checked.invalid("must not complete a value", f"{record.partial!r}")
@@ -82,6 +82,12 @@ def _check_pending(checked: _Checked) -> None:
     pending = pending_reductions[record.number]
     if record.axes != pending.group:
         checked.invalid(f"must be over {show_axes(pending.group)}", show_axes(record.axes))
+    if record.kind == "tile_program":
+        if pending.arrives_in_shards or pending.tree == BATCH_SPLITS:
+            checked.invalid(
+                "must deliver the whole value, and not a sum over the batch", f"{pending.partial!r}"
+            )
+        return
     is_per_microbatch = pending.is_completed_per_microbatch
     kind = "add_microbatch" if is_per_microbatch else "all_reduce"
     if pending.arrives_in_shards:
@@ -145,6 +151,13 @@ def _check_first_dim(checked: _Checked) -> None:
     checked.require_adjacent(round_up(rows, PANEL_ROWS) if is_weight else rows)
 
 
+def _check_program(checked: _Checked) -> None:
+    """Its devices are on axes of the mesh, and it uses slots of the template."""
+    record = checked.record
+    if not {*record.axes} <= {*checked.layout.mesh.names} or not record.uses:
+        checked.invalid("must be over axes of the mesh, and use tensors", show_axes(record.axes))
+
+
 CHECKS: Mapping[str, Callable[[_Checked], None]] = {
     "all_reduce": _check_rows_of_tiles,
     "add_microbatch": _check_rows_of_tiles,
@@ -152,6 +165,7 @@ CHECKS: Mapping[str, Callable[[_Checked], None]] = {
     "reduce_to_shards": _check_reduce_to_shards,
     "all_gather_columns": _check_last_dim,
     "gather": _check_last_dim,
+    "tile_program": _check_program,
     "all_gather_batch": _check_first_dim,
     "all_gather_parameters": _check_first_dim,
 }

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tilewise.plan.lower import TemplateLowering
 
 __all__ = [
+    "SITE_SHIFT",
     "TREES",
     "Signals",
     "emit_gather",
@@ -58,7 +59,7 @@ __all__ = [
     "signals",
 ]
 
-_SITE_SHIFT = 24
+SITE_SHIFT = 24
 TREES = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}  # the kernel that combines parts
 
 
@@ -140,7 +141,7 @@ def signals(
     ranges = low.ring_signal_ranges if in_ring else low.signal_ranges
     number = -1 - len(ranges) if in_ring else len(ranges)
     ranges.append((num_posting or group.size) * tiles)
-    return Signals(group, number << _SITE_SHIFT, tiles, step)
+    return Signals(group, number << SITE_SHIFT, tiles, step)
 
 
 def reduce_label(label: str) -> str:
@@ -205,7 +206,7 @@ def place_signals(
 
     def place(signal: NumberLike) -> NumberLike:
         constant = signal if isinstance(signal, int) else signal.constant
-        constant = first[constant >> _SITE_SHIFT] + (constant & ((1 << _SITE_SHIFT) - 1))
+        constant = first[constant >> SITE_SHIFT] + (constant & ((1 << SITE_SHIFT) - 1))
         return constant if isinstance(signal, int) else Number(constant, *signal[1:])
 
     def placed(i: Instruction) -> Instruction:
