@@ -350,6 +350,15 @@ void bind_program(nb::module_& m) {
           nb::arg("class_id"), nb::arg("numbers") = std::vector<int64_t>{},
           nb::arg("groups") = std::vector<std::vector<int64_t>>{},
           "Add a device of a class with its numbers and its device groups; returns its number.")
+      .def(
+          "add_kernel",
+          [](Program& program, const std::string& name, uint64_t address) {
+            program.add_kernel(name,
+                               reinterpret_cast<tilewise_tile_kernel>(address));  // NOLINT(performance-no-int-to-ptr)
+          },
+          nb::arg("name"), nb::arg("address"),
+          "Let instructions name the native kernel at an address, a `tilewise_tile_kernel` (tilewise/tile_kernel.h). "
+          "The caller keeps its code loaded.")
       .def("finish", &finish, nb::arg("symbols_max") = std::vector<int64_t>{}, nb::arg("memory_bytes") = kNoFile,
            "Check the whole program at the symbols' upper bounds (kernels, ranges, no deadlock) and freeze it. Tensors "
            "from byte `memory_bytes` on are in the devices' files.")

@@ -14,6 +14,7 @@ class Binding {
     const Moves moves = moves_of(source.kernel);
     BoundInstr bound{.source = &source,
                      .fn = moves == Moves::kNothing ? source.fn : nullptr,
+                     .user_fn = source.user_fn,
                      .moves = moves,
                      .is_copy = source.kernel.starts_with("copy_pairs"),
                      .label = source.label,

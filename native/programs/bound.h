@@ -48,7 +48,8 @@ struct BoundNotify {
 
 struct BoundInstr {
   const Instr* source = nullptr;  // kernel name and floats
-  kernels::KernelFn fn = nullptr;  // nullptr if the instruction moves tiles: that happens before the task starts
+  kernels::KernelFn fn = nullptr;  // nullptr if the instruction moves tiles, which happens before the task starts
+  tilewise_tile_kernel user_fn = nullptr;  // instead of fn
   Moves moves = Moves::kNothing;
   bool is_copy = false;  // copies each second operand into the one before it
   int64_t label = 0;

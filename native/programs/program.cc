@@ -109,6 +109,19 @@ int64_t Program::add_device(DeviceEntry device) {
   return num_devices() - 1;
 }
 
+void Program::add_kernel(const std::string& name, tilewise_tile_kernel kernel) {
+  check_open("add_kernel");
+  // The runtime itself does what kernels of these names do, or parts of it.
+  const bool is_reserved = name.starts_with("copy_pairs") || moves_of(name) != Moves::kNothing;
+  check<ArgumentError>(!name.empty() && !is_reserved && kernel != nullptr,
+                       "[programs.Program.add_kernel] a kernel must have an address, and a name that does not begin "
+                       "with copy_pairs, fetch_ or store_; got address ",
+                       reinterpret_cast<uintptr_t>(kernel), " for '", name, "'; choose another name");
+  check<ArgumentError>(user_kernels_.emplace(name, kernel).second,
+                       "[programs.Program.add_kernel] a kernel's name must be new; got '", name,
+                       "' again; choose another name");
+}
+
 Moves moves_of(std::string_view kernel) {
   if (kernel.starts_with("fetch_")) return Moves::kFromFile;
   return kernel.starts_with("store_") ? Moves::kToFile : Moves::kNothing;
@@ -119,21 +132,15 @@ void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& res
   symbols_max_ = std::move(symbols_max);
   memory_bytes_ = memory_bytes;
   needs_ = check_program(*this);
+  for (const auto& [name, kernel] : user_kernels_) {
+    check<ArgumentError>(resolve(name) == nullptr,
+                         "[programs.Program.finish] a kernel of the user must not have a name of the kernel table; "
+                         "got '",
+                         name, "'; choose another name");
+  }
   for (DeviceClass& of : classes_) {
     for (Template& plan : of.templates) {
-      for (Instr& instr : plan.instrs) {
-        if (instr.kernel.empty()) continue;
-        const kernels::Entry* const kernel = resolve(instr.kernel);
-        check<ArgumentError>(kernel != nullptr, "[programs.Program.finish] every kernel must exist natively; got '",
-                             instr.kernel, "' in '", labels_[instr.label], "'; use a name of the kernel table");
-        check<ArgumentError>(fits(*kernel, instr),
-                             "[programs.Program.finish] an instruction must have the operands and attributes that its "
-                             "kernel declares; got ",
-                             instr.operands.size(), " operands, ", instr.ints.size(), " integers and ",
-                             instr.floats.size(), " floats for '", instr.kernel, "' in '", labels_[instr.label],
-                             "'; correct the plan");
-        instr.fn = kernel->fn;
-      }
+      for (Instr& instr : plan.instrs) find_kernel(instr, resolve);
     }
     place_late_ints(of);
     mirror_aliases(of.tensors);
@@ -142,6 +149,24 @@ void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& res
   bound_.resize(devices_.size());
   check_signals(*this);
   finished_ = true;
+}
+
+void Program::find_kernel(Instr& instr, const KernelResolver& resolve) const {
+  if (instr.kernel.empty()) return;
+  if (const auto user = user_kernels_.find(instr.kernel); user != user_kernels_.end()) {
+    instr.user_fn = user->second;
+    return;
+  }
+  const kernels::Entry* const kernel = resolve(instr.kernel);
+  check<ArgumentError>(kernel != nullptr, "[programs.Program.finish] every kernel must exist natively; got '",
+                       instr.kernel, "' in '", labels_[instr.label],
+                       "'; use a name of the kernel table, or add_kernel first");
+  check<ArgumentError>(fits(*kernel, instr),
+                       "[programs.Program.finish] an instruction must have the operands and attributes that its "
+                       "kernel declares; got ",
+                       instr.operands.size(), " operands, ", instr.ints.size(), " integers and ", instr.floats.size(),
+                       " floats for '", instr.kernel, "' in '", labels_[instr.label], "'; correct the plan");
+  instr.fn = kernel->fn;
 }
 
 /// Gives every call a place for its late ints, which the instruction issuer writes once per run.

@@ -25,6 +25,7 @@
 #include "base/dtype.h"
 #include "kernels/kernel.h"
 #include "programs/number.h"
+#include "tilewise/tile_kernel.h"
 
 namespace tilewise::programs {
 
@@ -98,6 +99,7 @@ Moves moves_of(std::string_view kernel);
 struct Instr {
   std::string kernel;  // "": an empty task
   kernels::KernelFn fn = nullptr;
+  tilewise_tile_kernel user_fn = nullptr;  // instead of fn
   int64_t label = 0;
   Number extent = 0;  // may use symbols or the call's values
   Number step = 0;  // the same; a constant <= 0: one iteration over the whole extent
@@ -185,6 +187,8 @@ class Program {
   /// Appends a call to the class's list of that name.
   void add_call(int64_t class_id, Call call, const std::string& name = "");
   int64_t add_device(DeviceEntry device);
+  /// Names a kernel of the user. Its code must stay loaded as long as the program runs.
+  void add_kernel(const std::string& name, tilewise_tile_kernel kernel);
 
   /// Checks the whole program for symbols up to their bounds, looks up its kernels and proves that no list can
   /// deadlock. memory_bytes: the offset at which every device's file begins.
@@ -213,6 +217,7 @@ class Program {
 
  private:
   DeviceClass& open(int64_t class_id, const char* where);
+  void find_kernel(Instr& instr, const KernelResolver& resolve) const;
   void check_open(const char* where) const;
   void place_late_ints(DeviceClass& of);
   Bound bind(int64_t device) const;
@@ -222,6 +227,7 @@ class Program {
   std::vector<std::string> names_;  // of the lists
   std::vector<std::string> labels_;
   std::map<std::string, int64_t, std::less<>> label_ids_;
+  std::map<std::string, tilewise_tile_kernel> user_kernels_;
   std::vector<Needs> needs_;  // per class
   std::vector<int64_t> symbols_max_;
   int64_t memory_bytes_ = kNoFile;

@@ -100,7 +100,9 @@ __all__ = [
 
 
 def get_include() -> str:
-    """The folder for `-I`: `#include <tilewise/pto_api.h>` is the task runtime for C and C++."""
+    """The folder for `-I`: `#include <tilewise/pto_api.h>` is the task runtime for C and C++, and
+    `<tilewise/tile_kernel.h>` declares kernels for tile programs.
+    """
     return _native_folder("include")
 
 

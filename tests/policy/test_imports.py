@@ -55,7 +55,7 @@ NATIVE_ALLOWED = {
     "weights": "base kernels",
     "tasks": "base protocols tilewise",
     "include": "tilewise",  # the public headers
-    "programs": "base protocols memory kernels comm tasks",
+    "programs": "base protocols memory kernels comm tasks tilewise",
     "bind": "base protocols memory kernels weights comm programs tilewise",
 }
 # Rooms of native/tasks; `tasks` stands for the files at its root.

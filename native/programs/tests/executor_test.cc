@@ -231,6 +231,40 @@ CASE("tiles written in a peer's memory are seen after the post, and count as tra
   }
 }
 
+CASE("a kernel of the user gets the arguments of its task, and its status fails the task") {
+  auto program = program_of(1);
+  program->add_tensor(0, tensor(0, 6, 4, 2, 0));
+  // Adds its first integer, its float and the row to each element; fails at the row of its second integer.
+  program->add_kernel("add", [](const tilewise_kernel_args* args) -> int {
+    if (args->num_tiles != 2 || args->tiles[1].data != nullptr || args->num_ints != 2 || args->num_floats != 1)
+      return 1;
+    if (args->scratch_bytes < 64 || reinterpret_cast<uintptr_t>(args->scratch) % 64 != 0) return 2;
+    const tilewise_tile& tile = args->tiles[0];
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      for (int64_t c = 0; c < tile.cols; ++c) {
+        auto& value = static_cast<uint64_t*>(tile.data)[r * tile.stride + c];
+        value += static_cast<uint64_t>(args->ints[0] + args->row_begin + r) + static_cast<uint64_t>(args->floats[0]);
+      }
+    }
+    return args->row_begin == args->ints[1] ? -7 : 0;
+  });
+  Instr add = instr("add", 6, 2, {{0, Mode::kRowCols, kInOut, -1, 0, 1, 1, 2}, {.null = true}});
+  add.ints = {100, {0, 1, Source::kCall, 0}};
+  add.floats = {0.5 + 1000};
+  program->add_instr(0, program->add_template(0, "t"), add, "adds");
+  program->add_call(0, {0, {0}, {-1}});
+  program->add_call(0, {0, {0}, {4}}, "fails");
+  program->finish({}, resolve);
+  auto executor = executor_for(*program);
+  executor->run(program, {});
+  for (int64_t r = 0; r < 6; ++r) {
+    for (int64_t c = 0; c < 4; ++c) EXPECT_EQ(words(*executor, 0)[r * 4 + c], c == 0 || c == 3 ? 0u : 1100u + r);
+  }
+  const std::string message = message_of<TaskFailed>([&] { executor->run(program, {}, "fails"); });
+  EXPECT(contains(message, "got 'status -7' from kernel 'add' in 'adds'[2] on device 0, worker 0"));
+  executor->run(program, {});
+}
+
 CASE("the timeline has every task of the last run, with its times in order") {
   auto program = counting_program(10);
   auto executor = executor_for(*program, 2);

@@ -240,6 +240,30 @@ CASE("finish rejects instructions without the operands and attributes that their
   EXPECT(contains(refused({row, row}, {3}, {0.5}), "got 2 operands, 1 integers and 1 floats for 'two'"));
 }
 
+CASE("kernels of users need an address and a new name that means nothing else") {
+  const auto refused = [](const std::string& name, tilewise_tile_kernel kernel, const std::string& used = "mine") {
+    return message_of<ArgumentError>([&] {
+      Program program;
+      add_devices(program, 1);
+      program.add_kernel("mine", [](const tilewise_kernel_args*) { return 0; });
+      program.add_kernel(name, kernel);
+      program.add_tensor(0, tensor(0, 4, 4, 4, 0));
+      program.add_instr(0, program.add_template(0, "t"), instr(used, 4, 4, {by_row(0, kIn)}, {1, 2, 3}), "op");
+      program.add_call(0, {0, {0}, {}});
+      program.finish({}, resolve);
+    });
+  };
+  const tilewise_tile_kernel kernel = [](const tilewise_kernel_args*) { return 0; };
+  EXPECT_EQ(refused("other", kernel), "");
+  EXPECT(contains(refused("other", nullptr), "must have an address"));
+  for (const char* name : {"", "copy_pairs_of_mine", "fetch_f32", "store_me"}) {
+    EXPECT(contains(refused(name, kernel), "a name that does not begin with"));
+  }
+  EXPECT(contains(refused("mine", kernel), "a kernel's name must be new"));
+  EXPECT(contains(refused("two", kernel), "must not have a name of the kernel table; got 'two'"));
+  EXPECT(contains(refused("other", kernel, "yours"), "got 'yours' in 'op'"));
+}
+
 CASE("finish rejects unknown kernels, modes, accesses, slots and peers") {
   EXPECT(contains(refusal(instr("nowhere", 4, 4, {})), "'nowhere'"));
   EXPECT(contains(message_of<ArgumentError>([] {
