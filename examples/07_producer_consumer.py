@@ -6,8 +6,6 @@ once: its branches on `rank()` give the producer's and the consumer's instructio
 is proven not to block and to be free of races before it runs.
 """
 
-import sys
-
 import numpy as np
 
 import tilewise as tw
@@ -51,4 +49,4 @@ def main(devices: int = 2) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    raise SystemExit(main())

@@ -5,8 +5,6 @@ multiplies its own rows at once, and the rows of another device as they arrive: 
 computation overlap, and no device waits for all data before it starts.
 """
 
-import sys
-
 import numpy as np
 
 import tilewise as tw
@@ -34,24 +32,27 @@ def all_gather_matmul(x, gathered, w, out, ready):
             comm.matmul(out.tile(theirs, rows=ROWS), tile, w)
 
 
-def main(devices: int = 2) -> int:
-    """Run it, and compare with NumPy."""
-    rng = np.random.default_rng(0)
-    x_all = rng.standard_normal((M, K), dtype=np.float32)
-    w_all = rng.standard_normal((N, K), dtype=np.float32)
+def run(devices: int, x_all: np.ndarray, w_all: np.ndarray) -> np.ndarray:
+    """x · wᵀ on some devices, each with some rows of x and some columns of the result."""
+    m, k, n = M // devices, K, N // devices
     with tw.DeviceGroup({"tp": devices}) as group:
-        x, gathered = group.symm_tensor((M // devices, K)), group.symm_tensor((M, K))
-        w = group.symm_tensor((N // devices, K), packed=True)
-        out, ready = group.symm_tensor((M, N // devices)), group.signals(M // ROWS)
-        for device, (rows, part) in enumerate(zip(np.split(x_all, devices), np.split(w_all, devices))):
-            x.write(rows, device)
-            w.write(part, device)
-        all_gather_matmul(x, gathered, w, out, ready)
-        result = np.concatenate([out.numpy(device) for device in range(devices)], axis=1)
-    error = np.abs(result - x_all @ w_all.T).max()
+        x, gathered, out = group.symm_tensor((m, k)), group.symm_tensor((M, k)), group.symm_tensor((M, n))
+        w = group.symm_tensor((n, k), packed=True)
+        for device in range(devices):
+            x.write(np.split(x_all, devices)[device], device)
+            w.write(np.split(w_all, devices)[device], device)
+        all_gather_matmul(x, gathered, w, out, group.signals(M // ROWS))
+        return np.concatenate([out.read(device) for device in range(devices)], axis=1)
+
+
+def main(devices: int = 2) -> int:
+    """Run it on random numbers, and compare with NumPy."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal((size, K), np.float32) for size in (M, N))
+    error = np.abs(run(devices, x, w) - x @ w.T).max()
     print(f"largest difference from NumPy: {error:.1e}")
-    return 0 if error < 1e-3 else 1
+    return int(error > 1e-3)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    raise SystemExit(main())

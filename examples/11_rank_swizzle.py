@@ -6,8 +6,6 @@ with its own first tile, and so on: each starts with what it has, and two device
 the same third one at the same time. Only the order differs between devices, not the result.
 """
 
-import sys
-
 import numpy as np
 
 import tilewise as tw
@@ -33,25 +31,27 @@ def swizzled(x, gathered, w, out, ready):
         comm.matmul(out.tile(t, rows=ROWS), tile, w)
 
 
-def main(devices: int = 2) -> int:
-    """Run it, and compare with NumPy."""
-    rng = np.random.default_rng(0)
-    x_all = rng.standard_normal((M, K), dtype=np.float32)
-    w_all = rng.standard_normal((N, K), dtype=np.float32)
+def run(devices: int, x_all: np.ndarray, w_all: np.ndarray) -> np.ndarray:
+    """x · wᵀ on some devices, each with some rows of x and some columns of the result."""
+    m, k, n = M // devices, K, N // devices
     with tw.DeviceGroup({"tp": devices}) as group:
-        x, gathered = group.symm_tensor((M // devices, K)), group.symm_tensor((M, K))
-        w = group.symm_tensor((N // devices, K), packed=True)
-        out, ready = group.symm_tensor((M, N // devices)), group.signals(M // ROWS)
+        x, gathered, out = group.symm_tensor((m, k)), group.symm_tensor((M, k)), group.symm_tensor((M, n))
+        w = group.symm_tensor((n, k), packed=True)
         for device in range(devices):
             x.write(np.split(x_all, devices)[device], device)
             w.write(np.split(w_all, devices)[device], device)
-        print(swizzled.trace(x, gathered, w, out, ready).explain())
-        swizzled(x, gathered, w, out, ready)
-        result = np.concatenate([out.numpy(device) for device in range(devices)], axis=1)
-    error = np.abs(result - x_all @ w_all.T).max()
+        swizzled(x, gathered, w, out, group.signals(M // ROWS))
+        return np.concatenate([out.read(device) for device in range(devices)], axis=1)
+
+
+def main(devices: int = 2) -> int:
+    """Run it on random numbers, and compare with NumPy."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal((size, K), np.float32) for size in (M, N))
+    error = np.abs(run(devices, x, w) - x @ w.T).max()
     print(f"largest difference from NumPy: {error:.1e}")
-    return 0 if error < 1e-3 else 1
+    return int(error > 1e-3)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    raise SystemExit(main())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tilewise.graph.parallel import LayerSpec, ParallelDebugger, ParallelGraphBuilder, ProgressTracker
     from tilewise.ir.graph import TensorSpec
     from tilewise.ir.hints import Replicate, Shard
+    from tilewise.kernels.user import tile_kernel
     from tilewise.processes.workers import WorkerPool
     from tilewise.serve import LLM, Engine, SamplingParams, StructuredOutputsParams
     from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
@@ -57,6 +58,7 @@ _MODULES = {
     "TilewiseError": "tilewise.core.errors",
     "WorkerPool": "tilewise.processes.workers",
     "layer": "tilewise.graph",
+    "tile_kernel": "tilewise.kernels.user",
     "tile_program": "tilewise.tiles",
 }
 
@@ -95,6 +97,7 @@ __all__ = [
     "layer",
     "models",
     "optim",
+    "tile_kernel",
     "tile_program",
 ]
 

@@ -21,10 +21,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tilewise.core.errors import PlanError, ShapeError
 from tilewise.core.validation import shown
+
+if TYPE_CHECKING:
+    from tilewise.kernels.user import TileKernel
 
 __all__ = [
     "COMPARISONS",
@@ -487,11 +490,12 @@ def barrier() -> None:
     current_interpreter("barrier").barrier()
 
 
-def kernel(name: str, /, **arguments: Any) -> None:
+def kernel(kernel: str | TileKernel, /, **arguments: Any) -> None:
     """Run a kernel on tiles.
 
     Args:
-        name: a kernel of the table (`kernels.table`) without its dtype, for example `matmul`.
+        kernel: a kernel of the table (`kernels.table`) without its dtype, for example `matmul`, or a
+            kernel of your own (`tw.tile_kernel`).
         arguments: operands and attributes of the kernel, by the names in the table. An operand is a
             tensor or rows of one, None if it is absent, or a list if the kernel declares a list.
 
@@ -499,6 +503,7 @@ def kernel(name: str, /, **arguments: Any) -> None:
         PlanError: there is no such kernel, or it has other operands or attributes.
         ShapeError: the operands' shapes or dtypes do not fit.
     """
+    name = kernel if isinstance(kernel, str) else kernel.name
     current_interpreter("kernel").kernel(name, arguments)
 
 

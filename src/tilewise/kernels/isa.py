@@ -8,6 +8,7 @@ Tests, benchmarks and users call `run`; tile programs do not. bf16 arrays may be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +21,7 @@ from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator, shown
 from tilewise.kernels.packing import pack_weight, unpack_weight
 from tilewise.kernels.table import KERNELS, KernelSpec, OperandSpec
+from tilewise.kernels.user import user_kernel
 
 __all__ = ["Packed", "isa_in_use", "isa_levels", "isa_missing", "kernel_names", "run", "run_named"]
 
@@ -141,7 +143,9 @@ def run_named(base: str, arguments: Mapping[str, Any]) -> None:
         else array
         for operand, array in operands
     ]
-    run(name, tiles, _integers(spec, operands, arguments), _floats(spec, arguments))
+    own = user_kernel(base)
+    call = own.run if own is not None else partial(run, name)
+    call(tiles, _integers(spec, operands, arguments), _floats(spec, arguments))
     for (operand, array), tile in zip(operands, tiles):
         if isinstance(tile, tuple) and operand.role != "in":
             array[...] = unpack_weight(*tile)

@@ -24,7 +24,9 @@ __all__ = [
     "KernelSpec",
     "OperandSpec",
     "declared_spec",
+    "is_declared",
     "kernel_spec",
+    "register_spec",
     "scratch_bytes",
 ]
 
@@ -133,6 +135,17 @@ def declared_spec(fields: Mapping[str, Any]) -> KernelSpec:
 
 KERNELS = {fields["base"]: declared_spec(fields) for fields in DECLARED}
 _BY_NAME = {name: spec for spec in KERNELS.values() for name in spec.names}
+_DECLARED = frozenset((*KERNELS, *_BY_NAME))
+
+
+def is_declared(name: str) -> bool:
+    """Whether a kernel of Tilewise has this name, with or without its dtype."""
+    return name in _DECLARED
+
+
+def register_spec(spec: KernelSpec) -> None:
+    """Add a user's kernel (`kernels.user`), or replace it."""
+    KERNELS[spec.base] = _BY_NAME[spec.base] = spec
 
 
 def kernel_spec(name: str) -> KernelSpec:

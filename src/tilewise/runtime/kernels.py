@@ -7,13 +7,12 @@ are not valid in the other process.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
-from typing import Any
 
 from tilewise._native.tasks import OpenRuntime
 from tilewise.core.validation import Validator, shown
+from tilewise.kernels.functions import address_of, require_status
 
 __all__ = ["LATER", "Kernel", "KernelTable", "Later", "WorkerType", "type_masks"]
 
@@ -21,11 +20,7 @@ _validate = Validator("runtime")
 
 SUBMITS, VIEWS = 1, 2  # flags of the C interface
 MAX_NAME_BYTES = 59
-_FunctionPointer: type = ctypes.CFUNCTYPE(None).__mro__[1]  # the base of all function pointers
 MAX_PYTHON_NAMES = 256  # further callables share one name: the runtime's table of kernels is finite
-# types of a status: codes of ctypes, names of numba
-STATUS_CODES, STATUS_TYPES = ("iIlLqQ", ("int32", "uint32", "int64", "uint64"))
-NEEDS_INTERPRETER = 4  # a flag of ctypes: the function needs the GIL, which native kernels do not hold
 
 
 class Later(Enum):
@@ -120,7 +115,7 @@ class KernelTable:
                 shown(kernel),
                 "compile it into a library",
             )
-        address = _address_of(kernel)
+        address = address_of(kernel)
         if address is not None and 0 < address < 1 << 64:
             return self._addressed(address, kernel, flags, name)
         if address is not None or not callable(kernel):
@@ -148,7 +143,7 @@ class KernelTable:
     def _addressed(self, address: int, kernel: object, flags: int, name: str | None) -> Kernel:
         cached = self._by_address.get((address, flags))
         if cached is None:
-            _check_signature(kernel)
+            require_status(_validate, kernel, 2, "int (*)(void* const* buffers, const uint64_t* scalars)")
             title = str(name or getattr(kernel, "__name__", f"kernel at {address:#x}"))
             id = self._native.add_kernel(_shortened(title), address, flags)
             cached = self._by_address[address, flags] = Kernel(
@@ -168,38 +163,3 @@ class KernelTable:
 
 def _shortened(name: str) -> str:
     return name.encode(errors="replace")[:MAX_NAME_BYTES].decode(errors="ignore") or "kernel"
-
-
-def _check_signature(kernel: Any) -> None:
-    """Reject compiled functions that do not return a status. Otherwise it would be arbitrary
-    whether their tasks fail.
-    """
-    signature = getattr(kernel, "_sig", None)  # numba.cfunc
-    if isinstance(kernel, _FunctionPointer):
-        function: Any = kernel
-        result = getattr(function.restype, "_type_", "?") if function.restype is not None else "v"
-        is_status = result in STATUS_CODES and not function._flags_ & NEEDS_INTERPRETER
-        num_arguments = len(function.argtypes or ())
-    elif signature is not None:
-        is_status = str(signature.return_type) in STATUS_TYPES
-        num_arguments = len(signature.args)
-    else:
-        return
-    if not is_status or num_arguments > 2:
-        _validate.invalid(
-            "kernel",
-            "a compiled kernel must be int (*)(void* const* buffers, const uint64_t* scalars)",
-            f"{shown(signature if signature is not None else kernel)}",
-            "return a status of 32 or 64 bits, 0 for success",
-        )
-
-
-def _address_of(kernel: Any) -> int | None:
-    """The address of native code; None if `kernel` is not native code."""
-    if isinstance(kernel, int):
-        return -1 if isinstance(kernel, bool) else kernel
-    if isinstance(kernel, _FunctionPointer):
-        pointer: Any = kernel
-        return ctypes.cast(pointer, ctypes.c_void_p).value or 0  # 0: a null pointer
-    address = getattr(kernel, "address", None)  # numba.cfunc
-    return address if isinstance(address, int) else None

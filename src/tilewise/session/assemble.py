@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 from tilewise.comm import active_group
 from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.errors import PlanError
+from tilewise.core.validation import Validator
 from tilewise.files.reading import Unreadable
 from tilewise.files.writing import name_in_utf8
 from tilewise.ir.program import TileProgram
+from tilewise.kernels.user import TileKernel, load_kernel, user_kernel
 from tilewise.plan import PlanTables
 from tilewise.plan.file import decode_plan, encode_plan
 from tilewise.runtime import Executor, Program, device_overhead
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 NO_FILE = (1 << 63) - 1  # above every address
+_validate = Validator("session", PlanError)
 
 
 def make_executor(
@@ -79,18 +82,21 @@ def open_devices(options: Mapping[str, Any], program: TileProgram) -> Executor |
 def _open(options: Mapping[str, Any], program: _Program, directory: Path) -> Executor | GroupExecutor:
     group = active_group()
     if group is not None and group.num_processes > 1 and options["num_devices"] > 1:
-        return group.open_executor(encode_plan(program), options, str(directory))
+        return group.open_executor(_encode(program), options, str(directory))
     with name_in_utf8(directory) if options["file_bytes"] else nullcontext("") as name:
         return Executor(**options, file_directory=name)
 
 
 @dataclass(frozen=True)
 class _Program:
-    """The part of a plan that another process needs to run it."""
+    """The part of a plan that another process needs to run it. `libraries` has the name, the library
+    and the symbol of each kernel of a user.
+    """
 
     program: TileProgram
     symbol_bounds: tuple[int, ...]
     file_begin: int
+    libraries: tuple[tuple[str, str, str], ...] = ()
 
 
 def _file_begin(plan: PlanTables) -> int:
@@ -105,7 +111,27 @@ def assemble_program(plan: PlanTables) -> Program:
 
 def encode_program(program: TileProgram) -> bytes:
     """A program without symbols and files, as `read_program` reads it."""
-    return encode_plan(_Program(program, (), NO_FILE))
+    return _encode(_Program(program, (), NO_FILE))
+
+
+def _encode(sent: _Program) -> bytes:
+    kernels = _user_kernels(sent.program)
+    for kernel in kernels:
+        if kernel.library is None:
+            _validate.invalid(
+                "kernel",
+                "in several processes, a user's kernel must be one of a library",
+                f"{kernel.name!r}, which has only an address",
+                "register it as (library, symbol)",
+            )
+    libraries = tuple((k.name, *k.library) for k in kernels if k.library is not None)
+    return encode_plan(replace(sent, libraries=libraries))
+
+
+def _user_kernels(program: TileProgram) -> list[TileKernel]:
+    """The kernels of users that a program calls."""
+    names = {i.kernel for of in program.classes for t in of.templates for i in t.instructions}
+    return [kernel for name in sorted(names) if (kernel := user_kernel(name)) is not None]
 
 
 def read_program(content: bytes) -> Program:
@@ -121,6 +147,8 @@ def read_program(content: bytes) -> Program:
             f"[session.assemble] a program must be what the leader sent; got other bytes: {error}; start the "
             "group again"
         ) from None
+    for name, library, symbol in sent.libraries:
+        load_kernel(name, library, symbol)
     return native_program(sent.program, sent.symbol_bounds, sent.file_begin)
 
 
@@ -135,6 +163,8 @@ def native_program(program: TileProgram, symbol_bounds: Sequence[int], file_begi
         PlanError: the program is malformed, or its devices would block each other.
     """
     native = Program()
+    for kernel in _user_kernels(program):
+        native.add_kernel(kernel.name, kernel.address)
     for of in program.classes:
         class_id = native.add_class()
         for i, entry in enumerate(of.entries):

@@ -100,7 +100,9 @@ def sort_arguments(tracer: Tracer, statement: Statement, arguments: Mapping[str,
     spec = KERNELS.get(name)
     if spec is None:
         tracer.invalid(
-            "a kernel must be one of the kernel table", shown(name), "see tilewise.kernels.table.KERNELS"
+            "a kernel must be one of the kernel table",
+            shown(name),
+            "see tilewise.kernels.table.KERNELS, or register it with tw.tile_kernel",
         )
     known = spec.operand_names | spec.int_names | spec.float_names
     if not arguments.keys() <= known:

@@ -101,7 +101,7 @@ def lower_program(
             values.append(argument)
     program.check_on(tuple((axis, low.mesh.size(axis)) for axis in axes), tuple(values))
     devices = np.array(low.shapes.devices_alike, np.int64)
-    tracer = Tracer(program.name, low.mesh, devices.tolist(), SignalRange(0, size), {}, axes)
+    tracer = Tracer(program.name, low.mesh, devices.tolist(), SignalRange(0, size), axes)
     with interpreting(tracer):
         values = arguments_of(tracer, values)
         tracer.barrier()

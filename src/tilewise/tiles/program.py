@@ -194,7 +194,7 @@ class TileProgramFunction:
                 todo += split.groups
 
     def _trace_devices(self, mesh: DeviceMesh, devices: Sequence[int], forms: Sequence[object]) -> Tracer:
-        tracer = Tracer(self.name, mesh, devices, SignalRange(0, mesh.num_devices), {})
+        tracer = Tracer(self.name, mesh, devices, SignalRange(0, mesh.num_devices))
         with interpreting(tracer):
             self.function(*arguments_of(tracer, forms))
         tracer.finish()

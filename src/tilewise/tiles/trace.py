@@ -347,7 +347,6 @@ class Tracer:
         mesh: all devices.
         devices: the devices to trace; after the trace, those that took the branches taken.
         barrier: signals for `barrier()`, one per device.
-        user_kernels: names of kernels that are no kernels of the table.
         axes: the axes of the mesh along which the program's devices are numbered; by default all.
 
     Attributes:
@@ -361,12 +360,11 @@ class Tracer:
         mesh: DeviceMesh,
         devices: Sequence[int],
         barrier: SignalRange,
-        user_kernels: Mapping[str, object],
         axes: Axes | None = None,
     ) -> None:
         self.name, self.mesh, self.axes = name, mesh, mesh.names if axes is None else axes
         self.devices: NDArray[np.int64] = np.asarray(devices, np.int64)
-        self.barrier_signals, self.user_kernels = barrier, user_kernels
+        self.barrier_signals = barrier
         self.body = Block(None)
         self.others: list[tuple[int, ...]] = []
         self.forms: list[TensorForm] = []
