@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.observe.page import duration
 from tilewise.observe.trace import TaskSpan, Times, Trace
 
 __all__ = [
@@ -111,6 +112,7 @@ class PathStep:
     Attributes:
         task: the task.
         kind: what it does, one of `KINDS`.
+        start_ns, run_ns: its start and its duration.
         gap_ns: time from the end of the step before it to its start; 0 for the first step.
         reason: `worker` if its worker was busy with the step before it, `release` if it became
             ready with the end of that step, `submission` if it was submitted after that step, and
@@ -119,13 +121,10 @@ class PathStep:
 
     task: TaskSpan
     kind: str
+    start_ns: int
+    run_ns: int
     gap_ns: int
     reason: str
-
-    @property
-    def run_ns(self) -> int:
-        """Duration of the task."""
-        return self.task.end_ns - self.task.start_ns
 
 
 @dataclass(frozen=True)
@@ -176,6 +175,16 @@ class Overlap:
             total.update(causes)
         everything = max(1, self.span_ns * len(self.idle_ns))
         return {cause: ns / everything for cause, ns in total.most_common() if ns}
+
+    def sentence(self) -> str:
+        """The figures of transfers as a clause without a full stop."""
+        if not any(device.count for device in self.devices):
+            return "no device read from another one"
+        mean = duration(self.transfer_ns / len(self.devices))
+        return (
+            f"transfers took {mean} per device ({self.transfer_share:.1%} of the time), {self.hidden_share:.0%} of it "
+            "hidden behind computation"
+        )
 
 
 def measure_overlap(trace: Trace) -> Overlap:
@@ -379,7 +388,8 @@ class _Run:
         while True:
             before, reason = self._before(task)
             gap = max(0, int(self.start[task] - self.end[before])) if before >= 0 else 0
-            steps.append(PathStep(self.trace.tasks[task], KINDS[self.kind[task]], gap, reason))
+            start, run = int(self.start[task]), int(self.end[task] - self.start[task])
+            steps.append(PathStep(self.trace.tasks[task], KINDS[self.kind[task]], start, run, gap, reason))
             if before < 0:
                 return tuple(steps[::-1])
             task = before

@@ -286,7 +286,7 @@ class Trace:
         return sum(w.busy_ns for w in rows) / max(1, self.span_ns * len(rows))
 
     @property
-    def overlap(self) -> float:
+    def all_busy_share(self) -> float:
         """Share of the time from the first start to the last end in which every device ran a task, 0 to 1."""
         if not self.tasks:
             return 0.0
