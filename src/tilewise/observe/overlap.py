@@ -176,14 +176,25 @@ class Overlap:
         everything = max(1, self.span_ns * len(self.idle_ns))
         return {cause: ns / everything for cause, ns in total.most_common() if ns}
 
+    @property
+    def awaited_share(self) -> float:
+        """Share of all workers' time in which they were idle because of other devices or a transfer,
+        0 to 1.
+        """
+        return sum(
+            share
+            for cause, share in self.idle_shares.items()
+            if cause == "transfer" or cause not in WAIT_CAUSES
+        )
+
     def sentence(self) -> str:
-        """The figures of transfers as a clause without a full stop."""
+        """What communication cost, without a full stop."""
         if not any(device.count for device in self.devices):
             return "no device read from another one"
         mean = duration(self.transfer_ns / len(self.devices))
         return (
             f"transfers took {mean} per device ({self.transfer_share:.1%} of the time), {self.hidden_share:.0%} of it "
-            "hidden behind computation"
+            f"hidden behind computation; workers waited for other devices for {self.awaited_share:.1%} of the time"
         )
 
 
