@@ -258,6 +258,7 @@ class _Run:
 
     def __init__(self, trace: Trace) -> None:
         self.trace, tasks = trace, trace.tasks
+        self.devices = trace.devices
         self.submit, self.ready, self.start, self.end = trace.times_ns.T
         self.device = np.array([t.device for t in tasks], np.int64)
         names = sorted({t.kernel for t in tasks})
@@ -276,7 +277,7 @@ class _Run:
         arrivals = self._arrivals()
         idle: dict[tuple[int, int], dict[str, int]] = {}
         devices, rows = [], defaultdict[str, list[int]](lambda: [0, 0, 0])
-        for device in self.trace.devices:
+        for device in self.devices:
             mine = self.device == device
             computing = _steps(self.start, self.end, mine & (self.kind == 0))
             moving = mine & (self.kind == 1)
@@ -316,12 +317,12 @@ class _Run:
     def _released_by(self, task: int) -> int:
         """The task that probably released a task, by the rule of `measure_overlap`; -1 if there is none."""
         device = int(self.device[task])
-        others = [(d,) for d in self.trace.devices if d != device]
+        others = [(d,) for d in self.devices if d != device]
         own = self._last_ended(self.by_device, [(device,)], task)
         if self.kind[task] == 0:
             choices, otherwise = [own, self._last_ended(self.by_device, others, task)], [own]
         else:
-            choices = [self._of_op(task, self.trace.devices), own]
+            choices = [self._of_op(task, self.devices), own]
             otherwise = [
                 self._of_op(task, [d for (d,) in others]),
                 self._last_ended(self.by_device, others, task),
@@ -332,13 +333,13 @@ class _Run:
     def _arrivals(self) -> dict[int, Times]:
         """Per device `[transfer, 2]`: when bytes of another host were on their way to it."""
         spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        is_spread = len({self._host(device) for device in self.trace.devices}) > 1
+        is_spread = len({self._host(device) for device in self.devices}) > 1
         for task in np.flatnonzero(self.kind == 1).tolist() if is_spread else ():
-            device, source = int(self.device[task]), self._of_op(task, self.trace.devices)
+            device, source = int(self.device[task]), self._of_op(task, self.devices)
             if source >= 0 and self._host(int(self.device[source])) != self._host(device):
                 begin = max(int(self.submit[task]), int(self.end[source]), self.begin_ns)
                 spans[device].append((begin, max(begin, int(self.ready[task]))))
-        return {d: np.array(spans[d], np.int64).reshape(-1, 2) for d in self.trace.devices}
+        return {d: np.array(spans[d], np.int64).reshape(-1, 2) for d in self.devices}
 
     def _add_labels(self, rows: dict[str, list[int]], tasks: NDArray[np.int64], computing: _Steps) -> None:
         """Add the tasks of a device's transfers to the rows of their labels."""

@@ -34,31 +34,37 @@ def slices_of(path):
     return [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
 
 
-@pytest.mark.parametrize("launch", [(), ("launch", "-n", 2)])
-def test_training_is_traced(tmp_path, texts, launch):
-    """Both files have a step of both devices, also in two processes; the trained model is the same."""
-    config = make_config(texts, tmp_path / "traced", {"dp": 2})
-    done = tilewise(
-        *launch,
-        "trace",
-        "--run",
-        4,
-        "--output",
-        tmp_path / "trace",
-        "train",
-        write_toml(config, tmp_path / "train.toml"),
-    )
-    assert done.returncode == 0 and done.stdout.splitlines() == [str(tmp_path / "traced" / "model")], (
-        done.stderr
-    )
-    assert "of it hidden behind computation" in done.stderr and "The critical path has" in done.stderr
-    slices = slices_of(tmp_path / "trace" / "trace.json")
+def small_config(texts, directory):
+    """Three steps over two devices, without an evaluation."""
+    return make_config(texts, directory, {"dp": 2}, steps=3, data={"held_out_percent": 0})
+
+
+def require_step(out):
+    """Both files must show a step of both devices."""
+    slices = slices_of(out / "trace.json")
     assert {e["pid"] for e in slices} == {0, 1} and {"task", "transfer"} <= {e["cat"] for e in slices}
     assert any(e["name"] == "cross_entropy_backward" for e in slices)
-    page = Page((tmp_path / "trace" / "trace.html").read_text(encoding="utf-8")).text
-    assert "Profile: step, run 4 of" in page and "/reduce_scatter" in page and "Critical path" in page
-    small_run.run(make_config(texts, tmp_path / "plain", {"dp": 2}))
+    page = Page((out / "trace.html").read_text(encoding="utf-8")).text
+    assert "Profile: step, run" in page and "/reduce_scatter" in page and "Critical path" in page
+
+
+def test_training_is_traced(run, tmp_path, texts):
+    """A step of both devices is shown; output and trained model are the same as without tracing."""
+    config = write_toml(small_config(texts, tmp_path / "traced"), tmp_path / "train.toml")
+    code, stdout, stderr = run("trace", "--output", tmp_path / "trace", "train", config)
+    assert (code, stdout.splitlines()) == (0, [str(tmp_path / "traced" / "model")]), stderr
+    assert "step 3: transfers took" in stderr and "The critical path has" in stderr
+    require_step(tmp_path / "trace")
+    small_run.run(small_config(texts, tmp_path / "plain"))
     assert is_same(weights(tmp_path / "plain"), weights(tmp_path / "traced"))
+
+
+def test_several_processes_are_traced(tmp_path, texts):
+    """`launch` runs `trace`, which shows the devices of all processes."""
+    config = write_toml(small_config(texts, tmp_path / "model"), tmp_path / "train.toml")
+    done = tilewise("launch", "-n", 2, "trace", "--output", tmp_path / "trace", "train", config)
+    assert done.returncode == 0, done.stderr
+    require_step(tmp_path / "trace")
 
 
 def test_a_script_is_traced(run, tmp_path):
