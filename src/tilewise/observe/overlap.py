@@ -307,15 +307,15 @@ class _Run:
     def _last_ended(self, groups: Mapping[Hashable, _Ends], keys: Iterable[Hashable], task: int) -> int:
         """The task of some groups that ended last before a task became ready, or -1."""
         until = int(self.ready[task]) + self.trace.clock_error_ns
-        found = [groups.get(key, _NO_ENDS).last(until) for key in keys]
-        return max(((int(self.end[one]), one) for one in found if one not in (-1, task)), default=(0, -1))[1]
+        tasks = [groups.get(key, _NO_ENDS).last(until) for key in keys]
+        return max(((int(self.end[one]), one) for one in tasks if one not in (-1, task)), default=(0, -1))[1]
 
     def _of_op(self, task: int, devices: Sequence[int]) -> int:
         """The task of the same op on some devices that ended last before a task became ready, or -1."""
         return self._last_ended(self.by_op, [(int(self.op[task]), device) for device in devices], task)
 
     def _released_by(self, task: int) -> int:
-        """The task that probably released a task, by the rule of `measure_overlap`; -1 if there is none."""
+        """The task that probably released a task, by the rule of `measure_overlap`, or -1."""
         device = int(self.device[task])
         others = [(d,) for d in self.devices if d != device]
         own = self._last_ended(self.by_device, [(device,)], task)
@@ -407,7 +407,7 @@ class _Run:
             task = before
 
     def _before(self, task: int) -> tuple[int, str]:
-        """The step of the critical path before a task, and the reason; (-1, "begin") if there is none."""
+        """The step of the critical path before a task, and the reason. It is -1 for the first step."""
         one = self.trace.tasks[task]
         submit, ready, start = (int(times[task]) for times in (self.submit, self.ready, self.start))
         on_worker = self.by_worker[one.device, one.worker].last(start)
