@@ -21,6 +21,8 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     assert "Transfers took" in printed and Path("trace.html").is_file() and Path("trace.json").is_file()
     commands = [code.split()[1:] for kind, code in blocks if kind == "bash"]
     assert commands[1] == ["launch", "-n", "2", *commands[0]]
+    data = {"held_out_percent": 0}
+    small = make_config(write_texts(tmp_path / "texts"), tmp_path / "model", {"dp": 2}, data=data)
     write_toml(small, Path("train.toml"))
     assert _run([*commands[0][:-1], "train.steps=3"]) == 0
     assert {path.name for path in Path("trace").iterdir()} == {"trace.html", "trace.json"}
