@@ -10,6 +10,7 @@ times and from the names of ops; each docstring says how, and when this is wrong
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,9 +53,14 @@ _KIND_OF_PART = {
     "offer": "signal",
     "notify": "signal",
     "wait": "signal",
+    "fence": "signal",
+    "arrive": "signal",
+    "leave": "signal",
+    "end": "signal",
     "fetch": "file",
     "store": "file",
 }
+_STATEMENT = re.compile(r"(.+):\d+/")  # of a user's tile program: its name and the line
 _KIND_OF_OP = {"broadcast": "transfer", "fetch": "file", "store": "file"}
 _RELEASE_NS = 5_000  # longer than it takes a device to release a task after the last task it depends on
 
@@ -69,7 +75,8 @@ def kind_of(label: str) -> str:
 
     Args:
         label: the label of the task's instruction. It is the label of an op (`op:parameter`), or
-            that, a slash and a part of the op (`op:parameter/all_gather`).
+            that, a slash and a part of the op (`op:parameter/all_gather`), or a statement of a
+            user's tile program (`program:line/put`).
     """
     before, _, part = label.rpartition("/")
     if before and part in _KIND_OF_PART:
@@ -78,7 +85,12 @@ def kind_of(label: str) -> str:
 
 
 def op_of(label: str) -> str:
-    """The label of the op that a task belongs to: the task's label without the part of the op."""
+    """The op that a task belongs to: its label without the part of the op. For a statement of a
+    user's tile program, it is the name of the program.
+    """
+    statement = _STATEMENT.match(label)
+    if statement is not None:
+        return statement[1]
     before, _, part = label.rpartition("/")
     return before if before and part in _KIND_OF_PART else label
 

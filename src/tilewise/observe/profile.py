@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.observe.charts import Bar, Row, stacked_bars, timeline_chart
-from tilewise.observe.overlap import KINDS, WAIT_CAUSES, Overlap, PathStep, kind_of, measure_overlap, op_of
+from tilewise.observe.overlap import KINDS, WAIT_CAUSES, Overlap, PathStep, kind_of, measure_overlap
 from tilewise.observe.page import duration, html_page, html_table, text
 from tilewise.observe.perfetto import write_perfetto
 from tilewise.observe.trace import Trace
@@ -230,16 +230,16 @@ def _idle(overlap: Overlap) -> str:
 
 
 def _path(trace: Trace, overlap: Overlap) -> str:
-    """The critical path: time per op, the longest gaps, and all of its tasks."""
+    """The critical path: time per label, the longest gaps, and all of its tasks."""
     span = max(1, overlap.span_ns)
-    by_op: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    by_label: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for step in overlap.path:
-        row = by_op[op_of(step.task.kernel)]
+        row = by_label[step.task.kernel]
         row[0], row[1], row[2] = row[0] + 1, row[1] + step.run_ns, row[2] + step.gap_ns
-    longest = sorted(by_op.items(), key=lambda item: -item[1][1] - item[1][2])[:_MAX_LINES]
-    ops = [
-        (op, f"{count:,}", duration(run), f"{run / span:.1%}", duration(gap), f"{gap / span:.1%}")
-        for op, (count, run, gap) in longest
+    longest = sorted(by_label.items(), key=lambda item: -item[1][1] - item[1][2])[:_MAX_LINES]
+    labels = [
+        (label, f"{count:,}", duration(run), f"{run / span:.1%}", duration(gap), f"{gap / span:.1%}")
+        for label, (count, run, gap) in longest
     ]
     gaps = sorted((s for s in overlap.path if s.gap_ns), key=lambda s: -s.gap_ns)[:_MAX_LINES]
     begin = int(trace.times_ns[:, 2].min())
@@ -249,7 +249,7 @@ def _path(trace: Trace, overlap: Overlap) -> str:
     return (
         "<h2>Critical path</h2><p class='soft'>The chain of tasks back from the last end. A shorter task on it, or a "
         "shorter gap, makes the run shorter, until another chain is the longest.</p>"
-        f"<div class='scroll'>{html_table(('op', 'tasks', 'time', '', 'gaps before', ''), ops)}</div>"
+        f"<div class='scroll'>{html_table(('label', 'tasks', 'time', '', 'gaps before', ''), labels)}</div>"
         f"<h2>Longest gaps on it</h2><div class='scroll'>{html_table(head, _step_rows(trace, gaps, begin))}</div>"
         f"<details><summary>Its tasks ({note})</summary><div class='scroll'>"
         f"{html_table(head, _step_rows(trace, steps, begin))}</div></details>"

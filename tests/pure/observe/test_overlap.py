@@ -32,6 +32,10 @@ def trace_of(*tasks, workers=1, **about):
         ("adamw:weight/store", "file", "adamw:weight"),
         ("global_norm/squares", "compute", "global_norm/squares"),
         ("/put", "compute", "/put"),
+        ("gather_matmul:12/put", "transfer", "gather_matmul"),
+        ("gather_matmul:12/put/fence", "signal", "gather_matmul"),
+        ("gather_matmul:14/matmul", "compute", "gather_matmul"),
+        ("gather_matmul/end", "signal", "gather_matmul"),
     ],
 )
 def test_labels_say_what_a_task_does(label, kind, op):
