@@ -1,5 +1,5 @@
-"""Shows runs: figures and reports of traces, files for Perfetto, dependency graphs,
-and pages of graphs and plans.
+"""Shows runs: figures and reports of traces, profiles of communication and computation, files for
+Perfetto, dependency graphs, and pages of graphs and plans.
 
 The functions are pure functions of graphs, and of records that the runtimes write. They do not use
 the native module and start no tasks. `tilewise.runtime` exports `Trace`, `TaskSpan` and

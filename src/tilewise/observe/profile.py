@@ -243,12 +243,13 @@ def _path(trace: Trace, overlap: Overlap) -> str:
     ]
     gaps = sorted((s for s in overlap.path if s.gap_ns), key=lambda s: -s.gap_ns)[:_MAX_LINES]
     begin = int(trace.times_ns[:, 2].min())
-    head = ("task", "where", "starts at", "takes", "gap before", "why not earlier")
+    head = ("task", "where", "starts at", "takes", "gap before", "of it ready", "why not earlier")
     steps = overlap.path[-_MAX_STEPS:]
     note = f"the last {len(steps):,} of {len(overlap.path):,}" if len(steps) < len(overlap.path) else "all"
     return (
         "<h2>Critical path</h2><p class='soft'>The chain of tasks back from the last end. A shorter task on it, or a "
-        "shorter gap, makes the run shorter, until another chain is the longest.</p>"
+        "shorter gap, makes the run shorter, until another chain is the longest. In the part of a gap in which the task "
+        "was ready, no worker took it.</p>"
         f"<div class='scroll'>{html_table(('label', 'tasks', 'time', '', 'gaps before', ''), labels)}</div>"
         f"<h2>Longest gaps on it</h2><div class='scroll'>{html_table(head, _step_rows(trace, gaps, begin))}</div>"
         f"<details><summary>Its tasks ({note})</summary><div class='scroll'>"
@@ -264,6 +265,7 @@ def _step_rows(trace: Trace, steps: Iterable[PathStep], begin_ns: int) -> list[t
             duration(step.start_ns - begin_ns),
             duration(step.run_ns),
             duration(step.gap_ns),
+            duration(min(step.gap_ns, step.start_ns - step.task.ready_ns)),
             _REASONS[step.reason],
         )
         for step in steps
