@@ -248,8 +248,8 @@ def _path(trace: Trace, overlap: Overlap) -> str:
     note = f"the last {len(steps):,} of {len(overlap.path):,}" if len(steps) < len(overlap.path) else "all"
     return (
         "<h2>Critical path</h2><p class='soft'>The chain of tasks back from the last end. A shorter task on it, or a "
-        "shorter gap, makes the run shorter, until another chain is the longest. In the part of a gap in which the task "
-        "was ready, no worker took it.</p>"
+        "shorter gap, makes the run shorter, until another chain is the longest. While a task is ready in a gap, "
+        "no worker takes it.</p>"
         f"<div class='scroll'>{html_table(('label', 'tasks', 'time', '', 'gaps before', ''), labels)}</div>"
         f"<h2>Longest gaps on it</h2><div class='scroll'>{html_table(head, _step_rows(trace, gaps, begin))}</div>"
         f"<details><summary>Its tasks ({note})</summary><div class='scroll'>"
