@@ -106,8 +106,11 @@ def profile_of(
     """The profile of a run from the rows that an executor's `timeline()` returns.
 
     Args:
-        rows, num_workers, hosts, clock_error_ns: as in `Trace.of_program`.
+        rows: as in `Trace.of_program`.
+        num_workers: number of workers per device.
         title: what ran, for people.
+        hosts: per device, the number of its host; empty if all devices are on one host.
+        clock_error_ns: bound of the error of times between hosts.
     """
     return Profile(Trace.of_program(rows, num_workers, hosts=hosts, clock_error_ns=clock_error_ns), title)
 

@@ -193,7 +193,9 @@ class Trace:
         Args:
             rows: device, worker, label, row, and the submit, ready, start and end time in ns of each task.
             num_workers: number of workers per device.
-            dropped, hosts, clock_error_ns: the attributes of the trace.
+            dropped: number of records that did not fit.
+            hosts: per device, the number of its host; empty if all devices are on one host.
+            clock_error_ns: bound of the error of times between hosts.
         """
         names = ("device", "worker", "kernel", "row", "submit_ns", "ready_ns", "start_ns", "end_ns")
         tasks = (
