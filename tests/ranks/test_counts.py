@@ -9,6 +9,7 @@ import pytest
 from small_llama import BATCH, SEQ, batches, config, training_graph
 
 from tilewise.kernels.packing import packed_elements
+from tilewise.observe.overlap import kind_of
 from tilewise.plan.collectives import gather_label, reduce_label
 
 
@@ -28,6 +29,20 @@ def test_counted_transfers_equal_the_plan(axes):
     """Every label's elements, on every device."""
     plan, counted = run_step(axes)
     assert {k: v for k, v in counted.items() if any(v)} == plan.traffic("step")
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2, "tp": 2}, {"fsdp": 2, "tp": 2}], ids=str)
+def test_profiles_know_the_labels_of_transfers(axes):
+    """Profiles count a task as a transfer, by its label, exactly if its instruction reads other devices."""
+    plan = training_graph(config(), "bf16").plan(axes)
+    moving = {label for program in plan.programs for label in plan.traffic(program)}
+    labels = {
+        instruction.label
+        for of in plan.program.classes
+        for template in of.templates
+        for instruction in template.instructions
+    }
+    assert moving == {label for label in labels if kind_of(label) == "transfer"} and labels > moving
 
 
 def num_parameters(plan):

@@ -220,16 +220,17 @@ def _judge(config: TrainConfig, data: TrainingData, console: Console) -> None:
 
 
 def _trace_step(trainer: Trainer, number: int, path: Path, console: Console) -> None:
-    """Trace one step, and print for how much of the time all devices were busy."""
-    from tilewise.observe import write_perfetto
+    """Write the timeline of one step, and print for how much of the time all devices were busy."""
+    from tilewise.observe import Profile
 
     trainer.instance.trace(True)
     trainer.step(number)
-    trace = trainer.instance.timeline()
+    profile = Profile(trainer.instance.timeline())
     trainer.instance.trace(False)
-    write_perfetto(path, trace)
+    profile.perfetto(path)
     console.print(
-        f"timeline of one step: all devices busy for {trace.overlap:.0%} of it; {path} opens in Perfetto",
+        f"timeline of one step: all devices busy for {profile.trace.all_busy_share:.0%} of it; {path} opens in "
+        "Perfetto",
         highlight=False,
     )
 

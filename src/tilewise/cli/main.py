@@ -1,5 +1,5 @@
 """The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode |
-evaluate | inspect | doctor | verify | tune | launch | build-mpi | bench | checkpoint`.
+evaluate | inspect | doctor | verify | tune | launch | trace | build-mpi | bench | checkpoint`.
 
 This module defines arguments, help texts and exit codes. Heavy packages are imported inside
 commands, so that help is quick. A user's mistake is one line on standard error and exit code 2
@@ -30,6 +30,7 @@ from tilewise.cli.launch import launch
 from tilewise.cli.options import MODEL, REVISION, Options, Values, make_console, size
 from tilewise.cli.run_batch import run_batch
 from tilewise.cli.serve import serve
+from tilewise.cli.trace import trace
 from tilewise.cli.tune import tune
 from tilewise.core import PeerLost, TilewiseError, configure_logging
 from tilewise.core.environment import is_launched
@@ -173,6 +174,7 @@ app.command("run-batch")(run_batch)
 app.command()(doctor)
 app.command()(tune)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
+app.command(context_settings={"allow_interspersed_args": False})(trace)
 app.command("build-mpi")(build_mpi)
 
 

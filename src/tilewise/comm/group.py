@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewise._native.connection import World as Native
 from tilewise.comm.facts import own_command, own_facts, own_host, require_equal
-from tilewise.comm.links import BUSY_S, Link, bandwidth, clock_offset, round_trip
+from tilewise.comm.links import BUSY_S, ClockOffset, Link, bandwidth, clock_offset, round_trip
 from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, duplicate_watched, error_of, watched
 from tilewise.comm.world import World
 from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError, TilewiseError
@@ -327,9 +327,9 @@ class Group:
                 links.append(Link(number, host, trip, *rates))
         return links
 
-    def clock_offset(self, process: int) -> int:
-        """Nanoseconds by which a worker's clock is ahead of the leader's, measured now, because
-        clocks drift.
+    def clock_offset(self, process: int) -> ClockOffset:
+        """By how much a worker's clock is ahead of the leader's, and the error, measured now,
+        because clocks drift.
 
         Raises:
             PeerLost, CommTimeout: the worker has ended, or does not answer. The group has then

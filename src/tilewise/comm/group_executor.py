@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tilewise._native.connection import Connection
 from tilewise._native.programs import Executor, Program
 from tilewise.comm.group_memory import executor_files, make_memory, needed_memory
+from tilewise.comm.links import ClockOffset
 from tilewise.comm.memory import shared_content
 from tilewise.comm.peer import duplicate_watched
 from tilewise.core.errors import CommError, InternalError
@@ -125,13 +126,17 @@ class DeviceGroup:
             self._number, what, *arguments, files=lambda process: files, then=self.native.call_peers
         )
 
-    def clock_offsets(self) -> list[int]:
-        """For each worker, nanoseconds by which the clock of its host is ahead of the clock of this
-        host.
+    def clock_offsets(self) -> list[ClockOffset]:
+        """For each worker, by how much the clock of its host is ahead of the clock of this host, and
+        the error. Processes of this host use the same clock.
         """
         hosts = self.group.hosts
-        ahead = {0: 0, **{hosts[head]: self.group.clock_offset(head) for head in self._heads()}}
-        return [ahead[host] for host in hosts[1:]]
+        measured = {hosts[head]: self.group.clock_offset(head) for head in self._heads()}
+        return [measured.get(host, ClockOffset(0, 0)) for host in hosts[1:]]
+
+    def device_hosts(self) -> list[int]:
+        """Per device, the number of its host."""
+        return [self.group.hosts[process] for process in self.processes]
 
     def close(self) -> None:
         """Stop the threads that execute tasks, in all processes."""
@@ -247,13 +252,26 @@ class GroupExecutor:
 
     def timeline(self) -> list[tuple[Any, ...]]:
         """Tasks of the last traced run, ordered by start; all times are by this process's clock."""
-        rows = self._native.timeline()
-        for part, clock_offset in zip(
-            self._device_group.ask("timeline"), self._device_group.clock_offsets(), strict=True
+        return self.timeline_with_clock()[0]
+
+    def timeline_with_clock(self) -> tuple[list[tuple[Any, ...]], int]:
+        """The timeline, and the largest error in ns of a time of one host compared with a time of
+        another: 0 on a single host.
+        """
+        rows, errors = self._native.timeline(), {0: 0}
+        offsets = self._device_group.clock_offsets()
+        hosts = self._device_group.group.hosts[1:]
+        for part, host, (ahead_ns, error_ns) in zip(
+            self._device_group.ask("timeline"), hosts, offsets, strict=True
         ):
+            errors[host] = error_ns
             # 0 means unknown
-            rows += [(*row[:4], *(time and time - clock_offset for time in row[4:])) for row in part]
-        return sorted(rows, key=lambda row: row[6])
+            rows += [(*row[:4], *(time and time - ahead_ns for time in row[4:])) for row in part]
+        return sorted(rows, key=lambda row: row[6]), sum(sorted(errors.values())[-2:])
+
+    def device_hosts(self) -> list[int]:
+        """Per device, the number of its host; this process's host is 0."""
+        return self._device_group.device_hosts()
 
     def transfers(self) -> dict[str, list[int]]:
         """Elements read from or written to other devices' memory: label -> one count per device."""

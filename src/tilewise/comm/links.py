@@ -11,13 +11,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from tilewise._native.connection import World
 from tilewise.core.errors import PeerLost
 
-__all__ = ["BUSY_S", "Link", "bandwidth", "clock_offset", "compute", "round_trip"]
+__all__ = ["BUSY_S", "ClockOffset", "Link", "bandwidth", "clock_offset", "compute", "round_trip"]
 
 _ROUND_TRIPS, _TRANSFERS, _QUESTIONS = 200, 8, 16
 _LARGE = 16 << 20
@@ -73,9 +74,18 @@ def _median_s(world: World, process: int, num_bytes: int, times: int) -> float:
     return statistics.median(times_s)
 
 
-def clock_offset(ask: Callable[[], int]) -> int:
-    """Nanoseconds by which another clock is ahead of the clock of this process. The error is at
-    most half of the fastest round trip.
+class ClockOffset(NamedTuple):
+    """Nanoseconds by which another clock is ahead of the clock of this process, and the largest
+    error of this number.
+    """
+
+    ahead_ns: int
+    error_ns: int
+
+
+def clock_offset(ask: Callable[[], int]) -> ClockOffset:
+    """Measure the offset of another clock. The fastest of some round trips determines it; the error
+    is at most half of that round trip.
 
     Args:
         ask: requests the other side's `time.monotonic_ns`.
@@ -86,7 +96,8 @@ def clock_offset(ask: Callable[[], int]) -> int:
         answer = ask()
         answered = time.monotonic_ns()
         samples.append((answered - asked, answer - (asked + answered) // 2))
-    return min(samples)[1]
+    round_trip_ns, ahead_ns = min(samples)
+    return ClockOffset(ahead_ns, -(-round_trip_ns // 2))
 
 
 def compute(seconds: float) -> int:

@@ -1,5 +1,5 @@
-"""Shows runs: figures and reports of traces, files for Perfetto, dependency graphs,
-and pages of graphs and plans.
+"""Shows runs: figures and reports of traces, profiles of communication and computation, files for
+Perfetto, dependency graphs, and pages of graphs and plans.
 
 The functions are pure functions of graphs, and of records that the runtimes write. They do not use
 the native module and start no tasks. `tilewise.runtime` exports `Trace`, `TaskSpan` and
@@ -16,8 +16,10 @@ from tilewise.observe.dependency_graph import (
 )
 from tilewise.observe.graph_picture import write_graph_html, write_graph_svg
 from tilewise.observe.model_page import render_graph
+from tilewise.observe.overlap import Overlap, PathStep, TransferTime, measure_overlap
 from tilewise.observe.perfetto import write_perfetto
 from tilewise.observe.plan_page import CallPicture, PlanPicture, render_plan
+from tilewise.observe.profile import Profile, profile_of
 from tilewise.observe.trace import TaskSpan, Trace
 from tilewise.observe.trace_report import write_report
 
@@ -27,9 +29,15 @@ __all__ = [
     "GraphParam",
     "GraphRegion",
     "GraphTask",
+    "Overlap",
+    "PathStep",
     "PlanPicture",
+    "Profile",
     "TaskSpan",
     "Trace",
+    "TransferTime",
+    "measure_overlap",
+    "profile_of",
     "read_graph",
     "render_graph",
     "render_plan",

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from tilewise.observe.overlap import kind_of
 from tilewise.observe.trace import Curve, TaskSpan, Trace
 
 __all__ = ["Event", "name_event", "slice_event", "write_events", "write_perfetto"]
@@ -45,12 +46,22 @@ def slice_event(
     }
 
 
-def write_events(path: str | Path, events: Iterable[Event]) -> None:
+def write_events(
+    path: str | Path, events: Iterable[Event], about: Mapping[str, object] | None = None
+) -> None:
     """Write events as one JSON file, piece by piece, so that a long trace is never in memory as a
     whole.
+
+    Args:
+        path: file to write.
+        events: the events.
+        about: facts about the whole trace.
     """
     with Path(path).open("w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit": "ns", "traceEvents": [')
+        file.write('{"displayTimeUnit": "ns", ')
+        if about:
+            file.write(f'"otherData": {json.dumps(about)}, ')
+        file.write('"traceEvents": [')
         for place, event in enumerate(events):
             file.write((",\n" if place else "\n") + json.dumps(event))
         file.write("\n]}\n")
@@ -63,13 +74,16 @@ def write_perfetto(path: str | Path, trace: Trace) -> None:
     A submitter's track shows its stalls (times when it had to wait), the tasks that it ran
     meanwhile, and a mark per submission. Counters show live and ready tasks, the scope depth of
     each submitter, and the heap's fill level where submitters stalled. If the producers of tasks
-    are known, arrows from them are drawn, unless there would be more than 20,000.
+    are known, arrows from them are drawn, unless there would be more than 20,000. The category of a
+    task that does not compute says what it does (`overlap.kind_of`). Devices of several hosts are on
+    one clock; their names have the host and the error of the clock.
 
     Args:
         path: file to write; opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
         trace: what the runtime recorded.
     """
-    write_events(path, _events(trace))
+    about = {"clock_error_us": trace.clock_error_ns / 1e3} if trace.clock_error_ns else None
+    write_events(path, _events(trace), about)
 
 
 def _events(trace: Trace) -> Iterator[Event]:
@@ -99,13 +113,20 @@ def _names(trace: Trace) -> Iterator[Event]:
     workers = {(d, w) for d in trace.devices for w in range(trace.num_workers)}
     workers |= {(t.device, t.worker) for t in trace.tasks if t.worker >= 0}
     for device in trace.devices:
-        yield name_event("process_name", device, 0, f"device {device}")
+        yield name_event("process_name", device, 0, f"device {device}{_host_text(trace, device)}")
     for device, worker in sorted(workers):
         yield name_event("thread_name", device, worker, f"worker {worker}")
     for device, submitter in sorted(submitters):
         yield name_event(
             "thread_name", device, SUBMITTER_THREADS + submitter, f"submitter {submitter} (submits)"
         )
+
+
+def _host_text(trace: Trace, device: int) -> str:
+    """The host of a device and the error of its clock, if the run used several hosts."""
+    if len(set(trace.hosts)) < 2:
+        return ""
+    return f" (host {trace.hosts[device]}, clocks agree within {trace.clock_error_ns / 1e3:g} µs)"
 
 
 def _thread(task: TaskSpan) -> int:
@@ -129,7 +150,9 @@ def _task_slice(task: TaskSpan, times: list[int]) -> Event:
         args["row"] = task.row
     if task.producers:
         args["producers"] = list(task.producers)
-    return slice_event(task.name or task.kernel, "task", task.device, _thread(task), start, end, args)
+    kind = kind_of(task.kernel)
+    category = "task" if kind == "compute" else kind
+    return slice_event(task.name or task.kernel, category, task.device, _thread(task), start, end, args)
 
 
 def _submit_mark(task: TaskSpan, submit_ns: int) -> Event:

@@ -160,22 +160,42 @@ class CriticalPath:
 
 @dataclass(frozen=True)
 class Trace:
-    """The records of one traced run with `num_workers` workers per device. `dropped` is the number
-    of records that did not fit.
+    """The records of one traced run.
+
+    Attributes:
+        tasks, stalls: the records.
+        num_workers: number of workers per device.
+        dropped: number of records that did not fit.
+        hosts: per device, the number of its host; empty if all devices are on one host.
+        clock_error_ns: bound of the error of times of one host compared with those of another.
+            Times are those of the first host's clock; the others' offsets were measured.
     """
 
     tasks: tuple[TaskSpan, ...]
     stalls: tuple[Stall, ...]
     num_workers: int
     dropped: int = 0
+    hosts: tuple[int, ...] = ()
+    clock_error_ns: int = 0
 
     @classmethod
-    def of_program(cls, rows: Iterable[tuple[Any, ...]], num_workers: int) -> Trace:
+    def of_program(
+        cls,
+        rows: Iterable[tuple[Any, ...]],
+        num_workers: int,
+        *,
+        dropped: int = 0,
+        hosts: Sequence[int] = (),
+        clock_error_ns: int = 0,
+    ) -> Trace:
         """Make a trace of tile programs from the rows that an executor's `timeline()` returns.
 
         Args:
             rows: device, worker, label, row, and the submit, ready, start and end time in ns of each task.
             num_workers: number of workers per device.
+            dropped: number of records that did not fit.
+            hosts: per device, the number of its host; empty if all devices are on one host.
+            clock_error_ns: bound of the error of times between hosts.
         """
         names = ("device", "worker", "kernel", "row", "submit_ns", "ready_ns", "start_ns", "end_ns")
         tasks = (
@@ -184,7 +204,7 @@ class Trace:
             )
             for n, row in enumerate(rows)
         )
-        return cls(tuple(tasks), (), num_workers)
+        return cls(tuple(tasks), (), num_workers, dropped, tuple(hosts), clock_error_ns)
 
     @cached_property
     def times_ns(self) -> Times:
@@ -268,7 +288,7 @@ class Trace:
         return sum(w.busy_ns for w in rows) / max(1, self.span_ns * len(rows))
 
     @property
-    def overlap(self) -> float:
+    def all_busy_share(self) -> float:
         """Share of the time from the first start to the last end in which every device ran a task, 0 to 1."""
         if not self.tasks:
             return 0.0

@@ -34,6 +34,7 @@ from tilewise.ir.graph import TensorSpec
 from tilewise.observe import Trace
 from tilewise.optim import Optimizer
 from tilewise.plan import PlanTables
+from tilewise.runtime.timelines import ExecutorTimeline
 from tilewise.session.assemble import assemble_program, make_executor
 from tilewise.session.inputs import as_array, check_constants
 from tilewise.session.loading import LoadReport, Progress, is_read_in_place, load_tensors
@@ -105,6 +106,7 @@ class GraphInstance:
         self.plan = plan
         self._program = assemble_program(plan)
         self._executor = make_executor(plan, memory_limit_bytes, deadline_s, offload_directory)
+        self._timeline = ExecutorTimeline(self._executor, plan.settings.workers_per_device)
         self._tensors = NamedTensors(plan, self._executor)
         self.step_count = 0
         self._alone = OneCall()
@@ -313,7 +315,8 @@ class GraphInstance:
 
     def _run(self, name: str, meanwhile: Callable[[], object] | None = None) -> None:
         self._tensors.lost_gradients = self.plan.gradients_in_passing
-        self._executor.run(self._program, self._tensors.store.symbols, name, meanwhile)
+        symbols = self._tensors.store.symbols
+        self._timeline.run(name, lambda: self._executor.run(self._program, symbols, name, meanwhile))
         if name != "forward":
             self._tensors.lost_gradients = frozenset()
 
@@ -432,17 +435,17 @@ class GraphInstance:
             PlanError: another thread's call is in progress.
         """
         with self._alone("trace"):
-            self._executor.trace(enable)
+            self._timeline.trace(enable)
 
     def timeline(self) -> Trace:
-        """The tasks of the last run, by start, if it was traced: `tilewise.observe` writes them as a
-        file for Perfetto or as a report.
+        """The tasks of the last run, by start, if it was traced. `tilewise.observe.Profile` measures
+        how its transfers and computation overlapped, and writes a page and a file for Perfetto.
 
         Raises:
             PlanError: another thread's call is in progress.
         """
         with self._alone("timeline"):
-            return Trace.of_program(self._executor.timeline(), self.plan.settings.workers_per_device)
+            return self._timeline.read()
 
     def transfers(self) -> dict[str, list[int]]:
         """Elements read from or written to other devices' memory since the start or
@@ -475,9 +478,10 @@ class GraphInstance:
             self._alone.is_closed = True
             return
         with self._alone("close"):
+            self._timeline.close()
             self._executor.close()
             self._alone.is_closed = True
-            del self._executor, self._program, self._tensors.store
+            del self._executor, self._timeline, self._program, self._tensors.store
 
     def __enter__(self) -> GraphInstance:
         return self

@@ -21,6 +21,7 @@ exec "$@"
 TRACED = """
 import json, sys, time
 import tilewise as tw
+from tilewise.comm.links import ClockOffset
 sys.path.insert(0, sys.argv[1])
 import small_llama
 model = small_llama.config()
@@ -34,10 +35,11 @@ with tw.ProcessGroup() as group, graph.instantiate(graph.plan({"dp": 2})) as run
     running.step(batches[1], 1e-3)
     ended = time.monotonic_ns()
     known = running._executor.timeline()
+    trace = running.timeline()
     ahead = group.clock_offset(1)
-    group.clock_offset = lambda process: 0
+    group.clock_offset = lambda process: ClockOffset(0, 0)
     uncorrected = running._executor.timeline()
-print(json.dumps([begun, ended, ahead, known, uncorrected]))
+print(json.dumps([begun, ended, ahead, known, uncorrected, trace.hosts, trace.clock_error_ns]))
 """
 INACCURATE_NS = 20_000_000  # half a round trip while two processes share a core
 
@@ -62,7 +64,7 @@ def test_the_fastest_answer_determines_the_offset(monkeypatch, quickest):
         return calls[-1] - 500
 
     monkeypatch.setattr(links.time, "monotonic_ns", lambda: now)
-    assert links.clock_offset(answer) == -500 - 40 // 2 and len(calls) == 16
+    assert links.clock_offset(answer) == (-500 - 40 // 2, 40 // 2) and len(calls) == 16
 
 
 @pytest.mark.slow
@@ -76,8 +78,10 @@ def test_tasks_of_both_hosts_are_on_the_leaders_clock(two_hosts, tmp_path, secon
     wrapper.write_text(ANOTHER_TIME.replace("SECONDS", str(seconds)))
     done = two_hosts.run(["/bin/sh", wrapper, sys.executable, "-c", TRACED, RANKS])
     assert done.returncode == 0, done.stderr
-    begun, ended, ahead, rows, as_told = json.loads(done.stdout)
-    assert abs(ahead - seconds * 10**9) < INACCURATE_NS
+    begun, ended, (ahead, error), rows, as_told, hosts, trace_error = json.loads(done.stdout)
+    # Namespaces add whole seconds to one clock, so the offset is known exactly.
+    assert abs(ahead - seconds * 10**9) <= error < INACCURATE_NS
+    assert hosts == [0, 1] and 0 < trace_error < INACCURATE_NS
     assert {row[0] for row in rows} == {0, 1} and len(rows) == len(as_told)
     assert are_within(rows, begun, ended) and rows == sorted(rows, key=lambda row: row[6])
     own = [row for row in rows if row[0] == 0]

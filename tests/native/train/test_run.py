@@ -561,6 +561,8 @@ def test_held_out_text_is_evaluated_while_training(texts, whole_run, tmp_path, m
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines if "held_out_loss" in line] == [1, 3, 5]
     assert "held-out loss" in output.getvalue()
+    # over several devices, a step says what communication cost; an evaluation does not take its place
+    assert ("step 3: transfers took" in output.getvalue()) == (mesh is BOTH)
     data = prepare_data(config, silent())
     with Trainer(config, data, *make_plan(config)) as trainer:
         trainer.instance.load_parameters(tmp_path / "model")

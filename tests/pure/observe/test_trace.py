@@ -46,10 +46,10 @@ def test_idle_time_has_one_cause_at_every_moment():
         ([(0, 0, 6), (0, 2, 8), (1, 0, 4), (1, 6, 10)], 0.6),
     ],
 )
-def test_overlap_is_the_share_of_time_in_which_all_devices_work(tasks, share):
+def test_share_of_time_in_which_all_devices_work(tasks, share):
     """From the first start to the last end."""
     rows = [(device, 0, "task", 0, *([100 + begin] * 3), 100 + end) for device, begin, end in tasks]
-    assert Trace.of_program(rows, 1).overlap == pytest.approx(share)
+    assert Trace.of_program(rows, 1).all_busy_share == pytest.approx(share)
 
 
 @st.composite
