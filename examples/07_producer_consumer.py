@@ -39,11 +39,11 @@ def main(devices: int = 2) -> int:
         queue, ready, free = group.symm_tensor((PLACES * ROWS, COLS)), group.signals(1), group.signals(1)
         rng = np.random.default_rng(0)
         for device in range(0, devices, 2):
-            x.numpy(device)[:] = rng.standard_normal(x.shape)
+            x.write(rng.standard_normal(x.shape, np.float32), device)
         print(pipeline.trace(x, y, queue, ready, free).explain())
         pipeline(x, y, queue, ready, free)
-        wanted = [a / (1 + np.exp(-a)) for a in (x.numpy(d) for d in range(0, devices, 2))]
-        error = max(np.abs(y.numpy(d + 1) - w).max() for d, w in zip(range(0, devices, 2), wanted))
+        wanted = [a / (1 + np.exp(-a)) for a in (x.read(d) for d in range(0, devices, 2))]
+        error = max(np.abs(y.read(d + 1) - w).max() for d, w in zip(range(0, devices, 2), wanted))
     print(f"largest difference from NumPy: {error:.1e}")
     return 0 if error < 1e-6 else 1
 
