@@ -1,5 +1,5 @@
 """The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode |
-evaluate | inspect | doctor | verify | tune | launch | trace | build-mpi | bench | checkpoint`.
+evaluate | inspect | doctor | verify | tune | launch | trace | run | build-mpi | bench | checkpoint`.
 
 This module defines arguments, help texts and exit codes. Heavy packages are imported inside
 commands, so that help is quick. A user's mistake is one line on standard error and exit code 2
@@ -29,6 +29,7 @@ from tilewise.cli.help import App
 from tilewise.cli.launch import launch
 from tilewise.cli.options import MODEL, REVISION, Options, Values, make_console, size
 from tilewise.cli.run_batch import run_batch
+from tilewise.cli.run_script import run
 from tilewise.cli.serve import serve
 from tilewise.cli.trace import trace
 from tilewise.cli.tune import tune
@@ -175,6 +176,7 @@ app.command()(doctor)
 app.command()(tune)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
 app.command(context_settings={"allow_interspersed_args": False})(trace)
+app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run)
 app.command("build-mpi")(build_mpi)
 
 

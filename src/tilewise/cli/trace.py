@@ -1,11 +1,7 @@
-"""`tilewise trace`: runs another command, or a Python script, and shows the timeline of one run of
-its devices.
-"""
+"""`tilewise trace`: runs another command, and shows the timeline of one run of its devices."""
 
 from __future__ import annotations
 
-import runpy
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -29,8 +25,7 @@ def trace(
         list[str],
         typer.Argument(
             metavar="COMMAND...",
-            help="A command of this program (`train`, `generate`, `verify`, `demo`, `bench`, ...) or a Python script "
-            "(.py), with its arguments.",
+            help="A command of this program (`train`, `generate`, `verify`, `run`, ...) with its arguments.",
             show_default=False,
         ),
     ],
@@ -65,7 +60,7 @@ def trace(
     is printed.
 
     Example: `tilewise trace train examples/train.toml --set train.steps=5` and `tilewise trace
-    --run 3 my_script.py`
+    --run 3 run my_script.py`
     """
     from tilewise.observe.collector import collect_traces
 
@@ -74,10 +69,7 @@ def trace(
         raise typer.BadParameter(f"cannot trace `{name}`; {_ELSEWHERE[name]}", param_hint="COMMAND")
     output.mkdir(parents=True, exist_ok=True)
     with collect_traces(run) as collector:
-        if name.endswith(".py"):
-            code = _run_script(command)
-        else:
-            code = context.find_root().command.main(command, prog_name="tilewise", standalone_mode=False)
+        code = context.find_root().command.main(command, prog_name="tilewise", standalone_mode=False)
         profile = collector.profile()
     if profile is not None:
         profile.perfetto(output / "trace.json")
@@ -101,19 +93,3 @@ def _nothing(run: int | None, num_runs: int) -> str:
         "[cli.trace] the command must run a program on devices in this process; got no run; trace a command that "
         "trains, generates or verifies"
     )
-
-
-def _run_script(words: list[str]) -> object:
-    """Run a Python script as `python` would. Returns the code with which it exits."""
-    argv, path = sys.argv, sys.path[:]
-    sys.argv, sys.path[0] = list(words), str(Path(words[0]).resolve().parent)
-    try:
-        runpy.run_path(words[0], run_name="__main__")
-        return 0
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return error.code
-        print(error.code, file=sys.stderr)
-        return 1
-    finally:
-        sys.argv, sys.path[:] = argv, path

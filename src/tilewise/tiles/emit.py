@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.core.validation import shown
 from tilewise.ir.graph import PANEL_ROWS
 from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import (
@@ -50,7 +49,7 @@ from tilewise.plan.emission import make_instruction
 from tilewise.tiles.symbols import Env, Index, Loop, loops_of, values_of
 from tilewise.tiles.trace import Block, Line, SignalView, Statement, TensorForm, Tracer, View, WaitItem
 
-__all__ = ["ClassEmitter", "Emitted", "Split", "Target", "accesses_of", "emit", "sort_arguments"]
+__all__ = ["ClassEmitter", "Emitted", "Split", "Target", "accesses_of", "emit"]
 
 IntArray = NDArray[np.int64]
 _MOST_TILES = 4096  # tiles of a tensor by which tasks are ordered
@@ -92,43 +91,6 @@ class Emitted:
     scratch_bytes: int
     num_signals: int
     surplus: Mapping[tuple[int, int], tuple[int, Line | None]]
-
-
-def sort_arguments(tracer: Tracer, statement: Statement, arguments: Mapping[str, Any]) -> None:
-    """Divide a kernel call's arguments into operands, integers and floats, and choose the dtype."""
-    name = statement.name
-    spec = KERNELS.get(name)
-    if spec is None:
-        tracer.invalid(
-            "a kernel must be one of the kernel table",
-            shown(name),
-            "see tilewise.kernels.table.KERNELS, or register it with tw.tile_kernel",
-        )
-    known = spec.operand_names | spec.int_names | spec.float_names
-    if not arguments.keys() <= known:
-        odd = sorted(set(arguments) - known)[0]
-        tracer.invalid(
-            f"the arguments of kernel {name!r} are {', '.join(sorted(known))}", shown(odd), "rename it"
-        )
-    operands: dict[str, Any] = {}
-    for operand in spec.operands:
-        value = arguments.get(operand.name)
-        if value is not None and operand.is_list:
-            value = [tracer.view(v, f"kernel {name!r}") for v in value]
-        elif value is not None:
-            value = tracer.view(value, f"kernel {name!r}")
-        operands[operand.name] = value
-    statement.operands = operands
-    statement.ints = {i: _plain(arguments[i]) for i in spec.int_names if i in arguments}
-    statement.floats = {f: arguments[f] for f in spec.float_names if f in arguments}
-    if len(spec.names) > 1:
-        own = [operands[o.name] for o in spec.operands if o.dtypes == ("dt",)]
-        views = [view for value in own for view in (value if isinstance(value, list) else [value])]
-        statement.dtype = next((view.dtype for view in views if view is not None), None)
-
-
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, bool | np.integer) else value
 
 
 def emit(

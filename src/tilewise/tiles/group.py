@@ -8,8 +8,7 @@ processes of a group that `tilewise launch` or `ProcessGroup` opened; the same p
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import TracebackType
@@ -28,8 +27,9 @@ from tilewise.core.validation import Validator, shown
 from tilewise.ir.program import TileProgram
 from tilewise.kernels.loading import Part, store_weight
 from tilewise.kernels.packing import packed_elements, padded_columns, unpack_weight
-from tilewise.observe import Trace
+from tilewise.observe.profile import Profile
 from tilewise.runtime import Executor, Program
+from tilewise.runtime.timelines import ExecutorTimeline
 from tilewise.session.assemble import encode_program, open_devices
 
 __all__ = ["DeviceGroup", "Signals", "SymmTensor"]
@@ -93,7 +93,6 @@ class DeviceGroup:
         self._lock = threading.RLock()
         self._processes = active_group()
         self._sent: object = None  # the program that workers in other processes have
-        self._is_traced = False
         self.is_closed = False
         options = {
             "num_devices": devices,
@@ -107,6 +106,7 @@ class DeviceGroup:
             "deadline_s": deadline_s,
         }
         self._executor = open_devices(options, _nothing(devices))
+        self._timeline = ExecutorTimeline(self._executor, self.workers_per_device)
 
     # ---- symmetric memory ---------------------------------------------------------------------------------
 
@@ -205,20 +205,29 @@ class DeviceGroup:
             if not isinstance(self._executor, Executor) and self._sent is not native:
                 self._executor.load(encode_program(program))
                 self._sent = native
-            self._executor.run(native, (), "run")
+            self._timeline.run("run", lambda: self._executor.run(native, (), "run"))
 
-    @contextmanager
-    def trace(self) -> Iterator[list[Trace]]:
-        """A block whose programs are recorded. After the block, the list has the trace of the last
-        program that ran in it.
+    def trace(self, program: Callable[..., object], *arguments: object) -> Profile:
+        """Call a program, and return what the devices did: transfers and kernels of all devices and
+        hosts on one clock, how much of the transfers was hidden behind computation, what workers
+        waited for, and the critical path.
+
+        Args:
+            program: a tile program, or a function that runs programs; the last one is shown.
+            arguments: its arguments.
+
+        Returns:
+            A profile; `save` writes a page, `perfetto` a file for Perfetto.
         """
-        traces: list[Trace] = []
-        self._executor.trace(True)
-        try:
-            yield traces
-            traces.append(Trace.of_program(self._executor.timeline(), self.workers_per_device))
-        finally:
-            self._executor.trace(False)
+        with self._lock:
+            self._require_open("trace")
+            self._timeline.trace(True)
+            try:
+                program(*arguments)
+                name = getattr(program, "__name__", "a program")
+                return Profile(self._timeline.read(), f"One run of {name}")
+            finally:
+                self._timeline.trace(False)
 
     def transfers(self) -> dict[str, list[int]]:
         """Elements that each device has read from or written to other devices' memory, by label."""
@@ -233,6 +242,7 @@ class DeviceGroup:
         with self._lock:
             if not self.is_closed:
                 self.is_closed = True
+                self._timeline.close()
                 self._executor.close()
 
     def __enter__(self) -> DeviceGroup:

@@ -22,6 +22,7 @@ import tilewise
 from tilewise.core.errors import PlanError, ShapeError
 from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.core.validation import shown
+from tilewise.kernels.table import KERNELS
 from tilewise.tiles.symbols import Env, Index, IndexLike, Loop, loops_of, values_of
 
 __all__ = ["Block", "Line", "Post", "SignalRange", "Statement", "TensorForm", "Tracer", "View", "WaitItem"]
@@ -539,10 +540,8 @@ class Tracer:
 
     def kernel(self, name: str, arguments: dict[str, Any]) -> None:
         """A kernel on views."""
-        from tilewise.tiles.emit import sort_arguments  # imports this module
-
         statement = Statement(name, self.line(), self.loops, name)
-        sort_arguments(self, statement, arguments)
+        _sort_arguments(self, statement, arguments)
         self._add(statement)
 
     def put(self, dst: Any, src: Any) -> None:
@@ -776,3 +775,40 @@ def arguments_of(tracer: Tracer, forms: Iterable[Any]) -> list[Any]:
         else:
             arguments.append(form)
     return arguments
+
+
+def _sort_arguments(tracer: Tracer, statement: Statement, arguments: Mapping[str, Any]) -> None:
+    """Divide a kernel call's arguments into operands, integers and floats, and choose the dtype."""
+    name = statement.name
+    spec = KERNELS.get(name)
+    if spec is None:
+        tracer.invalid(
+            "a kernel must be one of the kernel table",
+            shown(name),
+            "see tilewise.kernels.table.KERNELS, or register it with tw.tile_kernel",
+        )
+    known = spec.operand_names | spec.int_names | spec.float_names
+    if not arguments.keys() <= known:
+        odd = sorted(set(arguments) - known)[0]
+        tracer.invalid(
+            f"the arguments of kernel {name!r} are {', '.join(sorted(known))}", shown(odd), "rename it"
+        )
+    operands: dict[str, Any] = {}
+    for operand in spec.operands:
+        value = arguments.get(operand.name)
+        if value is not None and operand.is_list:
+            value = [tracer.view(v, f"kernel {name!r}") for v in value]
+        elif value is not None:
+            value = tracer.view(value, f"kernel {name!r}")
+        operands[operand.name] = value
+    statement.operands = operands
+    statement.ints = {i: _plain(arguments[i]) for i in spec.int_names if i in arguments}
+    statement.floats = {f: arguments[f] for f in spec.float_names if f in arguments}
+    if len(spec.names) > 1:
+        own = [operands[o.name] for o in spec.operands if o.dtypes == ("dt",)]
+        views = [view for value in own for view in (value if isinstance(value, list) else [value])]
+        statement.dtype = next((view.dtype for view in views if view is not None), None)
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, bool | np.integer) else value

@@ -33,7 +33,7 @@ def launch(
         list[str],
         typer.Argument(
             metavar="COMMAND...",
-            help="The command to run: `train`, `verify`, `generate`, `serve`, ... with its arguments.",
+            help="The command to run: `train`, `verify`, `generate`, `serve`, `run script.py`, ... with its arguments.",
             show_default=False,
         ),
     ],
