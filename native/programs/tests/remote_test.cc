@@ -201,6 +201,29 @@ CASE("the owner rejects requests for memory that does not exist") {
   }
 }
 
+CASE("a process that does not lead writes memory of another host, but no file") {
+  auto program = ring(2, 1);
+  ExecutorOptions options = options_of(*program, 1, 8);
+  options.file_bytes = 4096;
+  options.file_directory = "/tmp";
+  RemoteGroup group(program, {0, 1}, options);
+  using Way = memory::SpillFile::Way;
+  std::vector<std::byte> memory(64, std::byte{5});
+  group.end();
+  group.owner(1).move(Way::kWrite, 0, 64, memory.data(), 64);
+  EXPECT(std::memcmp(group.owner(0).memory(0, 64, 64), memory.data(), 64) == 0);
+  std::thread other([&] {
+    while (!group.connections[0]->has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    group.connections[1]->fail("the other has ended");
+  });
+  const int64_t file = memory::Arena::file_begin(options.arena_bytes[0]);
+  const std::string message =
+      message_of<PeerLost>([&] { group.owner(1).move(Way::kWrite, 0, file, memory.data(), 64); });
+  other.join();
+  EXPECT(contains(message, "the other has ended"));
+  EXPECT(contains(group.connections[0]->cause(), "must name memory of this process"));
+}
+
 CASE("MPI never gets the memory of move()'s caller, who may free it when a process is lost") {
   auto program = ring(2, 1);
   const int64_t size = program->needs(1).arena_bytes;

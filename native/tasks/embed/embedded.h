@@ -28,7 +28,7 @@ struct Access {
   Use use;
 };
 
-/// One task in a timeline; times in ns of CLOCK_MONOTONIC.
+/// One task in a timeline; times in ns of CLOCK_MONOTONIC. If the host executed it several times: of the last time.
 struct TimelineRecord {
   int64_t worker;
   int64_t label;
