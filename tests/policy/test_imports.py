@@ -28,6 +28,8 @@ ALLOWED = {
     "checkpoint": "core files processes settings ir runtime",
     # a session completes a graph with its optimizer's update, so it knows what an optimizer is
     "session": "core files processes ir graph strategy plan kernels comm observe runtime checkpoint optim",
+    # programs of users, which become programs of a plan or a part of one
+    "tiles": "core processes ir plan kernels comm observe runtime session",
     "distributed": "core comm runtime session",  # what a worker of a group does; everything else is the leader's
     "nn": "core ir graph",
     "optim": "core ir graph kernels",  # what steps of an update compute
@@ -41,8 +43,8 @@ ALLOWED = {
     # between HTTP and the engine; knows no graph
     "server": "core files processes settings comm distributed models checkpoint generate encode serve",
     "machine": "core kernels comm",  # which MPI there is
-    "cli": f"{STAGES} machine distributed data generate encode train serve server tilewise",
-    "tilewise": f"{STAGES} distributed serve cli",  # `python -m tilewise`
+    "cli": f"{STAGES} tiles machine distributed data generate encode train serve server tilewise",
+    "tilewise": f"{STAGES} tiles distributed serve cli",  # `python -m tilewise`
 }
 NATIVE_MODULE_USERS = {"kernels", "comm", "runtime"}
 NATIVE_ALLOWED = {

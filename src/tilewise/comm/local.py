@@ -548,10 +548,16 @@ class _LocalDevice:
             )
 
     def kernel(self, name: str, arguments: dict[str, Any]) -> None:
+        from tilewise.kernels.calls import problem_of
         from tilewise.kernels.isa import run_named  # loads the native module
+        from tilewise.kernels.table import KERNELS
 
         with self._step("kernel"):
             pass
+        problem = problem_of(KERNELS[name], arguments) if name in KERNELS else None
+        if problem is not None:
+            rule, got, advice = problem
+            _validate_shape.invalid("kernel", rule, f"{got} for kernel {name!r}", advice)
         run_named(name, {key: self._argument(key, value) for key, value in arguments.items()})
 
     def tiles(self, count: int, first: int) -> Iterable[int]:

@@ -331,7 +331,7 @@ class TempSpec:
 COPIES = frozenset(
     ("all_gather_columns", "all_gather_batch", "all_gather_parameters", "gather", "tile_program")
 )
-"""Kinds of exchanges that copy complete values, or whose partial values are seen by nobody else; the
+"""Kinds of exchanges that copy complete values, or that keep partial values to themselves; the
 others combine partial values.
 """
 

@@ -8,7 +8,6 @@ Tests, benchmarks and users call `run`; tile programs do not. bf16 arrays may be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -143,9 +142,12 @@ def run_named(base: str, arguments: Mapping[str, Any]) -> None:
         else array
         for operand, array in operands
     ]
+    attributes = _integers(spec, operands, arguments), _floats(spec, arguments)
     own = user_kernel(base)
-    call = own.run if own is not None else partial(run, name)
-    call(tiles, _integers(spec, operands, arguments), _floats(spec, arguments))
+    if own is not None:
+        own.run([array for _, array in operands], *attributes)
+        return
+    run(name, tiles, *attributes)
     for (operand, array), tile in zip(operands, tiles):
         if isinstance(tile, tuple) and operand.role != "in":
             array[...] = unpack_weight(*tile)

@@ -160,7 +160,7 @@ def tile_kernel(
 
 
 def user_kernel(name: str) -> TileKernel | None:
-    """The user's kernel of this name; None if there is none."""
+    """The user's kernel of this name; None for any other name."""
     return _registered.get(name)
 
 

@@ -80,7 +80,7 @@ def check_program(name: str, native: Program, emitted: Emitted) -> None:
 
 
 def find_race(native: Program, program: TileProgram, list_name: str) -> Race | None:
-    """The first race of one list of calls; None if there is none.
+    """The first race of one list of calls; None if it has no race.
 
     Args:
         native: a finished program without symbols.

@@ -143,8 +143,8 @@ def _form(name: str, ref: Ref, forms: dict[TensorForm, Ref]) -> TensorForm:
             f"[tiles.{name}] a program needs tensors of fixed size; got {ref.extent} rows; fix the size of the "
             "graph's inputs"
         )
-    known = next((form for form, other in forms.items() if other.slot == ref.slot), None)
-    form = known or TensorForm(len(forms), (ref.extent.constant, ref.cols), ref.dtype, ref.packed)
+    same = next((form for form, other in forms.items() if other.slot == ref.slot), None)
+    form = same or TensorForm(len(forms), (ref.extent.constant, ref.cols), ref.dtype, ref.packed)
     forms[form] = ref
     return form
 

@@ -136,9 +136,9 @@ class Index:
         return bool(self != 0)
 
     def __index__(self) -> int:
-        known = None if self.loops else self.tracer.known_value(self)
-        if known is not None:
-            return known
+        value = None if self.loops else self.tracer.known_value(self)
+        if value is not None:
+            return value
         return self._unknown("an integer that differs between devices or iterations", "an integer here")
 
     __int__ = __index__

@@ -18,16 +18,16 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-import tilewise
 from tilewise.core.errors import PlanError, ShapeError
 from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.core.validation import shown
+from tilewise.kernels.calls import problem_of
 from tilewise.kernels.table import KERNELS
 from tilewise.tiles.symbols import Env, Index, IndexLike, Loop, loops_of, values_of
 
 __all__ = ["Block", "Line", "Post", "SignalRange", "Statement", "TensorForm", "Tracer", "View", "WaitItem"]
 
-_PACKAGE = os.path.dirname(tilewise.__file__)
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 class Line(NamedTuple):
@@ -402,14 +402,14 @@ class Tracer:
     def constant(self, value: Any, what: str) -> int:
         """An integer that is equal on all devices and in all iterations."""
         if isinstance(value, Index):
-            known = self._difference(value)
-            if known is None:
+            constant = self._difference(value)
+            if constant is None:
                 self.invalid(
                     f"{what} must be equal in all iterations and on all devices",
                     "an expression that is not",
                     "use constant sizes",
                 )
-            return known
+            return constant
         if not isinstance(value, int) or isinstance(value, bool):
             self.invalid(f"{what} must be an integer", shown(value), "pass an integer")
         return value
@@ -568,6 +568,12 @@ class Tracer:
                 f"{src.dtype}{list(src.shape)} into {dst.dtype}{list(dst.shape)}",
                 "slice one of them",
                 error=ShapeError,
+            )
+        if label == "put" and dst.is_packed:
+            self.invalid(
+                "put writes plain tensors",
+                "a packed one",
+                "put it as plain rows, or let the other device get it",
             )
         if self.block.is_fenced and label == "put":
             self.block.is_fenced = False
@@ -787,11 +793,11 @@ def _sort_arguments(tracer: Tracer, statement: Statement, arguments: Mapping[str
             shown(name),
             "see tilewise.kernels.table.KERNELS, or register it with tw.tile_kernel",
         )
-    known = spec.operand_names | spec.int_names | spec.float_names
-    if not arguments.keys() <= known:
-        odd = sorted(set(arguments) - known)[0]
+    names = spec.operand_names | spec.int_names | spec.float_names
+    if not arguments.keys() <= names:
+        odd = sorted(set(arguments) - names)[0]
         tracer.invalid(
-            f"the arguments of kernel {name!r} are {', '.join(sorted(known))}", shown(odd), "rename it"
+            f"the arguments of kernel {name!r} are {', '.join(sorted(names))}", shown(odd), "rename it"
         )
     operands: dict[str, Any] = {}
     for operand in spec.operands:
@@ -801,6 +807,10 @@ def _sort_arguments(tracer: Tracer, statement: Statement, arguments: Mapping[str
         elif value is not None:
             value = tracer.view(value, f"kernel {name!r}")
         operands[operand.name] = value
+    problem = problem_of(spec, {**arguments, **operands})
+    if problem is not None:
+        rule, got, advice = problem
+        tracer.invalid(rule, f"{got} for kernel {name!r}", advice, error=ShapeError)
     statement.operands = operands
     statement.ints = {i: _plain(arguments[i]) for i in spec.int_names if i in arguments}
     statement.floats = {f: arguments[f] for f in spec.float_names if f in arguments}

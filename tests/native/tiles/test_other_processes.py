@@ -15,12 +15,12 @@ ROWS, COLS = 4, 16
 def results():
     """What the examples compute on two and on four devices."""
     rng = np.random.default_rng(5)
-    found = []
+    products = []
     for name in (*GATHERED, *REDUCED):
         module = example(name)
         x, w = (rng.standard_normal((size, module.K), np.float32) for size in (module.M, module.N))
-        found += [module.run(devices, x, w) for devices in (2, 4)]
-    return found
+        products += [module.run(devices, x, w) for devices in (2, 4)]
+    return products
 
 
 def test_programs_over_processes_have_the_same_bits():

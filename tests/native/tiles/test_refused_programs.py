@@ -101,6 +101,18 @@ def unknown_kernel(x, y, s):
     comm.kernel("add_up", out=x, a=x, b=y)  # here
 
 
+def beyond_the_tiles(x, y, s):
+    comm.kernel("rope", out=x, x=y, table=x, head_dim=4, inverse=0)  # here
+
+
+def inner_sizes_differ(x, y, s):
+    comm.kernel("gemm", out=x, a=x, b=y[:ROWS], trans_a=0, trans_b=1, accumulate=0)  # here
+
+
+def ranges_beyond_k(x, y, s):
+    comm.kernel("matmul", out=x, a=[x], w=[y], num_k_splits=1, range=[0, COLS + 8])  # here
+
+
 def unknown_axis(x, y, s):
     comm.rank("pp")  # here
 
@@ -134,6 +146,9 @@ REFUSED = {
     shapes_differ: ("one shape and dtype", r"f32\[8, 16\] into f32\[4, 16\]"),
     sizes_differ: ("must be one size|as many rows", "kernel 'add'"),
     unknown_kernel: ("must be one of the kernel table", "add_up"),
+    beyond_the_tiles: ("use nothing besides their tiles", "tw.tile_kernel"),
+    inner_sizes_differ: ("sizes of a product must agree", r"\[16, 16\] and \[4, 16\]"),
+    ranges_beyond_k: ("must lie in 16 elements", r"\(0, 24\)"),
     unknown_axis: ("an axis must be one of tp", "pp"),
     wait_inside_of_a_device: ('scope "gpu"', 'scope="sys"'),
     lost_signal: ("as often as the program waits for", "1 posts of signal .* of device 1.* a wait for 2"),
@@ -177,7 +192,7 @@ def ring(fault):
 
 
 @pytest.mark.parametrize(
-    "fault, message",
+    "fault, rule",
     [
         ("acknowledgement", "must not be overwritten before its readers have acknowledged"),
         ("token", "must be read after a wait for its signal"),
@@ -186,15 +201,15 @@ def ring(fault):
         ("cycle", "wait"),
     ],
 )
-def test_planted_faults_are_found(fault, message):
+def test_planted_faults_are_found(fault, rule):
     """Each fault of a ring of three devices is found, and races name both lines and devices."""
-    found = refused(ring(fault), devices=3)
-    assert re.search(message, found), found
-    if "without an order" in found:
+    message = refused(ring(fault), devices=3)
+    assert re.search(rule, message), message
+    if "without an order" in message:
         put, add = marked_lines(ring)
-        assert f"{__file__}:{put}" in found and f"{__file__}:{add}" in found
-        assert len({*re.findall(r"on device (\d)", found)}) == 2
-        assert re.findall(r"tile \d", found)
+        assert f"{__file__}:{put}" in message and f"{__file__}:{add}" in message
+        assert len({*re.findall(r"on device (\d)", message)}) == 2
+        assert re.findall(r"tile \d", message)
 
 
 def test_the_ring_without_faults_runs():
