@@ -232,10 +232,11 @@ class _Tasks:
                 active.append(view)
         return None
 
-    def _step(self, task: int) -> int:
-        """Which instruction of its device a task belongs to, to name races in the program's order."""
+    def _step(self, task: int) -> tuple[int, int]:
+        """The call and the instruction of a task, to name races in the program's order."""
         device = self._device(task)
-        return int(self.tables[device]["tasks"][task - int(self.begins[device])][2])
+        call, _, instruction, _, _ = self.tables[device]["tasks"][task - int(self.begins[device])].tolist()
+        return call, instruction
 
     def _views(self) -> dict[int, list[tuple[int, ...]]]:
         """Per owner: begin, end, task, role, whether it is local, bytes between rows, bytes of a row."""
