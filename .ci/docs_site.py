@@ -29,8 +29,8 @@ OPENING = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "SECUR
            "examples/train.toml": "examples/train.toml"}  # fmt: skip
 PACKAGES = ["tilewise", "tilewise.nn", "tilewise.optim", "tilewise.models", "tilewise.models.llama", "tilewise.session",
             "tilewise.data", "tilewise.train", "tilewise.checkpoint", "tilewise.generate", "tilewise.serve",
-            "tilewise.server", "tilewise.encode", "tilewise.runtime", "tilewise.observe", "tilewise.comm", "tilewise.tiles",
-            "tilewise.ir.counts", "tilewise.core.errors"]  # fmt: skip
+            "tilewise.server", "tilewise.encode", "tilewise.runtime", "tilewise.observe", "tilewise.comm",
+            "tilewise.tiles", "tilewise.ir.counts", "tilewise.core.errors"]  # fmt: skip
 NO_OPERATIONS = {
     "all_or_nothing",
     "find",
