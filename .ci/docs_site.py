@@ -29,8 +29,8 @@ OPENING = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "SECUR
            "examples/train.toml": "examples/train.toml"}  # fmt: skip
 PACKAGES = ["tilewise", "tilewise.nn", "tilewise.optim", "tilewise.models", "tilewise.models.llama", "tilewise.session",
             "tilewise.data", "tilewise.train", "tilewise.checkpoint", "tilewise.generate", "tilewise.serve",
-            "tilewise.server", "tilewise.encode", "tilewise.runtime", "tilewise.observe", "tilewise.ir.counts",
-            "tilewise.core.errors"]  # fmt: skip
+            "tilewise.server", "tilewise.encode", "tilewise.runtime", "tilewise.observe", "tilewise.comm",
+            "tilewise.tiles", "tilewise.ir.counts", "tilewise.core.errors"]  # fmt: skip
 NO_OPERATIONS = {
     "all_or_nothing",
     "find",
@@ -111,7 +111,7 @@ def reference_page(package: str, documented: dict[str, str]) -> str:
     text = str(importlib.import_module(package).__doc__).strip()
     parts = [f"# {package}\n\n{text}\n"]
     for name, home in sorted(homes_of(package).items()):
-        if home in {"tilewise.models", "tilewise.optim"}:
+        if home in {"tilewise.comm", "tilewise.models", "tilewise.optim"}:
             parts.append(f"## {name}\n\nA package of its own.\n")
         elif documented.setdefault(home, package) != package:
             first = documented[home]

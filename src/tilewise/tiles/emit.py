@@ -280,7 +280,7 @@ class ClassEmitter:
                     self._emit(item, {**loops, loop: (first + n) % loop.count})
 
     def _is_needed(self, statement: Statement) -> bool:
-        """Whether a statement is not only a wait that another statement has."""
+        """Whether a statement becomes an instruction. A wait that other statements have does not."""
         return not statement.is_wait or any(self._carriers[w] is statement for w in statement.waits)
 
     def _append(
@@ -485,7 +485,7 @@ class ClassEmitter:
         num_devices = self.tracer.mesh.num_devices
         if owners.min() < 0 or owners.max() >= num_devices:
             self.tracer.invalid(
-                f"a rank must be one of {num_devices}",
+                f"a rank must be between 0 and {num_devices - 1}",
                 str(int(owners.max() if owners.max() >= num_devices else owners.min())),
                 "check the expression, for example with % num_ranks()",
                 self._line,
@@ -588,7 +588,7 @@ class ClassEmitter:
         if index.min() < 0 or index.max() >= view.range.size:
             odd = int(index.min() if index.min() < 0 else index.max())
             self.tracer.invalid(
-                f"a signal must be one of {view.range.size}, counted from 0",
+                f"a signal's index must be between 0 and {view.range.size - 1}",
                 str(odd),
                 "check the index",
                 line,
@@ -723,8 +723,8 @@ class ClassEmitter:
 
 
 def _carriers(body: Block) -> dict[WaitItem, Statement]:
-    """The statement of each wait that makes its device expect more: the first one that has the
-    wait, if it is in the same loops, else the wait itself.
+    """For each wait, the statement whose instruction raises the value that its device expects: the
+    first statement that has the wait, if it is in the same loops, else the wait itself.
     """
     carriers: dict[WaitItem, Statement] = {}
     is_consumed: set[WaitItem] = set()

@@ -137,19 +137,17 @@ class Index:
 
     def __index__(self) -> int:
         value = None if self.loops else self.tracer.known_value(self)
-        if value is not None:
-            return value
-        return self._unknown("an integer that differs between devices or iterations", "an integer here")
+        return self._unknown() if value is None else value
 
     __int__ = __index__
 
     def __repr__(self) -> str:
         return "Index(...)"
 
-    def _unknown(self, got: str, wanted: str) -> NoReturn:
+    def _unknown(self) -> NoReturn:
         self.tracer.invalid(
-            f"a traced program needs {wanted} to be known while it is traced",
-            got,
+            "an integer that is used here must be known while the program is traced",
+            "one that differs between devices or iterations",
             "loop with `for t in tw.comm.tiles(n)`, or use numbers that are equal on all devices",
         )
 

@@ -92,7 +92,7 @@ class SignalView:
             return SignalView(self.tracer, SignalRange(self.range.first + first, max(0, end - first)))
         if isinstance(index, int):
             index += self.range.size if index < 0 else 0
-            self.tracer.within("a signal", index, self.range.size)
+            self.tracer.within("a signal's index", index, self.range.size)
         elif not isinstance(index, Index):
             self.tracer.invalid(
                 "a signal's index must be an integer", shown(index), "index with a tile or rank"
@@ -208,7 +208,7 @@ class View:
         if rows < 1:
             self.tracer.invalid("a tile must have rows", str(rows), "pass rows=1 or more")
         if isinstance(index, int):
-            self.tracer.within("a tile", index, max(1, self.num_rows // rows))
+            self.tracer.within("a tile's index", index, max(1, self.num_rows // rows))
         return self._part(index * rows, rows)
 
     def _part(self, begin: IndexLike, count: int) -> View:
@@ -392,7 +392,7 @@ class Tracer:
     def within(self, what: str, index: int, count: int) -> None:
         """Reject an index that is out of range."""
         if not 0 <= index < count:
-            self.invalid(f"{what} must be one of {count}, counted from 0", str(index), "check the index")
+            self.invalid(f"{what} must be between 0 and {count - 1}", str(index), "check the index")
 
     def known_value(self, index: Index) -> int | None:
         """The value of an expression if it is equal on all traced devices."""
@@ -475,7 +475,7 @@ class Tracer:
             values = np.asarray(values_of(rank, env))
             if values.min() < 0 or values.max() >= count:
                 self.invalid(
-                    f"a rank must be one of {count}",
+                    f"a rank must be between 0 and {count - 1}",
                     str(int(values.min() if values.min() < 0 else values.max())),
                     "check the expression, for example with % num_ranks()",
                     line,
@@ -532,8 +532,8 @@ class Tracer:
 
     def _refuse_break(self) -> NoReturn:
         self.invalid(
-            "a tile loop runs all its iterations",
-            "a break",
+            "a tile loop must run all its iterations",
+            "a break or return",
             "loop over fewer tiles, or loop with range()",
             self._broken,
         )

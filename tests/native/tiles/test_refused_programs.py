@@ -131,9 +131,9 @@ def lost_signal(x, y, s):
 
 REFUSED = {
     loop_over_data: ("does not see values of tensors", "compute with kernels"),
-    count_by_rank: ("to be known while it is traced", "comm.tiles"),
+    count_by_rank: ("must be known while the program is traced", "comm.tiles"),
     branch_in_loop: ("must not depend on the index of a tile loop", r"range\(\)"),
-    break_in_loop: ("runs all its iterations", "a break"),
+    break_in_loop: ("must run all its iterations", "a break"),
     set_a_counter: ("only count up", 'op="add"'),
     wait_for_equality: ("only count up", 'cmp="ge"'),
     swap_decides: ("known only while it runs", "compare_swap.*decide by rank"),
@@ -141,8 +141,8 @@ REFUSED = {
     first_decides: ("known only while it runs", "wait for each signal"),
     token_leaves_loop: ("inside of the tile loop of its wait", "wait again"),
     rows_outside: ("within the 16 rows", r"\[16:20\]"),
-    rank_outside: ("a rank must be one of 2", "got 2"),
-    signal_outside: ("a signal must be one of 8", "got 8"),
+    rank_outside: ("a rank must be between 0 and 1", "got 2"),
+    signal_outside: ("a signal's index must be between 0 and 7", "got 8"),
     shapes_differ: ("one shape and dtype", r"f32\[8, 16\] into f32\[4, 16\]"),
     sizes_differ: ("must be one size|as many rows", "kernel 'add'"),
     unknown_kernel: ("must be one of the kernel table", "add_up"),
