@@ -115,6 +115,11 @@ def lower_program(
             "arithmetic"
         )
     accesses = _accesses(tracer)
+    if not accesses:
+        raise PlanError(
+            f"[tiles.{program.name}] in a graph, a program must call a kernel or copy; got none for tensors "
+            f"{[list(form.shape) for form in forms]}; check the number of its tiles"
+        )
     _hold_what_is_read(tracer, accesses)
     target = _TemplateTarget(low, forms, axes, devices)
     emitter = ClassEmitter(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from native.session.printed_pages import BLOCK, differences
+from native.session.printed_pages import BLOCK, differences, namespace_of
 from tilewise import comm
 
 PAGE = Path(__file__).parents[3] / "docs" / "tile_programs.md"
@@ -48,8 +48,8 @@ def test_a_wrong_page_is_detected():
 @pytest.fixture(scope="module")
 def page_names():
     """What the blocks of the page define."""
-    names = {"__name__": PAGE.name}
-    text = PAGE.read_text(encoding="utf-8").partition("## Several processes")[0]
+    names = namespace_of(PAGE.name)
+    text = PAGE.read_text(encoding="utf-8").partition("## Kernels of your own")[0]
     with contextlib.redirect_stdout(io.StringIO()):
         for code, _ in BLOCK.findall(text):
             exec(compile(code, f"docs/{PAGE.name}", "exec"), names)
