@@ -279,7 +279,8 @@ class SymmTensor:
 
     def numpy(self, device: int) -> Array:
         """A device's copy, as a writable array over the device's memory, which programs read and
-        write. It can be passed on by DLPack. It stays valid when the group is closed.
+        write. It can be passed on by DLPack, which for bf16 needs `.view(np.int16)`. It stays valid
+        when the group is closed.
 
         Raises:
             PlanError: there is no such device, the device is on another host, or the tensor is
@@ -307,14 +308,18 @@ class SymmTensor:
         """Write a device's copy, or with None the copies of all devices.
 
         Args:
-            value: an array of the tensor's shape; anything with DLPack or that NumPy accepts.
+            value: an array of the tensor's shape; anything with DLPack or that NumPy accepts. For bf16,
+                16-bit integers are bit patterns, because NumPy's DLPack has no bf16:
+                `x.write(t.view(torch.int16))`.
             device: the device.
 
         Raises:
             ShapeError: the value has another shape.
             PlanError: there is no such device, or the group is closed.
         """
-        array = np.asarray(np.from_dlpack(value) if _is_foreign(value) else value)
+        array = _array_of(value)
+        if self.dtype == "bf16" and array.dtype in (np.int16, np.uint16):
+            array = array.view(dtype_named("bf16").numpy)
         if array.shape != self.shape:
             raise ShapeError(
                 f"[tiles.write] a value must have the tensor's shape; got {list(array.shape)} for "
@@ -348,8 +353,17 @@ class SymmTensor:
         return f"SymmTensor({self.dtype}{list(self.shape)}{', packed' if self.is_packed else ''})"
 
 
-def _is_foreign(value: object) -> bool:
-    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
+def _array_of(value: Any) -> Array:
+    """An array over the memory of a value that has DLPack; otherwise what NumPy makes of it."""
+    if not hasattr(value, "__dlpack__") or isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise ShapeError(
+            f"[tiles.write] NumPy must know the tensor's dtype and device; got {error}; pass a CPU tensor, and bf16 as "
+            "16-bit integers: t.view(torch.int16)"
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import PANEL_ROWS
 from tilewise.ir.layout import PendingReduction
 from tilewise.ir.program import TileProgram
+from tilewise.plan.file import digest_of
 from tilewise.plan.lower import TemplateLowering
 from tilewise.plan.shapes import round_up
 from tilewise.runtime import Program
@@ -70,6 +71,10 @@ class TracedProgram:
                 self._placed.popitem(last=False)
         self._placed.move_to_end(key)
         return made
+
+    def digest(self) -> str:
+        """SHA-256 of the program. Equal functions, meshes and forms have equal digests."""
+        return digest_of(self.emitted.program)
 
     def explain(self) -> str:
         """The program's instructions per class of devices, as text."""

@@ -370,6 +370,7 @@ class Tracer:
         self.others: list[tuple[int, ...]] = []
         self.forms: list[TensorForm] = []
         self._stack = [self.body]
+        self._groups: dict[Axes, NDArray[np.int64]] = {}  # per device, the devices along some axes
         self._num_barriers = 0
         self._entered: list[WaitItem] = []  # the waits of the last barrier
         self._broken: Line | None = None
@@ -467,8 +468,10 @@ class Tracer:
         elif not isinstance(rank, Index):
             self.invalid("a rank must be an integer", shown(rank), "pass rank() or an expression of it")
         axes = self._axes(axis)
-        groups = [self.mesh.group(device, *axes) for device in range(self.mesh.num_devices)]
-        table = np.array(groups, np.int64)
+        if axes not in self._groups:
+            groups = [self.mesh.group(device, *axes) for device in range(self.mesh.num_devices)]
+            self._groups[axes] = np.array(groups, np.int64)
+        table = self._groups[axes]
         line = self.line()
 
         def evaluate(env: Env) -> Any:
