@@ -14,7 +14,7 @@ __all__ = ["trace"]
 
 _ELSEWHERE = {
     "launch": "put it first: `tilewise launch -n 2 trace COMMAND...`",
-    "serve": "trace `tilewise generate`, or a script that uses `tilewise.LLM`",
+    "serve": "trace `tilewise generate`, or `tilewise run` of a script that uses `tilewise.LLM`",
     "trace": "write `trace` once",
 }
 

@@ -71,7 +71,9 @@ def test_a_script_is_traced(run, tmp_path):
     """It gets its arguments; its exit code is the command's, and the chosen run is shown."""
     (tmp_path / "script.py").write_text(SCRIPT)
     out = tmp_path / "trace"
-    code, stdout, stderr = run("trace", "--run", 2, "--output", out, tmp_path / "script.py", 3, "--flag")
+    code, stdout, stderr = run(
+        "trace", "--run", 2, "--output", out, "run", tmp_path / "script.py", 3, "--flag"
+    )
     assert (code, stdout) == (3, "['3', '--flag'] __main__\n") and "forward, run 2 of " in stderr
     assert [e["name"] for e in slices_of(out / "trace.json")]
 
@@ -83,7 +85,7 @@ def test_a_script_is_traced(run, tmp_path):
         (("trace", "train"), "write `trace` once"),
         (("serve", "model"), "tilewise generate"),
         (("doctor", "--help"), "must run a program on devices"),
-        (("--run", 99, "SCRIPT", 0), "got 99 of "),
+        (("--run", 99, "run", "SCRIPT", 0), "got 99 of "),
         (("no_such_command",), "no_such_command"),
     ],
 )
