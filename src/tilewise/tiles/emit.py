@@ -154,12 +154,8 @@ def _entries(forms: Sequence[TensorForm], traces: Sequence[Tracer]) -> tuple[Ten
         tile = max(sizes[form], -(-form.rows // _MOST_TILES))
         if form.is_packed:
             tile = -(-tile // PANEL_ROWS) * PANEL_ROWS
-        stride = form.cols
-        entries.append(
-            TensorEntry(
-                ("symmetric", form.number), 0, Number(form.rows), form.cols, stride, form.dtype, tile, handle
-            )
-        )
+        size = Number(form.rows), form.cols, form.cols  # whoever places it knows the stride
+        entries.append(TensorEntry(("symmetric", form.number), 0, *size, form.dtype, tile, handle))
         handle += -(-form.rows // tile)
     return tuple(entries)
 
@@ -257,9 +253,8 @@ class ClassEmitter:
         self._own_posts = np.zeros_like(self._expected)
         self._carriers = _carriers(tracer.body)
         self._waits: list[tuple[WaitItem, IntArray]] = []  # with the signals' numbers
-        self._mixed: dict[
-            int, NDArray[np.bool_]
-        ] = {}  # slots of one statement that some devices have themselves
+        # slots of the current statement that may be a peer's: which devices have them themselves
+        self._mixed: dict[int, NDArray[np.bool_]] = {}
         self._line: Line | None = None  # of the current statement
 
     def emit_body(self) -> None:
@@ -330,10 +325,10 @@ class ClassEmitter:
         """Check that all iterations of a statement may precede the next statement."""
         for n, later in enumerate(statements):
             for earlier in statements[:n]:
-                shared = {id(w.signal.range) for w in earlier.waits} & {
-                    id(w.signal.range) for w in later.waits
-                }
-                if (earlier.waits and later.notifies) or (shared and earlier.waits != later.waits):
+                own, others = ([w for w in s.waits if loop in w.loops] for s in (earlier, later))
+                shared = {w.signal.range for w in own} & {w.signal.range for w in others}
+                # another device may post only after the later statement's notify
+                if (own and later.notifies) or (shared and own != others):
                     raise _NotALoop
                 for a, access in accesses_of(earlier):
                     for b, other in accesses_of(later):
@@ -341,7 +336,7 @@ class ClassEmitter:
                             raise _NotALoop
 
     def _meet(self, a: View, b: View, loop: Loop, loops: Mapping[Loop, IntArray]) -> bool:
-        """Whether a later iteration's view `a` has rows of an earlier iteration's view `b`."""
+        """Whether the view `a` of an iteration has rows of the view `b` of an earlier one."""
         if a.form != b.form:
             return False
         if len(self.devices) * loop.count**2 > _MOST_PAIRS:
@@ -350,7 +345,8 @@ class ClassEmitter:
         overlap = (first[:, None, :] < second[:, :, None] + b.num_rows) & (
             second[:, :, None] < first[:, None, :] + a.num_rows
         )
-        return bool(np.triu(overlap, 1).any())
+        is_other = ~np.eye(loop.count, dtype=bool)
+        return bool((overlap & (np.triu(is_other) if loop.first == 0 else is_other)).any())
 
     # ---- one statement ------------------------------------------------------------------------------------
 
@@ -526,7 +522,7 @@ class ClassEmitter:
         if view.columns is not None:
             if begins.any():
                 self._no_columns(statement)
-            first = self._number(self._at(view.columns[0], loops))
+            first = self._columns(statement, view, loops)
             return Operand(slot, Mode.ROWCOLS, group=group, member=member, part=first, parts=view.columns[1])
         if is_whole:
             return Operand(slot, Mode.WHOLE, group=group, member=member)
@@ -541,10 +537,13 @@ class ClassEmitter:
         if not self._moves(view, loop, loops):
             if view.columns is not None:
                 raise _NotALoop
-            self._owner(view, loops, loop)
-            return self._fixed_rows(
-                statement, replace(view, begin=_constant(self.tracer, begins[:, 0], self.devices)), loops
-            )
+            fixed = replace(view, begin=_constant(self.tracer, begins[:, 0], self.devices))
+            if view.owner is not None:
+                owners = self._at(view.owner, loops, loop)
+                if (owners != owners[:, :1]).any():
+                    raise _NotALoop
+                fixed = replace(fixed, owner=_constant(self.tracer, owners[:, 0], self.devices))
+            return self._fixed_rows(statement, fixed, loops)
         self._check_rows(statement, view, begins)
         rows, first = view.num_rows, begins[:, 0]
         if (np.diff(begins, axis=1) != rows).any():
@@ -555,7 +554,7 @@ class ClassEmitter:
         if view.columns is not None:
             if first.any() or loop in loops_of(view.columns[0]):
                 raise _NotALoop
-            column = self._number(self._at(view.columns[0], loops))
+            column = self._columns(statement, view, loops)
             return Operand(
                 slot,
                 Mode.ROWCOLS,
@@ -570,6 +569,20 @@ class ClassEmitter:
         if rows != step:
             raise _NotALoop
         return Operand(slot, Mode.ROWPART, group=group, member=member, offset=self._number(first))
+
+    def _columns(self, statement: Statement, view: View, loops: Mapping[Loop, IntArray]) -> NumberLike:
+        """The first column of a view of some columns."""
+        assert view.columns is not None
+        values, count = self._at(view.columns[0], loops), view.columns[1]
+        if values.min() < 0 or values.max() + count > view.form.cols:
+            self.tracer.invalid(
+                f"columns must be within the {view.form.cols} columns of the tensor",
+                f"[{int(values.min())}:{int(values.max()) + count}]",
+                "check the expression of the slice",
+                statement.line,
+                ShapeError,
+            )
+        return self._number(values)
 
     def _no_columns(self, statement: Statement) -> NoReturn:
         self.tracer.invalid(

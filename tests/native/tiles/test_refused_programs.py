@@ -81,6 +81,11 @@ def rows_outside(x, y, s):
     comm.kernel("copy", out=x[:ROWS], x=y[me * 3 * ROWS + ROWS : me * 3 * ROWS + 2 * ROWS])  # here
 
 
+def columns_outside(x, y, s):
+    first = comm.rank() * COLS
+    comm.kernel("copy", out=x[:, :8], x=y[:, first : first + 8])  # here
+
+
 def rank_outside(x, y, s):
     comm.put(comm.symm_at(x, comm.rank() + 1), y)  # here
 
@@ -141,6 +146,7 @@ REFUSED = {
     first_decides: ("known only while it runs", "wait for each signal"),
     token_leaves_loop: ("inside of the tile loop of its wait", "wait again"),
     rows_outside: ("within the 16 rows", r"\[16:20\]"),
+    columns_outside: ("within the 16 columns", r"\[0:24\]"),
     rank_outside: ("a rank must be between 0 and 1", "got 2"),
     signal_outside: ("a signal's index must be between 0 and 7", "got 8"),
     shapes_differ: ("one shape and dtype", r"f32\[8, 16\] into f32\[4, 16\]"),

@@ -145,3 +145,28 @@ def test_ranks_along_an_axis():
         x.numpy(device)[:] = 10**device
     team.run(program, x, y, team.signals(2))
     assert [x.numpy(d)[0, 0] for d in range(6)] == [101, 11, 110, 101000, 11000, 110000]
+
+
+def test_columns_and_sizes_of_tiles():
+    """Slices of columns that depend on the rank, and tiles of two sizes in one loop."""
+
+    @tw.tile_program
+    def program(x, y, z):
+        first = comm.rank() * 8
+        for t in comm.tiles(4):
+            comm.kernel("copy", out=y.tile(t, rows=2)[:, 8:], x=x.tile(t, rows=2)[:, first : first + 8])
+        for t in comm.tiles(2):
+            comm.kernel("tree_add", out=z.tile(t, rows=4), x=[x.tile(t, rows=4), y.tile(t, rows=4)])
+            comm.kernel("scale", out=z[8:].tile(t, rows=1), x=x[4:].tile(t, rows=1), factor=2.0)
+
+    with tw.DeviceGroup({"tp": 2}, memory_bytes=1 << 16) as group:
+        x, y, z = (group.symm_tensor((rows, COLS)) for rows in (8, 8, 10))
+        values = np.random.default_rng(0).standard_normal((8, COLS), np.float32)
+        x.write(values)
+        program(x, y, z)
+        for device in range(2):
+            want = np.zeros((8, COLS), np.float32)
+            want[:, 8:] = values[:, device * 8 : device * 8 + 8]
+            np.testing.assert_array_equal(y.read(device), want)
+            np.testing.assert_array_equal(z.read(device)[:8], values + want)
+            np.testing.assert_array_equal(z.read(device)[8:], 2 * values[4:6])
