@@ -3,6 +3,15 @@
 """
 
 from tilewise.tiles.group import DeviceGroup, Signals, SymmTensor
+from tilewise.tiles.handles import ProgramHandle
 from tilewise.tiles.program import TileProgramFunction, TracedProgram, tile_program
 
-__all__ = ["DeviceGroup", "Signals", "SymmTensor", "TileProgramFunction", "TracedProgram", "tile_program"]
+__all__ = [
+    "DeviceGroup",
+    "ProgramHandle",
+    "Signals",
+    "SymmTensor",
+    "TileProgramFunction",
+    "TracedProgram",
+    "tile_program",
+]

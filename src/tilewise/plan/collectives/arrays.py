@@ -43,9 +43,10 @@ from tilewise.plan.collectives.rows import (
 from tilewise.plan.emission import make_hold, make_instruction
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up
 
-__all__ = ["MOST_TASKS", "FlatArray", "array_program"]
+__all__ = ["FlatArray", "array_program", "most_signals"]
 
-MOST_TASKS = 16  # tasks of an instruction
+_MOST_TASKS = 16  # of an instruction
+_MOST_SIGNALS = 1024
 _TASK_BYTES = 512 << 10
 _MOST_TILES = 64  # of an array, by which tasks are ordered
 _WHOLE: TensorLayout = ((), ())
@@ -88,7 +89,7 @@ def array_program(
         source, target: the arrays before and after; equal if the exchange is in place.
         combine: how partial values are combined: `sum`, `max` or `min`.
         parts: as in the record.
-        first_signal: the first of the signals that it may use: `MOST_TASKS` per device.
+        first_signal: the first of the signals that it may use: `most_signals` of the mesh's devices.
         is_whole_program: False to let the devices signal also that sources can be read and have
             been read, as in a program with other instructions.
 
@@ -122,10 +123,15 @@ def array_program(
     return TileProgram((of,), low.numbers.bindings(dict.fromkeys(range(mesh.num_devices), 0)))
 
 
+def most_signals(devices: int) -> int:
+    """The most signals of a program of one exchange: one per member of a device group and task."""
+    return min(devices * _MOST_TASKS, _MOST_SIGNALS)
+
+
 def _rows_per_task(members: int, array: FlatArray) -> int:
     """Rows per task, so that tasks are few, and members' parts of a task's rows begin at cache lines."""
     item = dtype_named(array.dtype).itemsize
-    tasks = min(max(array.elements * item // _TASK_BYTES, 1), MOST_TASKS)
+    tasks = min(max(array.elements * item // _TASK_BYTES, 1), most_signals(members) // members)
     rows = -(-array.elements // tasks)
     return min(round_up(rows, members * 128 // item), array.elements)
 
