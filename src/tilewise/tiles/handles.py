@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any
 
-from tilewise.processes import BackgroundThread
+from tilewise.processes.threads import BackgroundThread
 
 __all__ = ["ProgramHandle", "ProgramQueue"]
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewise.core.mesh import Axes
+from tilewise.ir.lowering import Tiles
 from tilewise.ir.program import Collective, Mode, Number, NumberLike, Operand, upper
-from tilewise.plan.collectives.handshake import ExchangeLowering, emit_gather
+from tilewise.plan.collectives.handshake import ExchangeLowering
 
 __all__ = ["expand_all_to_all"]
 
@@ -36,7 +37,8 @@ def expand_all_to_all(low: ExchangeLowering, record: Collective) -> Collective:
         )
         own = Operand(dst.slot, Mode.ROWS, part=first, parts=rows)
         theirs = Operand(src.slot, Mode.ROWS, part=begin, parts=rows, group=group.number, member=sender)
-        emit_gather(low, Number(1), 0, dst.dtype, [own], [theirs])
+        tiles: Tiles = {"dst": [own], "src": [theirs]}
+        low.emit("copy_pairs", over=Number(1), step=0, dtype=dst.dtype, tiles=tiles, label=low.op.label)
     return record
 
 
