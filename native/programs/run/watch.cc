@@ -1,4 +1,6 @@
 // Waiting for the end of a run: the caller's poll, and the deadline. See group.h.
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -12,6 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{50};
+constexpr int64_t kYieldNs = 50'000;
 constexpr double kKernelPatience_s = 1800;     // the limit while a worker is inside a kernel or a disk is busy
 constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
 
@@ -45,8 +48,18 @@ int64_t num_completed_anywhere(const DeviceGroup& group) {
   return total;
 }
 
+/// A short run ends before a sleeping thread would be awake, so the caller first yields to the workers.
+bool yield_until_finished(const DeviceGroup& group) {
+  const int64_t until = now_ns() + kYieldNs;
+  while (!group.state->has_finished()) {
+    if (now_ns() >= until) return false;
+    sched_yield();
+  }
+  return true;
+}
+
 bool wait_finished(DeviceGroup& group) {
-  if (!group.state->wait_finished(kPoll)) return false;
+  if (!yield_until_finished(group) && !group.state->wait_finished(kPoll)) return false;
   return group.peers() == nullptr || !group.peers()->leads() || group.peers()->await_answers(in_ns(kPoll));
 }
 

@@ -188,19 +188,24 @@ class GroupExecutor:
 
     # ---- running ------------------------------------------------------------------------------------------
 
-    def load(self, content: bytes) -> None:
-        """Give the workers another program, for the runs that follow.
+    def load(self, number: int, content: bytes | None) -> None:
+        """Choose the program of the runs that follow, in the workers.
 
         Args:
-            content: the program, as the workers read it.
+            number: number of the program. The one with which the executor was opened has 0. Another
+                program with this number is replaced.
+            content: the program, as the workers read it; None if they have it.
 
         Raises:
             PlanError: a worker rejects the program.
             PeerLost, CommTimeout: a process has ended, or does not answer.
         """
+        if content is None:
+            self._device_group.ask("load", number, 0)
+            return
         descriptor = shared_content(content, "program")
         try:
-            self._device_group.ask("load", len(content), files=[descriptor])
+            self._device_group.ask("load", number, len(content), files=[descriptor])
         finally:
             os.close(descriptor)
 

@@ -122,14 +122,14 @@ class Worker:
             if not self._answer(message, partial(self._open, message, files, opened)):
                 return
             ((executor, program),) = opened
+            programs = {0: program}
             questions = _questions_for(executor)
             while True:
                 executor.serve(program)
                 message, files = box.get()
                 if message["what"] == "load":
-                    loaded: list[Program] = []
-                    if self._answer(message, partial(_load, message, files, loaded)):
-                        (program,) = loaded
+                    if self._answer(message, partial(_load, message, files, programs)):
+                        program = programs[message["arguments"][0]]
                     continue
                 self._answer(message, partial(questions[message["what"]], *message["arguments"]))
                 if message["what"] == "close":
@@ -210,14 +210,19 @@ class Worker:
             os.close(file)
 
 
-def _load(message: Message, files: Sequence[int], loaded: list[Program]) -> None:
-    """Read the program that the leader sent."""
+def _load(message: Message, files: Sequence[int], programs: dict[int, Program]) -> None:
+    """Read the program that the leader sent, unless it is one that was sent before."""
+    number, num_bytes = message["arguments"]
     try:
-        (num_bytes,), (content,) = message["arguments"], files
-        loaded.append(read_program(read_content(content, num_bytes)))
+        for content in files:
+            programs[number] = read_program(read_content(content, num_bytes))
     finally:
         for file in files:
             os.close(file)
+    if number not in programs:
+        raise InternalError(
+            f"[distributed.worker] a program must be sent before it is run; got number {number!r}; report it"
+        )
 
 
 def _own_hello() -> Message:

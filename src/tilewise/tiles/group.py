@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.comm import active_group
+from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import PlanError, ResourceError, ShapeError
 from tilewise.core.limits import available_memory, num_cores
@@ -43,6 +44,7 @@ _MOST_WORKERS = 256
 _MOST_BYTES = 1 << 46
 _SCRATCH_BYTES = 64 << 20
 _NUM_HANDLES = 1 << 16
+_MOST_SENT = 256  # programs that workers keep
 _DEFAULT_BYTES = 1 << 30
 _validate = Validator("tiles", PlanError)
 
@@ -95,7 +97,8 @@ class DeviceGroup(Collectives):
         self._num_signals = num_signals + self._used_signals
         self._lock, self._queue = threading.RLock(), ProgramQueue()
         self._processes = active_group()
-        self._sent: object = None  # the program that workers in other processes have
+        self._numbers: dict[Program, int] = {}  # of the programs that workers in other processes have
+        self._loaded: Program | None = None  # the one that they run now
         self._is_traced = False
         self.is_closed = False
         options = {
@@ -105,6 +108,7 @@ class DeviceGroup(Collectives):
             "num_signals": self._num_signals,
             "num_handles": _NUM_HANDLES,
             "scratch_bytes": _SCRATCH_BYTES,
+            "file_bytes": 0,
             "memory_limit_bytes": 0,
             "deadline_s": deadline_s,
         }
@@ -217,10 +221,23 @@ class DeviceGroup(Collectives):
     def _run(self, native: Program, program: TileProgram) -> None:
         self._require_open("run")
         executor = self._executor
-        if not isinstance(executor, Executor) and self._sent is not native:
-            executor.load(encode_program(program))
-            self._sent = native
+        if not isinstance(executor, Executor) and self._loaded is not native:
+            self._load(executor, native, program)
         executor.run(native, (), "run")
+
+    def _load(self, executor: GroupExecutor, native: Program, program: TileProgram) -> None:
+        """Choose the program that workers in other processes run."""
+        number = self._numbers.get(native)
+        self._loaded = None
+        if number is not None:
+            executor.load(number, None)
+        else:
+            number = len(self._numbers) + 1
+            if number > _MOST_SENT:  # the oldest one is replaced
+                number = self._numbers.pop(next(iter(self._numbers)))
+            executor.load(number, encode_program(program))
+            self._numbers[native] = number
+        self._loaded = native
 
     @contextmanager
     def trace(self) -> Iterator[list[Trace]]:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tilewise.core.errors import LayoutError, PlanError, ShapeError, TaskFailed
 from tilewise.core.mesh import DeviceMesh
-from tilewise.ir.program import Access
 from tilewise.ir.validate.program import validate_acknowledgements
 from tilewise.plan.collectives.arrays import FlatArray, array_program
 from tilewise.session.assemble import native_program
@@ -229,3 +228,202 @@ def test_collectives_equal_numpy(collective, mesh, dtype, op, count, is_whole, s
         collective(case, count, dtype, op, axis)
     finally:
         case.free()
+
+
+def test_the_oracle_is_a_tree_of_pairs():
+    """Four devices add neighbours first; another order gives other bits, so that the property test can fail."""
+    group = group_of({"tp": 4})
+    parts = [np.array([v], np.float32) for v in (1.0, 1e8, -1e8, 1.0)]
+    x = group.symm_tensor(1)
+    for device, part in enumerate(parts):
+        x.numpy(device)[:] = part
+    group.all_reduce(x)
+    assert x.read(3) == (parts[0] + parts[1]) + (parts[2] + parts[3]) == tree("sum", parts)
+    assert tree("sum", parts) != tree("sum", [parts[0], parts[3], parts[1], parts[2]])
+    x.free()
+
+
+def test_all_reduce_of_brief_4():
+    """Brief 004's third test: the sum of [1, 2, 3, 4] over a mesh with tp=2 is twice the partial value."""
+    with DeviceGroup({"tp": 2}, memory_bytes=1 << 20) as group:
+        partial = group.symm_tensor(4)
+        partial.write(np.array([1.0, 2.0, 3.0, 4.0]))
+        group.all_reduce(partial, "sum", axis="tp")
+        for device in range(2):
+            assert partial.numpy(device).tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+# ---- programs ---------------------------------------------------------------------------------------------
+
+KINDS = {
+    "all_reduce": (400_000, 400_000, ()),
+    "all_gather_batch": (1000, 3000, ((0, 1000), (1000, 2000), (2000, 3000))),
+    "reduce_scatter_rows": (3000, 1000, ((0, 1000), (1000, 2000), (2000, 3000))),
+}
+
+
+def program_of(kind, is_whole, dtype="f32"):
+    """A program of one exchange between three devices."""
+    source, target, parts = KINDS[kind]
+    first = FlatArray(source, dtype, 0)
+    second = first if kind == "all_reduce" else FlatArray(target, dtype, 1 << 23)
+    combine = "" if kind == "all_gather_batch" else "sum"
+    return array_program(
+        DeviceMesh({"tp": 3}),
+        kind,
+        kind,
+        ("tp",),
+        first,
+        second,
+        combine=combine,
+        parts=parts,
+        is_whole_program=is_whole,
+    )
+
+
+def with_instructions(program, change):
+    """The program with other instructions."""
+    (of,) = program.classes
+    (template,) = of.templates
+    template = replace(template, instructions=tuple(map(change, template.instructions)))
+    return replace(program, classes=(replace(of, templates=(template,)),))
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_programs_have_no_race(kind, is_whole):
+    """Signals order all uses of a byte, and the form for the planner acknowledges every read of a peer's tile."""
+    program = program_of(kind, is_whole)
+    assert find_race(native_program(program, ()), program, "run") is None
+    if not is_whole:
+        validate_acknowledgements(program)
+
+
+def test_planted_faults_of_an_all_reduce_are_found():
+    """A program without a post blocks, and one without a wait has a race; both are refused."""
+    program = program_of("all_reduce", True)
+    native_program(program, ())
+    with pytest.raises(PlanError, match="all_gather"):
+        native_program(with_instructions(program, lambda i: replace(i, notifies=i.notifies[1:])), ())
+    silent = with_instructions(program, lambda i: replace(i, notifies=(), waits=()))
+    assert find_race(native_program(silent, ()), silent, "run") is not None
+
+
+def test_members_in_another_order_give_other_bits():
+    """Planted: a device that combines the members in another order."""
+
+    def swap(instruction):
+        operands = instruction.operands
+        if "tree_add" not in instruction.kernel:
+            return instruction
+        x = [n for n, o in enumerate(operands) if o.group >= 0]
+        swapped = [*operands]
+        swapped[x[0]], swapped[x[2]] = operands[x[2]], operands[x[0]]
+        return replace(instruction, operands=tuple(swapped))
+
+    with DeviceGroup({"tp": 3}, memory_bytes=8 << 20) as group:
+        gen, x = np.random.default_rng(0), group.symm_tensor(400_000)
+        values = [gen.standard_normal(400_000).astype(np.float32) for _ in range(3)]
+        program = program_of("all_reduce", True)
+        for planted in (program, with_instructions(program, swap)):
+            for device in range(3):
+                x.write(values[device], device)
+            group.run_program(native_program(planted, ()), planted)
+            is_equal = (x.read(0) == tree("sum", values)).all()
+            assert is_equal == (planted is program)
+
+
+# ---- handles ----------------------------------------------------------------------------------------------
+
+
+def test_programs_run_in_the_order_of_their_calls():
+    """Started and blocking calls take effect in order, also between threads that wait for one another."""
+    group = group_of({"tp": 2})
+    x = group.symm_tensor(1000)
+    x.write(np.ones(1000))
+    handles = [group.all_reduce(x, async_op=True) for _ in range(20)]
+    group.all_reduce(x)
+    assert all(handle.is_complete() for handle in handles)
+    assert (x.numpy(0) == 2.0**21).all()
+    assert handles[3].result() is x and handles[3].exception() is None
+    x.free()
+
+
+def test_handles_notify_and_can_be_awaited():
+    """A callback runs at the end, or at once if the program has ended; `await` gives the tensor."""
+    group = group_of({"tp": 2})
+    x = group.symm_tensor(1000)
+    ended = threading.Event()
+    handle = group.broadcast(x, src=1, async_op=True)
+    handle.notify(ended.set)
+    assert ended.wait(30)
+    calls = []
+    handle.notify(lambda: calls.append(1))
+    assert calls == [1]
+
+    async def wait():
+        return await asyncio.gather(*(group.all_reduce(x, async_op=True) for _ in range(3)))
+
+    assert asyncio.run(wait()) == [x, x, x]
+    x.free()
+
+
+def test_a_failed_program_fails_its_handle_only():
+    """The error reaches whoever waits for this program; the next program runs."""
+    with DeviceGroup({"tp": 2}, memory_bytes=1 << 20) as group:
+        x = group.symm_tensor(64)
+        group._executor.inject("throw", 1, "all_reduce/reduce_scatter", 0)
+        failed = group.all_reduce(x, async_op=True)
+        with pytest.raises(TaskFailed):
+            failed.wait()
+        assert isinstance(failed.exception(), TaskFailed)
+        x.write(np.ones(64))
+        group.all_reduce(x, async_op=True).wait()
+        assert (x.numpy(1) == 2).all()
+
+
+def test_close_waits_for_started_programs():
+    """Programs that were started run before the group closes; later calls are refused."""
+    group = DeviceGroup({"tp": 2}, memory_bytes=1 << 20)
+    x = group.symm_tensor(64)
+    x.write(np.ones(64))
+    last = [group.all_reduce(x, async_op=True) for _ in range(5)][-1]
+    array = x.numpy(0)
+    group.close()
+    assert last.is_complete() and (array == 32).all()
+    with pytest.raises(PlanError, match="must be open"):
+        group.all_reduce(x)
+    with pytest.raises(PlanError, match="must be open"):
+        group.all_reduce(x, async_op=True)
+
+
+# ---- errors -----------------------------------------------------------------------------------------------
+
+
+def test_invalid_calls_are_refused_before_they_run():
+    """Each rule, with the call's name."""
+    group, other = group_of({"tp": 2}), group_of({"tp": 3})
+    x, y, ids = group.symm_tensor((4, 3)), group.symm_tensor((5, 3)), group.symm_tensor(4, "i32")
+    packed, foreign = group.symm_tensor((4, 3), packed=True), other.symm_tensor((4, 3))
+    wrong = [
+        (PlanError, "all_reduce", lambda: group.all_reduce(foreign)),
+        (PlanError, "all_reduce", lambda: group.all_reduce(packed)),
+        (PlanError, "all_reduce", lambda: group.all_reduce(x, "mean")),
+        (ShapeError, "all_reduce", lambda: group.all_reduce(ids)),
+        (LayoutError, "all_reduce", lambda: group.all_reduce(x, axis="dp")),
+        (ShapeError, "all_gather_into_tensor", lambda: group.all_gather_into_tensor(x, y)),
+        (ShapeError, "reduce_scatter_tensor", lambda: group.reduce_scatter_tensor(x, y)),
+        (PlanError, "broadcast", lambda: group.broadcast(x, 2)),
+        (PlanError, "gather", lambda: group.gather(x, x)),
+        (ShapeError, "scatter", lambda: group.scatter(ids, x)),
+        (ShapeError, "send", lambda: group.send(x, 1, 0, y)),
+        (ShapeError, "all_to_all_single", lambda: group.all_to_all_single(y, x)),
+        (ShapeError, "all_to_all_single", lambda: group.all_to_all_single(y, x, None, [1, 2, 1])),
+        (ShapeError, "all_to_all_single", lambda: group.all_to_all_single(y, x, None, [2, 3])),
+        (ShapeError, "all_to_all_single", lambda: group.all_to_all_single(y, x, [1, 1], [[1, 2], [1, 1]])),
+    ]
+    for error, name, call in wrong:
+        with pytest.raises(error, match=rf"\[tiles\.{name}\] .*; got "):
+            call()
+    for tensor in (x, y, ids, packed, foreign):
+        tensor.free()
