@@ -48,8 +48,10 @@ int64_t num_completed_anywhere(const DeviceGroup& group) {
   return total;
 }
 
-/// A short run ends before a sleeping thread would be awake, so the caller first yields to the workers.
+/// A short run ends before a sleeping thread would be awake, so the caller first yields to the workers. With other
+/// processes it would wait for their answers afterwards anyway.
 bool yield_until_finished(const DeviceGroup& group) {
+  if (group.peers() != nullptr) return false;
   const int64_t until = now_ns() + kYieldNs;
   while (!group.state->has_finished()) {
     if (now_ns() >= until) return false;
