@@ -47,9 +47,7 @@ class Side:
 
     def __init__(self, opened: ExitStack) -> None:
         memory = sum(ARRAYS[size] * num_bytes for size, num_bytes in SIZES.items()) + (1 << 20)
-        self._group = opened.enter_context(
-            DeviceGroup({"d": 2}, memory_bytes=memory, workers_per_device=1)
-        )
+        self._group = opened.enter_context(DeviceGroup({"d": 2}, memory_bytes=memory, workers_per_device=1))
         self._arrays = {size: [self._array(n) for _ in range(ARRAYS[size])] for size, n in SIZES.items()}
 
     def _array(self, num_bytes: int) -> SymmTensor:
@@ -107,7 +105,9 @@ def main() -> None:
     print(f"load before the run: {os.getloadavg()[0]:.1f}")
     if options.mpi_python is None and find_spec("mpi4py") is not None:
         options.mpi_python = Path(sys.executable)
-    peers = [name for name, found in (("gloo", find_spec("torch")), ("MPICH", options.mpi_python)) if found]
+    peers = [
+        name for name, is_there in (("gloo", find_spec("torch")), ("MPICH", options.mpi_python)) if is_there
+    ]
     for name in {"gloo", "MPICH"} - {*peers}:
         print(f"{name} is left out: {'PyTorch is not installed' if name == 'gloo' else 'no --mpi-python'}")
     with ExitStack() as opened:
@@ -127,7 +127,9 @@ def main() -> None:
                 what, theirs = f"all_reduce of {size}, {name}", {peer: medians[peer] for peer in peers}
                 show(Figure(what, medians[name], "us", True, peers=theirs, limit=bound))
                 if peers:
-                    ratios = [min(others) / us for us, *others in zip(turns[name], *(turns[p] for p in peers))]
+                    ratios = [
+                        min(others) / us for us, *others in zip(turns[name], *(turns[p] for p in peers))
+                    ]
                     must, goal = BOUNDS[size]
                     show(
                         Figure(

@@ -490,9 +490,7 @@ void TreeAddKernel<T>::run() const {
 //   flops m * d * inputs
 //   bytes item * m * d * (inputs + 1)
 /// tree_add of rounded inputs. The sums of the tree are fp32.
-void TreeSumKernel::run() const {
-  add_along_tree(out, Tile<const bf16>(), x);
-}
+void TreeSumKernel::run() const { add_along_tree(out, Tile<const bf16>(), x); }
 
 template <class T, class Fn>
 TILEWISE_INLINE void select_along_tree(const Tile<T>& out, const Tiles<const T, 1>& x, const Fn& fn) {

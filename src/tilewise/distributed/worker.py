@@ -115,7 +115,9 @@ class Worker:
         self._unanswered.discard(message["id"])
         return "answer" in answer
 
-    def _serve(self, message: Message, files: Sequence[int], box: queue.SimpleQueue[tuple[Message, list[int]]]) -> None:
+    def _serve(
+        self, message: Message, files: Sequence[int], box: queue.SimpleQueue[tuple[Message, list[int]]]
+    ) -> None:
         """Serve one executor, until it is closed."""
         try:
             opened: list[tuple[Executor, Program]] = []

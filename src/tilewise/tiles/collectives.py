@@ -11,7 +11,7 @@ is made at the first call with its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -89,7 +89,9 @@ class Collectives:
             axes = self._axes("all_reduce", axis)
             array = _flat(tensor)
             is_alone = self.mesh.size(*axes) == 1
-            self._keep(key, None if is_alone else self._made("all_reduce", "all_reduce", axes, array, array, op))
+            self._keep(
+                key, None if is_alone else self._made("all_reduce", "all_reduce", axes, array, array, op)
+            )
         return self._launch(key, tensor, async_op)
 
     def reduce_scatter_tensor(
@@ -352,7 +354,7 @@ class Collectives:
         target: SymmTensor,
         moves: Sequence[Interval] | dict[tuple[int, int], tuple[Interval, Interval]],
     ) -> tuple[Program, TileProgram] | None:
-        """A program that copies rows between pairs of ranks; None if there are none."""
+        """A program that copies rows between pairs of ranks; None if no pair has rows."""
         members = range(self.mesh.size(*axes))
         parts = moves
         if isinstance(moves, dict):
@@ -441,8 +443,8 @@ def _split_rows(
             )
         if max(map(sum, rows)) > tensor.shape[0]:
             raise ShapeError(
-                f"[tiles.all_to_all_single] split sizes must add up to at most the {tensor.shape[0]} rows of the tensor; "
-                f"got {max(map(sum, rows))}; allocate a larger tensor"
+                f"[tiles.all_to_all_single] split sizes must add up to at most the {tensor.shape[0]} rows of the "
+                f"tensor; got {max(map(sum, rows))}; allocate a larger tensor"
             )
         return [[*row] for row in rows]
 

@@ -313,7 +313,9 @@ class SymmTensor:
         self._check("numpy", device)
         if self.is_packed or not self.group._executor.reaches(device):
             got = "a packed tensor" if self.is_packed else "a device of another host"
-            _validate.invalid("numpy", "only plain tensors on this host have arrays", got, "use read and write")
+            _validate.invalid(
+                "numpy", "only plain tensors on this host have arrays", got, "use read and write"
+            )
         return self.group._bytes(self, device).view(dtype_named(self.dtype).numpy).reshape(self.shape)
 
     def read(self, device: int) -> Array:

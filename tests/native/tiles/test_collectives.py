@@ -134,12 +134,15 @@ def all_to_all(case, count, dtype, op, axis):
 def all_to_all_v(case, count, dtype, op, axis):
     members = len(case.members(0, axis)[0])
     sizes = case.gen.integers(0, max(2, count // 40), (members, members))
-    x, y = case.tensor((int(sizes.sum(1).max()) + 1, 3), dtype), case.tensor((int(sizes.sum(0).max()) + 1, 3), dtype)
+    x, y = (
+        case.tensor((int(sizes.sum(1).max()) + 1, 3), dtype),
+        case.tensor((int(sizes.sum(0).max()) + 1, 3), dtype),
+    )
     old, before = case.values(x), case.values(y)
-    given = {"input_split_sizes": sizes.tolist()}
+    splits = {"input_split_sizes": sizes.tolist()}
     if case.gen.integers(2):
-        given = {"output_split_sizes": sizes.T.tolist()}
-    case.group.all_to_all_single(y, x, axis=axis, **given)
+        splits = {"output_split_sizes": sizes.T.tolist()}
+    case.group.all_to_all_single(y, x, axis=axis, **splits)
     begins = np.cumsum(sizes, 1) - sizes
 
     def expected(device):
@@ -369,7 +372,7 @@ def test_handles_notify_and_can_be_awaited():
 
 
 def test_a_failed_program_fails_its_handle_only():
-    """The error reaches whoever waits for this program; the next program runs."""
+    """The error reaches the thread that waits for this program; the next program runs."""
     with DeviceGroup({"tp": 2}, memory_bytes=1 << 20) as group:
         x = group.symm_tensor(64)
         group._executor.inject("throw", 1, "all_reduce/reduce_scatter", 0)

@@ -155,9 +155,7 @@ def _entries(
             tile = gcd(tile, *(end for part in record.parts for end in part))
         tile = max(tile, -(-array.elements // _MOST_TILES))
         entries.append(
-            TensorEntry(
-                ("symmetric", number), array.offset, view.extent, 1, 1, array.dtype, tile, handle
-            )
+            TensorEntry(("symmetric", number), array.offset, view.extent, 1, 1, array.dtype, tile, handle)
         )
         handle += -(-array.elements // tile)
     return tuple(entries)

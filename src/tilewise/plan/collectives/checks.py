@@ -121,14 +121,19 @@ def _check_all_to_all(checked: _Checked) -> None:
     members = checked.layout.mesh.size(*record.axes)
     moves = [*zip(record.parts[::2], record.parts[1::2])]
     if len(record.parts) != 2 * members**2:
-        checked.invalid(f"must have two runs of rows for each of {members} x {members} pairs", str(len(moves)))
+        checked.invalid(
+            f"must have two runs of rows for each of {members} x {members} pairs", str(len(moves))
+        )
     for to in range(members):
         written = sorted((m for m in moves[to::members] if m[1][0] < m[1][1]), key=lambda move: move[1])
         ends = [0, *(target[1] for _, target in written)]
         for (source, target), free in zip(written, ends):
             is_inside = 0 <= source[0] <= source[1] <= rows[0] and free <= target[0] <= target[1] <= rows[1]
             if not is_inside or source[1] - source[0] != target[1] - target[0]:
-                checked.invalid("must copy rows that exist to rows that nothing else is copied to", f"{source} to {target}")
+                checked.invalid(
+                    "must copy rows that exist to rows that nothing else is copied to",
+                    f"{source} to {target}",
+                )
 
 
 def _check_reduce_to_shards(checked: _Checked) -> None:

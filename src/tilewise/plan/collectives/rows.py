@@ -13,7 +13,7 @@ reader of the rows until all peers have read them, so that nothing overwrites th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tilewise.core.mesh import Axes
@@ -158,7 +158,7 @@ def all_reduce(
     record = record_reduction(low, "all_reduce", pending, src, dst, tensor, step)
     if added is not None:
         record = record._replace(residual=added.slot)
-    expand = expand_all_reduce
+    expand: Callable[..., Collective] = expand_all_reduce
     if pending.arrives_in_shards:
         devices = low.mesh.group(low.shapes.device, *pending.group)
         parts = tuple(columns_in_group(low, tensor, pending.group, device) for device in devices)
