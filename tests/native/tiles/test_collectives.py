@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tilewise.core.errors import LayoutError, PlanError, ShapeError, TaskFailed
 from tilewise.core.mesh import DeviceMesh
+from tilewise.distributed import ProcessGroup
 from tilewise.ir.validate.program import validate_acknowledgements
 from tilewise.plan.collectives.arrays import FlatArray, array_program
 from tilewise.session.assemble import native_program
@@ -430,3 +431,16 @@ def test_invalid_calls_are_refused_before_they_run():
             call()
     for tensor in (x, y, ids, packed, foreign):
         tensor.free()
+
+
+# ---- processes --------------------------------------------------------------------------------------------
+
+
+def test_processes_give_the_same_bits():
+    """Devices of two processes compute what NumPy does, with programs that take turns."""
+    with ProcessGroup(2), DeviceGroup({"dp": 2, "tp": 2}, memory_bytes=16 << 20, workers_per_device=1) as group:
+        for turn in range(2):
+            for number, collective in enumerate(REDUCTIONS + COPIES):
+                case = Case(group, number)
+                collective(case, (300, 300_007)[turn], "bf16", "sum", "tp")
+                case.free()
