@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 #include "programs/run/errors.h"
 #include "programs/run/group.h"
@@ -15,6 +16,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{50};
 constexpr int64_t kYieldNs = 50'000;
+constexpr int64_t kAloneNs = 1'000;  // several times the duration of a yield to no other thread
 constexpr double kKernelPatience_s = 1800;     // the limit while a worker is inside a kernel or a disk is busy
 constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
 
@@ -48,14 +50,26 @@ int64_t num_completed_anywhere(const DeviceGroup& group) {
   return total;
 }
 
-/// A short run ends before a sleeping thread would be awake, so the caller first yields to the workers. With other
+/// Whether this thread and the workers need more processors than there are.
+bool is_crowded(const DeviceGroup& group) {
+  static const auto kProcessors = static_cast<int64_t>(std::thread::hardware_concurrency());
+  int64_t num_workers = 0;
+  for (const auto& device : group.devices) num_workers += device != nullptr ? device->options().num_workers : 0;
+  return num_workers >= kProcessors;
+}
+
+/// A short run ends before a sleeping thread would be awake, so the caller first yields to the workers. If a yield
+/// returns at once although processors are scarce, workers share another one: then this one is left to them. With other
 /// processes it would wait for their answers afterwards anyway.
 bool yield_until_finished(const DeviceGroup& group) {
   if (group.peers() != nullptr) return false;
-  const int64_t until = now_ns() + kYieldNs;
-  while (!group.state->has_finished()) {
-    if (now_ns() >= until) return false;
+  const bool is_scarce = is_crowded(group);
+  const int64_t begin = now_ns();
+  for (int64_t last = begin; !group.state->has_finished();) {
     sched_yield();
+    const int64_t now = now_ns();
+    if (now - begin >= kYieldNs || (is_scarce && now - last < kAloneNs)) return false;
+    last = now;
   }
   return true;
 }

@@ -100,16 +100,16 @@ def array_program(
     step = _rows_per_task(mesh.size(*axes), target if kind == "reduce_scatter_rows" else source)
     pending = () if kind in COPIES else (_pending(mesh, axes, combine, kind),)
     low = _ArrayLowering(mesh, name, arrays, step, pending, is_whole_program)
-    record = Collective(kind, 0, axes, 0, len(arrays) - 1, (-1 if pending else 0, 1), step, tuple(parts))
+    last = len(arrays) - 1
+    record = Collective(kind, 0, axes, 0, last, (-1 if pending else 0, last), step, tuple(parts))
     if pending:
         record = record._replace(partial=pending[0].partial)
     exchange(low, record, _EXPANSIONS[kind])
     slots = tuple(Slot("tensor", i) for i in range(len(arrays)))
-    is_gathered = kind == "all_gather_batch"
     layout = GraphLayout(
         mesh,
         (),
-        ((axes, ()) if is_gathered else _WHOLE, _WHOLE),
+        (_rows_of(axes, kind, ("all_gather_batch", "all_to_all")), _rows_of(axes, kind, ("all_to_all",))),
         pending_reductions={(0, p.partial): (p,) for p in pending},
     )
     check_collective(low.collectives[0], layout, slots, low.views)
@@ -136,11 +136,16 @@ def _rows_per_task(members: int, array: FlatArray) -> int:
     return min(round_up(rows, members * 128 // item), array.elements)
 
 
+def _rows_of(axes: Axes, kind: str, dividing: Sequence[str]) -> TensorLayout:
+    """The layout of an array: in some kinds, devices have rows of their own; else all have the same."""
+    return (axes, ()) if kind in dividing else _WHOLE
+
+
 def _pending(mesh: DeviceMesh, axes: Axes, combine: str, kind: str) -> PendingReduction:
     """The reduction of one partial value per device."""
     members = mesh.size(*axes)
     leaves = tuple((i, i + 1) for i in range(members))
-    arrives = (axes, ()) if kind == "reduce_scatter_rows" else _WHOLE
+    arrives = _rows_of(axes, kind, ("reduce_scatter_rows",))
     return PendingReduction(0, "array", combine, (0,), K_SPLITS, members, axes, (leaves,), (arrives,))
 
 

@@ -115,8 +115,14 @@ def _check_reduce_scatter_rows(checked: _Checked) -> None:
 
 
 def _check_all_to_all(checked: _Checked) -> None:
-    """Members read rows that exist, and write each of their rows at most once."""
+    """Its axes divide the rows of both tensors. Members read rows that exist, and write each of their
+    rows at most once.
+    """
     record = checked.record
+    if {layout[0] for layout in checked.layouts()} != {record.axes}:
+        checked.invalid("must be over the axes that divide the rows of both tensors", show_axes(record.axes))
+    if record.tensors != tuple(checked.slots[slot].id for slot in (record.source, record.target)):
+        checked.invalid("must copy the tensors of its slots", str(record.tensors))
     rows = [checked.views[slot].extent.constant for slot in (record.source, record.target)]
     members = checked.layout.mesh.size(*record.axes)
     moves = [*zip(record.parts[::2], record.parts[1::2])]
