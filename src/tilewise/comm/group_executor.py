@@ -188,21 +188,18 @@ class GroupExecutor:
 
     # ---- running ------------------------------------------------------------------------------------------
 
-    def load(self, number: int, content: bytes | None) -> None:
-        """Choose the program of the runs that follow, in the workers.
+    def load(self, number: int, content: bytes) -> None:
+        """Give the workers another program.
 
         Args:
-            number: number of the program. The one with which the executor was opened has 0. Another
-                program with this number is replaced.
-            content: the program, as the workers read it; None if they have it.
+            number: its number for `run`: the next one, or that of a program that it replaces. The
+                program with which the executor was opened has number 0.
+            content: the program, as the workers read it.
 
         Raises:
             PlanError: a worker rejects the program.
             PeerLost, CommTimeout: a process has ended, or does not answer.
         """
-        if content is None:
-            self._device_group.ask("load", number, 0)
-            return
         descriptor = shared_content(content, "program")
         try:
             self._device_group.ask("load", number, len(content), files=[descriptor])
@@ -215,15 +212,17 @@ class GroupExecutor:
         symbols: Sequence[int] = (),
         name: str = "",
         meanwhile: Callable[[], object] | None = None,
+        number: int = 0,
     ) -> None:
         """Run a list of calls on all devices, in all processes, and wait for its end.
 
         Args:
-            program: the native form of the program that the workers have.
+            program: the native form of a program that the workers have.
             symbols: a value for each symbol of the program.
             name: name of the list.
             meanwhile: called once, on this thread, while the devices run; its exception is raised
                 at the end.
+            number: the program's number in the workers (see `load`).
 
         Raises:
             TaskFailed: a task of any process failed.
@@ -232,7 +231,7 @@ class GroupExecutor:
         """
         self._device_group.group.require_open()
         try:
-            self._native.run(program, symbols, name, meanwhile)
+            self._native.run(program, symbols, name, meanwhile, number)
         except CommError as error:
             raise self._device_group.group.lost(error) from None
 

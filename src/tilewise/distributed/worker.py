@@ -124,14 +124,13 @@ class Worker:
             if not self._answer(message, partial(self._open, message, files, opened)):
                 return
             ((executor, program),) = opened
-            programs = {0: program}
+            programs = [program]
             questions = _questions_for(executor)
             while True:
-                executor.serve(program)
+                executor.serve(programs)
                 message, files = box.get()
                 if message["what"] == "load":
-                    if self._answer(message, partial(_load, message, files, programs)):
-                        program = programs[message["arguments"][0]]
+                    self._answer(message, partial(_load, message, files, programs))
                     continue
                 self._answer(message, partial(questions[message["what"]], *message["arguments"]))
                 if message["what"] == "close":
@@ -212,19 +211,14 @@ class Worker:
             os.close(file)
 
 
-def _load(message: Message, files: Sequence[int], programs: dict[int, Program]) -> None:
-    """Read the program that the leader sent, unless it is one that was sent before."""
-    number, num_bytes = message["arguments"]
+def _load(message: Message, files: Sequence[int], programs: list[Program]) -> None:
+    """Read a program that the leader sent, and give it its number: it replaces another, or is a new one."""
     try:
-        for content in files:
-            programs[number] = read_program(read_content(content, num_bytes))
+        (number, num_bytes), (content,) = message["arguments"], files
+        programs[number : number + 1] = [read_program(read_content(content, num_bytes))]
     finally:
         for file in files:
             os.close(file)
-    if number not in programs:
-        raise InternalError(
-            f"[distributed.worker] a program must be sent before it is run; got number {number!r}; report it"
-        )
 
 
 def _own_hello() -> Message:

@@ -97,8 +97,10 @@ class DeviceGroup(Collectives):
         self._num_signals = num_signals + self._used_signals
         self._lock, self._queue = threading.RLock(), ProgramQueue()
         self._processes = active_group()
-        self._numbers: dict[Program, int] = {}  # of the programs that workers in other processes have
-        self._loaded: Program | None = None  # the one that they run now
+        # the programs that workers in other processes have: in the order of their numbers, and by themselves
+        self._sent: list[Program] = []
+        self._numbers: dict[Program, int] = {}
+        self._num_sent = 0
         self._is_traced = False
         self.is_closed = False
         options = {
@@ -221,23 +223,22 @@ class DeviceGroup(Collectives):
     def _run(self, native: Program, program: TileProgram) -> None:
         self._require_open("run")
         executor = self._executor
-        if not isinstance(executor, Executor) and self._loaded is not native:
-            self._load(executor, native, program)
-        executor.run(native, (), "run")
+        number = 0 if isinstance(executor, Executor) else self._number_of(executor, native, program)
+        executor.run(native, (), "run", None, number)
 
-    def _load(self, executor: GroupExecutor, native: Program, program: TileProgram) -> None:
-        """Choose the program that workers in other processes run."""
+    def _number_of(self, executor: GroupExecutor, native: Program, program: TileProgram) -> int:
+        """The number that workers in other processes have for a program, which they get first."""
         number = self._numbers.get(native)
-        self._loaded = None
-        if number is not None:
-            executor.load(number, None)
-        else:
-            number = len(self._numbers) + 1
-            if number > _MOST_SENT:  # the oldest one is replaced
-                number = self._numbers.pop(next(iter(self._numbers)))
+        if number is None:
+            place = self._num_sent % _MOST_SENT
+            for replaced in self._sent[place : place + 1]:
+                self._numbers.pop(replaced, None)
+            number = place + 1  # the program with which the group was opened has number 0
             executor.load(number, encode_program(program))
+            self._sent[place : place + 1] = [native]
             self._numbers[native] = number
-        self._loaded = native
+            self._num_sent += 1
+        return number
 
     @contextmanager
     def trace(self) -> Iterator[list[Trace]]:

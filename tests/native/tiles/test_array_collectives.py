@@ -472,8 +472,9 @@ def test_invalid_calls_are_refused_before_they_run():
 # ---- processes --------------------------------------------------------------------------------------------
 
 
-def test_processes_give_the_same_bits():
-    """Devices of two processes compute what NumPy does, with programs that take turns."""
+def test_processes_give_the_same_bits(monkeypatch):
+    """Devices of two processes compute what NumPy does; workers keep fewer programs than there are."""
+    monkeypatch.setattr("tilewise.tiles.group._MOST_SENT", 3)
     with (
         ProcessGroup(2),
         DeviceGroup({"dp": 2, "tp": 2}, memory_bytes=16 << 20, workers_per_device=1) as group,
@@ -483,3 +484,9 @@ def test_processes_give_the_same_bits():
                 case = Case(group, number)
                 collective(case, (300, 300_007)[turn], "bf16", "sum", "tp")
                 case.free()
+        x, y = group.symm_tensor(64), group.symm_tensor(64)
+        y.write(np.ones(64))
+        for _ in range(3):  # programs that the workers have take turns
+            group.all_reduce(y)
+            group.all_reduce(x)
+        assert (y.read(3) == 64).all() and not x.read(3).any()
