@@ -60,6 +60,7 @@ def benchmarks() -> list[str]:
     below = [
         *sorted(HERE.glob("kernels/*.py")),
         *sorted(HERE.glob("runtime/*.py")),
+        *sorted(HERE.glob("tile_programs/*.py")),
         *(HERE / n / "run.py" for n in ("processes", "task_overhead")),
     ]
     return [path.relative_to(HERE).as_posix() for path in [*own, *below]]

@@ -147,7 +147,7 @@ ExecutorOptions executor_options(const nb::kwargs& arguments) {
 /// Runs with the GIL released. A pending Python exception (Ctrl-C) cancels the run and is raised when the devices have
 /// finished. An exception of `meanwhile` is also raised then, but cancels nothing.
 void run(Executor& executor, std::shared_ptr<const Program> program, std::vector<int64_t> symbols,
-         const std::string& name, const nb::object& meanwhile) {
+         const std::string& name, const nb::object& meanwhile, int64_t number) {
   std::optional<nb::python_error> pending;
   const auto poll = [&pending] {
     nb::gil_scoped_acquire locked;
@@ -168,7 +168,7 @@ void run(Executor& executor, std::shared_ptr<const Program> program, std::vector
   }
   try {
     nb::gil_scoped_release release;
-    executor.run(std::move(program), std::move(symbols), name, poll, call);
+    executor.run(std::move(program), std::move(symbols), name, poll, call, number);
   } catch (...) {
     if (pending) throw std::move(*pending);  // an earlier error must not hide Ctrl-C
     throw;
@@ -416,11 +416,14 @@ void bind_executor(nb::module_& m) {
           "'read' bytes of a device's file into a uint8 array, or 'write' them from it; for another host's device also "
           "its memory. Offsets are the plan's: the file begins after the arena.")
       .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{}, nb::arg("name") = "",
-           nb::arg("meanwhile") = nb::none(),
+           nb::arg("meanwhile") = nb::none(), nb::arg("number") = 0,
            "Run a finished program's list of calls of that name on all devices and wait for its end. `meanwhile` is a "
-           "function that is called once, on this thread, while the devices run; its exception is raised at the end.")
-      .def("serve", &Executor::serve, release, nb::arg("program"),
-           "In a process that does not lead: run what the leader orders, until it calls `call_peers`.")
+           "function that is called once, on this thread, while the devices run; its exception is raised at the end. "
+           "Other "
+           "processes run the program that has this number there.")
+      .def("serve", &Executor::serve, release, nb::arg("programs"),
+           "In a process that does not lead: run those programs that the leader orders, by their places in the list, "
+           "until it calls `call_peers`.")
       .def("call_peers", &Executor::call_peers, "In the leader: make `serve` return in all other processes.")
       .def("trace", &Executor::trace, nb::arg("enable"), "Switch the task timeline on or off.")
       .def("timeline", &timeline,

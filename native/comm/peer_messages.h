@@ -21,6 +21,7 @@ struct Order {
   enum class Kind : uint8_t { kRun, kTalk };
   Kind kind = Kind::kTalk;
   bool clears_poison = false;  // the previous run has failed in some process
+  int64_t program = 0;         // its number in every process
   int64_t list = 0;
   int64_t num_symbols = 0;
   int64_t symbols[kMaxSymbols] = {};

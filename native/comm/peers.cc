@@ -149,6 +149,7 @@ uint64_t Peers::send_order(const Order& order) {
     PeerBlock& other = block(p);
     other.order.kind = order.kind;
     other.order.clears_poison = order.clears_poison;
+    other.order.program = order.program;
     other.order.list = order.list;
     other.order.num_symbols = order.num_symbols;
     std::copy_n(order.symbols, order.num_symbols, other.order.symbols);

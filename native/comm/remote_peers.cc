@@ -63,6 +63,7 @@ void RemotePeers::send_order(int64_t process, const Order& order, uint64_t numbe
   message.numbers[1] = static_cast<int64_t>(order.kind);
   message.numbers[2] = order.list;
   message.numbers[3] = order.num_symbols;
+  message.numbers[4] = order.program;
   const auto* const symbols = reinterpret_cast<const char*>(order.symbols);
   send(process, message, {symbols, order.num_symbols * sizeof(int64_t)});
 }
@@ -214,6 +215,7 @@ void RemotePeers::take_order(int64_t from, const Message& message, const std::st
   }
   own_.order.kind = static_cast<Order::Kind>(message.numbers[1]);
   own_.order.clears_poison = message.flags != 0;
+  own_.order.program = message.numbers[4];
   own_.order.list = message.numbers[2];
   own_.order.num_symbols = count;
   if (count > 0) std::memcpy(own_.order.symbols, text.data(), text.size());

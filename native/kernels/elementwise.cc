@@ -419,15 +419,21 @@ TILEWISE_INLINE void put_sum(T* to, const Lanes& sum, int64_t n, bool is_long) {
   store(to, sum, n);
 }
 
-// kernel tree_add  f32 bf16
-//   out out[m d]
-//   in residual?[_ d], x:f32...[m d]
-//   flops m * d * inputs
-//   bytes m * d * (4 * inputs + item)
+/// The loop over tiles of equal sizes: over their rows, or over one long row if no tile has gaps between its rows.
+struct Loop {
+  int64_t rows, cols;
+};
+template <class Out, class In>
+TILEWISE_INLINE Loop loop_over(const Tile<Out>& out, const Tiles<In, 1>& x) {
+  bool is_contiguous = out.stride == out.cols;
+  for (int64_t i = 0; i < x.size; ++i) is_contiguous = is_contiguous && x[i].stride == out.cols;
+  return is_contiguous ? Loop{1, out.rows * out.cols} : Loop{out.rows, out.cols};
+}
+
 /// out = cast(tree over the inputs x + residual). A residual of one row is added to all rows.
-template <class T>
-void TreeAddKernel<T>::run() const {
-  Tile<const T> extra = residual;
+template <class T, class In>
+TILEWISE_INLINE void add_along_tree(const Tile<T>& out, Tile<const T> extra, const Tiles<In, 1>& x) {
+  const Loop loop = extra.data ? Loop{out.rows, out.cols} : loop_over(out, x);
   if (extra.rows == 1) extra.stride = 0;
   const int64_t inputs = x.size;
   const bool is_long = out.rows * out.cols * static_cast<int64_t>(sizeof(T)) >= kLongCopy;
@@ -445,16 +451,16 @@ void TreeAddKernel<T>::run() const {
     if (extra.data) sum = sum + load_ahead(extra.row(r) + c, n);
     put_sum(out.row(r) + c, sum, n, is_long);
   };
-  for (int64_t r = 0; r < out.rows; ++r) {
+  for (int64_t r = 0; r < loop.rows; ++r) {
     if (inputs == 2) {  // the same tree without a stack, limited by memory only
-      for (int64_t c = 0; c < out.cols; c += kLanes) {
-        const int64_t n = out.cols - c;
+      for (int64_t c = 0; c < loop.cols; c += kLanes) {
+        const int64_t n = loop.cols - c;
         put(input(0, r, c, n) + input(1, r, c, n), r, c, n);
       }
       continue;
     }
-    for (int64_t c = 0; c < out.cols; c += kLanes) {
-      const int64_t n = out.cols - c;
+    for (int64_t c = 0; c < loop.cols; c += kLanes) {
+      const int64_t n = loop.cols - c;
       Lanes stack[16], sum = set(0.0f);
       int depth = 0;
       for (int64_t i = 0; i < inputs; ++i) {
@@ -468,19 +474,54 @@ void TreeAddKernel<T>::run() const {
   finish_streams();
 }
 
-// kernel tree_max  f32
-//   out out:f32[m d]
-//   in none?[m d], x:f32...[m d]
+// kernel tree_add  f32 bf16
+//   out out[m d]
+//   in residual?[_ d], x:f32...[m d]
 //   flops m * d * inputs
-//   bytes 4 * m * d * (inputs + 1)
-void TreeMaxKernel::run() const {
-  for (int64_t r = 0; r < out.rows; ++r)
-    for (int64_t c = 0; c < out.cols; c += kLanes) {
-      const int64_t n = out.cols - c;
-      Lanes top = load(x[0].row(r) + c, n);
-      for (int64_t i = 1; i < x.size; ++i) top = maximum(top, load(x[i].row(r) + c, n));
-      store(out.row(r) + c, top, n);
+//   bytes m * d * (4 * inputs + item)
+template <class T>
+void TreeAddKernel<T>::run() const {
+  add_along_tree(out, residual, x);
+}
+
+// kernel tree_sum  bf16
+//   out out[m d]
+//   in x...[m d]
+//   flops m * d * inputs
+//   bytes item * m * d * (inputs + 1)
+/// tree_add of rounded inputs. The sums of the tree are fp32.
+void TreeSumKernel::run() const { add_along_tree(out, Tile<const bf16>(), x); }
+
+template <class T, class Fn>
+TILEWISE_INLINE void select_along_tree(const Tile<T>& out, const Tiles<const T, 1>& x, const Fn& fn) {
+  const Loop loop = loop_over(out, x);
+  for (int64_t r = 0; r < loop.rows; ++r)
+    for (int64_t c = 0; c < loop.cols; c += kLanes) {
+      const int64_t n = loop.cols - c;
+      Lanes chosen = load(x[0].row(r) + c, n);
+      for (int64_t i = 1; i < x.size; ++i) chosen = fn(chosen, load(x[i].row(r) + c, n));
+      store(out.row(r) + c, chosen, n);
     }
+}
+
+// kernel tree_max  f32 bf16
+//   out out[m d]
+//   in none?[m d], x...[m d]
+//   flops m * d * inputs
+//   bytes item * m * d * (inputs + 1)
+template <class T>
+void TreeMaxKernel<T>::run() const {
+  select_along_tree(out, x, [](const Lanes& a, const Lanes& b) TILEWISE_INLINED { return maximum(a, b); });
+}
+
+// kernel tree_min  f32 bf16
+//   out out[m d]
+//   in x...[m d]
+//   flops m * d * inputs
+//   bytes item * m * d * (inputs + 1)
+template <class T>
+void TreeMinKernel<T>::run() const {
+  select_along_tree(out, x, [](const Lanes& a, const Lanes& b) TILEWISE_INLINED { return minimum(a, b); });
 }
 
 // kernel tree_or  f32=uint32_t bf16=uint16_t f64=uint64_t

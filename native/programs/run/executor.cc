@@ -130,11 +130,11 @@ Executor::Running::Running(Executor& executor) : running_(executor.running_) {
 }
 
 void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name,
-                   const Poll& poll, const std::function<void()>& meanwhile) {
+                   const Poll& poll, const std::function<void()>& meanwhile, int64_t program_number) {
   const Running running(*this);
   const int64_t list = program->find_list(name);
   check_run(*program, list, name, symbols);
-  const uint64_t number = order_run(*group_, failed_, list, symbols);
+  const uint64_t number = order_run(*group_, failed_, program_number, list, symbols);
   begin_run(std::move(program), list, std::move(symbols), failed_, number);
   if (meanwhile) meanwhile();
   const std::exception_ptr error = end_run(poll);

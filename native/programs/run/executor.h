@@ -63,9 +63,9 @@ class Executor {
   /// Runs the program's list of that name on every device. Calls `meanwhile` once on this thread after the devices have
   /// begun; it must not throw.
   void run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name = "",
-           const Poll& poll = {}, const std::function<void()>& meanwhile = {});
-  /// In a process that does not lead: runs what the leader orders, until call_peers().
-  void serve(const std::shared_ptr<const Program>& program);
+           const Poll& poll = {}, const std::function<void()>& meanwhile = {}, int64_t program_number = 0);
+  /// In a process that does not lead: runs those of the programs that the leader orders by number, until call_peers().
+  void serve(const std::vector<std::shared_ptr<const Program>>& programs);
   /// Lets serve() return in all other processes.
   void call_peers();
   void close();

@@ -157,7 +157,8 @@ void take_post(DeviceGroup& group, const comm::Post& post) {
   device->signals()[post.signal].post(poison);
 }
 
-uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols) {
+uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t program, int64_t list,
+                   const std::vector<int64_t>& symbols) {
   if (group.peers() == nullptr) return 0;
   check<ArgumentError>(group.peers()->leads(),
                        "[programs.Executor.run] only the leader (process 0) starts runs; got a call in process ",
@@ -168,6 +169,7 @@ uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, c
   comm::Order order;
   order.kind = comm::Order::Kind::kRun;
   order.clears_poison = clears_poison;
+  order.program = program;
   order.list = list;
   order.num_symbols = std::ssize(symbols);
   std::copy(symbols.begin(), symbols.end(), order.symbols);
@@ -183,7 +185,7 @@ void Executor::call_peers() {
   group_->peers()->send_order({});
 }
 
-void Executor::serve(const std::shared_ptr<const Program>& program) {
+void Executor::serve(const std::vector<std::shared_ptr<const Program>>& programs) {
   const Running running(*this);
   check<ArgumentError>(
       group_->peers() != nullptr && !group_->peers()->leads(),
@@ -196,6 +198,10 @@ void Executor::serve(const std::shared_ptr<const Program>& program) {
     if (order.kind == comm::Order::Kind::kTalk) return;
     const int64_t count = std::clamp<int64_t>(order.num_symbols, 0, comm::kMaxSymbols);
     std::vector<int64_t> symbols(order.symbols, order.symbols + count);
+    check<ArgumentError>(order.program >= 0 && order.program < std::ssize(programs),
+                         "[programs.Executor.serve] the leader must order a program that this process has; got number ",
+                         order.program, " of ", programs.size(), "; send it first");
+    const std::shared_ptr<const Program>& program = programs[order.program];
     check_run(*program, order.list, "of number " + std::to_string(order.list), symbols);
     begin_run(program, order.list, std::move(symbols), order.clears_poison, number);
     const std::exception_ptr error = end_run({});

@@ -39,7 +39,8 @@ void join_group(DeviceGroup& group, const GroupOptions& options,
                 const std::vector<std::shared_ptr<memory::Arena>>& arenas);
 /// Tells the other processes to run the calls of a list. Returns the number of this order; 0 if there is only one
 /// process. clears_poison: whether the errors of the last run are forgotten first.
-uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t list, const std::vector<int64_t>& symbols);
+uint64_t order_run(const DeviceGroup& group, bool clears_poison, int64_t program, int64_t list,
+                   const std::vector<int64_t>& symbols);
 
 inline constexpr int64_t kLostNs = 5'000'000'000;  // a process that does not respond for this long is lost
 

@@ -40,7 +40,7 @@ class RunState {
   uint64_t stopped() const { return stop_.load(std::memory_order_acquire); }
   void device_finished() {
     std::lock_guard guard(mutex_);
-    if (--devices_left_ == 0) changed_.notify_all();
+    if (devices_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) changed_.notify_all();
   }
   /// Transfers between memory and the devices' files.
   FileQueue& files() { return files_; }
@@ -56,12 +56,13 @@ class RunState {
     std::lock_guard guard(mutex_);
     errors_.clear();
     stop_.store(0, std::memory_order_release);
-    devices_left_ = num_devices;
+    devices_left_.store(num_devices, std::memory_order_relaxed);
   }
+  bool has_finished() const { return devices_left_.load(std::memory_order_acquire) == 0; }
   /// True when all devices have finished.
   bool wait_finished(std::chrono::milliseconds limit) {
     std::unique_lock guard(mutex_);
-    return changed_.wait_for(guard, limit, [&] { return devices_left_ == 0; });
+    return changed_.wait_for(guard, limit, [&] { return has_finished(); });
   }
   std::exception_ptr first_error() {
     std::lock_guard guard(mutex_);
@@ -83,7 +84,7 @@ class RunState {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::exception_ptr> errors_;  // of this run
-  int64_t devices_left_ = 0;
+  std::atomic<int64_t> devices_left_{0};
   int64_t workers_left_ = 0;
   std::atomic<uint64_t> stop_{0};
   std::atomic<bool> closing_{false};

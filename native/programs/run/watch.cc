@@ -1,6 +1,9 @@
 // Waiting for the end of a run: the caller's poll, and the deadline. See group.h.
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 #include "programs/run/errors.h"
 #include "programs/run/group.h"
@@ -12,6 +15,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{50};
+constexpr int64_t kYieldNs = 50'000;
+constexpr int64_t kAloneNs = 1'000;  // several times the duration of a yield to no other thread
 constexpr double kKernelPatience_s = 1800;     // the limit while a worker is inside a kernel or a disk is busy
 constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
 
@@ -45,8 +50,32 @@ int64_t num_completed_anywhere(const DeviceGroup& group) {
   return total;
 }
 
+/// Whether this thread and the workers need more processors than there are.
+bool is_crowded(const DeviceGroup& group) {
+  static const auto kProcessors = static_cast<int64_t>(std::thread::hardware_concurrency());
+  int64_t num_workers = 0;
+  for (const auto& device : group.devices) num_workers += device != nullptr ? device->options().num_workers : 0;
+  return num_workers >= kProcessors;
+}
+
+/// A short run ends before a sleeping thread would be awake, so the caller first yields to the workers. If a yield
+/// returns at once although processors are scarce, workers share another one: then this one is left to them. With other
+/// processes it would wait for their answers afterwards anyway.
+bool yield_until_finished(const DeviceGroup& group) {
+  if (group.peers() != nullptr) return false;
+  const bool is_scarce = is_crowded(group);
+  const int64_t begin = now_ns();
+  for (int64_t last = begin; !group.state->has_finished();) {
+    sched_yield();
+    const int64_t now = now_ns();
+    if (now - begin >= kYieldNs || (is_scarce && now - last < kAloneNs)) return false;
+    last = now;
+  }
+  return true;
+}
+
 bool wait_finished(DeviceGroup& group) {
-  if (!group.state->wait_finished(kPoll)) return false;
+  if (!yield_until_finished(group) && !group.state->wait_finished(kPoll)) return false;
   return group.peers() == nullptr || !group.peers()->leads() || group.peers()->await_answers(in_ns(kPoll));
 }
 

@@ -158,7 +158,7 @@ class ForkedGroup {
       options.group.process = process;
       options.group.peer_files[0] = leader;
       Executor executor(options);
-      executor.serve(program);
+      executor.serve({program});
       status = kCalled;
     } catch (const PeerLost&) {
       status = kLost;

@@ -63,7 +63,7 @@ class RemoteGroup {
     for (int64_t p = 1; p < num_processes; ++p) {
       threads_.emplace_back([this, p, program] {
         try {
-          executors_[p]->serve(program);
+          executors_[p]->serve({program});
         } catch (const std::exception& error) {
           failures_[p] = error.what();
         }

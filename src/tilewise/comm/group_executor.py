@@ -193,10 +193,12 @@ class GroupExecutor:
 
     # ---- running ------------------------------------------------------------------------------------------
 
-    def load(self, content: bytes) -> None:
-        """Give the workers another program, for the runs that follow.
+    def load(self, number: int, content: bytes) -> None:
+        """Give the workers another program.
 
         Args:
+            number: its number for `run`: the next one, or that of a program that it replaces. The
+                program with which the executor was opened has number 0.
             content: the program, as the workers read it.
 
         Raises:
@@ -205,7 +207,7 @@ class GroupExecutor:
         """
         descriptor = shared_content(content, "program")
         try:
-            self._device_group.ask("load", len(content), files=[descriptor])
+            self._device_group.ask("load", number, len(content), files=[descriptor])
         finally:
             os.close(descriptor)
 
@@ -215,15 +217,17 @@ class GroupExecutor:
         symbols: Sequence[int] = (),
         name: str = "",
         meanwhile: Callable[[], object] | None = None,
+        number: int = 0,
     ) -> None:
         """Run a list of calls on all devices, in all processes, and wait for its end.
 
         Args:
-            program: the native form of the program that the workers have.
+            program: the native form of a program that the workers have.
             symbols: a value for each symbol of the program.
             name: name of the list.
             meanwhile: called once, on this thread, while the devices run; its exception is raised
                 at the end.
+            number: the program's number in the workers (see `load`).
 
         Raises:
             TaskFailed: a task of any process failed.
@@ -232,7 +236,7 @@ class GroupExecutor:
         """
         self._device_group.group.require_open()
         try:
-            self._native.run(program, symbols, name, meanwhile)
+            self._native.run(program, symbols, name, meanwhile, number)
         except CommError as error:
             raise self._device_group.group.lost(error) from None
 

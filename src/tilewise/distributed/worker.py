@@ -124,14 +124,13 @@ class Worker:
             if not self._answer(message, partial(self._open, message, files, opened)):
                 return
             ((executor, program),) = opened
+            programs = [program]
             questions = _questions_for(executor)
             while True:
-                executor.serve(program)
+                executor.serve(programs)
                 message, files = box.get()
                 if message["what"] == "load":
-                    loaded: list[Program] = []
-                    if self._answer(message, partial(_load, message, files, loaded)):
-                        (program,) = loaded
+                    self._answer(message, partial(_load, message, files, programs))
                     continue
                 self._answer(message, partial(questions[message["what"]], *message["arguments"]))
                 if message["what"] == "close":
@@ -212,11 +211,11 @@ class Worker:
             os.close(file)
 
 
-def _load(message: Message, files: Sequence[int], loaded: list[Program]) -> None:
-    """Read the program that the leader sent."""
+def _load(message: Message, files: Sequence[int], programs: list[Program]) -> None:
+    """Read a program that the leader sent, and give it its number: it replaces another, or is a new one."""
     try:
-        (num_bytes,), (content,) = message["arguments"], files
-        loaded.append(read_program(read_content(content, num_bytes)))
+        (number, num_bytes), (content,) = message["arguments"], files
+        programs[number : number + 1] = [read_program(read_content(content, num_bytes))]
     finally:
         for file in files:
             os.close(file)

@@ -17,10 +17,12 @@ ALL_ROWS = 1 << 40
 
 
 def has_rows(ref: Ref, operand: Operand) -> bool:
-    """Whether rows that do not depend on the loop lie inside of a tensor. True if the size or the
-    first row is not known when planning.
+    """Whether rows that do not depend on the loop lie inside of a tensor. True if the size, the first
+    row or the number of rows is not known when planning.
     """
     first, count = operand.part, operand.parts
+    if isinstance(count, Number):
+        return isinstance(first, Number) or (type(first) is int and first >= 0)
     if isinstance(first, Number):
         return type(count) is int and count >= 1
     if type(first) is not int or type(count) is not int or first < 0 or count < 1:

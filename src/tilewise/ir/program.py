@@ -329,7 +329,14 @@ class TempSpec:
 
 
 COPIES = frozenset(
-    ("all_gather_columns", "all_gather_batch", "all_gather_parameters", "gather", "tile_program")
+    (
+        "all_gather_columns",
+        "all_gather_batch",
+        "all_gather_parameters",
+        "gather",
+        "all_to_all",
+        "tile_program",
+    )
 )
 """Kinds of exchanges that copy complete values, or that keep partial values to themselves; the
 others combine partial values.
@@ -349,7 +356,9 @@ class Collective(NamedTuple):
             memory, which several tensors may share.)
         step: rows per task; 0 for one task over all rows.
         parts: per member of the device group, its columns or rows `[begin, end)` of the whole value;
-            empty if members divide the rows of every tile equally.
+            empty if members divide the rows of every tile equally. For an all-to-all, two entries per
+            pair of members, ordered by sender and then by receiver: rows of the sender's source, and
+            of the receiver's target.
         partial, number: the pending reduction that it completes: number `number` of those of the
             op's `partial`. Empty for a copy.
         residual: the slot that is added after the tree's root; -1 for no slot.

@@ -471,6 +471,11 @@ def tree_max(inputs: Sequence[Array]) -> F64:
     return np.asarray(np.max([_f64(x) for x in inputs], axis=0))
 
 
+def tree_min(inputs: Sequence[Array]) -> F64:
+    """The elementwise minimum."""
+    return np.asarray(np.min([_f64(x) for x in inputs], axis=0))
+
+
 def tree_or(inputs: Sequence[Array]) -> Array:
     """The elementwise or of bit patterns."""
     return np.asarray(np.bitwise_or.reduce(list(inputs)))
@@ -521,6 +526,8 @@ REFERENCES: dict[str, Any] = {
     "norm_scale": norm_scale,
     "tree_add": tree_add,
     "tree_max": tree_max,
+    "tree_min": tree_min,
+    "tree_sum": lambda inputs: tree_add(None, inputs),
     "tree_or": tree_or,
     "copy_pairs": _f64,
 }

@@ -365,7 +365,7 @@ def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
         case Mode.ROWCOLS:
             return None, upper(operand.parts)
         case Mode.ROWS:
-            return upper(operand.parts), ref.cols
+            return plain(operand.parts), ref.cols
     return None, ref.cols
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.comm import active_group
+from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import PlanError, ResourceError, ShapeError
 from tilewise.core.limits import available_memory, num_cores
@@ -28,9 +29,12 @@ from tilewise.ir.program import TileProgram
 from tilewise.kernels.loading import Part, store_weight
 from tilewise.kernels.packing import packed_elements, padded_columns, unpack_weight
 from tilewise.observe.profile import Profile
+from tilewise.plan.collectives.arrays import most_signals
 from tilewise.runtime import Executor, Program
 from tilewise.runtime.timelines import ExecutorTimeline
 from tilewise.session.assemble import encode_program, open_devices
+from tilewise.tiles.collectives import Collectives
+from tilewise.tiles.handles import ProgramHandle, ProgramQueue
 
 __all__ = ["DeviceGroup", "Signals", "SymmTensor"]
 
@@ -40,15 +44,16 @@ _MOST_WORKERS = 256
 _MOST_BYTES = 1 << 46
 _SCRATCH_BYTES = 64 << 20
 _NUM_HANDLES = 1 << 16
+_MOST_SENT = 256  # programs that workers keep
 _DEFAULT_BYTES = 1 << 30
 _validate = Validator("tiles", PlanError)
 
 
-class DeviceGroup:
+class DeviceGroup(Collectives):
     """Devices with symmetric memory, workers and signals; close it, or use it with `with`.
 
     It belongs to the process that made it. Threads may allocate at the same time; programs run one
-    after another.
+    after another, in the order of their calls.
 
     Args:
         mesh: size per axis, for example `{"tp": 2}`, or a `DeviceMesh`.
@@ -73,6 +78,7 @@ class DeviceGroup:
         workers_per_device: int | None = None,
         deadline_s: float = 60.0,
     ) -> None:
+        super().__init__()
         self.mesh = mesh if isinstance(mesh, DeviceMesh) else DeviceMesh(mesh)
         devices = self.mesh.num_devices
         if memory_bytes is None:
@@ -86,13 +92,15 @@ class DeviceGroup:
             "DeviceGroup", "workers_per_device", workers_per_device, 1, _MOST_WORKERS
         )
         self._heap = _Heap(self.memory_bytes)
-        self._num_signals, self._used_signals = (
-            num_signals + devices,
-            devices,
-        )  # the first ones are for barriers
-        self._lock = threading.RLock()
+        self._first_signal = devices  # of collectives; the ones before are for barriers
+        self._used_signals = devices + most_signals(devices)
+        self._num_signals = num_signals + self._used_signals
+        self._lock, self._queue = threading.RLock(), ProgramQueue()
         self._processes = active_group()
-        self._sent: object = None  # the program that workers in other processes have
+        # the programs that workers in other processes have: in the order of their numbers, and by themselves
+        self._sent: list[Program] = []
+        self._numbers: dict[Program, int] = {}
+        self._num_sent = 0
         self.is_closed = False
         options = {
             "num_devices": devices,
@@ -200,12 +208,37 @@ class DeviceGroup:
             TaskFailed: a task failed.
             PeerLost, CommTimeout: a process has ended, or is late.
         """
-        with self._lock:
-            self._require_open("run")
-            if not isinstance(self._executor, Executor) and self._sent is not native:
-                self._executor.load(encode_program(program))
-                self._sent = native
-            self._timeline.run("run", lambda: self._executor.run(native, (), "run"))
+        self._queue.run(lambda: self._run(native, program))
+
+    def start_program(self, native: Program, program: TileProgram, result: object = None) -> ProgramHandle:
+        """Run a program in the background, after all programs that were called before.
+
+        Args:
+            native, program: as in `run_program`.
+            result: what the handle's `result` returns.
+        """
+        self._require_open("start")
+        return self._queue.start(lambda: self._run(native, program), ProgramHandle(result))
+
+    def _run(self, native: Program, program: TileProgram) -> None:
+        self._require_open("run")
+        executor = self._executor
+        number = 0 if isinstance(executor, Executor) else self._number_of(executor, native, program)
+        self._timeline.run("run", lambda: executor.run(native, (), "run", None, number))
+
+    def _number_of(self, executor: GroupExecutor, native: Program, program: TileProgram) -> int:
+        """The number that workers in other processes have for a program, which they get first."""
+        number = self._numbers.get(native)
+        if number is None:
+            place = self._num_sent % _MOST_SENT
+            for replaced in self._sent[place : place + 1]:
+                self._numbers.pop(replaced, None)
+            number = place + 1  # the program with which the group was opened has number 0
+            executor.load(number, encode_program(program))
+            self._sent[place : place + 1] = [native]
+            self._numbers[native] = number
+            self._num_sent += 1
+        return number
 
     def trace(self, program: Callable[..., object], *arguments: object) -> Profile:
         """Call a program, and return what the devices did: transfers and kernels of all devices and
@@ -238,7 +271,10 @@ class DeviceGroup:
             _validate.invalid(call, "the group must be open", "a closed one", "open another")
 
     def close(self) -> None:
-        """Stop the devices' workers. Arrays of `SymmTensor.numpy` stay valid."""
+        """Wait for programs that were started, and stop the devices' workers. Arrays of
+        `SymmTensor.numpy` stay valid.
+        """
+        self._queue.close()
         with self._lock:
             if not self.is_closed:
                 self.is_closed = True

@@ -29,6 +29,7 @@ from tilewise.session.assemble import native_program
 from tilewise.tiles.checker import check_program
 from tilewise.tiles.emit import Emitted, Split, emit
 from tilewise.tiles.group import DeviceGroup, Signals, SymmTensor
+from tilewise.tiles.handles import ProgramHandle
 from tilewise.tiles.in_graph import lower_program
 from tilewise.tiles.trace import SignalRange, TensorForm, Tracer, arguments_of
 
@@ -118,6 +119,15 @@ class TileProgramFunction:
         group, tensors = _group_of(self.name, arguments)
         traced = self.trace(*arguments)
         group.run_program(*traced.place(tensors))
+
+    def start(self, *arguments: Any) -> ProgramHandle:
+        """Run the program in the background, after all programs of the group that were called before.
+
+        Raises:
+            PlanError, ShapeError: as for a call.
+        """
+        group, tensors = _group_of(self.name, arguments)
+        return group.start_program(*self.trace(*arguments).place(tensors))
 
     def trace(self, *arguments: Any) -> TracedProgram:
         """The program for arguments of these forms, which is traced at the first call.

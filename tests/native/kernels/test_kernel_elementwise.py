@@ -354,12 +354,37 @@ def test_tree_add(isa, dt, inputs):
 
 
 @every_level
-def test_tree_max_and_or(isa):
-    """Exact maxima; a bitwise or combines rows that only one device has."""
+@pytest.mark.parametrize("inputs", [1, 2, 3, 8])
+def test_tree_sum_of_rounded_inputs(isa, inputs):
+    """The same bits as tree_add of the inputs in fp32, with gaps between rows and without."""
+    gen = rng(inputs)
+    parts = [random(gen, 5, 21, "bf16") for _ in range(inputs)]
+    expected, out, wide = empty(5, 21, "bf16"), empty(5, 21, "bf16"), empty(5, 40, "bf16")
+    run("tree_add_bf16", [expected, None, *(np.float32(part) for part in parts)], isa=isa)
+    run("tree_sum_bf16", [out, *parts], isa=isa)
+    run("tree_sum_bf16", [wide[:, :21], *parts], isa=isa)
+    assert_same_bits(out, expected)
+    assert_same_bits(np.ascontiguousarray(wide[:, :21]), expected)
+    assert_close(out, reference.REFERENCES["tree_sum"](parts), "bf16", bound=1e-6)
+
+
+@every_level
+@every_dtype
+def test_tree_max_and_min(isa, dt):
+    """Exact maxima and minima, with gaps between rows and without."""
     gen = rng(6)
-    parts, out = [random(gen, 5, 21) for _ in range(3)], empty(5, 21)
-    run("tree_max_f32", [out, None, *parts], isa=isa)
-    np.testing.assert_array_equal(out, reference.tree_max(parts))
+    parts = [random(gen, 5, 21, dt) for _ in range(3)]
+    for out in (empty(5, 21, dt), empty(5, 40, dt)[:, :21]):
+        run(f"tree_max_{dt}", [out, None, *parts], isa=isa)
+        np.testing.assert_array_equal(np.float64(out), reference.tree_max(parts))
+        run(f"tree_min_{dt}", [out, *parts], isa=isa)
+        np.testing.assert_array_equal(np.float64(out), reference.tree_min(parts))
+
+
+@every_level
+def test_tree_or(isa):
+    """A bitwise or combines rows that only one device has."""
+    gen = rng(6)
     for dt in ("f32", "bf16"):
         x = random(gen, 4, 21, dt).copy()
         own = [np.where(np.arange(4)[:, None] % 2 == i, x, np.zeros((), x.dtype)) for i in range(2)]

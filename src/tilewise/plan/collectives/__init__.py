@@ -22,6 +22,10 @@ A device reads (n-1)/n of the tile in `reduce` and the same amount in `gather`. 
 are never reset. Each signal is posted by one device only, and the device's tasks post it in the
 order of submission (native/programs/run/expand.cc). A peer is named by its place in a device group,
 so the same instructions serve all devices of a class.
+
+`arrays.py` makes programs that consist of one exchange, for the collectives of `tiles.DeviceGroup`.
+Their records and expansions are the same, but the sources are complete before the program begins,
+and nothing overwrites them: `ready` and `ack` are left out.
 """
 
 from tilewise.plan.collectives.checks import check_collective

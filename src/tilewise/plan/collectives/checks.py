@@ -91,7 +91,9 @@ def _check_pending(checked: _Checked) -> None:
     is_per_microbatch = pending.is_completed_per_microbatch
     kind = "add_microbatch" if is_per_microbatch else "all_reduce"
     if pending.arrives_in_shards:
-        kind = "reduce_to_shards" if pending.tree == BATCH_SPLITS else "reduce_scatter"
+        by_rows = any(len(layout) > 1 and set(layout[0]) & set(pending.group) for layout in pending.arrives)
+        kind = "reduce_scatter_rows" if by_rows else "reduce_scatter"
+        kind = "reduce_to_shards" if pending.tree == BATCH_SPLITS else kind
     if record.kind != kind:
         checked.invalid("must deliver the value as its layout says", f"a reduction that needs {kind}")
     if (record.stack >= 0, record.microbatch >= 0) != (is_per_microbatch, is_per_microbatch):
@@ -108,6 +110,42 @@ def _check_rows_of_tiles(checked: _Checked) -> None:
 
 def _check_reduce_scatter(checked: _Checked) -> None:
     checked.require_adjacent(checked.views[checked.record.source].cols)
+
+
+def _check_reduce_scatter_rows(checked: _Checked) -> None:
+    """Members have equal runs of rows."""
+    source, target = (checked.views[slot] for slot in (checked.record.source, checked.record.target))
+    checked.require_adjacent(source.extent.constant)
+    if {end - begin for begin, end in checked.record.parts} != {target.extent.constant}:
+        checked.invalid("must give all members as many rows", f"{list(checked.record.parts)}")
+
+
+def _check_all_to_all(checked: _Checked) -> None:
+    """Its axes divide the rows of both tensors. Members read rows that exist, and write each of their
+    rows at most once.
+    """
+    record = checked.record
+    if {layout[0] for layout in checked.layouts()} != {record.axes}:
+        checked.invalid("must be over the axes that divide the rows of both tensors", show_axes(record.axes))
+    if record.tensors != tuple(checked.slots[slot].id for slot in (record.source, record.target)):
+        checked.invalid("must copy the tensors of its slots", str(record.tensors))
+    rows = [checked.views[slot].extent.constant for slot in (record.source, record.target)]
+    members = checked.layout.mesh.size(*record.axes)
+    moves = [*zip(record.parts[::2], record.parts[1::2])]
+    if len(record.parts) != 2 * members**2:
+        checked.invalid(
+            f"must have two runs of rows for each of {members} x {members} pairs", str(len(moves))
+        )
+    for to in range(members):
+        written = sorted((m for m in moves[to::members] if m[1][0] < m[1][1]), key=lambda move: move[1])
+        ends = [0, *(target[1] for _, target in written)]
+        for (source, target), free in zip(written, ends):
+            is_inside = 0 <= source[0] <= source[1] <= rows[0] and free <= target[0] <= target[1] <= rows[1]
+            if not is_inside or source[1] - source[0] != target[1] - target[0]:
+                checked.invalid(
+                    "must copy rows that exist to rows that nothing else is copied to",
+                    f"{source} to {target}",
+                )
 
 
 def _check_reduce_to_shards(checked: _Checked) -> None:
@@ -162,6 +200,8 @@ CHECKS: Mapping[str, Callable[[_Checked], None]] = {
     "all_reduce": _check_rows_of_tiles,
     "add_microbatch": _check_rows_of_tiles,
     "reduce_scatter": _check_reduce_scatter,
+    "reduce_scatter_rows": _check_reduce_scatter_rows,
+    "all_to_all": _check_all_to_all,
     "reduce_to_shards": _check_reduce_to_shards,
     "all_gather_columns": _check_last_dim,
     "gather": _check_last_dim,

@@ -22,7 +22,6 @@ from tilewise.ir.layout import TensorLayout, show_layout
 from tilewise.ir.lowering import Draft, Tiles
 from tilewise.ir.program import Collective, Mode, Notify, Operand, is_single
 from tilewise.plan.collectives.handshake import (
-    TREES,
     emit_gather,
     emit_reduce,
     exchange,
@@ -31,6 +30,7 @@ from tilewise.plan.collectives.handshake import (
     pending_of,
     residual_of,
     signals,
+    tree_kernel,
 )
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ def _expand_all_gather(low: TemplateLowering, record: Collective) -> Collective:
     src, dst, step = low.views[record.source], low.views[record.target], record.step
     group, tiles = low.numbers.group(record.axes), num_tiles(low, src.extent, step)
     ready, ack = signals(low, group, step, tiles), signals(low, group, step, tiles)
+    ready.offer(low, src)
     operand = Operand(src.slot, Mode.ROW)
-    offer = low.hold(src.extent, step, operand, f"{low.op.label}/offer")
-    ready.post(offer, src)
     own = [Operand(dst.slot, Mode.ROWCOLS, part=b, parts=e - b) for b, e in record.parts]
     theirs = [operand._replace(group=group.number, member=q) for q in range(group.size)]
     copy = emit_gather(low, src, step, dst.dtype, own, theirs)
@@ -109,7 +108,7 @@ def _expand_gather(low: TemplateLowering, record: Collective) -> Collective:
     ready, ack = signals(low, group, step, tiles), signals(low, group, step, tiles, num_posting=1)
     operand = Operand(src.slot, Mode.ROW)
     if record.target < 0:
-        ready.post(low.hold(src.extent, step, operand, f"{low.op.label}/offer"), src, [0])
+        ready.offer(low, src, [0])
         ack.wait_for(low.hold(src.extent, step, operand, f"{low.op.label}/ack"), src, [0])
         return record
     dst, others = low.views[record.target], range(1, group.size)
@@ -140,7 +139,7 @@ def expand_reduce_scatter(low: TemplateLowering, record: Collective, producer: D
         "x": [part._replace(member=m) for m in group.members],
         **residual_of(low, record, out),
     }
-    reduce = emit_reduce(low, TREES[pending.combine], src, step, dst.dtype, views)
+    reduce = emit_reduce(low, tree_kernel(pending.combine, src), src, step, dst.dtype, views)
     ready.wait(reduce, src)
     ack.post(reduce, src)
     ack.acknowledge(low, src)

@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tilewise.core.mesh import DeviceMesh
+from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import (
@@ -36,14 +38,15 @@ from tilewise.ir.program import (
     is_single,
     upper,
 )
-from tilewise.plan.classes import DeviceGroup
+from tilewise.plan.classes import DeviceGroup, DeviceNumbers
+from tilewise.plan.shapes import LocalShapes
 
 if TYPE_CHECKING:
     from tilewise.plan.lower import TemplateLowering
 
 __all__ = [
     "SITE_SHIFT",
-    "TREES",
+    "ExchangeLowering",
     "Signals",
     "emit_gather",
     "emit_reduce",
@@ -51,16 +54,60 @@ __all__ = [
     "gather_label",
     "group_of",
     "num_tiles",
+    "outer_signals",
     "pending_of",
     "place_signals",
     "record_reduction",
     "reduce_label",
     "residual_of",
     "signals",
+    "tree_kernel",
 ]
 
 SITE_SHIFT = 24
-TREES = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}  # the kernel that combines parts
+_TREES = {"sum": "tree_add", "max": "tree_max", "min": "tree_min", "or": "tree_or"}
+
+
+class ExchangeLowering(Protocol):
+    """The part of a lowering that exchanges use. `plan.lower.TemplateLowering` lowers the ops of a
+    template; `plan.collectives.arrays` lowers programs that consist of one exchange.
+
+    Attributes:
+        is_whole_program: whether the exchange is a program of its own. Its sources are then complete
+            before the program begins, and nothing overwrites them afterwards.
+    """
+
+    is_whole_program: bool
+    op: OpNode
+    mesh: DeviceMesh
+    shapes: LocalShapes
+    numbers: DeviceNumbers
+    views: list[Ref]
+    instructions: list[Draft]
+    signal_ranges: list[int]
+    ring_signal_ranges: list[int]
+    collectives: list[Collective]
+
+    def emit(
+        self,
+        kernel: str,
+        *,
+        over: Ref | Number,
+        tiles: Tiles,
+        dtype: str | None = None,
+        step: NumberLike | None = None,
+        ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
+        floats: Mapping[str, float | Sequence[float]] | None = None,
+        priority: int = 0,
+        label: str = "",
+    ) -> Draft:
+        """Append an instruction."""
+
+    def hold(self, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
+        """Append an instruction with empty tasks that read tiles."""
+
+    def pending_reductions(self, partial: str) -> tuple[PendingReduction, ...]:
+        """The pending reductions of a partial value of the op."""
 
 
 class Signals(NamedTuple):
@@ -70,7 +117,8 @@ class Signals(NamedTuple):
     Attributes:
         group: the device group, as one of its members sees it.
         first: the first signal.
-        tiles: tasks of the loop, as many as on the member with most.
+        tiles: tasks of the loop, as many as on the member with most. 0 if no signals are needed:
+            then nothing is posted or waited for.
         step: rows per task. In a loop of one task over all rows, one signal is for all tiles.
     """
 
@@ -89,10 +137,14 @@ class Signals(NamedTuple):
         group, me = self.group, self.group.me
         mine = Number(self.first, self.tiles * me.multiple, me.source, me.which)
         members = group.peer_members if members is None else members
+        if not self.tiles:
+            return
         task.notifies += [Notify(group.number, m, mine, self.per_index, about.slot) for m in members]
 
     def wait(self, task: Draft, about: Ref, increment: NumberLike = 1, use: NumberLike = POSITION) -> None:
         """Let a task wait for every peer."""
+        if not self.tiles:
+            return
         number = self.group.number
         task.waits += [
             Wait(
@@ -103,25 +155,37 @@ class Signals(NamedTuple):
 
     def wait_for(self, task: Draft, about: Ref, members: Iterable[int]) -> None:
         """Let a task wait for some members."""
+        if not self.tiles:
+            return
         task.waits += [
             Wait(self.first + m * self.tiles, self.per_index, 1, self.group.number, m, about.slot)
             for m in members
         ]
 
+    def offer(self, low: ExchangeLowering, about: Ref, members: Iterable[NumberLike] | None = None) -> None:
+        """Append an instruction with an empty task per tile, which posts on members, by default on
+        all peers, that the tile can be read.
+        """
+        if self.tiles:
+            operand = Operand(about.slot, Mode.ROW)
+            self.post(low.hold(about.extent, self.step, operand, f"{low.op.label}/offer"), about, members)
+
     def acknowledge(
-        self, low: TemplateLowering, about: Ref, increment: NumberLike = 1, use: NumberLike = POSITION
+        self, low: ExchangeLowering, about: Ref, increment: NumberLike = 1, use: NumberLike = POSITION
     ) -> None:
         """Append an instruction with an empty task per tile. The task counts as a reader of the
         tile until all peers have posted that they have read it, so that the next writer of the tile
         waits for the peers too.
         """
+        if not self.tiles:
+            return
         operand = Operand(about.slot, Mode.ROW if self.per_index else Mode.WHOLE)
         task = low.hold(about.extent, self.step, operand, f"{low.op.label}/ack")
         self.wait(task, about, increment, use)
 
 
 def signals(
-    low: TemplateLowering,
+    low: ExchangeLowering,
     group: DeviceGroup,
     step: NumberLike,
     tiles: int,
@@ -144,6 +208,20 @@ def signals(
     return Signals(group, number << SITE_SHIFT, tiles, step)
 
 
+def outer_signals(low: ExchangeLowering, group: DeviceGroup, step: NumberLike, tiles: int) -> Signals:
+    """Reserve signals that order an exchange and other tasks of the program: a source can be read,
+    or has been read. If the exchange is the whole program, no such signals are needed.
+    """
+    return Signals(group, 0, 0, step) if low.is_whole_program else signals(low, group, step, tiles)
+
+
+def tree_kernel(combine: str, parts: Ref) -> str:
+    """The kernel that combines parts along a tree. Parts of a sum are in fp32, except for users'
+    arrays.
+    """
+    return "tree_sum" if combine == "sum" and parts.dtype == "bf16" else _TREES[combine]
+
+
 def reduce_label(label: str) -> str:
     """The label of the reduce-scatter half of a collective of the op with this label."""
     return f"{label}/reduce_scatter"
@@ -155,7 +233,7 @@ def gather_label(label: str) -> str:
 
 
 def emit_gather(
-    low: TemplateLowering,
+    low: ExchangeLowering,
     over: Ref | Number,
     step: NumberLike,
     dtype: str,
@@ -169,7 +247,7 @@ def emit_gather(
 
 
 def emit_reduce(
-    low: TemplateLowering,
+    low: ExchangeLowering,
     kernel: str,
     over: Ref,
     step: NumberLike,
@@ -228,7 +306,7 @@ def place_signals(
     ]
 
 
-def group_of(low: TemplateLowering, pending: PendingReduction) -> DeviceGroup:
+def group_of(low: ExchangeLowering, pending: PendingReduction) -> DeviceGroup:
     """The devices that complete a value together, in the order of its tree."""
     return low.numbers.group(pending.group, low.mesh.size(*pending.group) // len(pending.leaf_ranges))
 
@@ -253,12 +331,12 @@ def record_reduction(
     )
 
 
-def pending_of(low: TemplateLowering, record: Collective) -> PendingReduction:
+def pending_of(low: ExchangeLowering, record: Collective) -> PendingReduction:
     """The pending reduction that a record completes."""
     return low.pending_reductions(record.partial)[record.number]
 
 
-def residual_of(low: TemplateLowering, record: Collective, part: Operand) -> Tiles:
+def residual_of(low: ExchangeLowering, record: Collective, part: Operand) -> Tiles:
     """The operand that is added after a tree's root, if any: the part of the residual at the same
     place as `part` of the result, or the whole residual if it is a bias of one row.
     """
@@ -269,14 +347,14 @@ def residual_of(low: TemplateLowering, record: Collective, part: Operand) -> Til
     return {"residual": part._replace(slot=record.residual)}
 
 
-def num_tiles(low: TemplateLowering, extent: Number, step: NumberLike) -> int:
+def num_tiles(low: ExchangeLowering, extent: Number, step: NumberLike) -> int:
     """Iterations of a loop, with symbols at their bounds."""
     bounds = low.shapes.bounds
     return 1 if is_single(step) else max(1, -(-extent.upper(bounds) // upper(step, bounds)))
 
 
 def exchange(
-    low: TemplateLowering, record: Collective, expand: Callable[..., Collective], *producer: Draft
+    low: ExchangeLowering, record: Collective, expand: Callable[..., Collective], *producer: Draft
 ) -> None:
     """Expand a record to instructions, and note which instructions carry it out.
 

@@ -13,7 +13,7 @@ reader of the rows until all peers have read them, so that nothing overwrites th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tilewise.core.mesh import Axes
@@ -23,23 +23,35 @@ from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Collective, Mode, Number, NumberLike, Operand, upper
 from tilewise.plan.collectives.columns import columns_in_group, expand_reduce_scatter
 from tilewise.plan.collectives.handshake import (
-    TREES,
+    ExchangeLowering,
     Signals,
     emit_gather,
     emit_reduce,
     exchange,
     group_of,
     num_tiles,
+    outer_signals,
     pending_of,
     record_reduction,
     residual_of,
     signals,
+    tree_kernel,
 )
 
 if TYPE_CHECKING:
     from tilewise.plan.lower import TemplateLowering
 
-__all__ = ["Rows", "all_gather_batch", "all_gather_rows", "all_reduce", "all_reduce_in_place", "collect_rows"]
+__all__ = [
+    "Rows",
+    "all_gather_batch",
+    "all_gather_rows",
+    "all_reduce",
+    "all_reduce_in_place",
+    "collect_rows",
+    "expand_all_gather_batch",
+    "expand_all_reduce",
+    "expand_reduce_scatter_rows",
+]
 
 
 class Rows(NamedTuple):
@@ -57,7 +69,7 @@ class Rows(NamedTuple):
         return -(-self.rows // self.step)
 
 
-def all_gather_rows(low: TemplateLowering, dst: Ref, done: Signals) -> None:
+def all_gather_rows(low: ExchangeLowering, dst: Ref, done: Signals) -> None:
     """Copy every peer's part of each tile after the peer's signal.
 
     Args:
@@ -66,7 +78,7 @@ def all_gather_rows(low: TemplateLowering, dst: Ref, done: Signals) -> None:
         done: the signals that each member posts when its part is complete.
     """
     group = done.group
-    ack = signals(low, group, done.step, done.tiles)
+    ack = outer_signals(low, group, done.step, done.tiles)
     own = [Operand(dst.slot, Mode.ROWPART, part=p, parts=group.size) for p in group.peers]
     theirs = [o._replace(group=group.number, member=m) for o, m in zip(own, group.peer_members)]
     gather = emit_gather(low, dst, done.step, dst.dtype, own, theirs)
@@ -75,7 +87,7 @@ def all_gather_rows(low: TemplateLowering, dst: Ref, done: Signals) -> None:
     ack.acknowledge(low, dst)
 
 
-def collect_rows(low: TemplateLowering, src: Ref, dst: Ref, axes: Axes, members: Sequence[Rows]) -> None:
+def collect_rows(low: ExchangeLowering, src: Ref, dst: Ref, axes: Axes, members: Sequence[Rows]) -> None:
     """Copy the rows of all members of a device group, one after another.
 
     Args:
@@ -86,9 +98,8 @@ def collect_rows(low: TemplateLowering, src: Ref, dst: Ref, axes: Axes, members:
     """
     group, step = low.numbers.group(axes), upper(src.tile_rows)
     most = max(member.tiles for member in members)
-    ready, ack = signals(low, group, step, most), signals(low, group, step, most)
-    offer = low.hold(src.extent, step, Operand(src.slot, Mode.ROW), f"{low.op.label}/offer")
-    ready.post(offer, src)
+    ready, ack = outer_signals(low, group, step, most), outer_signals(low, group, step, most)
+    ready.offer(low, src)
     for number, member in enumerate(members):
         own = Operand(dst.slot, Mode.ROWPART, offset=member.first)
         theirs = Operand(src.slot, Mode.ROW, group=group.number, member=number)
@@ -105,10 +116,10 @@ def all_gather_batch(low: TemplateLowering, source: int, target: int) -> None:
     parts = tuple((place * rows, (place + 1) * rows) for place in range(low.mesh.size(*axes)))
     tensors = source, target
     record = Collective("all_gather_batch", low.op.id, axes, src.slot, dst.slot, tensors, step, parts)
-    exchange(low, record, _expand_batch)
+    exchange(low, record, expand_all_gather_batch)
 
 
-def _expand_batch(low: TemplateLowering, record: Collective) -> Collective:
+def expand_all_gather_batch(low: ExchangeLowering, record: Collective) -> Collective:
     """One copy per member, in the order of the batch."""
     src, dst, step = low.views[record.source], low.views[record.target], upper(record.step)
     members = [Rows(begin, end - begin, step) for begin, end in record.parts]
@@ -147,7 +158,7 @@ def all_reduce(
     record = record_reduction(low, "all_reduce", pending, src, dst, tensor, step)
     if added is not None:
         record = record._replace(residual=added.slot)
-    expand = _expand_all_reduce
+    expand: Callable[..., Collective] = expand_all_reduce
     if pending.arrives_in_shards:
         devices = low.mesh.group(low.shapes.device, *pending.group)
         parts = tuple(columns_in_group(low, tensor, pending.group, device) for device in devices)
@@ -162,18 +173,26 @@ def all_reduce_in_place(low: TemplateLowering, ref: Ref, pending: PendingReducti
     flat, producer = low.flat(ref), low.instructions[-1]
     step = upper(producer.step) if ref.packed else 0
     record = record_reduction(low, "all_reduce", pending, flat, flat, -1, step)
-    exchange(low, record, _expand_all_reduce, producer)
+    exchange(low, record, expand_all_reduce, producer)
 
 
-def _expand_all_reduce(low: TemplateLowering, record: Collective, producer: Draft) -> Collective:
+def expand_all_reduce(low: ExchangeLowering, record: Collective, producer: Draft | None = None) -> Collective:
     """Combine this device's part of the rows of every tile, from the parts of all members in the
     device group's order. Then gather the parts.
+
+    Args:
+        producer: the instruction that writes this device's partial value; None if it is complete
+            before the program begins.
     """
     src, dst, step = low.views[record.source], low.views[record.target], record.step
     pending = pending_of(low, record)
     group, tiles = group_of(low, pending), num_tiles(low, src.extent, step)
-    ready, done = signals(low, group, step, tiles), signals(low, group, step, tiles)
-    ready.post(producer, src)
+    ready = signals(low, group, step, tiles) if producer else outer_signals(low, group, step, tiles)
+    done = signals(low, group, step, tiles)
+    if producer:
+        ready.post(producer, src)
+    else:
+        ready.offer(low, src)
 
     part = Operand(dst.slot, Mode.ROWPART, part=group.me, parts=group.size)
     views: Tiles = {
@@ -181,13 +200,40 @@ def _expand_all_reduce(low: TemplateLowering, record: Collective, producer: Draf
         "x": [part._replace(slot=src.slot, group=group.number, member=m) for m in group.members],
         **residual_of(low, record, part),
     }
-    reduce = emit_reduce(low, TREES[pending.combine], src, step, dst.dtype, views)
+    reduce = emit_reduce(low, tree_kernel(pending.combine, src), src, step, dst.dtype, views)
     ready.wait(reduce, src)
     done.post(reduce, dst)
     # in place, `done` of a peer means that it has read the part that the gather overwrites
     if src.slot != dst.slot:
-        ack = signals(low, group, step, tiles)
+        ack = outer_signals(low, group, step, tiles)
         ack.post(reduce, src)
         ack.acknowledge(low, src)
     all_gather_rows(low, dst, done)
+    return record
+
+
+def expand_reduce_scatter_rows(low: ExchangeLowering, record: Collective) -> Collective:
+    """Combine this device's run of rows, from the partial values of all members in the device
+    group's order.
+    """
+    src, dst, step = low.views[record.source], low.views[record.target], upper(record.step)
+    pending = pending_of(low, record)
+    group, tiles = group_of(low, pending), num_tiles(low, dst.extent, step)
+    ready, ack = outer_signals(low, group, step, tiles), outer_signals(low, group, step, tiles)
+    parts = [Operand(src.slot, Mode.ROWPART, offset=begin) for begin, _ in record.parts]
+    if ready.tiles:
+        for member, part in enumerate(parts):
+            ready.post(low.hold(dst.extent, step, part, f"{low.op.label}/offer"), src, [member])
+    first = group.me._replace(multiple=dst.extent.constant)
+    own = Operand(src.slot, Mode.ROWPART, offset=first, group=group.number)
+    views: Tiles = {
+        "out": Operand(dst.slot, Mode.ROW),
+        "x": [own._replace(member=m) for m in group.members],
+    }
+    reduce = emit_reduce(low, tree_kernel(pending.combine, src), dst, step, dst.dtype, views)
+    ready.wait(reduce, src)
+    ack.post(reduce, src)
+    if ack.tiles:
+        for member, part in enumerate(parts):
+            ack.wait_for(low.hold(dst.extent, step, part, f"{low.op.label}/ack"), src, [member])
     return record

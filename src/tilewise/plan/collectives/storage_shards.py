@@ -30,7 +30,6 @@ from tilewise.ir.layout import PendingReduction, TensorLayout
 from tilewise.ir.lowering import Ref, Tiles
 from tilewise.ir.program import Collective, Mode, Number, Operand, upper
 from tilewise.plan.collectives.handshake import (
-    TREES,
     emit_reduce,
     exchange,
     group_of,
@@ -39,6 +38,7 @@ from tilewise.plan.collectives.handshake import (
     record_reduction,
     residual_of,
     signals,
+    tree_kernel,
 )
 from tilewise.plan.collectives.over_time import add_to_stack
 from tilewise.plan.collectives.rows import Rows, all_gather_rows, collect_rows
@@ -125,7 +125,7 @@ def _expand_reduce(low: TemplateLowering, record: Collective) -> Collective:
         record = record._replace(stack=stack)
     else:
         views: Tiles = {"out": shard_part, "x": x, **residual_of(low, record, shard_part)}
-        reduce = emit_reduce(low, TREES[pending.combine], dst, step, dst.dtype, views)
+        reduce = emit_reduce(low, tree_kernel(pending.combine, src), dst, step, dst.dtype, views)
     ready.wait(reduce, src)
     ack.post(reduce, src)
     if alike and low.is_last_microbatch:

@@ -98,11 +98,14 @@ class TemplateLowering(LocalView):
         roots: tensor -> the tensor whose memory it shares.
 
     Attributes:
+        is_whole_program: False, because other instructions write and read what is exchanged.
         completed: values that the current op has combined.
         collectives: the exchanges so far.
         signal_ranges, ring_signal_ranges: sizes of the ranges of signals that collectives reserved.
         scratch_bytes: scratch memory of the largest call of a kernel.
     """
+
+    is_whole_program = False
 
     def __init__(
         self, task: LoweringTask, shapes: LocalShapes, numbers: DeviceNumbers, roots: dict[int, int]
