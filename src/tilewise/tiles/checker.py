@@ -72,10 +72,10 @@ def check_program(name: str, native: Program, emitted: Emitted) -> None:
     race = find_race(native, emitted.program, "run")
     if race is not None:
         _report(name, race, emitted.lines)
-    for (device, signal), (count, line) in emitted.surplus.items():
+    for device, signal, count, line in emitted.surplus:
         raise PlanError(
             f"[tiles.{name}] a signal must be posted as often as the program waits for; got {count} posts too many "
-            f"of signal {signal} of device {device}, the last one at {line}; wait for them, or do not post them"
+            f"of {signal} of device {device}, the last one at {line}; wait for them, or do not post them"
         )
 
 

@@ -47,9 +47,19 @@ from tilewise.ir.program import (
 from tilewise.kernels.table import KERNELS, scratch_bytes
 from tilewise.plan.emission import make_instruction
 from tilewise.tiles.symbols import Env, Index, Loop, loops_of, values_of
-from tilewise.tiles.trace import Block, Line, SignalView, Statement, TensorForm, Tracer, View, WaitItem
+from tilewise.tiles.trace import (
+    Block,
+    Line,
+    SignalRange,
+    SignalView,
+    Statement,
+    TensorForm,
+    Tracer,
+    View,
+    WaitItem,
+)
 
-__all__ = ["ClassEmitter", "Emitted", "Split", "Target", "accesses_of", "emit"]
+__all__ = ["ClassEmitter", "Emitted", "Split", "Target", "accesses_of", "emit", "name_of"]
 
 IntArray = NDArray[np.int64]
 _MOST_TILES = 4096  # tiles of a tensor by which tasks are ordered
@@ -83,14 +93,17 @@ class Emitted:
         lines: the line of the user's program, by label of an instruction.
         scratch_bytes: scratch memory that a worker needs.
         num_signals: signals that every device needs.
-        surplus: per device and signal, posts for which the program does not wait, and the line of one.
+        surplus: posts for which the program does not wait: device, name of the signal, their number
+            and the line of one.
+        signals: the program's signals, by the names of its arguments.
     """
 
     program: TileProgram
     lines: Mapping[str, Line]
     scratch_bytes: int
     num_signals: int
-    surplus: Mapping[tuple[int, int], tuple[int, Line | None]]
+    surplus: tuple[tuple[int, str, int, Line | None], ...]
+    signals: Mapping[str, SignalRange]
 
 
 def emit(
@@ -116,11 +129,11 @@ def emit(
         of.emit_body()
     for of in classes:
         of.check_scopes(classes)
-    surplus: dict[tuple[int, int], tuple[int, Line | None]] = {}
+    surplus = []
     for of in classes:
         for (device, signal), count in of.drain().items():
             line = next((c.post_lines[signal] for c in classes if signal in c.post_lines), None)
-            surplus[device, signal] = count, line
+            surplus.append((device, name_of(of.tracer.signals, signal), count, line))
     slots = tuple(Slot("tensor", i) for i in range(len(entries)))
     group = tuple(range(mesh.num_devices))
     devices: dict[int, DeviceBinding] = {}
@@ -133,7 +146,22 @@ def emit(
             devices[device] = DeviceBinding(number, numbers, (group,))
     program = TileProgram(tuple(templates), tuple(devices[d] for d in sorted(devices)))
     lines = {label: line for of in classes for label, line in of.lines.items()}
-    return Emitted(program, lines, max(of.scratch_bytes for of in classes), num_signals, surplus)
+    return Emitted(
+        program,
+        lines,
+        max(of.scratch_bytes for of in classes),
+        num_signals,
+        tuple(surplus),
+        traces[0].signals,
+    )
+
+
+def name_of(signals: Mapping[str, SignalRange], signal: int) -> str:
+    """A signal as the program names it."""
+    for name, (first, size) in signals.items():
+        if first <= signal < first + size:
+            return f"{name}[{signal - first}]"
+    return f"signal {signal}"
 
 
 # ---- tensors ----------------------------------------------------------------------------------------------
@@ -720,7 +748,7 @@ class ClassEmitter:
             line = next((i.line for i, s in reversed(self._waits) if (s == signal).any()), None)
             raise PlanError(
                 f"[tiles.{self.name}] a signal must be posted as often as the program waits for; got "
-                f"{int(self.posts[self.devices[place], signal])} posts of signal {signal} of device "
+                f"{int(self.posts[self.devices[place], signal])} posts of {name_of(self.tracer.signals, signal)} of device "
                 f"{int(self.devices[place])}, and a wait for {int(self._expected[place, signal])} at {line}; "
                 "post it, or wait for less"
             )

@@ -103,7 +103,7 @@ def lower_program(
     devices = np.array(low.shapes.devices_alike, np.int64)
     tracer = Tracer(program.name, low.mesh, devices.tolist(), SignalRange(0, size), axes)
     with interpreting(tracer):
-        values = arguments_of(tracer, values)
+        values = arguments_of(tracer, program.function, values)
         tracer.barrier()
         program.function(*values)
         tracer.barrier()

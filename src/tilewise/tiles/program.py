@@ -9,6 +9,7 @@ The trace is cached by the mesh and by the forms of the arguments. `tiles.trace`
 from __future__ import annotations
 
 import functools
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from tilewise.plan.shapes import round_up
 from tilewise.runtime import Program
 from tilewise.session.assemble import native_program
 from tilewise.tiles.checker import check_program
-from tilewise.tiles.emit import Emitted, Split, emit
+from tilewise.tiles.emit import Emitted, Split, emit, name_of
 from tilewise.tiles.group import DeviceGroup, Signals, SymmTensor
 from tilewise.tiles.handles import ProgramHandle
 from tilewise.tiles.in_graph import lower_program
@@ -66,7 +67,10 @@ class TracedProgram:
         made = self._placed.get(key)
         if made is None:
             program = _placed(self.emitted.program, tensors)
-            made = native_program(program, ()), program
+            try:
+                made = native_program(program, ()), program
+            except PlanError as error:
+                raise PlanError(_in_words_of(self.name, self.emitted, str(error))) from None
             self._placed[key] = made
             if len(self._placed) > _MOST_PLACED:
                 self._placed.popitem(last=False)
@@ -211,7 +215,7 @@ class TileProgramFunction:
     def _trace_devices(self, mesh: DeviceMesh, devices: Sequence[int], forms: Sequence[object]) -> Tracer:
         tracer = Tracer(self.name, mesh, devices, SignalRange(0, mesh.num_devices))
         with interpreting(tracer):
-            self.function(*arguments_of(tracer, forms))
+            self.function(*arguments_of(tracer, self.function, forms))
         tracer.finish()
         return tracer
 
@@ -276,6 +280,18 @@ def _one_after_another(program: TileProgram) -> TileProgram:
         for of in program.classes
     )
     return replace(program, classes=classes)
+
+
+def _in_words_of(name: str, emitted: Emitted, message: str) -> str:
+    """A message of native code about a program, with the program's lines and names of signals."""
+
+    def with_line(label: re.Match[str]) -> str:
+        line = emitted.lines.get(label[1])
+        return label[0] if line is None else f"{label[0]} ({line})"
+
+    message = re.sub(r"^\[[\w.]+\]", f"[tiles.{name}]", message)
+    message = re.sub(r"'([^']+)'\[\d+\]", with_line, message)
+    return re.sub(r"\bsignal (\d+)\b", lambda m: name_of(emitted.signals, int(m[1])), message)
 
 
 def _placed(program: TileProgram, tensors: Sequence[SymmTensor]) -> TileProgram:

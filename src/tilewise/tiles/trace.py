@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
@@ -353,6 +354,7 @@ class Tracer:
     Attributes:
         body: what was recorded.
         others: devices that take other branches.
+        forms, signals: tensors and signals of its arguments; signals by the arguments' names.
     """
 
     def __init__(
@@ -369,6 +371,7 @@ class Tracer:
         self.body = Block(None)
         self.others: list[tuple[int, ...]] = []
         self.forms: list[TensorForm] = []
+        self.signals: dict[str, SignalRange] = {}
         self._stack = [self.body]
         self._groups: dict[Axes, NDArray[np.int64]] = {}  # per device, the devices along some axes
         self._num_barriers = 0
@@ -769,17 +772,19 @@ class Tracer:
             self._refuse_break()
 
 
-def arguments_of(tracer: Tracer, forms: Iterable[Any]) -> list[Any]:
-    """The program's arguments as it sees them: views of tensors, signals, and other values as they
-    are.
+def arguments_of(tracer: Tracer, function: Callable[..., None], forms: Iterable[Any]) -> list[Any]:
+    """The arguments of a program's function as it sees them: views of tensors, signals, and other
+    values as they are.
     """
     arguments: list[Any] = []
-    for form in forms:
+    names = function.__code__.co_varnames if hasattr(function, "__code__") else ()
+    for form, name in zip_longest(forms, names[: len(tuple(forms))], fillvalue="signals"):
         if isinstance(form, TensorForm):
             if form not in tracer.forms:
                 tracer.forms.append(form)
             arguments.append(View(tracer, form, None, 0, form.rows))
         elif isinstance(form, SignalRange):
+            tracer.signals[name] = form
             arguments.append(SignalView(tracer, form))
         else:
             arguments.append(form)

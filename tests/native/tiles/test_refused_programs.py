@@ -157,7 +157,7 @@ REFUSED = {
     ranges_beyond_k: ("must lie in 16 elements", r"\(0, 24\)"),
     unknown_axis: ("an axis must be one of tp", "pp"),
     wait_inside_of_a_device: ('scope "gpu"', 'scope="sys"'),
-    lost_signal: ("as often as the program waits for", "1 posts of signal .* of device 1.* a wait for 2"),
+    lost_signal: ("as often as the program waits for", "1 posts of s\\[0\\] of device 1.* a wait for 2"),
 }
 
 
