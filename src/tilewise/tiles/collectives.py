@@ -11,6 +11,7 @@ is made at the first call with its tensors.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -32,6 +33,7 @@ __all__ = ["Collectives"]
 
 AxisLike: TypeAlias = "str | tuple[str, ...] | None"
 SplitSizes: TypeAlias = "Sequence[int] | Sequence[Sequence[int]] | None"
+_Made: TypeAlias = "tuple[Program, TileProgram] | tuple[()]"  # empty: there is nothing to do
 _REDUCED = ("f32", "bf16")
 _OPS = ("sum", "max", "min")
 _MOST_PROGRAMS = 512
@@ -55,7 +57,8 @@ class Collectives:
     _first_signal: int  # of those that collectives use
 
     def __init__(self) -> None:
-        self._exchanges: dict[tuple[object, ...], tuple[Program, TileProgram] | None] = {}
+        self._exchanges: dict[tuple[object, ...], _Made] = {}
+        self._keeping = threading.Lock()
 
     def run_program(self, native: Program, program: TileProgram) -> None:
         """Run a program on all devices, and wait for its end."""
@@ -84,15 +87,16 @@ class Collectives:
         Cost: each of n devices reads 2 (n - 1) / n of the tensor from others.
         """
         key = "all_reduce", tensor, op, axis
-        if key not in self._exchanges:
+        made = self._exchanges.get(key)
+        if made is None:
             self._require("all_reduce", op, tensor, dtypes=_REDUCED)
             axes = self._axes("all_reduce", axis)
             array = _flat(tensor)
-            is_alone = self.mesh.size(*axes) == 1
-            self._keep(
-                key, None if is_alone else self._made("all_reduce", "all_reduce", axes, array, array, op)
-            )
-        return self._launch(key, tensor, async_op)
+            if self.mesh.size(*axes) == 1:
+                made = self._keep(key, ())
+            else:
+                made = self._keep(key, self._made("all_reduce", "all_reduce", axes, array, array, op))
+        return self._launch(made, tensor, async_op)
 
     def reduce_scatter_tensor(
         self,
@@ -111,15 +115,15 @@ class Collectives:
             op, axis, async_op: as in `all_reduce`.
         """
         key = "reduce_scatter_tensor", output, input, op, axis
-        if key not in self._exchanges:
+        made = self._exchanges.get(key)
+        if made is None:
             self._require("reduce_scatter_tensor", op, output, input, dtypes=_REDUCED)
             axes = self._axes("reduce_scatter_tensor", axis)
             parts = self._parts("reduce_scatter_tensor", axes, input, output)
-            made = self._made(
-                "reduce_scatter", "reduce_scatter_rows", axes, _flat(input), _flat(output), op, parts
-            )
-            self._keep(key, made)
-        return self._launch(key, output, async_op)
+            arrays = _flat(input), _flat(output)
+            exchange = self._made("reduce_scatter", "reduce_scatter_rows", axes, *arrays, op, parts)
+            made = self._keep(key, exchange)
+        return self._launch(made, output, async_op)
 
     # ---- copies -------------------------------------------------------------------------------------------
 
@@ -138,13 +142,14 @@ class Collectives:
             axis, async_op: as in `all_reduce`.
         """
         key = "all_gather_into_tensor", output_tensor, input_tensor, axis
-        if key not in self._exchanges:
+        made = self._exchanges.get(key)
+        if made is None:
             self._require("all_gather_into_tensor", None, output_tensor, input_tensor)
             axes = self._axes("all_gather_into_tensor", axis)
             parts = self._parts("all_gather_into_tensor", axes, output_tensor, input_tensor)
             arrays = _flat(input_tensor), _flat(output_tensor)
-            self._keep(key, self._made("all_gather", "all_gather_batch", axes, *arrays, parts=parts))
-        return self._launch(key, output_tensor, async_op)
+            made = self._keep(key, self._made("all_gather", "all_gather_batch", axes, *arrays, parts=parts))
+        return self._launch(made, output_tensor, async_op)
 
     def all_to_all_single(
         self,
@@ -168,7 +173,8 @@ class Collectives:
         """
         sizes = _hashable(output_split_sizes), _hashable(input_split_sizes)
         key = "all_to_all_single", output, input, *sizes, axis
-        if key not in self._exchanges:
+        made = self._exchanges.get(key)
+        if made is None:
             self._require("all_to_all_single", None, output, input)
             axes = self._axes("all_to_all_single", axis)
             if output.shape[1:] != input.shape[1:]:
@@ -183,8 +189,8 @@ class Collectives:
                     sent, got = sum(rows[i][:j]) * width, sum(r[j] for r in rows[:i]) * width
                     count = rows[i][j] * width
                     parts += [(sent, sent + count), (got, got + count)]
-            self._keep(key, self._copies("all_to_all", axes, input, output, parts))
-        return self._launch(key, output, async_op)
+            made = self._keep(key, self._copies("all_to_all", axes, input, output, parts))
+        return self._launch(made, output, async_op)
 
     def broadcast(
         self, tensor: SymmTensor, src: int = 0, axis: AxisLike = None, async_op: bool = False
@@ -197,14 +203,15 @@ class Collectives:
             axis, async_op: as in `all_reduce`.
         """
         key = "broadcast", tensor, src, axis
-        if key not in self._exchanges:
+        made = self._exchanges.get(key)
+        if made is None:
             self._require("broadcast", None, tensor)
             axes = self._axes("broadcast", axis)
             self._require_rank("broadcast", "src", src, axes)
             rows = 0, prod(tensor.shape)
             moves = {(src, to): (rows, rows) for to in range(self.mesh.size(*axes)) if to != src}
-            self._keep(key, self._copies("broadcast", axes, tensor, tensor, moves))
-        return self._launch(key, tensor, async_op)
+            made = self._keep(key, self._copies("broadcast", axes, tensor, tensor, moves))
+        return self._launch(made, tensor, async_op)
 
     def gather(
         self,
@@ -224,14 +231,15 @@ class Collectives:
             axis, async_op: as in `all_reduce`.
         """
         key = "gather", tensor, gather_tensor, dst, axis
-        if key not in self._exchanges:
+        made = self._exchanges.get(key)
+        if made is None:
             self._require("gather", None, tensor, gather_tensor)
             axes = self._axes("gather", axis)
             self._require_rank("gather", "dst", dst, axes)
             parts = self._parts("gather", axes, gather_tensor, tensor)
             moves = {(rank, dst): (parts[0], part) for rank, part in enumerate(parts)}
-            self._keep(key, self._copies("gather", axes, tensor, gather_tensor, moves))
-        return self._launch(key, gather_tensor, async_op)
+            made = self._keep(key, self._copies("gather", axes, tensor, gather_tensor, moves))
+        return self._launch(made, gather_tensor, async_op)
 
     def scatter(
         self,
@@ -251,14 +259,15 @@ class Collectives:
             axis, async_op: as in `all_reduce`.
         """
         key = "scatter", tensor, scatter_tensor, src, axis
-        if key not in self._exchanges:
+        made = self._exchanges.get(key)
+        if made is None:
             self._require("scatter", None, tensor, scatter_tensor)
             axes = self._axes("scatter", axis)
             self._require_rank("scatter", "src", src, axes)
             parts = self._parts("scatter", axes, scatter_tensor, tensor)
             moves = {(src, rank): (part, parts[0]) for rank, part in enumerate(parts)}
-            self._keep(key, self._copies("scatter", axes, scatter_tensor, tensor, moves))
-        return self._launch(key, tensor, async_op)
+            made = self._keep(key, self._copies("scatter", axes, scatter_tensor, tensor, moves))
+        return self._launch(made, tensor, async_op)
 
     def send(
         self,
@@ -280,7 +289,8 @@ class Collectives:
         """
         recv_tensor = tensor if recv_tensor is None else recv_tensor
         key = "send", tensor, recv_tensor, dst, src, axis
-        if key not in self._exchanges:
+        made = self._exchanges.get(key)
+        if made is None:
             self._require("send", None, tensor, recv_tensor)
             axes = self._axes("send", axis)
             for what, rank in (("dst", dst), ("src", src)):
@@ -289,8 +299,8 @@ class Collectives:
                 _invalid_shape("send", "both tensors must have one shape", tensor, recv_tensor)
             rows = 0, prod(tensor.shape)
             moves = {} if tensor is recv_tensor and src == dst else {(src, dst): (rows, rows)}
-            self._keep(key, self._copies("send", axes, tensor, recv_tensor, moves))
-        return self._launch(key, recv_tensor, async_op)
+            made = self._keep(key, self._copies("send", axes, tensor, recv_tensor, moves))
+        return self._launch(made, recv_tensor, async_op)
 
     def recv(
         self,
@@ -309,19 +319,20 @@ class Collectives:
 
     # ---- making and running -------------------------------------------------------------------------------
 
-    def _launch(self, key: tuple[object, ...], result: SymmTensor, async_op: bool) -> ProgramHandle | None:
-        made = self._exchanges[key]
-        if made is None:  # nothing to do
+    def _launch(self, made: _Made, result: SymmTensor, async_op: bool) -> ProgramHandle | None:
+        if not made:
             return ProgramHandle.complete(result) if async_op else None
         if async_op:
             return self.start_program(*made, result)
         self.run_program(*made)
         return None
 
-    def _keep(self, key: tuple[object, ...], made: tuple[Program, TileProgram] | None) -> None:
-        self._exchanges[key] = made
-        if len(self._exchanges) > _MOST_PROGRAMS:
-            del self._exchanges[next(iter(self._exchanges))]
+    def _keep(self, key: tuple[object, ...], made: _Made) -> _Made:
+        with self._keeping:
+            self._exchanges[key] = made
+            if len(self._exchanges) > _MOST_PROGRAMS:
+                del self._exchanges[next(iter(self._exchanges))]
+        return made
 
     def _made(
         self,
@@ -353,15 +364,15 @@ class Collectives:
         source: SymmTensor,
         target: SymmTensor,
         moves: Sequence[Interval] | dict[tuple[int, int], tuple[Interval, Interval]],
-    ) -> tuple[Program, TileProgram] | None:
-        """A program that copies rows between pairs of ranks; None if no pair has rows."""
+    ) -> _Made:
+        """A program that copies rows between pairs of ranks."""
         members = range(self.mesh.size(*axes))
         parts = moves
         if isinstance(moves, dict):
             nothing = ((0, 0), (0, 0))
             parts = [part for i in members for j in members for part in moves.get((i, j), nothing)]
         if all(begin == end for begin, end in parts):
-            return None
+            return ()
         return self._made(name, "all_to_all", axes, _flat(source), _flat(target), parts=[*parts])
 
     # ---- checks -------------------------------------------------------------------------------------------
