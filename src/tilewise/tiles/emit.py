@@ -182,7 +182,7 @@ def _entries(forms: Sequence[TensorForm], traces: Sequence[Tracer]) -> tuple[Ten
         tile = max(sizes[form], -(-form.rows // _MOST_TILES))
         if form.is_packed:
             tile = -(-tile // PANEL_ROWS) * PANEL_ROWS
-        size = Number(form.rows), form.cols, form.cols  # whoever places it knows the stride
+        size = Number(form.rows), form.cols, form.cols  # the stride follows when it is placed
         entries.append(TensorEntry(("symmetric", form.number), 0, *size, form.dtype, tile, handle))
         handle += -(-form.rows // tile)
     return tuple(entries)
@@ -748,8 +748,8 @@ class ClassEmitter:
             line = next((i.line for i, s in reversed(self._waits) if (s == signal).any()), None)
             raise PlanError(
                 f"[tiles.{self.name}] a signal must be posted as often as the program waits for; got "
-                f"{int(self.posts[self.devices[place], signal])} posts of {name_of(self.tracer.signals, signal)} of device "
-                f"{int(self.devices[place])}, and a wait for {int(self._expected[place, signal])} at {line}; "
+                f"{int(self.posts[self.devices[place], signal])} posts of {name_of(self.tracer.signals, signal)} of "
+                f"device {int(self.devices[place])}, and a wait for {int(self._expected[place, signal])} at {line}; "
                 "post it, or wait for less"
             )
         surplus: dict[tuple[int, int], int] = {}
