@@ -29,7 +29,8 @@ def run(
     the first process, and needs no change. `tilewise trace run script.py` shows what its devices
     did.
 
-    Example: `tilewise launch -n 2 run examples/08_all_gather_matmul.py`
+    Example: `tilewise run examples/07_producer_consumer.py` and `tilewise launch -n 2 run
+    examples/08_all_gather_matmul.py`
     """
     code = _run_script(script)
     if code:

@@ -9,11 +9,13 @@ import pytest
 
 import tilewise as tw
 from tilewise import comm
+from tilewise.core.errors import InternalError
 from tilewise.graph.ops.common import incoming
 from tilewise.graph.ops.linear import LinearTerm, LinearWeightGradient
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Gradients, Op, Partial, operand, register, result
 from tilewise.ir.tape import Tape
+from tilewise.plan.collectives import check_collective
 from tilewise.tiles import NewSignals
 
 BATCH, WIDTH, INNER = 16, 24, 64
@@ -134,6 +136,22 @@ def test_a_program_that_adds_in_another_order_is_noticed():
     finally:
         FAULT.clear()
     assert any((a != b).any() for a, b in zip(right, wrong, strict=True))
+
+
+def test_changed_records_of_programs_are_found():
+    """The plan's record of a program: devices, pending reduction and tensors."""
+    plan = graph_with(programmed).plan({"tp": 2}, workers_per_device=1)
+    number, record = next(
+        (n, c)
+        for n, template in enumerate(plan.class_of(0).templates)
+        for c in template.collectives
+        if c.kind == "tile_program"
+    )
+    slots = plan.class_of(0).templates[number].slots
+    check_collective(record, plan.layouts[number], slots, ())
+    for change in ({"axes": ()}, {"partial": "other"}, {"number": 1}, {"uses": ()}):
+        with pytest.raises(InternalError, match="tile_program"):
+            check_collective(record._replace(**change), plan.layouts[number], slots, ())
 
 
 def test_a_plan_with_a_program_is_saved_and_loaded(tmp_path):

@@ -72,7 +72,9 @@ def changes(dice, record):
     yield record._replace(axes=(*record.axes, "other"))
     yield record._replace(axes=record.axes[1:])
     same = {record.kind, *(COLUMNS if record.kind in COLUMNS else ())}
-    yield record._replace(kind=dice.choice([kind for kind in CHECKS if kind not in same]))
+    yield record._replace(
+        kind=dice.choice([kind for kind in CHECKS if kind not in same and kind != "tile_program"])
+    )
     if record.kind not in COPIES:
         yield record._replace(number=record.number + 1)
         yield record._replace(partial="other")
@@ -115,4 +117,5 @@ def test_every_changed_record_is_found(checks):
             if changed != record:
                 assert is_found(changed, of), changed
                 count += 1
-    assert seen == {*CHECKS} and count > 500
+    # programs need the native module: tests/native/tiles/test_programs_in_graphs.py
+    assert seen == {*CHECKS} - {"tile_program"} and count > 500
