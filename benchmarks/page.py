@@ -60,7 +60,7 @@ def benchmarks() -> list[str]:
     below = [
         *sorted(HERE.glob("kernels/*.py")),
         *sorted(HERE.glob("runtime/*.py")),
-        *(HERE / n / "run.py" for n in ("processes", "task_overhead")),
+        *(HERE / n / "run.py" for n in ("processes", "task_overhead", "tile_programs")),
     ]
     return [path.relative_to(HERE).as_posix() for path in [*own, *below]]
 

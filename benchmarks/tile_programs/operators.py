@@ -21,7 +21,7 @@ from tilewise import comm
 from tilewise.ir.program import DeviceClass, LoweredTemplate, TileProgram
 from tilewise.session.assemble import native_program
 
-__all__ = ["OPERATORS", "DEVICES", "Comparison", "Operator", "Sizes", "open_comparison", "random_operands"]
+__all__ = ["DEVICES", "OPERATORS", "Example", "Operator", "Sizes", "copies", "nothing", "planned", "products"]
 
 Array = NDArray[np.float32]
 Call = Callable[[], object]
@@ -72,25 +72,6 @@ OPERATORS = {
 }
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Calls that take turns.
-
-    Attributes:
-        group: the devices of the tile programs.
-        calls: `example`, `products`, `copies`, `planned`, and `nothing`, an empty program.
-        copied_bytes: bytes that each device copies in `copies`.
-        result: the example's result after a call.
-        wanted: the planner's result.
-    """
-
-    group: tw.DeviceGroup
-    calls: dict[str, Call]
-    copied_bytes: int
-    result: Callable[[], Array]
-    wanted: Array
-
-
 # ---- programs --------------------------------------------------------------------------------------------
 
 
@@ -128,10 +109,11 @@ def example_function(operator: Operator, sizes: Sizes) -> Any:
 # ---- the planner's operators -----------------------------------------------------------------------------
 
 
-def planned(operator: Operator, name: str, x: Array, w: Array, opened: ExitStack) -> tuple[Call, Array]:
+def planned(name: str, x: Array, w: Array, opened: ExitStack) -> tuple[Call, Array]:
     """A call of the planner's operator on the same operands, and its result. The call does not
     gather the result to the first device.
     """
+    operator = OPERATORS[name]
     label = tw.DimLabel("mlp")  # which the strategy puts on the axis tp
     graph = tw.ComputeGraph("product", k_splits=DEVICES)
     labels = [None, label] if operator.is_reduced else [label, None]
@@ -171,72 +153,79 @@ def without_gathers(program: TileProgram) -> TileProgram:
     return replace(program, classes=tuple(cut(of) for of in program.classes))
 
 
-# ---- comparisons -----------------------------------------------------------------------------------------
+# ---- examples --------------------------------------------------------------------------------------------
 
 
-def random_operands(sizes: Sizes) -> tuple[Array, Array]:
-    """x [m, k] and w [n, k]."""
-    rng = np.random.default_rng(0)
-    return rng.standard_normal((sizes.m, sizes.k), np.float32), rng.standard_normal(
-        (sizes.n, sizes.k), np.float32
-    )
+class Example:
+    """An operator's tensors on two devices of one worker each, and calls that take turns.
+
+    Args:
+        name: of the operator.
+        sizes: of its operands.
+        opened: closes the devices.
+
+    Attributes:
+        operands: x [m, k] and w [n, k].
+        group: the devices.
+        program, arguments: the example's.
+        calls: `nothing`, an empty program; `copies`; `products`; `example`.
+        copied_bytes: bytes that each device copies in `copies`.
+    """
+
+    def __init__(self, name: str, sizes: Sizes, opened: ExitStack) -> None:
+        self.name, self.operator, self.sizes = name, OPERATORS[name], sizes
+        rng = np.random.default_rng(0)
+        x, w = (rng.standard_normal((size, sizes.k), np.float32) for size in (sizes.m, sizes.n))
+        self.operands = x, w
+        self.group = opened.enter_context(tw.DeviceGroup({"tp": DEVICES}, workers_per_device=1))
+        alone = self._reduced() if self.operator.is_reduced else self._gathered()
+        source, target = (self.group.symm_tensor(self._copied.shape) for _ in range(2))
+        self.copied_bytes = source.num_bytes
+        self.program = example_function(self.operator, sizes)
+        self.calls: dict[str, Call] = {
+            "nothing": lambda: nothing(source),
+            "copies": lambda: copies(source, target, sizes.rows),
+            "products": lambda: products(*alone, sizes.rows),
+            "example": lambda: self.program(*self.arguments),
+        }
+
+    def _gathered(self) -> Any:
+        """Allocate for an all-gather. Returns whole x, the device's w and out."""
+        sizes, symm = self.sizes, self.group.symm_tensor
+        m, n = sizes.m // DEVICES, sizes.n // DEVICES
+        own, every, gathered = symm((m, sizes.k)), symm((sizes.m, sizes.k)), symm((sizes.m, sizes.k))
+        weight, out = symm((n, sizes.k), packed=True), symm((sizes.m, n))
+        every.write(self.operands[0])
+        for tensor, whole in zip((own, weight), self.operands):
+            _write_parts(tensor, whole, 0)
+        self.arguments = own, gathered, weight, out, self.group.signals(sizes.m // sizes.rows)
+        self._copied, self._out, self._dim = own, out, 1
+        return every, weight, out
+
+    def _reduced(self) -> Any:
+        """Allocate for a sum. Returns the device's x, w and part."""
+        sizes, symm, is_whole = self.sizes, self.group.symm_tensor, self.name == "matmul + all-reduce"
+        own, weight = (
+            symm((sizes.m, sizes.k // DEVICES)),
+            symm((sizes.n, sizes.k // DEVICES), packed=True),
+        )
+        part = symm((sizes.m, sizes.n))
+        out = symm((sizes.m if is_whole else sizes.m // DEVICES, sizes.n))
+        for tensor, whole in zip((own, weight), self.operands):
+            _write_parts(tensor, whole, 1)
+        signals = [self.group.signals(count) for count in (sizes.m // sizes.rows, 1)[: 1 + is_whole]]
+        self.arguments = own, weight, part, out, *signals
+        # two copies of half the rows: those of the sum, and for an all-reduce those of the result
+        self._copied, self._out, self._dim = out, out, None if is_whole else 0
+        return own, weight, part
+
+    def result(self) -> Array:
+        """What the last call has computed, of all devices."""
+        if self._dim is None:
+            return self._out.read(DEVICES - 1)
+        return np.concatenate([self._out.read(device) for device in range(DEVICES)], axis=self._dim)
 
 
-def open_comparison(name: str, sizes: Sizes, opened: ExitStack) -> Comparison:
-    """Allocate an operator's tensors on two devices of one worker each, and plan its counterpart."""
-    operator = OPERATORS[name]
-    x, w = random_operands(sizes)
-    group = opened.enter_context(tw.DeviceGroup({"tp": DEVICES}, workers_per_device=1))
-    build = _reduced if operator.is_reduced else _gathered
-    example, result, alone, copied, copied_bytes = build(name, sizes, group, x, w)
-    call, wanted = planned(operator, name, x, w, opened)
-    calls = {
-        "nothing": lambda: nothing(alone[0]),
-        "copies": copied,
-        "products": lambda: products(*alone, sizes.rows),
-        "example": example,
-        "planned": call,
-    }
-    return Comparison(group, calls, copied_bytes, result, wanted)
-
-
-Built = tuple[Call, Callable[[], Array], tuple[Any, Any, Any], Call, int]
-
-
-def _gathered(name: str, sizes: Sizes, group: tw.DeviceGroup, x: Array, w: Array) -> Built:
-    m, n, rows = sizes.m // DEVICES, sizes.n // DEVICES, sizes.rows
-    own, every = group.symm_tensor((m, sizes.k)), group.symm_tensor((sizes.m, sizes.k))
-    gathered, out = group.symm_tensor((sizes.m, sizes.k)), group.symm_tensor((sizes.m, n))
-    weight, landed = group.symm_tensor((n, sizes.k), packed=True), group.symm_tensor((m, sizes.k))
-    every.write(x)
-    for device in range(DEVICES):
-        own.write(np.split(x, DEVICES)[device], device)
-        weight.write(np.split(w, DEVICES)[device], device)
-    program, ready = example_function(OPERATORS[name], sizes), group.signals(sizes.m // rows)
-    return (
-        lambda: program(own, gathered, weight, out, ready),
-        lambda: np.concatenate([out.read(device) for device in range(DEVICES)], axis=1),
-        (every, weight, out),
-        lambda: copies(own, landed, rows),
-        own.num_bytes,
-    )
-
-
-def _reduced(name: str, sizes: Sizes, group: tw.DeviceGroup, x: Array, w: Array) -> Built:
-    m, k, rows = sizes.m // DEVICES, sizes.k // DEVICES, sizes.rows
-    is_all = name == "matmul + all-reduce"
-    own, part = group.symm_tensor((sizes.m, k)), group.symm_tensor((sizes.m, sizes.n))
-    weight, out = group.symm_tensor((sizes.n, k), packed=True), group.symm_tensor((m + m * is_all, sizes.n))
-    source, target = (group.symm_tensor(out.shape) for _ in range(2))
-    for device in range(DEVICES):
-        own.write(np.split(x, DEVICES, axis=1)[device], device)
-        weight.write(np.split(w, DEVICES, axis=1)[device], device)
-    program, ready = example_function(OPERATORS[name], sizes), group.signals(sizes.m // rows)
-    signals = (ready, group.signals(1)) if is_all else (ready,)
-    return (
-        lambda: program(own, weight, part, out, *signals),
-        lambda: out.read(0) if is_all else np.concatenate([out.read(device) for device in range(DEVICES)]),
-        (own, weight, part),
-        lambda: copies(source, target, rows),
-        source.num_bytes,
-    )
+def _write_parts(tensor: tw.SymmTensor, whole: Array, dim: int) -> None:
+    for device, part in enumerate(np.split(whole, DEVICES, axis=dim)):
+        tensor.write(part, device)

@@ -29,20 +29,21 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.parent), str(HERE.parent / "processes")]  # what benchmarks share
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks share
+sys.path.append(str(Path(__file__).resolve().parents[1] / "processes"))  # times of signals
 import hosts
 from figures import Figure, show
 from machine import machine
-from operators import OPERATORS, Comparison, Sizes, open_comparison
-from signal_times import measure_signal
+from operators import OPERATORS, Example, Sizes, nothing, planned
+from signal_times import measure_signals, num_processors
+from turns import Times, take_turns
 
 import tilewise as tw
 from tilewise import comm
@@ -54,23 +55,6 @@ SIGNAL = {
     "put_threads": ("put_signal to wait, 8 bytes, one process", 2.0, 1.5),
     "put_processes": ("put_signal to wait, 8 bytes, two processes", 3.0, 2.0),
 }
-Times = Mapping[str, list[float]]
-
-
-def take_turns(calls: Mapping[str, Callable[[], object]], ends_at: float, at_least: int = 5) -> Times:
-    """Seconds of each call in each turn; every other turn is in reverse order."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():  # traces, and touches memory
-        call()
-    order = list(calls)
-    while len(seconds[order[0]]) < at_least or time.monotonic() < ends_at:
-        for name in order:
-            began = time.perf_counter()
-            calls[name]()
-            seconds[name].append(time.perf_counter() - began)
-        order.reverse()
-    return seconds
-
 
 # ---- operators -------------------------------------------------------------------------------------------
 
@@ -80,16 +64,18 @@ def operators(options: argparse.Namespace, ends_at: float) -> None:
     began = time.monotonic()
     for number, name in enumerate(OPERATORS, 1):
         with ExitStack() as opened:
-            comparison = open_comparison(name, SIZES, opened)
-            until = began + (ends_at - began) * number / len(OPERATORS)
-            seconds = take_turns(comparison.calls, until)
-            if not np.array_equal(comparison.result(), comparison.wanted):
+            example = Example(name, SIZES, opened)
+            call, wanted = planned(name, *example.operands, opened)
+            example.calls["example"]()
+            if not np.array_equal(example.result(), wanted):
                 sys.exit(f"{name}: the example must have the bits of the planner's operator; it has others")
-            show_operator(name, comparison, seconds)
+            until = began + (ends_at - began) * number / len(OPERATORS)
+            show_operator(example, take_turns({**example.calls, "planned": call}, until))
 
 
-def show_operator(name: str, comparison: Comparison, seconds: Times) -> None:
+def show_operator(example: Example, seconds: Times) -> None:
     """Its ratios, of each turn, and its times."""
+    name = example.name
     turns = [dict(zip(seconds, turn)) for turn in zip(*seconds.values())]
     over = [t["example"] / (t["products"] + t["copies"] - t["nothing"]) for t in turns]
     speed = [t["planned"] / t["example"] for t in turns]
@@ -98,15 +84,15 @@ def show_operator(name: str, comparison: Comparison, seconds: Times) -> None:
     must, goal = (1.05, 1.01) if name in ASKED else (None, None)
     note = (
         f"{ms['example']:.2f} ms; products {ms['products']:.2f}, copies {copy_ms:.2f} "
-        f"({comparison.copied_bytes / 2**20:.0f} MiB at {comparison.copied_bytes / copy_ms / 1e6:.1f} GB/s: "
-        f"{OPERATORS[name].transfers}); {len(turns)} turns"
+        f"({example.copied_bytes / 2**20:.0f} MiB at {example.copied_bytes / copy_ms / 1e6:.1f} GB/s: "
+        f"{example.operator.transfers}); {len(turns)} turns"
     )
     figure = Figure(
         f"{name}: over products + copies", statistics.median(over), "x", True, must, goal, limit=1, note=note
     )
     show(figure)
     if figure.verdict == "missed":
-        for line in comparison.group.trace(comparison.calls["example"]).summary():
+        for line in example.group.trace(example.calls["example"]).summary():
             print(f"  {line}")
     must, goal = (0.97, 1.0) if name in ASKED else (None, None)
     note = f"planned {ms['planned']:.2f} ms"
@@ -136,17 +122,15 @@ def ping_pong(x: Any, seen: Any) -> None:
 
 def signals(options: argparse.Namespace, ends_at: float) -> None:
     """8 bytes and a signal one way, next to a plain line there and back; then as tasks."""
-    if len(os.sched_getaffinity(0)) < 2:
+    if num_processors() < 2:
         print("signal is left out: it needs two processors")
         return
-    for times in measure_signal(list(SIGNAL)):
+    for times in measure_signals(SIGNAL):
         what, must, goal = SIGNAL[times.how]
-        show(Figure(what, times.ratio, "round trips", True, must, goal, limit=1, note=times.note()))
+        show(Figure(what, times.ratio, "round trips", True, must, goal, limit=0.5, note=times.note))
     with tw.DeviceGroup({"tp": 2}, workers_per_device=1) as group:
         x, seen = group.symm_tensor((1, 2)), group.signals(1)
         x.write(np.ones((1, 2), np.float32), 0)
-        from operators import nothing
-
         seconds = take_turns({"nothing": lambda: nothing(x), "hops": lambda: ping_pong(x, seen)}, ends_at, 50)
         if not all((x.numpy(device) == 1).all() for device in range(2)):
             sys.exit("ping_pong: the bytes of device 0 must arrive; got others")
