@@ -9,7 +9,8 @@ measures here, in this order:
 2. those sockets: both hosts send and receive at the same time, after a pause in which the limiter's
    burst has refilled. Gives the transfer's time, and the processor time of a host for it. (The system
    does a part of TCP's work in interrupts, which it charges to no process, so this is less than all.);
-3. the program of example 08, the same with all tiles gathered before the first product (plain), the
+3. the programs of examples 08 (puts) and 11 (reads in place), the first also with all tiles gathered
+   before the first product (plain), the
    products and the transfers alone, in turns.
 """
 
@@ -40,7 +41,7 @@ import tilewise as tw
 from support.hosts import Hosts, missing
 from tilewise import comm
 
-NAME = "all-gather + matmul"
+NAMES = "all-gather + matmul", "rank swizzle"
 SIZES = Sizes(m=1024, k=2048, n=2048, rows=32)
 MUST, GOAL = 1.25, 1.1
 PORT, EXCHANGES, PAUSE_S = 4321, 12, 0.01
@@ -138,15 +139,15 @@ def be_leader(seconds: float, is_alone: bool) -> None:
     """Measure in both processes of the group, and print medians of seconds."""
     with ExitStack() as opened:
         opened.enter_context(tw.ProcessGroup())
-        example = Example(NAME, SIZES, opened)
+        example = Example(NAMES[0], SIZES, opened)
         calls = {"products": example.calls["products"]}
         calls["products"]()
         wanted = example.result()
         if not is_alone:
             calls["copies"] = example.calls["copies"]
             calls["plain"] = lambda: plain(*example.arguments, SIZES.rows)
-            calls["example"] = example.calls["example"]
-            for name in ("plain", "example"):
+            calls |= {name: example.also(name) for name in NAMES}
+            for name in ("plain", *NAMES):
                 calls[name]()
                 if not np.array_equal(example.result(), wanted):
                     sys.exit(f"{name}: the program must have the bits of the products alone; it has others")
@@ -154,7 +155,7 @@ def be_leader(seconds: float, is_alone: bool) -> None:
         medians = {name: statistics.median(of) for name, of in times.items()}
         print(json.dumps({**medians, "bytes": example.copied_bytes, "turns": len(times["products"])}))
         if not is_alone:
-            print(json.dumps(example.group.trace(calls["example"]).summary()))
+            print(json.dumps({name: example.group.trace(calls[name]).summary() for name in NAMES}))
 
 
 def run_on(hosts: Hosts, seconds: float, *options: str) -> list[Any]:
@@ -182,35 +183,28 @@ def measure(options: argparse.Namespace, ends_at: float) -> None:
             hosts.shape(f"{rate * 8:.0f}bit")
             tcp = exchange_between(hosts, alone["bytes"])
             rate *= tcp.wall_s / alone["products"]
-        seconds, profile = run_on(hosts, max(3.0, ends_at - time.monotonic()))
-        show_hosts(seconds, tcp, profile)
+        seconds, profiles = run_on(hosts, max(3.0, ends_at - time.monotonic()))
+        show_hosts(seconds, tcp, profiles)
 
 
-def show_hosts(seconds: dict[str, float], tcp: Exchange, profile: list[str]) -> None:
-    """The example over its bound, with plain next to it."""
+def show_hosts(seconds: dict[str, float], tcp: Exchange, profiles: dict[str, list[str]]) -> None:
+    """The examples over their bound, with plain next to them."""
     larger = max(seconds["products"], tcp.wall_s)
     bound = larger + tcp.processor_s
-    note = (
-        f"{seconds['example'] * 1e3:.1f} ms; products {seconds['products'] * 1e3:.1f}, {seconds['bytes'] / 2**20:.0f} "
-        f"MiB each way by sockets {tcp.wall_s * 1e3:.1f} with {tcp.processor_s * 1e3:.1f} of a processor, by put "
-        f"{seconds['copies'] * 1e3:.1f}, plain {seconds['plain'] * 1e3:.1f}; {seconds['example'] / larger:.2f} and "
-        f"plain {seconds['plain'] / larger:.2f} of max(products, transfer); {seconds['turns']:.0f} turns"
+    print(
+        f"  products {seconds['products'] * 1e3:.1f} ms; {seconds['bytes'] / 2**20:.0f} MiB each way: by sockets "
+        f"{tcp.wall_s * 1e3:.1f} ms with {tcp.processor_s * 1e3:.1f} ms of a processor, by put "
+        f"{seconds['copies'] * 1e3:.1f} ms; {seconds['turns']:.0f} turns"
     )
-    figure = Figure(
-        f"{NAME}, two hosts: over max + TCP",
-        seconds["example"] / bound,
-        "x",
-        True,
-        must=MUST,
-        goal=GOAL,
-        limit=1,
-        peers={"plain": seconds["plain"] / bound},
-        note=note,
-    )
-    show(figure)
-    if figure.verdict == "missed":
-        for line in profile:
-            print(f"  {line}")
+    for name, must, goal in zip(NAMES, (MUST, None), (GOAL, None)):
+        note = f"{seconds[name] * 1e3:.1f} ms, {seconds[name] / larger:.2f} of max(products, transfer)"
+        peers = {"plain": seconds["plain"] / bound}
+        what = f"{name}, two hosts: over max + TCP"
+        figure = Figure(what, seconds[name] / bound, "x", True, must, goal, limit=1, peers=peers, note=note)
+        show(figure)
+        if figure.verdict == "missed":
+            for line in profiles[name]:
+                print(f"  {line}")
 
 
 def main() -> None:

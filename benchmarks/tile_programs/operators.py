@@ -1,6 +1,6 @@
 """The operators that the benchmarks of tile programs compare, each as a call on two devices.
 
-The programs of examples 08, 09 and 10; the same products with all data present; the same transfers
+The programs of examples 08 to 11; the same products with all data present; the same transfers
 without products; and the operators that the planner makes of a graph.
 """
 
@@ -58,6 +58,11 @@ class Operator:
 OPERATORS = {
     "all-gather + matmul": Operator(
         ("08_all_gather_matmul", "all_gather_matmul"), False, "each device puts its rows of x"
+    ),
+    "rank swizzle": Operator(
+        ("11_rank_swizzle", "swizzled"),
+        False,
+        "each device copies its rows of x, and its products read the other's in place",
     ),
     "matmul + reduce-scatter": Operator(
         ("09_matmul_reduce_scatter", "matmul_reduce_scatter"),
@@ -188,6 +193,11 @@ class Example:
             "products": lambda: products(*alone, sizes.rows),
             "example": lambda: self.program(*self.arguments),
         }
+
+    def also(self, name: str) -> Call:
+        """A call of another example on the same tensors."""
+        program = example_function(OPERATORS[name], self.sizes)
+        return lambda: program(*self.arguments)
 
     def _gathered(self) -> Any:
         """Allocate for an all-gather. Returns whole x, the device's w and out."""
