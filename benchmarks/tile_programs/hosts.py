@@ -9,9 +9,8 @@ measures here, in this order:
 2. those sockets: both hosts send and receive at the same time, after a pause in which the limiter's
    burst has refilled. Gives the transfer's time, and the processor time of a host for it. (The system
    does a part of TCP's work in interrupts, which it charges to no process, so this is less than all.);
-3. the programs of examples 08 (puts) and 11 (reads in place), the first also with all tiles gathered
-   before the first product (plain), the
-   products and the transfers alone, in turns.
+3. the programs of examples 08 (puts) and 11 (reads in place), example 08 with all tiles gathered before
+   the first product (plain), the products and the transfers alone, in turns.
 """
 
 from __future__ import annotations
