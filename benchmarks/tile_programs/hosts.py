@@ -34,7 +34,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # hosts to try
 from figures import Figure, show
 from operators import Example, Sizes
-from turns import take_turns
+from turns import Times, take_turns
 
 import tilewise as tw
 from support.hosts import Hosts, missing
@@ -135,7 +135,7 @@ def plain(x: Any, gathered: Any, w: Any, out: Any, ready: Any, rows: int) -> Non
 
 
 def be_leader(seconds: float, is_alone: bool) -> None:
-    """Measure in both processes of the group, and print medians of seconds."""
+    """Measure in both processes of the group, and print the seconds of each turn."""
     with ExitStack() as opened:
         opened.enter_context(tw.ProcessGroup())
         example = Example(NAMES[0], SIZES, opened)
@@ -151,8 +151,7 @@ def be_leader(seconds: float, is_alone: bool) -> None:
                 if not np.array_equal(example.result(), wanted):
                     sys.exit(f"{name}: the program must have the bits of the products alone; it has others")
         times = take_turns(calls, time.monotonic() + seconds)
-        medians = {name: statistics.median(of) for name, of in times.items()}
-        print(json.dumps({**medians, "bytes": example.copied_bytes, "turns": len(times["products"])}))
+        print(json.dumps({"bytes": example.copied_bytes, "times": times}))
         if not is_alone:
             print(json.dumps({name: example.group.trace(calls[name]).summary() for name in NAMES}))
 
@@ -176,30 +175,39 @@ def measure(options: argparse.Namespace, ends_at: float) -> None:
         print(f"hosts is left out: {reason}")
         return
     with tempfile.TemporaryDirectory() as folder, Hosts(folder) as hosts:
-        alone = run_on(hosts, 2.0, "--alone")[0]
-        rate = alone["bytes"] / alone["products"]
+        (alone,) = run_on(hosts, 2.0, "--alone")
+        products_s = statistics.median(alone["times"]["products"])
+        rate = alone["bytes"] / products_s
         for _ in range(2):  # the first time shows what headers and waiting add
             hosts.shape(f"{rate * 8:.0f}bit")
             tcp = exchange_between(hosts, alone["bytes"])
-            rate *= tcp.wall_s / alone["products"]
-        seconds, profiles = run_on(hosts, max(3.0, ends_at - time.monotonic()))
-        show_hosts(seconds, tcp, profiles)
+            rate *= tcp.wall_s / products_s
+        measured, profiles = run_on(hosts, max(3.0, ends_at - time.monotonic()))
+        show_hosts(measured["times"], measured["bytes"], tcp, profiles)
 
 
-def show_hosts(seconds: dict[str, float], tcp: Exchange, profiles: dict[str, list[str]]) -> None:
-    """The examples over their bound, with plain next to them."""
-    larger = max(seconds["products"], tcp.wall_s)
-    bound = larger + tcp.processor_s
+def show_hosts(times: Times, num_bytes: int, tcp: Exchange, profiles: dict[str, list[str]]) -> None:
+    """The examples over their bound in each turn, with plain next to them."""
+    ms = {name: statistics.median(of) * 1e3 for name, of in times.items()}
     print(
-        f"  products {seconds['products'] * 1e3:.1f} ms; {seconds['bytes'] / 2**20:.0f} MiB each way: by sockets "
-        f"{tcp.wall_s * 1e3:.1f} ms with {tcp.processor_s * 1e3:.1f} ms of a processor, by put "
-        f"{seconds['copies'] * 1e3:.1f} ms; {seconds['turns']:.0f} turns"
+        f"  products {ms['products']:.1f} ms; {num_bytes / 2**20:.0f} MiB each way: by sockets {tcp.wall_s * 1e3:.1f} "
+        f"ms with {tcp.processor_s * 1e3:.1f} ms of a processor, by put {ms['copies']:.1f} ms; "
+        f"{len(times['products'])} turns"
     )
+    larger = [max(s, tcp.wall_s) for s in times["products"]]
+
+    def over(name: str, added_s: float) -> float:
+        return statistics.median(s / (bound + added_s) for s, bound in zip(times[name], larger))
+
+    peers = {"plain": over("plain", tcp.processor_s)}
     for name, must, goal in zip(NAMES, (MUST, None), (GOAL, None)):
-        note = f"{seconds[name] * 1e3:.1f} ms, {seconds[name] / larger:.2f} of max(products, transfer)"
-        peers = {"plain": seconds["plain"] / bound}
+        note = (
+            f"{ms[name]:.1f} ms, plain {ms['plain']:.1f}; {over(name, 0):.2f} and {over('plain', 0):.2f} of "
+            "max(products, transfer)"
+        )
+        value = over(name, tcp.processor_s)
         what = f"{name}, two hosts: over max + TCP"
-        figure = Figure(what, seconds[name] / bound, "x", True, must, goal, limit=1, peers=peers, note=note)
+        figure = Figure(what, value, "x", True, must, goal, limit=1, peers=peers, note=note)
         show(figure)
         if figure.verdict == "missed":
             for line in profiles[name]:
