@@ -176,6 +176,11 @@ int group_file(int64_t bytes) {
   return file;
 }
 
+// The parent would spin for ever if its child has ended with an error.
+void follow_failed_child(int, siginfo_t* info, void*) {
+  if (info->si_status != 0) _exit(3);
+}
+
 std::vector<Times> in_processes(bool has_data, const int* processors, uint64_t rounds) {
   const int file = group_file(Peers::bytes(2));
   void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -197,6 +202,10 @@ std::vector<Times> in_processes(bool has_data, const int* processors, uint64_t r
           while (signals[0].value() < value) peers.look();
         });
   };
+  struct sigaction on_end = {};
+  on_end.sa_sigaction = follow_failed_child;
+  on_end.sa_flags = SA_SIGINFO | SA_RESTART | SA_NOCLDSTOP;
+  sigaction(SIGCHLD, &on_end, nullptr);
   const pid_t child = fork();
   if (child < 0) std::exit(2);
   if (child == 0) {
