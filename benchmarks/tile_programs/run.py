@@ -8,8 +8,9 @@ Claims (issue figures; "must" and "goal" are printed next to each):
   them with the kernel of `put`, in tiles of the same size. Every term is measured in the same turn. It is
   a bound where transfers need the cores that compute: overlap hides waiting, and no copying. Example 10
   is shown without bounds. All have the planner's bits.
-- `hosts`: the program of example 08 over two hosts takes at most 1.25 and 1.1 times max(products,
-  transfer) + the processor time of TCP, over a link on which both take equally long (hosts.py).
+- `hosts`: the program of example 08, and one that reads tiles with a few in flight, take at most 1.25 and
+  1.1 times max(products, transfer) + the processor time of TCP, on two hosts with a link on which both
+  take equally long (hosts.py).
 - `signal`: 8 bytes and a signal are seen by a thread that spins on the signal within 2 and 1.5
   cache-line round trips in one process, 3 and 2 between two. This is below the level of tasks: the data
   is stored in the other side's memory and the signal is posted as a task's end posts it
