@@ -159,16 +159,14 @@ def be_leader(seconds: float, is_alone: bool) -> None:
         opened.enter_context(tw.ProcessGroup())
         example = Example(NAMES[0], SIZES, opened)
         calls = {"products": example.calls["products"]}
-        calls["products"]()
-        wanted = example.result()
+        wanted = example.result_of(calls["products"])
         if not is_alone:
             calls["copies"] = example.calls["copies"]
             calls["plain"] = lambda: plain(*example.arguments, SIZES.rows)
             calls |= {name: example.also(name) for name in NAMES}
             calls[FEW] = lambda: few_in_flight(*example.arguments[:-1], SIZES.rows)
             for name in ("plain", *NAMES, FEW):
-                calls[name]()
-                if not np.array_equal(example.result(), wanted):
+                if not np.array_equal(example.result_of(calls[name]), wanted):
                     sys.exit(f"{name}: the program must have the bits of the products alone; it has others")
         times = take_turns(calls, time.monotonic() + seconds)
         print(json.dumps({"bytes": example.copied_bytes, "times": times}))

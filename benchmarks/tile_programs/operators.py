@@ -229,8 +229,10 @@ class Example:
         self._copied, self._out, self._dim = out, out, None if is_whole else 0
         return own, weight, part
 
-    def result(self) -> Array:
-        """What the last call has computed, of all devices."""
+    def result_of(self, call: Call) -> Array:
+        """What a call computes, of all devices."""
+        self._out.write(np.zeros(self._out.shape, np.float32))
+        call()
         if self._dim is None:
             return self._out.read(DEVICES - 1)
         return np.concatenate([self._out.read(device) for device in range(DEVICES)], axis=self._dim)
