@@ -45,6 +45,7 @@ import two_devices
 from demo_step import CONTEXT, GPT2, Contestant, batch_of
 from figures import Figure, show
 from machine import machine
+from signal_times import measure_signals, num_processors
 
 import tilewise as tw
 from tilewise import models
@@ -53,8 +54,6 @@ from tilewise.nn import linear
 from tilewise.strategy import ParallelismMode
 
 HERE = Path(__file__).resolve().parent
-NATIVE = HERE.parents[1] / "native"
-COMPILER = [os.environ.get("CXX", "g++"), "-std=c++20", "-O3", "-DNDEBUG"]
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 SMALL, LARGE = 16 << 10, 16 << 20
 NUM_CHAINED, NUM_APART = 200, 8
@@ -78,31 +77,12 @@ SIGNAL = {
 
 def signals(options: argparse.Namespace, ends_at: float) -> None:
     """A signal one way next to a plain line there and back."""
-    processors = [str(p) for p in sorted(os.sched_getaffinity(0))[:2]]
-    if len(processors) < 2:
+    if num_processors() < 2:
         print("signal is left out: it needs two processors")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder, "signals")
-        sources = [
-            path
-            for part in ("comm", "memory")
-            for path in sorted((NATIVE / part).glob("*.cc"))
-            if not path.stem.endswith("_test")
-        ]
-        includes = [f"-I{NATIVE}", f"-I{NATIVE / 'include'}"]
-        command = [*COMPILER, *includes, str(HERE / "signals.cc"), *map(str, sources), "-o", str(program)]
-        subprocess.run([*command, "-lpthread", "-ldl"], check=True)
-        for how, (what, must, goal) in SIGNAL.items():
-            done = subprocess.run(
-                [program, how, *processors, "3000"], stdout=subprocess.PIPE, text=True, check=True
-            )
-            plain, signal, ratio, least, greatest = map(float, done.stdout.split())
-            note = (
-                f"{signal / 2:.0f} ns one way / {plain:.0f} ns, a plain line there and back; nine tenths of rounds "
-                f"above {least:.2f}, below {greatest:.2f}"
-            )
-            show(Figure(what, ratio, "round trips", True, must, goal, limit=0.5, note=note))
+    for times in measure_signals(SIGNAL):
+        what, must, goal = SIGNAL[times.how]
+        show(Figure(what, times.ratio, "round trips", True, must, goal, limit=0.5, note=times.note))
 
 
 # ---- all-reduce ------------------------------------------------------------------------------------------

@@ -4,12 +4,15 @@
 //   notified    the same as tasks wait: wait() registers, then the thread spins on a flag that on_posted sets.
 //   processes   comm::Peers: post() leaves a message; the waiter's thread looks for it, which posts its own Signal,
 //               on whose value it spins. Both processes map one sealed memfd.
+//   put_threads, put_processes
+//               the same, as put_signal: before each post, a store of 8 bytes into the other side's memory, which the
+//               waiter reads and compares after it has seen the signal.
 //
-// In both a plain line is an atomic counter that one side makes odd and the other even. Prints, medians over rounds:
+// In all a plain line is an atomic counter that one side makes odd and the other even. Prints, medians over rounds:
 // plain ns there and back, signal ns there and back, and signals one way per plain round trip: median, best and worst
 // tenth.
 //
-// Run: signals threads|notified|processes PROCESSOR PROCESSOR ROUNDS
+// Run: signals threads|notified|processes|put_threads|put_processes PROCESSOR PROCESSOR ROUNDS
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -44,9 +47,22 @@ using tilewise::comm::Waiter;
 
 constexpr uint64_t kTrips = 200;  // in a round: shorter than a turn of the scheduler
 constexpr uint64_t kRun = 1;
+constexpr uint64_t kFactor = 0x9e3779b97f4a7c15;  // every byte of the data changes
 
 struct alignas(128) Ball {
   std::atomic<uint64_t> number{0};
+};
+
+// Memory of both sides, in which both store.
+struct Shared {
+  Ball ball;
+  Ball data[2];  // data[i] is read by side i
+
+  // The n-th store into the other side's memory. It is ordered by the post after it.
+  void put(int own, uint64_t n) { data[1 - own].number.store(n * kFactor, std::memory_order_relaxed); }
+  void require(int own, uint64_t n) const {
+    if (data[own].number.load(std::memory_order_relaxed) != n * kFactor) std::exit(4);
+  }
 };
 
 void pin(int processor) {
@@ -86,15 +102,25 @@ struct Times {
   double signal_ns = 0;
 };
 
-// What one side does in every round. `send` posts the other's signal, `await` waits for the n-th post of its own.
-template <class Send, class Await>
-std::vector<Times> play(bool is_first, uint64_t rounds, Ball& ball, Send&& send, Await&& await) {
+// What one side does in every round. `post` posts the other's signal, `see_post` waits for the n-th post of its own.
+template <class SendPost, class SeePost>
+std::vector<Times> play(int own, bool has_data, uint64_t rounds, Shared& shared, SendPost&& post, SeePost&& see_post) {
+  const bool is_first = own == 0;
+  Ball& ball = shared.ball;
   std::vector<Times> found;
   uint64_t number = 0;
   uint64_t count = 0;
   const auto see = [&](uint64_t value) {
     while (ball.number.load(std::memory_order_acquire) != value) {
     }
+  };
+  const auto send = [&] {
+    if (has_data) shared.put(own, count);
+    post();
+  };
+  const auto await = [&] {
+    see_post(count);
+    if (has_data) shared.require(own, count);
   };
   for (uint64_t round = 0; round < rounds; ++round) {
     const int64_t began = now_ns();
@@ -111,7 +137,7 @@ std::vector<Times> play(bool is_first, uint64_t rounds, Ball& ball, Send&& send,
     for (uint64_t trip = 0; trip < kTrips; ++trip) {
       ++count;
       if (is_first) send();
-      await(count);
+      await();
       if (!is_first) send();
     }
     const int64_t ended = now_ns();
@@ -120,9 +146,9 @@ std::vector<Times> play(bool is_first, uint64_t rounds, Ball& ball, Send&& send,
   return found;
 }
 
-std::vector<Times> in_threads(bool is_notified, const int* processors, uint64_t rounds) {
+std::vector<Times> in_threads(bool is_notified, bool has_data, const int* processors, uint64_t rounds) {
   SignalBoard signals(2);
-  Ball ball;
+  Shared shared;
   const auto side = [&](int own) {
     pin(processors[own]);
     SignalWait wait(signals[own]);
@@ -131,7 +157,7 @@ std::vector<Times> in_threads(bool is_notified, const int* processors, uint64_t 
       while (signals[own].value() < value) {
       }
     };
-    return play(own == 0, rounds, ball, [&] { signals[1 - own].post(0); }, await);
+    return play(own, has_data, rounds, shared, [&] { signals[1 - own].post(0); }, await);
   };
   std::thread other([&] { side(1); });
   std::vector<Times> found = side(0);
@@ -150,11 +176,16 @@ int group_file(int64_t bytes) {
   return file;
 }
 
-std::vector<Times> in_processes(const int* processors, uint64_t rounds) {
+// The parent would spin for ever if its child has ended with an error.
+void follow_failed_child(int, siginfo_t* info, void*) {
+  if (info->si_status != 0) _exit(3);
+}
+
+std::vector<Times> in_processes(bool has_data, const int* processors, uint64_t rounds) {
   const int file = group_file(Peers::bytes(2));
-  void* const shared = mmap(nullptr, sizeof(Ball), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) std::exit(2);
-  Ball& ball = *new (shared) Ball;
+  void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) std::exit(2);
+  Shared& shared = *new (memory) Shared;
   const auto side = [&](int own) {
     pin(processors[own]);
     SignalBoard signals(1);
@@ -166,11 +197,15 @@ std::vector<Times> in_processes(const int* processors, uint64_t rounds) {
     peers.open_run(kRun);
     const Post post{.run = kRun, .device = 1 - own, .signal = 0};
     return play(
-        own == 0, rounds, ball, [&] { peers.post(1 - own, post); },
+        own, has_data, rounds, shared, [&] { peers.post(1 - own, post); },
         [&](uint64_t value) {
           while (signals[0].value() < value) peers.look();
         });
   };
+  struct sigaction on_end = {};
+  on_end.sa_sigaction = follow_failed_child;
+  on_end.sa_flags = SA_SIGINFO | SA_RESTART | SA_NOCLDSTOP;
+  sigaction(SIGCHLD, &on_end, nullptr);
   const pid_t child = fork();
   if (child < 0) std::exit(2);
   if (child == 0) {
@@ -195,10 +230,13 @@ int main(int argc, char** argv) {
   if (argc != 5) return 2;
   const int processors[2] = {std::atoi(argv[2]), std::atoi(argv[3])};
   const auto rounds = static_cast<uint64_t>(std::atoll(argv[4]));
-  const std::string kind = argv[1];
-  if (rounds == 0 || (kind != "threads" && kind != "notified" && kind != "processes")) return 2;
-  const std::vector<Times> found =
-      kind == "processes" ? in_processes(processors, rounds) : in_threads(kind == "notified", processors, rounds);
+  const std::string how = argv[1];
+  const bool has_data = how.starts_with("put_");
+  const std::string kind = has_data ? how.substr(4) : how;
+  const bool is_notified = how == "notified";
+  if (rounds == 0 || (kind != "threads" && !is_notified && kind != "processes")) return 2;
+  const std::vector<Times> found = kind == "processes" ? in_processes(has_data, processors, rounds)
+                                                       : in_threads(is_notified, has_data, processors, rounds);
   std::vector<double> plain;
   std::vector<double> signal;
   std::vector<double> ratio;
