@@ -58,6 +58,8 @@ class Peers {
   // Posts of signals.
 
   void post(int64_t process, const Post& post);
+  /// See RemotePeers.
+  void take_landed(int64_t from, const Post& post) { remote_->take_landed(from, post); }
   void look();
   void stay();
   bool leave();

@@ -178,6 +178,11 @@ void RemotePeers::take_post(int64_t from, const Message& message) {
   deliver();
 }
 
+void RemotePeers::take_landed(int64_t from, const Post& post) {
+  undelivered_.push_back({.post = post, .from = from});
+  deliver();
+}
+
 void RemotePeers::take_state(int64_t from, const Message& message) {
   PeerBlock& other = block(from);
   other.is_at_work.store(message.flags != 0, std::memory_order_relaxed);

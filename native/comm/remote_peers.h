@@ -44,6 +44,8 @@ class RemotePeers final : private Receiver {
   void leave() { options_.connection->leave(options_.group); }
 
   void post(int64_t process, const Post& post);
+  /// Inside progress(): takes a post that came with a payload, which has landed.
+  void take_landed(int64_t from, const Post& post);
   void send_order(int64_t process, const Order& order, uint64_t number);
   void answer(const Answer& answer, uint64_t number);
   /// Sends this process's progress, from its own block, to all.

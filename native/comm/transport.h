@@ -22,7 +22,7 @@ namespace tilewise::comm {
 
 /// The fixed part of a message. Senders set kind, flags, device group, tag and numbers; Transport sets the rest.
 struct Message {
-  static constexpr int64_t kNumbers = 6;
+  static constexpr int64_t kNumbers = 8;
 
   uint32_t mark = 0;
   uint16_t kind = 0;

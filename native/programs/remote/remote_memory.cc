@@ -21,14 +21,16 @@ constexpr int64_t kLine = 64;
 }  // namespace
 
 RemoteMemory::RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t group, std::vector<int64_t> processes,
-                           std::vector<memory::Arena*> arenas, FindLoss find_loss)
+                           std::vector<memory::Arena*> arenas, FindLoss find_loss, Landed landed)
     : connection_(std::move(connection)),
       group_(group),
       processes_(std::move(processes)),
       arenas_(std::move(arenas)),
-      find_loss_(std::move(find_loss)) {}
+      find_loss_(std::move(find_loss)),
+      landed_(std::move(landed)) {}
 
-// The numbers of a message about memory: device, offset, rows, bytes of a row, bytes between rows; number of the write.
+// The numbers of a message about memory: device, offset, rows, bytes of a row, bytes between rows; number of the write;
+// for a post that travels with a write, its signal + 1 and its run.
 comm::Message RemoteMemory::message_of(comm::MessageKind kind, const RemoteRows& rows) const {
   comm::Message message;
   message.kind = static_cast<uint16_t>(kind);
@@ -80,10 +82,10 @@ void RemoteMemory::read(const std::vector<RemoteRows>& requests, const std::vect
 }
 
 void RemoteMemory::write(const std::vector<RemoteRows>& requests, const std::vector<std::byte*>& from,
-                         const comm::Connection::Done& done) {
+                         const std::optional<comm::Post>& post, const comm::Connection::Done& done) {
   const auto num_left = std::make_shared<std::atomic<int64_t>>(std::ssize(requests));
   for (size_t i = 0; i < requests.size(); ++i) {
-    put(requests[i], from[i], [num_left, done](const std::string&) {
+    put(requests[i], from[i], post, [num_left, done](const std::string&) {
       if (num_left->fetch_sub(1, std::memory_order_acq_rel) == 1) done();
     });
   }
@@ -91,11 +93,15 @@ void RemoteMemory::write(const std::vector<RemoteRows>& requests, const std::vec
 }
 
 // The operation keeps the write, and so memory that on_end owns, for as long as MPI may use that memory.
-void RemoteMemory::put(const RemoteRows& rows, const std::byte* from,
+void RemoteMemory::put(const RemoteRows& rows, const std::byte* from, const std::optional<comm::Post>& post,
                        std::function<void(const std::string& error)> on_end) {
   const int64_t process = processes_[rows.device];
   const auto write = std::make_shared<Write>(Write{process, std::move(on_end)});
   comm::Message message = message_of(comm::MessageKind::kWrite, rows);
+  if (post) {
+    message.numbers[6] = int64_t{post->signal} + 1;
+    message.numbers[7] = static_cast<int64_t>(post->run);
+  }
   {
     std::lock_guard guard(writes_mutex_);
     message.numbers[5] = ++num_writes_;
@@ -149,7 +155,7 @@ void RemoteMemory::move(Way way, int64_t device, int64_t offset, std::byte* memo
     }
     std::memcpy(piece.get(), memory + done, size);
     const auto error = std::make_shared<std::string>();
-    put(rows, piece.get(), [piece, has_ended, error](const std::string& of_owner) {
+    put(rows, piece.get(), std::nullopt, [piece, has_ended, error](const std::string& of_owner) {
       *error = of_owner;
       has_ended->store(true, std::memory_order_release);
     });
@@ -228,15 +234,22 @@ void RemoteMemory::confirm_write(int64_t to, int64_t number, const std::string& 
 void RemoteMemory::take_write(int64_t from, const comm::Message& message) {
   const RemoteRows rows = rows_of(message);
   memory::Arena* const arena = arena_for(rows);
-  if (arena == nullptr || (from != 0 && is_in_file(rows, *arena))) {
+  const int64_t signal = message.numbers[6] - 1;
+  if (arena == nullptr || (from != 0 && is_in_file(rows, *arena)) || signal < -1 || signal > INT32_MAX) {
     reject(from, message);
     return;
   }
   const int64_t number = message.numbers[5];
+  const comm::Post post{.run = static_cast<uint64_t>(message.numbers[7]),
+                        .device = static_cast<int32_t>(rows.device),
+                        .signal = static_cast<int32_t>(signal)};
+  const auto land = [=, this](const std::string& error) {
+    if (signal >= 0) landed_(from, post);
+    confirm_write(from, number, error);
+  };
   const int64_t bytes = rows.bytes();
   if (!is_in_file(rows, *arena) && (rows.rows == 1 || rows.stride_bytes == rows.row_bytes)) {
-    connection_->receive(from, message, arena->data() + rows.offset, bytes,
-                         [=, this] { confirm_write(from, number, ""); });
+    connection_->receive(from, message, arena->data() + rows.offset, bytes, [land] { land(""); });
     return;
   }
   const auto content = std::make_shared<std::vector<std::byte>>(bytes);
@@ -254,7 +267,7 @@ void RemoteMemory::take_write(int64_t from, const comm::Message& message) {
         std::memcpy(to, content->data() + row * rows.row_bytes, rows.row_bytes);
       }
     }
-    confirm_write(from, number, error);
+    land(error);
   });
 }
 

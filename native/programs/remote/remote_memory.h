@@ -4,7 +4,8 @@
 // a disk, and reads them in a block of this process's memory. The owner's process answers without its workers. The
 // owner overwrites the tiles only after this reader has signalled that it is done, as with shared memory. A task that
 // writes tiles of a remote device sends them. A payload may arrive after later messages, so the owner confirms each
-// write, and the task posts its signals when all its writes are confirmed. The host reads and writes remote memory
+// write, and the task posts its signals when all its writes are confirmed. One signal of the owner may travel with the
+// write: the owner's process posts it when the rows have landed. The host reads and writes remote memory
 // between runs. Who may call: fetch, read, write and give_back: any thread; move: the thread that runs the executor;
 // take: the thread inside Connection::progress(). Blocks: move, for the other process.
 //
@@ -17,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,8 +52,11 @@ class RemoteMemory {
   using FindLoss = std::function<std::string()>;
 
   /// processes: the process of each device. arenas: per device, nullptr for devices of other processes.
+  /// Takes a post that came with a write, when the rows are in place. Called inside progress().
+  using Landed = std::function<void(int64_t from, const comm::Post& post)>;
+
   RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t group, std::vector<int64_t> processes,
-               std::vector<memory::Arena*> arenas, FindLoss find_loss);
+               std::vector<memory::Arena*> arenas, FindLoss find_loss, Landed landed);
 
   /// Takes a staging block with room for the requested rows, and reads those that are read.
   void fetch(const std::vector<RemoteRows>& requests, Fetched fetched);
@@ -59,9 +64,9 @@ class RemoteMemory {
   void read(const std::vector<RemoteRows>& requests, const std::vector<std::byte*>& into,
             const comm::Connection::Done& done);
   /// Writes each request's rows from memory of the caller, where they have no gaps. done: they are in their owners'
-  /// memory.
+  /// memory. post: travels with the only request.
   void write(const std::vector<RemoteRows>& requests, const std::vector<std::byte*>& from,
-             const comm::Connection::Done& done);
+             const std::optional<comm::Post>& post, const comm::Connection::Done& done);
   void give_back(Staging::Block block) { staging_.give_back(block); }
   /// Bytes that tasks have read since construction.
   int64_t bytes_fetched() const { return bytes_fetched_.load(std::memory_order_relaxed); }
@@ -86,7 +91,8 @@ class RemoteMemory {
   static RemoteRows rows_of(const comm::Message& message);
   memory::Arena* arena_for(const RemoteRows& rows) const;
   static bool is_in_file(const RemoteRows& rows, const memory::Arena& arena);
-  void put(const RemoteRows& rows, const std::byte* from, std::function<void(const std::string& error)> on_end);
+  void put(const RemoteRows& rows, const std::byte* from, const std::optional<comm::Post>& post,
+           std::function<void(const std::string& error)> on_end);
   void end_if_done(int64_t number, const Write& write);
   void answer_read(int64_t from, const comm::Message& message);
   void take_write(int64_t from, const comm::Message& message);
@@ -99,6 +105,7 @@ class RemoteMemory {
   std::vector<int64_t> processes_;
   std::vector<memory::Arena*> arenas_;
   FindLoss find_loss_;
+  Landed landed_;
   Staging staging_{kStagingBytes};
   std::atomic<int64_t> bytes_fetched_{0};
   std::mutex writes_mutex_;  // guards the members below

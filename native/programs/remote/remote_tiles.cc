@@ -28,9 +28,16 @@ bool is_one_transfer(Task& task, std::vector<RemoteRows>& rows, std::vector<std:
   return true;
 }
 
+std::optional<comm::Post> take_post(Task& task, const std::vector<RemoteRows>& rows, const FindPost& find) {
+  const auto travelling = rows.size() == 1 ? find(rows.front()) : std::nullopt;
+  if (!travelling) return std::nullopt;
+  task.num_sent_post = travelling->number;
+  return travelling->post;
+}
+
 }  // namespace
 
-void bring_tiles(RemoteMemory& memory, Task& task, std::function<void()> done) {
+void bring_tiles(RemoteMemory& memory, Task& task, const FindPost& find, std::function<void()> done) {
   std::vector<RemoteRows> rows;
   for (const RemoteView& remote : task.remote) rows.push_back(remote.rows);
   task.is_moved = true;
@@ -38,7 +45,8 @@ void bring_tiles(RemoteMemory& memory, Task& task, std::function<void()> done) {
     task.skips_kernel = true;
     if (task.sends_tiles) {
       task.sends_tiles = false;
-      memory.write(rows, local, done);
+      const auto post = take_post(task, rows, find);
+      memory.write(rows, local, post, done);
     } else {
       memory.read(rows, local, done);
     }
@@ -55,7 +63,7 @@ void bring_tiles(RemoteMemory& memory, Task& task, std::function<void()> done) {
   });
 }
 
-void send_tiles(RemoteMemory& memory, Task& task, const std::function<void()>& done) {
+void send_tiles(RemoteMemory& memory, Task& task, const FindPost& find, const std::function<void()>& done) {
   std::vector<RemoteRows> rows;
   std::vector<std::byte*> staged;
   for (const RemoteView& remote : task.remote) {
@@ -65,7 +73,8 @@ void send_tiles(RemoteMemory& memory, Task& task, const std::function<void()>& d
     rows.back().rows = view.rows;  // padding after them belongs to the owner
     staged.push_back(static_cast<std::byte*>(view.data));
   }
-  memory.write(rows, staged, done);
+  const auto post = take_post(task, rows, find);
+  memory.write(rows, staged, post, done);
 }
 
 }  // namespace tilewise::programs

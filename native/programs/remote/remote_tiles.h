@@ -8,14 +8,23 @@
 // that were written are in their owners' memory.
 #pragma once
 #include <functional>
+#include <optional>
 
 #include "programs/remote/remote_memory.h"
 #include "programs/run/task.h"
 
 namespace tilewise::programs {
 
-/// After this call, and after send_tiles, the task must not be accessed until some thread calls done().
-void bring_tiles(RemoteMemory& memory, Task& task, std::function<void()> done);
-void send_tiles(RemoteMemory& memory, Task& task, const std::function<void()>& done);
+/// The post of a task that can travel with its rows, and its number among the task's posts.
+struct TravellingPost {
+  int64_t number;
+  comm::Post post;
+};
+using FindPost = std::function<std::optional<TravellingPost>(const RemoteRows& rows)>;
+
+/// After this call, and after send_tiles, the task must not be accessed until some thread calls done(). find: returns
+/// the post that goes to the owner of rows, if the task has one; task.num_sent_post becomes its number.
+void bring_tiles(RemoteMemory& memory, Task& task, const FindPost& find, std::function<void()> done);
+void send_tiles(RemoteMemory& memory, Task& task, const FindPost& find, const std::function<void()>& done);
 
 }  // namespace tilewise::programs

@@ -145,7 +145,9 @@ bool Device::admit(uint32_t number) {
   if (task.is_moved) return true;
   if (task.instr->moves != Moves::kNothing) return !start_transfer(number);
   if (task.remote.empty() || task.poison != 0 || state_->stopped() != 0) return true;
-  bring_tiles(*run_.remote, task, [this, number] { signal_posted(number, 0); });
+  bring_tiles(
+      *run_.remote, task, [&](const RemoteRows& rows) { return post_to_owner(task, rows); },
+      [this, number] { signal_posted(number, 0); });
   return false;
 }
 
@@ -203,7 +205,9 @@ bool Device::execute(uint32_t task_number, uint32_t number) {
     if (poison == 0 && task.sends_tiles) {
       worker.end();
       task.has_sent_tiles = true;
-      send_tiles(*run_.remote, task, [this, task_number] { signal_posted(task_number, 0); });
+      send_tiles(
+          *run_.remote, task, [&](const RemoteRows& rows) { return post_to_owner(task, rows); },
+          [this, task_number] { signal_posted(task_number, 0); });
       return false;
     }
   }
@@ -231,9 +235,24 @@ void Device::completed() {
   if (issue_turn_.left()) state_->device_finished();
 }
 
+std::optional<TravellingPost> Device::post_to_owner(const Task& task, const RemoteRows& rows) const {
+  const Values values{run_.symbols->data(), nullptr, task.call->numbers.data()};
+  for (size_t n = 0; n < task.instr->notifies.size(); ++n) {
+    const BoundNotify& notify = task.instr->notifies[n];
+    if (notify.device != rows.device) continue;
+    return TravellingPost{static_cast<int64_t>(n),
+                          {.run = state_->peers->run(),
+                           .device = static_cast<int32_t>(notify.device),
+                           .signal = static_cast<int32_t>(notify.signal.at(values, task.index))}};
+  }
+  return std::nullopt;
+}
+
 void Device::post_signals(const Task& task, uint64_t poison) {
   const Values values{run_.symbols->data(), nullptr, task.call->numbers.data()};
-  for (const BoundNotify& notify : task.instr->notifies) {
+  for (size_t n = 0; n < task.instr->notifies.size(); ++n) {
+    if (static_cast<int64_t>(n) == task.num_sent_post) continue;
+    const BoundNotify& notify = task.instr->notifies[n];
     const int64_t signal = notify.signal.at(values, task.index);
     if (Device* const target = (*run_.devices)[notify.device].get(); target != nullptr) {
       target->signals()[signal].post(poison);

@@ -26,11 +26,13 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "memory/arena.h"
 #include "programs/remote/remote_memory.h"
+#include "programs/remote/remote_tiles.h"
 #include "programs/run/instruction_issuer.h"
 #include "programs/run/run_state.h"
 #include "programs/run/worker.h"
@@ -125,6 +127,7 @@ class Device final : private tasks::Host {
   void submit(uint32_t task, uint32_t worker);
   void signal_posted(uint32_t task, uint64_t poison);
   bool start_transfer(uint32_t task);
+  std::optional<TravellingPost> post_to_owner(const Task& task, const RemoteRows& rows) const;
   void post_signals(const Task& task, uint64_t poison);
 
   std::shared_ptr<RunState> state_;

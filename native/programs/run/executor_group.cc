@@ -112,8 +112,9 @@ void join_group(DeviceGroup& group, const GroupOptions& options,
       own.push_back(group.devices[d] != nullptr ? arenas[d].get() : nullptr);
       group.hosts.push_back(options.hosts[options.processes[d]]);
     }
-    group.remote = std::make_unique<RemoteMemory>(options.connection, options.number, options.processes, std::move(own),
-                                                  [&group] { return find_loss(group); });
+    group.remote = std::make_unique<RemoteMemory>(
+        options.connection, options.number, options.processes, std::move(own), [&group] { return find_loss(group); },
+        [&group](int64_t from, const comm::Post& post) { group.state->peers->take_landed(from, post); });
   }
   group.state->peers = std::make_unique<comm::Peers>(comm::PeersOptions{
       .process = options.process,

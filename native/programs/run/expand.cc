@@ -146,20 +146,13 @@ kernels::TileView view_of(const Tensor& tensor, Mode mode, std::byte* arena, Row
   return {data, viewed.end - viewed.begin, columns.end - columns.begin, tensor.stride};
 }
 
-/// The rows of a remote device's tensor for a view, including the padding after the last ones if rows are contiguous,
-/// as in a packed weight.
-RemoteRows remote_rows(const ExpandContext& context, const BoundOperand& operand, const Sized& sized, RowRange viewed,
+/// The rows of a remote device's tensor to transfer for a view. Rows after them are not read: they may belong to
+/// another tensor. So a remote view of a packed weight must have whole panels, which planning checks.
+RemoteRows remote_rows(const ExpandContext& context, const BoundOperand& operand, const Tensor& tensor,
                        const kernels::TileView& view) {
-  const int64_t owner = operand.owner;
-  const int64_t bytes = size_of(sized.tensor.dtype);
-  const int64_t offset = static_cast<std::byte*>(view.data) - (*context.arenas)[owner];
-  const int64_t row_bytes = view.cols * bytes;
-  int64_t rows = view.rows;
-  if (view.cols == view.stride && viewed.end == sized.rows) {
-    const int64_t room = (context.program->needs(owner).arena_bytes - offset) / row_bytes;
-    rows = std::min(rows_in_memory(sized) - viewed.begin, room);
-  }
-  return {owner, offset, rows, row_bytes, view.stride * bytes, (operand.role & kIn) != 0};
+  const int64_t bytes = size_of(tensor.dtype);
+  const int64_t offset = static_cast<std::byte*>(view.data) - (*context.arenas)[operand.owner];
+  return {operand.owner, offset, view.rows, view.cols * bytes, view.stride * bytes, (operand.role & kIn) != 0};
 }
 
 }  // namespace
@@ -177,6 +170,7 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
   task.transfers = 0;
   task.remote.clear();
   task.sends_tiles = false;
+  task.num_sent_post = -1;
   task.set_num_views(std::ssize(instr.operands));
   kernels::TileView* view = task.views();
   for (const BoundOperand& operand : instr.operands) {
@@ -195,7 +189,7 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
     if (context.hosts != nullptr && (*context.hosts)[operand.owner] != (*context.hosts)[context.device] &&
         view->rows > 0 && view->cols > 0) {
       const bool is_written = (operand.role & kOut) != 0;
-      task.remote.push_back({view - task.views(), remote_rows(context, operand, now, viewed, *view), is_written});
+      task.remote.push_back({view - task.views(), remote_rows(context, operand, tensor, *view), is_written});
       task.sends_tiles = task.sends_tiles || is_written;
     }
     if (operand.access != kNoAccess) tile_accesses(context, operand, now, range, viewed, columns, values, accesses);

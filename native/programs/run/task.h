@@ -56,6 +56,7 @@ struct Task {
   bool skips_kernel = false;  // the transfer has done the kernel's work
   bool sends_tiles = false;  // writes remote tiles, which are sent after its kernel
   bool has_sent_tiles = false;  // they have landed when the task runs again
+  int64_t num_sent_post = -1;  // the post that went with them, by its number among the instruction's; -1: none
   std::vector<RemoteView> remote = {};
   Staging::Block staging = {};  // the memory of remote tiles
   uint64_t poison = 0;  // the id of an error of a poster of its signals, or of its transfer

@@ -229,8 +229,8 @@ class Operand(NamedTuple):
 
     A task may write a peer's tile: an operand with role OUT or INOUT. The task's posts are seen after
     its writes, on every device. A kernel writes all of an operand with role OUT; it uses role INOUT
-    if it keeps some elements. The rows after the last one of a peer's tensor are not written, so a
-    packed weight must be copied by its own device.
+    if it keeps some elements. The rows after the last one of a peer's tensor are neither read nor
+    written, so a peer's packed weight must have whole panels.
     """
 
     slot: int

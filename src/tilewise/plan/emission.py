@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from tilewise.core.errors import InternalError
 from tilewise.core.validation import shown
+from tilewise.ir.graph import PANEL_ROWS
 from tilewise.ir.loop_parts import has_rows, is_divided
 from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import (
@@ -275,6 +276,12 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
         got = "rows of a packed weight" if ref.packed else "panels of a tensor that is not packed"
         call.invalid(f"columns of operand {spec.name!r} must be viewed as they are stored: use low.col", got)
     if operand.group >= 0:
+        rows = operand.parts if operand.mode == Mode.ROWS else ref.extent.constant
+        if ref.packed and (not isinstance(rows, int) or rows % PANEL_ROWS):
+            call.invalid(
+                f"a peer's packed operand {spec.name!r} must have whole panels of {PANEL_ROWS} rows",
+                f"{rows!r} rows",
+            )
         if spec.role != "in" and not call.writes_peers:
             call.invalid(
                 "a task must write its own device's memory", f"a peer's tile for operand {spec.name!r}"
