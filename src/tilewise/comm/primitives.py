@@ -373,7 +373,12 @@ def wait_any(
     """Wait until one of several signals has reached a value.
 
     Args:
-        signals, value, cmp, scope, semantic, timeout: as in `wait`.
+        signals: the signals.
+        value: as in `wait`.
+        cmp: as in `wait`.
+        scope: as in `wait`.
+        semantic: as in `wait`.
+        timeout: as in `wait`.
         skip: indices of signals to ignore, for example those that earlier calls returned.
 
     Returns:
@@ -400,7 +405,12 @@ def wait_some(
     """Wait until at least one of several signals has reached a value.
 
     Args:
-        signals, value, cmp, scope, semantic, timeout: as in `wait`.
+        signals: the signals.
+        value: as in `wait`.
+        cmp: as in `wait`.
+        scope: as in `wait`.
+        semantic: as in `wait`.
+        timeout: as in `wait`.
         skip: indices of signals to ignore, for example those that earlier calls returned.
 
     Returns:

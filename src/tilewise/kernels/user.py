@@ -117,7 +117,8 @@ def tile_kernel(
         name: the name in programs. A later kernel of the same name replaces it.
         operands: role of each operand, `in`, `out` or `inout`, by name, in the order in which the
             function gets the tiles; with dtypes if not all are possible: `"in f32 bf16"`.
-        ints, floats: names of its integers and floats, in order.
+        ints: names of its integers, in order.
+        floats: names of its floats, in order.
 
     Raises:
         PlanError: the function is not native code, or the declaration is invalid.

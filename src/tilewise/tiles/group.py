@@ -214,7 +214,8 @@ class DeviceGroup(Collectives):
         """Run a program in the background, after all programs that were called before.
 
         Args:
-            native, program: as in `run_program`.
+            native: as in `run_program`.
+            program: as in `run_program`.
             result: what the handle's `result` returns.
         """
         self._require_open("start")

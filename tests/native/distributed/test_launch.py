@@ -69,7 +69,7 @@ def make_run(folder, directory):
 
 def wait_for_checkpoint(run, directory):
     """Wait until a run has written its first checkpoint."""
-    while not list(directory.rglob("step-*")):
+    while not list((directory / "checkpoints").glob("step-*")):
         assert run.poll() is None, run.stderr.read()
         time.sleep(0.01)
 
