@@ -37,7 +37,7 @@ from tilewise.core.mesh import MAX_DEVICES
 from tilewise.core.validation import Validator
 
 if TYPE_CHECKING:
-    from tilewise.comm.group_executor import DeviceGroup, GroupExecutor
+    from tilewise.comm.group_executor import GroupExecutor, SpreadExecutor
 
 __all__ = ["Group", "active_group"]
 
@@ -94,9 +94,9 @@ class Group:
         self._ends: list[int] = []
         self._cause: str | None = None  # why the group has ended
         self._num_asked = self._num_opened = 0
-        self._device_groups: set[DeviceGroup] = set()
-        # device groups whose executors were dropped without `close`
-        self._dropped: deque[DeviceGroup] = deque()
+        self._spread_executors: set[SpreadExecutor] = set()
+        # those whose `GroupExecutor` was dropped without `close`
+        self._dropped: deque[SpreadExecutor] = deque()
         self._lock = threading.RLock()
         _active = self
 
@@ -194,9 +194,9 @@ class Group:
         if not self.is_own:
             return
         with self._lock:
-            for device_group in self._device_groups:
-                device_group.close()
-            self._device_groups.clear()
+            for spread_executor in self._spread_executors:
+                spread_executor.close()
+            self._spread_executors.clear()
             if self._world is not None and self._cause is None:
                 self.start()  # processes without work still wait for the start
                 self._let_go()
@@ -236,23 +236,24 @@ class Group:
             ResourceError: not enough memory or descriptors.
             PeerLost, CommTimeout: a process has ended, or does not answer.
         """
-        from tilewise.comm.group_executor import DeviceGroup, GroupExecutor
+        from tilewise.comm.group_executor import GroupExecutor, SpreadExecutor
 
         processes = self.processes_of(options["num_devices"])
         with self._lock:
             self.start()
             while self._dropped:
                 self._dropped.popleft().close()
-            self._device_groups = {
-                device_group for device_group in self._device_groups if not device_group.is_closed
-            }
+            self._spread_executors = {each for each in self._spread_executors if not each.is_closed}
             self._num_opened += 1
             connection = self._world.native.connection if self._world is not None else None
             spread = (content, options, file_directory)
-            device_group = DeviceGroup(self, self._num_opened, processes, self._ends, *spread, connection)
-            self._device_groups.add(device_group)
-        executor = GroupExecutor(device_group)
-        weakref.finalize(executor, self._dropped.append, device_group)  # it may be dropped during a request
+            spread_executor = SpreadExecutor(
+                self, self._num_opened, processes, self._ends, *spread, connection
+            )
+            self._spread_executors.add(spread_executor)
+        executor = GroupExecutor(spread_executor)
+        # it may be dropped during a request
+        weakref.finalize(executor, self._dropped.append, spread_executor)
         return executor
 
     def ask(

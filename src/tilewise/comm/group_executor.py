@@ -31,10 +31,10 @@ from tilewise.core.errors import CommError, InternalError
 if TYPE_CHECKING:
     from tilewise.comm.group import Group
 
-__all__ = ["DeviceGroup", "GroupExecutor"]
+__all__ = ["GroupExecutor", "SpreadExecutor"]
 
 
-class DeviceGroup:
+class SpreadExecutor:
     """The executor of a plan in several processes: the native executor here, and its counterpart in
     each worker.
 
@@ -159,11 +159,11 @@ class GroupExecutor:
     """The executor that `Group.open_executor` returns. One thread at a time may use it.
 
     Args:
-        device_group: the executor's processes.
+        spread_executor: the executor's processes.
     """
 
-    def __init__(self, device_group: DeviceGroup) -> None:
-        self._device_group, self._native = device_group, device_group.native
+    def __init__(self, spread_executor: SpreadExecutor) -> None:
+        self._spread_executor, self._native = spread_executor, spread_executor.native
 
     # ---- memory -------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class GroupExecutor:
         """Whether `buffer` works for a device. It does not for a device on another host, whose
         memory is accessed by `move`.
         """
-        return self._device_group.reaches(device)
+        return self._spread_executor.reaches(device)
 
     def move(self, way: str, device: int, offset: int, memory: NDArray[np.uint8]) -> None:
         """Copy bytes between `memory` and a device. For a device on this host, the bytes are in its
@@ -185,11 +185,11 @@ class GroupExecutor:
         try:
             self._native.move(way, device, offset, memory)
         except CommError as error:  # a late answer must not be written to that memory
-            raise self._device_group.group.lost(error) from None
+            raise self._spread_executor.group.lost(error) from None
 
     def allocated_bytes(self) -> list[int]:
         """Allocated bytes per device: arena, scratch, signals and task engine together."""
-        return _sums([self._native.allocated_bytes(), *self._device_group.ask("allocated_bytes")])
+        return _sums([self._native.allocated_bytes(), *self._spread_executor.ask("allocated_bytes")])
 
     # ---- running ------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class GroupExecutor:
         """
         descriptor = shared_content(content, "program")
         try:
-            self._device_group.ask("load", number, len(content), files=[descriptor])
+            self._spread_executor.ask("load", number, len(content), files=[descriptor])
         finally:
             os.close(descriptor)
 
@@ -234,25 +234,25 @@ class GroupExecutor:
             PeerLost, CommTimeout: a process has ended or is late. The message says which process
                 and what it was doing. The group has then ended.
         """
-        self._device_group.group.require_open()
+        self._spread_executor.group.require_open()
         try:
             self._native.run(program, symbols, name, meanwhile, number)
         except CommError as error:
-            raise self._device_group.group.lost(error) from None
+            raise self._spread_executor.group.lost(error) from None
 
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
         """For tests: in the next run, the index-th task with this label on this device will
         'throw', 'stall' or 'delay'.
         """
         self._native.inject(kind, device, label, index)
-        self._device_group.ask("inject", kind, device, label, index)
+        self._spread_executor.ask("inject", kind, device, label, index)
 
     # ---- looking inside -----------------------------------------------------------------------------------
 
     def trace(self, enable: bool) -> None:
         """Switch the task timeline on or off."""
         self._native.trace(enable)
-        self._device_group.ask("trace", enable)
+        self._spread_executor.ask("trace", enable)
 
     def timeline(self) -> list[tuple[Any, ...]]:
         """Tasks of the last traced run, ordered by start; all times are by this process's clock."""
@@ -263,10 +263,10 @@ class GroupExecutor:
         another: 0 on a single host.
         """
         rows, errors = self._native.timeline(), {0: 0}
-        offsets = self._device_group.clock_offsets()
-        hosts = self._device_group.group.hosts[1:]
+        offsets = self._spread_executor.clock_offsets()
+        hosts = self._spread_executor.group.hosts[1:]
         for part, host, (ahead_ns, error_ns) in zip(
-            self._device_group.ask("timeline"), hosts, offsets, strict=True
+            self._spread_executor.ask("timeline"), hosts, offsets, strict=True
         ):
             errors[host] = error_ns
             # 0 means unknown
@@ -275,12 +275,12 @@ class GroupExecutor:
 
     def device_hosts(self) -> list[int]:
         """Per device, the number of its host; this process's host is 0."""
-        return self._device_group.device_hosts()
+        return self._spread_executor.device_hosts()
 
     def transfers(self) -> dict[str, list[int]]:
         """Elements read from or written to other devices' memory: label -> one count per device."""
         elements: dict[str, list[int]] = {}
-        for part in (self._native.transfers(), *self._device_group.ask("transfers")):
+        for part in (self._native.transfers(), *self._spread_executor.ask("transfers")):
             for label, counts in part.items():
                 elements[label] = _sums([elements[label], counts]) if label in elements else list(counts)
         return elements
@@ -288,17 +288,17 @@ class GroupExecutor:
     def reset_transfers(self) -> None:
         """Set the counts of transfers to zero."""
         self._native.reset_transfers()
-        self._device_group.ask("reset_transfers")
+        self._spread_executor.ask("reset_transfers")
 
     def file_traffic(self) -> dict[str, int]:
         """The traffic between memory and files: bytes_read, bytes_written, and busy_ns."""
-        return _added([self._native.file_traffic(), *self._device_group.ask("file_traffic")])
+        return _added([self._native.file_traffic(), *self._spread_executor.ask("file_traffic")])
 
     def stats(self) -> dict[str, int]:
         """Counters: the sums of tasks and timeline_dropped over all processes, the number of runs,
         and the largest window_high_water.
         """
-        parts = [self._native.stats(), *self._device_group.ask("stats")]
+        parts = [self._native.stats(), *self._spread_executor.ask("stats")]
         most = {name: max(part[name] for part in parts) for name in ("runs", "window_high_water")}
         return _added(parts) | most
 
@@ -306,7 +306,7 @@ class GroupExecutor:
 
     def close(self) -> None:
         """Stop the threads that execute tasks. Arrays from `buffer` stay valid."""
-        self._device_group.close()
+        self._spread_executor.close()
 
 
 def _sums(rows: Sequence[Sequence[int]]) -> list[int]:

@@ -25,7 +25,7 @@ from tilewise.ir.layout import GraphLayout, TensorLayout, in_space
 from tilewise.ir.program import DeviceBinding, Number, NumberLike
 from tilewise.plan.shapes import LocalShapes
 
-__all__ = ["DeviceGroup", "DeviceNumbers", "NumberTable", "classes_of"]
+__all__ = ["DeviceNumbers", "NumberTable", "PeerGroup", "classes_of"]
 
 _Cut = tuple[int, DimLabel | None, Axes]
 
@@ -122,7 +122,7 @@ def _relative(cut: _Cut, shapes: LocalShapes) -> object:
 
 
 @dataclass(frozen=True)
-class DeviceGroup:
+class PeerGroup:
     """Devices that communicate, as one of them sees it.
 
     Attributes:
@@ -167,7 +167,7 @@ class DeviceNumbers:
         self._places: dict[object, int] = {}
         self._values: list[Sequence[int]] = []  # per place, of every device
         self._groups: dict[Axes, int] = {}
-        self._device_groups: dict[tuple[Axes, int], DeviceGroup] = {}
+        self._peer_groups: dict[tuple[Axes, int], PeerGroup] = {}
 
     def place(self, key: object, value: Callable[[int], int]) -> Number:
         """The number whose value on each device is what `value` returns. Equal keys share one
@@ -208,14 +208,14 @@ class DeviceNumbers:
         key = "first", spec.shape[dim], spec.labels[dim], axes
         return self.place(key, lambda device: self.shapes.on(device).range(spec, layout, dim)[0])
 
-    def group(self, axes: Axes, size: int = 0) -> DeviceGroup:
+    def group(self, axes: Axes, size: int = 0) -> PeerGroup:
         """The devices along some axes. If `size` is not 0, only the aligned run of `size` devices
         that contains this device.
         """
         mesh = self.shapes.mesh
         whole = mesh.size(*axes)
         size = size or whole
-        if (axes, size) not in self._device_groups:
+        if (axes, size) not in self._peer_groups:
             coordinates = [mesh.coordinate(device, *axes) for device in range(mesh.num_devices)]
             me = [c % size for c in coordinates]
             run = [c - m for c, m in zip(coordinates, me)]
@@ -232,7 +232,7 @@ class DeviceNumbers:
                 self.place(("member", axes, size, i), partial(member, i)) if size < whole else place
                 for i, place in enumerate(places)
             ]
-            self._device_groups[axes, size] = DeviceGroup(
+            self._peer_groups[axes, size] = PeerGroup(
                 self.number_of_group(axes),
                 size,
                 tuple(first._replace(constant=i) if size < whole else i for i in range(size)),
@@ -240,7 +240,7 @@ class DeviceNumbers:
                 tuple(places),
                 tuple(members),
             )
-        return self._device_groups[axes, size]
+        return self._peer_groups[axes, size]
 
     def number_of_group(self, axes: Axes) -> int:
         """The index of a device group in the tables."""

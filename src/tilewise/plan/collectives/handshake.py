@@ -38,7 +38,7 @@ from tilewise.ir.program import (
     is_single,
     upper,
 )
-from tilewise.plan.classes import DeviceGroup, DeviceNumbers
+from tilewise.plan.classes import DeviceNumbers, PeerGroup
 from tilewise.plan.shapes import LocalShapes
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Signals(NamedTuple):
         step: rows per task. In a loop of one task over all rows, one signal is for all tiles.
     """
 
-    group: DeviceGroup
+    group: PeerGroup
     first: int
     tiles: int
     step: NumberLike
@@ -186,7 +186,7 @@ class Signals(NamedTuple):
 
 def signals(
     low: ExchangeLowering,
-    group: DeviceGroup,
+    group: PeerGroup,
     step: NumberLike,
     tiles: int,
     *,
@@ -208,7 +208,7 @@ def signals(
     return Signals(group, number << SITE_SHIFT, tiles, step)
 
 
-def outer_signals(low: ExchangeLowering, group: DeviceGroup, step: NumberLike, tiles: int) -> Signals:
+def outer_signals(low: ExchangeLowering, group: PeerGroup, step: NumberLike, tiles: int) -> Signals:
     """Reserve signals that order an exchange and other tasks of the program: a source can be read,
     or has been read. If the exchange is the whole program, no such signals are needed.
     """
@@ -306,7 +306,7 @@ def place_signals(
     ]
 
 
-def group_of(low: ExchangeLowering, pending: PendingReduction) -> DeviceGroup:
+def group_of(low: ExchangeLowering, pending: PendingReduction) -> PeerGroup:
     """The devices that complete a value together, in the order of its tree."""
     return low.numbers.group(pending.group, low.mesh.size(*pending.group) // len(pending.leaf_ranges))
 

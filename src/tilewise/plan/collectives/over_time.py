@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from tilewise.ir.layout import PendingReduction
 from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import Collective, Mode, Number, Operand, upper
-from tilewise.plan.classes import DeviceGroup
+from tilewise.plan.classes import PeerGroup
 from tilewise.plan.collectives.handshake import (
     emit_reduce,
     exchange,
@@ -102,7 +102,7 @@ def add_to_stack(
     mine: Operand,
     x: Sequence[Operand],
     step: int,
-    group: DeviceGroup,
+    group: PeerGroup,
 ) -> tuple[Draft, int]:
     """Append the instruction that adds the parts of all members of a group, for one microbatch, to
     the stack of this device's share of a sum. After the last microbatch it writes the sum instead.
