@@ -275,11 +275,11 @@ bool agrees_on_hosts(uint64_t seed, int64_t num_devices, int64_t num_processes, 
 }  // namespace
 
 CASE("one device, one to four workers") {
-  for (uint64_t seed = 0; seed < 120; ++seed) EXPECT(agrees(seed, 1, 1 + static_cast<int64_t>(seed % 4)));
+  for (uint64_t seed = 0; seed < 80; ++seed) EXPECT(agrees(seed, 1, 1 + static_cast<int64_t>(seed % 4)));
 }
 
 CASE("two devices") {
-  for (uint64_t seed = 1000; seed < 1080; ++seed) EXPECT(agrees(seed, 2, 1 + static_cast<int64_t>(seed % 3)));
+  for (uint64_t seed = 1000; seed < 1060; ++seed) EXPECT(agrees(seed, 2, 1 + static_cast<int64_t>(seed % 3)));
 }
 
 CASE("the comparison detects a program that hashes another number") {
@@ -291,11 +291,11 @@ CASE("the comparison detects a program that hashes another number") {
 }
 
 CASE("three and four devices") {
-  for (uint64_t seed = 2000; seed < 2040; ++seed) EXPECT(agrees(seed, 3 + static_cast<int64_t>(seed % 2), 1));
+  for (uint64_t seed = 2000; seed < 2030; ++seed) EXPECT(agrees(seed, 3 + static_cast<int64_t>(seed % 2), 1));
 }
 
 CASE("two to four devices in two to four processes") {
-  for (uint64_t seed = 5000; seed < 5060; ++seed) {
+  for (uint64_t seed = 5000; seed < 5040; ++seed) {
     const auto devices = 2 + static_cast<int64_t>(seed % 3);
     const int64_t processes = 2 + static_cast<int64_t>(seed / 3) % (devices - 1);
     EXPECT(agrees(seed, devices, 1 + static_cast<int64_t>(seed % 2), Form::kOneClass, false, processes));
@@ -303,7 +303,7 @@ CASE("two to four devices in two to four processes") {
 }
 
 CASE("two to four devices on two to four hosts") {
-  for (uint64_t seed = 6000; seed < 6030; ++seed) {
+  for (uint64_t seed = 6000; seed < 6020; ++seed) {
     const auto devices = 2 + static_cast<int64_t>(seed % 3);
     const int64_t processes = 2 + static_cast<int64_t>(seed / 3) % (devices - 1);
     EXPECT(agrees_on_hosts(seed, devices, processes));
@@ -312,7 +312,7 @@ CASE("two to four devices on two to four hosts") {
 }
 
 CASE("devices of one class, bound by numbers and device groups, equal devices with a class each") {
-  for (uint64_t seed = 4000; seed < 4080; ++seed) {
+  for (uint64_t seed = 4000; seed < 4050; ++seed) {
     EXPECT(agrees(seed, 1 + static_cast<int64_t>(seed % 4), 1 + static_cast<int64_t>(seed % 2), Form::kOneClass));
   }
 }
