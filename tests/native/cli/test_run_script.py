@@ -40,12 +40,18 @@ def test_a_script_runs_alone_and_launched(tmp_path, launcher, executor):
     assert (done.returncode, done.stdout) == (3, f"{executor} ['3', '--flag']\n"), done.stderr
 
 
-@pytest.mark.slow
+def _on_hosts():
+    """The examples of tile programs. One that reads peers' tiles and one that writes them run in CI."""
+    for path in sorted(EXAMPLES.glob("*.py")):
+        if "tile_program" in path.read_text():
+            in_ci = path.name in ("09_matmul_reduce_scatter.py", "10_matmul_all_reduce.py")
+            yield pytest.param(path, marks=pytest.mark.slow if in_ci else pytest.mark.soak, id=path.stem)
+
+
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_examples_of_tile_programs_run_on_two_hosts(tmp_path):
+@pytest.mark.parametrize("path", [*_on_hosts()])
+def test_examples_of_tile_programs_run_on_two_hosts(tmp_path, path):
     """Devices on two hosts put and read tiles over MPI."""
     with Hosts(tmp_path) as hosts:
-        for path in sorted(EXAMPLES.glob("*.py")):
-            if "tile_program" in path.read_text():
-                done = hosts.run(words("run", path))
-                assert done.returncode == 0 and "largest difference" in done.stdout, done.stderr
+        done = hosts.run(words("run", path))
+        assert done.returncode == 0 and "largest difference" in done.stdout, done.stderr
