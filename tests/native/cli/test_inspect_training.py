@@ -109,6 +109,7 @@ def test_time_is_that_of_what_bounds_each_kernel(config, run):
     assert (both.flops, both.num_bytes, both.peer_bytes) == (11, 22, 33)
 
 
+@pytest.mark.slow
 def test_suggested_settings_make_a_run_fit(config, run, tmp_path):
     """Each setting is accepted by the command line; those said to fit do fit, others do not."""
     plan = make_plan(load_config(config))[1]

@@ -59,6 +59,7 @@ def test_training_is_traced(run, tmp_path, texts):
     assert is_same(weights(tmp_path / "plain"), weights(tmp_path / "traced"))
 
 
+@pytest.mark.slow
 def test_several_processes_are_traced(tmp_path, texts):
     """`launch` runs `trace`, which shows the devices of all processes."""
     config = write_toml(small_config(texts, tmp_path / "model"), tmp_path / "train.toml")

@@ -137,8 +137,9 @@ def test_no_space_for_a_checkpoint(two_hosts, two_disks, tmp_path, by):
     assert weights(tmp_path, "run") == weights(tmp_path, "alone")
 
 
-@pytest.mark.parametrize("by", ["launch", "mpiexec"])
-@pytest.mark.parametrize("host", [1, 0], ids=["another host", "the leader's"])
+@pytest.mark.parametrize(
+    ("host", "by"), [(1, "mpiexec"), (0, "launch")], ids=["another host-mpiexec", "the leader's-launch"]
+)
 def test_no_space_for_offloaded_state(two_hosts, two_disks, tmp_path, host, by):
     """The error comes before a step runs; the checkpoint to resume from is unchanged."""
     alone = trained_alone(two_hosts, tmp_path)

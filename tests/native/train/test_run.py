@@ -450,6 +450,7 @@ def test_the_offload_directory_is_checked_before_any_work(texts, tmp_path):
         plan_run(make_config(texts, tmp_path / "out", offload=["optimizer"], **changes), False)
 
 
+@pytest.mark.slow
 def test_a_run_can_be_made_longer(texts, tmp_path, capsys):
     """With a constant rate it equals, to the bit, a run of that length; the checkpoint records the
     change, and a file with the same setting resumes without the option.

@@ -80,6 +80,7 @@ def test_an_encoder_with_padded_documents(tmp_path):
     assert tune(config, seconds=0).best.tokens_per_s > 0
 
 
+@pytest.mark.slow
 def test_memory_is_saved_until_a_candidate_fits(monkeypatch, tmp_path):
     """If the file's settings need too much memory, the next that fit are used; without any, an error."""
     config = make_config(tmp_path, tmp_path, batch=8, batch_splits=8, data={"context": 64})
