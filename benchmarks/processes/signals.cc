@@ -107,7 +107,7 @@ template <class SendPost, class SeePost>
 std::vector<Times> play(int own, bool has_data, uint64_t rounds, Shared& shared, SendPost&& post, SeePost&& see_post) {
   const bool is_first = own == 0;
   Ball& ball = shared.ball;
-  std::vector<Times> found;
+  std::vector<Times> times_of_rounds;
   uint64_t number = 0;
   uint64_t count = 0;
   const auto see = [&](uint64_t value) {
@@ -141,9 +141,10 @@ std::vector<Times> play(int own, bool has_data, uint64_t rounds, Shared& shared,
       if (!is_first) send();
     }
     const int64_t ended = now_ns();
-    found.push_back({static_cast<double>(between - began) / kTrips, static_cast<double>(ended - between) / kTrips});
+    times_of_rounds.push_back(
+        {static_cast<double>(between - began) / kTrips, static_cast<double>(ended - between) / kTrips});
   }
-  return found;
+  return times_of_rounds;
 }
 
 std::vector<Times> in_threads(bool is_notified, bool has_data, const int* processors, uint64_t rounds) {
@@ -160,9 +161,9 @@ std::vector<Times> in_threads(bool is_notified, bool has_data, const int* proces
     return play(own, has_data, rounds, shared, [&] { signals[1 - own].post(0); }, await);
   };
   std::thread other([&] { side(1); });
-  std::vector<Times> found = side(0);
+  std::vector<Times> times_of_rounds = side(0);
   other.join();
-  return found;
+  return times_of_rounds;
 }
 
 int group_file(int64_t bytes) {
@@ -213,10 +214,10 @@ std::vector<Times> in_processes(bool has_data, const int* processors, uint64_t r
     side(1);
     _exit(0);
   }
-  std::vector<Times> found = side(0);
+  std::vector<Times> times_of_rounds = side(0);
   int status = 0;
   if (waitpid(child, &status, 0) != child || status != 0) std::exit(3);
-  return found;
+  return times_of_rounds;
 }
 
 double at(std::vector<double> values, double share) {
@@ -235,12 +236,13 @@ int main(int argc, char** argv) {
   const std::string kind = has_data ? how.substr(4) : how;
   const bool is_notified = how == "notified";
   if (rounds == 0 || (kind != "threads" && !is_notified && kind != "processes")) return 2;
-  const std::vector<Times> found = kind == "processes" ? in_processes(has_data, processors, rounds)
-                                                       : in_threads(is_notified, has_data, processors, rounds);
+  const std::vector<Times> times_of_rounds = kind == "processes"
+                                                 ? in_processes(has_data, processors, rounds)
+                                                 : in_threads(is_notified, has_data, processors, rounds);
   std::vector<double> plain;
   std::vector<double> signal;
   std::vector<double> ratio;
-  for (const Times& times : found) {
+  for (const Times& times : times_of_rounds) {
     plain.push_back(times.plain_ns);
     signal.push_back(times.signal_ns);
     ratio.push_back(times.signal_ns / 2 / times.plain_ns);

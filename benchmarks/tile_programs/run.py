@@ -49,7 +49,7 @@ from turns import Times, take_turns
 import tilewise as tw
 from tilewise import comm
 
-ASKED = "all-gather + matmul", "matmul + reduce-scatter"
+WITH_A_TARGET = "all-gather + matmul", "matmul + reduce-scatter"
 SIZES = {  # rows of a tile: the fastest of 32 to 512 here
     name: Sizes(m=1024, k=2048, n=2048, rows=128 if operator.is_reduced else 64)
     for name, operator in OPERATORS.items()
@@ -84,7 +84,7 @@ def show_operator(example: Example, seconds: Times) -> None:
     speed = [t["planned"] / t["example"] for t in turns]
     ms = {side: statistics.median(of) * 1e3 for side, of in seconds.items()}
     copy_ms = ms["copies"] - ms["nothing"]
-    must, goal = (1.05, 1.01) if name in ASKED else (None, None)
+    must, goal = (1.05, 1.01) if name in WITH_A_TARGET else (None, None)
     note = (
         f"{ms['example']:.2f} ms; products {ms['products']:.2f}, copies {copy_ms:.2f} "
         f"({example.copied_bytes / 2**20:.0f} MiB at {example.copied_bytes / copy_ms / 1e6:.1f} GB/s: "
@@ -97,7 +97,7 @@ def show_operator(example: Example, seconds: Times) -> None:
     if figure.verdict == "missed":
         for line in example.group.trace(example.calls["example"]).summary():
             print(f"  {line}")
-    must, goal = (0.97, 1.0) if name in ASKED else (None, None)
+    must, goal = (0.97, 1.0) if name in WITH_A_TARGET else (None, None)
     note = f"planned {ms['planned']:.2f} ms"
     show(
         Figure(

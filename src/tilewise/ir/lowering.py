@@ -21,7 +21,7 @@ from tilewise.ir.program import Instruction, Notify, Number, NumberLike, Operand
 if TYPE_CHECKING:
     from tilewise.ir.op import Op
 
-__all__ = ["Accumulator", "Draft", "Lowering", "Ref", "Tiles"]
+__all__ = ["Accumulator", "Draft", "Emitter", "Lowering", "Ref", "Tiles"]
 
 Tiles = Mapping[str, Operand | Sequence[Operand] | None]
 """Operands of a kernel by the table's names."""
@@ -95,16 +95,74 @@ class Draft:
         return replace(self.instruction, waits=tuple(self.waits), notifies=tuple(self.notifies))
 
 
-class Lowering(Protocol):
-    """The interface with which an op emits its instructions, for one device and one microbatch.
+class Emitter(Protocol):
+    """Appends instructions. Ops and exchanges use it.
 
     Attributes:
         op: the op's node; instructions have its label unless they have their own.
+    """
+
+    op: OpNode
+
+    def pending_reductions(self, partial: str) -> tuple[PendingReduction, ...]:
+        """The pending reductions of a partial value of the op, one per device group. Empty if the
+        value is not shared.
+        """
+
+    def emit(
+        self,
+        kernel: str,
+        *,
+        over: Ref | Number,
+        tiles: Tiles,
+        dtype: str | None = None,
+        step: NumberLike | None = None,
+        ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
+        floats: Mapping[str, float | Sequence[float]] | None = None,
+        priority: int = 0,
+        label: str = "",
+    ) -> Draft:
+        """Append an instruction: a kernel over the tiles of a loop.
+
+        Args:
+            kernel: base name in the kernel table.
+            over: the rows of the loop.
+            tiles: operands by the names of the kernel table; a list if the table says so. Operands
+                that are absent may be omitted or None. The table says whether a task reads or
+                writes an operand.
+            dtype: the kernel's element type, if it has several.
+            step: rows per task; by default the rows of a tile of activations. 0 makes one task over
+                all rows.
+            ints, floats: attributes by the names of the kernel table. Do not pass values that the
+                table derives (counts, and whether an operand is f32 or packed).
+            priority: priority of the tasks.
+            label: name of the instruction, instead of the op's name.
+
+        Raises:
+            InternalError: an operand or attribute is missing, unknown, or does not have the kind or
+                size that the kernel table says.
+        """
+
+    def hold(self, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
+        """Append an instruction with one empty task per tile, which only declares that it reads the
+        tile. Such a task delays later writers of the tile, and it can post acknowledgements.
+
+        Args:
+            over: the rows of the loop.
+            step: rows per task; 0 for one task over all rows.
+            operand: what a task reads.
+            label: name of the instruction.
+        """
+
+
+class Lowering(Emitter, Protocol):
+    """The interface with which an op emits its instructions, for one device and one microbatch.
+
+    Attributes:
         one: the number 1, the rows of a loop of one task.
         k_splits: number of parts into which a contraction over a labelled dim is cut.
     """
 
-    op: OpNode
     one: Number
     k_splits: int
 
@@ -147,11 +205,6 @@ class Lowering(Protocol):
     def local_splits(self, tensor: int, dim: int) -> list[NumberLike]:
         """For each k split of a labelled dim, the range of its elements on this device. The ranges
         are one flat list: begin, end, begin, end, and so on.
-        """
-
-    def pending_reductions(self, partial: str) -> tuple[PendingReduction, ...]:
-        """The pending reductions of a partial value of the op, one per device group. Empty if the
-        value is not shared.
         """
 
     def pending_reduction(self, partial: str) -> PendingReduction | None:
@@ -225,40 +278,6 @@ class Lowering(Protocol):
         may be few rows, tasks process tiles of columns.
         """
 
-    def emit(
-        self,
-        kernel: str,
-        *,
-        over: Ref | Number,
-        tiles: Tiles,
-        dtype: str | None = None,
-        step: NumberLike | None = None,
-        ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
-        floats: Mapping[str, float | Sequence[float]] | None = None,
-        priority: int = 0,
-        label: str = "",
-    ) -> Draft:
-        """Append an instruction: a kernel over the tiles of a loop.
-
-        Args:
-            kernel: base name in the kernel table.
-            over: the rows of the loop.
-            tiles: operands by the names of the kernel table; a list if the table says so. Operands
-                that are absent may be omitted or None. The table says whether a task reads or
-                writes an operand.
-            dtype: the kernel's element type, if it has several.
-            step: rows per task; by default the rows of a tile of activations. 0 makes one task over
-                all rows.
-            ints, floats: attributes by the names of the kernel table. Do not pass values that the
-                table derives (counts, and whether an operand is f32 or packed).
-            priority: priority of the tasks.
-            label: name of the instruction, instead of the op's name.
-
-        Raises:
-            InternalError: an operand or attribute is missing, unknown, or does not have the kind or
-                size that the kernel table says.
-        """
-
     def repeat(self, like: Draft, tiles: Mapping[str, Operand]) -> Draft:
         """Append a copy of an instruction that `emit` returned, with other tensors of the same
         form. The copy is not checked against the kernel table, so emitting thousands of equal
@@ -271,17 +290,6 @@ class Lowering(Protocol):
         Raises:
             InternalError: an operand is unknown, or its tensor does not have the form of the tensor
                 that it replaces.
-        """
-
-    def hold(self, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
-        """Append an instruction with one empty task per tile, which only declares that it reads the
-        tile. Such a task delays later writers of the tile, and it can post acknowledgements.
-
-        Args:
-            over: the rows of the loop.
-            step: rows per task; 0 for one task over all rows.
-            operand: what a task reads.
-            label: name of the instruction.
         """
 
     def contraction_splits(

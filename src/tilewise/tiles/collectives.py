@@ -12,6 +12,7 @@ is made at the first call with its tensors.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -40,7 +41,7 @@ _MOST_PROGRAMS = 512
 _validate = Validator("tiles", PlanError)
 
 
-class Collectives:
+class Collectives(ABC):
     """The collectives of a `DeviceGroup`.
 
     With `async_op`, a call returns a `ProgramHandle` and the exchange runs in the background, after
@@ -60,13 +61,13 @@ class Collectives:
         self._exchanges: dict[tuple[object, ...], _Made] = {}
         self._keeping = threading.Lock()
 
+    @abstractmethod
     def run_program(self, native: Program, program: TileProgram) -> None:
         """Run a program on all devices, and wait for its end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start_program(self, native: Program, program: TileProgram, result: object = None) -> ProgramHandle:
         """Run a program in the background."""
-        raise NotImplementedError
 
     # ---- reductions ---------------------------------------------------------------------------------------
 

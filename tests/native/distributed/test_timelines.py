@@ -34,12 +34,12 @@ with tw.ProcessGroup() as group, graph.instantiate(graph.plan({"dp": 2})) as run
     begun = time.monotonic_ns()
     running.step(batches[1], 1e-3)
     ended = time.monotonic_ns()
-    known = running._executor.timeline()
+    on_one_clock = running._executor.timeline()
     trace = running.timeline()
-    ahead = group.clock_offset(1)
+    offset = group.clock_offset(1)
     group.clock_offset = lambda process: ClockOffset(0, 0)
     uncorrected = running._executor.timeline()
-print(json.dumps([begun, ended, ahead, known, uncorrected, trace.hosts, trace.clock_error_ns]))
+print(json.dumps([begun, ended, offset, on_one_clock, uncorrected, trace.hosts, trace.clock_error_ns]))
 """
 INACCURATE_NS = 20_000_000  # half a round trip while two processes share a core
 
@@ -78,12 +78,12 @@ def test_tasks_of_both_hosts_are_on_the_leaders_clock(two_hosts, tmp_path, secon
     wrapper.write_text(ANOTHER_TIME.replace("SECONDS", str(seconds)))
     done = two_hosts.run(["/bin/sh", wrapper, sys.executable, "-c", TRACED, RANKS])
     assert done.returncode == 0, done.stderr
-    begun, ended, (ahead, error), rows, as_told, hosts, trace_error = json.loads(done.stdout)
+    begun, ended, (offset, error), rows, uncorrected, hosts, trace_error = json.loads(done.stdout)
     # Namespaces add whole seconds to one clock, so the offset is known exactly.
-    assert abs(ahead - seconds * 10**9) <= error < INACCURATE_NS
+    assert abs(offset - seconds * 10**9) <= error < INACCURATE_NS
     assert hosts == [0, 1] and 0 < trace_error < INACCURATE_NS
-    assert {row[0] for row in rows} == {0, 1} and len(rows) == len(as_told)
+    assert {row[0] for row in rows} == {0, 1} and len(rows) == len(uncorrected)
     assert are_within(rows, begun, ended) and rows == sorted(rows, key=lambda row: row[6])
     own = [row for row in rows if row[0] == 0]
-    assert own and own == [row for row in as_told if row[0] == 0]
-    assert not are_within(as_told, begun, ended)
+    assert own and own == [row for row in uncorrected if row[0] == 0]
+    assert not are_within(uncorrected, begun, ended)

@@ -72,10 +72,10 @@ def test_kernels_of_users(library):  # noqa: F811
         np.testing.assert_array_equal(run_with(in_library), wanted)
         with pytest.raises(tw.TilewiseError, match="must be one of a library"):
             run_with(compiled)
-    team = comm.local(2)
-    x, y = (team.symm_tensor((2 * ROWS, COLS)) for _ in range(2))
+    devices = comm.local(2)
+    x, y = (devices.symm_tensor((2 * ROWS, COLS)) for _ in range(2))
     x.numpy(1)[:] = 1
-    team.run(user_program(compiled).function, x, y, team.signals(2))
+    devices.run(user_program(compiled).function, x, y, devices.signals(2))
     # eagerly, a kernel does not see the row of a loop
     np.testing.assert_array_equal(x.numpy(0), np.concatenate([wanted[:ROWS], wanted[:ROWS]]))
     with pytest.raises(tw.TilewiseError, match="keeps its name"):

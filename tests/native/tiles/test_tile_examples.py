@@ -59,10 +59,10 @@ def test_the_example_of_a_pipeline(devices):
     module = example("07_producer_consumer")
     assert module.main(devices) == 0
     for delays in (None, *range(8)):
-        team = comm.local(devices, delays=delays)
+        group = comm.local(devices, delays=delays)
         rows = module.TILES * module.ROWS
-        x, y = team.symm_tensor((rows, module.COLS)), team.symm_tensor((rows, module.COLS))
-        queue = team.symm_tensor((module.PLACES * module.ROWS, module.COLS))
+        x, y = group.symm_tensor((rows, module.COLS)), group.symm_tensor((rows, module.COLS))
+        queue = group.symm_tensor((module.PLACES * module.ROWS, module.COLS))
         x.numpy(0)[:] = np.random.default_rng(0).standard_normal(x.shape)
-        team.run(module.pipeline, x, y, queue, team.signals(module.PLACES), team.signals(1))
+        group.run(module.pipeline, x, y, queue, group.signals(module.PLACES), group.signals(1))
         np.testing.assert_allclose(y.numpy(1), x.numpy(0) / (1 + np.exp(-x.numpy(0))), atol=1e-6)

@@ -59,12 +59,12 @@ def page_names():
 
 def run_eagerly(program, rows, num_signals, delays):
     """The contents of all tensors after an eager run."""
-    team, rng = comm.local(2, delays=delays), np.random.default_rng(0)
-    tensors = [team.symm_tensor((n, 16)) for n in rows]
+    devices, rng = comm.local(2, delays=delays), np.random.default_rng(0)
+    tensors = [devices.symm_tensor((n, 16)) for n in rows]
     for tensor in tensors:
         for device in range(2):
             tensor.numpy(device)[:] = rng.integers(-4, 5, tensor.shape)
-    team.run(program, *tensors, *(team.signals(8) for _ in range(num_signals)))
+    devices.run(program, *tensors, *(devices.signals(8) for _ in range(num_signals)))
     return [tensor.numpy(device) for tensor in tensors for device in range(2)]
 
 

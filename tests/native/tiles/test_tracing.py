@@ -90,12 +90,12 @@ def run_both(steps, devices, tiles, runs=2):
         for _ in range(runs):
             traced(*tensors, signals)
         results = [t.read(device) for t in tensors for device in range(devices)]
-    team = comm.local(devices)
-    copies = [team.symm_tensor(shape) for _ in range(3)]
+    group = comm.local(devices)
+    copies = [group.symm_tensor(shape) for _ in range(3)]
     for device in range(devices):
         copies[0].numpy(device)[:] = first[device]
     for _ in range(runs):
-        team.run(program, *copies, team.signals(2 * tiles * len(steps)))
+        group.run(program, *copies, group.signals(2 * tiles * len(steps)))
     return results, [c.numpy(device) for c in copies for device in range(devices)]
 
 
@@ -139,11 +139,11 @@ def test_ranks_along_an_axis():
         traced(x, y, s)
         assert [x.read(d)[0, 0] for d in range(6)] == [101, 11, 110, 101000, 11000, 110000]
         assert len(traced.trace(x, y, s).emitted.program.classes) == 2
-    team = comm.local(mesh)
-    x, y = team.symm_tensor((1, COLS)), team.symm_tensor((1, COLS))
+    group = comm.local(mesh)
+    x, y = group.symm_tensor((1, COLS)), group.symm_tensor((1, COLS))
     for device in range(6):
         x.numpy(device)[:] = 10**device
-    team.run(program, x, y, team.signals(2))
+    group.run(program, x, y, group.signals(2))
     assert [x.numpy(d)[0, 0] for d in range(6)] == [101, 11, 110, 101000, 11000, 110000]
 
 

@@ -84,11 +84,11 @@ def results(program, count, rows, num_signals):
             traced(*tensors, *signals)
             yield first, np.stack([tensors[-1].read(device) for device in range(count)])
     for delays in SCHEDULES:
-        team = comm.local(count, delays=delays)
-        copies = [team.symm_tensor((n, 4)) for n in rows]
+        group = comm.local(count, delays=delays)
+        copies = [group.symm_tensor((n, 4)) for n in rows]
         for device in range(count):
             copies[0].numpy(device)[:] = first[device]
-        team.run(program, *copies, *(team.signals(n) for n in num_signals))
+        group.run(program, *copies, *(group.signals(n) for n in num_signals))
         yield first, np.stack([copies[-1].numpy(device) for device in range(count)])
 
 

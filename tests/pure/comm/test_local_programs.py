@@ -146,11 +146,11 @@ def add_one(lock, total, is_locked):
     """Read a number of device 0, and write it back plus one; a lock excludes other devices."""
     while is_locked and comm.compare_swap(lock, 0, 0, 1 + comm.rank()) != 0:
         pass
-    cell = comm.symm_at(total, 0)
+    shared = comm.symm_at(total, 0)
     own = total.tile(1, rows=1)
-    comm.get(own, cell.tile(0, rows=1))
+    comm.get(own, shared.tile(0, rows=1))
     own.numpy()[:] += 1
-    comm.put(cell.tile(0, rows=1), own)
+    comm.put(shared.tile(0, rows=1), own)
     comm.quiet()
     if is_locked:
         assert comm.compare_swap(lock, 0, 1 + comm.rank(), 0) == 1 + comm.rank()

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.core.tree import Interval
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import K_SPLITS, GraphLayout, PendingReduction, TensorLayout
-from tilewise.ir.lowering import Draft, Ref, Tiles
+from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import (
     COPIES,
     Call,
@@ -193,30 +193,15 @@ class _ArrayLowering:
         return self._pending
 
     def emit(
-        self,
-        kernel: str,
-        *,
-        over: Ref | Number,
-        tiles: Tiles,
-        dtype: str | None = None,
-        step: NumberLike | None = None,
-        ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
-        floats: Mapping[str, float | Sequence[float]] | None = None,
-        priority: int = 0,
-        label: str = "",
+        self, kernel: str, *, over: Ref | Number, step: NumberLike | None = None, **arguments: Any
     ) -> Draft:
         draft = make_instruction(
             kernel,
             maker=self.op.label,
-            label=label,
             extent=over.extent if isinstance(over, Ref) else over,
             step=0 if step is None else step,
-            tiles=tiles,
             ref_of=self.views.__getitem__,
-            dtype=dtype,
-            ints=ints,
-            floats=floats,
-            priority=priority,
+            **arguments,
         )
         self.instructions.append(draft)
         return draft

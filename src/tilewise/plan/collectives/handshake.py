@@ -21,9 +21,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tilewise.core.mesh import DeviceMesh
-from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import PendingReduction
-from tilewise.ir.lowering import Draft, Ref, Tiles
+from tilewise.ir.lowering import Draft, Emitter, Ref, Tiles
 from tilewise.ir.program import (
     POSITION,
     Collective,
@@ -68,7 +67,7 @@ SITE_SHIFT = 24
 _TREES = {"sum": "tree_add", "max": "tree_max", "min": "tree_min", "or": "tree_or"}
 
 
-class ExchangeLowering(Protocol):
+class ExchangeLowering(Emitter, Protocol):
     """The part of a lowering that exchanges use. `plan.lower.TemplateLowering` lowers the ops of a
     template; `plan.collectives.arrays` lowers programs that consist of one exchange.
 
@@ -78,7 +77,6 @@ class ExchangeLowering(Protocol):
     """
 
     is_whole_program: bool
-    op: OpNode
     mesh: DeviceMesh
     shapes: LocalShapes
     numbers: DeviceNumbers
@@ -87,27 +85,6 @@ class ExchangeLowering(Protocol):
     signal_ranges: list[int]
     ring_signal_ranges: list[int]
     collectives: list[Collective]
-
-    def emit(
-        self,
-        kernel: str,
-        *,
-        over: Ref | Number,
-        tiles: Tiles,
-        dtype: str | None = None,
-        step: NumberLike | None = None,
-        ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
-        floats: Mapping[str, float | Sequence[float]] | None = None,
-        priority: int = 0,
-        label: str = "",
-    ) -> Draft:
-        """Append an instruction."""
-
-    def hold(self, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
-        """Append an instruction with empty tasks that read tiles."""
-
-    def pending_reductions(self, partial: str) -> tuple[PendingReduction, ...]:
-        """The pending reductions of a partial value of the op."""
 
 
 class Signals(NamedTuple):
