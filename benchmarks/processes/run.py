@@ -44,7 +44,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks
 import two_devices
 from demo_step import CONTEXT, GPT2, Contestant, batch_of
 from figures import Figure, show
-from machine import machine
+from machine import run_parts
 from signal_times import measure_signals, num_processors
 
 import tilewise as tw
@@ -346,14 +346,7 @@ def main() -> None:
     if options.serve:
         serve(options.serve)
         return
-    print(machine("numpy", "torch"))
-    print(f"load before the run: {os.getloadavg()[0]:.1f}")
-    began, share = time.monotonic(), 0.0
-    whole = sum(SHARES[part] for part in options.only)
-    for part in options.only:
-        share += SHARES[part] / whole
-        print(f"-- {part}", flush=True)
-        PARTS[part](options, began + share * options.minutes * 60)
+    run_parts(PARTS, SHARES, options, "numpy", "torch")
 
 
 if __name__ == "__main__":

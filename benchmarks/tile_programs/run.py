@@ -26,7 +26,6 @@ Run: python benchmarks/tile_programs/run.py [--only operators ...] [--minutes 4]
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -41,7 +40,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all benchmarks
 sys.path.append(str(Path(__file__).resolve().parents[1] / "processes"))  # times of signals
 import hosts
 from figures import Figure, show
-from machine import machine
+from machine import run_parts
 from operators import OPERATORS, Example, Sizes, nothing, planned
 from signal_times import measure_signals, num_processors
 from turns import Times, take_turns
@@ -155,21 +154,14 @@ SHARES = {"operators": 0.6, "hosts": 0.3, "signal": 0.1}
 
 
 def main() -> None:
-    """Parse arguments; be one of two hosts, or measure all parts."""
+    """Parse arguments and measure all parts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--minutes", type=float, default=4.0, help="no further turn begins after so long")
     options = parser.parse_args()
-    print(machine("numpy"))
-    print(f"load before the run: {os.getloadavg()[0]:.1f}")
-    began, share = time.monotonic(), 0.0
-    whole = sum(SHARES[part] for part in options.only)
-    for part in options.only:
-        share += SHARES[part] / whole
-        print(f"-- {part}", flush=True)
-        PARTS[part](options, began + share * options.minutes * 60)
+    run_parts(PARTS, SHARES, options, "numpy")
 
 
 if __name__ == "__main__":

@@ -25,24 +25,10 @@ from native.programs.sample_programs import (
     view,
 )
 from tilewise.core.errors import PlanError, TaskFailed
+from tilewise.kernels.user import KERNEL_ARGS, TILE
 from tilewise.runtime import Access, Mode, Operand, Program
 
 NO_ROW = -1
-
-TILE = np.dtype([("data", "u8"), ("rows", "i8"), ("cols", "i8"), ("stride", "i8")])
-ARGS = np.dtype(
-    [
-        ("tiles", "u8"),
-        ("num_tiles", "i8"),
-        ("ints", "u8"),
-        ("num_ints", "i8"),
-        ("floats", "u8"),
-        ("num_floats", "i8"),
-        ("row_begin", "i8"),
-        ("scratch", "u8"),
-        ("scratch_bytes", "i8"),
-    ]
-)
 
 
 @numba.extending.intrinsic
@@ -55,7 +41,7 @@ def pointer(_, address):
     return types.voidptr(types.uint64), code
 
 
-@numba.cfunc(types.int32(types.CPointer(numba.from_dtype(ARGS))))
+@numba.cfunc(types.int32(types.CPointer(numba.from_dtype(KERNEL_ARGS))))
 def affine(args):
     """The kernel of tile_kernels.c."""
     of = numba.carray(args, 1)[0]
