@@ -14,8 +14,8 @@ measures here, in this order:
    transfers alone, in turns.
 
 Messages from one process to another stay in order. So a request, a signal or a confirmation arrives only
-after all tiles that the same process has sent before. If all tiles are sent at once, that is the time of
-the whole transfer; with a few in flight it is theirs.
+after all tiles that the same process has sent before. If all tiles are sent at once, it waits for the
+whole transfer; with a few tiles in flight, only for those.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def planned(name: str, x: Array, w: Array, opened: ExitStack) -> tuple[Call, Arr
 def without_gathers(program: TileProgram) -> TileProgram:
     """A program without the gathers of outputs to the first device."""
 
-    def kept(template: LoweredTemplate) -> LoweredTemplate:
+    def without_gather_instructions(template: LoweredTemplate) -> LoweredTemplate:
         gathers = [(c.first, c.last) for c in template.collectives if c.kind == "gather"]
         instructions = tuple(
             instruction
@@ -153,7 +153,7 @@ def without_gathers(program: TileProgram) -> TileProgram:
         return replace(template, instructions=instructions, collectives=())
 
     def cut(of: DeviceClass) -> DeviceClass:
-        return replace(of, templates=tuple(kept(t) for t in of.templates))
+        return replace(of, templates=tuple(without_gather_instructions(t) for t in of.templates))
 
     return replace(program, classes=tuple(cut(of) for of in program.classes))
 

@@ -419,8 +419,7 @@ void bind_executor(nb::module_& m) {
            nb::arg("meanwhile") = nb::none(), nb::arg("number") = 0,
            "Run a finished program's list of calls of that name on all devices and wait for its end. `meanwhile` is a "
            "function that is called once, on this thread, while the devices run; its exception is raised at the end. "
-           "Other "
-           "processes run the program that has this number there.")
+           "Other processes run the program that has this number there.")
       .def("serve", &Executor::serve, release, nb::arg("programs"),
            "In a process that does not lead: run those programs that the leader orders, by their places in the list, "
            "until it calls `call_peers`.")

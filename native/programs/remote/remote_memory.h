@@ -51,10 +51,10 @@ class RemoteMemory {
   /// Describes which process is lost and how; empty if none is.
   using FindLoss = std::function<std::string()>;
 
-  /// processes: the process of each device. arenas: per device, nullptr for devices of other processes.
   /// Takes a post that came with a write, when the rows are in place. Called inside progress().
   using Landed = std::function<void(int64_t from, const comm::Post& post)>;
 
+  /// processes: the process of each device. arenas: per device, nullptr for devices of other processes.
   RemoteMemory(std::shared_ptr<comm::Connection> connection, int64_t group, std::vector<int64_t> processes,
                std::vector<memory::Arena*> arenas, FindLoss find_loss, Landed landed);
 

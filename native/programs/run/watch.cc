@@ -59,8 +59,8 @@ bool is_crowded(const DeviceGroup& group) {
 }
 
 /// A short run ends before a sleeping thread would be awake, so the caller first yields to the workers. If a yield
-/// returns at once although processors are scarce, workers share another one: then this one is left to them. With other
-/// processes it would wait for their answers afterwards anyway.
+/// returns at once although processors are scarce, workers share another processor. Then the caller sleeps, so that
+/// they can use this one. With several processes the caller does not yield: it has to wait for their answers anyway.
 bool yield_until_finished(const DeviceGroup& group) {
   if (group.peers() != nullptr) return false;
   const bool is_scarce = is_crowded(group);

@@ -34,10 +34,10 @@ def run(
     """
     code = _run_script(script)
     if code:
-        raise typer.Exit(code if isinstance(code, int) else 1)
+        raise typer.Exit(code)
 
 
-def _run_script(words: list[str]) -> object:
+def _run_script(words: list[str]) -> int | None:
     """Run a Python script as `python` would. Returns the code with which it exits."""
     argv, path = sys.argv, sys.path[:]
     sys.argv, sys.path[0] = list(words), str(Path(words[0]).resolve().parent)

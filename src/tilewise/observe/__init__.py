@@ -19,7 +19,7 @@ from tilewise.observe.model_page import render_graph
 from tilewise.observe.overlap import Overlap, PathStep, TransferTime, measure_overlap
 from tilewise.observe.perfetto import write_perfetto
 from tilewise.observe.plan_page import CallPicture, PlanPicture, render_plan
-from tilewise.observe.profile import Profile, profile_of
+from tilewise.observe.profile import Profile
 from tilewise.observe.trace import TaskSpan, Trace
 from tilewise.observe.trace_report import write_report
 
@@ -37,7 +37,6 @@ __all__ = [
     "Trace",
     "TransferTime",
     "measure_overlap",
-    "profile_of",
     "read_graph",
     "render_graph",
     "render_plan",

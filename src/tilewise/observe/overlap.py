@@ -68,7 +68,7 @@ _RELEASE_NS = 5_000  # longer than it takes a device to release a task after the
 def kind_of(label: str) -> str:
     """What a task with this label does: one of `KINDS`.
 
-    A `transfer` reads elements from other devices: a part of an all-gather or a reduce-scatter
+    A `transfer` moves elements between devices: a part of an all-gather or a reduce-scatter
     (which adds what it reads), a broadcast, a put or a get. A `signal` task has no work; it posts
     when a tile may be read or overwritten. A `file` task moves a tile between memory and a device's
     file. All other tasks compute.
@@ -407,7 +407,7 @@ class _Run:
         return {cause: ns for cause, ns in total.items() if ns}
 
     def _path(self) -> tuple[PathStep, ...]:
-        task, reason = int(np.argmax(self.end)), ""
+        task = int(np.argmax(self.end))
         steps: list[PathStep] = []
         while True:
             before, reason = self._before(task)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["STYLE", "duration", "html_page", "html_table", "kernel_classes", "text"]
+__all__ = ["STYLE", "duration", "html_page", "html_table", "kernel_classes", "plural", "text"]
 
 NUM_COLOURS = 8
 
@@ -62,6 +62,11 @@ def duration(ns: float) -> str:
         if abs(ns) >= size:
             return f"{ns / size:.3g} {unit}" if abs(ns) < 1000 * size else f"{ns / size:,.0f} {unit}"
     return f"{ns:.0f} ns"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count and its noun."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def kernel_classes(kernels: Iterable[str]) -> dict[str, str]:

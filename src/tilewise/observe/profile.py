@@ -6,19 +6,18 @@ The figures are those of `observe.overlap`. The page is one file that loads noth
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tilewise.observe.charts import Bar, Row, stacked_bars, timeline_chart
 from tilewise.observe.overlap import KINDS, WAIT_CAUSES, Overlap, PathStep, kind_of, measure_overlap
-from tilewise.observe.page import duration, html_page, html_table, text
+from tilewise.observe.page import duration, html_page, html_table, plural, text
 from tilewise.observe.perfetto import write_perfetto
 from tilewise.observe.trace import Trace
 
-__all__ = ["Profile", "profile_of"]
+__all__ = ["Profile"]
 
 _MAX_ROWS = 64  # of a chart
 _MAX_LINES = 20  # of a table
@@ -60,17 +59,17 @@ class Profile:
         overlap = self.overlap
         if not self.trace.tasks:
             return ["No tasks were recorded."]
-        devices = _plural(len(overlap.devices), "device")
+        devices = plural(len(overlap.devices), "device")
         lines = [
-            f"{self.title}: {_plural(len(self.trace.tasks), 'task')} in {duration(overlap.span_ns)} on {devices} "
-            f"with {_plural(self.trace.num_workers, 'worker')} each."
+            f"{self.title}: {plural(len(self.trace.tasks), 'task')} in {duration(overlap.span_ns)} on {devices} "
+            f"with {plural(self.trace.num_workers, 'worker')} each."
         ]
         lines += [f"{overlap.sentence().capitalize()}.", _idle_sentence(overlap), _path_sentence(overlap)]
         if self.trace.clock_error_ns:
             lines.append(f"The hosts' clocks agree within {duration(self.trace.clock_error_ns)}.")
         if self.trace.dropped:
             lines.append(
-                f"{_plural(self.trace.dropped, 'record')} did not fit; all figures are of the others."
+                f"{plural(self.trace.dropped, 'record')} did not fit; all figures are of the others."
             )
         return lines
 
@@ -95,30 +94,6 @@ class Profile:
         write_perfetto(path, self.trace)
 
 
-def profile_of(
-    rows: Iterable[tuple[Any, ...]],
-    num_workers: int,
-    title: str = "One run",
-    *,
-    hosts: Sequence[int] = (),
-    clock_error_ns: int = 0,
-) -> Profile:
-    """The profile of a run from the rows that an executor's `timeline()` returns.
-
-    Args:
-        rows: as in `Trace.of_program`.
-        num_workers: number of workers per device.
-        title: what ran, for people.
-        hosts: per device, the number of its host; empty if all devices are on one host.
-        clock_error_ns: bound of the error of times between hosts.
-    """
-    return Profile(Trace.of_program(rows, num_workers, hosts=hosts, clock_error_ns=clock_error_ns), title)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def _cause_words(cause: str) -> str:
     return WAIT_CAUSES.get(cause, f"{cause} was awaited")
 
@@ -138,7 +113,7 @@ def _path_sentence(overlap: Overlap) -> str:
     parts = [f"{time[kind] / span:.0%} {_KIND_WORDS[kind]}" for kind in KINDS if time[kind]]
     gaps = sum(step.gap_ns for step in path)
     return (
-        f"The critical path has {_plural(len(path), 'task')}: {', '.join(parts)}, and {gaps / span:.0%} between tasks. "
+        f"The critical path has {plural(len(path), 'task')}: {', '.join(parts)}, and {gaps / span:.0%} between tasks. "
         "It is reconstructed from times."
     )
 
@@ -168,7 +143,7 @@ def _timeline(trace: Trace, overlap: Overlap) -> str:
     places = sorted({*overlap.idle_ns, *bars})
     rows = [Row(_short_place(trace, *place), bars[place], (), marked[place]) for place in places[:_MAX_ROWS]]
     hidden = len(places) - len(rows)
-    note = f"<p class='soft'>{_plural(hidden, 'further worker')} not drawn.</p>" if hidden > 0 else ""
+    note = f"<p class='soft'>{plural(hidden, 'further worker')} not drawn.</p>" if hidden > 0 else ""
     legend = _legend([*((_KIND_WORDS[k], s) for k, s in _KIND_STYLES.items()), ("critical path", "alarm")])
     return (
         "<h2>Timeline</h2><p class='soft'>Point at a bar for its task. Narrow bars are drawn as one. Red lines below "
@@ -199,7 +174,7 @@ def _transfers(trace: Trace, overlap: Overlap) -> str:
         ]
         sections.append(f"<div class='scroll'>{html_table(head, table)}</div>" if table else "")
     more = len(overlap.labels) - len(shown)
-    note = f"<p class='soft'>{_plural(more, 'further label')} with less exposed time.</p>" if more > 0 else ""
+    note = f"<p class='soft'>{plural(more, 'further label')} with less exposed time.</p>" if more > 0 else ""
     way = " or its bytes were on their way from another host" if len(set(trace.hosts)) > 1 else ""
     return (
         f"<h2>Transfers</h2><p class='soft'>A transfer is in progress while its task runs{way}. It is hidden while "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tilewise.core.sizes import format_bytes
 from tilewise.observe.charts import Bar, Row, area_chart, stacked_bars, timeline_chart
-from tilewise.observe.page import duration, html_page, html_table, kernel_classes, text
+from tilewise.observe.page import duration, html_page, html_table, kernel_classes, plural, text
 from tilewise.observe.trace import IDLE_CAUSES, STALL_CAUSES, Stall, TaskSpan, Trace
 
 __all__ = ["write_report"]
@@ -55,30 +55,26 @@ def _headline(trace: Trace) -> str:
     if trace.stalls:
         stalled = sum(s.end_ns - s.begin_ns for s in trace.stalls)
         sentences.append(
-            f"Submitters stalled {_plural(len(trace.stalls), 'time')} for {duration(stalled)} together and ran "
-            f"{_plural(trace.num_helped, 'task')} meanwhile."
+            f"Submitters stalled {plural(len(trace.stalls), 'time')} for {duration(stalled)} together and ran "
+            f"{plural(trace.num_helped, 'task')} meanwhile."
         )
     failed = sum(t.status != 0 for t in trace.tasks)
     if failed:
         sentences.append(
-            f"{_plural(failed, 'task')} failed, or did not run because of a failure or a cancellation."
+            f"{plural(failed, 'task')} failed, or did not run because of a failure or a cancellation."
         )
     if trace.dropped:
         sentences.append(
-            f"{_plural(trace.dropped, 'record')} did not fit: every figure here is of the others."
+            f"{plural(trace.dropped, 'record')} did not fit: every figure here is of the others."
         )
     return "".join(f"<p>{text(sentence)}</p>" for sentence in sentences)
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def _size_sentence(trace: Trace) -> str:
     kernels = len({t.kernel for t in trace.tasks})
-    workers = _plural(trace.num_workers * len(trace.devices), "worker")
+    workers = plural(trace.num_workers * len(trace.devices), "worker")
     return (
-        f"{_plural(len(trace.tasks), 'task')} of {_plural(kernels, 'kernel')} took {duration(trace.span_ns)} "
+        f"{plural(len(trace.tasks), 'task')} of {plural(kernels, 'kernel')} took {duration(trace.span_ns)} "
         f"on {workers}."
     )
 
@@ -98,7 +94,7 @@ def _path_sentences(trace: Trace) -> list[str]:
     path = trace.critical_path
     share = path.run_ns / max(1, trace.span_ns)
     start = (
-        f"The critical path runs through {_plural(len(path.tasks), 'task')}, which took {duration(path.run_ns)} "
+        f"The critical path runs through {plural(len(path.tasks), 'task')}, which took {duration(path.run_ns)} "
         f"({share:.0%} of the run)"
     )
     if path.is_from_edges:
@@ -114,7 +110,7 @@ def _timeline(trace: Trace) -> str:
         legend += _legend([("other kernels", "cx")])
     legend += _legend([("critical path", "alarm")])
     hidden = len(rows) - MAX_ROWS
-    note = f"<p class='soft'>{_plural(hidden, 'further row')} not drawn.</p>" if hidden > 0 else ""
+    note = f"<p class='soft'>{plural(hidden, 'further row')} not drawn.</p>" if hidden > 0 else ""
     return (
         "<h2>Timeline</h2><p class='soft'>Point at a bar for its task. Bars that are too narrow are drawn as one. Thin "
         "bars on top of a submitter are stalls of its submitter, red lines below mark the critical path.</p>"

@@ -412,8 +412,7 @@ def train_steps(
 
 
 class _TracedStep:
-    """Traces the third step of a run over several devices: the first two warm caches and memory. To
-    record a step costs well under 1% of its time.
+    """Traces the third step of a run over several devices: the first two warm caches and memory.
 
     Args:
         instance: the model in training.

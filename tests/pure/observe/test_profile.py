@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pure.pages import Page
-from tilewise.observe import Profile, Trace, profile_of
+from tilewise.observe import Profile, Trace
 from tilewise.observe.collector import active_collector, collect_traces
 
 ROWS = [
@@ -17,7 +17,7 @@ ROWS = [
 
 def test_the_page_shows_the_figures(tmp_path):
     """Sentences, tables and the steps of the critical path; names are escaped, and nothing is loaded."""
-    profile = profile_of(ROWS, 1, "step, run 3 of 4", hosts=(0, 1), clock_error_ns=2_500)
+    profile = Profile(Trace.of_program(ROWS, 1, hosts=(0, 1), clock_error_ns=2_500), "step, run 3 of 4")
     profile.save(tmp_path / "trace.html")
     html = (tmp_path / "trace.html").read_text(encoding="utf-8")
     words = Page(html).text
@@ -35,7 +35,7 @@ def test_the_page_shows_the_figures(tmp_path):
 
 def test_the_summary_says_what_communication_cost():
     """Transfers, hidden share, idle time by cause and the critical path, of known times."""
-    _, transfers, idle, path = profile_of(ROWS, 1).summary()
+    _, transfers, idle, path = Profile(Trace.of_program(ROWS, 1)).summary()
     assert transfers == (
         "Transfers took 4.5 µs per device (4.5% of the time), 0% of it hidden behind computation; workers waited for "
         "other devices for 25.2% of the time."
@@ -59,7 +59,8 @@ def test_a_run_without_records(tmp_path):
 @pytest.mark.parametrize(("hosts", "error_ns"), [((), 0), ((0, 1), 2_500)])
 def test_the_perfetto_file_states_the_error_of_the_clocks(tmp_path, hosts, error_ns):
     """Devices of several hosts are named with their host; the kind of a task is its category."""
-    profile_of(ROWS, 1, hosts=hosts, clock_error_ns=error_ns).perfetto(tmp_path / "trace.json")
+    trace = Trace.of_program(ROWS, 1, hosts=hosts, clock_error_ns=error_ns)
+    Profile(trace).perfetto(tmp_path / "trace.json")
     content = json.loads((tmp_path / "trace.json").read_text())
     names = [e["args"]["name"] for e in content["traceEvents"] if e["name"] == "process_name"]
     about = " (host 1, clocks agree within 2.5 µs)" if hosts else ""
