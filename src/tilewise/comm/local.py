@@ -709,7 +709,7 @@ def _run_threads(run_on: Callable[[int], None], schedule: Schedule, count: int) 
 
 
 def _require_equal_counts(run: _Run) -> None:
-    """Refuse allocations that a device did not make."""
+    """Reject a run in which a device made fewer allocations than another."""
     fewest = min(run.counts)
     if fewest < len(run.allocations):
         request, where, _ = run.allocations[fewest]

@@ -20,17 +20,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tilewise.core.errors import PlanError, ShapeError
-from tilewise.core.validation import shown
+from tilewise.core.tree import share_of
+from tilewise.core.validation import Validator, shown
 
 if TYPE_CHECKING:
     from tilewise.kernels.user import TileKernel
 
 __all__ = [
-    "COMPARISONS",
     "Interpreter",
     "SymmetricTensor",
     "Token",
@@ -59,10 +58,11 @@ __all__ = [
     "wait_some",
 ]
 
-COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
+_COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
 """How a wait may compare the signal (left) with the expected value (right)."""
 
 _OPERATORS = ("set", "add")
+_validate = Validator("comm", PlanError)
 _SCOPES = ("gpu", "sys")
 
 Signal = Any  # one signal, an element of `signals(n)`
@@ -272,7 +272,7 @@ def put_signal(dst: SymmetricTensor, src: Any, signal: Signal, value: int = 1, *
         ShapeError: shapes or dtypes differ.
         PlanError: the operator is invalid, or differs from the signal's earlier one.
     """
-    _one_of("put_signal", "op", op, _OPERATORS)
+    _validate.choice("put_signal", "op", op, _OPERATORS)
     current_interpreter("put_signal").put_signal(dst, src, signal, value, op)
 
 
@@ -304,8 +304,8 @@ def notify(
     Raises:
         PlanError: an argument is invalid, or the operator differs from the signal's earlier one.
     """
-    _one_of("notify", "op", op, _OPERATORS)
-    _one_of("notify", "scope", scope, _SCOPES)
+    _validate.choice("notify", "op", op, _OPERATORS)
+    _validate.choice("notify", "scope", scope, _SCOPES)
     if semantic != "release":
         raise PlanError(
             f'[comm.notify] semantic must be "release"; got {shown(semantic)}; a notify releases what was written '
@@ -530,19 +530,18 @@ def matmul(out: SymmetricTensor, x: SymmetricTensor, w: SymmetricTensor, *, k_sp
             for a labelled dim; `w` must be packed if there are several.
 
     Raises:
-        ShapeError: shapes or dtypes do not fit, or K has fewer parts.
+        ShapeError: shapes or dtypes do not fit, or `k_splits` is out of range or needs a packed `w`.
     """
-    k = x.shape[-1]
-    if not getattr(w, "is_packed", False) and k_splits == 1:
+    k, is_packed = x.shape[-1], getattr(w, "is_packed", False)
+    if not is_packed and k_splits == 1:
         kernel("gemm", out=out, a=x, b=w, trans_a=0, trans_b=1, accumulate=0)
         return
-    cuts = [c * k // k_splits for c in range(k_splits + 1)] if 1 <= k_splits <= k else []
-    if not cuts or not getattr(w, "is_packed", False):
+    if not is_packed or not 1 <= k_splits <= k:
         raise ShapeError(
             f"[comm.matmul] k_splits must be 1 to K, and several need a packed w; got {k_splits} for K = {k}; choose "
             "another number"
         )
-    ranges = [end for cut in pairwise(cuts) for end in cut]
+    ranges = [end for c in range(k_splits) for end in share_of(k, k_splits, c)]
     kernel("matmul", out=out, a=[x], w=[w], num_k_splits=k_splits, range=ranges)
 
 
@@ -558,17 +557,10 @@ def tiles(count: int, *, first: int = 0) -> Iterable[int]:
 
 
 def _validate_wait(primitive: str, cmp: str, scope: str, semantic: str) -> None:
-    _one_of(primitive, "cmp", cmp, COMPARISONS)
-    _one_of(primitive, "scope", scope, _SCOPES)
+    _validate.choice(primitive, "cmp", cmp, _COMPARISONS)
+    _validate.choice(primitive, "scope", scope, _SCOPES)
     if semantic != "acquire":
         raise PlanError(
             f'[comm.{primitive}] semantic must be "acquire"; got {shown(semantic)}; a wait acquires what the other '
             "device's notify released"
-        )
-
-
-def _one_of(primitive: str, argument: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise PlanError(
-            f"[comm.{primitive}] {argument} must be one of {', '.join(choices)}; got {shown(value)}; choose one"
         )

@@ -199,7 +199,7 @@ def _symbol_of(path: Any, symbol: Any) -> tuple[tuple[str, str], object]:
 
 
 def _operand(name: str, text: object) -> OperandSpec:
-    role, *dtypes = text.split() if isinstance(text, str) else [""]
+    role, *dtypes = (text.split() if isinstance(text, str) else []) or [""]
     if role not in _ROLES or not {*dtypes} <= {*_DTYPES}:
         _validate.invalid(
             "tile_kernel",

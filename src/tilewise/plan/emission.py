@@ -36,7 +36,7 @@ from tilewise.ir.program import (
 )
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec, kernel_spec
 
-__all__ = ["make_hold", "make_instruction", "repeat_instruction"]
+__all__ = ["ACCESS_OF_ROLE", "make_hold", "make_instruction", "repeat_instruction"]
 
 _INT64 = 1 << 63
 _MAX_PRIORITY = 1 << 20
@@ -390,7 +390,7 @@ def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
             continue
         if operand.group < 0:
             is_part = operand.mode in (Mode.ROWPART, Mode.ROWCOLS)
-            access = Access.INOUT if is_part and spec.role == "out" else _ACCESS[spec.role]
+            access = Access.INOUT if is_part and spec.role == "out" else ACCESS_OF_ROLE[spec.role]
             is_cut = operand.mode in (Mode.COL, Mode.ROWCOLS) and call.ref_of(operand.slot).tile_cols > 0
             columns = (operand.div, operand.part, operand.parts) if is_cut else None
             views.setdefault((operand.slot, _touched(operand), columns), []).append(i)
@@ -400,7 +400,7 @@ def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
     # a member of the device group may be the device itself, which then uses its own tile
     for i, operand in enumerate(result):
         if operand.group >= 0 and operand.slot not in own:
-            result[i] = operand._replace(access=_ACCESS[placed[i][0].role])
+            result[i] = operand._replace(access=ACCESS_OF_ROLE[placed[i][0].role])
     for members in views.values():
         if len(members) > 1:
             access = Access(reduce(or_, (result[i].access for i in members)))
@@ -411,12 +411,12 @@ def _with_access(call: _Call, placed: Sequence[Placed]) -> list[Operand]:
 
 
 def _with_role(spec: OperandSpec, operand: Operand) -> Operand:
-    role = _ACCESS[spec.role]
+    role = ACCESS_OF_ROLE[spec.role]
     assumed = operand.access or Access.IN  # what readers of the instruction assume without a role
     return operand if operand.null or assumed == role else operand._replace(role=role)
 
 
-_ACCESS = {"in": Access.IN, "out": Access.OUT, "inout": Access.INOUT}
+ACCESS_OF_ROLE = {"in": Access.IN, "out": Access.OUT, "inout": Access.INOUT}
 _ABSENT = Operand(0, null=True)
 
 

@@ -170,9 +170,8 @@ class _Tasks:
         for device, table in enumerate(self.tables):
             for number, signal, threshold, _ in table["waits"].tolist():
                 of_signal = posts[device, signal]
-                later: defaultdict[int, int] = defaultdict(
-                    int
-                )  # posts of one device: this one and those after it
+                # per device, posts at or after the current one
+                later: defaultdict[int, int] = defaultdict(int)
                 for post in reversed(of_signal):
                     poster = self._device(post)
                     later[poster] += 1
@@ -267,14 +266,11 @@ def _is_before(bits: NDArray[np.uint64], first: int, second: int) -> bool:
 
 
 def _overlap(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether two rectangles of bytes with overlapping ranges have a byte in common."""
-    (begin, end, stride, width), (other_begin, other_end, other_stride, other_width) = (
-        (v[0], v[1], v[5], v[6]) for v in (a, b)
-    )
-    if stride != other_stride or end - begin <= width or other_end - other_begin <= other_width:
-        if stride == other_stride:
-            shift = (other_begin - begin) % stride
-            return shift < width or shift + other_width > stride
+    """Whether two rectangles of bytes with overlapping ranges may have a byte in common. Rectangles with
+    different distances between rows are not compared by rows.
+    """
+    (begin, stride, width), (other_begin, other_stride, other_width) = ((v[0], v[5], v[6]) for v in (a, b))
+    if stride != other_stride:
         return True
     shift = (other_begin - begin) % stride
     return shift < width or shift + other_width > stride

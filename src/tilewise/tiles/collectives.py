@@ -35,6 +35,8 @@ __all__ = ["Collectives"]
 AxisLike: TypeAlias = "str | tuple[str, ...] | None"
 SplitSizes: TypeAlias = "Sequence[int] | Sequence[Sequence[int]] | None"
 _Made: TypeAlias = "tuple[Program, TileProgram] | tuple[()]"  # empty: there is nothing to do
+# by sender and receiver, rows of the sender's tensor and of the receiver's
+_Moves: TypeAlias = "dict[tuple[int, int], tuple[Interval, Interval]]"
 _REDUCED = ("f32", "bf16")
 _OPS = ("sum", "max", "min")
 _MOST_PROGRAMS = 512
@@ -90,7 +92,7 @@ class Collectives(ABC):
         key = "all_reduce", tensor, op, axis
         made = self._exchanges.get(key)
         if made is None:
-            self._require("all_reduce", op, tensor, dtypes=_REDUCED)
+            self._require_reducible("all_reduce", op, tensor)
             axes = self._axes("all_reduce", axis)
             array = _flat(tensor)
             if self.mesh.size(*axes) == 1:
@@ -118,7 +120,7 @@ class Collectives(ABC):
         key = "reduce_scatter_tensor", output, input, op, axis
         made = self._exchanges.get(key)
         if made is None:
-            self._require("reduce_scatter_tensor", op, output, input, dtypes=_REDUCED)
+            self._require_reducible("reduce_scatter_tensor", op, output, input)
             axes = self._axes("reduce_scatter_tensor", axis)
             parts = self._parts("reduce_scatter_tensor", axes, input, output)
             arrays = _flat(input), _flat(output)
@@ -145,7 +147,7 @@ class Collectives(ABC):
         key = "all_gather_into_tensor", output_tensor, input_tensor, axis
         made = self._exchanges.get(key)
         if made is None:
-            self._require("all_gather_into_tensor", None, output_tensor, input_tensor)
+            self._require("all_gather_into_tensor", output_tensor, input_tensor)
             axes = self._axes("all_gather_into_tensor", axis)
             parts = self._parts("all_gather_into_tensor", axes, output_tensor, input_tensor)
             arrays = _flat(input_tensor), _flat(output_tensor)
@@ -176,7 +178,7 @@ class Collectives(ABC):
         key = "all_to_all_single", output, input, *sizes, axis
         made = self._exchanges.get(key)
         if made is None:
-            self._require("all_to_all_single", None, output, input)
+            self._require("all_to_all_single", output, input)
             axes = self._axes("all_to_all_single", axis)
             if output.shape[1:] != input.shape[1:]:
                 _invalid_shape(
@@ -184,13 +186,13 @@ class Collectives(ABC):
                 )
             rows = _split_rows(self.mesh.size(*axes), output, input, *sizes)
             width, members = prod(input.shape[1:]), len(rows)
-            parts: list[Interval] = []
+            moves: _Moves = {}
             for i in range(members):
                 for j in range(members):
                     sent, got = sum(rows[i][:j]) * width, sum(r[j] for r in rows[:i]) * width
                     count = rows[i][j] * width
-                    parts += [(sent, sent + count), (got, got + count)]
-            made = self._keep(key, self._copies("all_to_all", axes, input, output, parts))
+                    moves[i, j] = (sent, sent + count), (got, got + count)
+            made = self._keep(key, self._copies("all_to_all", axes, input, output, moves))
         return self._launch(made, output, async_op)
 
     def broadcast(
@@ -206,7 +208,7 @@ class Collectives(ABC):
         key = "broadcast", tensor, src, axis
         made = self._exchanges.get(key)
         if made is None:
-            self._require("broadcast", None, tensor)
+            self._require("broadcast", tensor)
             axes = self._axes("broadcast", axis)
             self._require_rank("broadcast", "src", src, axes)
             rows = 0, prod(tensor.shape)
@@ -234,7 +236,7 @@ class Collectives(ABC):
         key = "gather", tensor, gather_tensor, dst, axis
         made = self._exchanges.get(key)
         if made is None:
-            self._require("gather", None, tensor, gather_tensor)
+            self._require("gather", tensor, gather_tensor)
             axes = self._axes("gather", axis)
             self._require_rank("gather", "dst", dst, axes)
             parts = self._parts("gather", axes, gather_tensor, tensor)
@@ -262,7 +264,7 @@ class Collectives(ABC):
         key = "scatter", tensor, scatter_tensor, src, axis
         made = self._exchanges.get(key)
         if made is None:
-            self._require("scatter", None, tensor, scatter_tensor)
+            self._require("scatter", tensor, scatter_tensor)
             axes = self._axes("scatter", axis)
             self._require_rank("scatter", "src", src, axes)
             parts = self._parts("scatter", axes, scatter_tensor, tensor)
@@ -292,7 +294,7 @@ class Collectives(ABC):
         key = "send", tensor, recv_tensor, dst, src, axis
         made = self._exchanges.get(key)
         if made is None:
-            self._require("send", None, tensor, recv_tensor)
+            self._require("send", tensor, recv_tensor)
             axes = self._axes("send", axis)
             for what, rank in (("dst", dst), ("src", src)):
                 self._require_rank("send", what, rank, axes)
@@ -364,17 +366,14 @@ class Collectives(ABC):
         axes: Axes,
         source: SymmTensor,
         target: SymmTensor,
-        moves: Sequence[Interval] | dict[tuple[int, int], tuple[Interval, Interval]],
+        moves: _Moves,
     ) -> _Made:
         """A program that copies rows between pairs of ranks."""
-        members = range(self.mesh.size(*axes))
-        parts = moves
-        if isinstance(moves, dict):
-            nothing = ((0, 0), (0, 0))
-            parts = [part for i in members for j in members for part in moves.get((i, j), nothing)]
+        members, nothing = range(self.mesh.size(*axes)), ((0, 0), (0, 0))
+        parts = [part for i in members for j in members for part in moves.get((i, j), nothing)]
         if all(begin == end for begin, end in parts):
             return ()
-        return self._made(name, "all_to_all", axes, _flat(source), _flat(target), parts=[*parts])
+        return self._made(name, "all_to_all", axes, _flat(source), _flat(target), parts=parts)
 
     # ---- checks -------------------------------------------------------------------------------------------
 
@@ -388,9 +387,7 @@ class Collectives(ABC):
             )
         return axes
 
-    def _require(
-        self, call: str, op: str | None, *tensors: SymmTensor, dtypes: Sequence[str] | None = None
-    ) -> None:
+    def _require(self, call: str, *tensors: SymmTensor) -> None:
         for tensor in tensors:
             if tensor.group is not self or tensor.is_packed:
                 _validate.invalid(
@@ -399,15 +396,20 @@ class Collectives(ABC):
                     f"{tensor!r} of {'it' if tensor.group is self else 'another group'}",
                     "allocate it with symm_tensor of this group",
                 )
-            if dtypes is not None and tensor.dtype not in dtypes:
-                raise ShapeError(
-                    f"[tiles.{call}] values must be {' or '.join(dtypes)} to be combined; got {tensor!r}; convert them"
-                )
         if len({tensor.dtype for tensor in tensors}) > 1:
             _invalid_shape(call, "both tensors must have one dtype", *tensors)
         if len(tensors) > 1 and tensors[0] is tensors[1] and call != "send":
             _validate.invalid(call, "the tensors must differ", "one tensor twice", "allocate another")
-        if op is not None and op not in _OPS:
+
+    def _require_reducible(self, call: str, op: str, *tensors: SymmTensor) -> None:
+        self._require(call, *tensors)
+        for tensor in tensors:
+            if tensor.dtype not in _REDUCED:
+                raise ShapeError(
+                    f"[tiles.{call}] values must be {' or '.join(_REDUCED)} to be combined; got {tensor!r}; "
+                    "convert them"
+                )
+        if op not in _OPS:
             _validate.invalid(call, f"an op must be {', '.join(_OPS)}", shown(op), "choose one of them")
 
     def _require_rank(self, call: str, what: str, rank: int, axes: Axes) -> None:

@@ -45,8 +45,9 @@ from tilewise.ir.program import (
     constant_part,
 )
 from tilewise.kernels.table import KERNELS, scratch_bytes
-from tilewise.plan.emission import make_instruction
-from tilewise.tiles.symbols import Env, Index, Loop, loops_of, values_of
+from tilewise.plan.emission import ACCESS_OF_ROLE, make_instruction
+from tilewise.plan.shapes import round_up
+from tilewise.tiles.symbols import Env, Index, IntArray, Loop, grid_values, loops_of, values_of
 from tilewise.tiles.trace import (
     Block,
     Line,
@@ -61,7 +62,6 @@ from tilewise.tiles.trace import (
 
 __all__ = ["ClassEmitter", "Emitted", "Split", "Target", "accesses_of", "emit", "name_of"]
 
-IntArray = NDArray[np.int64]
 _MOST_TILES = 4096  # tiles of a tensor by which tasks are ordered
 _MOST_PAIRS = 1 << 22
 _COPIES = ("put", "get")
@@ -168,31 +168,23 @@ def name_of(signals: Mapping[str, SignalRange], signal: int) -> str:
 
 
 def _entries(forms: Sequence[TensorForm], traces: Sequence[Tracer]) -> tuple[TensorEntry, ...]:
-    """An entry per tensor, cut into the largest tiles that no view of its own device cuts."""
+    """An entry per tensor, cut into the largest tiles that no view cuts."""
     sizes = {form: form.rows for form in forms}
     for tracer in traces:
         for statement in tracer.body.statements():
             for view in (*statement.views(), *statement.reads, *statement.orders):
-                if view.owner is None or isinstance(view.owner, Index):
-                    begins = _grid_values(tracer, view.begin)
-                    sizes[view.form] = gcd(sizes[view.form], view.num_rows, *np.unique(begins).tolist())
+                begins = np.unique(grid_values(view.begin, tracer.devices))
+                sizes[view.form] = gcd(sizes[view.form], view.num_rows, *begins.tolist())
     entries: list[TensorEntry] = []
     handle = 0
     for form in forms:
         tile = max(sizes[form], -(-form.rows // _MOST_TILES))
         if form.is_packed:
-            tile = -(-tile // PANEL_ROWS) * PANEL_ROWS
+            tile = round_up(tile, PANEL_ROWS)
         size = Number(form.rows), form.cols, form.cols  # the stride follows when it is placed
         entries.append(TensorEntry(("symmetric", form.number), 0, *size, form.dtype, tile, handle))
         handle += -(-form.rows // tile)
     return tuple(entries)
-
-
-def _grid_values(tracer: Tracer, index: Any) -> IntArray:
-    """All values of an expression on all devices and in all iterations."""
-    loops = list(loops_of(index))
-    grid = np.ix_(tracer.devices, *(np.arange(loop.count) for loop in loops))
-    return np.asarray(values_of(index, Env(grid[0], dict(zip(loops, grid[1:])))))
 
 
 # ---- instructions -----------------------------------------------------------------------------------------
@@ -283,7 +275,6 @@ class ClassEmitter:
         self._waits: list[tuple[WaitItem, IntArray]] = []  # with the signals' numbers
         # slots of the current statement that may be a peer's: which devices have them themselves
         self._mixed: dict[int, NDArray[np.bool_]] = {}
-        self._line: Line | None = None  # of the current statement
 
     def emit_body(self) -> None:
         """Make all instructions."""
@@ -312,9 +303,9 @@ class ClassEmitter:
         self.instructions.append(instruction)
         self.lines[instruction.label] = statement.line
         self._expected = expected
-        for devices, signals, own in posts:
-            np.add.at(self.posts, (devices, signals), 1)
-            np.add.at(self._own_posts, own, 1)
+        for devices, signals, own, count in posts:
+            np.add.at(self.posts, (devices, signals), count)
+            np.add.at(self._own_posts, own, count)
         if instruction.kernel:
             shapes = [
                 (0, 0) if o.null else (self.target.ref(o.slot).extent.constant, self.target.ref(o.slot).cols)
@@ -329,15 +320,14 @@ class ClassEmitter:
         """Make one instruction per statement of a loop; returns False if that is not possible."""
         loop = block.loop
         assert loop is not None
-        statements = [s for s in block.items if not isinstance(s, Statement) or self._is_needed(s)]
-        if not all(isinstance(s, Statement) for s in statements) or loop.count < 2:
+        if loop.count < 2 or any(isinstance(item, Block) for item in block.items):
             return False
+        statements = [s for s in block.items if isinstance(s, Statement) and self._is_needed(s)]
         made = []
         expected = self._expected
         try:
-            self._require_independent(statements, loop, loops)  # type: ignore[arg-type]
+            self._require_independent(statements, loop, loops)
             for statement in statements:
-                assert isinstance(statement, Statement)
                 one = self._looped(statement, loop, loops, expected)
                 expected = one[1]
                 made.append((statement, *one))
@@ -506,14 +496,6 @@ class ClassEmitter:
             if (owners != owners[:, :1]).any():
                 raise _NotALoop
             owners = owners[:, 0]
-        num_devices = self.tracer.mesh.num_devices
-        if owners.min() < 0 or owners.max() >= num_devices:
-            self.tracer.invalid(
-                f"a rank must be between 0 and {num_devices - 1}",
-                str(int(owners.max() if owners.max() >= num_devices else owners.min())),
-                "check the expression, for example with % num_ranks()",
-                self._line,
-            )
         is_own = owners == self.devices
         if is_own.all():
             return -1, 0
@@ -523,7 +505,6 @@ class ClassEmitter:
         return group, self._number(members)
 
     def _check_rows(self, statement: Statement, view: View, begins: IntArray) -> None:
-        self._line = statement.line
         low, high = int(begins.min()), int(begins.max()) + view.num_rows
         if low < 0 or high > view.form.rows:
             self.tracer.invalid(
@@ -652,7 +633,7 @@ class ClassEmitter:
         for post in statement.notifies:
             signals = self._signals(post.signal, post.line, loops, loop)
             owners = self._at(post.device, loops, loop)
-            is_own = owners == self.devices.reshape(-1, *([1] * (owners.ndim - 1)))
+            is_own = owners == _per_device(self.devices, owners.ndim)
             if post.scope == "gpu" and not is_own.all():
                 self.tracer.invalid(
                     'a notify with scope "gpu" posts a signal of its own device',
@@ -666,11 +647,8 @@ class ClassEmitter:
             base, per_index = self._base(signals, loop)
             group, members = self.target.peers(owners if loop is None else owners[:, 0])
             notifies += [Notify(group, self._number(members), base, per_index)] * post.value
-            rows = np.broadcast_to(
-                np.arange(len(self.devices)).reshape(-1, *([1] * (owners.ndim - 1))), owners.shape
-            )
-            for _ in range(post.value):
-                posts.append((owners[~is_own], signals[~is_own], (rows[is_own], signals[is_own])))
+            rows = np.broadcast_to(_per_device(np.arange(len(self.devices)), owners.ndim), owners.shape)
+            posts.append((owners[~is_own], signals[~is_own], (rows[is_own], signals[is_own]), post.value))
         return replace(instruction, waits=tuple(waits), notifies=tuple(notifies)), expected, posts
 
     def _base(self, signals: IntArray, loop: Loop | None) -> tuple[NumberLike, bool]:
@@ -699,7 +677,7 @@ class ClassEmitter:
             return [Wait(base, per_index, 0)]
         values = self._at(item.value, loops, inner)
         rows = np.arange(len(self.devices))
-        wanted = values - self._own_posts[rows.reshape(-1, *([1] * (values.ndim - 1))), signals]
+        wanted = values - self._own_posts[_per_device(rows, values.ndim), signals]
         if inner is None:
             increment = np.maximum(wanted - expected[rows, signals], 0)
             self._require_uniform(increment)
@@ -726,7 +704,7 @@ class ClassEmitter:
             if (
                 item.scope == "gpu"
                 and self.posts[
-                    np.broadcast_to(self.devices.reshape(-1, *([1] * (signals.ndim - 1))), signals.shape),
+                    np.broadcast_to(_per_device(self.devices, signals.ndim), signals.shape),
                     signals,
                 ].any()
             ):
@@ -787,13 +765,15 @@ def accesses_of(statement: Statement) -> Iterator[tuple[View, Access]]:
         for operand in KERNELS[statement.name].operands:
             value = statement.operands.get(operand.name)
             views = value if isinstance(value, list) else [value]
-            roles += [(view, _ROLES[operand.role]) for view in views if view is not None]
+            roles += [(view, ACCESS_OF_ROLE[operand.role]) for view in views if view is not None]
     roles += [(view, Access.IN) for view in statement.reads]
     roles += [(view, Access.INOUT) for view in statement.orders]
     yield from sorted(roles, key=lambda use: use[1] == Access.OUT)
 
 
-_ROLES = {"in": Access.IN, "out": Access.OUT, "inout": Access.INOUT}
+def _per_device(values: IntArray, ndim: int) -> IntArray:
+    """Values per device, with `ndim` dims, so that they broadcast over iterations."""
+    return values.reshape(-1, *[1] * (ndim - 1))
 
 
 def _constant(tracer: Tracer, values: IntArray, devices: IntArray) -> Index:

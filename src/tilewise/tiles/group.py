@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.comm import active_group
 from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import PlanError, ResourceError, ShapeError
@@ -25,11 +24,12 @@ from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import Validator, shown
-from tilewise.ir.program import TileProgram
+from tilewise.ir.program import Call, DeviceBinding, DeviceClass, LoweredTemplate, TileProgram
 from tilewise.kernels.loading import Part, store_weight
 from tilewise.kernels.packing import packed_elements, padded_columns, unpack_weight
 from tilewise.observe.profile import Profile
 from tilewise.plan.collectives.arrays import most_signals
+from tilewise.plan.shapes import round_up
 from tilewise.runtime import Executor, Program
 from tilewise.runtime.timelines import ExecutorTimeline
 from tilewise.session.assemble import encode_program, open_devices
@@ -96,9 +96,7 @@ class DeviceGroup(Collectives):
         self._used_signals = devices + most_signals(devices)
         self._num_signals = num_signals + self._used_signals
         self._lock, self._queue = threading.RLock(), ProgramQueue()
-        self._processes = active_group()
-        # the programs that workers in other processes have: in the order of their numbers, and by themselves
-        self._sent: list[Program] = []
+        # numbers of the programs that workers in other processes have, oldest first
         self._numbers: dict[Program, int] = {}
         self._num_sent = 0
         self.is_closed = False
@@ -231,12 +229,12 @@ class DeviceGroup(Collectives):
         """The number that workers in other processes have for a program, which they get first."""
         number = self._numbers.get(native)
         if number is None:
-            place = self._num_sent % _MOST_SENT
-            for replaced in self._sent[place : place + 1]:
-                self._numbers.pop(replaced, None)
-            number = place + 1  # the program with which the group was opened has number 0
+            number = (
+                self._num_sent % _MOST_SENT + 1
+            )  # the program with which the group was opened has number 0
+            if len(self._numbers) == _MOST_SENT:
+                del self._numbers[next(iter(self._numbers))]  # the oldest, which had this number
             executor.load(number, encode_program(program))
-            self._sent[place : place + 1] = [native]
             self._numbers[native] = number
             self._num_sent += 1
         return number
@@ -433,7 +431,7 @@ class _Heap:
         """The first byte of a range, and whether no earlier range had its bytes; None if no free
         range is large enough.
         """
-        size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        size = round_up(num_bytes, _ALIGNMENT)
         for i, (begin, end) in enumerate(self._free):
             if end - begin >= size:
                 self._free[i : i + 1] = [(begin + size, end)] if begin + size < end else []
@@ -444,7 +442,7 @@ class _Heap:
 
     def give_back(self, begin: int, num_bytes: int) -> None:
         """Free a range again."""
-        end = begin + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        end = begin + round_up(num_bytes, _ALIGNMENT)
         merged: list[tuple[int, int]] = []
         for low, high in sorted([*self._free, (begin, end)]):
             if merged and merged[-1][1] >= low:
@@ -456,8 +454,6 @@ class _Heap:
 
 def _nothing(num_devices: int) -> TileProgram:
     """A program without tasks, with which executors of other processes begin."""
-    from tilewise.ir.program import Call, DeviceBinding, DeviceClass, LoweredTemplate
-
     template = LoweredTemplate("nothing", (), (), ())
-    of = DeviceClass((template,), (), {}, {"run": (Call(0, ()),)})
-    return TileProgram((of,), tuple(DeviceBinding(0) for _ in range(num_devices)))
+    only = DeviceClass((template,), (), {}, {"run": (Call(0, ()),)})
+    return TileProgram((only,), tuple(DeviceBinding(0) for _ in range(num_devices)))

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tilewise.comm.primitives import interpreting
 from tilewise.core.errors import PlanError
@@ -27,14 +26,13 @@ from tilewise.ir.program import Access, Collective, Number, NumberLike, Source
 from tilewise.plan.collectives import SITE_SHIFT
 from tilewise.plan.lower import TemplateLowering
 from tilewise.tiles.emit import ClassEmitter, accesses_of
+from tilewise.tiles.symbols import IntArray
 from tilewise.tiles.trace import SignalRange, Statement, TensorForm, Tracer, View, arguments_of
 
 if TYPE_CHECKING:
     from tilewise.tiles.program import TileProgramFunction
 
 __all__ = ["NewSignals", "lower_program"]
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,7 @@ class TileProgramFunction:
             self.function(*arguments)
             return
         group, tensors = _group_of(self.name, arguments)
-        traced = self.trace(*arguments)
-        group.run_program(*traced.place(tensors))
+        group.run_program(*self._traced_for(group, tensors, arguments).place(tensors))
 
     def start(self, *arguments: Any) -> ProgramHandle:
         """Run the program in the background, after all programs of the group that were called before.
@@ -131,7 +130,7 @@ class TileProgramFunction:
             PlanError, ShapeError: as for a call.
         """
         group, tensors = _group_of(self.name, arguments)
-        return group.start_program(*self.trace(*arguments).place(tensors))
+        return group.start_program(*self._traced_for(group, tensors, arguments).place(tensors))
 
     def trace(self, *arguments: Any) -> TracedProgram:
         """The program for arguments of these forms, which is traced at the first call.
@@ -139,7 +138,11 @@ class TileProgramFunction:
         Raises:
             PlanError, ShapeError: as for a call.
         """
-        group, tensors = _group_of(self.name, arguments)
+        return self._traced_for(*_group_of(self.name, arguments), arguments)
+
+    def _traced_for(
+        self, group: DeviceGroup, tensors: Sequence[SymmTensor], arguments: Sequence[object]
+    ) -> TracedProgram:
         forms = tuple(_form(self.name, argument, group, tensors) for argument in arguments)
         key = group.mesh, group._num_signals, forms
         try:

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from tilewise.tiles.trace import Tracer
 
-__all__ = ["Condition", "Env", "Index", "IndexLike", "Loop", "loops_of", "values_of"]
+__all__ = [
+    "Condition",
+    "Env",
+    "Index",
+    "IndexLike",
+    "IntArray",
+    "Loop",
+    "grid_values",
+    "loops_of",
+    "values_of",
+]
 
 IntArray = NDArray[np.int64]
 
@@ -177,3 +187,10 @@ def values_of(index: object, env: Env) -> Any:
 def loops_of(index: object) -> frozenset[Loop]:
     """The tile loops whose indices occur in an integer or an expression."""
     return index.loops if isinstance(index, Index) else frozenset()
+
+
+def grid_values(index: object, devices: IntArray) -> IntArray:
+    """All values of an integer or an expression, on all of the devices and in all iterations of its loops."""
+    loops = list(loops_of(index))
+    grid = np.ix_(devices, *(np.arange(loop.count) for loop in loops))
+    return np.asarray(values_of(index, Env(grid[0], dict(zip(loops, grid[1:])))))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple, NoReturn
@@ -24,7 +24,7 @@ from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.core.validation import shown
 from tilewise.kernels.calls import problem_of
 from tilewise.kernels.table import KERNELS
-from tilewise.tiles.symbols import Env, Index, IndexLike, Loop, loops_of, values_of
+from tilewise.tiles.symbols import Env, Index, IndexLike, Loop, grid_values, loops_of, values_of
 
 __all__ = ["Block", "Line", "Post", "SignalRange", "Statement", "TensorForm", "Tracer", "View", "WaitItem"]
 
@@ -201,7 +201,7 @@ class View:
                 f"[{begin}:{begin + count}]",
                 "check the slice",
             )
-        return View(tracer, self.form, self.owner, self.begin, self.num_rows, self.waits, (begin, count))
+        return replace(self, columns=(begin, count))
 
     def tile(self, index: IndexLike, *, rows: int) -> View:
         """The rows `x[index * rows : (index + 1) * rows]`."""
@@ -214,16 +214,16 @@ class View:
 
     def _part(self, begin: IndexLike, count: int) -> View:
         begin = self.begin + begin if not isinstance(self.begin, int) or self.begin else begin
-        return View(self.tracer, self.form, self.owner, begin, count, self.waits, self.columns)
+        return replace(self, begin=begin, num_rows=count)
 
     def on(self, owner: IndexLike) -> View:
         """The same rows on another device."""
-        return View(self.tracer, self.form, owner, self.begin, self.num_rows, self.waits, self.columns)
+        return replace(self, owner=owner)
 
     def after(self, waits: tuple[WaitItem, ...]) -> View:
         """The same rows, to be read after more waits."""
         every = tuple(dict.fromkeys((*self.waits, *waits)))
-        return View(self.tracer, self.form, self.owner, self.begin, self.num_rows, every, self.columns)
+        return replace(self, waits=every)
 
     def whole(self) -> View:
         """The whole tensor on the device that runs the program."""
@@ -399,14 +399,14 @@ class Tracer:
             self.invalid(f"{what} must be between 0 and {count - 1}", str(index), "check the index")
 
     def known_value(self, index: Index) -> int | None:
-        """The value of an expression if it is equal on all traced devices."""
-        values = np.unique(np.asarray(index.evaluate(Env(self.devices, {}))))
+        """The value of an expression if it is equal on all traced devices and in all iterations of its loops."""
+        values = np.unique(grid_values(index, self.devices))
         return int(values[0]) if len(values) == 1 else None
 
     def constant(self, value: Any, what: str) -> int:
         """An integer that is equal on all devices and in all iterations."""
         if isinstance(value, Index):
-            constant = self._difference(value)
+            constant = self.known_value(value)
             if constant is None:
                 self.invalid(
                     f"{what} must be equal in all iterations and on all devices",
@@ -417,13 +417,6 @@ class Tracer:
         if not isinstance(value, int) or isinstance(value, bool):
             self.invalid(f"{what} must be an integer", shown(value), "pass an integer")
         return value
-
-    def _difference(self, index: Index) -> int | None:
-        """The value of an expression that is equal for all devices and all values of its loops."""
-        loops = list(index.loops)
-        grid = np.ix_(self.devices, *(np.arange(loop.count) for loop in loops))
-        values = np.unique(np.asarray(index.evaluate(Env(grid[0], dict(zip(loops, grid[1:]))))))
-        return int(values[0]) if len(values) == 1 else None
 
     def decide(self, index: Index) -> bool:
         """The value of a condition. Devices with the other value are left to another trace."""
@@ -463,7 +456,7 @@ class Tracer:
             self.invalid(f"an axis must be one of {', '.join(self.axes)}", shown(axis), "name one of them")
         return (axis,)
 
-    def device_of(self, rank: Any, axis: str | None = None) -> IndexLike:
+    def device_of(self, rank: Any, axis: str | None = None) -> Index:
         """The number of the device with a rank, among all devices or along an axis."""
         count = self.num_ranks(axis)
         if isinstance(rank, int) and not isinstance(rank, bool):
@@ -519,7 +512,7 @@ class Tracer:
 
     def _add(self, statement: Statement) -> Statement:
         if self._broken is not None:
-            self._refuse_break()
+            self._invalid_break()
         for view in statement.views():
             for wait in view.waits:
                 if wait not in statement.waits:
@@ -536,7 +529,7 @@ class Tracer:
         self.block.items.append(statement)
         return statement
 
-    def _refuse_break(self) -> NoReturn:
+    def _invalid_break(self) -> NoReturn:
         self.invalid(
             "a tile loop must run all its iterations",
             "a break or return",
@@ -693,22 +686,24 @@ class Tracer:
         return Token(items)
 
     def wait_any(self, *arguments: object) -> NoReturn:
-        """Refused."""
-        self._refuse("wait_any", "wait for each signal, and let tasks run as their signals arrive")
+        """Not possible in a traced program."""
+        self._invalid_primitive("wait_any", "wait for each signal, and let tasks run as their signals arrive")
 
     def wait_some(self, *arguments: object) -> NoReturn:
-        """Refused."""
-        self._refuse("wait_some", "wait for each signal, and let tasks run as their signals arrive")
+        """Not possible in a traced program."""
+        self._invalid_primitive(
+            "wait_some", "wait for each signal, and let tasks run as their signals arrive"
+        )
 
     def fetch_add(self, *arguments: object) -> NoReturn:
-        """Refused."""
-        self._refuse("fetch_add", "divide the work by rank, or notify and wait for a count")
+        """Not possible in a traced program."""
+        self._invalid_primitive("fetch_add", "divide the work by rank, or notify and wait for a count")
 
     def compare_swap(self, *arguments: object) -> NoReturn:
-        """Refused."""
-        self._refuse("compare_swap", "decide by rank, or notify and wait for a count")
+        """Not possible in a traced program."""
+        self._invalid_primitive("compare_swap", "decide by rank, or notify and wait for a count")
 
-    def _refuse(self, primitive: str, advice: str) -> NoReturn:
+    def _invalid_primitive(self, primitive: str, advice: str) -> NoReturn:
         self.invalid(
             "a traced program must not decide by values that are known only while it runs",
             primitive,
@@ -769,16 +764,16 @@ class Tracer:
     def finish(self) -> None:
         """Check the end of the function."""
         if self._broken is not None:
-            self._refuse_break()
+            self._invalid_break()
 
 
-def arguments_of(tracer: Tracer, function: Callable[..., None], forms: Iterable[Any]) -> list[Any]:
+def arguments_of(tracer: Tracer, function: Callable[..., None], forms: Sequence[Any]) -> list[Any]:
     """The arguments of a program's function as it sees them: views of tensors, signals, and other
     values as they are.
     """
     arguments: list[Any] = []
     names = function.__code__.co_varnames if hasattr(function, "__code__") else ()
-    for form, name in zip_longest(forms, names[: len(tuple(forms))], fillvalue="signals"):
+    for form, name in zip_longest(forms, names[: len(forms)], fillvalue="signals"):
         if isinstance(form, TensorForm):
             if form not in tracer.forms:
                 tracer.forms.append(form)

@@ -449,6 +449,7 @@ def test_invalid_calls_are_refused_before_they_run():
         (PlanError, "all_reduce", lambda: group.all_reduce(foreign)),
         (PlanError, "all_reduce", lambda: group.all_reduce(packed)),
         (PlanError, "all_reduce", lambda: group.all_reduce(x, "mean")),
+        (PlanError, "all_reduce", lambda: group.all_reduce(x, None)),
         (ShapeError, "all_reduce", lambda: group.all_reduce(ids)),
         (LayoutError, "all_reduce", lambda: group.all_reduce(x, axis="dp")),
         (ShapeError, "all_gather_into_tensor", lambda: group.all_gather_into_tensor(x, y)),

@@ -82,3 +82,5 @@ def test_kernels_of_users(library):  # noqa: F811
         tw.tile_kernel(affine, name="matmul", **DECLARED)
     with pytest.raises(tw.TilewiseError, match="must be native code"):
         tw.tile_kernel(len, name="mine", **DECLARED)
+    with pytest.raises(tw.TilewiseError, match="an operand must be in, out, inout"):
+        tw.tile_kernel(affine, name="mine", operands={"x": " "})

@@ -119,7 +119,7 @@ def array_program(
     )
     (template,) = place_signals([template], first_signal, first_signal)
     calls = {"run": (Call(0, tuple(range(len(arrays)))),)}
-    of = DeviceClass((template,), _entries(arrays, low.views, record), {}, calls)
+    of = DeviceClass((template,), _entries(arrays, low.views, step, record), {}, calls)
     return TileProgram((of,), low.numbers.bindings(dict.fromkeys(range(mesh.num_devices), 0)))
 
 
@@ -150,12 +150,12 @@ def _pending(mesh: DeviceMesh, axes: Axes, combine: str, kind: str) -> PendingRe
 
 
 def _entries(
-    arrays: Sequence[FlatArray], views: Sequence[Ref], record: Collective
+    arrays: Sequence[FlatArray], views: Sequence[Ref], step: int, record: Collective
 ) -> tuple[TensorEntry, ...]:
     """Entries with tiles that most tasks do not share."""
     entries, handle = [], 0
     for number, (array, view) in enumerate(zip(arrays, views)):
-        tile = int(view.tile_rows) if isinstance(view.tile_rows, int) else array.elements
+        tile = step
         if number == record.target:
             tile = gcd(tile, *(end for part in record.parts for end in part))
         tile = max(tile, -(-array.elements // _MOST_TILES))
