@@ -180,7 +180,7 @@ def measure_depth(layers: int, runs: int, ends_at: float) -> None:
     one = median_of(max(runs // 2, 1), lambda: plans.append(graph.plan({})))
     show_time("1,000 layers, 1 device", one, 2.0, 1.0)
     plan = plans[-1]
-    count = len(plan.graph.tensors) + len(plan.program.classes[0].entries) + len(plan.buffers)
+    count = len(plan.graph.tensors) + len(plan.program.classes[0].entries) + len(plan.placement(0).buffers)
     made = seconds_to_make(count)
     print(f"  bound: {count:,} small objects made in {made * 1e3:.0f} ms, {made / one:.1%} of that")
     plans.clear()

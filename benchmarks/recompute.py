@@ -59,11 +59,11 @@ def tilewise_mode(dtype: str, recompute: str, threads: int) -> tuple[Step, Calla
         return float(model.step({"tokens": tokens, "labels": labels}, lr=3e-4).loss)
 
     def memory() -> Memory:
-        activations = [b for b in plan.buffers if b.category == "activations"]
+        activations = [b for b in plan.placement(0).buffers if b.category == "activations"]
         return {
             "layers": layer_bytes(plan),
             "all": most_at_one_time(activations),
-            "temporaries": plan.regions["temporaries"],
+            "temporaries": plan.placement(0).regions["temporaries"],
         }
 
     return step, memory

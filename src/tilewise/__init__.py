@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tilewise.processes.workers import WorkerPool
     from tilewise.serve import LLM, Engine, SamplingParams, StructuredOutputsParams
     from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
-    from tilewise.strategy import DistributionStrategy, ParallelismMode, StateSharding
+    from tilewise.strategy import DistributionStrategy, ParallelismMode, PipelineStages, StateSharding
     from tilewise.tiles import DeviceGroup, tile_program
 
 _MODULES = {
@@ -45,6 +45,7 @@ _MODULES = {
     "ParallelDebugger": "tilewise.graph.parallel",
     "ParallelGraphBuilder": "tilewise.graph.parallel",
     "ParallelismMode": "tilewise.strategy",
+    "PipelineStages": "tilewise.strategy",
     "Plan": "tilewise.session",  # imports all ops and optimizers that a saved plan may name
     "ProcessGroup": "tilewise.distributed",
     "ProgressTracker": "tilewise.graph.parallel",
@@ -78,6 +79,7 @@ __all__ = [
     "ParallelDebugger",
     "ParallelGraphBuilder",
     "ParallelismMode",
+    "PipelineStages",
     "Plan",
     "ProcessGroup",
     "ProgressTracker",

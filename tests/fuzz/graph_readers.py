@@ -44,7 +44,7 @@ def read_graph_file(folder: Path, data: bytes) -> None:
         graph.optimize(tw.optim.SGD())
     plan = graph.plan(workers_per_device=1)
     plan.explain()
-    if plan.device_bytes > MOST_BYTES:
+    if plan.total_bytes > MOST_BYTES:
         return
     with graph.instantiate(plan, memory_limit_bytes=MOST_BYTES) as model:
         inputs = [

@@ -62,7 +62,7 @@ def test_memory_over_the_limit():
     """Rejected before anything is allocated, with both sizes and their difference."""
     graph = training_graph(MODEL, "bf16")
     plan = graph.plan({"dp": 2})
-    need = 2 * plan.device_bytes
+    need = plan.total_bytes
     with pytest.raises(ResourceError, match=rf"got {format_bytes(need)} for 2 devices, 1 byte too much"):
         graph.instantiate(plan, memory_limit_bytes=need - 1)
     with pytest.raises(MemoryError):

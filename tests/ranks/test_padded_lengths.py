@@ -258,8 +258,8 @@ def test_memory_is_reserved_for_the_bound_or_for_a_given_length():
     for plan in plans:
         with graph.instantiate(plan) as model:
             assert model.memory_usage() == plan.estimate_memory_usage()
-    assert plans[1].arena_bytes < plans[0].arena_bytes / 2
-    assert plans[0].arena_bytes == fixed.arena_bytes
+    assert plans[1].arena_bytes[0] < plans[0].arena_bytes[0] / 2
+    assert plans[0].arena_bytes[0] == fixed.arena_bytes[0]
     text = plans[0].explain()
     assert (
         "seq up to 256; all figures are for the largest" in text and "activations in up to 256 rows" in text
@@ -292,7 +292,7 @@ def test_generation_may_be_planned_for_one_size():
         with graph.instantiate(plan) as model:
             model.initialize(0, 0.1)
             model.forward(**batch, rows=np.array([2], np.int32))
-            outputs.append((model.get_tensor("logits"), plan.regions["activations"]))
+            outputs.append((model.get_tensor("logits"), plan.placement(0).regions["activations"]))
     assert outputs[0][0].tobytes() == outputs[1][0].tobytes()
     assert outputs[1][1] < outputs[0][1] / 8
 

@@ -274,7 +274,7 @@ def test_memory_is_a_share_of_each():
             assert run.memory_usage() == plan.estimate_memory_usage()
     for name in ("parameters", "gradients", "optimizer"):
         whole, halved = 0, 0
-        for buffer in plans[2].buffers:
+        for buffer in plans[2].placement(0).buffers:
             if buffer.category == name:
                 tensor = buffer.key[1]
                 is_cut = plans[2].layout.compute[tensor][0] == ("fsdp",)

@@ -98,7 +98,7 @@ def test_wrong_writers_are_detected():
 def arenas(model):
     plan = model.plan
     return [
-        np.array(model._executor.buffer(device, 0, plan.arena_bytes))
+        np.array(model._executor.buffer(device, 0, plan.arena_bytes[0]))
         for device in range(plan.mesh.num_devices)
     ]
 

@@ -23,11 +23,13 @@ from tilewise.core.tree import Interval
 
 __all__ = [
     "BATCH_SPLITS",
+    "EVERY_STAGE",
     "GROUPS",
     "K_SPLITS",
     "GraphLayout",
     "PendingReduction",
     "Reshard",
+    "StageLayout",
     "TensorLayout",
     "in_space",
     "show_axes",
@@ -40,6 +42,8 @@ TensorLayout = tuple[Axes, ...]
 K_SPLITS = "k_splits"  # of a labelled dim: `Graph.k_splits`
 BATCH_SPLITS = "batch_splits"  # of the batch: `PlanSettings.batch_splits`
 GROUPS = "groups"  # the query heads that share a KV head
+
+EVERY_STAGE = -1  # of an op that the devices of all stages of a pipeline run together
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,24 @@ class Reshard:
 
 
 @dataclass(frozen=True)
+class StageLayout:
+    """Which stage of a pipeline runs each op of a graph, and which stages have each tensor in memory.
+
+    The layers of a model are divided into virtual stages, in order. Of p stages, stage s runs the
+    virtual stages s, s + p, s + 2p, and so on: one, or with an interleaved schedule several.
+
+    Attributes:
+        axis: the mesh axis of the pipeline. A device's stage is its coordinate on this axis.
+        ops: the virtual stage of each op, or `EVERY_STAGE`. Of an op `move`, the one that receives.
+        tensors: per tensor, the stages that have it, in order.
+    """
+
+    axis: str
+    ops: tuple[int, ...]
+    tensors: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class GraphLayout:
     """Layouts of one graph or template on a mesh.
 
@@ -140,6 +162,7 @@ class GraphLayout:
             `all_gather_parameters`.
         files: tensors that are stored in files of the devices. Their readers read the result of an
             op `fetch`. An update reads and writes such a tensor block by block.
+        stages: the stages of a pipeline; None if every device runs all ops.
     """
 
     mesh: DeviceMesh
@@ -150,9 +173,23 @@ class GraphLayout:
     reshards: tuple[Reshard, ...] = ()
     storage_axes: Axes = ()
     files: tuple[int, ...] = ()
+    stages: StageLayout | None = None
 
     def __post_init__(self) -> None:
         freeze_maps(self, "calls", "pending_reductions")
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline; 1 if there is none."""
+        return 1 if self.stages is None else self.mesh.size(self.stages.axis)
+
+    def stages_of(self, tensor: int) -> tuple[int, ...]:
+        """The stages that have a tensor of the root graph."""
+        return (0,) if self.stages is None else self.stages.tensors[tensor]
+
+    def stage_of(self, device: int) -> int:
+        """The stage of a device."""
+        return 0 if self.stages is None else self.mesh.coordinate(device, self.stages.axis)
 
 
 def in_space(axes: Axes) -> Axes:

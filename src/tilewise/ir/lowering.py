@@ -366,3 +366,6 @@ class Lowering(Emitter, Protocol):
         """Gather the column shards of `source` in `target` on the first device of the axes that
         shard it.
         """
+
+    def move(self, source: int, target: int) -> None:
+        """Copy `source` from the stage of a pipeline that has it to the stages that have `target`."""

@@ -335,6 +335,7 @@ COPIES = frozenset(
         "all_gather_parameters",
         "gather",
         "all_to_all",
+        "move",
         "tile_program",
     )
 )
@@ -351,7 +352,7 @@ class Collective(NamedTuple):
         op: id of the op that it belongs to.
         axes: axes of the device group.
         source, target: the slots with this device's part before, and with the result; -1 if this
-            device gets no result.
+            device has no part, or gets no result.
         tensors: ids of the graph's tensors before and after; -1 for a temporary. (A slot refers to
             memory, which several tensors may share.)
         step: rows per task; 0 for one task over all rows.

@@ -1,12 +1,18 @@
-"""The order of a step as data: a list of segments, each with its microbatch. A segment is the call
-of a layer, or a run of ops between two calls.
+"""The order of a step as data: per stage of a pipeline, a list of segments, each with its microbatch.
+A segment is the call of a layer, or a run of ops between two calls. Without a pipeline there is one
+stage.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["Schedule", "Turn"]
+from tilewise.ir.layout import EVERY_STAGE
+
+__all__ = ["MakeSchedules", "Schedule", "SegmentPlace", "Turn"]
+
+Phase = Literal["forward", "backward", "update"]
 
 
 class Turn(NamedTuple):
@@ -18,9 +24,37 @@ class Turn(NamedTuple):
         microbatch: number of the microbatch. The update belongs to the last one.
     """
 
-    kind: Literal["forward", "backward", "update"]
+    kind: Phase
     segment: int
     microbatch: int
 
 
 Schedule = tuple[Turn, ...]
+
+
+class SegmentPlace(NamedTuple):
+    """What a schedule knows of a segment.
+
+    Attributes:
+        phase: its phase.
+        stage: the virtual stage that runs it, or `EVERY_STAGE`.
+        source: of a move, the virtual stage that sends; otherwise `stage`.
+        microbatches: the microbatches in which it runs: `each`; `first`, if its result is the same
+            in all of them; or `last`, if it needs sums over all of them.
+    """
+
+    phase: Phase
+    stage: int = 0
+    source: int = 0
+    microbatches: Literal["each", "first", "last"] = "each"
+
+    def is_on(self, stage: int, num_stages: int) -> bool:
+        """Whether the devices of a stage take part."""
+        return EVERY_STAGE in (self.stage, self.source) or stage in (
+            self.stage % num_stages,
+            self.source % num_stages,
+        )
+
+
+MakeSchedules = Callable[[Sequence[SegmentPlace], int], tuple[Schedule, ...]]
+"""The order of a step on each stage, from all segments in graph order and the number of microbatches."""

@@ -1,6 +1,6 @@
 """Everything that is decided before a run: tiles, memory, order and communication."""
 
-from tilewise.plan.pipeline import make_plan
+from tilewise.plan.make import make_plan
 from tilewise.plan.schedule import choose_prefetched, schedule_graph
 from tilewise.plan.settings import settings_for
 from tilewise.plan.shapes import LocalShapes, PlanSettings, check_sizes, symbols_of

@@ -4,8 +4,8 @@ Devices of a class run the same instructions with other numbers.
 
 Devices are in one class if they may differ only in numbers. Equal must be the sizes of their parts
 of tensors, how these parts are divided further (counted from the part's first element), and whether
-a device is the first on an axis. (The first device gathers outputs, and has the values that others
-copy.) The numbers are, for example, a coordinate, a first row, or a peer's place in a device group.
+a device is the first on an axis, and the stage of a pipeline. (The first device gathers outputs, and
+has the values that others copy.) The numbers are, for example, a coordinate, a first row, or a peer's place in a device group.
 An instruction refers to such a number by its index in `DeviceBinding.numbers`. `DeviceNumbers`
 assigns the indices.
 """
@@ -39,6 +39,7 @@ def classes_of(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> tuple[
     devices_by_key: dict[tuple[object, ...], list[int]] = {}
     for device in range(shapes.mesh.num_devices):
         key: list[object] = [shapes.mesh.coordinate(device, axis) == 0 for axis in shapes.mesh.names]
+        key.append(shapes.on(device).stage)
         for cut in cuts:
             place = cut, shapes.mesh.coordinate(device, *cut[2])
             if place not in relative_parts:
@@ -126,6 +127,7 @@ class PeerGroup:
     """Devices that communicate, as one of them sees it.
 
     Attributes:
+        axes: the axes along which the devices of the entry differ.
         number: number of the entry in the table of device groups.
         size: how many devices communicate: all devices of the table's entry, or a run of them.
         members: places of the communicating devices in the entry, in order.
@@ -134,6 +136,7 @@ class PeerGroup:
             places in the entry.
     """
 
+    axes: Axes
     number: int
     size: int
     members: tuple[NumberLike, ...]
@@ -233,6 +236,7 @@ class DeviceNumbers:
                 for i, place in enumerate(places)
             ]
             self._peer_groups[axes, size] = PeerGroup(
+                axes,
                 self.number_of_group(axes),
                 size,
                 tuple(first._replace(constant=i) if size < whole else i for i in range(size)),

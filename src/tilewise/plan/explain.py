@@ -138,7 +138,8 @@ def _runs(numbers: Sequence[int]) -> str:
 def _programs(plan: PlanTables) -> Iterator[str]:
     bounds = plan.symbol_bounds
     for name in plan.programs:
-        yield f"  {name}: {len(plan.program.classes[0].calls[name])} calls of templates"
+        counts = sorted({len(of.calls[name]) for of in plan.program.classes})
+        yield f"  {name}: {' to '.join(map(str, counts[:: max(len(counts) - 1, 1)]))} calls of templates"
         texts = []
         for device, of in zip(plan.kinds, plan.program.classes):
             reads = TrafficCounter(plan.program, [device], bounds).count(of.calls[name])

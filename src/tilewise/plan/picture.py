@@ -56,8 +56,9 @@ def draw_plan(plan: PlanTables, timeline: Sequence[TaskSpan] = ()) -> PlanPictur
     """
     of = plan.program.classes[0]
     program = max(of.calls, key=lambda name: (name != "broadcast", len(of.calls[name])))
-    lasting = dict.fromkeys((b.category for b in plan.buffers if b.first < 0), 0)
-    for b in plan.buffers:
+    buffers = plan.placement(0).buffers
+    lasting = dict.fromkeys((b.category for b in buffers if b.first < 0), 0)
+    for b in buffers:
         if b.first < 0:
             lasting[b.category] += round_up(b.bytes, ALIGNMENT)
     usage = max(plan.estimate_memory_usage(), key=lambda device: device["total"])
@@ -143,7 +144,7 @@ class _LiveBytes:
     def __init__(self, plan: PlanTables) -> None:
         self.changes: list[tuple[int, str, int]] = []
         own: dict[int, list[Buffer]] = {}
-        for b in plan.buffers:
+        for b in plan.placement(0).buffers:
             if b.category == "temporaries":
                 number = b.key[1]
                 assert isinstance(number, int)

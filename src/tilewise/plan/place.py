@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewise.core.frozen import freeze_maps
 from tilewise.ir.graph import Graph
 from tilewise.ir.program import Slot, memory_kind
 from tilewise.plan.lower import Use, Variant, Variants
@@ -21,6 +22,7 @@ from tilewise.plan.memory import (
     apart,
     file_begin_of,
     gap_for,
+    memory_of,
     place_buffers,
     place_in_sequence,
     place_lingering,
@@ -38,7 +40,7 @@ _CARRY_CATEGORIES = {"carry": "carries", "stack": "carries", "ring": "rings"}  #
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything is in a device's memory and file; equal on all devices.
+    """Where everything is in a device's memory and file; equal on all devices of a stage.
 
     Attributes:
         buffers: all buffers with their offsets.
@@ -49,15 +51,46 @@ class Placement:
     buffers: tuple[Buffer, ...]
     regions: Mapping[str, int]
 
+    def __post_init__(self) -> None:
+        freeze_maps(self, "regions")
 
-def place(scheduled: Scheduled, lowered: Variants) -> Placement:
-    """Give every buffer of a plan its offset.
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of a device's arena."""
+        return memory_of(self.regions)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of a device's file; 0 if nothing is offloaded."""
+        return self.regions["files"]
+
+
+def place(scheduled: Scheduled, lowered: Variants) -> tuple[Placement, ...]:
+    """Give every buffer of a plan its offset, for the devices of each stage.
 
     Templates run one after another, so the temporaries of all templates start at one address.
     """
+    stages = [_place_in_memory(scheduled, lowered, stage) for stage in range(len(scheduled.schedules))]
+    begin = max(file_begin_of(regions) for _, regions, _, _ in stages)  # equal on all devices
+    placements = []
+    for buffers, regions, lasting_in_file, results_in_file in stages:
+        lasting_in_file, end = place_in_sequence(lasting_in_file, begin)
+        results_in_file, end = place_buffers(results_in_file, end)
+        everything = (*buffers, *lasting_in_file, *results_in_file)
+        placements.append(Placement(everything, {**regions, "files": end - begin}))
+    return tuple(placements)
+
+
+def _place_in_memory(
+    scheduled: Scheduled, lowered: Variants, stage: int
+) -> tuple[list[Buffer], dict[str, int], list[Buffer], list[Buffer]]:
+    """Buffers and regions of the memory of a stage's devices, and what is to be placed in their files:
+    for the whole run, and results.
+    """
     tensors = scheduled.tensors
-    lasting, lasting_in_file = apart([*_carry_and_ring_buffers(tensors, lowered), *_lasting_buffers(tensors)])
-    results, results_in_file = apart(result_buffers(tensors, scheduled.segments))
+    carries = _carry_and_ring_buffers(tensors, lowered, stage)
+    lasting, lasting_in_file = apart([*carries, *_lasting_buffers(tensors, stage)])
+    results, results_in_file = apart(result_buffers(tensors, stage))
     lasting, lasting_end = place_in_sequence(lasting, 0)
     if lasting_in_file or results_in_file:  # copies of tensors in files begin at a page
         lasting_end = round_up(lasting_end, FILE_PAGE)
@@ -66,20 +99,16 @@ def place(scheduled: Scheduled, lowered: Variants) -> Placement:
         )
     others, prefetched = prefetched_apart(scheduled.graph, results)
     results, end = _in_gaps(prefetched, *place_buffers(others, lasting_end), lasting_end)
-    room = max((b.end for variant in lowered.variants for b in variant.temporaries), default=0)
-    temporaries = [b for variant in lowered.variants for b in _template_buffers(variant, end, room)]
+    used = {use.variant for use in lowered.uses[stage]}
+    variants = [variant for variant in lowered.variants if variant.number in used]
+    room = max((b.end for variant in variants for b in variant.temporaries), default=0)
+    temporaries = [b for variant in variants for b in _template_buffers(variant, end, room)]
     regions = {
         "lasting": lasting_end,
         "activations": end - lasting_end,
         "temporaries": max((b.end for b in temporaries), default=end) - end,
     }
-    begin = file_begin_of(regions)
-    lasting_in_file, file_end = place_in_sequence(lasting_in_file, begin)
-    results_in_file, file_end = place_buffers(results_in_file, file_end)
-    return Placement(
-        (*lasting, *results, *temporaries, *lasting_in_file, *results_in_file),
-        {**regions, "files": file_end - begin},
-    )
+    return [*lasting, *results, *temporaries], regions, lasting_in_file, results_in_file
 
 
 def _in_gaps(prefetched: Sequence[Buffer], placed: Sequence[Buffer], end: int, base: int) -> Placed:
@@ -97,28 +126,25 @@ def category_of(kind: str, name: str) -> str:
     return _CATEGORIES.get(kind, "activations")
 
 
-def _lasting_buffers(tensors: RootTensors) -> list[Buffer]:
+def _lasting_buffers(tensors: RootTensors, stage: int) -> list[Buffer]:
     """Buffers for the whole run: parameters, optimizer states, constants, inputs of all
     microbatches, and outputs that do not reuse memory of activations.
     """
     buffers = []
     for t in tensors.graph.tensors:
         number = t.id
-        if not tensors.is_lasting(number):
+        if not tensors.is_lasting(number) or stage not in tensors.stages_of(number):
             continue
         category = _CATEGORIES.get(t.kind) or category_of(t.kind, t.spec.name)
         if number in tensors.files:
             category = OFFLOADED
         elif t.kind == "result":
             category = "gradients" if number in tensors.sums.complete_last else "outputs"
-        size, parts = tensors.bytes(number), tensors.num_parts(number)
-        if parts > 1:
-            size = tensors.part_bytes(number) * parts
-        buffers.append(Buffer(("tensor", number), size, category))
+        buffers.append(Buffer(("tensor", number), tensors.bytes_of_parts(number), category))
     return buffers
 
 
-def _carry_and_ring_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
+def _carry_and_ring_buffers(tensors: RootTensors, variants: Variants, stage: int) -> list[Buffer]:
     """Carries and stacks of sums, and rings, as the variants need them."""
     bounds = tensors.shapes.bounds
     sizes: dict[Key, int] = {}
@@ -130,7 +156,7 @@ def _carry_and_ring_buffers(tensors: RootTensors, variants: Variants) -> list[Bu
         ]
         for variant in variants.variants
     ]
-    for use in variants.uses:
+    for use in variants.uses[stage]:
         for slot, size in slots_of_variants[use.variant]:
             key = carry_or_ring_key(tensors.graph, variants.variants[use.variant], use, slot)
             sizes[key] = max(size, sizes.get(key, 0))

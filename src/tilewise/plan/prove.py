@@ -45,14 +45,19 @@ def prove_calls(scheduled: Scheduled, lowered: Variants, program: TileProgram) -
     Raises:
         InternalError: names the call and the tensor.
     """
-    bound = [(use, _work_of(scheduled, lowered, use)) for use in lowered.uses]
+    work = [_work_of_stage(scheduled, lowered, stage) for stage in range(len(lowered.uses))]
+    of_classes = [work[scheduled.stage_of_class(c)] for c in range(len(program.classes))]
+    validate_bindings(program, scheduled.graph, of_classes, scheduled.tensors.roots, scheduled.tensors.part)
+
+
+def _work_of_stage(scheduled: Scheduled, lowered: Variants, stage: int) -> dict[str, tuple[Work, ...]]:
+    """What each call of each list of a stage does."""
+    bound = [(use, _work_of(scheduled, lowered, use)) for use in lowered.uses[stage]]
     work = {
         name: tuple(of for use, of in bound if use.segment.phase in phases)
         for name, phases in phases_of_programs(scheduled).items()
     }
-    work["broadcast"] = (Work("broadcast"),)
-    tensors = scheduled.tensors
-    validate_bindings(program, scheduled.graph, work, tensors.roots, tensors.num_parts)
+    return {**work, "broadcast": (Work("broadcast"),)}
 
 
 def _work_of(scheduled: Scheduled, lowered: Variants, use: Use) -> Work:

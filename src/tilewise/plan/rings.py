@@ -11,10 +11,11 @@ for all credits that are left (it drains the ring), so every step begins with fr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tilewise.ir.program import Number
 
-__all__ = ["RING_DEPTH", "credit_of_call", "credits_of_uses", "place_of_use"]
+__all__ = ["RING_DEPTH", "Sent", "credit_of_call", "credits_of_uses", "numbers_of_moves", "place_of_use"]
 
 RING_DEPTH = 2  # one place is read while the next is written
 
@@ -47,3 +48,31 @@ def credits_of_uses(positions: Sequence[int]) -> list[tuple[int, ...]]:
             numbers += [1, positions[use - age]] if is_due else [0, position]
         result.append(tuple(numbers))
     return result
+
+
+class Sent(NamedTuple):
+    """Numbers of a call that moves a tensor between stages of a pipeline.
+
+    What a stage sends in one call may be read while the stage computes the next microbatch. So it
+    waits in its next call until it has been read, and in its last call for that call too.
+
+    Attributes:
+        use: the microbatch.
+        before: how often the receivers of the call before must acknowledge: 1; 0 in the first call.
+        use_before: the microbatch of that call.
+        drain: as `before`, of this call: 1 if it is the last one.
+    """
+
+    use: Number = Number.of_call(0)
+    before: Number = Number.of_call(1)
+    use_before: Number = Number.of_call(2)
+    drain: Number = Number.of_call(3)
+
+
+def numbers_of_moves(microbatches: Sequence[int]) -> list[tuple[int, ...]]:
+    """The numbers of all calls of one move, which move a tensor in these microbatches."""
+    last = len(microbatches) - 1
+    return [
+        (k, 1, microbatches[i - 1], int(i == last)) if i else (k, 0, k, int(i == last))
+        for i, k in enumerate(microbatches)
+    ]

@@ -44,7 +44,7 @@ def settings_for(
         PlanError: workers or rows are out of range, or rows are given but the graph has no batch.
         LayoutError: a value stays partial, or an axis shards nothing.
     """
-    mesh = layout.mesh
+    mesh, stage_axis = layout.mesh, "" if layout.stages is None else layout.stages.axis
     workers = _workers(mesh, workers_per_device)
     validate_pending_reductions(graph, layout)
     _require_used_axes(graph, layout, mesh)
@@ -55,6 +55,7 @@ def settings_for(
             workers_per_device=workers,
             is_checkpointed=is_checkpointed,
             storage_axes=layout.storage_axes,
+            stage_axis=stage_axis,
         )
     axes = _batch_axes(graph, layout)
     rows = _rows_per_sequence(graph, batch)
@@ -73,6 +74,7 @@ def settings_for(
         batch.bound,
         is_checkpointed,
         layout.storage_axes,
+        stage_axis,
     )
 
 
@@ -102,6 +104,7 @@ def _most_rows(batch: BatchCut, rows: int | None) -> int:
 def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> None:
     """Devices along an axis that shards nothing would all compute the same."""
     used = {axis for tensor in {*layout.compute} for axes in tensor for axis in axes}
+    used |= set() if layout.stages is None else {layout.stages.axis}
     for axis in mesh.names:
         if mesh.size(axis) > 1 and axis not in used:
             raise LayoutError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 from tilewise.core.dims import UNLABELLED, Dim, DimLabel, k_split_range, shard_range, upper_bound
@@ -73,6 +73,7 @@ class PlanSettings:
             fixes the number.
         storage_axes: axes that shard weights, gradients and states in storage, in whole panels.
             They are the last axes of dim 0.
+        stage_axis: the axis of the pipeline; empty if there is none.
         is_checkpointed: whether memory includes a copy of the training state, for writing
             checkpoints.
     """
@@ -87,6 +88,7 @@ class PlanSettings:
     padded_bound: int = 0
     is_checkpointed: bool = False
     storage_axes: Axes = ()
+    stage_axis: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,12 @@ class LocalShapes:
             object.__setattr__(other, "_devices", self._devices)
             self._devices[device] = other
         return other
+
+    @cached_property
+    def stage(self) -> int:
+        """The device's stage of the pipeline; 0 if there is none."""
+        axis = self.settings.stage_axis
+        return self.mesh.coordinate(self.device, axis) if axis else 0
 
     @property
     def devices_alike(self) -> tuple[int, ...]:
@@ -166,11 +174,19 @@ class LocalShapes:
         shard = tuple(axis for axis in axes if axis in self.settings.storage_axes)
         return axes[: len(axes) - len(shard)], shard
 
-    def holder(self, spec: TensorSpec, layout: TensorLayout, device: int) -> int:
-        """The first device that has the same part of a tensor as `device`."""
+    def holder(
+        self, spec: TensorSpec, layout: TensorLayout, device: int, stages: Sequence[int] = (0,)
+    ) -> int:
+        """The first device that has the same part of a tensor as `device`, or as it would have.
+
+        Args:
+            stages: the stages of the pipeline that have the tensor.
+        """
         cut = [d for d, size in enumerate(spec.shape) if layout[d] and not isinstance(size, Dim)]
         used = {axis for d in cut for axis in layout[d]}
         device = self.mesh.first(device, *(axis for axis in self.mesh.names if axis not in used))
+        if stages[0]:
+            device = self.mesh.group(device, self.settings.stage_axis)[stages[0]]
         for d in cut:
             label = spec.labels[d]
             # only KV heads may be on several devices of an axis that shards them

@@ -9,7 +9,7 @@ is used to plan the memory for copies of the state, and to make the copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -59,9 +59,10 @@ def assign_stored_parts(
     shared: list[tuple[int, StoredPart, list[int]]] = []
     parts_of_form: dict[object, list[_Part]] = {}
     for tensor, spec, item_bytes in _stored_tensors(graph):
-        key = spec.shape, spec.labels, layout.storage[tensor]
+        stages = layout.stages_of(tensor)
+        key = spec.shape, spec.labels, layout.storage[tensor], stages
         if key not in parts_of_form:
-            parts_of_form[key] = list(_parts(spec, layout.storage[tensor], shapes))
+            parts_of_form[key] = list(_parts(spec, layout.storage[tensor], shapes, stages))
         parts[tensor] = []
         for begin, sizes, devices in parts_of_form[key]:
             part = StoredPart(devices[0], begin, sizes, prod(sizes) * item_bytes)
@@ -90,11 +91,14 @@ def _stored_tensors(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
         yield node.id, node.spec, node.spec.dtype.itemsize
 
 
-def _parts(spec: TensorSpec, layout: TensorLayout, shapes: LocalShapes) -> Iterator[_Part]:
+def _parts(
+    spec: TensorSpec, layout: TensorLayout, shapes: LocalShapes, stages: Sequence[int]
+) -> Iterator[_Part]:
     """The parts of a tensor, ordered by the first device that stores each part."""
     holders: dict[int, list[int]] = {}
     for device in range(shapes.mesh.num_devices):
-        holders.setdefault(shapes.holder(spec, layout, device), []).append(device)
+        if shapes.on(device).stage in stages:
+            holders.setdefault(shapes.holder(spec, layout, device, stages), []).append(device)
     for first, devices in holders.items():
         own = shapes.on(first)
         spans = [own.range(spec, layout, dim) for dim in range(len(spec.shape))]

@@ -27,8 +27,9 @@ from tilewise.observe import Trace, render_plan
 from tilewise.plan.costs import DeviceCosts, count_costs
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.file import digest_of
-from tilewise.plan.memory import Buffer, file_begin_of, memory_of, most_at_one_time
+from tilewise.plan.memory import FILE_PAGE, most_at_one_time
 from tilewise.plan.picture import check_trace, draw_plan
+from tilewise.plan.place import Placement
 from tilewise.plan.shapes import LocalShapes, PlanSettings, check_sizes, round_up, symbols_of
 from tilewise.plan.stored_parts import StoredPart, assign_stored_parts
 from tilewise.plan.traffic import count_file_traffic, count_traffic
@@ -69,9 +70,8 @@ class PlanTables:
         program: what the devices execute: templates, entries and calls per class, and each device's
             own numbers.
         outside: per tensor that users read or write, its entries: one, or one per microbatch.
-        buffers: ranges of the arena, equal on all devices.
-        regions: bytes of the arena's regions (buffers of the whole run, activations, temporaries)
-            and of the device's file.
+        placements: per stage of the pipeline, where everything is in a device's arena and file.
+            Without a pipeline there is one stage.
         num_signals, num_handles: numbers that every device needs.
         scratch_bytes: scratch memory of every worker.
         layouts: per template, the layout of the graph that it lowers; a last template of copies has
@@ -89,8 +89,7 @@ class PlanTables:
     kinds: tuple[int, ...]
     program: TileProgram
     outside: Mapping[int, tuple[int, ...]]
-    buffers: tuple[Buffer, ...]
-    regions: Mapping[str, int]
+    placements: tuple[Placement, ...]
     num_signals: int
     num_handles: int
     scratch_bytes: int
@@ -100,7 +99,7 @@ class PlanTables:
     definition: str = ""
 
     def __post_init__(self) -> None:
-        freeze_maps(self, "outside", "regions", "overhead")
+        freeze_maps(self, "outside", "overhead")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies only the fields, without cached values."""
@@ -127,27 +126,39 @@ class PlanTables:
         """The upper bound of every symbol."""
         return self.shapes.bounds
 
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes of every device's arena."""
-        return memory_of(self.regions)
+    @cached_property
+    def arena_bytes(self) -> tuple[int, ...]:
+        """Bytes of each device's arena."""
+        return tuple(
+            self.placement(device).arena_bytes for device in range(self.mesh.num_devices)
+        )
 
     @property
     def file_begin(self) -> int:
-        """The address at which every device's file begins."""
-        return file_begin_of(self.regions)
+        """The address at which every device's file begins: a page after the largest arena."""
+        return round_up(max(self.arena_bytes), FILE_PAGE)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of every device's file; 0 if nothing is offloaded."""
-        return self.regions["files"]
+        """Bytes of every device's file: those of the largest. 0 if nothing is offloaded."""
+        return max(placement.file_bytes for placement in self.placements)
 
     @property
-    def device_bytes(self) -> int:
-        """All memory that a device reserves: its arena, and the memory of its workers and its task
-        engine.
+    def total_bytes(self) -> int:
+        """All memory that the devices reserve: their arenas, and the memory of their workers and
+        task engines.
         """
-        return self.arena_bytes + sum(self.overhead.values())
+        return sum(self.arena_bytes) + self.mesh.num_devices * sum(self.overhead.values())
+
+    def placement(self, device: int) -> Placement:
+        """Where everything is in a device's memory and file."""
+        return self.placements[self.layout.stage_of(device)]
+
+    def has(self, device: int, tensor: int) -> bool:
+        """Whether a device has a part of a tensor that users read or write: whether its stage has
+        the tensor.
+        """
+        return self.layout.stage_of(device) in self.layout.stages_of(tensor)
 
     @cached_property
     def stored_parts(self) -> Mapping[int, tuple[StoredPart, ...]]:
@@ -169,7 +180,8 @@ class PlanTables:
     @cached_property
     def gradients_in_passing(self) -> frozenset[int]:
         """Gradients that have memory only from the backward pass until the next forward pass uses it."""
-        return frozenset(b.key[1] for b in self.buffers if b.category == "gradients" and b.first >= 0)  # type: ignore[misc]
+        buffers = (b for placement in self.placements for b in placement.buffers)
+        return frozenset(b.key[1] for b in buffers if b.category == "gradients" and b.first >= 0)  # type: ignore[misc]
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -213,7 +225,8 @@ class PlanTables:
         """
         tensor = self._tensor("holder", tensor)
         device = _validate.integer("holder", "device", device, 0, self.mesh.num_devices - 1)
-        return self.shapes.holder(self.graph.spec(tensor), self.layout.storage[tensor], device)
+        spec, stages = self.graph.spec(tensor), self.layout.stages_of(tensor)
+        return self.shapes.holder(spec, self.layout.storage[tensor], device, stages)
 
     def _tensor(self, call: str, tensor: int) -> int:
         return _validate.integer(call, "a tensor", tensor, 0, len(self.graph.tensors) - 1)
@@ -222,28 +235,36 @@ class PlanTables:
         """Bytes per device and category. `total` is exactly what a device reserves when
         instantiated, plus its part of the copy for checkpoints if planned. Three categories share a
         region: `gradients` has all of them; `gathered` has the largest sum of weights gathered from
-        storage shards, as far as gradients leave room; `activations` has the rest. Devices differ
-        only in `checkpoints`. `offloaded` are bytes of the device's file and not part of the total.
+        storage shards, as far as gradients leave room; `activations` has the rest. Devices of one
+        stage differ only in `checkpoints`. `offloaded` are bytes of the device's file and not part
+        of the total.
 
         Pages that no task touches cost nothing, so a limit on resident memory sees at most this
         much. The interpreter, its libraries and the plan itself need additional memory.
         """
+        stages = [self._usage_of(placement) for placement in self.placements]
+        usages = []
+        for device, copy in enumerate(self.checkpoint_bytes):
+            total = self.arena_bytes[device] + sum(self.overhead.values()) + copy
+            usages.append(stages[self.layout.stage_of(device)] | {"checkpoints": copy, "total": total})
+        return usages
+
+    def _usage_of(self, placement: Placement) -> dict[str, int]:
+        """Bytes per category of a device of one stage."""
         usage = dict.fromkeys(_CATEGORIES, 0)
-        lasting = [b for b in self.buffers if b.first < 0 and b.category != "offloaded"]
+        lasting = [b for b in placement.buffers if b.first < 0 and b.category != "offloaded"]
         for b in lasting:
             usage[b.category] += round_up(b.bytes, 64)
         for name in ("activations", "temporaries"):
-            usage[name] += self.regions[name]
-        usage["offloaded"] = self.file_bytes
-        passing = [b for b in self.buffers if b.first >= 0]
+            usage[name] += placement.regions[name]
+        usage["offloaded"] = placement.file_bytes
+        passing = [b for b in placement.buffers if b.first >= 0]
         for category in ("gradients", "gathered"):
             most = most_at_one_time([b for b in passing if b.category == category])
             own = min(most, usage["activations"])
             usage[category] += own
             usage["activations"] -= own
-        usage |= self.overhead
-        copies = self.checkpoint_bytes
-        return [usage | {"checkpoints": copy, "total": self.device_bytes + copy} for copy in copies]
+        return {**usage, **self.overhead}
 
     def require_memory(self, limit_bytes: int = 0) -> None:
         """Reject a plan that does not fit in memory, before anything is allocated. Planned
@@ -259,7 +280,7 @@ class PlanTables:
         _validate.integer("require_memory", "limit_bytes", limit_bytes, 0, _MAX_BYTES)
         limit = limit_bytes or available_memory()
         copies = sum(self.checkpoint_bytes)
-        need = self.device_bytes * self.mesh.num_devices + copies
+        need = self.total_bytes + copies
         if need > limit:
             num = self.mesh.num_devices
             copied = (

@@ -164,7 +164,7 @@ class ServedModel:
             None,
         ) * 3
         plan = self._plan()
-        needed = plan.device_bytes * plan.mesh.num_devices
+        needed = plan.total_bytes
         excess = needed - int(memory_bytes * (_SHARE_TO_FILL if is_free else 1))
         if excess <= 0:
             return plan

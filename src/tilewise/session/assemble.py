@@ -52,7 +52,7 @@ def make_executor(
     options = {
         "num_devices": devices,
         "workers_per_device": plan.settings.workers_per_device,
-        "arena_bytes": [plan.arena_bytes] * devices,
+        "arena_bytes": list(plan.arena_bytes),
         "num_signals": plan.num_signals,
         "num_handles": plan.num_handles,
         "scratch_bytes": plan.scratch_bytes,

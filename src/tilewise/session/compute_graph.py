@@ -118,7 +118,7 @@ class ComputeGraph(GraphBuilder):
         self,
         mesh: DeviceMesh | Mapping[str, int] | None = None,
         *,
-        accumulation: int = 1,
+        accumulation: int | None = None,
         batch_splits: int | None = None,
         recompute: str | Sequence[str] = "none",
         offload: str | Collection[str] = "none",
@@ -134,8 +134,8 @@ class ComputeGraph(GraphBuilder):
 
         Args:
             mesh: the devices; by default those of the strategy (`set_distribution`). Without a strategy, the names of
-                the mesh's axes (`dp`, `fsdp`, `tp`) determine what they shard.
-            accumulation: microbatches per step.
+                the mesh's axes (`pp`, `dp`, `fsdp`, `tp`) determine what they share.
+            accumulation: microbatches per step; by default 1, or what the strategy's pipeline states.
             batch_splits: number of parts of the batch that are summed separately; by default the largest power of two
                 up to 16 that divides the batch. It determines bits of the result, so keep it when devices change. n
                 blocks (devices that share the batch x microbatches) are possible if n is 1 or batch_splits / n is a

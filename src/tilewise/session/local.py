@@ -63,6 +63,10 @@ class TensorStore:
     def _parts(self, tensor: int) -> range:
         return range(len(self.plan.outside[tensor]))
 
+    def _devices(self, tensor: int) -> list[int]:
+        """The devices that have a part of a tensor."""
+        return [device for device in range(self.plan.mesh.num_devices) if self.plan.has(device, tensor)]
+
     def _local(
         self, shapes: LocalShapes, spec: TensorSpec, tensor: int, part: int
     ) -> tuple[list[int], Slices]:
@@ -128,7 +132,7 @@ class TensorStore:
         on each device.
         """
         spec = self.plan.graph.spec(tensor)
-        for device in range(self.plan.mesh.num_devices):
+        for device in self._devices(tensor):
             for part in self._parts(tensor) if self._is_first(tensor, device) else ():
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
                 if not all(sizes):
@@ -144,7 +148,7 @@ class TensorStore:
             self._bytes(
                 device, tensor, part, self._local(self.plan.shapes.on(device), spec, tensor, part)[0], spec
             )
-            for device in range(self.plan.mesh.num_devices)
+            for device in self._devices(tensor)
             if not self._is_moved(tensor, device)
             for part in self._parts(tensor)
         ]
@@ -159,7 +163,7 @@ class TensorStore:
                 memory[: value.size] = value.reshape(-1)
             return
         spec = self.plan.graph.spec(tensor)
-        for device in range(self.plan.mesh.num_devices):
+        for device in self._devices(tensor):
             if once and not self._is_first(tensor, device):
                 continue
             for part in self._parts(tensor):
@@ -204,14 +208,14 @@ class TensorStore:
         for others. Cached, because inputs and outputs are accessed in every run.
         """
         if tensor not in self._direct:
-            spec, devices = self.plan.graph.spec(tensor), range(self.plan.mesh.num_devices)
+            spec, devices = self.plan.graph.spec(tensor), self._devices(tensor)
             now, self.symbols = self.symbols, [s.max for s in self.plan.shapes.symbols]
             arrays: list[np.ndarray] | None = None
             is_mapped = not any(self._is_moved(tensor, device) for device in devices)
             if is_mapped and len(self._parts(tensor)) == 1 and spec.storage != "packed":
                 sizes = [self._local(self.plan.shapes.on(device), spec, tensor, 0)[0] for device in devices]
                 if all(local == self._shape(spec) for local in sizes):
-                    arrays = [self._array(device, tensor, 0, sizes[device], spec) for device in devices]
+                    arrays = [self._array(d, tensor, 0, local, spec) for d, local in zip(devices, sizes)]
             self._direct[tensor], self.symbols = arrays, now
         return self._direct[tensor]
 
@@ -222,7 +226,7 @@ class TensorStore:
         ]
 
     def _read_into(self, whole: np.ndarray, spec: TensorSpec, tensor: int) -> None:
-        for device in range(self.plan.mesh.num_devices - 1, -1, -1):
+        for device in reversed(self._devices(tensor)):
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
                 flat = self._array(device, tensor, part, sizes, spec)
@@ -241,7 +245,7 @@ class TensorStore:
     def differing_replicas(self, tensor: int) -> tuple[int, int] | None:
         """Two devices that should hold the same part but differ in a bit; None if all agree."""
         spec = self.plan.graph.spec(tensor)
-        for device in range(self.plan.mesh.num_devices):
+        for device in self._devices(tensor):
             holder = self.plan.holder(tensor, device)
             for part in self._parts(tensor) if holder != device else ():
                 copies = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from tilewise.core.errors import PlanError
@@ -25,11 +26,15 @@ from tilewise.graph.recomputation import SAVE_ALL
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
+from tilewise.ir.schedule import MakeSchedules
 from tilewise.optim import Optimizer
 from tilewise.plan import PlanSettings, choose_prefetched, schedule_graph, settings_for
 from tilewise.processes.workers import WorkerPool
 from tilewise.strategy import (
+    PipelineStages,
     StateSharding,
+    actions_for,
+    divide_into_stages,
     gather_outputs,
     gather_table_rows,
     insert_reshards,
@@ -37,6 +42,7 @@ from tilewise.strategy import (
     one_stage,
     prefetch_states,
     shard_states,
+    turns_of,
 )
 
 __all__ = [
@@ -75,6 +81,7 @@ class PassOptions:
         sharding: how state is sharded; None if it is not.
         offloaded: kinds of tensors that are stored in files.
         workers_per_device, is_checkpointed, rows_per_tile: as in `plan.settings_for`.
+        stages: how layers are divided into the stages of a pipeline; None if they are not.
     """
 
     strict: bool = False
@@ -83,6 +90,20 @@ class PassOptions:
     workers_per_device: int | None = None
     is_checkpointed: bool = False
     rows_per_tile: int | None = None
+    stages: PipelineStages | None = None
+
+    def schedules(self, laid_out: LaidOut) -> MakeSchedules:
+        """The order of a step on each stage.
+
+        Raises:
+            LayoutError: the schedule does not fit the number of microbatches.
+        """
+        size, stages = laid_out.layout.num_stages, self.stages
+        if stages is None or size == 1:
+            return one_stage
+        return partial(
+            turns_of, actions_for(stages.schedule, size, stages.chunks, laid_out.batch.microbatches)
+        )
 
     def settings(self, laid_out: LaidOut) -> PlanSettings:
         """The plan's settings for a laid-out graph.
@@ -199,8 +220,8 @@ def _offload_tensors(laid_out: LaidOut, options: PassOptions) -> LaidOut:
 
 def _prefetch_states(laid_out: LaidOut, options: PassOptions) -> LaidOut:
     """Optimizer states prefetched into memory that the backward pass frees."""
-    if "optimizer" not in options.offloaded:
-        return laid_out
+    if "optimizer" not in options.offloaded or options.stages is not None:
+        return laid_out  # stages have memory of their own, which is not known yet
     scheduled = schedule_graph(laid_out.graph, laid_out.layout, options.settings(laid_out), one_stage)
     places = choose_prefetched(scheduled)
     return laid_out.changed(prefetch_states(laid_out.graph, laid_out.layout, places, laid_out.batch))
@@ -211,6 +232,13 @@ def _gather_outputs(laid_out: LaidOut, _: PassOptions) -> LaidOut:
     return laid_out.changed(gather_outputs(laid_out.graph, laid_out.layout))
 
 
+def _divide_into_stages(laid_out: LaidOut, options: PassOptions) -> LaidOut:
+    """Layers in the stages of a pipeline, with moves between them."""
+    if options.stages is None:
+        return laid_out
+    return laid_out.changed(divide_into_stages(laid_out.graph, laid_out.layout, options.stages))
+
+
 PASSES: tuple[Pass[LaidOut, PassOptions], ...] = (
     Pass(_insert_reshards, (), ("operands agree",)),
     Pass(_gather_table_rows, ("operands agree",), ("gradients of tables",)),
@@ -218,6 +246,7 @@ PASSES: tuple[Pass[LaidOut, PassOptions], ...] = (
     Pass(_offload_tensors, ("storage layouts",), ("files",)),
     Pass(_prefetch_states, ("files",), ("states in memory",)),
     Pass(_gather_outputs, ("operands agree", "states in memory"), ("outputs on one device",)),
+    Pass(_divide_into_stages, ("outputs on one device",), ("stages",)),
 )
 """What `ComputeGraph.plan` runs on the laid-out graph, in order."""
 

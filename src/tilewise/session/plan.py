@@ -27,7 +27,7 @@ from tilewise.plan import PlanSettings, PlanTables
 from tilewise.plan.file import decode_plan, encode_plan, read_content
 from tilewise.processes.workers import WorkerPool
 from tilewise.session.planning import PlanRequest, plan_graph, request_for
-from tilewise.strategy import DistributionStrategy, ParallelismMode, StateSharding
+from tilewise.strategy import DistributionStrategy, ParallelismMode, PipelineStages, StateSharding
 
 __all__ = ["Plan", "PlanInputs", "plan_inputs"]
 
@@ -165,7 +165,8 @@ def _as_data(request: PlanRequest, settings: PlanSettings) -> dict[str, Any]:
     """A request as plain data: the strategy, and the arguments of `request_for`. What this machine
     decided (the workers, the batch splits) is stated.
     """
-    strategy, options, sharding = request.strategy, request.options, request.strategy.sharding
+    strategy, options = request.strategy, request.options
+    sharding, stages = strategy.sharding, strategy.stages
     layouts = {name: _hint_as_data(hint) for name, hint in strategy.layouts.items()}
     mesh = None if request.mesh == strategy.mesh() else dict(zip(request.mesh.names, request.mesh.sizes))
     return {
@@ -174,6 +175,7 @@ def _as_data(request: PlanRequest, settings: PlanSettings) -> dict[str, Any]:
         "rules": dict(strategy.rules),
         "layouts": layouts,
         "sharding": None if sharding is None else asdict(sharding),
+        "stages": None if stages is None else asdict(stages),
         "mesh": mesh,
         "accumulation": request.accumulation,
         "batch_splits": settings.batch_splits if settings.batch else None,
@@ -202,6 +204,7 @@ def _from_data(data: Mapping[str, Any]) -> PlanRequest:
             arguments.pop("rules"),
             {name: _hint_of(hint) for name, hint in arguments.pop("layouts").items()},
             None if (sharding := arguments.pop("sharding")) is None else StateSharding(**sharding),
+            None if (stages := arguments.pop("stages")) is None else PipelineStages(**stages),
         )
         return request_for(strategy, arguments.pop("mesh"), **arguments)
     except TilewiseError:
@@ -216,6 +219,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "rules": (Mapping,),
     "layouts": (Mapping,),
     "sharding": (Mapping, NoneType),
+    "stages": (Mapping, NoneType),
     "mesh": (Mapping, NoneType),
     "accumulation": (int,),
     "batch_splits": (int, NoneType),

@@ -3,7 +3,7 @@
     complete_graph    simplify -> differentiate -> recompute -> update  session.passes, graph, optim
     solve_layouts     the layout of every tensor                        strategy
     run_passes        reshards, storage, files                          session.passes, strategy
-    make_plan         schedule -> lower -> place -> bind -> prove       plan.pipeline
+    make_plan         schedule -> lower -> place -> bind -> prove       plan.make
 
 Each stage is a function from frozen values to a frozen value; no value goes back to an earlier one.
 """
@@ -31,7 +31,6 @@ from tilewise.session.passes import GRAPH_PASSES, PASSES, GraphOptions, LaidOut,
 from tilewise.strategy import (
     DistributionStrategy,
     check_offload,
-    one_stage,
     propagate_layouts,
 )
 
@@ -67,7 +66,7 @@ def request_for(
     strategy: DistributionStrategy,
     mesh: DeviceMesh | Mapping[str, int] | None = None,
     *,
-    accumulation: int = 1,
+    accumulation: int | None = None,
     batch_splits: int | None = None,
     recompute: str | Sequence[str] = "none",
     offload: str | Collection[str] = "none",
@@ -94,9 +93,14 @@ def request_for(
             f"{used}",
             "plan without a mesh, name them, or choose another strategy",
         )
+    stages = strategy.stages if strategy.stages is not None and used.size(strategy.stages.axis) > 1 else None
     options = PassOptions(
-        strict, strategy.sharding, offloaded, workers_per_device, checkpoints, rows_per_tile
+        strict, strategy.sharding, offloaded, workers_per_device, checkpoints, rows_per_tile, stages
     )
+    if accumulation is None:
+        accumulation = 1
+        if stages is not None:
+            accumulation = stages.microbatches or used.size(stages.axis)
     recomputation = Recomputation.of(recompute)
     sizes = {} if sizes is None else sizes
     return PlanRequest(used, strategy, accumulation, batch_splits, recomputation, sizes, options)
@@ -134,7 +138,7 @@ def plan_graph(
                 laid_out.graph,
                 laid_out.layout,
                 settings,
-                one_stage,
+                request.options.schedules(laid_out),
                 optimizer,
                 device_overhead,
                 pool,

@@ -7,17 +7,27 @@ from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors, 
 from tilewise.strategy.outputs import gather_outputs
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
-from tilewise.strategy.schedule import one_stage
+from tilewise.strategy.schedules import SCHEDULES, actions_for, one_stage, turns_of
 from tilewise.strategy.sharding import shard_states
-from tilewise.strategy.strategy import DistributionStrategy, ParallelismMode, StateSharding
+from tilewise.strategy.stages import divide_into_stages
+from tilewise.strategy.strategy import (
+    DistributionStrategy,
+    ParallelismMode,
+    PipelineStages,
+    StateSharding,
+)
 from tilewise.strategy.tables import gather_table_rows
 
 __all__ = [
     "OFFLOADS",
+    "SCHEDULES",
     "DistributionStrategy",
     "ParallelismMode",
+    "PipelineStages",
     "StateSharding",
+    "actions_for",
     "check_offload",
+    "divide_into_stages",
     "gather_outputs",
     "gather_table_rows",
     "insert_reshards",
@@ -26,4 +36,5 @@ __all__ = [
     "prefetch_states",
     "propagate_layouts",
     "shard_states",
+    "turns_of",
 ]

@@ -13,14 +13,16 @@ from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import MAX_DEVICES, Axes, DeviceMesh
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.hints import Hint, as_frozen_hint
+from tilewise.strategy.schedules import SCHEDULES
 
-__all__ = ["DistributionStrategy", "ParallelismMode", "StateSharding"]
+__all__ = ["DistributionStrategy", "ParallelismMode", "PipelineStages", "StateSharding"]
 
 _validate = Validator("strategy", LayoutError)
 _DATA: Mapping[str, str | Axes] = {BATCH.name: "dp"}
 _SHARDED_DATA: Mapping[str, str | Axes] = {BATCH.name: ("dp", "fsdp")}
 _SHARDING = ("fsdp",)
 _MAX_PREFETCH = 64  # layers
+_MAX_CHUNKS, _MAX_LAYERS, _MAX_MICROBATCHES = 64, 1 << 16, 1 << 16
 _TENSOR = {"heads": "tp", "kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
 
 
@@ -32,6 +34,7 @@ class ParallelismMode(enum.Enum):
     TENSOR_PARALLEL = "tensor_parallel"
     HYBRID = "hybrid"
     FSDP = "fsdp"
+    PIPELINE = "pipeline"
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,53 @@ class StateSharding:
 
 
 @dataclass(frozen=True)
+class PipelineStages:
+    """How the layers of a model are divided into stages, each on other devices, and in which order
+    these process the microbatches.
+
+    Attributes:
+        axis: the mesh axis of the stages.
+        schedule: `1f1b`, `gpipe` or `interleaved`; docs/sharding.md compares them.
+        chunks: runs of layers per stage; more than one with `interleaved` only. A stage then has
+            several virtual stages.
+        layers: the number of layers of each virtual stage; None: by cost, so that the most
+            expensive stage costs as little as possible. What comes before the first layer belongs
+            to the first virtual stage, what follows the last layer to the last.
+        microbatches: microbatches per step, if a plan states no other number; None: as many as
+            there are stages.
+
+    Raises:
+        LayoutError: a value is out of range.
+    """
+
+    axis: str = "pp"
+    schedule: str = "1f1b"
+    chunks: int = 1
+    layers: tuple[int, ...] | None = None
+    microbatches: int | None = None
+
+    def __post_init__(self) -> None:
+        _validate.text("stages", "the axis of stages", self.axis)
+        _validate.choice("stages", "schedule", self.schedule, tuple(SCHEDULES))
+        chunks = _validate.integer("stages", "chunks", self.chunks, 1, _MAX_CHUNKS)
+        object.__setattr__(self, "chunks", chunks)
+        if chunks > 1 and self.schedule != "interleaved":
+            _validate.invalid(
+                "stages",
+                f"the schedule {self.schedule!r} has one chunk of layers per stage",
+                f"{chunks}",
+                'choose "interleaved", or 1 chunk',
+            )
+        if self.layers is not None:
+            layers = _validate.sequence("stages", "layers", self.layers, "numbers")
+            numbers = (_validate.integer("stages", "a number of layers", n, 0, _MAX_LAYERS) for n in layers)
+            object.__setattr__(self, "layers", tuple(numbers))
+        if self.microbatches is not None:
+            number = _validate.integer("stages", "microbatches", self.microbatches, 1, _MAX_MICROBATCHES)
+            object.__setattr__(self, "microbatches", number)
+
+
+@dataclass(frozen=True)
 class DistributionStrategy:
     """How a model is distributed over devices.
 
@@ -98,6 +148,8 @@ class DistributionStrategy:
             planning.
         sharding: how weights, gradients and optimizer states are sharded over the devices that
             share the batch; None if each device has them whole.
+        stages: how layers are divided into the stages of a pipeline; None if every device has all
+            layers.
 
     The graph decides which sizes are possible: its `k_splits`, and the batch splits of its batch
     (docs/numerics.md, rules 2 and 5).
@@ -112,6 +164,7 @@ class DistributionStrategy:
     rules: Mapping[str, str | Axes] = field(default_factory=dict)
     layouts: Mapping[str, Hint] = field(default_factory=dict)
     sharding: StateSharding | None = None
+    stages: PipelineStages | None = None
 
     def __post_init__(self) -> None:
         _validate.instance(
@@ -136,6 +189,21 @@ class DistributionStrategy:
         object.__setattr__(self, "rules", FrozenMap(rules))
         object.__setattr__(self, "layouts", FrozenMap(layouts))
         self._check_sharding(mesh)
+        self._check_stages(mesh)
+
+    def _check_stages(self, mesh: DeviceMesh) -> None:
+        """The axis of stages shards no tensor."""
+        if self.stages is None:
+            return
+        axis = self.stages.axis
+        labels = [label for label, axes in self.rules.items() if axis in axes]
+        if axis not in mesh.names or labels:
+            _validate.invalid(
+                "strategy",
+                "stages must have an axis of the mesh that shards nothing",
+                f"{axis!r} over {mesh}, which shards {', '.join(labels) or 'nothing'}",
+                "name another axis",
+            )
 
     def _check_sharding(self, mesh: DeviceMesh) -> None:
         """State may be sharded only over devices that share the batch."""
@@ -252,37 +320,87 @@ class DistributionStrategy:
         return cls.fsdp(world_size, reshard_after_forward=False, reduce="step")
 
     @classmethod
-    def hybrid(
-        cls, *, dp: int = 1, fsdp: int = 1, tp: int = 1, sharding: StateSharding | None = None
+    def pipeline(
+        cls,
+        stages: int,
+        microbatches: int | None = None,
+        schedule: str = "1f1b",
+        chunks: int = 1,
+        layers: Sequence[int] | None = None,
     ) -> DistributionStrategy:
-        """The product of data parallelism, sharded state and tensor parallelism, on a mesh of three
-        axes.
+        """Pipeline parallelism on `pp`: each device has a run of the layers, with their weights,
+        gradients and optimizer states.
+
+        Args:
+            stages: number of devices.
+            microbatches: as in `PipelineStages`.
+            schedule: as in `PipelineStages`.
+            chunks: as in `PipelineStages`.
+            layers: as in `PipelineStages`.
         """
-        if sharding is None and _validate.integer("hybrid", "fsdp", fsdp, 1, MAX_DEVICES) == 1:
-            return cls(ParallelismMode.HYBRID, {"dp": dp, "tp": tp}, {**_DATA, **_TENSOR})
-        axes = {"dp": dp, "fsdp": fsdp, "tp": tp}
-        sharding = StateSharding(_SHARDING) if sharding is None else sharding
-        return cls(ParallelismMode.HYBRID, axes, {**_SHARDED_DATA, **_TENSOR}, sharding=sharding)
+        division = None if layers is None else tuple(layers)
+        own = PipelineStages("pp", schedule, chunks, division, microbatches)
+        return cls(ParallelismMode.PIPELINE, {"pp": stages}, stages=own)
 
     @classmethod
-    def for_mesh(cls, mesh: DeviceMesh, sharding: StateSharding | None = None) -> DistributionStrategy:
+    def hybrid(
+        cls,
+        *,
+        pp: int = 1,
+        dp: int = 1,
+        fsdp: int = 1,
+        tp: int = 1,
+        sharding: StateSharding | None = None,
+        stages: PipelineStages | None = None,
+    ) -> DistributionStrategy:
+        """The product of pipeline, data parallelism, sharded state and tensor parallelism, on a mesh
+        of these axes. Stages are outermost: they exchange least.
+
+        Args:
+            pp: stages of the pipeline.
+            dp: devices that share the batch and have the whole state.
+            fsdp: devices that share the batch and the state.
+            tp: devices that share heads, channels and vocabulary.
+            sharding: how state is sharded; by default as in `StateSharding`.
+            stages: how layers are divided; by default as in `PipelineStages`.
+        """
+        axes = {"dp": dp, "fsdp": fsdp, "tp": tp}
+        if sharding is None and _validate.integer("hybrid", "fsdp", fsdp, 1, MAX_DEVICES) == 1:
+            del axes["fsdp"]
+        elif sharding is None:
+            sharding = StateSharding(_SHARDING)
+        if stages is not None or _validate.integer("hybrid", "pp", pp, 1, MAX_DEVICES) > 1:
+            stages = PipelineStages() if stages is None else stages
+            axes = {stages.axis: pp, **axes}
+        data = _DATA if sharding is None else _SHARDED_DATA
+        return cls(ParallelismMode.HYBRID, axes, {**data, **_TENSOR}, sharding=sharding, stages=stages)
+
+    @classmethod
+    def for_mesh(
+        cls,
+        mesh: DeviceMesh,
+        sharding: StateSharding | None = None,
+        stages: PipelineStages | None = None,
+    ) -> DistributionStrategy:
         """The strategy that the names of a mesh's axes stand for.
 
         Args:
-            mesh: a mesh with some or all of the axes `dp`, `fsdp` and `tp`.
+            mesh: a mesh with some or all of the axes `pp`, `dp`, `fsdp` and `tp`.
             sharding: how state is sharded over an axis `fsdp`; by default as in `StateSharding`.
+            stages: how layers are divided along an axis `pp`; by default as in `PipelineStages`.
 
         Raises:
             LayoutError: an axis has another name.
         """
-        names = ("dp", "fsdp", "tp")
+        names = ("pp", "dp", "fsdp", "tp")
         unknown = [n for n in mesh.names if n not in names]
         if unknown:
             raise LayoutError(
-                f"[strategy.for_mesh] mesh axes are dp, fsdp and tp; got {', '.join(unknown)}; rename or drop them"
+                f"[strategy.for_mesh] mesh axes are pp, dp, fsdp and tp; got {', '.join(unknown)}; rename or drop them"
             )
-        sizes = {name: mesh.size(name) for name in names}
-        return cls.hybrid(**sizes, sharding=sharding if sizes["fsdp"] > 1 else None)
+        pp, dp, fsdp, tp = (mesh.size(name) for name in names)
+        sharding, stages = sharding if fsdp > 1 else None, stages if pp > 1 else None
+        return cls.hybrid(pp=pp, dp=dp, fsdp=fsdp, tp=tp, sharding=sharding, stages=stages)
 
     def mesh(self) -> DeviceMesh:
         """The mesh with the axes of this strategy."""

@@ -92,7 +92,7 @@ class PlannedRun:
         model = make_model_config(config)
         count = models.num_parameters(model)
         usage = max(self.plan.estimate_memory_usage(), key=lambda device: device["total"])
-        need = self.plan.device_bytes * mesh.num_devices + sum(self.plan.checkpoint_bytes)
+        need = self.plan.total_bytes + sum(self.plan.checkpoint_bytes)
         up_to = "up to " if config.data.is_padded else ""
         workers = self.plan.settings.workers_per_device
         axes = ",".join(f"{axis}={size}" for axis, size in config.distribution.mesh.items())

@@ -182,7 +182,7 @@ class _Search:
                     seconds += time.perf_counter() - started
                     num_tokens += batch["tokens"].size
                 losses.append((result.loss, result.grad_norm))
-        memory_bytes = plan.device_bytes * plan.mesh.num_devices + sum(plan.checkpoint_bytes)
+        memory_bytes = plan.total_bytes + sum(plan.checkpoint_bytes)
         trial = Trial(config, memory_bytes, num_tokens / seconds, tuple(losses))
         first = next(iter(self._trials.values()), trial)
         if trial.losses != first.losses:

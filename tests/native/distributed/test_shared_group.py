@@ -109,10 +109,10 @@ def test_insufficient_memory():
     """It is rejected with both sizes, and the group continues."""
     graph = training_graph(MODEL, "bf16")
     plan = graph.plan({"dp": 2})
-    for limit in (1, 2 * plan.device_bytes - 1):
-        with pytest.raises(ResourceError, match=f"got {format_bytes(2 * plan.device_bytes)} for 2 devices"):
+    for limit in (1, plan.total_bytes - 1):
+        with pytest.raises(ResourceError, match=f"got {format_bytes(plan.total_bytes)} for 2 devices"):
             graph.instantiate(plan, memory_limit_bytes=limit)
-    with graph.instantiate(plan, memory_limit_bytes=2 * plan.device_bytes) as model:
+    with graph.instantiate(plan, memory_limit_bytes=plan.total_bytes) as model:
         model.initialize(0)
         model.step(STEP, 1e-3)
 

@@ -100,8 +100,8 @@ def memory_of(name: str) -> Mapping[str, list[bytes]]:
 
 
 def run(plan: Plan, program: TileProgram, name: str, seed: int) -> list[bytes]:
-    size = plan.file_begin + plan.file_bytes if plan.file_bytes else plan.arena_bytes
-    return final_memory(program, name, size // 2, plan.regions["lasting"], seed, file_begin(plan))
+    size = plan.file_begin + plan.file_bytes if plan.file_bytes else plan.arena_bytes[0]
+    return final_memory(program, name, size // 2, plan.placement(0).regions["lasting"], seed, file_begin(plan))
 
 
 def file_begin(plan: Plan) -> int:

@@ -72,7 +72,7 @@ def test_a_cache_that_does_not_fit_is_shortened_or_rejected(model_dir, monkeypat
     longest, text = write()
     assert longest == CONTEXT
     with load(model_dir, max_num_seqs=1, max_num_batched_tokens=256).instance as instance:
-        needed = instance.plan.device_bytes
+        needed = instance.plan.total_bytes
     monkeypatch.setattr(engine_module, "available_memory", lambda: needed - (16 << 20))
     with caplog.at_level(logging.WARNING, "tilewise"):
         fewer, same = write()

@@ -167,7 +167,7 @@ from tilewise.session import GraphInstance
 graph = graph_of(vocab_size=1024, n_embd=256, n_layer=18)  # large next to workers' scratch and what Python reads into
 kinds = {"memory": "none", "files": ("optimizer", "activations")}
 plans = {where: graph.plan({}, offload=kind, workers_per_device=1) for where, kind in kinds.items()}
-needs = {where: plan.device_bytes for where, plan in plans.items()}
+needs = {where: plan.total_bytes for where, plan in plans.items()}
 limit = needs["memory"] * 2 // 3
 with open("/proc/self/status") as status:
     used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
@@ -243,8 +243,8 @@ def test_states_are_prefetched_into_free_memory(dtype, offload, options, monkeyp
     monkeypatch.setattr(passes, "choose_prefetched", lambda *_: {})
     plain = graph_of(dtype).plan({}, offload=offload, workers_per_device=1, **options)
     assert [*put_back_of(plain)] == []
-    assert plan.regions["activations"] == plain.regions["activations"]
-    assert plan.arena_bytes <= plain.arena_bytes
+    assert plan.placement(0).regions["activations"] == plain.placement(0).regions["activations"]
+    assert plan.arena_bytes[0] <= plain.arena_bytes[0]
     assert plan.file_traffic() == plain.file_traffic()
     norm = next(op.id for op in plan.graph.ops if op.op == "global_norm")
     states = [*put_back_of(plan)]
@@ -256,10 +256,10 @@ def test_states_are_prefetched_into_free_memory(dtype, offload, options, monkeyp
 def test_prefetched_states_share_no_byte_with_live_values():
     """Their memory is that of activations after their last reader."""
     plan = planned("optimizer")
-    buffers = [b for b in plan.buffers if b.category == "activations"]
+    buffers = [b for b in plan.placement(0).buffers if b.category == "activations"]
     put_back = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
     ours = [b for b in buffers if b.key[1] in put_back]
-    assert len(ours) == len(put_back) and sum(b.bytes for b in ours) > plan.regions["activations"] // 2
+    assert len(ours) == len(put_back) and sum(b.bytes for b in ours) > plan.placement(0).regions["activations"] // 2
     others = 0
     for one in ours:
         for other in buffers:
@@ -325,10 +325,12 @@ def test_a_saved_plan_runs_to_the_same_bits(tmp_path):
     loaded = tw.Plan.load(tmp_path / "plan")
     assert loaded.digest() == plan.digest() and loaded.file_bytes == plan.file_bytes
     assert run(loaded, tmp_path)[0] == expected_of()
+    placement = plan.placement(0)
+    half = {**placement.regions, "files": plan.file_bytes // 2}
     for forged in (
         replace(plan, layout=replace(plan.layout, files=plan.layout.files[1:])),
         replace(plan, layout=replace(plan.layout, files=(*plan.layout.files, 1 << 20))),
-        replace(plan, regions={**plan.regions, "files": plan.file_bytes // 2}),
+        replace(plan, placements=(replace(placement, regions=half),)),
     ):
         forged.save(tmp_path / "forged")
         with pytest.raises(PlanError):

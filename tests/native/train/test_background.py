@@ -277,8 +277,9 @@ def test_the_plan_counts_the_copy(texts, data, tmp_path, mesh, dtype):
         assert tuple(each) == plan.checkpoint_bytes and sum(each) == whole
         planned = plan.estimate_memory_usage()
         assert trainer.instance.memory_usage() == planned
+        alone = plan.total_bytes // plan.mesh.num_devices
         for copy, usage in zip(each, planned, strict=True):
-            assert usage["checkpoints"] == copy and usage["total"] == plan.device_bytes + copy
+            assert usage["checkpoints"] == copy and usage["total"] == alone + copy
             assert sum(v for k, v in usage.items() if k != "total") == usage["total"]
         assert f"checkpoints  {max(each) / 2**20:10.2f} MiB" in plan.explain()
 
@@ -287,7 +288,7 @@ def test_a_run_whose_copy_does_not_fit_is_rejected(texts, tmp_path, monkeypatch)
     """Memory for the devices alone is not enough; one byte more than both is."""
     config = make_config(texts, tmp_path / "out", {"tp": 2})
     _, plan = make_plan(config)
-    need = 2 * plan.device_bytes + sum(plan.checkpoint_bytes)
+    need = plan.total_bytes + sum(plan.checkpoint_bytes)
     monkeypatch.setattr(planning, "available_memory", lambda: need - 1)
     with pytest.raises(
         ResourceError, match=f"including {format_bytes(sum(plan.checkpoint_bytes))} for checkpoints"

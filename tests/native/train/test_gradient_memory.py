@@ -50,13 +50,13 @@ def bits_after(model, steps=3):
 def test_activations_and_gradients_share_memory():
     """The reserved memory is the largest live size, and every gradient lives from its segment to the end."""
     plan = make_graph(num_hidden_layers=8).plan(workers_per_device=1)
-    passing = [b for b in plan.buffers if b.first >= 0 and b.category != "temporaries"]
+    passing = [b for b in plan.placement(0).buffers if b.first >= 0 and b.category != "temporaries"]
     gradients = [b for b in passing if b.category == "gradients"]
     others = [b for b in passing if b.category != "gradients"]
     assert len(gradients) == len(plan.graph.of_kind("parameter"))
     assert {b.last for b in gradients} == {max(b.last for b in passing)}
     both = most_at_one_time(gradients) + most_at_one_time(others)
-    assert plan.regions["activations"] < 0.9 * both
+    assert plan.placement(0).regions["activations"] < 0.9 * both
     usage = plan.estimate_memory_usage()[0]
     assert usage["gradients"] >= sum(b.bytes for b in gradients) and usage["activations"] > 0
     assert sum(usage.values()) - usage["total"] - usage["offloaded"] == usage["total"]

@@ -85,7 +85,7 @@ def test_memory_is_saved_until_a_candidate_fits(monkeypatch, tmp_path):
     """If the file's settings need too much memory, the next that fit are used; without any, an error."""
     config = make_config(tmp_path, tmp_path, batch=8, batch_splits=8, data={"context": 64})
     need = make_plan(config)[1]
-    need = need.device_bytes + sum(need.checkpoint_bytes)
+    need = need.total_bytes + sum(need.checkpoint_bytes)
     monkeypatch.setattr(plans, "available_memory", lambda: need - 1)
     lines = []
     result = tune(config, seconds=0, lines=lines)

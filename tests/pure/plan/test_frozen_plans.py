@@ -45,7 +45,7 @@ def test_plan_cannot_be_changed():
     mappings = {id(part): part for part in parts if isinstance(part, Mapping)}.values()
     graph, program = plan.graph, plan.program.classes[0]
     for mapping_of_plan in (
-        plan.regions,
+        plan.placement(0).regions,
         program.calls,
         graph.hints,
         graph.templates,
@@ -102,10 +102,11 @@ def test_plan_works_with_dataclass_functions():
     """`dataclasses.asdict` converts it, mappings included, and `replace` makes a changed one."""
     plan = small()
     apart = asdict(plan)
-    assert apart["regions"] == plan.regions
+    assert apart["placements"][0]["regions"] == plan.placement(0).regions
     assert apart["program"]["classes"][0]["aliases"] == plan.program.classes[0].aliases
     assert apart["graph"]["ops"][0]["label"] == plan.graph.ops[0].label
-    assert replace(plan, regions=dict(plan.regions)).digest() == plan.digest()
+    same = replace(plan.placement(0), regions=dict(plan.placement(0).regions))
+    assert replace(plan, placements=(same,)).digest() == plan.digest()
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def read_and_shared(plan):
     number, template = next(
         (n, t) for n, t in enumerate(templates) if "layer" in t.name and ".backward" in t.name
     )
-    own = [b for b in plan.buffers if b.category == "temporaries" and b.key[1] == number]
+    own = [b for b in plan.placement(0).buffers if b.category == "temporaries" and b.key[1] == number]
     slots = [template.slots[o.slot] for i in template.instructions for o in i.operands if o.group >= 0]
     kinds = {"temp": "temp", "tensor": "inner"}
     seen = {(kinds.get(memory_kind(slot.kind)), slot.id) for slot in slots}
@@ -121,4 +121,4 @@ def test_buffers_read_by_peers_use_memory_of_another_template(monkeypatch, axes,
     monkeypatch.setattr("tilewise.plan.place.place_lingering", lambda buffers, *_: buffers)
     tight = planned("full", axes)
     assert {kind for kind, _ in read & read_and_shared(tight)[1]} == kinds
-    assert tight.regions == plan.regions
+    assert tight.placement(0).regions == plan.placement(0).regions

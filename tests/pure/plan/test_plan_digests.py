@@ -89,7 +89,9 @@ CHANGES = {
     ),
     "signals": lambda: replace(small(), num_signals=small().num_signals + 1),
     "a layout": lambda: replace(small(), layouts=small().layouts[1:]),
-    "a buffer": lambda: replace(small(), buffers=small().buffers[:-1]),
+    "a buffer": lambda: replace(
+        small(), placements=(replace(small().placement(0), buffers=small().placement(0).buffers[:-1]),)
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from tilewise.graph import GraphBuilder, differentiate, layer, simplify
 from tilewise.nn import linear
 from tilewise.observe import Trace, render_plan
 from tilewise.plan.picture import draw_plan
+from tilewise.ir.schedule import SegmentPlace
 from tilewise.plan.schedule import cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.strategy import one_stage
@@ -46,7 +47,7 @@ def test_calls_equal_the_schedule(mesh):
     """Phase, microbatch and layer of every call, found from the tensors that it is bound to."""
     plan = plan_of(mesh)
     segments = cut_segments(plan.graph)
-    order = one_stage([s.phase for s in segments], MESHES[mesh][1])
+    (order,) = one_stage([SegmentPlace(s.phase) for s in segments], MESHES[mesh][1])
     calls = [(c.phase, c.microbatch, c.name) for c in draw_plan(plan).calls]
     for turn, (phase, microbatch, name) in zip(order, calls, strict=True):
         segment = segments[turn.segment]
@@ -63,16 +64,16 @@ def test_bytes_equal_the_plan(mesh):
     )
     picture = draw_plan(plan)
     extra = 1000 + max(plan.checkpoint_bytes)
-    assert plan.checkpoint_bytes[0] > 0 and sum(picture.lasting.values()) == plan.regions["lasting"] + extra
+    assert plan.checkpoint_bytes[0] > 0 and sum(picture.lasting.values()) == plan.placement(0).regions["lasting"] + extra
     segments = {s.ops[0].label: s.index for s in cut_segments(plan.graph)}
     for call in picture.calls:
         at = segments[call.name.split(" to ")[0]]
-        living = [b for b in plan.buffers if b.category != "temporaries" and 0 <= b.first <= at <= b.last]
+        living = [b for b in plan.placement(0).buffers if b.category != "temporaries" and 0 <= b.first <= at <= b.last]
         for category in ("activations", "gradients"):
             own = [round_up(b.bytes, 64) for b in living if b.category == category]
             assert call.alive.get(category, 0) == sum(own)
     most = max(c.alive["activations"] + c.alive.get("gradients", 0) for c in picture.calls)
-    assert most <= plan.regions["activations"]
+    assert most <= plan.placement(0).regions["activations"]
     most = max(c.alive["temporaries"] for c in picture.calls)
     own = [b for b in plan.buffers if b.category == "temporaries"]
     # the temporaries of a template that are live when one of them begins

@@ -96,6 +96,20 @@ def _move(low: Lowering, kernel: str, source: Ref, target: Ref, *, in_memory: Re
 
 
 @register
+class Move(Reshard):
+    """Copies a tensor from one stage of a pipeline to the stage that this op belongs to, or to every
+    stage (`GraphLayout.stages`).
+    """
+
+    name = "move"
+    source: int  # the virtual stage that sends
+
+    def lower(self, low: Lowering) -> None:
+        """One task per tile on every receiver."""
+        low.move(self.x, self.out)
+
+
+@register
 class AllGatherParameters(Reshard):
     """Gathers the storage shards of a weight, whole panels of dim 0, on every device."""
 

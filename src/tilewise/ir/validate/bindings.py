@@ -42,16 +42,16 @@ class Work(NamedTuple):
 def validate_bindings(
     program: TileProgram,
     graph: Graph,
-    work: Mapping[str, Sequence[Work]],
+    work: Sequence[Mapping[str, Sequence[Work]]],
     roots: Mapping[int, int],
-    num_parts: Callable[[int], int],
+    part: Callable[[int, int], int],
 ) -> None:
     """Check that every slot of every call is bound to the tensor that the slot refers to.
 
     Args:
-        work: what each call of each list does.
+        work: per class, what each call of each list does.
         roots: tensor of the root graph -> the tensor whose memory it shares.
-        num_parts: returns the number of parts of a tensor of the root graph: one per microbatch.
+        part: returns which part of a tensor of the root graph a microbatch uses.
 
     Raises:
         InternalError: names the call, what its slot refers to, and what it is bound to.
@@ -59,17 +59,16 @@ def validate_bindings(
     key_lists: list[list[_Key]] = []  # the distinct key lists of classes
     seen: set[tuple[int, int, int]] = set()  # lists and classes share calls
     meanings: dict[object, _Meaning] = {}
-    for of in program.classes:
+    for of, of_lists in zip(program.classes, work):
         keys = [entry.key for entry in of.entries]
         if keys not in key_lists:
             key_lists.append(keys)
         form = key_lists.index(keys)
         for name, calls in of.calls.items():
-            if len(calls) != len(work[name]):
-                _invalid(
-                    "a list must have a call per segment", f"{len(calls)} of {len(work[name])} in {name!r}"
-                )
-            for call, own in zip(calls, work[name]):
+            works = of_lists[name]
+            if len(calls) != len(works):
+                _invalid("a list must have a call per segment", f"{len(calls)} of {len(works)} in {name!r}")
+            for call, own in zip(calls, works):
                 mark = id(call), id(own), form
                 if mark not in seen:
                     seen.add(mark)
@@ -80,7 +79,7 @@ def validate_bindings(
                         None if layer is None else (layer.attrs["template"], layer.attrs["saved"]),
                     )
                     if sort not in meanings:
-                        meanings[sort] = _Meaning(graph, roots, num_parts, template, layer)
+                        meanings[sort] = _Meaning(graph, roots, part, template, layer)
                     _validate_call(template, call, own, keys, meanings[sort], name)
 
 
@@ -93,11 +92,11 @@ class _Meaning:
         self,
         graph: Graph,
         roots: Mapping[int, int],
-        num_parts: Callable[[int], int],
+        part: Callable[[int, int], int],
         template: LoweredTemplate,
         layer: OpNode | None,
     ) -> None:
-        self.roots, self.num_parts = roots, num_parts
+        self.roots, self.part = roots, part
         place: dict[int, int] | None = None  # of a layer's tensors among the operands and results of its call
         if layer is not None:
             inside = graph.templates[layer.attrs["template"]]
@@ -119,8 +118,8 @@ class _Meaning:
                     keys.append(("inner_flat" if kind == "flat" else "inner", number, slot.id))
                 else:
                     root = roots.get(tensor, tensor)
-                    part = microbatch if microbatch and self.num_parts(root) > 1 else 0
-                    keys.append((kind, root, part))
+                    of = max(microbatch - slot.level, 0)  # level 1: of the microbatch before
+                    keys.append((kind, root, self.part(root, of)))
             elif kind in ("temp", "temp_flat"):
                 keys.append((kind, number, slot.id))
             elif memory_kind(kind) == "ring":

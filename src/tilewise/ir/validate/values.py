@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from tilewise.core.errors import InternalError
-from tilewise.ir.layout import GraphLayout
+from tilewise.ir.layout import EVERY_STAGE, GraphLayout
 from tilewise.ir.program import (
     COPIES,
     Access,
@@ -26,6 +26,7 @@ from tilewise.ir.program import (
     DeviceClass,
     Instruction,
     LoweredTemplate,
+    Number,
     Operand,
     TensorEntry,
     TileProgram,
@@ -34,6 +35,7 @@ from tilewise.ir.program import (
 
 __all__ = ["Values", "validate_values", "values_of"]
 
+_NO_ROWS = Number(0)
 _IN, _OUT = int(Access.IN), int(Access.OUT)  # as plain integers, which are quicker to combine
 
 
@@ -83,6 +85,7 @@ def validate_values(
         _invalid("a program must lower a graph", "no layout of one")
     _require_all_pending(program, layouts)
     cached = {} if values is None else values
+    has_stages = any(layout.stages is not None for layout in layouts)
     for class_id, of in enumerate(program.classes):
         flows = [
             cached[number][class_id]
@@ -91,27 +94,41 @@ def validate_values(
             for number, template in enumerate(of.templates)
         ]
         same = _firsts(of.entries)
+        # a tensor of other stages has no rows here, so there is nothing to write
+        absent = {i for i, e in enumerate(of.entries) if e.extent == _NO_ROWS} if has_stages else set()
         for name in of.calls:
-            _follow_calls(of, flows, same, name, written, predecessors.get(name, ()))
+            _follow_calls(of, flows, same, name, written | absent, predecessors.get(name, ()))
 
 
 def _require_all_pending(program: TileProgram, layouts: Sequence[GraphLayout]) -> None:
-    """Each pending reduction of a graph is completed by a template."""
+    """Each pending reduction of a graph is completed by a template, in every class whose stage runs
+    the op.
+    """
     own: dict[int, list[int]] = {}  # templates, by the layout that they lower
     for number, layout in enumerate(layouts):
         own.setdefault(id(layout), []).append(number)
-    for of in program.classes:
+    first = {device.class_id: d for d, device in reversed([*enumerate(program.devices)])}
+    for class_id, of in enumerate(program.classes):
         for numbers in own.values():
-            done = {
-                (c.op, c.partial, c.number)
-                for number in numbers
-                if number < len(of.templates)
-                for c in of.templates[number].collectives
-            }
-            for (op, partial), pending_reductions in layouts[numbers[0]].pending_reductions.items():
+            lowered = [of.templates[number] for number in numbers if number < len(of.templates)]
+            layout = layouts[numbers[0]]
+            if layout.stages is None and not any(template.instructions for template in lowered):
+                continue  # a layer of another stage
+            done = {(c.op, c.partial, c.number) for template in lowered for c in template.collectives}
+            for (op, partial), pending_reductions in layout.pending_reductions.items():
+                if not _runs(layout, first[class_id], op):
+                    continue
                 for i, pending in enumerate(pending_reductions):
                     if pending.group and (op, partial, i) not in done:
                         _invalid("a shared value must be completed", f"none of {partial!r} of op {op}")
+
+
+def _runs(layout: GraphLayout, device: int, op: int) -> bool:
+    """Whether a device's stage runs an op."""
+    if layout.stages is None:
+        return True
+    stage = layout.stages.ops[op]
+    return stage == EVERY_STAGE or stage % layout.num_stages == layout.stage_of(device)
 
 
 class _Flow:
@@ -166,7 +183,8 @@ class _Flow:
             return
         source, label = self.same[record.source], self.template.instructions[record.first].label
         if record.kind in COPIES:
-            self._read(label, source)
+            if record.source >= 0:
+                self._read(label, source)
         else:
             if self.parts.pop(source, None) is None or source not in self.makes:
                 self._wrong(

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tilewise.core.dtypes import dtype
-from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import TensorLayout
+from tilewise.ir.graph import OpNode, TensorNode
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Call, Instruction, LoweredTemplate, Mode, Number, Operand, Slot, upper
 from tilewise.plan.bind.entries import Cut, EntryTable
@@ -26,8 +25,9 @@ Key = tuple[object, ...]
 
 
 # The kinds of a slot: a tensor of the caller as it is, or as plain rows (by its number among the call's operands and
-# results; by its id in a run of root ops); a carry, stack or ring, bound per use; or the variant's own.
-_SEEN, _FLAT, _CARRY_OR_RING, _OWN = range(4)
+# results; by its id in a run of root ops); a carry, stack or ring, bound per use; the variant's own; or a tensor of
+# the use in the microbatch before, as plain rows.
+_SEEN, _FLAT, _CARRY_OR_RING, _OWN, _BEFORE = range(5)
 _NOTHING = LiveInterval((), -1, 0, 0, 0)
 
 
@@ -47,19 +47,28 @@ class Binder:
     Args:
         tensors: those of the root graph.
         variants: all lowered templates.
-        buffers: all buffers with their offsets.
+        buffers: per stage, all buffers with their offsets.
     """
 
-    def __init__(self, tensors: RootTensors, variants: Sequence[Variant], buffers: Iterable[Buffer]) -> None:
+    def __init__(
+        self, tensors: RootTensors, variants: Sequence[Variant], buffers: Sequence[Iterable[Buffer]]
+    ) -> None:
         self.tensors, self.variants = tensors, variants
-        self.table = EntryTable(len(tensors.shapes.kinds), tensors.shapes.bounds)
-        self.buffers: dict[Key, Buffer] = {}  # all but those of root tensors
-        self._memory: list[Buffer | None] = [None] * len(tensors.graph.tensors)  # of root tensors
-        for b in buffers:
-            if b.key[0] == "tensor":
-                self._memory[b.key[1]] = b  # type: ignore[call-overload]
-            else:
-                self.buffers[b.key] = b
+        shapes = tensors.shapes
+        self.stages = [shapes.on(device).stage for device in shapes.kinds]  # of each class
+        self.table = EntryTable(self.stages, shapes.bounds)
+        # per stage; all but those of root tensors
+        self.buffers: list[dict[Key, Buffer]] = [{} for _ in buffers]
+        self._nowhere: tuple[Buffer | None, ...] = (None,) * len(buffers)
+        # of root tensors, per stage
+        self._memory: list[tuple[Buffer | None, ...]] = [self._nowhere] * len(tensors.graph.tensors)
+        for stage, of in enumerate(buffers):
+            for b in of:
+                if b.key[0] == "tensor":
+                    before = self._memory[b.key[1]]  # type: ignore[call-overload]
+                    self._memory[b.key[1]] = (*before[:stage], b, *before[stage + 1 :])  # type: ignore[call-overload]
+                else:
+                    self.buffers[stage][b.key] = b
         self._cuts: tuple[dict[int, Cut], dict[int, Cut]] = {}, {}  # by form; as they are, and as plain rows
         self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
         self._bindings: dict[int, _Binding] = {}  # by variant
@@ -88,7 +97,7 @@ class Binder:
         number = entries[tensor]
         if number < 0:
             root = self.tensors.roots.get(tensor, tensor)
-            part = microbatch if microbatch and self.tensors.num_parts(root) > 1 else 0
+            part = self.tensors.part(root, microbatch)
             of_roots = self._entries(part, flat)
             if of_roots[root] < 0:
                 of_roots[root] = self._add(root, part, flat)
@@ -107,10 +116,8 @@ class Binder:
         cut = cuts.get(form)
         if cut is None:
             cut = cuts[form] = self._cut(root, flat)
-        buffer = self._memory[root]
-        assert buffer is not None
         shift = part * self.tensors.part_bytes(root) if part else 0
-        return self.table.append(("flat" if flat else "tensor", root, part), buffer, cut, shift)
+        return self.table.append(("flat" if flat else "tensor", root, part), self._memory[root], cut, shift)
 
     def _cut(self, tensor: int, flat: bool) -> Cut:
         """The view that each class has of a tensor."""
@@ -141,6 +148,9 @@ class Binder:
                 continue
             tensor = place if seen is None else seen[place]
             assert tensor is not None
+            if kind == _BEFORE:
+                binding[position] = self.tensor(tensor, max(microbatch - 1, 0), flat=True)
+                continue
             number = entries[kind][tensor]
             if number < 0 and not microbatch and tensor not in roots:  # the usual case
                 number = entries[kind][tensor] = self._add(tensor, 0, kind == _FLAT)
@@ -170,6 +180,8 @@ class Binder:
             return _OWN, self._own(variant, position, key, "temp", "rows")
         if slot.kind not in ("tensor", "flat"):
             return _CARRY_OR_RING, 0
+        if slot.level:
+            return _BEFORE, slot.id
         flat = slot.kind == "flat"
         seen = slot.id if outside is None else outside.get(slot.id)
         if seen is not None:
@@ -183,24 +195,32 @@ class Binder:
         key = carry_or_ring_key(self.tensors.graph, variant, use, slot)
         storage = variant.graph.spec(slot.id).storage if slot.kind != "stack" else "rows"
         cut = self._cut_of_slot(variant, position, storage)
-        return self.table.add((slot.kind, *key[1:]), self.buffers[key], cut)
+        return self.table.add((slot.kind, *key[1:]), self._buffers(key), cut)
+
+    def _buffers(self, key: Key) -> list[Buffer | None]:
+        """Per stage, the buffer with a key."""
+        return [of.get(key) for of in self.buffers]
 
     def _own(self, variant: Variant, position: int, key: Key, kind: str, storage: str) -> int:
         """The entry of a temporary of a template."""
         if key in self.table.numbers:
             return self.table.numbers[key]
-        buffer = self.buffers[kind, variant.number, key[2]]
-        return self.table.add(key, buffer, self._cut_of_slot(variant, position, storage))
+        buffers = self._buffers((kind, variant.number, key[2]))
+        return self.table.add(key, buffers, self._cut_of_slot(variant, position, storage))
 
-    def live_intervals(self, use: Use, call: Call) -> list[LiveInterval]:
-        """The temporaries of the template that a call uses, in the order in which they become live."""
+    def live_intervals(self, stage: int, use: Use, call: Call) -> list[LiveInterval]:
+        """The temporaries of the template that a call of a stage uses, in the order in which they
+        become live.
+        """
         variant = self.variants[use.variant]
         own: dict[int, Buffer] = {}
         for position in self._bindings[use.variant].own:
             kind, number = own_key(variant.slots[position])
-            own[position] = self.buffers[kind, variant.number, number]
+            own[position] = self.buffers[stage][kind, variant.number, number]
         sizes: list[dict[int, int]] = []  # per class, bytes that every use writes
-        for table, written in zip(self.table.tables, variant.written):
+        tables = [table for table, of in zip(self.table.tables, self.stages) if of == stage]
+        writing = (written for written, of in zip(variant.written, self.stages) if of == stage)
+        for table, written in zip(tables, writing):
             entries = {position: table[call.binding[position]] for position in own}
             sizes.append(
                 {
@@ -210,7 +230,7 @@ class Binder:
                     for position, e in entries.items()
                 }
             )
-        first, intervals = self.table.tables[0], dict[Key, LiveInterval]()
+        first, intervals = tables[0], dict[Key, LiveInterval]()
         for position, buffer in sorted(own.items(), key=lambda item: item[1].first):
             number = call.binding[position]
             before = intervals.get(buffer.key, _NOTHING)  # the same memory in another view
@@ -248,11 +268,11 @@ class Binder:
         holders = {self.tensors.form(t.id): t for t in lasting}  # one tensor of each form is enough
         everyone = numbers.number_of_group(shapes.mesh.names)
         templates = []
-        for device, table in zip(shapes.kinds, self.table.tables):
+        for device, stage, table in zip(shapes.kinds, self.stages, self.table.tables):
             sources = {
-                form: self._holder(numbers, t.spec, layout.storage[t.id])
+                form: self._holder(numbers, t)
                 for form, t in holders.items()
-                if shapes.holder(t.spec, layout.storage[t.id], device) != device
+                if stage in self.tensors.stages_of(t.id) and self._first_holder(t, device) != device
             }
             copies = []
             for slot, t in enumerate(lasting):
@@ -264,11 +284,16 @@ class Binder:
             templates.append(LoweredTemplate("broadcast", tuple(copies), slots, ()))
         return templates, Call(len(self.variants), binding)
 
-    def _holder(self, numbers: DeviceNumbers, spec: TensorSpec, layout: TensorLayout) -> Number:
+    def _first_holder(self, tensor: TensorNode, device: int) -> int:
         """The device that a part is copied from."""
-        shapes = self.tensors.shapes
-        key = "holder", tuple(zip(spec.shape, spec.labels, layout))
-        return numbers.place(key, lambda device: shapes.holder(spec, layout, device))
+        layout = self.tensors.layout.storage[tensor.id]
+        return self.tensors.shapes.holder(tensor.spec, layout, device, self.tensors.stages_of(tensor.id))
+
+    def _holder(self, numbers: DeviceNumbers, tensor: TensorNode) -> Number:
+        """The number of the device that a part is copied from."""
+        spec, layout = tensor.spec, self.tensors.layout.storage[tensor.id]
+        key = "holder", tuple(zip(spec.shape, spec.labels, layout)), self.tensors.stages_of(tensor.id)
+        return numbers.place(key, lambda device: self._first_holder(tensor, device))
 
 
 def _copy(label: str, ref: Ref, group: int, source: Number) -> Instruction:

@@ -17,6 +17,7 @@ __all__ = ["Cut", "EntryTable"]
 
 Key = tuple[object, ...]
 _new_entry = tuple.__new__  # faster than the constructor of the class
+_NO_ROWS = Number(0)
 
 
 @dataclass(frozen=True)
@@ -34,28 +35,62 @@ class Cut:
     views: tuple[tuple[Number, int, int, str, NumberLike, int], ...]
 
 
-class EntryTable:
-    """A table of entries under construction. An entry has the same number in all classes.
+class _Handles:
+    """The handles of a stage's devices, and which entries have them.
 
     Entries of one buffer share its handles. So do buffers at the same address that are divided
     alike in all classes: the order of their uses then follows from the handles, and they need not
     be listed as aliases.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        # first handle per part, or per place and cut where several may have it
+        self._first: dict[object, int] = {}
+        self._place_of: dict[object, tuple[int, int]] = {}  # per part
+        self.by_buffer: defaultdict[Key, list[int]] = defaultdict(list)  # of those that may share bytes
+
+    def first(self, buffer: Buffer, shift: int, offset: int, cut: Cut, number: int) -> int:
+        """The first handle of entry `number`, the part of `buffer` from byte `shift` on."""
+        owner = buffer.key
+        # plain tensor numbers are dense, so a dict of a million of them stays in the CPU cache
+        place: object = owner[1] if owner[0] == "tensor" and not shift else (owner, shift)
+        if buffer.first >= 0:
+            self.by_buffer[owner].append(number)
+            part, place = place, self._place_of.get(place)
+            if place is None:
+                place = self._place_of[part] = offset, cut.number
+        first = self._first.get(place)
+        if first is None:
+            first = self._first[place] = self.count
+            self.count += cut.num_handles
+        return first
+
+
+class EntryTable:
+    """A table of entries under construction. An entry has the same number in all classes. Classes of
+    stages that do not have its buffer have an entry of no rows.
 
     Args:
-        num_classes: number of tables to fill.
+        stages: per class, the stage of its devices.
         bounds: the upper bound of every symbol.
     """
 
-    def __init__(self, num_classes: int, bounds: tuple[int, ...]) -> None:
-        self.tables: list[list[TensorEntry]] = [[] for _ in range(num_classes)]
+    def __init__(self, stages: Sequence[int], bounds: tuple[int, ...]) -> None:
+        self.tables: list[list[TensorEntry]] = [[] for _ in stages]
         self.numbers: dict[Key, int] = {}
-        self.num_handles = 0
         self._bounds = bounds
         self._cuts: dict[Key, Cut] = {}
-        # first handle per part, or per place and cut where several may have it
-        self._handles: dict[object, int] = {}
-        self._place_of: dict[object, tuple[int, int]] = {}  # per part
-        self._by_buffer: defaultdict[Key, list[int]] = defaultdict(list)  # of those that may share bytes
+        self._handles = [_Handles() for _ in range(max(stages) + 1)]
+        # per stage, its tables with the numbers of their classes
+        self._of_stage: list[list[tuple[list[TensorEntry], int]]] = [[] for _ in self._handles]
+        for number, stage in enumerate(stages):
+            self._of_stage[stage].append((self.tables[number], number))
+
+    @property
+    def num_handles(self) -> int:
+        """The handles that a device needs."""
+        return max(handles.count for handles in self._handles)
 
     def cut(self, views: Sequence[Ref], strides: Sequence[int]) -> Cut:
         """A view and a stride per class, for `add`."""
@@ -69,61 +104,59 @@ class EntryTable:
             self._cuts[seen] = Cut(len(self._cuts), tiles, seen)
         return self._cuts[seen]
 
-    def add(self, key: Key, buffer: Buffer, cut: Cut) -> int:
-        """The number of the entry for `key`: all of `buffer`, with the view `cut`."""
+    def add(self, key: Key, buffers: Sequence[Buffer | None], cut: Cut) -> int:
+        """The number of the entry for `key`: per stage, all of a buffer, with the view `cut`."""
         number = self.numbers.get(key)
         if number is None:
-            number = self.numbers[key] = self.append(key, buffer, cut)
+            number = self.numbers[key] = self.append(key, buffers, cut)
         return number
 
-    def append(self, key: Key, buffer: Buffer, cut: Cut, shift: int = 0) -> int:
-        """Like `add`, for a key that has no entry yet, and for the part of `buffer` from byte
+    def append(self, key: Key, buffers: Sequence[Buffer | None], cut: Cut, shift: int = 0) -> int:
+        """Like `add`, for a key that has no entry yet, and for the part of the buffers from byte
         `shift` on.
         """
-        # shares the int object, because there are many
-        offset = buffer.offset + shift if shift else buffer.offset
-        number, owner = len(self.tables[0]), buffer.key
-        # plain tensor numbers are dense, so a dict of a million of them stays in the CPU cache
-        place: object = owner[1] if owner[0] == "tensor" and not shift else (owner, shift)
-        if buffer.first >= 0:
-            self._by_buffer[owner].append(number)
-            part, place = place, self._place_of.get(place)
-            if place is None:
-                place = self._place_of[part] = offset, cut.number
-        first = self._handles.get(place)
-        if first is None:
-            first = self._handles[place] = self.num_handles
-            self.num_handles += cut.num_handles
-        entry, before = None, None
-        for table, view in zip(self.tables, cut.views):
-            if entry is None or view != before:
-                *rest, tile_cols = view
-                entry, before = _new_entry(TensorEntry, (key, offset, *rest, first, tile_cols)), view
-            table.append(entry)
+        number = len(self.tables[0])
+        for stage, buffer in enumerate(buffers):
+            if buffer is None:
+                for table, c in self._of_stage[stage]:
+                    _, *rest, tile_cols = cut.views[c]
+                    table.append(_new_entry(TensorEntry, (key, 0, _NO_ROWS, *rest, 0, tile_cols)))
+                continue
+            # shares the int object, because there are many
+            offset = buffer.offset + shift if shift else buffer.offset
+            first = self._handles[stage].first(buffer, shift, offset, cut, number)
+            entry, before = None, None
+            for table, c in self._of_stage[stage]:
+                view = cut.views[c]
+                if entry is None or view != before:
+                    *rest, tile_cols = view
+                    entry, before = _new_entry(TensorEntry, (key, offset, *rest, first, tile_cols)), view
+                table.append(entry)
         return number
 
     def aliases(
-        self, results: Sequence[Buffer], runs: Iterable[Iterable[Sequence[LiveInterval]]]
+        self, stage: int, results: Sequence[Buffer], runs: Iterable[Iterable[Sequence[LiveInterval]]]
     ) -> Mapping[int, tuple[int, ...]]:
-        """Per entry, the entries that share its memory but not its handles, one for each set of
-        handles.
+        """Per entry of a stage, the entries that share its memory but not its handles, one for each
+        set of handles.
 
         Args:
+            stage: the stage.
             results: buffers that are live from one segment to another; all that share bytes are
                 listed.
             runs: for each order in which a run uses templates, the temporaries of each use;
                 `plan.bind.reuse` finds their conflicts.
         """
-        table = self.tables[0]
+        table, by_buffer = self._of_stage[stage][0][0], self._handles[stage].by_buffer
         aliases_of: dict[int, tuple[int, ...]] = {}
         for i, others in shared_bytes(results).items():
-            entries = self._by_buffer.get(results[i].key, ())
+            entries = by_buffer.get(results[i].key, ())
             if not entries:
                 continue
             own = {table[e].first_handle for e in entries}
             by_handle: dict[int, int] = {}
             for j in others:
-                for other in self._by_buffer.get(results[j].key, ())[:1]:
+                for other in by_buffer.get(results[j].key, ()):
                     by_handle.setdefault(table[other].first_handle, other)
             targets = tuple(other for handle, other in by_handle.items() if handle not in own)
             aliases_of.update(dict.fromkeys(entries, targets) if targets else {})

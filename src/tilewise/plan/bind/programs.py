@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewise.ir.program import Call, DeviceClass, TileProgram
 from tilewise.plan.bind.binder import Binder
-from tilewise.plan.bind.reuse import LiveInterval
 from tilewise.plan.classes import DeviceNumbers
-from tilewise.plan.lower import Use, Variants
+from tilewise.plan.lower import Variants
 from tilewise.plan.memory import OFFLOADED
 from tilewise.plan.place import Placement
 from tilewise.plan.schedule import Scheduled
@@ -34,51 +33,60 @@ class Bound:
     num_handles: int
 
 
-def bind(scheduled: Scheduled, lowered: Variants, placement: Placement) -> Bound:
+def bind(scheduled: Scheduled, lowered: Variants, placements: Sequence[Placement]) -> Bound:
     """Make an entry for each way in which a program views a buffer, and a call for each use of a
     template. On several devices there is also the program `broadcast`.
     """
-    binder = Binder(scheduled.tensors, lowered.variants, placement.buffers)
+    binder = Binder(scheduled.tensors, lowered.variants, [placement.buffers for placement in placements])
     outside = binder.outside()
-    calls: list[tuple[Use, Call]] = []
-    live_intervals: dict[int, list[LiveInterval]] = {}  # of each variant's first use
-    for use in lowered.uses:
-        call = binder.use(use)
-        calls.append((use, call))
-        if use.variant not in live_intervals:
-            live_intervals[use.variant] = binder.live_intervals(use, call)
-    programs = {
-        name: tuple(call for use, call in calls if use.segment.phase in phases)
-        for name, phases in phases_of_programs(scheduled).items()
-    }
+    calls = [[binder.use(use) for use in uses] for uses in lowered.uses]
     runs = [lowered.uses]
     # all microbatches' forward passes in a row, an order that no step has
     if scheduled.shapes.settings.accumulation > 1:
         runs.append(lowered.uses_alone("forward"))
-        programs["forward"] = tuple(
-            call if call.numbers == use.numbers else replace(call, numbers=use.numbers)
-            for call, use in zip(programs["forward"], runs[1])
-        )
+    programs = [_programs(scheduled, stage, lowered, calls[stage]) for stage in range(len(placements))]
     numbers, classes = DeviceNumbers(scheduled.shapes), scheduled.classes
     numbers.take(lowered.numbers)
     templates = [[v.templates[c] for v in lowered.variants] for c in range(len(classes))]
     if scheduled.shapes.mesh.num_devices > 1:
         copies, call = binder.broadcast(numbers)
-        programs["broadcast"] = (call,)
+        programs = [{**of_stage, "broadcast": (call,)} for of_stage in programs]
         templates = [[*of, copy] for of, copy in zip(templates, copies)]
-    aliases = binder.table.aliases(
-        [b for b in placement.buffers if b.category in _PASSED],
-        [[live_intervals[use.variant] for use in uses] for uses in runs],
-    )
+    aliases = []
+    for stage, placement in enumerate(placements):
+        first = {use.variant: (use, call) for use, call in zip(lowered.uses[stage][::-1], calls[stage][::-1])}
+        intervals = {number: binder.live_intervals(stage, *of) for number, of in first.items()}
+        aliases.append(
+            binder.table.aliases(
+                stage,
+                [b for b in placement.buffers if b.category in _PASSED],
+                [[intervals[use.variant] for use in of[stage]] for of in runs],
+            )
+        )
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
     program = TileProgram(
         tuple(
-            DeviceClass(tuple(of), tuple(entries), aliases, programs)
-            for of, entries in zip(templates, binder.table.tables)
+            DeviceClass(tuple(of), tuple(entries), aliases[stage], programs[stage])
+            for of, entries, stage in zip(templates, binder.table.tables, binder.stages)
         ),
         numbers.bindings(class_of),
     )
     return Bound(program, outside, binder.table.num_handles)
+
+
+def _programs(
+    scheduled: Scheduled, stage: int, lowered: Variants, calls: Sequence[Call]
+) -> dict[str, tuple[Call, ...]]:
+    """The lists of calls of a stage, from those of a step."""
+    programs = {}
+    for name, phases in phases_of_programs(scheduled).items():
+        own = [call for use, call in zip(lowered.uses[stage], calls) if use.segment.phase in phases]
+        uses = lowered.uses[stage] if name == "step" else lowered.uses_alone(name)[stage]
+        programs[name] = tuple(
+            call if call.numbers == use.numbers else replace(call, numbers=use.numbers)
+            for call, use in zip(own, uses)
+        )
+    return programs
 
 
 def phases_of_programs(scheduled: Scheduled) -> Mapping[str, tuple[str, ...]]:

@@ -31,6 +31,7 @@ and nothing overwrites them: `ready` and `ack` are left out.
 from tilewise.plan.collectives.checks import check_collective
 from tilewise.plan.collectives.columns import all_gather_columns, gather, slice_columns
 from tilewise.plan.collectives.handshake import SITE_SHIFT, gather_label, place_signals, reduce_label
+from tilewise.plan.collectives.moves import move
 from tilewise.plan.collectives.over_time import add_microbatch
 from tilewise.plan.collectives.rows import all_gather_batch, all_reduce, all_reduce_in_place
 from tilewise.plan.collectives.storage_shards import all_gather_parameters, reduce_to_shards
@@ -46,6 +47,7 @@ __all__ = [
     "check_collective",
     "gather",
     "gather_label",
+    "move",
     "place_signals",
     "reduce_label",
     "reduce_to_shards",

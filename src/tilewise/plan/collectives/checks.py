@@ -189,6 +189,16 @@ def _check_first_dim(checked: _Checked) -> None:
     checked.require_adjacent(round_up(rows, PANEL_ROWS) if is_weight else rows)
 
 
+def _check_move(checked: _Checked) -> None:
+    """It copies a whole part to a stage where it has the same layout."""
+    record, (before, after) = checked.record, checked.layouts()
+    stages = checked.layout.stages
+    if stages is None or record.axes != (stages.axis,) or before != after:
+        checked.invalid("must be along the axis of stages, and keep the layout", show_axes(record.axes))
+    if record.source < 0 and record.target < 0:
+        checked.invalid("must be lowered for the stages that send or receive", "another stage")
+
+
 def _check_program(checked: _Checked) -> None:
     """Its devices are on axes of the mesh, and it uses slots of the template."""
     record = checked.record
@@ -205,6 +215,7 @@ CHECKS: Mapping[str, Callable[[_Checked], None]] = {
     "reduce_to_shards": _check_reduce_to_shards,
     "all_gather_columns": _check_last_dim,
     "gather": _check_last_dim,
+    "move": _check_move,
     "tile_program": _check_program,
     "all_gather_batch": _check_first_dim,
     "all_gather_parameters": _check_first_dim,

@@ -97,12 +97,15 @@ class Signals(NamedTuple):
         tiles: tasks of the loop, as many as on the member with most. 0 if no signals are needed:
             then nothing is posted or waited for.
         step: rows per task. In a loop of one task over all rows, one signal is for all tiles.
+        use: which use of a tensor a signal is about, unless a call says otherwise: the call's
+            position in its list, or a constant if devices of the group have different lists.
     """
 
     group: PeerGroup
     first: int
     tiles: int
     step: NumberLike
+    use: NumberLike = POSITION
 
     @property
     def per_index(self) -> bool:
@@ -116,13 +119,15 @@ class Signals(NamedTuple):
         members = group.peer_members if members is None else members
         if not self.tiles:
             return
-        task.notifies += [Notify(group.number, m, mine, self.per_index, about.slot) for m in members]
+        task.notifies += [Notify(group.number, m, mine, self.per_index, about.slot, self.use) for m in members]
 
-    def wait(self, task: Draft, about: Ref, increment: NumberLike = 1, use: NumberLike = POSITION) -> None:
+    def wait(
+        self, task: Draft, about: Ref, increment: NumberLike = 1, use: NumberLike | None = None
+    ) -> None:
         """Let a task wait for every peer."""
         if not self.tiles:
             return
-        number = self.group.number
+        number, use = self.group.number, self.use if use is None else use
         task.waits += [
             Wait(
                 Number(self.first, self.tiles, *p[2:]), self.per_index, increment, number, m, about.slot, use
@@ -135,7 +140,7 @@ class Signals(NamedTuple):
         if not self.tiles:
             return
         task.waits += [
-            Wait(self.first + m * self.tiles, self.per_index, 1, self.group.number, m, about.slot)
+            Wait(self.first + m * self.tiles, self.per_index, 1, self.group.number, m, about.slot, self.use)
             for m in members
         ]
 
@@ -148,7 +153,7 @@ class Signals(NamedTuple):
             self.post(low.hold(about.extent, self.step, operand, f"{low.op.label}/offer"), about, members)
 
     def acknowledge(
-        self, low: ExchangeLowering, about: Ref, increment: NumberLike = 1, use: NumberLike = POSITION
+        self, low: ExchangeLowering, about: Ref, increment: NumberLike = 1, use: NumberLike | None = None
     ) -> None:
         """Append an instruction with an empty task per tile. The task counts as a reader of the
         tile until all peers have posted that they have read it, so that the next writer of the tile
@@ -182,7 +187,9 @@ def signals(
     ranges = low.ring_signal_ranges if in_ring else low.signal_ranges
     number = -1 - len(ranges) if in_ring else len(ranges)
     ranges.append((num_posting or group.size) * tiles)
-    return Signals(group, number << SITE_SHIFT, tiles, step)
+    # a template that several stages use is used once in a step
+    use = Number(0) if low.shapes.settings.stage_axis in group.axes else POSITION
+    return Signals(group, number << SITE_SHIFT, tiles, step, use)
 
 
 def outer_signals(low: ExchangeLowering, group: PeerGroup, step: NumberLike, tiles: int) -> Signals:

@@ -60,6 +60,7 @@ class LoweringTask:
         returned: results and saved tensors of the template; None for root ops.
         arguments: arguments of the template.
         roots: for root ops, tensor -> the tensor whose memory it shares.
+        stages: the stages of the pipeline whose devices use it.
     """
 
     name: str
@@ -71,6 +72,7 @@ class LoweringTask:
     returned: frozenset[int] | None
     arguments: frozenset[int]
     roots: Mapping[int, int]
+    stages: frozenset[int] = frozenset((0,))
 
 
 def _trailing_ones(value: int) -> int:
@@ -351,6 +353,7 @@ class TemplateLowering(LocalView):
     slice = collectives.slice_columns
     all_gather_parameters = collectives.all_gather_parameters
     gather = collectives.gather
+    move = collectives.move
 
     def all_gather(self, source: int, target: int) -> None:
         """Gather the shards of `source` on every device, along the axes that `target` does not

@@ -37,7 +37,7 @@ from tilewise.plan.collectives import check_collective, place_signals
 from tilewise.plan.lower.template import LoweringTask, TemplateLowering
 from tilewise.plan.lower.uses import written_slots
 from tilewise.plan.memory import Buffer, place_buffers
-from tilewise.plan.rings import credits_of_uses
+from tilewise.plan.rings import credits_of_uses, numbers_of_moves
 from tilewise.plan.schedule import Scheduled, Segment, alias_roots
 from tilewise.plan.shapes import LocalShapes
 from tilewise.processes.workers import ENOUGH, WorkerPool
@@ -114,21 +114,22 @@ class Variants:
 
     Attributes:
         variants: the lowered templates.
-        uses: the uses of a step, in order.
+        uses: per stage of the pipeline, the uses of a step, in order.
         numbers: the numbers in which devices of a class differ.
     """
 
     variants: tuple[Variant, ...]
-    uses: tuple[Use, ...]
+    uses: tuple[tuple[Use, ...], ...]
     numbers: NumberTable
 
-    def uses_alone(self, phase: str) -> tuple[Use, ...]:
-        """The uses of one phase, with ring numbers for a list of these uses only.
+    def uses_alone(self, phase: str) -> tuple[tuple[Use, ...], ...]:
+        """Per stage, the uses of one phase, with ring numbers for a list of these uses only.
 
         All uses of a ring are of one phase, so each use has the same place in its ring as in a
         step.
         """
-        return _with_credits(self.variants, [use for use in self.uses if use.segment.phase == phase])
+        alone = ([use for use in uses if use.segment.phase == phase] for uses in self.uses)
+        return tuple(_with_credits(self.variants, uses) for uses in alone)
 
     @property
     def num_signals(self) -> int:
@@ -143,7 +144,7 @@ class Variants:
 
 
 def lower(scheduled: Scheduled, pool: WorkerPool | None = None) -> Variants:
-    """Lower every variant that a schedule uses, for one device of each class.
+    """Lower every variant that the schedules use, for one device of each class that uses it.
 
     Args:
         pool: worker processes that lower templates, if there are many.
@@ -151,8 +152,9 @@ def lower(scheduled: Scheduled, pool: WorkerPool | None = None) -> Variants:
     graph, layout, sums = scheduled.graph, scheduled.layout, scheduled.sums
     numbers = DeviceNumbers(scheduled.shapes)
     tasks: dict[tuple[object, ...], LoweringTask] = {}
-    wanted: list[tuple[Segment, int, tuple[object, ...], tuple[object, ...]]] = []
-    for turn in scheduled.order:
+    stages: dict[tuple[object, ...], set[int]] = {}  # that use each task
+    wanted: list[tuple[int, Segment, int, tuple[object, ...], tuple[object, ...]]] = []
+    for stage, turn in ((s, turn) for s, turns in enumerate(scheduled.schedules) for turn in turns):
         segment = scheduled.segments[turn.segment]
         call, name = segment.call, segment.name(graph)
         if call is not None:
@@ -164,9 +166,11 @@ def lower(scheduled: Scheduled, pool: WorkerPool | None = None) -> Variants:
             identity = (name,)
         varies = turn.microbatch > 0 and any(o in late.complete_last for op in ops for o in op.outputs)
         key = (*identity, turn.microbatch if varies else 0)
-        wanted.append((segment, turn.microbatch, identity, key))
+        wanted.append((stage, segment, turn.microbatch, identity, key))
         if key in tasks:
+            stages[key].add(stage)
             continue
+        stages[key] = {stage}
         fields = turn.microbatch, late.late_ops
         if call is not None:
             counts.lowered += 1
@@ -178,11 +182,16 @@ def lower(scheduled: Scheduled, pool: WorkerPool | None = None) -> Variants:
         else:
             roots = scheduled.tensors.roots
             tasks[key] = LoweringTask(name, graph, layout, ops, *fields, None, frozenset(), roots)
+    if len(scheduled.schedules) > 1:
+        tasks = {key: replace(task, stages=frozenset(stages[key])) for key, task in tasks.items()}
     lowered = _lower_all(list(tasks.values()), scheduled.shapes, numbers, pool)
-    made = _numbered(tasks, lowered, numbers, {key: identity for _, _, identity, key in wanted})
-    uses = [Use(segment, microbatch, made[key].number) for segment, microbatch, _, key in wanted]
+    made = _numbered(tasks, lowered, numbers, {key: identity for _, _, _, identity, key in wanted})
+    uses: list[list[Use]] = [[] for _ in scheduled.schedules]
+    for stage, segment, microbatch, _, key in wanted:
+        uses[stage].append(Use(segment, microbatch, made[key].number))
     variants = tuple(made.values())
-    return Variants(variants, _with_credits(variants, uses), numbers.table())
+    with_credits = tuple(_with_credits(variants, of_stage) for of_stage in uses)
+    return Variants(variants, with_credits, numbers.table())
 
 
 def _lower_all(
@@ -209,7 +218,8 @@ def _lower_in_worker(modules: Sequence[str], task: LoweringTask, shapes: LocalSh
 def lower_variant(
     task: LoweringTask, shapes: LocalShapes, cached: Mapping[object, Sequence[int]] | None = None
 ) -> LoweredVariant:
-    """Lower a task for one device of each class.
+    """Lower a task for one device of each class. Classes of stages that do not use it get a template
+    without instructions.
 
     Args:
         shapes: local sizes on all devices.
@@ -221,22 +231,40 @@ def lower_variant(
     numbers = DeviceNumbers(shapes, cached)
     returned = task.returned
     roots = task.roots if returned is None else alias_roots(task.graph, task.ops, returned)
-    lowerings = [TemplateLowering(task, shapes.on(device), numbers, dict(roots)) for device in shapes.kinds]
+    on = [shapes.on(device) for device in shapes.kinds]
+    lowerings = [
+        TemplateLowering(task, own, numbers, dict(roots)) for own in on if own.stage in task.stages
+    ]
     templates = tuple(low.run() for low in lowerings)
     views = tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings)
     for template, of in zip(templates, views):
         for record in template.collectives:
             check_collective(record, task.layout, template.slots, of)
     inner = {} if returned is None else _live_intervals(lowerings[0], returned | task.arguments)
+    temporaries = _temporaries(task, templates, inner, shapes)
+    if len(lowerings) < len(on):
+        used = [own.stage in task.stages for own in on]
+        templates, views = _with_absent(used, templates, views)
     return LoweredVariant(
         templates,
         views,
         max(low.scratch_bytes for low in lowerings),
         numbers.table(),
-        _temporaries(task, templates, inner, shapes),
+        temporaries,
         tuple(written_slots(t, [view.extent for view in of]) for t, of in zip(templates, views)),
         tuple(values_of(t, task.layout) for t in templates),
     )
+
+
+def _with_absent(
+    used: Sequence[bool], templates: Sequence[LoweredTemplate], views: Sequence[tuple[Ref, ...]]
+) -> tuple[tuple[LoweredTemplate, ...], tuple[tuple[Ref, ...], ...]]:
+    """Templates and views of all classes, from those of the classes that use them."""
+    absent = replace(templates[0], instructions=(), temps=(), collectives=())
+    nothing = tuple(view._replace(extent=Number(0)) for view in views[0])
+    present = iter(zip(templates, views))
+    both = [next(present) if is_used else (absent, nothing) for is_used in used]
+    return tuple(template for template, _ in both), tuple(of for _, of in both)
 
 
 def _temporaries(
@@ -332,12 +360,19 @@ def _renumbered(template: LoweredTemplate, numbers: Sequence[int], groups: Seque
 
 
 def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use, ...]:
-    """Uses of rings with their numbers."""
+    """Uses of rings, and of moves between stages, with their numbers."""
     positions: dict[int, list[int]] = {}
+    moves: dict[int, list[int]] = {}  # by segment
     for position, use in enumerate(uses):
+        if use.segment.is_move:
+            moves.setdefault(use.segment.index, []).append(position)
         if variants[use.variant].templates[0].ring_signal_ranges:
             positions.setdefault(variants[use.variant].rings, []).append(position)
     result = list(uses)
+    for of in moves.values():
+        microbatches = [uses[position].microbatch for position in of]
+        for position, numbers in zip(of, numbers_of_moves(microbatches)):
+            result[position] = replace(uses[position], numbers=numbers)
     for of in positions.values():
         for number, (position, numbers) in enumerate(zip(of, credits_of_uses(of))):
             result[position] = replace(uses[position], ring_use=number, numbers=numbers)

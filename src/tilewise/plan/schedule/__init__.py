@@ -5,11 +5,10 @@ know of the graph's tensors. It is computed once, as a `Scheduled`.
 from tilewise.plan.schedule.aliases import alias_roots
 from tilewise.plan.schedule.prefetched_states import choose_prefetched, prefetched_apart
 from tilewise.plan.schedule.root_tensors import RootTensors, result_buffers
-from tilewise.plan.schedule.scheduled import MakeSchedule, Scheduled, schedule_graph
+from tilewise.plan.schedule.scheduled import Scheduled, schedule_graph
 from tilewise.plan.schedule.segments import Segment, cut_segments, tensors_seen
 
 __all__ = [
-    "MakeSchedule",
     "RootTensors",
     "Scheduled",
     "Segment",

@@ -26,7 +26,7 @@ def choose_prefetched(scheduled: Scheduled) -> Mapping[int, int]:
     size stays free until its update. If several states fit, those that are needed first come first.
     """
     tensors, segments = scheduled.tensors, scheduled.segments
-    results, _ = apart(result_buffers(tensors, segments))
+    results, _ = apart(result_buffers(tensors))
     # leaves positions between segments for prefetch and put-back calls
     results = [b._replace(first=2 * b.first, last=2 * b.last) for b in align_for_files(results)]
     placed, end = place_buffers(results, 0)

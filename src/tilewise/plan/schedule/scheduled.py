@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilewise.core.errors import PlanError
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.schedule import Schedule
+from tilewise.ir.schedule import MakeSchedules, Schedule
 from tilewise.plan.classes import classes_of
 from tilewise.plan.schedule.aliases import alias_roots
 from tilewise.plan.schedule.batch_sums import BatchSums, find_batch_sums, require_whole_batch
 from tilewise.plan.schedule.root_tensors import RootTensors
-from tilewise.plan.schedule.segments import Segment, cut_segments
+from tilewise.plan.schedule.segments import Segment, cut_segments, places_of
 from tilewise.plan.shapes import LocalShapes, PlanSettings, symbols_of
 
-__all__ = ["MakeSchedule", "Scheduled", "schedule_graph"]
-
-MakeSchedule = Callable[[Sequence[str], int], Schedule]
-"""The order of a step, from the phases of all segments and the number of microbatches."""
+__all__ = ["Scheduled", "schedule_graph"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +26,13 @@ class Scheduled:
         tensors: the root graph's tensors: sizes, sums over the batch, shared memory.
         classes: the devices of each class; devices of a class run the same instructions.
         segments: layer calls, and runs of root ops between them.
-        order: the segments of a step, each with its microbatch.
+        schedules: per stage of the pipeline, the segments of a step, each with its microbatch.
     """
 
     tensors: RootTensors
     classes: tuple[tuple[int, ...], ...]
     segments: tuple[Segment, ...]
-    order: Schedule
+    schedules: tuple[Schedule, ...]
 
     @property
     def graph(self) -> Graph:
@@ -58,9 +54,18 @@ class Scheduled:
         """What is complete only after the last microbatch."""
         return self.tensors.sums
 
+    def stage_of_class(self, number: int) -> int:
+        """The stage of the devices of a class."""
+        return self.layout.stage_of(self.classes[number][0])
+
+    def segments_of(self, stage: int) -> tuple[Segment, ...]:
+        """The segments that a stage runs, in graph order."""
+        used = {turn.segment for turn in self.schedules[stage]}
+        return tuple(segment for segment in self.segments if segment.index in used)
+
 
 def schedule_graph(
-    graph: Graph, layout: GraphLayout, settings: PlanSettings, schedule: MakeSchedule
+    graph: Graph, layout: GraphLayout, settings: PlanSettings, schedule: MakeSchedules
 ) -> Scheduled:
     """Divide a laid-out graph into segments and order them.
 
@@ -76,7 +81,10 @@ def schedule_graph(
     sums = find_batch_sums(graph)
     if settings.accumulation > 1:
         require_whole_batch(graph, sums)
-    roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()))
-    segments = cut_segments(graph)
-    order = schedule([s.phase for s in segments], settings.accumulation)
-    return Scheduled(RootTensors(graph, layout, shapes, sums, roots), classes, segments, order)
+    sent = (op.inputs[0] for op in graph.ops if op.op == "move")  # other stages read them later
+    roots = alias_roots(graph, graph.ops, frozenset((*graph.outputs.values(), *sent)))  # type: ignore[arg-type]
+    segments = cut_segments(graph, layout.stages)
+    places = places_of(graph, layout.stages, segments, sums)
+    schedules = schedule(places, settings.accumulation)
+    tensors = RootTensors(graph, layout, shapes, sums, roots, segments, places, schedules)
+    return Scheduled(tensors, classes, segments, schedules)

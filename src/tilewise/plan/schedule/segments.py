@@ -4,16 +4,23 @@ template.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.layout import StageLayout
+from tilewise.ir.reshards import is_prefetch
+from tilewise.ir.schedule import SegmentPlace
+from tilewise.plan.schedule.batch_sums import BatchSums
 
-__all__ = ["Segment", "cut_segments"]
+__all__ = ["Segment", "cut_segments", "places_of", "tensors_seen"]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A layer call, or a run of root ops of one phase."""
+    """A layer call, a move between stages of a pipeline, or a run of other root ops of one phase
+    and stage.
+    """
 
     index: int
     phase: str
@@ -23,6 +30,11 @@ class Segment:
     def call(self) -> OpNode | None:
         """The call op, for a layer."""
         return self.ops[0] if self.ops[0].op == "call" else None
+
+    @property
+    def is_move(self) -> bool:
+        """Whether it moves a tensor between stages."""
+        return self.ops[0].op == "move"
 
     def name(self, graph: Graph) -> str:
         """The name of the template that it is lowered to."""
@@ -41,13 +53,53 @@ def tensors_seen(graph: Graph, call: OpNode) -> dict[int, int]:
     return {n: i for i, (n, t) in enumerate(zip(names, outside)) if t is not None}
 
 
-def cut_segments(graph: Graph) -> tuple[Segment, ...]:
-    """Root ops in order, divided at calls and where the phase changes."""
+def cut_segments(graph: Graph, stages: StageLayout | None = None) -> tuple[Segment, ...]:
+    """Root ops in order, divided at calls and moves, and where the phase or the stage changes."""
     runs: list[list[OpNode]] = []
+    last: object = None
     for op in graph.ops:
-        fresh = not runs or op.op == "call" or runs[-1][-1].op == "call" or runs[-1][-1].phase != op.phase
-        if fresh:
+        stands_alone = op.op in ("call", "move")
+        kind = None if stands_alone else (op.phase, 0 if stages is None else stages.ops[op.id])
+        if kind is None or kind != last:
             runs.append([op])
         else:
             runs[-1].append(op)
+        last = kind
     return tuple(Segment(i, ops[0].phase, tuple(ops)) for i, ops in enumerate(runs))
+
+
+def places_of(
+    graph: Graph, stages: StageLayout | None, segments: Sequence[Segment], sums: BatchSums
+) -> tuple[SegmentPlace, ...]:
+    """What a schedule needs to know of each segment."""
+    if stages is None:
+        return tuple(SegmentPlace(segment.phase) for segment in segments)  # type: ignore[arg-type]
+    places = []
+    constant = {t.id for t in graph.tensors if t.kind in ("parameter", "state")}  # in a step's microbatches
+    readers = _phases_of_readers(graph)
+    for segment in segments:
+        first = segment.ops[0]
+        stage = stages.ops[first.id]
+        source = first.attrs["source"] if segment.is_move else stage
+        microbatches = "each"
+        if segment.phase != "update":
+            if segment.is_move and first.id in sums.late_ops:
+                microbatches = "last"
+            elif (segment.is_move or is_prefetch(graph, first)) and constant.issuperset(first.inputs):
+                constant.update(first.outputs)
+                is_kept = any(readers.get(o, set()) - {segment.phase} for o in first.outputs)
+                microbatches = "first" if segment.is_move or is_kept else "each"
+        places.append(SegmentPlace(segment.phase, stage, source, microbatches))  # type: ignore[arg-type]
+    return tuple(places)
+
+
+def _phases_of_readers(graph: Graph) -> dict[int, set[str]]:
+    """The phases whose ops read each result of a prefetching call or a move."""
+    prefetched = {
+        o for op in graph.ops if op.op == "move" or is_prefetch(graph, op) for o in op.outputs
+    }
+    readers: dict[int, set[str]] = {}
+    for op in graph.ops:
+        for t in prefetched.intersection(op.inputs):
+            readers.setdefault(t, set()).add("move" if op.op == "move" else op.phase)
+    return readers

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
+from tilewise.ir.schedule import MakeSchedules
 from tilewise.plan.bind import bind
 from tilewise.plan.lower import lower
 from tilewise.plan.place import place
 from tilewise.plan.prove import prove_calls, prove_plan
-from tilewise.plan.schedule import MakeSchedule, schedule_graph
+from tilewise.plan.schedule import schedule_graph
 from tilewise.plan.shapes import PlanSettings
 from tilewise.plan.tables import PlanTables
 from tilewise.processes.workers import WorkerPool
@@ -32,7 +33,7 @@ def make_plan(
     graph: Graph,
     layout: GraphLayout,
     settings: PlanSettings,
-    schedule: MakeSchedule,
+    schedule: MakeSchedules,
     optimizer: object = None,
     overhead: Overhead = _no_overhead,
     pool: WorkerPool | None = None,
@@ -41,7 +42,7 @@ def make_plan(
     """Order, lower, place and bind a laid-out graph.
 
     Args:
-        schedule: returns the order of a step, from the phases of all segments and the number of microbatches.
+        schedule: returns the order of a step on each stage, from all segments and the number of microbatches.
         overhead: returns the bytes by category that a device needs besides its arena, from its numbers of workers,
             signals and handles and from the scratch bytes per worker.
         pool: worker processes that lower templates, if there are many.
@@ -54,8 +55,8 @@ def make_plan(
     """
     scheduled = schedule_graph(graph, layout, settings, schedule)
     lowered = lower(scheduled, pool)
-    placement = place(scheduled, lowered)
-    bound = bind(scheduled, lowered, placement)
+    placements = place(scheduled, lowered)
+    bound = bind(scheduled, lowered, placements)
     needs = lowered.num_signals, bound.num_handles, lowered.scratch_bytes
     plan = PlanTables(
         graph,
@@ -64,8 +65,7 @@ def make_plan(
         scheduled.shapes.kinds,
         bound.program,
         bound.outside,
-        placement.buffers,
-        placement.regions,
+        placements,
         *needs,
         tuple(variant.layout for variant in lowered.variants),
         optimizer,
