@@ -113,8 +113,8 @@ void add_instr(Program& program, int64_t class_id, int64_t template_id, nb::hand
   program.add_instr(class_id, template_id, std::move(instr), read<"label", std::string>(instruction));
 }
 
-void finish(Program& program, std::vector<int64_t> symbols_max, int64_t memory_bytes) {
-  program.finish(std::move(symbols_max), kernels::find_kernel, memory_bytes);
+void finish(Program& program, std::vector<int64_t> symbols_max) {
+  program.finish(std::move(symbols_max), kernels::find_kernel);
 }
 
 ExecutorOptions executor_options(const nb::kwargs& arguments) {
@@ -323,7 +323,9 @@ void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "Program",
                       "Builder of a tile program: classes of devices and the devices, checked by finish().")
       .def(nb::init<>())
-      .def("add_class", &Program::add_class, "Open a class of devices; returns its number.")
+      .def("add_class", &Program::add_class, nb::arg("memory_bytes") = kNoFile,
+           "Open a class of devices, whose tensors from byte `memory_bytes` on are in the devices' files; returns its "
+           "number.")
       .def("add_tensor", &add_tensor, nb::arg("class_id"), nb::arg("entry"),
            nb::arg("aliases") = std::vector<int64_t>{},
            "Add the tensor that an `ir.program.TensorEntry` describes; returns its number in the class.")
@@ -359,9 +361,8 @@ void bind_program(nb::module_& m) {
           nb::arg("name"), nb::arg("address"),
           "Let instructions name the native kernel at an address, a `tilewise_tile_kernel` (tilewise/tile_kernel.h). "
           "The caller keeps its code loaded.")
-      .def("finish", &finish, nb::arg("symbols_max") = std::vector<int64_t>{}, nb::arg("memory_bytes") = kNoFile,
-           "Check the whole program at the symbols' upper bounds (kernels, ranges, no deadlock) and freeze it. Tensors "
-           "from byte `memory_bytes` on are in the devices' files.")
+      .def("finish", &finish, nb::arg("symbols_max") = std::vector<int64_t>{},
+           "Check the whole program at the symbols' upper bounds (kernels, ranges, no deadlock) and freeze it.")
       .def(
           "bind",
           [](const Program& program, int64_t device) {

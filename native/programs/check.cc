@@ -144,17 +144,20 @@ class Checks {
     const int64_t elements = (rows - 1) * tensor.stride + tensor.cols;
     const int64_t end = tensor.offset + elements * size_of(tensor.dtype);
     if (is_in_file(tensor)) {
-      needs.file_bytes = std::max(needs.file_bytes, end - program_.memory_bytes());
+      needs.file_bytes = std::max(needs.file_bytes, end - memory_bytes());
       return;
     }
-    check<ArgumentError>(end <= program_.memory_bytes(),
+    check<ArgumentError>(end <= memory_bytes(),
                          "[programs.Program.finish] a tensor must lie in memory or in the ", "file; got bytes ",
                          tensor.offset, " to ", end, " in ", name, ", and a file that begins at ",
-                         program_.memory_bytes(), "; correct the plan");
+                         memory_bytes(), "; correct the plan");
     needs.arena_bytes = std::max(needs.arena_bytes, end);
   }
 
-  bool is_in_file(const Tensor& tensor) const { return tensor.offset >= program_.memory_bytes(); }
+  /// Where the files of the class's devices begin.
+  int64_t memory_bytes() const { return program_.class_at(class_).memory_bytes; }
+
+  bool is_in_file(const Tensor& tensor) const { return tensor.offset >= memory_bytes(); }
 
   // ---- instructions ----
 
@@ -404,8 +407,8 @@ class Checks {
     const auto number = static_cast<size_t>(call.binding[operand.slot]);
     if (operand.group < 0) return is_in_file(of.tensors[number]);
     for (int64_t c = 0; c < program_.num_classes(); ++c) {
-      const std::vector<Tensor>& tensors = program_.class_at(c).tensors;
-      if (number < tensors.size() && is_in_file(tensors[number])) return true;
+      const DeviceClass& peer = program_.class_at(c);
+      if (number < peer.tensors.size() && peer.tensors[number].offset >= peer.memory_bytes) return true;
     }
     return false;
   }

@@ -58,9 +58,9 @@ DeviceClass& Program::open(int64_t class_id, const char* where) {
   return classes_[class_id];
 }
 
-int64_t Program::add_class() {
+int64_t Program::add_class(int64_t memory_bytes) {
   check_open("add_class");
-  classes_.emplace_back();
+  classes_.emplace_back().memory_bytes = memory_bytes;
   return num_classes() - 1;
 }
 
@@ -127,10 +127,9 @@ Moves moves_of(std::string_view kernel) {
   return kernel.starts_with("store_") ? Moves::kToFile : Moves::kNothing;
 }
 
-void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve, int64_t memory_bytes) {
+void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve) {
   check_open("finish");
   symbols_max_ = std::move(symbols_max);
-  memory_bytes_ = memory_bytes;
   needs_ = check_program(*this);
   for (const auto& [name, kernel] : user_kernels_) {
     check<ArgumentError>(resolve(name) == nullptr,

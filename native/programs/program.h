@@ -5,7 +5,7 @@
 // class, its numbers and its device groups (ordered lists of devices). An instruction names a peer by a device group
 // and a member of it; a member that is the device itself is not a peer. A run executes one list on every device.
 //
-// Tensors from byte memory_bytes() on are in the device's file. Instructions of the kernels `fetch` and `store` move
+// Tensors from byte memory_bytes of their class on are in the device's file. Instructions of the kernels `fetch` and `store` move
 // tiles between it and memory; no others access it.
 //
 // It is built once at plan time, checked by finish(), then frozen. bound() is a device's part with its numbers and
@@ -33,7 +33,7 @@ struct BoundTemplate;
 using Bound = std::vector<BoundTemplate>;  // of one device, by template id
 
 struct Tensor {
-  int64_t offset = 0;  // bytes into the device's arena; from Program::memory_bytes() on, into its file
+  int64_t offset = 0;  // bytes into the device's arena; from DeviceClass::memory_bytes on, into its file
   Number rows = 0;  // may use symbols
   int64_t cols = 0;
   int64_t stride = 0;  // elements between rows
@@ -149,7 +149,10 @@ struct CallList {
   int64_t num_late_ints = 0;
 };
 
+inline constexpr int64_t kNoFile = INT64_MAX;  // beyond every address
+
 struct DeviceClass {
+  int64_t memory_bytes = kNoFile;  // the offset at which the file of each device begins
   std::vector<Tensor> tensors;
   std::vector<Template> templates;
   std::vector<CallList> lists;  // by list number; missing lists are empty
@@ -173,14 +176,14 @@ struct Needs {
 using KernelResolver = std::function<const kernels::Entry*(std::string_view)>;
 
 inline constexpr int64_t kPanelRows = 32;  // rows of a packed weight's panel (native/kernels/microkernel.h)
-inline constexpr int64_t kNoFile = INT64_MAX;  // beyond every address
 
 class Program {
  public:
   Program();
   ~Program();
 
-  int64_t add_class();
+  /// memory_bytes: the offset at which the files of its devices begin.
+  int64_t add_class(int64_t memory_bytes = kNoFile);
   int64_t add_tensor(int64_t class_id, Tensor tensor);
   int64_t add_template(int64_t class_id, std::string name);
   void add_instr(int64_t class_id, int64_t template_id, Instr instr, const std::string& label);
@@ -191,11 +194,10 @@ class Program {
   void add_kernel(const std::string& name, tilewise_tile_kernel kernel);
 
   /// Checks the whole program for symbols up to their bounds, looks up its kernels and proves that no list can
-  /// deadlock. memory_bytes: the offset at which every device's file begins.
-  void finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve, int64_t memory_bytes = kNoFile);
+  /// deadlock.
+  void finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve);
 
   bool finished() const { return finished_; }
-  int64_t memory_bytes() const { return memory_bytes_; }
   int64_t num_devices() const { return std::ssize(devices_); }
   int64_t num_classes() const { return std::ssize(classes_); }
   int64_t num_lists() const { return std::ssize(names_); }
@@ -230,7 +232,6 @@ class Program {
   std::map<std::string, tilewise_tile_kernel> user_kernels_;
   std::vector<Needs> needs_;  // per class
   std::vector<int64_t> symbols_max_;
-  int64_t memory_bytes_ = kNoFile;
   bool finished_ = false;
   mutable std::mutex binding_;
   mutable std::vector<std::unique_ptr<Bound>> bound_;

@@ -31,6 +31,7 @@ from tilewise.core.tree import Interval
 
 __all__ = [
     "COPIES",
+    "NO_FILE",
     "POSITION",
     "Access",
     "Call",
@@ -60,6 +61,9 @@ __all__ = [
     "upper",
     "value_on",
 ]
+
+
+NO_FILE = (1 << 63) - 1  # above every address
 
 
 class Source(enum.IntEnum):
@@ -454,7 +458,7 @@ class Call:
 @dataclass(frozen=True)
 class DeviceClass:
     """What the devices of one class have in common: templates, entries (and which of them share
-    memory), and named lists of calls.
+    memory), named lists of calls, and the address at which each device's file begins.
 
     A run executes the calls of one list, in order.
     """
@@ -463,6 +467,7 @@ class DeviceClass:
     entries: tuple[TensorEntry, ...]
     aliases: Mapping[int, tuple[int, ...]]
     calls: Mapping[str, tuple[Call, ...]]
+    file_begin: int = NO_FILE
 
     def __post_init__(self) -> None:
         freeze_maps(self, "aliases", "calls")

@@ -3,11 +3,11 @@
 Devices of a class run the same instructions with other numbers.
 
 Devices are in one class if they may differ only in numbers. Equal must be the sizes of their parts
-of tensors, how these parts are divided further (counted from the part's first element), and whether
-a device is the first on an axis, and the stage of a pipeline. (The first device gathers outputs, and
-has the values that others copy.) The numbers are, for example, a coordinate, a first row, or a peer's place in a device group.
-An instruction refers to such a number by its index in `DeviceBinding.numbers`. `DeviceNumbers`
-assigns the indices.
+of tensors, how these parts are divided further (counted from the part's first element), their stage
+of a pipeline, and whether a device is the first on an axis. (The first device gathers outputs, and
+has the values that others copy.) The numbers are, for example, a coordinate, a first row, or a
+peer's place in a device group. An instruction refers to such a number by its index in
+`DeviceBinding.numbers`. `DeviceNumbers` assigns the indices.
 """
 
 from __future__ import annotations

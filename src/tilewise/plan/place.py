@@ -60,6 +60,11 @@ class Placement:
         return memory_of(self.regions)
 
     @property
+    def file_begin(self) -> int:
+        """The address at which a device's file begins."""
+        return file_begin_of(self.regions)
+
+    @property
     def file_bytes(self) -> int:
         """Bytes of a device's file; 0 if nothing is offloaded."""
         return self.regions["files"]
@@ -70,23 +75,10 @@ def place(scheduled: Scheduled, lowered: Variants) -> tuple[Placement, ...]:
 
     Templates run one after another, so the temporaries of all templates start at one address.
     """
-    stages = [_place_in_memory(scheduled, lowered, stage) for stage in range(len(scheduled.schedules))]
-    begin = max(file_begin_of(regions) for _, regions, _, _ in stages)  # equal on all devices
-    placements = []
-    for buffers, regions, lasting_in_file, results_in_file in stages:
-        lasting_in_file, end = place_in_sequence(lasting_in_file, begin)
-        results_in_file, end = place_buffers(results_in_file, end)
-        everything = (*buffers, *lasting_in_file, *results_in_file)
-        placements.append(Placement(everything, {**regions, "files": end - begin}))
-    return tuple(placements)
+    return tuple(_place_stage(scheduled, lowered, stage) for stage in range(len(scheduled.schedules)))
 
 
-def _place_in_memory(
-    scheduled: Scheduled, lowered: Variants, stage: int
-) -> tuple[list[Buffer], dict[str, int], list[Buffer], list[Buffer]]:
-    """Buffers and regions of the memory of a stage's devices, and what is to be placed in their files:
-    for the whole run, and results.
-    """
+def _place_stage(scheduled: Scheduled, lowered: Variants, stage: int) -> Placement:
     tensors = scheduled.tensors
     carries = _carry_and_ring_buffers(tensors, lowered, stage)
     lasting, lasting_in_file = apart([*carries, *_lasting_buffers(tensors, stage)])
@@ -108,7 +100,13 @@ def _place_in_memory(
         "activations": end - lasting_end,
         "temporaries": max((b.end for b in temporaries), default=end) - end,
     }
-    return [*lasting, *results, *temporaries], regions, lasting_in_file, results_in_file
+    begin = file_begin_of(regions)
+    lasting_in_file, file_end = place_in_sequence(lasting_in_file, begin)
+    results_in_file, file_end = place_buffers(results_in_file, file_end)
+    return Placement(
+        (*lasting, *results, *temporaries, *lasting_in_file, *results_in_file),
+        {**regions, "files": file_end - begin},
+    )
 
 
 def _in_gaps(prefetched: Sequence[Buffer], placed: Sequence[Buffer], end: int, base: int) -> Placed:

@@ -27,7 +27,7 @@ from tilewise.observe import Trace, render_plan
 from tilewise.plan.costs import DeviceCosts, count_costs
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.file import digest_of
-from tilewise.plan.memory import FILE_PAGE, most_at_one_time
+from tilewise.plan.memory import most_at_one_time
 from tilewise.plan.picture import check_trace, draw_plan
 from tilewise.plan.place import Placement
 from tilewise.plan.shapes import LocalShapes, PlanSettings, check_sizes, round_up, symbols_of
@@ -129,14 +129,7 @@ class PlanTables:
     @cached_property
     def arena_bytes(self) -> tuple[int, ...]:
         """Bytes of each device's arena."""
-        return tuple(
-            self.placement(device).arena_bytes for device in range(self.mesh.num_devices)
-        )
-
-    @property
-    def file_begin(self) -> int:
-        """The address at which every device's file begins: a page after the largest arena."""
-        return round_up(max(self.arena_bytes), FILE_PAGE)
+        return tuple(self.placement(device).arena_bytes for device in range(self.mesh.num_devices))
 
     @property
     def file_bytes(self) -> int:

@@ -31,7 +31,6 @@ __all__ = [
     "read_program",
 ]
 
-NO_FILE = (1 << 63) - 1  # above every address
 _validate = Validator("session", PlanError)
 
 
@@ -60,7 +59,7 @@ def make_executor(
         "memory_limit_bytes": memory_limit_bytes,
         "deadline_s": deadline_s,
     }
-    program = _Program(plan.program, plan.symbol_bounds, _file_begin(plan))
+    program = _Program(plan.program, plan.symbol_bounds)
     return _open(options, program, Path(offload_directory or gettempdir()))
 
 
@@ -76,7 +75,7 @@ def open_devices(options: Mapping[str, Any], program: TileProgram) -> Executor |
         PlanError: there are fewer devices than processes.
         ResourceError: the devices exceed the machine's memory.
     """
-    return _open(options, _Program(program, (), NO_FILE), Path(gettempdir()))
+    return _open(options, _Program(program, ()), Path(gettempdir()))
 
 
 def _open(options: Mapping[str, Any], program: _Program, directory: Path) -> Executor | GroupExecutor:
@@ -95,23 +94,17 @@ class _Program:
 
     program: TileProgram
     symbol_bounds: tuple[int, ...]
-    file_begin: int
     libraries: tuple[tuple[str, str, str], ...] = ()
-
-
-def _file_begin(plan: PlanTables) -> int:
-    """The address at which the devices' files begin."""
-    return plan.file_begin if plan.file_bytes else NO_FILE
 
 
 def assemble_program(plan: PlanTables) -> Program:
     """The native form of a plan's programs, each a named list of calls."""
-    return native_program(plan.program, plan.symbol_bounds, _file_begin(plan))
+    return native_program(plan.program, plan.symbol_bounds)
 
 
 def encode_program(program: TileProgram) -> bytes:
     """A program without symbols and files, as `read_program` reads it."""
-    return _encode(_Program(program, (), NO_FILE))
+    return _encode(_Program(program, ()))
 
 
 def _encode(sent: _Program) -> bytes:
@@ -149,15 +142,12 @@ def read_program(content: bytes) -> Program:
         ) from None
     for name, library, symbol in sent.libraries:
         load_kernel(name, library, symbol)
-    return native_program(sent.program, sent.symbol_bounds, sent.file_begin)
+    return native_program(sent.program, sent.symbol_bounds)
 
 
-def native_program(program: TileProgram, symbol_bounds: Sequence[int], file_begin: int = NO_FILE) -> Program:
+def native_program(program: TileProgram, symbol_bounds: Sequence[int]) -> Program:
     """The native form of a tile program, checked for deadlock with the symbols at their upper
     bounds.
-
-    Args:
-        file_begin: the address at which the devices' files begin.
 
     Raises:
         PlanError: the program is malformed, or its devices would block each other.
@@ -166,7 +156,7 @@ def native_program(program: TileProgram, symbol_bounds: Sequence[int], file_begi
     for kernel in _user_kernels(program):
         native.add_kernel(kernel.name, kernel.address)
     for of in program.classes:
-        class_id = native.add_class()
+        class_id = native.add_class(of.file_begin)
         for i, entry in enumerate(of.entries):
             native.add_tensor(class_id, entry, of.aliases.get(i, ()))
         for index, template in enumerate(of.templates):
@@ -178,5 +168,5 @@ def native_program(program: TileProgram, symbol_bounds: Sequence[int], file_begi
                 native.add_call(class_id, call.template, call.binding, call.numbers, name)
     for device in program.devices:
         native.add_device(device.class_id, device.numbers, device.groups)
-    native.finish(list(symbol_bounds), file_begin)
+    native.finish(list(symbol_bounds))
     return native

@@ -38,6 +38,7 @@ from tilewise.strategy import (
     gather_outputs,
     gather_table_rows,
     insert_reshards,
+    move_activations,
     offload_tensors,
     one_stage,
     prefetch_states,
@@ -204,6 +205,13 @@ def _gather_table_rows(laid_out: LaidOut, _: PassOptions) -> LaidOut:
     return laid_out.changed(gather_table_rows(laid_out.graph, laid_out.layout, laid_out.batch))
 
 
+def _move_activations(laid_out: LaidOut, options: PassOptions) -> LaidOut:
+    """Results that layers of other stages read, moved to these stages."""
+    if options.stages is None:
+        return laid_out
+    return laid_out.changed(move_activations(laid_out.graph, laid_out.layout, options.stages))
+
+
 def _shard_states(laid_out: LaidOut, options: PassOptions) -> LaidOut:
     """Weights, gradients and optimizer states in storage shards."""
     if options.sharding is None:
@@ -233,7 +241,7 @@ def _gather_outputs(laid_out: LaidOut, _: PassOptions) -> LaidOut:
 
 
 def _divide_into_stages(laid_out: LaidOut, options: PassOptions) -> LaidOut:
-    """Layers in the stages of a pipeline, with moves between them."""
+    """Every op in a stage of the pipeline, and all else that crosses stages moved."""
     if options.stages is None:
         return laid_out
     return laid_out.changed(divide_into_stages(laid_out.graph, laid_out.layout, options.stages))
@@ -242,11 +250,12 @@ def _divide_into_stages(laid_out: LaidOut, options: PassOptions) -> LaidOut:
 PASSES: tuple[Pass[LaidOut, PassOptions], ...] = (
     Pass(_insert_reshards, (), ("operands agree",)),
     Pass(_gather_table_rows, ("operands agree",), ("gradients of tables",)),
+    Pass(_move_activations, ("operands agree", "gradients of tables"), ("moved activations",)),
     Pass(_shard_states, ("operands agree", "gradients of tables"), ("storage layouts",)),
     Pass(_offload_tensors, ("storage layouts",), ("files",)),
     Pass(_prefetch_states, ("files",), ("states in memory",)),
     Pass(_gather_outputs, ("operands agree", "states in memory"), ("outputs on one device",)),
-    Pass(_divide_into_stages, ("outputs on one device",), ("stages",)),
+    Pass(_divide_into_stages, ("outputs on one device", "moved activations"), ("stages",)),
 )
 """What `ComputeGraph.plan` runs on the laid-out graph, in order."""
 

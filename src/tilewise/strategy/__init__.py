@@ -9,7 +9,7 @@ from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
 from tilewise.strategy.schedules import SCHEDULES, actions_for, one_stage, turns_of
 from tilewise.strategy.sharding import shard_states
-from tilewise.strategy.stages import divide_into_stages
+from tilewise.strategy.stages import divide_into_stages, move_activations
 from tilewise.strategy.strategy import (
     DistributionStrategy,
     ParallelismMode,
@@ -31,6 +31,7 @@ __all__ = [
     "gather_outputs",
     "gather_table_rows",
     "insert_reshards",
+    "move_activations",
     "offload_tensors",
     "one_stage",
     "prefetch_states",

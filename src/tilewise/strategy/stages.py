@@ -25,33 +25,44 @@ from tilewise.ir.reshards import is_prefetch
 from tilewise.strategy.balance import divide_layers
 from tilewise.strategy.strategy import PipelineStages
 
-__all__ = ["divide_into_stages"]
+__all__ = ["divide_into_stages", "move_activations"]
 
 _COPYING = ("all_gather_parameters", "fetch", "store", "put_back")
 
 
-def divide_into_stages(
-    graph: Graph, layout: GraphLayout, stages: PipelineStages
-) -> tuple[Graph, GraphLayout]:
-    """Return the graph, in which tensors that cross stages are moved, and its layout with stages.
+def move_activations(graph: Graph, layout: GraphLayout, stages: PipelineStages) -> tuple[Graph, GraphLayout]:
+    """Return the graph, in which layers read results of other stages from moves, and its layout. Later
+    passes may store what was moved in files.
 
     Raises:
         LayoutError: there are fewer layers than virtual stages, or not as many as `stages.layers`
             has.
     """
-    num_stages = layout.mesh.size(stages.axis)
-    if num_stages == 1:
+    if layout.mesh.size(stages.axis) == 1:
         return graph, layout
-    return _Division(graph, layout, stages, num_stages).run()
+    return _Division(graph, layout, stages).with_moves(are_weights_moved=False)
+
+
+def divide_into_stages(
+    graph: Graph, layout: GraphLayout, stages: PipelineStages
+) -> tuple[Graph, GraphLayout]:
+    """Return the graph, in which all tensors that cross stages are moved, and its layout with stages.
+
+    Raises:
+        LayoutError: as `move_activations`.
+    """
+    if layout.mesh.size(stages.axis) == 1:
+        return graph, layout
+    return _Division(graph, layout, stages).with_moves(are_weights_moved=True)
 
 
 class _Division:
     """The virtual stage of every op, and the moves between stages."""
 
-    def __init__(self, graph: Graph, layout: GraphLayout, stages: PipelineStages, num_stages: int) -> None:
+    def __init__(self, graph: Graph, layout: GraphLayout, stages: PipelineStages) -> None:
         self.graph, self.layout, self.axis = graph, layout, stages.axis
-        self.num_stages = num_stages
-        self.last = num_stages * stages.chunks - 1
+        self.num_stages = layout.mesh.size(stages.axis)
+        self.last = self.num_stages * stages.chunks - 1
         self.layers = [op for op in graph.ops if op.phase == "forward" and _is_layer(graph, op)]
         numbers = divide_layers(graph, self.layers, self.last + 1, stages.layers)
         stage_of_layer = [v for v, number in enumerate(numbers) for _ in range(number)]
@@ -61,18 +72,14 @@ class _Division:
         self.stage: dict[int, int] = {}  # by op
         self.home: dict[int, int] = {}  # of parameters and states
         self.producer = {o: op.id for op in graph.ops for o in op.outputs}
-
-    # ---- ops ----------------------------------------------------------------------------------------------
-
-    def run(self) -> tuple[Graph, GraphLayout]:
-        """Assigns every op, then adds moves."""
-        for op in self.graph.ops:
+        for op in graph.ops:
             if op.phase != "update" and not self._copies(op):
                 self.stage[op.id] = self._stage_of(op)
         self._assign_copies("forward", "backward")
         self._find_homes()
         self._assign_updates()
-        return self._with_moves()
+
+    # ---- ops ----------------------------------------------------------------------------------------------
 
     def _copies(self, op: OpNode) -> bool:
         """Whether it is a call that only gathers, fetches or stores tensors."""
@@ -80,6 +87,9 @@ class _Division:
 
     def _stage_of(self, op: OpNode) -> int:
         """The virtual stage of an op of the forward or the backward pass."""
+        if op.op == "move":
+            target: int = op.attrs["target"]
+            return target
         if not self.layers:
             return 0
         if op.op == "call":
@@ -117,7 +127,20 @@ class _Division:
                     readers.setdefault(t, []).append(self.stage[op.id])
 
     def _find_homes(self) -> None:
-        """A parameter is stored in the first stage that reads it."""
+        """A parameter is stored in the first stage that reads it. A call can fetch a parameter only
+        from the file of its own stage, and then what it has fetched is moved.
+        """
+        files = frozenset(self.layout.files)
+        fetches = [op for op in self.graph.ops if op.id in self.stage and not files.isdisjoint(op.given)]
+        while True:
+            first: dict[int, int] = {}
+            for op in fetches:
+                for t in op.given:
+                    first[t] = min(self.stage[op.id], first.get(t, self.last))
+            changed = {op.id: min(first[t] for t in op.given) for op in fetches}
+            if all(self.stage[op] == stage for op, stage in changed.items()):
+                break
+            self.stage.update(changed)
         for op in self.graph.ops:
             if op.id in self.stage:
                 for t in op.given:
@@ -137,22 +160,26 @@ class _Division:
 
     # ---- moves --------------------------------------------------------------------------------------------
 
-    def _with_moves(self) -> tuple[Graph, GraphLayout]:
-        """The graph with moves, and its layout."""
+    def with_moves(self, *, are_weights_moved: bool) -> tuple[Graph, GraphLayout]:
+        """The graph with moves, and its layout. The layout has stages once weights are moved, too."""
         tensors, compute = list(self.graph.tensors), list(self.layout.compute)
         ops: list[OpNode] = []
         stages: list[int] = []
         numbers: dict[int, int] = {}
-        moved: dict[tuple[int, int], int] = {}  # tensor and stage (`EVERY_STAGE`: all) -> the result of the move
+        moved: dict[
+            tuple[int, int], int
+        ] = {}  # tensor and stage (`EVERY_STAGE`: all) -> the result of the move
         stage_of_result = {o: self.stage[op.id] for op in self.graph.ops for o in op.outputs}
         for op in self.graph.ops:
             stage = self.stage[op.id]
+            is_left = op.op == "move" or (not are_weights_moved and op.phase == "update")
             distributed = self._distributed(op) if stage == EVERY_STAGE else frozenset[int]()
             to = stage if stage == EVERY_STAGE else stage % self.num_stages
             inputs: list[int | None] = []
             for t in op.inputs:
-                source = None if t is None else self.home.get(t, stage_of_result.get(t, EVERY_STAGE))
-                if source is None or source == EVERY_STAGE or t in distributed:
+                homes = self.home if are_weights_moved else {}
+                source = None if t is None else homes.get(t, stage_of_result.get(t, EVERY_STAGE))
+                if is_left or source is None or source == EVERY_STAGE or t in distributed:
                     inputs.append(t)
                     continue
                 assert t is not None
@@ -163,9 +190,8 @@ class _Division:
                     moved[t, to] = len(tensors)
                     spec = self.graph.spec(t)
                     label = f"move:{spec.name or self._label_of(t)}"
-                    ops.append(
-                        OpNode(len(ops), "move", (t,), (len(tensors),), {"source": source}, op.phase, label)
-                    )
+                    ends = {"source": source, "target": stage}
+                    ops.append(OpNode(len(ops), "move", (t,), (len(tensors),), ends, op.phase, label))
                     stages.append(stage)
                     tensors.append(TensorNode(len(tensors), replace(spec, name=""), "result", -1))
                     compute.append(compute[t])
@@ -181,9 +207,11 @@ class _Division:
             storage=tuple(compute),
             compute=tuple(compute),
             calls={numbers[op]: inner for op, inner in self.layout.calls.items()},
-            pending_reductions=self._pending_reductions(graph, stages, numbers, compute),
-            stages=StageLayout(self.axis, tuple(stages), self._stages_of_tensors(graph, stages)),
+            pending_reductions=self._pending_reductions(graph, stages, numbers, compute, are_weights_moved),
         )
+        if are_weights_moved:
+            tensors_of = self._stages_of_tensors(graph, stages)
+            layout = replace(layout, stages=StageLayout(self.axis, tuple(stages), tensors_of))
         return graph, layout
 
     def _label_of(self, tensor: int) -> str:
@@ -205,7 +233,12 @@ class _Division:
         )
 
     def _pending_reductions(
-        self, graph: Graph, stages: Sequence[int], numbers: Mapping[int, int], compute: Sequence[TensorLayout]
+        self,
+        graph: Graph,
+        stages: Sequence[int],
+        numbers: Mapping[int, int],
+        compute: Sequence[TensorLayout],
+        are_weights_moved: bool,
     ) -> dict[tuple[int, str], tuple[PendingReduction, ...]]:
         """Those of the graph without moves, and one over the stages for each value of which every
         stage has a part.
@@ -215,7 +248,7 @@ class _Division:
             for (op, partial), group in self.layout.pending_reductions.items()
         }
         size = self.num_stages
-        for op in graph.ops:
+        for op in graph.ops if are_weights_moved else ():
             if stages[op.id] != EVERY_STAGE or op.op in ("call", "move"):
                 continue
             for partial in factors_of(graph, op).partial_values:
@@ -223,7 +256,15 @@ class _Division:
                     leaf_ranges = (tuple(share_of(size, size, i) for i in range(size)),)
                     arrives = tuple(compute[op.outputs[o]] for o in partial.outputs)
                     pending = PendingReduction(
-                        op.id, partial.name, "or", partial.outputs, K_SPLITS, size, (self.axis,), leaf_ranges, arrives
+                        op.id,
+                        partial.name,
+                        "or",
+                        partial.outputs,
+                        K_SPLITS,
+                        size,
+                        (self.axis,),
+                        leaf_ranges,
+                        arrives,
                     )
                     made[op.id, partial.name] = (*made.get((op.id, partial.name), ()), pending)
         return made

@@ -13,16 +13,14 @@ import numpy as np
 
 from support.task_order import happens_before
 from tilewise.ir.program import Access, TileProgram
-from tilewise.session.assemble import NO_FILE, native_program
+from tilewise.session.assemble import native_program
 
 _WORD = 2  # bytes of the smallest element
 
 
-def final_memory(
-    program: TileProgram, name: str, words: int, lasting: int, seed: int, file_begin: int = NO_FILE
-) -> list[bytes]:
+def final_memory(program: TileProgram, name: str, words: int, lasting: int, seed: int) -> list[bytes]:
     """The first `lasting` bytes of every arena after one run of a list in a random order, and its file."""
-    native = native_program(program, (), file_begin)
+    native = native_program(program, ())
     devices = [native.tasks(d, [], name) for d in range(len(program.devices))]
     before = happens_before(devices)
     memory = [np.arange(words, dtype=np.uint64) + np.uint64(d << 40) for d in range(len(devices))]
@@ -47,7 +45,8 @@ def final_memory(
                 cells = _cells(memory, v)
                 salt = hash((made, v[0])) & ((1 << 63) - 1)
                 cells[...] = np.arange(cells.size, dtype=np.uint64).reshape(cells.shape) + np.uint64(salt)
-    return [m[: lasting // _WORD].tobytes() + m[file_begin // _WORD :].tobytes() for m in memory]
+    begins = (program.classes[device.class_id].file_begin // _WORD for device in program.devices)
+    return [m[: lasting // _WORD].tobytes() + m[begin:].tobytes() for m, begin in zip(memory, begins)]
 
 
 def _by_task(views: np.ndarray) -> dict[int, list[list[int]]]:

@@ -30,7 +30,7 @@ from tilewise.ir.validate import (
     validate_values,
 )
 from tilewise.session import Plan
-from tilewise.session.assemble import NO_FILE, native_program
+from tilewise.session.assemble import native_program
 from tilewise.strategy import OFFLOADS
 
 PLANS = {
@@ -82,7 +82,7 @@ def found_by(name: str, program: TileProgram) -> str:
     except InternalError:
         return "values"
     try:
-        native = native_program(program, plan.symbol_bounds, file_begin(plan))
+        native = native_program(program, plan.symbol_bounds)
     except PlanError:
         return "finish"
     try:
@@ -100,12 +100,9 @@ def memory_of(name: str) -> Mapping[str, list[bytes]]:
 
 
 def run(plan: Plan, program: TileProgram, name: str, seed: int) -> list[bytes]:
-    size = plan.file_begin + plan.file_bytes if plan.file_bytes else plan.arena_bytes[0]
-    return final_memory(program, name, size // 2, plan.placement(0).regions["lasting"], seed, file_begin(plan))
-
-
-def file_begin(plan: Plan) -> int:
-    return plan.file_begin if plan.file_bytes else NO_FILE
+    placement = plan.placement(0)
+    size = placement.file_begin + plan.file_bytes if plan.file_bytes else placement.arena_bytes
+    return final_memory(program, name, size // 2, placement.regions["lasting"], seed)
 
 
 def outcome(name: str, program: TileProgram) -> str:

@@ -259,7 +259,10 @@ def test_prefetched_states_share_no_byte_with_live_values():
     buffers = [b for b in plan.placement(0).buffers if b.category == "activations"]
     put_back = {t for back, _ in put_back_of(plan) for t in back.inputs[len(back.inputs) // 2 :]}
     ours = [b for b in buffers if b.key[1] in put_back]
-    assert len(ours) == len(put_back) and sum(b.bytes for b in ours) > plan.placement(0).regions["activations"] // 2
+    assert (
+        len(ours) == len(put_back)
+        and sum(b.bytes for b in ours) > plan.placement(0).regions["activations"] // 2
+    )
     others = 0
     for one in ours:
         for other in buffers:

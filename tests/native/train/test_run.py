@@ -624,7 +624,7 @@ def test_describe_has_four_lines(texts, tmp_path, capsys, monkeypatch):
     assert "dp=2 (2 devices, 1 worker each), strategy ddp" in lines[1]
     assert "3.00 GiB available on this machine" in lines[2]
     assert (
-        f"{format_bytes(max(usage["total"] for usage in planned.plan.estimate_memory_usage()))} per device"
+        f"{format_bytes(max(usage['total'] for usage in planned.plan.estimate_memory_usage()))} per device"
         in lines[2]
     )
     assert "128 per step (4 x 32), 1 step" in lines[3]

@@ -13,10 +13,10 @@ from pure.plans import plan_graph
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import PlanError
 from tilewise.graph import GraphBuilder, differentiate, layer, simplify
+from tilewise.ir.schedule import SegmentPlace
 from tilewise.nn import linear
 from tilewise.observe import Trace, render_plan
 from tilewise.plan.picture import draw_plan
-from tilewise.ir.schedule import SegmentPlace
 from tilewise.plan.schedule import cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.strategy import one_stage
@@ -64,16 +64,20 @@ def test_bytes_equal_the_plan(mesh):
     )
     picture = draw_plan(plan)
     extra = 1000 + max(plan.checkpoint_bytes)
-    assert plan.checkpoint_bytes[0] > 0 and sum(picture.lasting.values()) == plan.placement(0).regions["lasting"] + extra
+    placement = plan.placement(0)
+    assert plan.checkpoint_bytes[0] > 0
+    assert sum(picture.lasting.values()) == placement.regions["lasting"] + extra
     segments = {s.ops[0].label: s.index for s in cut_segments(plan.graph)}
     for call in picture.calls:
         at = segments[call.name.split(" to ")[0]]
-        living = [b for b in plan.placement(0).buffers if b.category != "temporaries" and 0 <= b.first <= at <= b.last]
+        living = [
+            b for b in placement.buffers if b.category != "temporaries" and 0 <= b.first <= at <= b.last
+        ]
         for category in ("activations", "gradients"):
             own = [round_up(b.bytes, 64) for b in living if b.category == category]
             assert call.alive.get(category, 0) == sum(own)
     most = max(c.alive["activations"] + c.alive.get("gradients", 0) for c in picture.calls)
-    assert most <= plan.placement(0).regions["activations"]
+    assert most <= placement.regions["activations"]
     most = max(c.alive["temporaries"] for c in picture.calls)
     own = [b for b in plan.buffers if b.category == "temporaries"]
     # the temporaries of a template that are live when one of them begins

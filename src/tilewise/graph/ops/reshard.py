@@ -97,12 +97,16 @@ def _move(low: Lowering, kernel: str, source: Ref, target: Ref, *, in_memory: Re
 
 @register
 class Move(Reshard):
-    """Copies a tensor from one stage of a pipeline to the stage that this op belongs to, or to every
-    stage (`GraphLayout.stages`).
+    """Copies a tensor from one stage of a pipeline to another, or to every stage.
+
+    Attributes:
+        source: the virtual stage that sends.
+        target: the virtual stage that receives; `EVERY_STAGE` for all.
     """
 
     name = "move"
-    source: int  # the virtual stage that sends
+    source: int
+    target: int
 
     def lower(self, low: Lowering) -> None:
         """One task per tile on every receiver."""

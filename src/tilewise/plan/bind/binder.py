@@ -256,7 +256,7 @@ class Binder:
         from that device. No signals are needed, because no device writes memory that another device
         reads meanwhile.
         """
-        graph, layout, shapes = self.tensors.graph, self.tensors.layout, self.tensors.shapes
+        graph, shapes = self.tensors.graph, self.tensors.shapes
         lasting = [
             t
             for t in graph.tensors

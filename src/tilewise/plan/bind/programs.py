@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilewise.ir.program import Call, DeviceClass, TileProgram
+from tilewise.ir.program import NO_FILE, Call, DeviceClass, TileProgram
 from tilewise.plan.bind.binder import Binder
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.lower import Variants
@@ -66,7 +66,13 @@ def bind(scheduled: Scheduled, lowered: Variants, placements: Sequence[Placement
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
     program = TileProgram(
         tuple(
-            DeviceClass(tuple(of), tuple(entries), aliases[stage], programs[stage])
+            DeviceClass(
+                tuple(of),
+                tuple(entries),
+                aliases[stage],
+                programs[stage],
+                placements[stage].file_begin if placements[stage].file_bytes else NO_FILE,
+            )
             for of, entries, stage in zip(templates, binder.table.tables, binder.stages)
         ),
         numbers.bindings(class_of),

@@ -119,11 +119,11 @@ class Signals(NamedTuple):
         members = group.peer_members if members is None else members
         if not self.tiles:
             return
-        task.notifies += [Notify(group.number, m, mine, self.per_index, about.slot, self.use) for m in members]
+        task.notifies += [
+            Notify(group.number, m, mine, self.per_index, about.slot, self.use) for m in members
+        ]
 
-    def wait(
-        self, task: Draft, about: Ref, increment: NumberLike = 1, use: NumberLike | None = None
-    ) -> None:
+    def wait(self, task: Draft, about: Ref, increment: NumberLike = 1, use: NumberLike | None = None) -> None:
         """Let a task wait for every peer."""
         if not self.tiles:
             return

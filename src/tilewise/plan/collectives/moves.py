@@ -47,7 +47,7 @@ class _Ends(NamedTuple):
 
 
 def move(low: TemplateLowering, source: int, target: int) -> None:
-    """Copy a tensor to the stage that the op `move` belongs to, or to every stage.
+    """Copy a tensor between the stages that the op `move` names.
 
     Raises:
         PlanError: its elements are neither f32 nor bf16.
@@ -60,7 +60,7 @@ def move(low: TemplateLowering, source: int, target: int) -> None:
             f"{low.spec(source)} of {op.label!r}; convert it, or compute it in the stage that reads it"
         )
     size = low.mesh.size(stages.axis)
-    to = stages.ops[op.id]
+    to = op.attrs["target"]
     src, dst = low.flat(source), low.flat(target)
     before = low.slot(Slot("flat", low.keys[src.slot].id, 1), lambda slot: src._replace(slot=slot))
     receivers = tuple(range(size)) if to == EVERY_STAGE else (to % size,)
@@ -95,9 +95,7 @@ def _expand(low: TemplateLowering, record: Collective, ends: _Ends) -> Collectiv
 
     if me == ends.sender:
         offer = low.hold(src.extent, step, Operand(src.slot, mode), f"{low.op.label}/offer")
-        offer.notifies += [
-            Notify(group.number, r, ready.first, per_tile, src.slot, sent.use) for r in others
-        ]
+        offer.notifies += [Notify(group.number, r, ready.first, per_tile, src.slot, sent.use) for r in others]
     if me in ends.receivers:
         theirs = Operand(src.slot, mode)
         if me != ends.sender:

@@ -232,9 +232,7 @@ def lower_variant(
     returned = task.returned
     roots = task.roots if returned is None else alias_roots(task.graph, task.ops, returned)
     on = [shapes.on(device) for device in shapes.kinds]
-    lowerings = [
-        TemplateLowering(task, own, numbers, dict(roots)) for own in on if own.stage in task.stages
-    ]
+    lowerings = [TemplateLowering(task, own, numbers, dict(roots)) for own in on if own.stage in task.stages]
     templates = tuple(low.run() for low in lowerings)
     views = tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings)
     for template, of in zip(templates, views):

@@ -95,9 +95,7 @@ def places_of(
 
 def _phases_of_readers(graph: Graph) -> dict[int, set[str]]:
     """The phases whose ops read each result of a prefetching call or a move."""
-    prefetched = {
-        o for op in graph.ops if op.op == "move" or is_prefetch(graph, op) for o in op.outputs
-    }
+    prefetched = {o for op in graph.ops if op.op == "move" or is_prefetch(graph, op) for o in op.outputs}
     readers: dict[int, set[str]] = {}
     for op in graph.ops:
         for t in prefetched.intersection(op.inputs):

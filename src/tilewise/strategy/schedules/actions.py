@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from tilewise.ir.schedule import Phase, Schedule, SegmentPlace, Turn
@@ -34,35 +34,46 @@ def turns_of(
 ) -> tuple[Schedule, ...]:
     """The segments that each stage runs.
 
-    A pass consists of the segments of its virtual stage in graph order: moves from other stages, its
-    layers, moves to other stages. After its last action, a stage runs the segments of the update.
+    A step begins with what is the same in all microbatches. Then come the actions. A pass consists
+    of the segments of its virtual stage in graph order: moves from other stages, its layers, moves
+    to other stages. The last of these, which need the sums of all microbatches, are sent after all
+    actions. The update ends the step.
 
     Args:
         actions: the order of each stage.
         segments: all segments in graph order.
         microbatches: number of microbatches.
     """
-    num_stages, last = len(actions), microbatches - 1
-    schedules = []
-    for stage, own in enumerate(actions):
-        turns: list[Turn] = []
-        for action in own:
-            phase = _PHASES[action.kind]
-            turns += [
-                Turn(phase, number, action.microbatch)
-                for number, place in enumerate(segments)
-                if place.phase == phase
-                and action.stage in (place.stage, place.source)
-                and _runs_in(place, action.microbatch, last)
-            ]
-        turns += [
-            Turn("update", number, last)
-            for number, place in enumerate(segments)
-            if place.phase == "update" and place.is_on(stage, num_stages)
-        ]
-        schedules.append(tuple(turns))
-    return tuple(schedules)
+    last = microbatches - 1
+    return tuple(tuple(_turns(own, stage, len(actions), segments, last)) for stage, own in enumerate(actions))
 
 
-def _runs_in(place: SegmentPlace, microbatch: int, last: int) -> bool:
-    return place.microbatches == "each" or microbatch == (0 if place.microbatches == "first" else last)
+def _turns(
+    actions: Sequence[Action], stage: int, num_stages: int, segments: Sequence[SegmentPlace], last: int
+) -> Iterator[Turn]:
+    """The turns of one stage."""
+    own = [(number, place) for number, place in enumerate(segments) if place.is_on(stage, num_stages)]
+    for number, place in own:
+        if place.microbatches == "first":
+            yield Turn(place.phase, number, 0)
+    sent_last = [
+        (number, place)
+        for number, place in own
+        if place.microbatches == "last" and place.source % num_stages == stage
+    ]
+    for action in actions:
+        phase = _PHASES[action.kind]
+        for number, place in own:
+            is_in_pass = place.phase == phase and action.stage in (place.stage, place.source)
+            is_due = place.microbatches == "each" or (
+                place.microbatches == "last"
+                and action.microbatch == last
+                and (number, place) not in sent_last
+            )
+            if is_in_pass and is_due:
+                yield Turn(phase, number, action.microbatch)
+    for number, place in sent_last:
+        yield Turn(place.phase, number, last)
+    for number, place in own:
+        if place.phase == "update":
+            yield Turn("update", number, last)
