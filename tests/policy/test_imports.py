@@ -76,7 +76,7 @@ ROOMS_ALLOWED = {
     "embed": "regions store order sched observe engine run wait submit tasks",
     "api": "store order sched observe engine run wait submit replay tasks",
 }
-PLAN_STAGES = ("schedule", "lower", "place", "bind", "prove", "pipeline")
+PLAN_STAGES = ("schedule", "lower", "place", "bind", "prove", "make")
 
 
 def _package(path):

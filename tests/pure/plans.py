@@ -12,11 +12,14 @@ from tilewise.plan import PlanTables, make_plan, settings_for
 from tilewise.processes.workers import WorkerPool
 from tilewise.strategy import (
     DistributionStrategy,
+    divide_into_stages,
     gather_outputs,
     gather_table_rows,
     insert_reshards,
+    move_activations,
     one_stage,
     propagate_layouts,
+    schedules_for,
     shard_states,
 )
 
@@ -52,8 +55,14 @@ def plan_graph(
     strategy = DistributionStrategy.for_mesh(mesh)
     graph, layout = insert_reshards(graph, propagate_layouts(graph, mesh, strategy, batch))
     graph, layout = gather_table_rows(graph, layout, batch)
+    stages, schedule = strategy.stages, one_stage
+    if stages is not None:
+        graph, layout = move_activations(graph, layout, stages)
+        schedule = schedules_for(stages.schedule, mesh.size(stages.axis), stages.chunks, accumulation)
     if strategy.sharding is not None:
         graph, layout = shard_states(graph, layout, strategy.sharding, batch)
     graph, layout = gather_outputs(graph, layout)
+    if stages is not None:
+        graph, layout = divide_into_stages(graph, layout, stages)
     settings = settings_for(graph, layout, batch, workers)
-    return make_plan(graph, layout, settings, one_stage, optimizer, pool=pool)
+    return make_plan(graph, layout, settings, schedule, optimizer, pool=pool)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Generic, TypeVar
 
 from tilewise.core.errors import PlanError
@@ -33,7 +32,6 @@ from tilewise.processes.workers import WorkerPool
 from tilewise.strategy import (
     PipelineStages,
     StateSharding,
-    actions_for,
     divide_into_stages,
     gather_outputs,
     gather_table_rows,
@@ -42,8 +40,8 @@ from tilewise.strategy import (
     offload_tensors,
     one_stage,
     prefetch_states,
+    schedules_for,
     shard_states,
-    turns_of,
 )
 
 __all__ = [
@@ -102,9 +100,7 @@ class PassOptions:
         size, stages = laid_out.layout.num_stages, self.stages
         if stages is None or size == 1:
             return one_stage
-        return partial(
-            turns_of, actions_for(stages.schedule, size, stages.chunks, laid_out.batch.microbatches)
-        )
+        return schedules_for(stages.schedule, size, stages.chunks, laid_out.batch.microbatches)
 
     def settings(self, laid_out: LaidOut) -> PlanSettings:
         """The plan's settings for a laid-out graph.

@@ -7,7 +7,7 @@ from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors, 
 from tilewise.strategy.outputs import gather_outputs
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
-from tilewise.strategy.schedules import SCHEDULES, actions_for, one_stage, turns_of
+from tilewise.strategy.schedules import SCHEDULES, actions_for, one_stage, schedules_for
 from tilewise.strategy.sharding import shard_states
 from tilewise.strategy.stages import divide_into_stages, move_activations
 from tilewise.strategy.strategy import (
@@ -36,6 +36,6 @@ __all__ = [
     "one_stage",
     "prefetch_states",
     "propagate_layouts",
+    "schedules_for",
     "shard_states",
-    "turns_of",
 ]

@@ -87,6 +87,7 @@ RUNNING = {
 TAKEN: dict[str, dict[str, set[str]]] = {  # besides what an argument is meant to be
     "plan": {
         "mesh": {"None", "{}"},
+        "accumulation": {"None"},
         "batch_splits": {"None"},
         "workers_per_device": {"None"},
         "sizes": {"None", "{}"},

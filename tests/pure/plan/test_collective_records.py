@@ -32,6 +32,7 @@ MESHES = (
     ({"dp": 2}, 3, 6),  # devices share each microbatch
     ({"fsdp": 2, "tp": 2}, 1, 8),
     ({"dp": 2, "fsdp": 2}, 2, 8),
+    ({"pp": 2}, 2, 8),
 )
 MLP = DimLabel("mlp")
 COLUMNS = ("all_gather_columns", "gather")  # differ only in which devices get the result

@@ -11,7 +11,7 @@ import layers_of_tests as own
 from pure.plans import plan_graph, with_update
 from tilewise.core.errors import InternalError, LayoutError, ResourceError
 from tilewise.graph import gradients
-from tilewise.plan import pipeline
+from tilewise.plan import make
 from tilewise.plan.lower import variants
 from tilewise.plan.prove import prove_plan
 from tilewise.processes.workers import WorkerPool
@@ -104,13 +104,13 @@ def test_values_come_from_the_lowering(monkeypatch, spoil):
 @pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({}, 4), ({"dp": 2}, 1)])
 def test_values_of_all_instructions(monkeypatch, axes, accumulation):
     """The values that a lowering found are those of the plan's templates, in every class."""
-    proven, prove = [], pipeline.prove_plan
+    proven, prove = [], make.prove_plan
 
     def note(plan, values):
         proven.append(values)
         prove(plan, values)
 
-    monkeypatch.setattr(pipeline, "prove_plan", note)
+    monkeypatch.setattr(make, "prove_plan", note)
     made = plan(None, axes, accumulation, layers=3)
     (values,) = proven
     assert len(values) == len(made.layouts)

@@ -79,11 +79,11 @@ def test_bytes_equal_the_plan(mesh):
     most = max(c.alive["activations"] + c.alive.get("gradients", 0) for c in picture.calls)
     assert most <= placement.regions["activations"]
     most = max(c.alive["temporaries"] for c in picture.calls)
-    own = [b for b in plan.buffers if b.category == "temporaries"]
+    own = [b for b in placement.buffers if b.category == "temporaries"]
     # the temporaries of a template that are live when one of them begins
     together = [[o for o in own if o.key[1] == b.key[1] and o.first <= b.first <= o.last] for b in own]
     assert most == max(sum(round_up(o.bytes, 64) for o in of) for of in together)
-    assert most <= plan.regions["temporaries"]
+    assert most <= placement.regions["temporaries"]
     most_used = max(plan.estimate_memory_usage(), key=lambda device: device["total"])
     usage = {name: count for name, count in most_used.items() if count}
     table = {row[0]: row[1] for row in page_of(plan).rows if len(row) == 3}

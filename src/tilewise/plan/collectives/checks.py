@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import PANEL_ROWS
-from tilewise.ir.layout import BATCH_SPLITS, GraphLayout, TensorLayout, show_axes, show_layout
+from tilewise.ir.layout import BATCH_SPLITS, EVERY_STAGE, GraphLayout, TensorLayout, show_axes, show_layout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import COPIES, Collective, Slot
 from tilewise.plan.shapes import round_up
@@ -197,6 +197,10 @@ def _check_move(checked: _Checked) -> None:
         checked.invalid("must be along the axis of stages, and keep the layout", show_axes(record.axes))
     if record.source < 0 and record.target < 0:
         checked.invalid("must be lowered for the stages that send or receive", "another stage")
+    to, size = stages.ops[record.op], checked.layout.num_stages
+    receivers = tuple(range(size)) if to == EVERY_STAGE else (to % size,)
+    if stages.tensors[record.tensors[1]] != receivers:
+        checked.invalid("must copy to the stages of its op", f"tensor {record.tensors[1]}")
 
 
 def _check_program(checked: _Checked) -> None:

@@ -11,6 +11,6 @@ the graph (`turns_of`).
 
 from tilewise.strategy.schedules.actions import Action, turns_of
 from tilewise.strategy.schedules.one_stage import one_stage
-from tilewise.strategy.schedules.table import SCHEDULES, ActionsOf, actions_for
+from tilewise.strategy.schedules.table import SCHEDULES, ActionsOf, actions_for, schedules_for
 
-__all__ = ["SCHEDULES", "Action", "ActionsOf", "actions_for", "one_stage", "turns_of"]
+__all__ = ["SCHEDULES", "Action", "ActionsOf", "actions_for", "one_stage", "schedules_for", "turns_of"]

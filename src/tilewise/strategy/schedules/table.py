@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from tilewise.core.errors import LayoutError
 from tilewise.core.validation import Validator
-from tilewise.strategy.schedules.actions import Action
+from tilewise.ir.schedule import MakeSchedules
+from tilewise.strategy.schedules.actions import Action, turns_of
 from tilewise.strategy.schedules.gpipe import gpipe
 from tilewise.strategy.schedules.interleaved import interleaved
 from tilewise.strategy.schedules.one_f_one_b import one_f_one_b
 
-__all__ = ["SCHEDULES", "ActionsOf", "actions_for"]
+__all__ = ["SCHEDULES", "ActionsOf", "actions_for", "schedules_for"]
 
 _validate = Validator("pipeline", LayoutError)
 
@@ -50,3 +52,12 @@ def actions_for(name: str, stages: int, chunks: int, microbatches: int) -> tuple
             'choose "interleaved", or 1 chunk',
         )
     return SCHEDULES[name](stages, chunks, microbatches)
+
+
+def schedules_for(name: str, stages: int, chunks: int, microbatches: int) -> MakeSchedules:
+    """The schedule of this name, for the segments of any graph.
+
+    Raises:
+        LayoutError: as `actions_for`.
+    """
+    return partial(turns_of, actions_for(name, stages, chunks, microbatches))
