@@ -18,7 +18,7 @@ ALLOWED = {
     "ir": "core files",
     # elementwise ops are what the table of kernels says; what was watched is written as other traces are
     "graph": "core files processes ir kernels observe",
-    "strategy": "core ir",
+    "strategy": "core files ir",
     # what a kernel needs and costs stands in its table; a plan draws its own page
     "plan": "core files processes ir kernels observe",
     "kernels": "core ir",

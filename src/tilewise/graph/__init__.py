@@ -7,6 +7,7 @@ from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.gradients import Differentiated, differentiate
 from tilewise.graph.passes import fix_sizes, fuse_into_table_gradients, simplify
 from tilewise.graph.recomputation import Recomputation, recompute
+from tilewise.graph.split_backward import split_backward
 from tilewise.graph.templates import LayerFunction, layer
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "layer",
     "recompute",
     "simplify",
+    "split_backward",
 ]

@@ -134,11 +134,14 @@ class StageLayout:
         axis: the mesh axis of the pipeline. A device's stage is its coordinate on this axis.
         ops: the virtual stage of each op, or `EVERY_STAGE`. Of an op `move`, the one that receives.
         tensors: per tensor, the stages that have it, in order.
+        weight_part: ops of the backward pass that only lead to gradients of weights, if a schedule
+            runs them apart from the others.
     """
 
     axis: str
     ops: tuple[int, ...]
     tensors: tuple[tuple[int, ...], ...]
+    weight_part: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

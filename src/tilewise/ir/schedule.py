@@ -41,12 +41,14 @@ class SegmentPlace(NamedTuple):
         source: of a move, the virtual stage that sends; otherwise `stage`.
         microbatches: the microbatches in which it runs: `each`; `first`, if its result is the same
             in all of them; or `last`, if it needs sums over all of them.
+        is_weight_part: of the backward pass, whether it only leads to gradients of weights.
     """
 
     phase: Phase
     stage: int = 0
     source: int = 0
     microbatches: Literal["each", "first", "last"] = "each"
+    is_weight_part: bool = False
 
     def is_on(self, stage: int, num_stages: int) -> bool:
         """Whether the devices of a stage take part."""

@@ -20,7 +20,9 @@ from tilewise.core.errors import InternalError
 if TYPE_CHECKING:
     from tilewise.ir.op import Op
 
-__all__ = ["Gradient", "Later", "Tape", "Term", "terms_of"]
+__all__ = ["WEIGHT_PART", "Gradient", "Later", "Tape", "Term", "terms_of"]
+
+WEIGHT_PART = ".weights"  # ends the label of a call that computes only gradients of weights
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from tilewise.graph import (
     differentiate,
     recompute,
     simplify,
+    split_backward,
 )
 from tilewise.graph.recomputation import SAVE_ALL
 from tilewise.ir.batch import BatchCut
@@ -145,12 +146,14 @@ class GraphOptions:
         optimizer: makes the update; None: the graph has none.
         recomputation: what the backward pass computes again.
         pool: worker processes that differentiate templates, if there are many.
+        splits_backward: whether gradients of weights are calls of their own.
     """
 
     loss: int | None = None
     optimizer: Optimizer | None = None
     recomputation: Recomputation = SAVE_ALL
     pool: WorkerPool | None = None
+    splits_backward: bool = False
 
 
 def _simplify(made: Differentiated, _: GraphOptions) -> Differentiated:
@@ -170,6 +173,11 @@ def _recompute(made: Differentiated, options: GraphOptions) -> Differentiated:
     return recompute(made, options.recomputation)
 
 
+def _split_backward(made: Differentiated, options: GraphOptions) -> Differentiated:
+    """Gradients of weights in calls of their own, which a pipeline may run later."""
+    return split_backward(made) if options.splits_backward else made
+
+
 def _add_update(made: Differentiated, options: GraphOptions) -> Differentiated:
     """The optimizer's update of every parameter."""
     if options.loss is None or options.optimizer is None:
@@ -183,7 +191,8 @@ GRAPH_PASSES: tuple[Pass[Differentiated, GraphOptions], ...] = (
     Pass(_simplify, (), ("fused ops",)),
     Pass(_differentiate, ("fused ops",), ("gradients",)),
     Pass(_recompute, ("gradients",), ("saved tensors",)),
-    Pass(_add_update, ("gradients", "saved tensors"), ("updates",)),
+    Pass(_split_backward, ("gradients", "saved tensors"), ("parts of the backward pass",)),
+    Pass(_add_update, ("gradients", "saved tensors", "parts of the backward pass"), ("updates",)),
 )
 """What `ComputeGraph.plan` runs before it solves layouts, in order."""
 

@@ -61,6 +61,11 @@ class PlanRequest:
     sizes: Mapping[str, int] = field(default_factory=dict)
     options: PassOptions = field(default_factory=PassOptions)
 
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are calls of their own."""
+        return self.options.stages is not None and self.options.stages.splits_backward
+
 
 def request_for(
     strategy: DistributionStrategy,
@@ -128,7 +133,7 @@ def plan_graph(
     shown = Progress() if progress is None else progress
     with collector_paused():
         with shown.phase("gradients"):
-            options = GraphOptions(loss, optimizer, request.recomputation, pool)
+            options = GraphOptions(loss, optimizer, request.recomputation, pool, request.splits_backward)
             complete = complete_graph(graph, options)
         with shown.phase("layouts"):
             laid_out = run_passes(solve_layouts(complete, request), request.options, PASSES)

@@ -7,7 +7,14 @@ from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors, 
 from tilewise.strategy.outputs import gather_outputs
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
-from tilewise.strategy.schedules import SCHEDULES, actions_for, one_stage, schedules_for
+from tilewise.strategy.schedules import (
+    SCHEDULES,
+    actions_for,
+    one_stage,
+    read_actions,
+    schedules_for,
+    write_actions,
+)
 from tilewise.strategy.sharding import shard_states
 from tilewise.strategy.stages import divide_into_stages, move_activations
 from tilewise.strategy.strategy import (
@@ -36,6 +43,8 @@ __all__ = [
     "one_stage",
     "prefetch_states",
     "propagate_layouts",
+    "read_actions",
     "schedules_for",
     "shard_states",
+    "write_actions",
 ]

@@ -16,6 +16,7 @@ from tilewise.core.errors import LayoutError
 from tilewise.core.validation import Validator
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode
+from tilewise.strategy.strategy import PipelineStages
 
 __all__ = ["divide_layers", "flops_of"]
 
@@ -23,7 +24,7 @@ _validate = Validator("pipeline", LayoutError)
 
 
 def divide_layers(
-    graph: Graph, layers: Sequence[OpNode], stages: int, wanted: Sequence[int] | None
+    graph: Graph, layers: Sequence[OpNode], stages: int, division: PipelineStages
 ) -> tuple[int, ...]:
     """The number of layers of each virtual stage.
 
@@ -31,11 +32,14 @@ def divide_layers(
         graph: the graph.
         layers: the calls of its layers in the forward pass.
         stages: number of virtual stages.
-        wanted: the numbers that a user asks for; None: by cost.
+        division: what a user asks for.
 
     Raises:
-        LayoutError: `wanted` does not have as many stages or layers, or there are too few layers.
+        LayoutError: a user's numbers do not fit the stages or the layers, or there are too few layers.
     """
+    wanted, first, last = division.layers, division.first_stage_less_layers, division.last_stage_less_layers
+    if first is not None or last is not None:
+        wanted = _fewer_at_ends(len(layers), stages, first or 0, last or 0)
     if wanted is not None:
         if len(wanted) != stages or sum(wanted) != len(layers):
             _validate.invalid(
@@ -44,7 +48,7 @@ def divide_layers(
                 f"{', '.join(map(str, wanted))}: {sum(wanted)} layers in {len(wanted)} stages",
                 "correct the numbers, or leave them out",
             )
-        return tuple(wanted)
+        return tuple(int(number) for number in wanted)
     if len(layers) < stages - 1:
         _validate.invalid(
             "stages",
@@ -58,6 +62,22 @@ def divide_layers(
     before = flops_of(graph, (op for op in forward if op.id < first))
     after = flops_of(graph, (op for op in forward if layers and op.id > layers[-1].id))
     return _divide(costs, stages, before, after)
+
+
+def _fewer_at_ends(layers: int, stages: int, first: int, last: int) -> tuple[int, ...]:
+    """Equal numbers of layers per virtual stage, but fewer in the first and in the last."""
+    each, more = divmod(layers + first + last, stages)
+    numbers = [each + (stage < more) for stage in range(stages)]
+    numbers[0] -= first
+    numbers[-1] -= last
+    if min(numbers) < 0:
+        _validate.invalid(
+            "layers",
+            f"no virtual stage may have fewer than 0 of {layers} layers",
+            f"{', '.join(map(str, numbers))}",
+            "take fewer layers from the first or the last",
+        )
+    return tuple(numbers)
 
 
 def _divide(costs: Sequence[int], stages: int, before: int, after: int) -> tuple[int, ...]:

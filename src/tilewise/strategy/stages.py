@@ -14,14 +14,15 @@ all exchange these numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilewise.core.tree import share_of
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorNode
-from tilewise.ir.layout import EVERY_STAGE, K_SPLITS, GraphLayout, PendingReduction, StageLayout, TensorLayout
+from tilewise.ir.layout import EVERY_STAGE, K_SPLITS, GraphLayout, PendingReduction, StageLayout
 from tilewise.ir.reshards import is_prefetch
+from tilewise.ir.tape import WEIGHT_PART
 from tilewise.strategy.balance import divide_layers
 from tilewise.strategy.strategy import PipelineStages
 
@@ -56,6 +57,63 @@ def divide_into_stages(
     return _Division(graph, layout, stages).with_moves(are_weights_moved=True)
 
 
+class _Adding:
+    """A graph under construction, to which moves are added.
+
+    Attributes:
+        compute: per tensor, its layout.
+        stages: per op, its virtual stage.
+        weight_part: ops that only lead to gradients of weights.
+    """
+
+    def __init__(self, graph: Graph, layout: GraphLayout) -> None:
+        self.before = graph
+        self.tensors, self.compute = list(graph.tensors), list(layout.compute)
+        self.ops: list[OpNode] = []
+        self.stages: list[int] = []
+        self.weight_part: set[int] = set()
+        self._moved: dict[tuple[int, int], int] = {}  # tensor and stage -> the result of the move
+
+    def append(self, op: OpNode, stage: int, is_weight_part: bool) -> int:
+        """Append an op; returns its number."""
+        number = len(self.ops)
+        self.ops.append(replace(op, id=number))
+        self.stages.append(stage)
+        if is_weight_part:
+            self.weight_part.add(number)
+        return number
+
+    def moved(
+        self, tensor: int, source: int, to: int, target: int, reader: OpNode, weight_part: frozenset[int]
+    ) -> int:
+        """What a tensor of another stage is called in stage `to`. The first reader's move is for all.
+
+        Args:
+            tensor: the tensor.
+            source, target: the virtual stages that send and receive.
+            to: the stage that receives.
+            reader: the op that reads it.
+            weight_part: ops that only lead to gradients of weights.
+        """
+        if (tensor, to) not in self._moved:
+            self._moved[tensor, to] = result = len(self.tensors)
+            node = self.before.tensors[tensor]
+            of = "" if node.producer is None else self.before.ops[node.producer].label
+            ends = {"source": source, "target": target}
+            label = f"move:{node.spec.name or of}"
+            move = OpNode(-1, "move", (tensor,), (result,), ends, reader.phase, label)
+            self.append(move, target, reader.id in weight_part)
+            self.tensors.append(TensorNode(result, replace(node.spec, name=""), "result", -1))
+            self.compute.append(self.compute[tensor])
+        return self._moved[tensor, to]
+
+    def graph(self) -> Graph:
+        """The new graph."""
+        producer = {o: op.id for op in self.ops for o in op.outputs}
+        tensors = tuple(replace(t, producer=producer.get(t.id)) for t in self.tensors)
+        return replace(self.before, tensors=tensors, ops=tuple(self.ops))
+
+
 class _Division:
     """The virtual stage of every op, and the moves between stages."""
 
@@ -64,7 +122,7 @@ class _Division:
         self.num_stages = layout.mesh.size(stages.axis)
         self.last = self.num_stages * stages.chunks - 1
         self.layers = [op for op in graph.ops if op.phase == "forward" and _is_layer(graph, op)]
-        numbers = divide_layers(graph, self.layers, self.last + 1, stages.layers)
+        numbers = divide_layers(graph, self.layers, self.last + 1, stages)
         stage_of_layer = [v for v, number in enumerate(numbers) for _ in range(number)]
         self.of_label = {op.label: stage for op, stage in zip(self.layers, stage_of_layer)}
         backward = (o.id for o in graph.ops if o.phase == "backward" and _is_layer(graph, o))
@@ -78,6 +136,7 @@ class _Division:
         self._assign_copies("forward", "backward")
         self._find_homes()
         self._assign_updates()
+        self.weight_part = self._find_weight_part() if stages.splits_backward else frozenset[int]()
 
     # ---- ops ----------------------------------------------------------------------------------------------
 
@@ -93,7 +152,7 @@ class _Division:
         if not self.layers:
             return 0
         if op.op == "call":
-            stage = self.of_label.get(op.label.removesuffix(".backward"))
+            stage = self.of_label.get(op.label.removesuffix(WEIGHT_PART).removesuffix(".backward"))
             if stage is not None:
                 return stage
         if op.phase == "forward":
@@ -158,71 +217,94 @@ class _Division:
                 if homes and self.graph.tensors[t].kind == "state":
                     self.home.setdefault(t, min(homes))
 
+    def _find_weight_part(self) -> frozenset[int]:
+        """The ops of the backward pass on which no gradient of another layer's input depends."""
+        needed: set[int] = set()  # tensors on which such a gradient depends
+        found = set()
+        for op in reversed(self.graph.ops):
+            if op.phase != "backward":
+                continue
+            is_layer = _is_layer(self.graph, op) and not op.label.endswith(WEIGHT_PART)
+            if is_layer or not needed.isdisjoint(op.outputs):
+                needed.update(op.given)
+            else:
+                found.add(op.id)
+        return frozenset(found)
+
     # ---- moves --------------------------------------------------------------------------------------------
 
     def with_moves(self, *, are_weights_moved: bool) -> tuple[Graph, GraphLayout]:
         """The graph with moves, and its layout. The layout has stages once weights are moved, too."""
-        tensors, compute = list(self.graph.tensors), list(self.layout.compute)
-        ops: list[OpNode] = []
-        stages: list[int] = []
+        source = {o: self.stage[op.id] for op in self.graph.ops for o in op.outputs}
+        source |= self.home if are_weights_moved else {}
+        adding = _Adding(self.graph, self.layout)
         numbers: dict[int, int] = {}
-        moved: dict[
-            tuple[int, int], int
-        ] = {}  # tensor and stage (`EVERY_STAGE`: all) -> the result of the move
-        stage_of_result = {o: self.stage[op.id] for op in self.graph.ops for o in op.outputs}
         for op in self.graph.ops:
             stage = self.stage[op.id]
-            is_left = op.op == "move" or (not are_weights_moved and op.phase == "update")
-            distributed = self._distributed(op) if stage == EVERY_STAGE else frozenset[int]()
-            to = stage if stage == EVERY_STAGE else stage % self.num_stages
-            inputs: list[int | None] = []
-            for t in op.inputs:
-                homes = self.home if are_weights_moved else {}
-                source = None if t is None else homes.get(t, stage_of_result.get(t, EVERY_STAGE))
-                if is_left or source is None or source == EVERY_STAGE or t in distributed:
-                    inputs.append(t)
-                    continue
-                assert t is not None
-                if to != EVERY_STAGE and source % self.num_stages == to:
-                    inputs.append(t)
-                    continue
-                if (t, to) not in moved:
-                    moved[t, to] = len(tensors)
-                    spec = self.graph.spec(t)
-                    label = f"move:{spec.name or self._label_of(t)}"
-                    ends = {"source": source, "target": stage}
-                    ops.append(OpNode(len(ops), "move", (t,), (len(tensors),), ends, op.phase, label))
-                    stages.append(stage)
-                    tensors.append(TensorNode(len(tensors), replace(spec, name=""), "result", -1))
-                    compute.append(compute[t])
-                inputs.append(moved[t, to])
-            numbers[op.id] = len(ops)
-            ops.append(replace(op, id=len(ops), inputs=tuple(inputs)))
-            stages.append(stage)
-        producer = {o: op.id for op in ops for o in op.outputs}
-        made = tuple(replace(t, producer=producer.get(t.id)) for t in tensors)
-        graph = replace(self.graph, tensors=made, ops=tuple(ops))
+            may_stay = op.op == "move" or (not are_weights_moved and op.phase == "update")
+            stays = frozenset(op.given) if may_stay else self._distributed(op, stage)
+            inputs = [
+                t
+                if t is None or t in stays or not self._crosses(source.get(t, EVERY_STAGE), stage)
+                else adding.moved(t, source[t], self._device_stage(stage), stage, op, self.weight_part)
+                for t in op.inputs
+            ]
+            numbers[op.id] = adding.append(
+                replace(op, inputs=tuple(inputs)), stage, op.id in self.weight_part
+            )
+        graph = adding.graph()
+        compute = tuple(adding.compute)
         layout = replace(
             self.layout,
-            storage=tuple(compute),
-            compute=tuple(compute),
+            storage=compute,
+            compute=compute,
             calls={numbers[op]: inner for op, inner in self.layout.calls.items()},
-            pending_reductions=self._pending_reductions(graph, stages, numbers, compute, are_weights_moved),
+            pending_reductions={
+                (numbers[op], partial): tuple(replace(pending, op=numbers[op]) for pending in group)
+                for (op, partial), group in self.layout.pending_reductions.items()
+            },
         )
-        if are_weights_moved:
-            tensors_of = self._stages_of_tensors(graph, stages)
-            layout = replace(layout, stages=StageLayout(self.axis, tuple(stages), tensors_of))
-        return graph, layout
+        return graph, self._with_stages(graph, layout, adding) if are_weights_moved else layout
 
-    def _label_of(self, tensor: int) -> str:
-        producer = self.graph.tensors[tensor].producer
-        return "a result" if producer is None else self.graph.ops[producer].label
+    def _device_stage(self, stage: int) -> int:
+        return stage if stage == EVERY_STAGE else stage % self.num_stages
 
-    def _distributed(self, op: OpNode) -> frozenset[int]:
+    def _crosses(self, source: int, stage: int) -> bool:
+        """Whether an op of a virtual stage reads a tensor that another stage has."""
+        return source != EVERY_STAGE and self._device_stage(source) != self._device_stage(stage)
+
+    def _with_stages(self, graph: Graph, layout: GraphLayout, adding: _Adding) -> GraphLayout:
+        """The layout with stages, and with a pending reduction over the stages for each value of which
+        every stage has a part.
+        """
+        size, made = self.num_stages, dict(layout.pending_reductions)
+        for op in graph.ops:
+            if adding.stages[op.id] != EVERY_STAGE or op.op in ("call", "move"):
+                continue
+            for partial in factors_of(graph, op).partial_values:
+                if partial.combine != "or":
+                    continue
+                pending = PendingReduction(
+                    op.id,
+                    partial.name,
+                    partial.combine,
+                    partial.outputs,
+                    K_SPLITS,
+                    size,
+                    (self.axis,),
+                    (tuple(share_of(size, size, i) for i in range(size)),),
+                    tuple(layout.compute[op.outputs[o]] for o in partial.outputs),
+                )
+                made[op.id, partial.name] = (*made.get((op.id, partial.name), ()), pending)
+        tensors = self._stages_of_tensors(graph, adding.stages)
+        stages = StageLayout(self.axis, tuple(adding.stages), tensors, frozenset(adding.weight_part))
+        return replace(layout, pending_reductions=made, stages=stages)
+
+    def _distributed(self, op: OpNode, stage: int) -> frozenset[int]:
         """Operands of an op on all stages of which each stage may have some and lack others: those
         whose dims devices may share without a sum. A tensor of one element has no parts.
         """
-        if op.op == "call":
+        if stage != EVERY_STAGE or op.op == "call":
             return frozenset()
         factors = factors_of(self.graph, op)
         divisible = {d for p in factors.partial_values if p.combine == "or" for d in p.factors}
@@ -231,43 +313,6 @@ class _Division:
             for t, dims in zip(op.inputs, factors.inputs)
             if t is not None and dims and divisible.intersection(dims) and self.graph.spec(t).shape != (1,)
         )
-
-    def _pending_reductions(
-        self,
-        graph: Graph,
-        stages: Sequence[int],
-        numbers: Mapping[int, int],
-        compute: Sequence[TensorLayout],
-        are_weights_moved: bool,
-    ) -> dict[tuple[int, str], tuple[PendingReduction, ...]]:
-        """Those of the graph without moves, and one over the stages for each value of which every
-        stage has a part.
-        """
-        made = {
-            (numbers[op], partial): tuple(replace(pending, op=numbers[op]) for pending in group)
-            for (op, partial), group in self.layout.pending_reductions.items()
-        }
-        size = self.num_stages
-        for op in graph.ops if are_weights_moved else ():
-            if stages[op.id] != EVERY_STAGE or op.op in ("call", "move"):
-                continue
-            for partial in factors_of(graph, op).partial_values:
-                if partial.combine == "or":
-                    leaf_ranges = (tuple(share_of(size, size, i) for i in range(size)),)
-                    arrives = tuple(compute[op.outputs[o]] for o in partial.outputs)
-                    pending = PendingReduction(
-                        op.id,
-                        partial.name,
-                        "or",
-                        partial.outputs,
-                        K_SPLITS,
-                        size,
-                        (self.axis,),
-                        leaf_ranges,
-                        arrives,
-                    )
-                    made[op.id, partial.name] = (*made.get((op.id, partial.name), ()), pending)
-        return made
 
     def _stages_of_tensors(self, graph: Graph, stages: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The stages that have each tensor: a result where it is computed, all others where they are

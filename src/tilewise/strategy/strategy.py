@@ -13,7 +13,8 @@ from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import MAX_DEVICES, Axes, DeviceMesh
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.hints import Hint, as_frozen_hint
-from tilewise.strategy.schedules import SCHEDULES
+from tilewise.strategy.layout_string import parse_layout
+from tilewise.strategy.schedules import SCHEDULES, SPLITTING, parse_actions, require_chunks
 
 __all__ = ["DistributionStrategy", "ParallelismMode", "PipelineStages", "StateSharding"]
 
@@ -93,44 +94,74 @@ class PipelineStages:
 
     Attributes:
         axis: the mesh axis of the stages.
-        schedule: `1f1b`, `gpipe` or `interleaved`; docs/sharding.md compares them.
-        chunks: runs of layers per stage; more than one with `interleaved` only. A stage then has
-            several virtual stages.
-        layers: the number of layers of each virtual stage; None: by cost, so that the most
-            expensive stage costs as little as possible. What comes before the first layer belongs
-            to the first virtual stage, what follows the last layer to the last.
+        schedule: `1f1b`, `gpipe`, `interleaved` or `zero_bubble`, which docs/sharding.md compares; or
+            the passes of each stage in order, as `read_schedule` reads them from a file.
+        chunks: runs of layers per stage; more than one with `interleaved` only, or as the passes
+            say. A stage then has several virtual stages.
+        layers: the number of layers of each virtual stage; or all as Megatron's layout, such as
+            `Et*3|(tt|)*4,tL`; None: by cost, so that the most expensive stage costs as little as
+            possible. What comes before the first layer belongs to the first virtual stage, what
+            follows the last layer to the last.
+        first_stage_less_layers, last_stage_less_layers: instead of `layers`: how many layers fewer
+            than the others the first and the last virtual stage have.
         microbatches: microbatches per step, if a plan states no other number; None: as many as
-            there are stages.
+            there are stages, or as the passes say.
 
     Raises:
         LayoutError: a value is out of range.
     """
 
     axis: str = "pp"
-    schedule: str = "1f1b"
+    schedule: str | tuple[tuple[str, ...], ...] = "1f1b"
     chunks: int = 1
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | str | None = None
+    first_stage_less_layers: int | None = None
+    last_stage_less_layers: int | None = None
     microbatches: int | None = None
 
     def __post_init__(self) -> None:
         _validate.text("stages", "the axis of stages", self.axis)
-        _validate.choice("stages", "schedule", self.schedule, tuple(SCHEDULES))
         chunks = _validate.integer("stages", "chunks", self.chunks, 1, _MAX_CHUNKS)
         object.__setattr__(self, "chunks", chunks)
-        if chunks > 1 and self.schedule != "interleaved":
-            _validate.invalid(
-                "stages",
-                f"the schedule {self.schedule!r} has one chunk of layers per stage",
-                f"{chunks}",
-                'choose "interleaved", or 1 chunk',
-            )
-        if self.layers is not None:
+        if isinstance(self.schedule, str):
+            _validate.choice("stages", "schedule", self.schedule, tuple(SCHEDULES))
+            require_chunks(self.schedule, chunks)
+        else:
+            self._take_passes()
+        if isinstance(self.layers, str):
+            object.__setattr__(self, "layers", parse_layout(self.layers))
+        elif self.layers is not None:
             layers = _validate.sequence("stages", "layers", self.layers, "numbers")
             numbers = (_validate.integer("stages", "a number of layers", n, 0, _MAX_LAYERS) for n in layers)
             object.__setattr__(self, "layers", tuple(numbers))
+        for name in ("first_stage_less_layers", "last_stage_less_layers"):
+            less = getattr(self, name)
+            if less is not None:
+                object.__setattr__(self, name, _validate.integer("stages", name, less, 0, _MAX_LAYERS))
+                if self.layers is not None:
+                    _validate.invalid(
+                        "stages", f"{name} needs layers to be left out", f"{self.layers}", "choose one"
+                    )
         if self.microbatches is not None:
             number = _validate.integer("stages", "microbatches", self.microbatches, 1, _MAX_MICROBATCHES)
             object.__setattr__(self, "microbatches", number)
+
+    def _take_passes(self) -> None:
+        """Take chunks and microbatches from the passes of each stage."""
+        rows = _validate.sequence("stages", "schedule", self.schedule, "rows of passes")
+        cells = tuple(tuple(_validate.sequence("stages", "a row", row, "passes")) for row in rows)
+        actions = [action for row in parse_actions(cells) for action in row]
+        object.__setattr__(self, "schedule", cells)
+        object.__setattr__(self, "chunks", max((a.stage for a in actions), default=0) // len(cells) + 1)
+        if self.microbatches is None:
+            object.__setattr__(self, "microbatches", max((a.microbatch for a in actions), default=0) + 1)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the backward pass runs in two parts."""
+        if isinstance(self.schedule, str):
+            return self.schedule in SPLITTING
+        return any("I" in cell or "W" in cell for row in self.schedule for cell in row)
 
 
 @dataclass(frozen=True)
@@ -324,9 +355,9 @@ class DistributionStrategy:
         cls,
         stages: int,
         microbatches: int | None = None,
-        schedule: str = "1f1b",
+        schedule: str | Sequence[Sequence[str]] = "1f1b",
         chunks: int = 1,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int] | str | None = None,
     ) -> DistributionStrategy:
         """Pipeline parallelism on `pp`: each device has a run of the layers, with their weights,
         gradients and optimizer states.
@@ -338,8 +369,12 @@ class DistributionStrategy:
             chunks: as in `PipelineStages`.
             layers: as in `PipelineStages`.
         """
-        division = None if layers is None else tuple(layers)
-        own = PipelineStages("pp", schedule, chunks, division, microbatches)
+        own = PipelineStages(
+            schedule=schedule,  # type: ignore[arg-type]  # PipelineStages makes tuples of sequences
+            chunks=chunks,
+            layers=layers,  # type: ignore[arg-type]
+            microbatches=microbatches,
+        )
         return cls(ParallelismMode.PIPELINE, {"pp": stages}, stages=own)
 
     @classmethod

@@ -59,7 +59,9 @@ def cut_segments(graph: Graph, stages: StageLayout | None = None) -> tuple[Segme
     last: object = None
     for op in graph.ops:
         stands_alone = op.op in ("call", "move")
-        kind = None if stands_alone else (op.phase, 0 if stages is None else stages.ops[op.id])
+        kind: object = None
+        if not stands_alone:
+            kind = op.phase if stages is None else (op.phase, stages.ops[op.id], op.id in stages.weight_part)
         if kind is None or kind != last:
             runs.append([op])
         else:
@@ -89,7 +91,8 @@ def places_of(
                 constant.update(first.outputs)
                 is_kept = any(readers.get(o, set()) - {segment.phase} for o in first.outputs)
                 microbatches = "first" if segment.is_move or is_kept else "each"
-        places.append(SegmentPlace(segment.phase, stage, source, microbatches))  # type: ignore[arg-type]
+        is_weight_part = first.id in stages.weight_part
+        places.append(SegmentPlace(segment.phase, stage, source, microbatches, is_weight_part))  # type: ignore[arg-type]
     return tuple(places)
 
 

@@ -9,19 +9,21 @@ from tilewise.ir.schedule import Phase, Schedule, SegmentPlace, Turn
 
 __all__ = ["Action", "turns_of"]
 
-_PHASES: dict[str, Phase] = {"F": "forward", "B": "backward"}
+_PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
 
 class Action(NamedTuple):
     """One pass of one virtual stage for one microbatch.
 
     Attributes:
-        kind: `F` for the forward pass, `B` for the backward pass.
+        kind: `F` for the forward pass, `B` for the backward pass; or the two parts of the backward
+            pass: `I` for the gradients that the stage before waits for, then `W` for those of the
+            stage's own weights.
         stage: the virtual stage.
         microbatch: the microbatch.
     """
 
-    kind: Literal["F", "B"]
+    kind: Literal["F", "B", "I", "W"]
     stage: int
     microbatch: int
 
@@ -65,6 +67,8 @@ def _turns(
         phase = _PHASES[action.kind]
         for number, place in own:
             is_in_pass = place.phase == phase and action.stage in (place.stage, place.source)
+            if action.kind in "IW":
+                is_in_pass = is_in_pass and place.is_weight_part == (action.kind == "W")
             is_due = place.microbatches == "each" or (
                 place.microbatches == "last"
                 and action.microbatch == last

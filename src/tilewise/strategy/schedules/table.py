@@ -1,63 +1,94 @@
-"""The schedules by name, and what each asks of its numbers."""
+"""The schedules by name, and the order of each stage from a name or from a user's passes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tilewise.core.errors import LayoutError
 from tilewise.core.validation import Validator
 from tilewise.ir.schedule import MakeSchedules
 from tilewise.strategy.schedules.actions import Action, turns_of
+from tilewise.strategy.schedules.check import check_actions
+from tilewise.strategy.schedules.csv_file import parse_actions
 from tilewise.strategy.schedules.gpipe import gpipe
 from tilewise.strategy.schedules.interleaved import interleaved
 from tilewise.strategy.schedules.one_f_one_b import one_f_one_b
+from tilewise.strategy.schedules.zero_bubble import zero_bubble
 
-__all__ = ["SCHEDULES", "ActionsOf", "actions_for", "schedules_for"]
+__all__ = ["SCHEDULES", "SPLITTING", "actions_for", "require_chunks", "schedules_for"]
 
-_validate = Validator("pipeline", LayoutError)
+_validate = Validator("schedule", LayoutError)
 
-ActionsOf = Callable[[int, int, int], tuple[tuple[Action, ...], ...]]
-"""The order of each stage, from the numbers of stages, of chunks per stage, and of microbatches."""
-
-SCHEDULES: Mapping[str, ActionsOf] = {
+SCHEDULES: Mapping[str, Callable[[int, int, int], tuple[tuple[Action, ...], ...]]] = {
     "1f1b": one_f_one_b,
     "gpipe": gpipe,
     "interleaved": interleaved,
+    "zero_bubble": zero_bubble,
 }
-"""All schedules by name."""
+"""The order of each stage by the schedule's name, from the numbers of stages, of chunks per stage, and of
+microbatches."""
+
+SPLITTING = frozenset(("zero_bubble",))
+"""Schedules that run the backward pass in two parts."""
 
 
-def actions_for(name: str, stages: int, chunks: int, microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    """The order of each stage.
+def require_chunks(name: str, chunks: int) -> None:
+    """Check that a schedule can have several chunks of layers per stage.
 
     Raises:
-        LayoutError: the schedule cannot have so many chunks or microbatches; names numbers that fit.
+        LayoutError: it cannot.
     """
-    if name == "interleaved":
-        if microbatches % stages:
-            fitting = (microbatches // stages * stages, -(-microbatches // stages) * stages)
-            _validate.invalid(
-                "schedule",
-                "an interleaved schedule takes microbatches through its chunks in groups as large as the number of "
-                "stages",
-                f"{microbatches} microbatches for {stages} stages",
-                f"use {' or '.join(str(n) for n in dict.fromkeys(fitting) if n)} microbatches",
-            )
-    elif chunks > 1:
+    if chunks > 1 and name != "interleaved":
         _validate.invalid(
-            "schedule",
+            "chunks",
             f"the schedule {name!r} has one chunk of layers per stage",
             f"{chunks}",
             'choose "interleaved", or 1 chunk',
         )
-    return SCHEDULES[name](stages, chunks, microbatches)
 
 
-def schedules_for(name: str, stages: int, chunks: int, microbatches: int) -> MakeSchedules:
-    """The schedule of this name, for the segments of any graph.
+def actions_for(
+    schedule: str | Sequence[Sequence[str]], stages: int, chunks: int, microbatches: int
+) -> tuple[tuple[Action, ...], ...]:
+    """The order of each stage.
+
+    Args:
+        schedule: the name of a schedule, or the passes of each stage.
+
+    Raises:
+        LayoutError: the schedule cannot have so many chunks or microbatches, which it then names
+            numbers that fit; or passes are not a schedule (`check_actions`).
+    """
+    if not isinstance(schedule, str):
+        if len(schedule) != stages:
+            _validate.invalid(
+                "read",
+                "a schedule must have a row per stage",
+                f"{len(schedule)} rows for {stages}",
+                "change the mesh",
+            )
+        actions = parse_actions(schedule)
+        check_actions(actions, chunks, microbatches)
+        return actions
+    require_chunks(schedule, chunks)
+    if schedule == "interleaved" and microbatches % stages:
+        fitting = (microbatches // stages * stages, -(-microbatches // stages) * stages)
+        _validate.invalid(
+            "microbatches",
+            "an interleaved schedule takes as many microbatches at a time through its chunks as there are stages",
+            f"{microbatches} microbatches for {stages} stages",
+            f"use {' or '.join(str(n) for n in dict.fromkeys(fitting) if n)} microbatches",
+        )
+    return SCHEDULES[schedule](stages, chunks, microbatches)
+
+
+def schedules_for(
+    schedule: str | Sequence[Sequence[str]], stages: int, chunks: int, microbatches: int
+) -> MakeSchedules:
+    """The order of each stage, for the segments of any graph.
 
     Raises:
         LayoutError: as `actions_for`.
     """
-    return partial(turns_of, actions_for(name, stages, chunks, microbatches))
+    return partial(turns_of, actions_for(schedule, stages, chunks, microbatches))
