@@ -30,7 +30,7 @@ from tilewise.ir.program import (
 from tilewise.kernels import KernelSpec, kernel_spec
 from tilewise.plan.traffic import peer_of
 
-__all__ = ["DeviceCosts", "KernelCost", "count_costs"]
+__all__ = ["DeviceCosts", "KernelCost", "count_costs", "count_flops"]
 
 
 class KernelCost(NamedTuple):
@@ -93,6 +93,19 @@ def count_costs(program: TileProgram, device: int, name: str, bounds: tuple[int,
                 *(b + uses[call.template] * cost for b, cost in zip(before, costs))
             )
     return DeviceCosts(cost_of_kernel)
+
+
+def count_flops(program: TileProgram, device: int, name: str, bounds: tuple[int, ...]) -> dict[int, int]:
+    """The floating-point operations of one call of each template that a list uses on a device."""
+    own = program.devices[device]
+    of = program.classes[own.class_id]
+    flops = {}
+    for call in of.calls[name]:
+        if call.template not in flops:
+            views = _Views(of, own, call, bounds)
+            instructions = (i for i in of.templates[call.template].instructions if i.kernel)
+            flops[call.template] = sum(_flops_and_bytes(i, views)[0] for i in instructions)
+    return flops
 
 
 class _Views(NamedTuple):

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from string import ascii_lowercase, digits
 from typing import TYPE_CHECKING
 
 from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator
+from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import show_axes
 from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
-from tilewise.ir.reshards import explain_reshards, explain_storage
+from tilewise.ir.reshards import explain_reshards, explain_storage, is_prefetch
+from tilewise.plan.passes import PassSpan, bytes_in_flight, first_devices, idle_shares, walk_by_flops
 from tilewise.plan.traffic import TrafficCounter, count_file_traffic
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["explain_plan", "explain_tensor", "name_devices", "num_tasks", "short_name"]
 
 _validate = Validator("plan", PlanError)
+_CHART = 96  # columns of the chart of a pipeline
+_DIGITS, _LETTERS = digits, ascii_lowercase
 
 
 def explain_plan(plan: PlanTables) -> str:
@@ -44,11 +50,76 @@ def explain_plan(plan: PlanTables) -> str:
     shards = explain_storage(plan.graph, plan.layout)
     lines += ["  sharded state:", *(f"    {line}" for line in shards)] if shards else []
     lines += _files(plan)
-    lines.append("  memory per device:")
-    usage = max(plan.estimate_memory_usage(), key=lambda device: device["total"])
-    del usage["offloaded"]
-    lines += [f"    {name:12s} {value / 2**20:10.2f} MiB" for name, value in usage.items() if value]
-    return "\n".join([*lines, *_saved(plan), *_tiles(plan), *_programs(plan), *_templates(plan)])
+    return "\n".join(
+        [
+            *lines,
+            *_memory(plan),
+            *_saved(plan),
+            *_pipeline(plan),
+            *_tiles(plan),
+            *_programs(plan),
+            *_templates(plan),
+        ]
+    )
+
+
+def _memory(plan: PlanTables) -> Iterator[str]:
+    """Bytes by category, of the device of each stage that needs most."""
+    usages = plan.estimate_memory_usage()
+    of_stages: list[dict[str, int]] = []
+    for stage in range(plan.layout.num_stages):
+        own = (usage for device, usage in enumerate(usages) if plan.layout.stage_of(device) == stage)
+        of_stages.append(max(own, key=lambda usage: usage["total"]))
+    yield "  memory per device:"
+    if len(of_stages) > 1:
+        yield (
+            f"    {'':12s} "
+            + "".join(f"{f'stage {stage}':>10s}    " for stage in range(len(of_stages))).rstrip()
+        )
+    for name in of_stages[0]:
+        values = [usage[name] for usage in of_stages]
+        if name != "offloaded" and any(values):
+            yield f"    {name:12s} " + "".join(f"{value / 2**20:10.2f} MiB" for value in values)
+
+
+def _pipeline(plan: PlanTables) -> Iterator[str]:
+    """The passes of each stage as a chart, with the share of idle time and the memory in flight."""
+    if plan.layout.stages is None or "step" not in plan.programs:
+        return
+    passes = walk_by_flops(plan)
+    length = max((of[-1].end for of in passes if of), default=0)
+    yield "  pipeline, if passes take as long as their floating-point operations:"
+    in_flight = bytes_in_flight(plan)
+    for stage, (of, idle) in enumerate(zip(passes, idle_shares(passes))):
+        layers = sum(
+            _is_layer_of(plan, op, stage)
+            for op in plan.graph.ops
+            if op.op == "call" and op.phase == "forward"
+        )
+        yield (
+            f"    stage {stage}: {layers} layer{'' if layers == 1 else 's'}, idle {float(idle):.1%}, "
+            f"{in_flight[stage] / 2**20:.2f} MiB in flight"
+        )
+        yield f"      {_chart(of, length)}"
+    yield "      a digit is a forward pass, a letter a backward pass, of microbatch 0, 1, and so on"
+
+
+def _is_layer_of(plan: PlanTables, op: OpNode, stage: int) -> bool:
+    stages = plan.layout.stages
+    assert stages is not None
+    copies = ("all_gather_parameters", "fetch", "store", "put_back")
+    return stages.ops[op.id] % plan.layout.num_stages == stage and not is_prefetch(plan.graph, op, copies)
+
+
+def _chart(passes: Sequence[PassSpan], length: Fraction | int) -> str:
+    """The passes of a stage over time as characters."""
+    columns = ["."] * _CHART
+    for p in passes:
+        begin, end = (int(_CHART * at / length) if length else 0 for at in (p.begin, p.end))
+        marks = _DIGITS if p.kind == "F" else _LETTERS if p.kind in "BI" else _LETTERS.upper()
+        for column in range(begin, max(end, begin + 1)):
+            columns[min(column, _CHART - 1)] = marks[p.microbatch % len(marks)]
+    return "".join(columns)
 
 
 def _files(plan: PlanTables) -> Iterator[str]:
@@ -151,16 +222,17 @@ def _programs(plan: PlanTables) -> Iterator[str]:
 
 def _templates(plan: PlanTables) -> Iterator[str]:
     """Every distinct template that the longest list of calls uses, with its uses in this list."""
-    of = plan.program.classes[0]
-    uses = Counter(call.template for call in max(of.calls.values(), key=len))
-    yield "  templates (on device 0):"
-    for index, count in uses.items():
-        template = of.templates[index]
-        tasks = num_tasks(template, plan.symbol_bounds)
-        yield (
-            f"    {short_name(template.name)}: {count} uses of {len(template.instructions)} instructions, "
-            f"{tasks:,} tasks each"
-        )
+    for device in first_devices(plan):
+        of = plan.class_of(device)
+        uses = Counter(call.template for call in max(of.calls.values(), key=len))
+        yield f"  templates (on device {device}):"
+        for index, count in uses.items():
+            template = of.templates[index]
+            tasks = num_tasks(template, plan.symbol_bounds)
+            yield (
+                f"    {short_name(template.name)}: {count} uses of {len(template.instructions)} instructions, "
+                f"{tasks:,} tasks each"
+            )
 
 
 def short_name(key: str) -> str:

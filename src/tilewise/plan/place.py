@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewise.core.frozen import freeze_maps
-from tilewise.ir.graph import Graph
 from tilewise.ir.program import Slot, memory_kind
 from tilewise.plan.lower import Use, Variant, Variants
 from tilewise.plan.memory import (
@@ -28,7 +27,7 @@ from tilewise.plan.memory import (
     place_lingering,
 )
 from tilewise.plan.rings import place_of_use
-from tilewise.plan.schedule import RootTensors, Scheduled, prefetched_apart, result_buffers, tensors_seen
+from tilewise.plan.schedule import RootTensors, Scheduled, SeenTensors, prefetched_apart, result_buffers
 from tilewise.plan.shapes import bytes_of, round_up
 
 __all__ = ["Placement", "carry_or_ring_key", "category_of", "own_key", "place"]
@@ -144,7 +143,7 @@ def _lasting_buffers(tensors: RootTensors, stage: int) -> list[Buffer]:
 
 def _carry_and_ring_buffers(tensors: RootTensors, variants: Variants, stage: int) -> list[Buffer]:
     """Carries and stacks of sums, and rings, as the variants need them."""
-    bounds = tensors.shapes.bounds
+    bounds, seen = tensors.shapes.bounds, SeenTensors(tensors.graph)
     sizes: dict[Key, int] = {}
     slots_of_variants = [
         [
@@ -156,12 +155,12 @@ def _carry_and_ring_buffers(tensors: RootTensors, variants: Variants, stage: int
     ]
     for use in variants.uses[stage]:
         for slot, size in slots_of_variants[use.variant]:
-            key = carry_or_ring_key(tensors.graph, variants.variants[use.variant], use, slot)
+            key = carry_or_ring_key(seen, variants.variants[use.variant], use, slot)
             sizes[key] = max(size, sizes.get(key, 0))
     return [Buffer(key, size, _CARRY_CATEGORIES[str(key[0])]) for key, size in sizes.items()]
 
 
-def carry_or_ring_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> Key:
+def carry_or_ring_key(tensors_of: SeenTensors, variant: Variant, use: Use, slot: Slot) -> Key:
     """The key of a carry, a stack or a place in a ring. Calls share a ring; a carry or a stack
     belongs to one tensor, a root tensor or one inside of a call.
     """
@@ -171,7 +170,7 @@ def carry_or_ring_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> K
     call = use.segment.call
     if call is None:
         return kind, None, tensor, level
-    seen = tensors_seen(graph, call)
+    seen = tensors_of.of(call)
     if tensor not in seen:
         return kind, call.id, tensor, level
     return kind, None, (*call.inputs, *call.outputs)[seen[tensor]], level

@@ -38,6 +38,7 @@ def divide_layers(
         LayoutError: a user's numbers do not fit the stages or the layers, or there are too few layers.
     """
     wanted, first, last = division.layers, division.first_stage_less_layers, division.last_stage_less_layers
+    assert not isinstance(wanted, str)  # `PipelineStages` has read a layout
     if first is not None or last is not None:
         wanted = _fewer_at_ends(len(layers), stages, first or 0, last or 0)
     if wanted is not None:
@@ -48,7 +49,7 @@ def divide_layers(
                 f"{', '.join(map(str, wanted))}: {sum(wanted)} layers in {len(wanted)} stages",
                 "correct the numbers, or leave them out",
             )
-        return tuple(int(number) for number in wanted)
+        return tuple(wanted)
     if len(layers) < stages - 1:
         _validate.invalid(
             "stages",

@@ -16,7 +16,7 @@ from tilewise.plan.emission import make_instruction
 from tilewise.plan.lower import Use, Variant, flat_view
 from tilewise.plan.memory import Buffer
 from tilewise.plan.place import carry_or_ring_key, category_of, own_key
-from tilewise.plan.schedule import RootTensors, tensors_seen
+from tilewise.plan.schedule import RootTensors, SeenTensors
 from tilewise.plan.shapes import round_up
 
 __all__ = ["Binder"]
@@ -55,6 +55,7 @@ class Binder:
     ) -> None:
         self.tensors, self.variants = tensors, variants
         shapes = tensors.shapes
+        self._seen = SeenTensors(tensors.graph)
         self.stages = [shapes.on(device).stage for device in shapes.kinds]  # of each class
         self.table = EntryTable(self.stages, shapes.bounds)
         # per stage; all but those of root tensors
@@ -159,7 +160,7 @@ class Binder:
 
     def _common(self, variant: Variant, call: OpNode | None) -> _Binding:
         """What all uses of a variant have in common."""
-        outside = None if call is None else tensors_seen(self.tensors.graph, call)
+        outside = None if call is None else self._seen.of(call)
         common = _Binding({}, [], [0] * len(variant.slots))
         for position, slot in enumerate(variant.slots):
             kind, place = self._place(variant, position, slot, outside)
@@ -192,7 +193,7 @@ class Binder:
 
     def _carry_or_ring(self, variant: Variant, position: int, slot: Slot, use: Use) -> int:
         """The entry of a carry or stack of a sum, or of a place in a ring."""
-        key = carry_or_ring_key(self.tensors.graph, variant, use, slot)
+        key = carry_or_ring_key(self._seen, variant, use, slot)
         storage = variant.graph.spec(slot.id).storage if slot.kind != "stack" else "rows"
         cut = self._cut_of_slot(variant, position, storage)
         return self.table.add((slot.kind, *key[1:]), self._buffers(key), cut)

@@ -6,11 +6,12 @@ from tilewise.plan.schedule.aliases import alias_roots
 from tilewise.plan.schedule.prefetched_states import choose_prefetched, prefetched_apart
 from tilewise.plan.schedule.root_tensors import RootTensors, result_buffers
 from tilewise.plan.schedule.scheduled import Scheduled, schedule_graph
-from tilewise.plan.schedule.segments import Segment, cut_segments, tensors_seen
+from tilewise.plan.schedule.segments import SeenTensors, Segment, cut_segments, tensors_seen
 
 __all__ = [
     "RootTensors",
     "Scheduled",
+    "SeenTensors",
     "Segment",
     "alias_roots",
     "choose_prefetched",

@@ -13,7 +13,7 @@ from tilewise.ir.reshards import is_prefetch
 from tilewise.ir.schedule import SegmentPlace
 from tilewise.plan.schedule.batch_sums import BatchSums
 
-__all__ = ["Segment", "cut_segments", "places_of", "tensors_seen"]
+__all__ = ["SeenTensors", "Segment", "cut_segments", "places_of", "tensors_seen"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,21 @@ class Segment:
         return (
             f"segment{self.index}" if self.call is None else graph.templates[self.call.attrs["template"]].key
         )
+
+
+class SeenTensors:
+    """The tensors of layers that their callers see, found once per call."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._of_calls: dict[int, dict[int, int]] = {}
+
+    def of(self, call: OpNode) -> dict[int, int]:
+        """As `tensors_seen`."""
+        seen = self._of_calls.get(call.id)
+        if seen is None:
+            seen = self._of_calls[call.id] = tensors_seen(self.graph, call)
+        return seen
 
 
 def tensors_seen(graph: Graph, call: OpNode) -> dict[int, int]:

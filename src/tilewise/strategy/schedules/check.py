@@ -98,9 +98,10 @@ def _check_waits(actions: Sequence[Sequence[Action]], virtual_stages: int) -> No
                 done.add(own[at[stage]])
                 at[stage] += 1
                 is_moving = True
-    stage = next((s for s, own in enumerate(actions) if at[s] < len(own)), None)
-    if stage is None:
+    waiting = [s for s, own in enumerate(actions) if at[s] < len(own)]
+    if not waiting:
         return
+    stage = waiting[0]
     steps: list[str] = []
     seen: list[int] = []
     while stage not in seen:
