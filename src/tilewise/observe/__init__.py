@@ -18,7 +18,7 @@ from tilewise.observe.graph_picture import write_graph_html, write_graph_svg
 from tilewise.observe.model_page import render_graph
 from tilewise.observe.overlap import Overlap, PathStep, TransferTime, measure_overlap
 from tilewise.observe.perfetto import write_perfetto
-from tilewise.observe.plan_page import CallPicture, PlanPicture, render_plan
+from tilewise.observe.plan_page import CallPicture, PassPicture, PlanPicture, StagePicture, render_plan
 from tilewise.observe.profile import Profile
 from tilewise.observe.trace import TaskSpan, Trace
 from tilewise.observe.trace_report import write_report
@@ -30,9 +30,11 @@ __all__ = [
     "GraphRegion",
     "GraphTask",
     "Overlap",
+    "PassPicture",
     "PathStep",
     "PlanPicture",
     "Profile",
+    "StagePicture",
     "TaskSpan",
     "Trace",
     "TransferTime",

@@ -18,7 +18,7 @@ from tilewise.observe.charts import Bar, Row, timeline_chart
 from tilewise.observe.page import duration, html_page, html_table, kernel_classes, text
 from tilewise.observe.trace import TaskSpan
 
-__all__ = ["CallPicture", "PlanPicture", "render_plan"]
+__all__ = ["CallPicture", "PassPicture", "PlanPicture", "StagePicture", "render_plan"]
 
 COLUMNS = 600
 MAX_ROWS = 500
@@ -28,7 +28,9 @@ WIDTH, LEFT, HEIGHT = 1200, 120, 220
 PLOT = WIDTH - LEFT - 10
 LABEL = 80  # pixels that the words of a mark take
 UPDATE_SHARE = 4  # one column of updates for so many others
+RESOLUTION = 1_000_000  # of a planned pipeline's time
 PHASES = {"forward": "c0", "backward": "c1", "update": "c2"}
+PASSES = {"F": "c0", "B": "c1", "I": "c1", "W": "c3"}
 MOVES = {"all_gather": "c4", "reduce_scatter": "c3"}
 
 
@@ -55,16 +57,51 @@ class CallPicture(NamedTuple):
 
 
 @dataclass(frozen=True)
+class StagePicture:
+    """The devices of one stage of a pipeline, or all devices.
+
+    Attributes:
+        name: name of the stage; empty if there is no pipeline.
+        lasting: bytes by category of buffers that live for the whole run.
+        usage: bytes by category of all memory that a device reserves, and their total.
+        classes: the classes of its devices, in words.
+        calls: the calls, in order.
+    """
+
+    name: str
+    lasting: Mapping[str, int]
+    usage: Mapping[str, int]
+    classes: tuple[str, ...]
+    calls: tuple[CallPicture, ...]
+
+
+class PassPicture(NamedTuple):
+    """A pass of a pipeline.
+
+    Attributes:
+        name: virtual stage, kind and microbatch, such as `0F3`.
+        kind: `F`, `B`, `I` or `W`.
+        begin, end: its time, in any unit.
+        num_calls: how many calls of its stage it consists of, without moves and updates.
+    """
+
+    name: str
+    kind: str
+    begin: float
+    end: float
+    num_calls: int
+
+
+@dataclass(frozen=True)
 class PlanPicture:
     """The data of a plan's page.
 
     Attributes:
         title, note: title of the page, and sentences below it.
         program: the name of the list of calls that is drawn.
-        lasting: bytes by category of buffers that live for the whole run.
-        usage: bytes by category of all memory that a device reserves, and their total.
-        classes: the classes of devices, in words.
-        calls: the calls, in order.
+        stages: the stages of the pipeline; one without a pipeline.
+        stage_of_device: the stage of each device.
+        passes: per stage, its passes as planned; empty without a pipeline.
         spans: per device, start and end of each call in ns; empty unless a run was traced and has
             the plan's tasks.
     """
@@ -72,10 +109,9 @@ class PlanPicture:
     title: str
     note: str
     program: str
-    lasting: Mapping[str, int]
-    usage: Mapping[str, int]
-    classes: tuple[str, ...]
-    calls: tuple[CallPicture, ...]
+    stages: tuple[StagePicture, ...]
+    stage_of_device: tuple[int, ...]
+    passes: tuple[tuple[PassPicture, ...], ...] = ()
     spans: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
@@ -87,23 +123,89 @@ def render_plan(picture: PlanPicture, timeline: Sequence[TaskSpan] = ()) -> str:
         timeline: tasks of a traced run of the plan, if there was one.
     """
     head = f"<p>{text(picture.note)}</p>"
-    sections = [head + _memory(picture), *(_schedule(picture, of) for of in range(len(picture.classes)))]
+    sections = [head + _pipeline(picture)] if picture.passes else []
+    for stage in picture.stages:
+        sections.append(("" if sections else head) + _memory(picture, stage))
+        sections += [_schedule(stage, of) for of in range(len(stage.classes))]
     if timeline:
         sections.append(_lanes(picture, timeline))
-    return html_page(picture.title, [*sections, _calls(picture)])
+    return html_page(picture.title, [*sections, *map(_calls, picture.stages)])
+
+
+# ---- pipeline ----------------------------------------------------------------------------------------------
+
+
+def _pipeline(picture: PlanPicture) -> str:
+    """The passes of every stage over time, as planned and, below, as in the traced run."""
+    end = max((p.end for of in picture.passes for p in of), default=0.0)
+    scale = RESOLUTION / max(end, 1e-30)
+    rows = [
+        Row(f"stage {stage}", [_bar(p, int(p.begin * scale), int(p.end * scale)) for p in of])
+        for stage, of in enumerate(picture.passes)
+    ]
+    planned = timeline_chart(rows[:MAX_LANES], 0, RESOLUTION)
+    measured, columns = "", ["stage", "passes", "idle as planned"]
+    cells = [
+        [stage.name, f"{len(of):,}", f"{_idle(of, end):.1%}"]
+        for stage, of in zip(picture.stages, picture.passes)
+    ]
+    if picture.spans:
+        of_stages = [_measured(picture, stage) for stage in range(len(picture.stages))]
+        first = min(p.begin for of in of_stages for p in of)
+        last = max(p.end for of in of_stages for p in of)
+        rows = [
+            Row(f"stage {stage}", [_bar(p, int(p.begin), int(p.end)) for p in of])
+            for stage, of in enumerate(of_stages)
+        ]
+        measured = (
+            f"<p class='soft'>As measured:</p>{timeline_chart(rows[:MAX_LANES], int(first), int(last))}"
+        )
+        columns.append("idle as measured")
+        for row, of in zip(cells, of_stages):
+            row.append(f"{_idle(of, last - first):.1%}")
+    hidden = len(picture.passes) - MAX_LANES
+    more = f"<p class='soft'>and {hidden:,} more stages</p>" if hidden > 0 else ""
+    return (
+        "<h2>Pipeline</h2><p class='soft'>The passes of each stage over time, if they take as long as their "
+        "floating-point operations. A name is virtual stage, kind and microbatch: F forward, B backward, I and W its "
+        f"parts for inputs and weights.</p><p class='legend'>{_legend(PASSES)}</p>{planned}{measured}{more}"
+        f"{html_table(tuple(columns), [tuple(row) for row in cells[:MAX_ROWS]])}"
+    )
+
+
+def _bar(p: PassPicture, begin: int, end: int) -> Bar:
+    return Bar(begin, end, PASSES[p.kind], p.name)
+
+
+def _idle(passes: Sequence[PassPicture], length: float) -> float:
+    busy = sum(p.end - p.begin for p in passes)
+    return max(0.0, 1 - busy / length) if length > 0 else 0.0
+
+
+def _measured(picture: PlanPicture, stage: int) -> list[PassPicture]:
+    """When the passes of a stage's first device ran: from the first to the last task of their calls."""
+    device = picture.stage_of_device.index(stage)
+    calls = zip(picture.stages[stage].calls, picture.spans[device])
+    spans = iter([span for c, span in calls if c.phase != "update" and not c.name.startswith("move:")])
+    made = []
+    for p in picture.passes[stage]:
+        own = [span for _, span in zip(range(p.num_calls), spans)]
+        made.append(p._replace(begin=float(min(own)[0]), end=float(max(end for _, end in own))))
+    return made
 
 
 # ---- memory ------------------------------------------------------------------------------------------------
 
 
-def _memory(picture: PlanPicture) -> str:
+def _memory(picture: PlanPicture, stage: StagePicture) -> str:
     """Stacked categories over the calls of a step, and their bytes."""
-    styles, places = _categories(picture), _columns(picture.calls)
-    columns = [_fullest(picture, of) for of in places]
+    styles, places = _categories(stage), _columns(stage.calls)
+    columns = [_fullest(stage, of) for of in places]
     drawing = _stack(columns, styles, _marks(places, HEIGHT))
-    rows = [(name, f"{count:,}", format_bytes(count)) for name, count in picture.usage.items() if count]
+    rows = [(name, f"{count:,}", format_bytes(count)) for name, count in stage.usage.items() if count]
+    of = f" of {stage.name}" if stage.name else ""
     return (
-        f"<h2>Memory of a device over the calls of {text(picture.program)}</h2>"
+        f"<h2>Memory of a device{of} over the calls of {text(picture.program)}</h2>"
         "<p class='soft'>From left to right one call after the other; lines begin a microbatch, or the update. What "
         "lasts lies below.</p>"
         f"<p class='legend'>{_legend(styles)}</p>{drawing}{html_table(('bytes of', 'bytes', ''), rows)}"
@@ -111,16 +213,16 @@ def _memory(picture: PlanPicture) -> str:
     )
 
 
-def _categories(picture: PlanPicture) -> dict[str, str]:
+def _categories(stage: StagePicture) -> dict[str, str]:
     """Categories with their colours, those of the whole run first."""
-    names = [name for name, count in picture.lasting.items() if count]
-    return kernel_classes([*names, *(name for call in picture.calls for name in call.alive)])
+    names = [name for name, count in stage.lasting.items() if count]
+    return kernel_classes([*names, *(name for call in stage.calls for name in call.alive)])
 
 
-def _fullest(picture: PlanPicture, calls: Sequence[CallPicture]) -> dict[str, int]:
+def _fullest(stage: StagePicture, calls: Sequence[CallPicture]) -> dict[str, int]:
     """Bytes by category during the call with most live bytes."""
     most = max(calls, key=lambda call: sum(call.alive.values()), default=None)
-    nbytes = dict(picture.lasting)
+    nbytes = dict(stage.lasting)
     for name, count in most.alive.items() if most is not None else ():
         nbytes[name] = nbytes.get(name, 0) + count
     return nbytes
@@ -192,11 +294,11 @@ def _scale_text(words: str) -> str:
 # ---- schedule ----------------------------------------------------------------------------------------------
 
 
-def _schedule(picture: PlanPicture, of: int) -> str:
+def _schedule(stage: StagePicture, of: int) -> str:
     """A cell per call in the row of the call's phase. The row below shows what devices of a class
     read from other devices.
     """
-    calls, total = picture.calls, Counter[str]()
+    calls, total = stage.calls, Counter[str]()
     for call in calls:
         for label, count in call.reads[of].items():
             total[_move(label)] += count
@@ -223,7 +325,7 @@ def _schedule(picture: PlanPicture, of: int) -> str:
     drawing = _svg(164, [*_marks(columns, 164), *parts, *([label, most] if total else [])])
     counts = ", ".join(f"{count:,} by {move}" for move, count in total.items()) or "nothing"
     return (
-        f"<h2>Schedule of {text(picture.classes[of])}</h2><p class='soft'>{len(calls):,} calls. Elements read from "
+        f"<h2>Schedule of {text(stage.classes[of])}</h2><p class='soft'>{len(calls):,} calls. Elements read from "
         f"other devices: {text(counts)}. Point at a cell for its call.</p>"
         f"<p class='legend'>{_legend({**PHASES, **{m: MOVES.get(m, 'cx') for m in total}})}</p>{drawing}"
     )
@@ -260,7 +362,7 @@ def _cell(x: float, y: float, width: float, height: float, style: str, words: st
     )
 
 
-def _calls(picture: PlanPicture) -> str:
+def _calls(stage: StagePicture) -> str:
     """A table of every call with its figures."""
     rows = [
         (
@@ -272,17 +374,18 @@ def _calls(picture: PlanPicture) -> str:
             *(f"{sum(of.values()):,}" for of in call.reads),
             *(f"{count:,}" for count in (sum(call.alive.values()),)),
         )
-        for number, call in enumerate(picture.calls[:MAX_ROWS])
+        for number, call in enumerate(stage.calls[:MAX_ROWS])
     ]
     head = ("call", "phase", "microbatch", "name", "template")
     heads = (
         *head,
-        *(f"elements read by {name}" for name in picture.classes),
+        *(f"elements read by {name}" for name in stage.classes),
         "bytes of results and temporaries",
     )
-    hidden = len(picture.calls) - MAX_ROWS
+    hidden = len(stage.calls) - MAX_ROWS
     more = f"<p class='soft'>and {hidden:,} more</p>" if hidden > 0 else ""
-    return f"<h2>Calls</h2><div class='scroll'>{html_table(heads, rows)}</div>{more}"
+    of = f" of {stage.name}" if stage.name else ""
+    return f"<h2>Calls{of}</h2><div class='scroll'>{html_table(heads, rows)}</div>{more}"
 
 
 # ---- a run -------------------------------------------------------------------------------------------------
@@ -303,7 +406,7 @@ def _lanes(picture: PlanPicture, timeline: Sequence[TaskSpan]) -> str:
     rows = []
     for device in sorted({device for device, _ in lanes}):
         if picture.spans:
-            spans = zip(picture.calls, picture.spans[device])
+            spans = zip(picture.stages[picture.stage_of_device[device]].calls, picture.spans[device])
             bars = [
                 Bar(a, b, PHASES[call.phase], _words_of(call, 0).partition(":")[0]) for call, (a, b) in spans
             ]
@@ -331,7 +434,7 @@ def _lanes(picture: PlanPicture, timeline: Sequence[TaskSpan]) -> str:
         cells = _over_time(picture, begin, max(1, end - begin))
         memory = (
             "<h2>Memory of device 0 in the run</h2><p class='soft'>Of the calls that ran at a time, what the plan has "
-            f"alive for the one with most.</p>{_stack(cells, _categories(picture), ())}"
+            f"alive for the one with most.</p>{_stack(cells, _categories(picture.stages[0]), ())}"
         )
     return (
         f"<h2>A run</h2><p class='soft'>{len(timeline):,} tasks in {duration(end - begin)}. Bars that are too narrow "
@@ -345,11 +448,11 @@ def _lanes(picture: PlanPicture, timeline: Sequence[TaskSpan]) -> str:
 def _over_time(picture: PlanPicture, begin: int, length: int) -> list[dict[str, int]]:
     """Bytes by category of the first device over the run's time."""
     running: list[list[CallPicture]] = [[] for _ in range(COLUMNS)]
-    for call, (first, last) in zip(picture.calls, picture.spans[0]):
+    for call, (first, last) in zip(picture.stages[0].calls, picture.spans[0]):
         low, high = ((moment - begin) * COLUMNS // length for moment in (first, last))
         for cell in running[max(0, low) : high + 1]:
             cell.append(call)
-    return [_fullest(picture, calls) for calls in running]
+    return [_fullest(picture.stages[0], calls) for calls in running]
 
 
 def _kind(label: str) -> str:

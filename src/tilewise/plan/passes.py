@@ -38,6 +38,7 @@ class PassSpan(NamedTuple):
         stage: the virtual stage.
         microbatch: the microbatch.
         begin, end: when it begins and ends; time spent waiting for another stage is not part of it.
+        num_calls: its calls, without moves.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class PassSpan(NamedTuple):
     microbatch: int
     begin: Time
     end: Time
+    num_calls: int = 1
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
@@ -117,7 +119,7 @@ class _Walk:
         begin, self.now = self.now, self.now + self.cost(planned)
         last = self.passes[-1] if self.passes else None
         if last is not None and last[:3] == (kind, stage, planned.microbatch) and last.end == begin:
-            self.passes[-1] = last._replace(end=self.now)
+            self.passes[-1] = last._replace(end=self.now, num_calls=last.num_calls + 1)
         else:
             self.passes.append(PassSpan(kind, stage, planned.microbatch, begin, self.now))
 

@@ -1,8 +1,8 @@
 """The data of a plan's page, from the plan's tables: what each call does and reads, and which
 memory is in use.
 
-The page shows the list with the most calls. The layer and the microbatch of a call follow from the
-tensors to which the call is bound, so this works for any schedule. A traced run is shown next to
+The page shows the list with the most calls. `plan.calls` finds the layer and the microbatch of a
+call, for any schedule. A traced run is shown next to
 the calls if it has as many tasks as the plan.
 """
 
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator, shown
-from tilewise.ir.program import Call, DeviceClass
-from tilewise.observe import CallPicture, PlanPicture, TaskSpan, Trace
+from tilewise.observe import CallPicture, PassPicture, PlanPicture, StagePicture, TaskSpan, Trace
+from tilewise.plan.calls import planned_calls
 from tilewise.plan.explain import name_devices, num_tasks, short_name
 from tilewise.plan.memory import ALIGNMENT, OFFLOADED, Buffer, most_at_one_time
-from tilewise.plan.schedule import Segment, cut_segments
+from tilewise.plan.passes import first_devices, walk_by_flops
+from tilewise.plan.schedule import cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.plan.traffic import TrafficCounter
 
@@ -56,45 +57,54 @@ def draw_plan(plan: PlanTables, timeline: Sequence[TaskSpan] = ()) -> PlanPictur
     """
     of = plan.program.classes[0]
     program = max(of.calls, key=lambda name: (name != "broadcast", len(of.calls[name])))
-    buffers = plan.placement(0).buffers
-    lasting = dict.fromkeys((b.category for b in buffers if b.first < 0), 0)
-    for b in buffers:
-        if b.first < 0:
-            lasting[b.category] += round_up(b.bytes, ALIGNMENT)
-    usage = max(plan.estimate_memory_usage(), key=lambda device: device["total"])
-    lasting |= {name: usage[name] for name in ("checkpoints", *plan.overhead)}  # next to the planned buffers
-    calls = tuple(_calls(plan, of, program))
+    spans = _spans(plan, program, timeline)
+    stages = tuple(
+        _draw_stage(plan, program, stage, device) for stage, device in enumerate(first_devices(plan))
+    )
     devices = f"{plan.mesh.num_devices} device" + ("" if plan.mesh.num_devices == 1 else "s")
     note = (
         f"{plan.mesh}: {devices} of {plan.settings.workers_per_device} workers, {plan.settings.accumulation} "
         f"microbatches, {plan.settings.batch_splits} batch splits."
     )
+    passes: tuple[tuple[PassPicture, ...], ...] = ()
+    if len(stages) > 1 and program == "step":
+        passes = tuple(
+            tuple(PassPicture(str(p), p.kind, float(p.begin), float(p.end), p.num_calls) for p in own)
+            for own in walk_by_flops(plan)
+        )
+    stage_of_device = tuple(plan.layout.stage_of(device) for device in range(plan.mesh.num_devices))
     return PlanPicture(
-        f"The plan of {plan.graph.name}",
-        note,
-        program,
-        lasting,
-        usage,
-        tuple(name_devices(plan)),
-        calls,
-        _spans(plan, program, timeline),
+        f"The plan of {plan.graph.name}", note, program, stages, stage_of_device, passes, spans
     )
 
 
-def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPicture]:
-    segments = cut_segments(plan.graph)
-    live_bytes = _LiveBytes(plan)
-    find = _Segments(plan, segments)
-    counters = [TrafficCounter(plan.program, [device], plan.symbol_bounds) for device in plan.kinds]
-    calls = [of_kind.calls[program] for of_kind in plan.program.classes]
-    seen: dict[int, int] = {}
-    last = max((s.index for s in segments if s.phase == "backward"), default=-1)
-    for place, call in enumerate(of.calls[program]):
-        segment = find.segment(of, call)
-        microbatch = seen.get(segment.index, 0)
-        if segment.phase == "update":
-            microbatch = plan.settings.accumulation - 1
-        seen[segment.index] = microbatch + 1
+def _draw_stage(plan: PlanTables, program: str, stage: int, device: int) -> StagePicture:
+    """The picture of a stage's devices, of which `device` is the first."""
+    buffers = plan.placements[stage].buffers
+    lasting = dict.fromkeys((b.category for b in buffers if b.first < 0), 0)
+    for b in buffers:
+        if b.first < 0:
+            lasting[b.category] += round_up(b.bytes, ALIGNMENT)
+    usages = plan.estimate_memory_usage()
+    of_stage = [usage for d, usage in enumerate(usages) if plan.layout.stage_of(d) == stage]
+    usage = max(of_stage, key=lambda usage: usage["total"])
+    lasting |= {name: usage[name] for name in ("checkpoints", *plan.overhead)}  # next to the planned buffers
+    kinds = [kind for kind in plan.kinds if plan.layout.stage_of(kind) == stage]
+    names = name_devices(plan)
+    classes = tuple(names[plan.program.devices[kind].class_id] for kind in kinds)
+    calls = tuple(_calls(plan, program, stage, device, kinds))
+    return StagePicture(f"stage {stage}" if len(plan.placements) > 1 else "", lasting, usage, classes, calls)
+
+
+def _calls(
+    plan: PlanTables, program: str, stage: int, device: int, kinds: Sequence[int]
+) -> Iterable[CallPicture]:
+    of, live_bytes = plan.class_of(device), _LiveBytes(plan, stage)
+    counters = [TrafficCounter(plan.program, [kind], plan.symbol_bounds) for kind in kinds]
+    calls = [plan.class_of(kind).calls[program] for kind in kinds]
+    planned = planned_calls(plan, device, program)
+    last = max((p.segment.index for p in planned if p.segment.phase == "backward"), default=-1)
+    for place, (call, segment, microbatch) in enumerate(planned):
         reads = tuple(
             {label: int(elements[0]) for label, elements in counter.count([own[place]]).items()}
             for counter, own in zip(counters, calls)
@@ -107,44 +117,13 @@ def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPict
         yield CallPicture(name, template, phase, microbatch, alive, reads)
 
 
-class _Segments:
-    """Finds the segment of a call: a segment of the call's template that uses all tensors to which
-    the call is bound.
-    """
-
-    def __init__(self, plan: PlanTables, segments: Sequence[Segment]) -> None:
-        self.by_name: dict[str, list[int]] = {}
-        self.users: dict[int, set[int]] = {}
-        self.segments = segments
-        for segment in segments:
-            self.by_name.setdefault(segment.name(plan.graph), []).append(segment.index)
-            for op in segment.ops:
-                for tensor in (*op.inputs, *op.outputs):
-                    if tensor is not None:
-                        self.users.setdefault(tensor, set()).add(segment.index)
-
-    def segment(self, of: DeviceClass, call: Call) -> Segment:
-        """The first segment that fits."""
-        bound = {of.entries[number].key for number in call.binding}
-        tensors = [key[1] for key in bound if key[0] in ("tensor", "flat")]
-        named = self.by_name[of.templates[call.template].name]
-        if len(named) == 1:
-            return self.segments[named[0]]
-        sets = sorted((self.users[t] for t in tensors if t in self.users), key=len)
-        fitting = set(named).intersection(*sets[:1])
-        for users in sets[1:]:
-            if len(fitting) > 1 and fitting & users:
-                fitting &= users
-        return self.segments[min(fitting or named)]
-
-
 class _LiveBytes:
     """Bytes that are live while a segment runs, by category."""
 
-    def __init__(self, plan: PlanTables) -> None:
+    def __init__(self, plan: PlanTables, stage: int) -> None:
         self.changes: list[tuple[int, str, int]] = []
         own: dict[int, list[Buffer]] = {}
-        for b in plan.placement(0).buffers:
+        for b in plan.placements[stage].buffers:
             if b.category == "temporaries":
                 number = b.key[1]
                 assert isinstance(number, int)
@@ -157,7 +136,7 @@ class _LiveBytes:
         now: dict[str, int] = dict.fromkeys((category for _, category, _ in self.changes), 0)
         self.changes.sort()
         done = 0
-        for index in range(len(cut_segments(plan.graph))):
+        for index in range(len(cut_segments(plan.graph, plan.layout.stages))):
             while done < len(self.changes) and self.changes[done][0] <= index:
                 _, category, size = self.changes[done]
                 now[category] += size

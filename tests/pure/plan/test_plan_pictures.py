@@ -48,7 +48,7 @@ def test_calls_equal_the_schedule(mesh):
     plan = plan_of(mesh)
     segments = cut_segments(plan.graph)
     (order,) = one_stage([SegmentPlace(s.phase) for s in segments], MESHES[mesh][1])
-    calls = [(c.phase, c.microbatch, c.name) for c in draw_plan(plan).calls]
+    calls = [(c.phase, c.microbatch, c.name) for c in draw_plan(plan).stages[0].calls]
     for turn, (phase, microbatch, name) in zip(order, calls, strict=True):
         segment = segments[turn.segment]
         assert (turn.kind, turn.microbatch) == (phase, microbatch)
@@ -62,7 +62,7 @@ def test_bytes_equal_the_plan(mesh):
     plan = replace(  # as a plan for training counts what lies next to its buffers
         plan, overhead={"engine": 1000}, settings=replace(plan.settings, is_checkpointed=True)
     )
-    picture = draw_plan(plan)
+    (picture,) = draw_plan(plan).stages
     extra = 1000 + max(plan.checkpoint_bytes)
     placement = plan.placement(0)
     assert plan.checkpoint_bytes[0] > 0
@@ -94,7 +94,7 @@ def test_bytes_equal_the_plan(mesh):
 def test_reads_equal_the_plan(mesh):
     """Per class of devices and label, over all calls; and in the table, call by call."""
     plan = plan_of(mesh)
-    picture = draw_plan(plan)
+    (picture,) = draw_plan(plan).stages
     assert len(picture.classes) == len(plan.kinds)
     traffic = plan.traffic("step")
     for number, device in enumerate(plan.kinds):
@@ -140,7 +140,7 @@ def test_graph_without_a_loss():
     x = graph.input([4, 8], name="x", labels=[BATCH, None])
     graph.output(graph.silu(x), "y")
     picture = draw_plan(plan_graph(graph.freeze(), {}))
-    assert (picture.program, [c.phase for c in picture.calls]) == ("forward", ["forward"])
+    assert (picture.program, [c.phase for c in picture.stages[0].calls]) == ("forward", ["forward"])
     Page(render_plan(picture))
 
 
