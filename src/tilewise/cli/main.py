@@ -185,6 +185,34 @@ def verify(
     config: Annotated[Path, _CONFIG],
     mesh: Annotated[str, typer.Option(help="The mesh, for example dp=2,tp=2.", show_default=False)],
     steps: Annotated[int, typer.Option(min=1, max=10**9, help="Optimizer steps to compare.")] = 3,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Schedule of the stages on axis pp: 1f1b, gpipe, interleaved or zero_bubble, or a file in PyTorch's "
+            "CSV format. Default: the configuration's.",
+            show_default=False,
+        ),
+    ] = None,
+    chunks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Runs of layers per stage, with interleaved. Default: the configuration's.",
+            show_default=False,
+        ),
+    ] = None,
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10**6,
+            help="Microbatches per step. Default: the configuration's accumulation; with axis pp at least as many as "
+            "stages.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Compare some steps over a mesh with the same steps on one device, to the bit.
 
@@ -192,7 +220,8 @@ def verify(
     gradient and, after the last step, every parameter, bit by bit. Prints that all are equal (exit
     code 0), or the first difference (exit code 1).
 
-    Example: `tilewise verify examples/train.toml --mesh dp=2,tp=2`
+    Examples: `tilewise verify examples/train.toml --mesh dp=2,tp=2`,
+    `tilewise verify examples/train.toml --mesh pp=2,dp=2 --schedule zero_bubble`
     """
     from tilewise.core import DeviceMesh
     from tilewise.train import compare_strategy, load_config
@@ -204,6 +233,9 @@ def verify(
             DeviceMesh.parse(mesh),
             steps,
             lambda text: console.print(text, highlight=False, markup=False),
+            schedule=schedule,
+            chunks=chunks,
+            microbatches=microbatches,
         )
     print(report.text)
     if not report.equal:

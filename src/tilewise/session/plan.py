@@ -144,7 +144,7 @@ def _inputs_of(saved: SavedPlan) -> PlanInputs:
     if optimizer is not None and (not isinstance(optimizer, Optimizer) or saved.definition.loss is None):
         raise Unreadable(f"its optimizer must be one of a graph with a loss; got {shown(optimizer)}")
     request = _from_data(saved.settings)
-    if request.accumulation > _MAX_MICROBATCHES:
+    if request.accumulation is not None and request.accumulation > _MAX_MICROBATCHES:
         raise Unreadable(f"it has more than {_MAX_MICROBATCHES} microbatches")
     return PlanInputs(saved.definition, optimizer, request)
 
@@ -221,7 +221,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "sharding": (Mapping, NoneType),
     "stages": (Mapping, NoneType),
     "mesh": (Mapping, NoneType),
-    "accumulation": (int,),
+    "accumulation": (int, NoneType),
     "batch_splits": (int, NoneType),
     "recompute": (str, tuple),
     "offload": (tuple,),

@@ -14,12 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewise.core.collector import collector_paused
+from tilewise.core.dims import BATCH
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.progress import Progress
 from tilewise.core.validation import Validator
 from tilewise.graph import Differentiated, Recomputation, fix_sizes, fuse_into_table_gradients
-from tilewise.ir.batch import cut_batch
+from tilewise.ir.batch import BatchCut, cut_batch
 from tilewise.ir.graph import Graph
 from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
@@ -31,6 +32,7 @@ from tilewise.session.passes import GRAPH_PASSES, PASSES, GraphOptions, LaidOut,
 from tilewise.strategy import (
     DistributionStrategy,
     check_offload,
+    microbatches_for,
     propagate_layouts,
 )
 
@@ -46,7 +48,7 @@ class PlanRequest:
     Attributes:
         mesh: the devices.
         strategy: what their axes share.
-        accumulation: microbatches per step.
+        accumulation: microbatches per step; None: chosen for a pipeline.
         batch_splits: parts of the batch that are summed separately; None: chosen.
         recomputation: what the backward pass computes again.
         sizes: values of symbolic sizes by name.
@@ -55,7 +57,7 @@ class PlanRequest:
 
     mesh: DeviceMesh
     strategy: DistributionStrategy
-    accumulation: int = 1
+    accumulation: int | None = 1
     batch_splits: int | None = None
     recomputation: Recomputation = field(default_factory=lambda: Recomputation.of("none"))
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -103,9 +105,7 @@ def request_for(
         strict, strategy.sharding, offloaded, workers_per_device, checkpoints, rows_per_tile, stages
     )
     if accumulation is None:
-        accumulation = 1
-        if stages is not None:
-            accumulation = stages.microbatches or used.size(stages.axis)
+        accumulation = 1 if stages is None else stages.microbatches
     recomputation = Recomputation.of(recompute)
     sizes = {} if sizes is None else sizes
     return PlanRequest(used, strategy, accumulation, batch_splits, recomputation, sizes, options)
@@ -175,11 +175,23 @@ def solve_layouts(graph: Graph, request: PlanRequest) -> LaidOut:
     """
     check_constants(graph)
     sizes = check_sizes("plan", symbols_of(graph), request.sizes)
-    batch = cut_batch(graph, request.accumulation, request.batch_splits)
+    microbatches = request.accumulation
+    if microbatches is None:
+        microbatches = _microbatches_of_pipeline(request, cut_batch(graph, 1, request.batch_splits))
+    batch = cut_batch(graph, microbatches, request.batch_splits)
     if batch.microbatches == 1:
         graph = fuse_into_table_gradients(graph)
     if sizes:
         graph = fix_sizes(graph, sizes)
-        batch = replace(cut_batch(graph, request.accumulation, request.batch_splits), bound=batch.bound)
+        batch = replace(cut_batch(graph, microbatches, request.batch_splits), bound=batch.bound)
     layout = propagate_layouts(graph, request.mesh, request.strategy, batch)
     return LaidOut(graph, layout, batch)
+
+
+def _microbatches_of_pipeline(request: PlanRequest, batch: BatchCut) -> int:
+    """As many microbatches as there are stages, or the next number that the batch splits allow."""
+    stages = request.options.stages
+    if stages is None or not batch.size:
+        return 1
+    sharing = request.mesh.size(*request.strategy.axes_for(BATCH.name))
+    return microbatches_for(request.mesh.size(stages.axis), batch.batch_splits, sharing)

@@ -10,6 +10,7 @@ from tilewise.strategy.reshard import insert_reshards
 from tilewise.strategy.schedules import (
     SCHEDULES,
     actions_for,
+    microbatches_for,
     one_stage,
     read_actions,
     schedules_for,
@@ -38,6 +39,7 @@ __all__ = [
     "gather_outputs",
     "gather_table_rows",
     "insert_reshards",
+    "microbatches_for",
     "move_activations",
     "offload_tensors",
     "one_stage",

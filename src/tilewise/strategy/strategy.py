@@ -105,7 +105,7 @@ class PipelineStages:
         first_stage_less_layers, last_stage_less_layers: instead of `layers`: how many layers fewer
             than the others the first and the last virtual stage have.
         microbatches: microbatches per step, if a plan states no other number; None: as many as
-            there are stages, or as the passes say.
+            there are stages, or the next number that the batch splits allow; or as the passes say.
 
     Raises:
         LayoutError: a value is out of range.

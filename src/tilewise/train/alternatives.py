@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tilewise.core.limits import num_cores
+from tilewise.strategy import microbatches_for
 from tilewise.train.train_config import DistributionSection, TrainConfig
 
 __all__ = [
@@ -20,7 +21,8 @@ __all__ = [
     "with_more_microbatches",
 ]
 
-_STRATEGIES = {"dp": "ddp", "fsdp": "fsdp", "tp": "tensor_parallel"}
+_STRATEGIES = {"dp": "ddp", "fsdp": "fsdp", "tp": "tensor_parallel", "pp": "pipeline"}
+_MICROBATCHES_PER_STAGE = 4  # of a pipeline that is tried
 _COSTS = {"none": 0, "selective": 1, "full": 10}  # cost in time, relative to doubling the microbatches
 _DEARER_THAN_FULL = 11  # for patterns of a user, whose cost is unknown
 _MOST_TILE_ROWS = 4096
@@ -51,13 +53,19 @@ def other_meshes(config: TrainConfig) -> Iterator[TrainConfig]:
 
 def _over(config: TrainConfig, mesh: dict[str, int], workers: int) -> TrainConfig:
     distribution = config.distribution
-    settings = distribution.model_dump() if "fsdp" in mesh and "fsdp" in distribution.mesh else {}
+    is_like = any(axis in mesh and axis in distribution.mesh for axis in ("fsdp", "pp"))
+    settings = distribution.model_dump() if is_like else {}
     settings |= {
         "strategy": _STRATEGIES[next(iter(mesh))] if mesh else "single",
         "mesh": mesh,
         "workers_per_device": None if distribution.workers_per_device is None else workers,
     }
-    return config.model_copy(update={"distribution": DistributionSection(**settings)})
+    config = config.model_copy(update={"distribution": DistributionSection(**settings)})
+    if "pp" not in mesh:
+        return config
+    wanted = max(config.train.accumulation, _MICROBATCHES_PER_STAGE * mesh["pp"])
+    number = microbatches_for(wanted, config.train.batch_splits, 1)
+    return _with_train(config, accumulation=number)
 
 
 def memory_ladder(config: TrainConfig) -> Iterator[TrainConfig]:

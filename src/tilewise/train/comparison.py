@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tilewise.core import DeviceMesh, Validator
 from tilewise.files.writing import writing
-from tilewise.strategy import check_offload
+from tilewise.strategy import SCHEDULES, check_offload, microbatches_for
 from tilewise.train.random_batches import RandomBatches
 from tilewise.train.train_config import TrainConfig, make_optimizer, make_strategy
 from tilewise.train.trainer import make_graph
@@ -26,12 +26,23 @@ _MOST_STEPS = 10**9
 
 
 def compare_strategy(
-    config: TrainConfig, mesh: DeviceMesh, num_steps: int, report: Callable[[str], None]
+    config: TrainConfig,
+    mesh: DeviceMesh,
+    num_steps: int,
+    report: Callable[[str], None],
+    *,
+    schedule: str | None = None,
+    chunks: int | None = None,
+    microbatches: int | None = None,
 ) -> VerifyReport:
     """Compare some steps on one device with the same steps over `mesh`, to the bit.
 
     Args:
         report: called with a description of the current work.
+        schedule: name or file of the pipeline's schedule, instead of the configuration's.
+        chunks: runs of layers per stage, instead of the configuration's.
+        microbatches: microbatches per step; by default the configuration's accumulation, or as many
+            as a pipeline needs to be busy.
 
     Raises:
         LayoutError, PlanError, ResourceError: the mesh is not possible for this model. Raised
@@ -44,6 +55,7 @@ def compare_strategy(
         with writing(Path(where)):
             Path(where).mkdir(parents=True, exist_ok=True)
     num_steps = Validator("train").integer("compare", "steps", num_steps, 1, _MOST_STEPS)
+    config = _with_stages(config, schedule, chunks)
     graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
     return verify_strategy(
@@ -51,7 +63,7 @@ def compare_strategy(
         mesh,
         RandomBatches(config, num_steps),
         strategy=make_strategy(config, mesh),
-        accumulation=config.train.accumulation,
+        accumulation=_microbatches(config, mesh) if microbatches is None else microbatches,
         batch_splits=config.train.batch_splits,
         recompute=config.train.recompute,
         offload=config.train.offload,
@@ -60,3 +72,24 @@ def compare_strategy(
         lr=config.optimizer.lr,
         report=report,
     )
+
+
+def _with_stages(config: TrainConfig, schedule: str | None, chunks: int | None) -> TrainConfig:
+    """The configuration with another schedule of its pipeline."""
+    changes: dict[str, object] = {} if chunks is None else {"chunks": chunks}
+    if schedule is not None:
+        is_name = schedule in SCHEDULES
+        changes |= {
+            "schedule": schedule if is_name else "1f1b",
+            "schedule_file": None if is_name else schedule,
+        }
+    distribution = config.distribution.model_copy(update=changes)
+    return config.model_copy(update={"distribution": distribution})
+
+
+def _microbatches(config: TrainConfig, mesh: DeviceMesh) -> int:
+    """The configuration's accumulation; with a pipeline at least as many as there are stages."""
+    stages, accumulation = mesh.size("pp"), config.train.accumulation
+    if stages == 1 or accumulation >= stages:
+        return accumulation
+    return microbatches_for(stages, config.train.batch_splits, mesh.size("dp", "fsdp"))

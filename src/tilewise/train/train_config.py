@@ -30,7 +30,7 @@ from pydantic import (
 
 from tilewise import models, optim
 from tilewise.checkpoint.training import RENAMED_SETTINGS
-from tilewise.core import MODEL_DTYPES, ConfigError, PlanError, Validator, model_dtype
+from tilewise.core import MODEL_DTYPES, ConfigError, LayoutError, PlanError, Validator, model_dtype
 from tilewise.core.dims import MAX_SIZE
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.log import warn_once
@@ -40,7 +40,14 @@ from tilewise.files.reading import Unreadable, decode_text, first_problem, read_
 from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
 from tilewise.plan.settings import MAX_ROWS_PER_TILE
-from tilewise.strategy import DistributionStrategy, StateSharding, check_offload
+from tilewise.strategy import (
+    DistributionStrategy,
+    PipelineStages,
+    StateSharding,
+    check_offload,
+    microbatches_for,
+    read_actions,
+)
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -274,17 +281,41 @@ _MESHES: Mapping[str, Sequence[tuple[str, ...]]] = {
     "ddp": [("dp",)],
     "fsdp": [("fsdp",), ("dp", "fsdp")],
     "tensor_parallel": [("tp",)],
-    "hybrid": [("dp", "tp"), ("fsdp", "tp"), ("dp", "fsdp", "tp")],
+    "pipeline": [("pp",)],
+    "hybrid": [
+        ("dp", "tp"),
+        ("fsdp", "tp"),
+        ("dp", "fsdp", "tp"),
+        *(
+            ("pp", *others)
+            for others in (("dp",), ("fsdp",), ("tp",), ("dp", "fsdp"), ("dp", "tp"), ("fsdp", "tp"))
+        ),
+        ("pp", "dp", "fsdp", "tp"),
+    ],
 }
 
 
 _ABOUT_SHARDING = ("reshard_after_forward", "prefetch", "reduce", "units", "unit_elements")
+_ABOUT_STAGES = (
+    "schedule",
+    "schedule_file",
+    "chunks",
+    "layers",
+    "first_stage_less_layers",
+    "last_stage_less_layers",
+)
 
 
 class DistributionSection(_Section):
-    """`[distribution]`: the strategy, its mesh, and how axis `fsdp` shards state (`StateSharding`)."""
+    """`[distribution]`: the strategy, its mesh, how axis `fsdp` shards state (`StateSharding`), and how
+    layers are divided among the stages on axis `pp` (`PipelineStages`).
 
-    strategy: Literal["single", "ddp", "fsdp", "tensor_parallel", "hybrid"] = "single"
+    Attributes:
+        schedule_file: a schedule in PyTorch's CSV format, instead of `schedule`. A relative path in
+            a file is relative to the file's own directory.
+    """
+
+    strategy: Literal["single", "ddp", "fsdp", "tensor_parallel", "pipeline", "hybrid"] = "single"
     mesh: dict[str, int] = Field(default_factory=dict)
     workers_per_device: int | None = Field(default=None, ge=1, le=_MAX_WORKERS)
     reshard_after_forward: bool = True
@@ -292,6 +323,12 @@ class DistributionSection(_Section):
     reduce: Literal["microbatch", "step"] = "microbatch"
     units: list[str] = Field(default_factory=list, max_length=1024)
     unit_elements: int = Field(default=0, ge=0, le=MAX_SIZE)
+    schedule: str = "1f1b"
+    schedule_file: _Path | None = None
+    chunks: int = Field(default=1, ge=1, le=64)
+    layers: list[int] | str | None = None
+    first_stage_less_layers: int | None = Field(default=None, ge=0, le=MAX_SIZE)
+    last_stage_less_layers: int | None = Field(default=None, ge=0, le=MAX_SIZE)
 
     @model_validator(mode="after")
     def _axes_belong_to_strategy(self) -> DistributionSection:
@@ -303,9 +340,35 @@ class DistributionSection(_Section):
         about_sharding = [name for name in _ABOUT_SHARDING if getattr(self, name) != getattr(usual, name)]
         if about_sharding and "fsdp" not in self.mesh:
             raise ValueError(f"{about_sharding[0]} needs axis fsdp in the mesh, got {self.mesh}")
+        about_stages = [name for name in _ABOUT_STAGES if getattr(self, name) != getattr(usual, name)]
+        if about_stages and "pp" not in self.mesh:
+            raise ValueError(f"{about_stages[0]} needs axis pp in the mesh, got {self.mesh}")
+        if self.schedule_file is not None and "schedule" in self.model_fields_set:
+            raise ValueError(f"schedule_file needs schedule to be left out, got {self.schedule!r}")
+        try:
+            self.stages()
+        except LayoutError as error:
+            raise ValueError(str(error).partition("] ")[2]) from None
         if not all(1 <= size <= _MAX_AXIS for size in self.mesh.values()):
             raise ValueError(f"every axis of the mesh must lie in 1 to {_MAX_AXIS}, got {self.mesh}")
         return self
+
+    def stages(self, schedule: Sequence[Sequence[str]] | str | None = None) -> PipelineStages:
+        """How layers are divided.
+
+        Args:
+            schedule: the passes of each stage, from `schedule_file`.
+
+        Raises:
+            LayoutError: a value does not fit the others.
+        """
+        return PipelineStages(
+            schedule=self.schedule if schedule is None else schedule,  # type: ignore[arg-type]
+            chunks=self.chunks,
+            layers=self.layers,  # type: ignore[arg-type]  # PipelineStages makes it a tuple
+            first_stage_less_layers=self.first_stage_less_layers,
+            last_stage_less_layers=self.last_stage_less_layers,
+        )
 
 
 _F16 = ("f16", "fp16", "float16")  # names of a dtype that weights are stored in, but no model computes in
@@ -350,6 +413,16 @@ class TrainConfig(_Section):
     optimizer: OptimizerSection = OptimizerSection()
     distribution: DistributionSection = DistributionSection()
     output: OutputSection = OutputSection()
+
+    @model_validator(mode="after")
+    def _microbatches_of_pipeline(self) -> TrainConfig:
+        """The default of `train.accumulation`, which depends on the stages of a pipeline."""
+        stages = self.distribution.mesh.get("pp", 1)
+        if stages > 1 and "accumulation" not in self.train.model_fields_set:
+            sharing = self.distribution.mesh.get("dp", 1) * self.distribution.mesh.get("fsdp", 1)
+            number = microbatches_for(stages, self.train.batch_splits, sharing)
+            object.__setattr__(self, "train", self.train.model_copy(update={"accumulation": number}))
+        return self
 
     @model_validator(mode="after")
     def _batch_fits(self) -> TrainConfig:
@@ -622,7 +695,11 @@ def make_optimizer(config: TrainConfig) -> Optimizer:
 
 
 def make_strategy(config: TrainConfig, mesh: DeviceMesh | None = None) -> DistributionStrategy:
-    """The strategy of `[distribution]`, over the section's mesh or the given one."""
+    """The strategy of `[distribution]`, over the section's mesh or the given one.
+
+    Raises:
+        LayoutError: the file of a schedule cannot be read, or is not one.
+    """
     section = config.distribution
     sharding = StateSharding(
         ("fsdp",),
@@ -632,7 +709,9 @@ def make_strategy(config: TrainConfig, mesh: DeviceMesh | None = None) -> Distri
         tuple(section.units),
         section.unit_elements,
     )
-    return DistributionStrategy.for_mesh(DeviceMesh(section.mesh) if mesh is None else mesh, sharding)
+    passes = None if section.schedule_file is None else read_actions(section.schedule_file)
+    mesh = DeviceMesh(section.mesh) if mesh is None else mesh
+    return DistributionStrategy.for_mesh(mesh, sharding, section.stages(passes))
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
@@ -661,6 +740,10 @@ def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
     if config.model.path is not None:
         model = config.model.model_copy(update={"path": str(directory / config.model.path)})
         config = config.model_copy(update={"model": model})
+    if config.distribution.schedule_file is not None:
+        path = str(directory / config.distribution.schedule_file)
+        distribution = config.distribution.model_copy(update={"schedule_file": path})
+        config = config.model_copy(update={"distribution": distribution})
     if config.data.path == "stdlib":
         return config
     data = config.data.model_copy(update={"path": str(directory / config.data.path)})

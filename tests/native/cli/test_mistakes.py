@@ -307,7 +307,7 @@ def test_an_invalid_configuration_is_rejected(tmp_path, run, case):
         (["dp=2,\x1b[2J=2"], "name of an axis must be printable"),
         (["\udcff=2"], "name of an axis must be printable"),
         ([f"dp={1 << 20}"], "must lie in [1, 1024]"),
-        (["xx=2"], "mesh axes are dp, fsdp and tp"),
+        (["xx=2"], "mesh axes are pp, dp, fsdp and tp"),
         (["dp=3"], "nodes of its tree"),
         (["tp=1024"], "nodes of its tree"),
         (["dp=2", "--steps", "0"], "--steps"),

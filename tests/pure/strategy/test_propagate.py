@@ -60,7 +60,10 @@ def test_axes_of_size_one_shard_nothing():
             r"several; got 'mlp' to \('data', 'tp'\) over data=2,more=3",
         ),
         (lambda: spread({"mlp": ("data", "data")}), "each once"),
-        (lambda: DistributionStrategy.for_mesh(DeviceMesh({"x": 2})), "mesh axes are dp, fsdp and tp; got x"),
+        (
+            lambda: DistributionStrategy.for_mesh(DeviceMesh({"x": 2})),
+            "mesh axes are pp, dp, fsdp and tp; got x",
+        ),
     ],
 )
 def test_impossible_strategies_are_rejected(make, words):

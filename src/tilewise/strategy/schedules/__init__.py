@@ -18,6 +18,7 @@ from tilewise.strategy.schedules.table import (
     SCHEDULES,
     SPLITTING,
     actions_for,
+    microbatches_for,
     require_chunks,
     schedules_for,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "SPLITTING",
     "Action",
     "actions_for",
+    "microbatches_for",
     "one_stage",
     "parse_actions",
     "read_actions",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tilewise.core.errors import LayoutError
+from tilewise.core.tree import allowed_widths
 from tilewise.core.validation import Validator
 from tilewise.ir.schedule import MakeSchedules
 from tilewise.strategy.schedules.actions import Action, turns_of
@@ -16,7 +17,7 @@ from tilewise.strategy.schedules.interleaved import interleaved
 from tilewise.strategy.schedules.one_f_one_b import one_f_one_b
 from tilewise.strategy.schedules.zero_bubble import zero_bubble
 
-__all__ = ["SCHEDULES", "SPLITTING", "actions_for", "require_chunks", "schedules_for"]
+__all__ = ["SCHEDULES", "SPLITTING", "actions_for", "microbatches_for", "require_chunks", "schedules_for"]
 
 _validate = Validator("schedule", LayoutError)
 
@@ -92,3 +93,16 @@ def schedules_for(
         LayoutError: as `actions_for`.
     """
     return partial(turns_of, actions_for(schedule, stages, chunks, microbatches))
+
+
+def microbatches_for(stages: int, batch_splits: int, sharing: int) -> int:
+    """The microbatches of a step if nobody states a number: as many as there are stages, or the next
+    number with which the batch can be divided.
+
+    Args:
+        batch_splits: number of parts of the batch that are summed separately.
+        sharing: number of devices that share the batch.
+    """
+    widths = allowed_widths(batch_splits)
+    fitting = [width // sharing for width in widths if width % sharing == 0]
+    return next((number for number in fitting if number >= stages), max(fitting, default=1))
