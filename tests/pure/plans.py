@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewise.core.mesh import DeviceMesh
-from tilewise.graph import GraphBuilder, Recomputation, differentiate, simplify
+from tilewise.graph import GraphBuilder, Recomputation, differentiate, simplify, split_backward
 from tilewise.graph import recompute as recomputed
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph
@@ -12,6 +12,7 @@ from tilewise.plan import PlanTables, make_plan, settings_for
 from tilewise.processes.workers import WorkerPool
 from tilewise.strategy import (
     DistributionStrategy,
+    PipelineStages,
     divide_into_stages,
     gather_outputs,
     gather_table_rows,
@@ -29,11 +30,14 @@ def with_update(
     optimizer: Optimizer | None = None,
     recompute: object = "none",
     pool: WorkerPool | None = None,
+    *,
+    splits_backward: bool = False,
 ) -> Graph:
     """A builder's graph with gradients of its loss and an optimizer's update."""
     recomputation = Recomputation.of(recompute)
     made = differentiate(simplify(builder.freeze()), builder.draft.loss_id, pool)
     made = recomputed(made, recomputation)
+    made = split_backward(made) if splits_backward else made
     thawed = GraphBuilder.thaw(made.graph)
     (optimizer or AdamW()).add_to(thawed, made.gradients)
     return thawed.freeze()
@@ -48,11 +52,12 @@ def plan_graph(
     workers: int = 1,
     optimizer: Optimizer | None = None,
     pool: WorkerPool | None = None,
+    stages: PipelineStages | None = None,
 ) -> PlanTables:
     """The plan of a complete graph over a mesh of these axes."""
     mesh = DeviceMesh(axes)
     batch = cut_batch(graph, accumulation, batch_splits)
-    strategy = DistributionStrategy.for_mesh(mesh)
+    strategy = DistributionStrategy.for_mesh(mesh, stages=stages)
     graph, layout = insert_reshards(graph, propagate_layouts(graph, mesh, strategy, batch))
     graph, layout = gather_table_rows(graph, layout, batch)
     stages, schedule = strategy.stages, one_stage

@@ -121,7 +121,8 @@ def flops_of(graph: Graph, ops: Iterable[OpNode]) -> int:
         for t, dims in zip(tensors, (*factors.inputs, *factors.outputs)):
             if t is not None and dims is not None:
                 sizes.update(zip(dims, map(upper_bound, graph.spec(t).shape)))
-        results = {d for dims in factors.outputs for d in dims}
+        selected = {d for p in factors.partial_values if p.combine == "or" for d in p.factors}
+        results = {d for dims in factors.outputs for d in dims} | selected
         is_product = len([d for d in factors.inputs if d]) > 1 and any(
             d not in results for dims in factors.inputs for d in dims or ()
         )
