@@ -24,14 +24,16 @@ def run_step(axes):
         return plan, running.transfers()
 
 
-@pytest.mark.parametrize("axes", [{"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}, {"tp": 8}], ids=str)
+@pytest.mark.parametrize(
+    "axes", [{"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}, {"tp": 8}, {"pp": 2, "dp": 2}], ids=str
+)
 def test_counted_transfers_equal_the_plan(axes):
     """Every label's elements, on every device."""
     plan, counted = run_step(axes)
     assert {k: v for k, v in counted.items() if any(v)} == plan.traffic("step")
 
 
-@pytest.mark.parametrize("axes", [{"dp": 2, "tp": 2}, {"fsdp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("axes", [{"dp": 2, "tp": 2}, {"fsdp": 2, "tp": 2}, {"pp": 2}], ids=str)
 def test_profiles_know_the_labels_of_transfers(axes):
     """Profiles count a task as a transfer, by its label, exactly if its instruction reads other devices."""
     plan = training_graph(config(), "bf16").plan(axes)

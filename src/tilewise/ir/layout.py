@@ -134,14 +134,18 @@ class StageLayout:
         axis: the mesh axis of the pipeline. A device's stage is its coordinate on this axis.
         ops: the virtual stage of each op, or `EVERY_STAGE`. Of an op `move`, the one that receives.
         tensors: per tensor, the stages that have it, in order.
-        weight_part: ops of the backward pass that only lead to gradients of weights, if a schedule
-            runs them apart from the others.
+        weight_part: per op, whether it is one of the backward pass that only leads to gradients of
+            weights; empty if no schedule runs these apart from the others.
     """
 
     axis: str
     ops: tuple[int, ...]
     tensors: tuple[tuple[int, ...], ...]
-    weight_part: frozenset[int] = frozenset()
+    weight_part: tuple[bool, ...] = ()
+
+    def is_weight_part(self, op: int) -> bool:
+        """Whether a schedule may run an op after the gradients that other stages wait for."""
+        return bool(self.weight_part) and self.weight_part[op]
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class _Walk:
         stage = 0
         if self.stages is not None:
             stage = self.stages.ops[first]
-            kind = "W" if first in self.stages.weight_part else kind
+            kind = "W" if self.stages.is_weight_part(first) else kind
         begin, self.now = self.now, self.now + self.cost(planned)
         last = self.passes[-1] if self.passes else None
         if last is not None and last[:3] == (kind, stage, planned.microbatch) and last.end == begin:

@@ -122,11 +122,13 @@ def verify_strategy(
         distributed.initialize(seed, _SPREAD)
         for number, batch in enumerate(batches):
             report(f"step {number + 1} of {len(batches)}: one device, then {device_mesh}")
-            pairs = {"loss and norm": (_run(expected, batch, lr), _run(distributed, batch, lr))}
+            results = [model.step(batch, lr) for model in (expected, distributed)]
+            pairs = {"loss": _pair(*(result.loss for result in results))}
             pairs |= {
                 f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), distributed.get_tensor(f"{n}.grad"))
                 for n in expected.parameter_names()
             }
+            pairs["norm of all gradients"] = _pair(*(result.grad_norm for result in results))
             difference = _compare(pairs) or _replicas(
                 distributed, [f"{n}.grad" for n in distributed.parameter_names()]
             )
@@ -143,9 +145,8 @@ def verify_strategy(
     return VerifyReport(True, f"{device_mesh} equals one device to the bit: {what}")
 
 
-def _run(model: GraphInstance, batch: Batch, lr: float) -> np.ndarray:
-    result = model.step(batch, lr)
-    return np.array([result.loss, result.grad_norm], np.float32)
+def _pair(one: float, other: float) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([one], np.float32), np.array([other], np.float32)
 
 
 def _replicas(model: GraphInstance, names: Sequence[str]) -> str | None:

@@ -107,6 +107,12 @@ class _Adding:
             self.compute.append(self.compute[tensor])
         return self._moved[tensor, to]
 
+    def weight_flags(self) -> tuple[bool, ...]:
+        """Per op, whether it only leads to gradients of weights; empty if none was told apart."""
+        return (
+            tuple(number in self.weight_part for number in range(len(self.ops))) if self.weight_part else ()
+        )
+
     def graph(self) -> Graph:
         """The new graph."""
         producer = {o: op.id for op in self.ops for o in op.outputs}
@@ -297,7 +303,7 @@ class _Division:
                 )
                 made[op.id, partial.name] = (*made.get((op.id, partial.name), ()), pending)
         tensors = self._stages_of_tensors(graph, adding.stages)
-        stages = StageLayout(self.axis, tuple(adding.stages), tensors, frozenset(adding.weight_part))
+        stages = StageLayout(self.axis, tuple(adding.stages), tensors, adding.weight_flags())
         return replace(layout, pending_reductions=made, stages=stages)
 
     def _distributed(self, op: OpNode, stage: int) -> frozenset[int]:

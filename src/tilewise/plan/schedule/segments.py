@@ -76,7 +76,7 @@ def cut_segments(graph: Graph, stages: StageLayout | None = None) -> tuple[Segme
         stands_alone = op.op in ("call", "move")
         kind: object = None
         if not stands_alone:
-            kind = op.phase if stages is None else (op.phase, stages.ops[op.id], op.id in stages.weight_part)
+            kind = op.phase if stages is None else (op.phase, stages.ops[op.id], stages.is_weight_part(op.id))
         if kind is None or kind != last:
             runs.append([op])
         else:
@@ -91,24 +91,44 @@ def places_of(
     """What a schedule needs to know of each segment."""
     if stages is None:
         return tuple(SegmentPlace(segment.phase) for segment in segments)  # type: ignore[arg-type]
+    once = _that_run_once(graph, segments)
     places = []
-    constant = {t.id for t in graph.tensors if t.kind in ("parameter", "state")}  # in a step's microbatches
-    readers = _phases_of_readers(graph)
     for segment in segments:
         first = segment.ops[0]
         stage = stages.ops[first.id]
-        source = first.attrs["source"] if segment.is_move else stage
-        microbatches = "each"
-        if segment.phase != "update":
-            if segment.is_move and first.id in sums.late_ops:
-                microbatches = "last"
-            elif (segment.is_move or is_prefetch(graph, first)) and constant.issuperset(first.inputs):
-                constant.update(first.outputs)
-                is_kept = any(readers.get(o, set()) - {segment.phase} for o in first.outputs)
-                microbatches = "first" if segment.is_move or is_kept else "each"
-        is_weight_part = first.id in stages.weight_part
-        places.append(SegmentPlace(segment.phase, stage, source, microbatches, is_weight_part))  # type: ignore[arg-type]
+        is_last = segment.is_move and segment.phase != "update" and first.id in sums.late_ops
+        place = SegmentPlace(
+            segment.phase,  # type: ignore[arg-type]
+            stage,
+            first.attrs["source"] if segment.is_move else stage,
+            "first" if segment.index in once else "last" if is_last else "each",
+            stages.is_weight_part(first.id),
+        )
+        places.append(place)
     return tuple(places)
+
+
+def _that_run_once(graph: Graph, segments: Sequence[Segment]) -> set[int]:
+    """The segments that copy weights which other stages or the other pass read as well: their results
+    are the same in all microbatches.
+    """
+    constant = {t.id for t in graph.tensors if t.kind in ("parameter", "state")}
+    readers, copies = _phases_of_readers(graph), list[Segment]()
+    for segment in segments:
+        first = segment.ops[0]
+        is_copy = segment.is_move or is_prefetch(graph, first)
+        if segment.phase != "update" and is_copy and constant.issuperset(first.inputs):
+            constant.update(first.outputs)
+            copies.append(segment)
+    once: set[int] = set()
+    needed: set[int] = set()  # what such segments read
+    for segment in reversed(copies):
+        first = segment.ops[0]
+        is_kept = any(readers.get(o, set()) - {segment.phase} for o in first.outputs)
+        if segment.is_move or is_kept or not needed.isdisjoint(first.outputs):
+            once.add(segment.index)
+            needed.update(first.given)
+    return once
 
 
 def _phases_of_readers(graph: Graph) -> dict[int, set[str]]:

@@ -1,0 +1,258 @@
+"""Pipelines equal one device to the bit, over pairs of everything that a user can choose, and planted
+faults are found and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_llama import batches, change_first, config, training_graph
+
+import tilewise as tw
+import tilewise.strategy.offload as offload
+from pure.pairwise import Case, pairwise_cases
+from tilewise.core.errors import PlanError, TilewiseError
+from tilewise.ir.program import Instruction
+from tilewise.session import Plan, verify_strategy
+
+BATCH, SEQ, LAYERS, STEPS = 16, 8, 4, 3
+ZERO = {
+    "zero 3": {},
+    "zero 2": {"reshard_after_forward": False},
+    "zero 1": {"reshard_after_forward": False, "reduce": "step"},
+}
+CHOICES = {
+    "schedule": ["1f1b", "gpipe", "interleaved", "zero_bubble"],
+    "stages": [2, 3, 4],
+    "others": [(), ("dp", 2), ("fsdp", 2), ("tp", 2), ("dp", 2, "tp", 2), ("fsdp", 2, "tp", 2)],
+    "sharding": [*ZERO],
+    "microbatches": [1, 2, 4, 8],
+    "recompute": ["none", "selective", "full"],
+    "offload": ["none", "optimizer", "parameters", "activations"],
+    "tied": [True, False],
+    "dtype": ["f32", "bf16"],
+}
+
+
+def devices(case: Case) -> int:
+    _, stages, others, *_ = case
+    return stages * int(np.prod(others[1::2], dtype=int))  # type: ignore[operator, index]
+
+
+def is_allowed(case: Case) -> bool:
+    """Whether the rules allow a case, and whether it has few enough threads for small machines."""
+    schedule, stages, others, sharding, microbatches, *_ = case
+    if schedule == "interleaved" and (stages != 2 or microbatches % 2):  # type: ignore[operator]
+        return False  # four layers
+    return devices(case) <= 8 and (sharding == "zero 3" or "fsdp" in others)  # type: ignore[operator]
+
+
+@cache
+def pairwise() -> list[Case]:
+    """Few cases with every pair of values that the rules allow."""
+    return pairwise_cases(CHOICES, is_allowed)
+
+
+def compare(case: Case, change: Callable[[Plan], Plan] = lambda plan: plan) -> tuple[bool, str]:
+    """Three steps of a case next to one device."""
+    schedule, stages, others, sharding, microbatches, recompute, offloaded, tied, dtype = case
+    model = config(
+        num_hidden_layers=LAYERS, hidden_size=32, intermediate_size=48, head_dim=4, tie_word_embeddings=tied
+    )
+    axes = {"pp": stages, **dict(zip(others[::2], others[1::2]))}  # type: ignore[index]
+    own = tw.PipelineStages(
+        schedule=schedule,  # type: ignore[arg-type]
+        chunks=2 if schedule == "interleaved" else 1,
+    )
+    state = tw.StateSharding(("fsdp",), **ZERO[sharding]) if "fsdp" in axes else None  # type: ignore[index, arg-type]
+    report = verify_strategy(
+        training_graph(model, dtype, BATCH, SEQ),  # type: ignore[arg-type]
+        axes,  # type: ignore[arg-type]
+        batches(model, STEPS, BATCH, SEQ),
+        strategy=tw.DistributionStrategy.for_mesh(tw.DeviceMesh(axes), state, own),  # type: ignore[arg-type]
+        batch_splits=BATCH,
+        accumulation=microbatches,  # type: ignore[arg-type]
+        recompute=recompute,  # type: ignore[arg-type]
+        offload=offloaded,  # type: ignore[arg-type]
+        change=change,
+    )
+    return report.equal, report.text
+
+
+def named(case: Case) -> str:
+    schedule, stages, others, sharding, microbatches, recompute, offloaded, tied, dtype = case
+    mesh = "-".join([f"pp{stages}", *(f"{n}{s}" for n, s in zip(others[::2], others[1::2]))])  # type: ignore[index]
+    words = f"{schedule}-{mesh}-{sharding}-m{microbatches}-{recompute}-{offloaded}-{dtype}"
+    return (words + ("-tied" if tied else "")).replace(" ", "")
+
+
+@pytest.fixture(autouse=True)
+def offloaded_too(monkeypatch):
+    """Small tensors are offloaded as well."""
+    monkeypatch.setattr(offload, "_LEAST_BYTES", 256)
+
+
+@pytest.mark.parametrize("case", pairwise()[:10], ids=named)
+def test_best_cases_equal_one_device(case):
+    """Ten cases hold about half of all pairs."""
+    equal, text = compare(case)
+    assert equal, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", pairwise()[10:], ids=named)
+def test_all_pairs_equal_one_device(case):
+    """With the everyday ones, every pair of values."""
+    equal, text = compare(case)
+    assert equal, text
+
+
+@pytest.mark.soak
+@settings(max_examples=400, deadline=None)
+@given(st.tuples(*(st.sampled_from(values) for values in CHOICES.values())).filter(is_allowed))
+def test_random_products_equal_one_device(case):
+    """Every combination that the rules allow, drawn at random."""
+    equal, text = compare(case)
+    assert equal, text
+
+
+# ---- planted faults ----------------------------------------------------------------------------------------
+
+PLAIN = ("1f1b", 2, (), "zero 3", 4, "none", "none", True, "f32")
+
+
+def with_calls(change: Callable[[list, list[int]], None], stage: int) -> Callable[[Plan], Plan]:
+    """Changes the step's list of a stage. `change` is given the calls, and the places of those that move
+    activations forwards.
+    """
+
+    def apply(plan: Plan) -> Plan:
+        classes = list(plan.program.classes)
+        of = classes[stage]
+        calls = list(of.calls["step"])
+        labels = [[i.label for i in t.instructions] for t in of.templates]
+        moving = {
+            n
+            for n, own in enumerate(labels)
+            if any(label.startswith("move:layers.") and ".backward" not in label for label in own)
+        }
+        change(calls, [place for place, call in enumerate(calls) if call.template in moving])
+        classes[stage] = replace(of, calls={**of.calls, "step": tuple(calls)})
+        return replace(plan, program=replace(plan.program, classes=tuple(classes)))
+
+    return apply
+
+
+def swap_microbatches(calls, moves):
+    """The first two receives change places."""
+    first, second = moves[:2]
+    calls[first], calls[second] = calls[second], calls[first]
+
+
+def drop_send(calls, moves):
+    """The last send is left out."""
+    del calls[moves[-1]]
+
+
+@pytest.mark.parametrize("fault,stage", [(swap_microbatches, 1), (drop_send, 0)], ids=["swapped", "dropped"])
+def test_faults_of_moves_are_named(fault, stage):
+    """Two microbatches swapped, or a send left out: the program is refused, and the error names the move."""
+    assert compare(PLAIN)[0]
+    with pytest.raises(PlanError, match="move:layers"):
+        compare(PLAIN, with_calls(fault, stage))
+
+
+def add_twice(instruction: Instruction) -> Instruction:
+    """The first summand in place of the second, too."""
+    first, *_ = (o for o in instruction.operands if not o.null and o.access != 2)
+    operands = tuple(
+        o if o.null or o.access == 2 else o._replace(slot=first.slot) for o in instruction.operands
+    )
+    return replace(instruction, operands=operands)
+
+
+def test_a_tied_gradient_that_is_added_twice_is_found():
+    """The comparison names the table's gradient; the loss is still equal."""
+    equal, text = compare(PLAIN, change_first("add", add_twice, kernel="add_f32"))
+    assert not equal and "gradient of embed_tokens.weight" in text
+
+
+# ---- other programs ----------------------------------------------------------------------------------------
+
+
+def pipeline_graph(**options):
+    graph = training_graph(config(num_hidden_layers=LAYERS), "f32")
+    graph.set_distribution(tw.DistributionStrategy.pipeline(2, **options))
+    return graph
+
+
+def test_forward_alone_equals_one_device():
+    """Evaluation runs over the stages, with the weights of training and in any order with steps."""
+    model = config(num_hidden_layers=LAYERS)
+    first, second = batches(model, 2)
+    losses = []
+    for graph, axes in ((training_graph(model, "f32"), {}), (pipeline_graph(microbatches=4), None)):
+        with graph.instantiate(graph.plan(axes)) as instance:
+            instance.initialize(0)
+            own = []
+            for batch in (first, second, first):
+                instance.forward(**batch)
+                own.append(instance.get_tensor("loss").tobytes())
+                own.append(np.float32(instance.step(second, 1e-3).loss).tobytes())
+            losses.append(own)
+    assert losses[0] == losses[1] and len({*losses[0][::2]}) == 3
+
+
+def test_state_moves_between_meshes():
+    """A pipeline's state continues on any mesh, and the other way round, with the same bits."""
+    model = config(num_hidden_layers=LAYERS)
+    steps = batches(model, 3)
+    strategies = [
+        tw.DistributionStrategy.single(),
+        tw.DistributionStrategy.pipeline(2),
+        tw.DistributionStrategy.hybrid(dp=2, tp=2),
+        tw.DistributionStrategy.hybrid(pp=4, fsdp=2),
+    ]
+    results = []
+    for order in (strategies[:1] * 3, strategies[1:], strategies[:0:-1]):
+        state = None
+        for strategy, batch in zip(order, steps):
+            graph = training_graph(model, "f32")
+            graph.set_distribution(strategy)
+            with graph.instantiate(graph.plan(batch_splits=16)) as instance:
+                instance.initialize(0) if state is None else instance.load_state_dict(state)
+                instance.step(batch, 1e-3)
+                state = {name: value.copy() for name, value in instance.state_dict().items()}
+        results.append({name: value.tobytes() for name, value in state.items()})
+    assert results[0] == results[1] == results[2]
+
+
+def test_saved_plans_of_pipelines(tmp_path):
+    """A plan's file has the stages, a user's passes included, and gives the same plan."""
+    rows = tuple(tuple(map(str, own)) for own in tw.strategy.actions_for("zero_bubble", 2, 1, 4))
+    for options in ({"schedule": "interleaved", "chunks": 2}, {"schedule": rows}):
+        plan = pipeline_graph(**options).plan()
+        plan.save(tmp_path / "plan")
+        assert tw.Plan.load(tmp_path / "plan").digest() == plan.digest()
+
+
+@pytest.mark.parametrize(
+    "make,message",
+    [
+        (lambda: pipeline_graph(layers=(1, 2)).plan(), "divided among 2 virtual stages, 4 in total"),
+        (lambda: pipeline_graph().plan({"pp": 8}), "only the last may do without; got 4 layers"),
+        (lambda: pipeline_graph(schedule="interleaved", chunks=2, microbatches=1).plan(), "use 2 microbatches"),
+        (lambda: pipeline_graph(schedule="fastest"), "1f1b, gpipe, interleaved, zero_bubble"),
+        (lambda: tw.DistributionStrategy.hybrid(pp=2, tp=2, stages=tw.PipelineStages("tp")), "shards nothing"),
+    ],
+)  # fmt: skip
+def test_impossible_pipelines_are_refused(make, message):
+    """Before anything is planned, with what would be possible."""
+    with pytest.raises(TilewiseError, match=message):
+        make()
