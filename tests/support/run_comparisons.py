@@ -26,6 +26,13 @@ def trains(dtype, axes, accumulation=1):
     test_strategies_equal.test_training_equals_one_device(dtype, axes, accumulation)
 
 
+def pipelines(*case):
+    import test_pipelines
+
+    equal, text = test_pipelines.compare(case)
+    assert equal, text
+
+
 def finds(label, fault, axes):
     import small_llama
     import test_strategies_equal
@@ -260,6 +267,10 @@ COMPARISONS = {
     "bytes of a part that is not fetched 2": misses_bytes,
     "bytes dp tp bf16 4": partial(fetches, {"dp": 2, "tp": 2}, "bf16"),
     "bytes tp f32 4": partial(fetches, {"tp": 4}, "f32"),
+    "pp bf16 2": partial(pipelines, "1f1b", 2, (), "zero 3", 4, "none", "none", True, "bf16"),
+    "pp zero bubble fsdp f32 4": partial(
+        pipelines, "zero_bubble", 2, ("fsdp", 2), "zero 3", 4, "none", "none", True, "f32"
+    ),
     "dropped partial 2": partial(finds, PARTIAL_VALUES, "drop_partial", {"dp": 2}),
     "swapped partial values 4": partial(finds, "o_proj.weight/reduce_scatter", "swap_partials", {"tp": 4}),
     "swapped partial values of dp 4": partial(finds, PARTIAL_VALUES, "swap_partials", {"dp": 4}),

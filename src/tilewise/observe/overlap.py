@@ -61,7 +61,7 @@ _KIND_OF_PART = {
     "store": "file",
 }
 _STATEMENT = re.compile(r"(.+):\d+/")  # of a user's tile program: its name and the line
-_KIND_OF_OP = {"broadcast": "transfer", "fetch": "file", "store": "file"}
+_KIND_OF_OP = {"broadcast": "transfer", "move": "transfer", "fetch": "file", "store": "file"}
 _RELEASE_NS = 5_000  # longer than it takes a device to release a task after the last task it depends on
 
 
@@ -69,9 +69,9 @@ def kind_of(label: str) -> str:
     """What a task with this label does: one of `KINDS`.
 
     A `transfer` moves elements between devices: a part of an all-gather or a reduce-scatter
-    (which adds what it reads), a broadcast, a put or a get. A `signal` task has no work; it posts
-    when a tile may be read or overwritten. A `file` task moves a tile between memory and a device's
-    file. All other tasks compute.
+    (which adds what it reads), a move between stages, a broadcast, a put or a get. A `signal` task
+    has no work; it posts when a tile may be read or overwritten. A `file` task moves a tile between
+    memory and a device's file. All other tasks compute.
 
     Args:
         label: the label of the task's instruction. It is the label of an op (`op:parameter`), or

@@ -332,8 +332,8 @@ def _schedule(stage: StagePicture, of: int) -> str:
 
 
 def _move(label: str) -> str:
-    """The collective at the end of an instruction's label."""
-    return label.rpartition("/")[2] if "/" in label else "copies"
+    """The collective at the end of an instruction's label, or that it moves a tensor between stages."""
+    return label.rpartition("/")[2] if "/" in label else "move" if label.startswith("move:") else "copies"
 
 
 def _by_move(reads: Mapping[str, int]) -> Counter[str]:

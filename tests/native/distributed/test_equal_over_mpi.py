@@ -18,7 +18,7 @@ from support.run_comparisons import COMPARISONS
 SCRIPT = Path(__file__).parents[2] / "support" / "run_comparisons.py"
 EVERY_DAY = {
     "one host": ["dp bf16 accumulated 2", "dropped partial 2"],
-    "two hosts": ["fsdp f32 2", "bytes dp f32 2", "dropped partial 2"],
+    "two hosts": ["fsdp f32 2", "pp bf16 2", "bytes dp f32 2", "dropped partial 2"],
 }
 OF_THREE = [
     "fsdp f32 3",

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 import test_counts
 import test_families
 import test_pairs
+import test_pipelines
 import test_sharded_state
 import test_strategies_equal as strategies
 import test_widths
@@ -44,6 +45,20 @@ def test_training_equals_one_device(processes, dtype):
     """Meshes that are spread evenly or unevenly: two devices, and four with two strategies."""
     axes, accumulation = {2: ({"dp": 2}, 4), 3: ({"tp": 4}, 1), 4: ({"dp": 2, "tp": 2}, 1)}[processes]
     strategies.test_training_equals_one_device(dtype, axes, accumulation)
+
+
+PIPELINES = {
+    2: ("1f1b", 2, (), "zero 3", 4, "none", "none", True, "bf16"),
+    3: ("zero_bubble", 3, (), "zero 3", 4, "full", "none", True, "f32"),
+    4: ("interleaved", 2, ("fsdp", 2), "zero 3", 4, "none", "none", True, "f32"),
+}
+
+
+def test_pipelines_equal_one_device(processes):
+    """Stages in different processes, with a tied weight; a send that is left out is named."""
+    equal, text = test_pipelines.compare(PIPELINES[processes])
+    assert equal, text
+    test_pipelines.test_faults_of_moves_are_named(test_pipelines.drop_send, 0)
 
 
 FAULTS = {
