@@ -79,9 +79,9 @@ def test_training_equals_one_device(dtype, kind, axes, accumulation):
     "kernel,kind,place,part",
     [
         ("attention_f32", "window", 5, "loss"),
-        ("attention_backward", "window", 6, "norm"),
-        ("attention_backward", "both", 6, "norm"),
-        ("attention_backward", "encoder", 4, "norm"),
+        ("attention_backward", "window", 6, "gradient of"),
+        ("attention_backward", "both", 6, "gradient of"),
+        ("attention_backward", "encoder", 4, "gradient of"),
     ],
 )
 def test_other_window_or_mask_is_detected(kernel, kind, place, part):

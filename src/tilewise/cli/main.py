@@ -220,8 +220,8 @@ def verify(
     gradient and, after the last step, every parameter, bit by bit. Prints that all are equal (exit
     code 0), or the first difference (exit code 1).
 
-    Examples: `tilewise verify examples/train.toml --mesh dp=2,tp=2`,
-    `tilewise verify examples/train.toml --mesh pp=2,dp=2 --schedule zero_bubble`
+    Example: `tilewise verify examples/train.toml --mesh dp=2,tp=2` and `tilewise verify
+    examples/train.toml --mesh pp=2,dp=2 --schedule zero_bubble`
     """
     from tilewise.core import DeviceMesh
     from tilewise.train import compare_strategy, load_config

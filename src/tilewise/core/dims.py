@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilewise.core.errors import LayoutError, ShapeError
-from tilewise.core.tree import allowed_widths, is_power_of_two, share_of, widths_in_words
+from tilewise.core.tree import is_power_of_two, node_shares, node_widths, widths_in_words
 from tilewise.core.validation import Validator
 
 _validate = Validator("core", ShapeError)
@@ -135,7 +135,7 @@ def k_split_range(label: DimLabel, size: int, k_splits: int, k_split: int) -> tu
 
 def _atom_cuts(atoms: int, k_splits: int, shards: int) -> list[int]:
     """The atoms at which devices divide a dim."""
-    return [share_of(k_splits, shards, s)[0] * atoms // k_splits for s in range(1, shards)]
+    return [begin * atoms // k_splits for begin, _ in node_shares(k_splits, shards)[1:]]
 
 
 def _keeps_groups(atoms: int, group: int, k_splits: int, shards: int) -> bool:
@@ -155,23 +155,24 @@ def _keeps_groups(atoms: int, group: int, k_splits: int, shards: int) -> bool:
 def shard_range(label: DimLabel, size: int, k_splits: int, shards: int, shard: int) -> tuple[int, int]:
     """Elements `[begin, end)` of device `shard` of `shards`, of a dim of `size` elements.
 
-    A device has an aligned run of k splits, even if atoms do not divide evenly: 8 heads in 12 k
-    splits over 3 devices are 2, 3 and 3. KV heads are replicated if their group's query heads are
+    A device has a node of the tree over k splits (`core.tree.node_shares`), even if atoms do not
+    divide evenly: 8 heads in 12 k splits over 3 devices are 2, 3 and 3; 3 heads in 12 k splits over
+    2 devices are 2 and 1. KV heads are replicated if their group's query heads are
     on several devices.
 
     Raises:
         LayoutError: a run of k splits is not a node of their tree, or KV heads would be shared
             unevenly.
     """
-    if shards not in allowed_widths(k_splits):
+    if not node_shares(k_splits, shards):
         raise LayoutError(
             f"[core.dims] devices must share {label.name!r} in runs of its {k_splits} k splits that are nodes of its "
             f"tree; got {shards} devices; {widths_in_words(shards, k_splits, 'graph.k_splits')}"
         )
     atoms = num_atoms(label, size)
-    first, last = (c * atoms // k_splits for c in share_of(k_splits, shards, shard))
+    first, last = (c * atoms // k_splits for c in node_shares(k_splits, shards)[shard])
     if not _keeps_groups(atoms, label.group, k_splits, shards):
-        good = [w for w in allowed_widths(k_splits) if _keeps_groups(atoms, label.group, k_splits, w)]
+        good = [w for w in node_widths(k_splits) if _keeps_groups(atoms, label.group, k_splits, w)]
         raise LayoutError(
             "[core.dims] devices must hold whole KV heads, or share one so that its group of query heads halves "
             f"evenly; got {atoms // label.group} KV heads with {label.group} query heads each over {shards} devices; "

@@ -10,6 +10,7 @@ is summed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 __all__ = [
     "MAX_COUNT",
@@ -20,11 +21,15 @@ __all__ = [
     "is_node",
     "is_power_of_two",
     "join_nodes",
+    "node_shares",
+    "node_widths",
     "share_of",
     "widths_in_words",
 ]
 
 MAX_COUNT = 1024
+K_SPLITS_SETTING = "graph.k_splits"  # whose widths need not be equal
+_MOST_SHARE = (4, 3)  # of an equal share, as a fraction
 Interval = tuple[int, int]
 
 
@@ -91,6 +96,46 @@ def allowed_widths(count: int) -> list[int]:
     return sorted({1, *(odd << k for k in range((count // odd).bit_length()))})
 
 
+@lru_cache(maxsize=4096)
+def node_shares(count: int, width: int) -> tuple[Interval, ...]:
+    """Per device, the leaves that it combines alone: nodes of the tree that make up all leaves.
+
+    The shares are equal if `count` allows the width. Otherwise the largest node is halved until there
+    are enough, the first of equally large ones first: 12 leaves over two devices are 8 and 4. Empty if
+    that is not possible: a device would have more than 4/3 of an equal share, or devices in order
+    would not combine along the tree.
+    """
+    if width in allowed_widths(count):
+        return tuple(share_of(count, width, position) for position in range(width))
+    nodes: list[Interval] = [(0, count)]
+    while len(nodes) < width:
+        at = max(range(len(nodes)), key=lambda i: (nodes[i][1] - nodes[i][0], -i))
+        begin, end = nodes[at]
+        if end - begin < 2:
+            return ()
+        middle = begin + _span(end - begin) // 2
+        nodes[at : at + 1] = [(begin, middle), (middle, end)]
+    largest = max(end - begin for begin, end in nodes)
+    is_even = _MOST_SHARE[1] * largest * width <= _MOST_SHARE[0] * count
+    return tuple(nodes) if is_even and _joins_in_pairs(nodes, count) else ()
+
+
+def _joins_in_pairs(nodes: Sequence[Interval], count: int) -> bool:
+    """Whether neighbours, paired from the left on every level, are the children of one node."""
+    level = list(nodes)
+    while len(level) > 1:
+        pairs = [join_nodes(level[i], level[i + 1], count) for i in range(0, len(level) - 1, 2)]
+        if None in pairs:
+            return False
+        level = [pair for pair in pairs if pair is not None] + level[len(level) - len(level) % 2 :]
+    return True
+
+
+def node_widths(count: int) -> list[int]:
+    """Numbers of devices that can share `count` leaves (`node_shares`)."""
+    return [width for width in range(1, count + 1) if node_shares(count, width)]
+
+
 def fitting_counts(widths: Sequence[int], near: int) -> list[int]:
     """The four counts nearest to `near` that allow all of the widths, at most MAX_COUNT."""
     counts = [n for n in range(1, MAX_COUNT + 1) if all(w in allowed_widths(n) for w in widths)]
@@ -100,6 +145,7 @@ def fitting_counts(widths: Sequence[int], near: int) -> list[int]:
 def widths_in_words(width: int, count: int, setting: str) -> str:
     """The advice of an error about a width that a count does not allow: the allowed widths, and the counts that allow
     this one."""
-    good = ", ".join(str(w) for w in allowed_widths(count))
+    widths = node_widths(count) if setting == K_SPLITS_SETTING else allowed_widths(count)
+    good = ", ".join(str(w) for w in widths)
     counts = ", ".join(str(n) for n in fitting_counts([width], count))
     return f"choose {good}, or set {setting} to {counts}" if counts else f"choose {good}"

@@ -39,6 +39,7 @@ POSITIONS = (
 _validate = Validator("graph", ShapeError)
 
 Labels = Sequence[DimLabel | None]
+_USUAL_K_SPLITS = 8
 
 
 class GraphBuilder:
@@ -48,7 +49,8 @@ class GraphBuilder:
         name: the graph's name in messages and pictures.
         k_splits: number of parts into which contractions over labelled dims are cut (as in
             split-K). n devices may share such a dim if n is 1 or k_splits / n is a power of two.
-            With 8 k splits, n may be 1, 2, 4 or 8; with 12 k splits, n may be 1, 3, 6 or 12.
+            With 8 k splits, n may be 1, 2, 4 or 8; with 12 k splits, n may be 1, 3, 6 or 12, and 2
+            with unequal shares. None: what the model prefers, or 8.
 
     Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every call raises ShapeError if
     its operands do not fit, have the wrong type, or belong to another graph. The message contains
@@ -56,10 +58,23 @@ class GraphBuilder:
     defines layers in several threads.
     """
 
-    def __init__(self, name: str = "graph", *, k_splits: int = 8) -> None:
+    def __init__(self, name: str = "graph", *, k_splits: int | None = None) -> None:
         self.name = _validate.text("GraphBuilder", "a graph's name", name)
+        self._is_chosen = k_splits is not None
+        k_splits = _USUAL_K_SPLITS if k_splits is None else k_splits
         self.k_splits = _validate.integer("GraphBuilder", "k_splits", k_splits, 1, MAX_COUNT)
         self.draft = GraphDraft()
+
+    def prefer_k_splits(self, number: int) -> None:
+        """Set the number of k splits, unless the builder's author has chosen one. A model calls this
+        before it defines an op.
+
+        Raises:
+            ShapeError: the number is out of range.
+        """
+        number = _validate.integer("prefer_k_splits", "number", number, 1, MAX_COUNT)
+        if not self._is_chosen:
+            self.k_splits = number
 
     def all_or_nothing(self) -> AbstractContextManager[None]:
         """A `with` block whose declarations and ops are removed if it raises."""

@@ -16,7 +16,7 @@ from tilewise.core.dims import UNLABELLED, Dim, DimLabel, k_split_range, shard_r
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
-from tilewise.core.tree import Interval
+from tilewise.core.tree import Interval, node_shares
 from tilewise.core.validation import Validator
 from tilewise.ir.graph import PANEL_ROWS, Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout, in_space
@@ -361,15 +361,17 @@ class LocalShapes:
 
     def k_split_ranges(self, size: int, label: DimLabel | None, axes: Axes) -> list[Interval]:
         """The ranges, in local elements, of the k splits of a labelled dim that this device sums.
-        These k splits are an aligned run.
+        These k splits are a node of their tree.
         """
         if label is None or label.is_summed_by_batch_splits:  # not divided: the first k split has all of it
             return [(0, size)] + [(0, 0)] * (self.k_splits - 1)
         axes, _ = self.split_axes(axes)
         shards, shard = self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
         begin = shard_range(label, size, self.k_splits, shards, shard)[0]
-        run = self.k_splits // shards
-        cuts = [k_split_range(label, size, self.k_splits, c) for c in range(shard * run, (shard + 1) * run)]
+        cuts = [
+            k_split_range(label, size, self.k_splits, c)
+            for c in range(*node_shares(self.k_splits, shards)[shard])
+        ]
         return [(b - begin, e - begin) if e > b else (0, 0) for b, e in cuts]
 
 

@@ -53,7 +53,7 @@ class ComputeGraph(GraphBuilder):
         ['forward']
     """
 
-    def __init__(self, name: str = "graph", *, k_splits: int = 8) -> None:
+    def __init__(self, name: str = "graph", *, k_splits: int | None = None) -> None:
         super().__init__(name, k_splits=k_splits)
         self._strategy = DistributionStrategy.single()
         self._optimizer: Optimizer | None = None

@@ -18,7 +18,7 @@ from contextlib import suppress
 from tilewise.core.dims import DimLabel, shard_range
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, DeviceMesh
-from tilewise.core.tree import MAX_COUNT, allowed_widths, share_of, widths_in_words
+from tilewise.core.tree import MAX_COUNT, allowed_widths, node_shares, node_widths, widths_in_words
 from tilewise.ir.batch import BatchCut, suggest_batch_splits
 from tilewise.ir.contractions import (
     Contraction,
@@ -30,7 +30,7 @@ from tilewise.ir.contractions import (
 )
 from tilewise.ir.factors import PartialValue
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import BATCH_SPLITS, GROUPS, PendingReduction, TensorLayout, show_axes
+from tilewise.ir.layout import BATCH_SPLITS, GROUPS, K_SPLITS, PendingReduction, TensorLayout, show_axes
 
 __all__ = ["make_pending_reductions", "pending_reductions_of"]
 
@@ -107,9 +107,12 @@ def _pending(
         heads, count = group_of(graph, op, contraction)
         groups = min(heads, parts)
     width = parts // groups
-    if partial.combine == "or" and width not in allowed_widths(count):
+    is_cut = partial.tree == K_SPLITS  # k splits may be shared unequally
+    shares = node_shares(count, width) if is_cut or width in allowed_widths(count) else ()
+    if partial.combine == "or" and not shares:
         count = width  # `or` adds nothing, so any number of devices will do
-    if width not in allowed_widths(count) or parts % groups:
+        shares = node_shares(count, width)
+    if not shares or parts % groups:
         if partial.tree == GROUPS:
             raise LayoutError(
                 "[strategy.pending_reductions] devices must hold whole groups of query heads (one per KV head), or "
@@ -125,7 +128,6 @@ def _pending(
         )
     if parts == groups:
         return None  # every KV head is on one device with all its query heads
-    leaf_ranges = tuple(share_of(count, width, i) for i in range(width))
     arrives = tuple(layouts.outputs[o] for o in partial.outputs)
     return PendingReduction(
         op.id,
@@ -135,7 +137,7 @@ def _pending(
         partial.tree,
         count,
         axes,
-        (leaf_ranges,) * groups,
+        (shares,) * groups,
         arrives,
     )
 
@@ -155,7 +157,7 @@ def _widths_of_groups(heads: int, members: int, k_splits: int) -> list[int]:
     """Numbers of devices that can share heads, for a group size and a number of k splits."""
     label = DimLabel("kv_heads", 1, members)
     widths = []
-    for width in allowed_widths(k_splits):
+    for width in node_widths(k_splits):
         with suppress(LayoutError):
             shard_range(label, heads, k_splits, width, 0)
             if width <= heads or (width % heads == 0 and width // heads in allowed_widths(members)):

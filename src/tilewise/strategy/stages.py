@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tilewise.core.tree import share_of
+from tilewise.core.tree import node_shares
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.layout import EVERY_STAGE, K_SPLITS, GraphLayout, PendingReduction, StageLayout
@@ -298,7 +298,7 @@ class _Division:
                     K_SPLITS,
                     size,
                     (self.axis,),
-                    (tuple(share_of(size, size, i) for i in range(size)),),
+                    (node_shares(size, size),),
                     tuple(layout.compute[op.outputs[o]] for o in partial.outputs),
                 )
                 made[op.id, partial.name] = (*made.get((op.id, partial.name), ()), pending)

@@ -305,7 +305,7 @@ def test_a_prefetch_waits_for_the_last_user_of_its_bytes(options):
 def test_a_picture_shows_prefetches_in_their_place():
     """Prefetches are drawn among the calls of the backward pass, and all other calls of the update after it."""
     plan = planned("optimizer")
-    calls = draw_plan(plan).calls
+    calls = draw_plan(plan).stages[0].calls
     phases = [call.phase for call in calls]
     assert phases == sorted(phases, key=["forward", "backward", "update"].index)
     ahead = [c for c in calls if c.phase == "backward" and c.name.startswith("fetch:")]

@@ -32,7 +32,7 @@ def test_every_task_belongs_to_a_call(axes, accumulation, tmp_path):
     picture = draw_plan(plan, timeline.tasks)
     assert len(picture.spans) == plan.mesh.num_devices
     for device, spans in enumerate(picture.spans):
-        assert len(spans) == len(picture.calls)
+        assert len(spans) == len(picture.stages[0].calls)
         own = sorted((t for t in timeline.tasks if t.device == device), key=lambda t: t.submit_ns)
         of, first = plan.class_of(device), 0
         for call, (begin, end) in zip(of.calls["step"], spans):
@@ -45,7 +45,7 @@ def test_every_task_belongs_to_a_call(axes, accumulation, tmp_path):
             ):
                 first += 1
         assert first == len(own)
-    assert ("gathered" in picture.calls[0].alive) == ("fsdp" in axes)
+    assert ("gathered" in picture.stages[0].calls[0].alive) == ("fsdp" in axes)
     plan.save_picture(tmp_path / "run.html", timeline)
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert f"{len(timeline.tasks):,} tasks in" in page and "Memory of device 0 in the run" in page

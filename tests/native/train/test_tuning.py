@@ -51,6 +51,7 @@ def test_the_fastest_wins(monkeypatch, tmp_path):
         ({"dp": 2}, 1),
         ({"fsdp": 2}, 1),
         ({"tp": 2}, 1),
+        ({"pp": 2}, 1),
         ({"fsdp": 2}, 2),
         ({"fsdp": 2}, 1),
     ]

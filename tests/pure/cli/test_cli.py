@@ -132,7 +132,7 @@ def test_verify_prints_its_report(is_equal, code, capsys, monkeypatch):
     """The report is on standard output; a difference is exit code 1."""
     report = SimpleNamespace(equal=is_equal, text="what was compared")
     monkeypatch.setattr("tilewise.train.load_config", lambda *_: None)
-    monkeypatch.setattr("tilewise.train.compare_strategy", lambda *_: report)
+    monkeypatch.setattr("tilewise.train.compare_strategy", lambda *_, **__: report)
     assert _run(["verify", "x.toml", "--mesh", "dp=2"], capsys)[:2] == (code, "what was compared\n")
 
 

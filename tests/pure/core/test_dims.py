@@ -63,7 +63,7 @@ def test_kv_heads_follow_their_query_heads():
     [
         (8, 3, "got 3 devices; choose 1, 2, 4, 8, or set graph.k_splits to 3, 6, 12, 24"),
         (8, 16, "set graph.k_splits to 16, 32, 64, 128"),
-        (12, 2, "choose 1, 3, 6, 12, or set graph.k_splits to 2, 4, 8, 16"),
+        (12, 4, "choose 1, 2, 3, 6, 12, or set graph.k_splits to 4, 8, 16, 32"),
     ],
 )
 def test_widths_whose_runs_are_not_nodes_are_rejected(k_splits, shards, words):

@@ -28,7 +28,7 @@ def meshes(config):
 def test_meshes_divide_the_machine_s_cores(monkeypatch):
     """One device, and every axis in every width that is a power of two; workers are left to the plan."""
     monkeypatch.setattr(alternatives, "num_cores", lambda: 5)
-    of_one = [{}, *({axis: width} for width in (2, 4) for axis in ("dp", "fsdp", "tp"))]
+    of_one = [{}, *({axis: width} for width in (2, 4) for axis in ("dp", "fsdp", "tp", "pp"))]
     assert meshes(make()) == [(mesh, None) for mesh in of_one]
     own = {"dp": 2, "tp": 2}
     assert meshes(make(distribution={"strategy": "hybrid", "mesh": own})) == [(own, None)] + [
@@ -43,7 +43,7 @@ def test_meshes_keep_the_workers_of_the_file(monkeypatch):
     found_meshes = meshes(config)
     assert found_meshes[:2] == [({"dp": 2}, 3), ({}, 6)]
     assert all((workers or 0) * max(mesh.values(), default=1) <= 6 for mesh, workers in found_meshes)
-    assert len(found_meshes) == len({str(f) for f in found_meshes}) == 7
+    assert len(found_meshes) == len({str(f) for f in found_meshes}) == 9
 
 
 def test_sharding_settings_are_tried_only_where_state_is_sharded():

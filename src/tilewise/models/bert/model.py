@@ -17,6 +17,7 @@ from tilewise.models.decoder.model import activate
 from tilewise.models.decoder.rotary_config import ACTIVATIONS
 from tilewise.models.decoder.sharding import MLP, VOCAB
 from tilewise.models.parts import STREAM, LayerUse, ModelParts
+from tilewise.models.widths import default_k_splits
 from tilewise.nn import GraphBuilder, layer, layer_norm, linear
 
 __all__ = ["encoding_parts", "training_parts"]
@@ -64,6 +65,7 @@ def _parts(
     width = config.hidden_size
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:
+        graph.prefer_k_splits(default_k_splits(config.num_attention_heads, config.num_attention_heads))
         tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
         types = graph.input([batch, seq], "i32", name="token_types", labels=[BATCH, None], storage="scalars")
         lengths = graph.input([batch], "i32", name="lengths", labels=[BATCH], storage="scalars")

@@ -21,6 +21,7 @@ from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.rope import rope_table
 from tilewise.models.decoder.sharding import BATCH, MLP, VOCAB, heads_label, kv_heads_label
 from tilewise.models.parts import STREAM, LayerUse, ModelParts
+from tilewise.models.widths import default_k_splits
 from tilewise.nn import GraphBuilder, layer, layer_norm, linear, rms_norm
 
 __all__ = ["BLOCK_SIZE", "activate", "decoding_parts", "training_parts"]
@@ -281,6 +282,7 @@ def training_parts(decoder: Decoder, batch: int, seq: Size, dtype: str = "bf16")
     _validate.integer(call, "seq", longest, 1, decoder.max_positions)
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:
+        graph.prefer_k_splits(default_k_splits(decoder.num_heads, decoder.num_kv_heads))
         tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
         labels = graph.input([batch, seq], "i32", name="labels", labels=[BATCH, None], storage="scalars")
         positions = graph.positions(tokens)
@@ -333,6 +335,7 @@ def decoding_parts(
     places, row_places = ("positions", "slots", "sequence"), ("row_positions", "row_sequence")
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:
+        graph.prefer_k_splits(default_k_splits(decoder.num_heads, decoder.num_kv_heads))
         T, S = Dim("tokens", 1, max_tokens), Dim("sequences", 1, max_sequences)
         tokens, *scalars = (graph.input([T], "i32", name=n, storage="scalars") for n in ("tokens", *places))
         max_blocks = min(num_blocks, -(-longest // BLOCK_SIZE))
