@@ -13,6 +13,7 @@ from tilewise.session import verify_strategy
 
 SEQ = 16
 KV8 = {"num_key_value_heads": 8}
+SMOLLM2 = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "head_dim": 8}
 
 
 def training(k_splits, batch, **sizes):
@@ -51,6 +52,8 @@ def test_widths_of_the_batch(mesh, batch, batch_splits, accumulation):
         ({"tp": 6}, 12, {"num_attention_heads": 12, "num_key_value_heads": 3}),  # shared KV heads
         ({"tp": 5}, 10, KV8),
         ({"dp": 2, "tp": 3}, 6, KV8),
+        ({"tp": 2}, None, SMOLLM2),  # two KV heads on one device, one on the other
+        ({"tp": 3, "pp": 2}, None, SMOLLM2),
     ],
     ids=str,
 )

@@ -14,6 +14,8 @@ from tilewise.core.tree import (
     is_node,
     is_power_of_two,
     join_nodes,
+    node_shares,
+    node_widths,
     share_of,
     widths_in_words,
 )
@@ -106,3 +108,40 @@ def test_shares_cover_the_leaves_once(count, width, data):
     begin, end = share_of(count, width, place)
     assert 0 <= begin <= end <= count
     assert end == (share_of(count, width, place + 1)[0] if place + 1 < width else count)
+
+
+def expression(nodes):
+    """The order in which neighbours are added level by level, as nested pairs."""
+    level = list(nodes)
+    while len(level) > 1:
+        paired = list(zip(level[::2], level[1::2]))
+        level = paired + level[len(paired) * 2 :]
+    return level[0]
+
+
+def merged(tree, shares):
+    """The order in which a tree adds all leaves, with each of the shares as one leaf."""
+    if tree in shares or isinstance(tree, int):
+        return tree
+    left, right = tree
+    return merged(left, shares), merged(right, shares)
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_node_shares(count, width):
+    """Shares add up along the tree of one device, and none is much larger than the others."""
+    shares = node_shares(count, width)
+    assert bool(shares) == (width in node_widths(count)) and (shares or width not in allowed_widths(count))
+    if not shares:
+        return
+    assert len(shares) == width and fold_intervals(shares, count) == ""
+    assert 3 * width * max(end - begin for begin, end in shares) <= 4 * count
+    subtrees = [expression(range(begin, end)) for begin, end in shares]
+    assert merged(expression(range(count)), subtrees) == expression(subtrees)
+
+
+def test_unequal_shares():
+    """A number that does not divide: the first devices have more, and too uneven ones are refused."""
+    assert node_shares(12, 2) == ((0, 8), (8, 12))
+    assert node_shares(10, 3) == ((0, 4), (4, 8), (8, 10))
+    assert node_widths(12) == [1, 2, 3, 6, 12] and node_widths(8) == [1, 2, 4, 8] and node_shares(20, 2) == ()
