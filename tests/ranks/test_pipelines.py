@@ -122,6 +122,28 @@ def test_random_products_equal_one_device(case):
     assert equal, text
 
 
+@pytest.mark.parametrize(
+    "stages,chunks,microbatches",
+    [(4, 2, 8), (3, 3, 6), (8, 1, 16), pytest.param(4, 3, 16, marks=pytest.mark.slow)],
+)
+def test_many_stages_and_chunks(stages, chunks, microbatches):
+    """A layer per virtual stage: the lists of such pipelines do not block each other, and steps are equal."""
+    model = config(num_hidden_layers=stages * chunks, hidden_size=32, intermediate_size=48, head_dim=4)
+    own = tw.PipelineStages(
+        schedule="interleaved" if chunks > 1 else "zero_bubble", chunks=chunks, layers=(1,) * stages * chunks
+    )
+    batch = 2 * microbatches
+    report = verify_strategy(
+        training_graph(model, "f32", batch, SEQ),
+        {"pp": stages},
+        batches(model, 1, batch, SEQ),
+        strategy=tw.DistributionStrategy.hybrid(pp=stages, stages=own),
+        accumulation=microbatches,
+        batch_splits=batch,
+    )
+    assert report.equal, report.text
+
+
 # ---- planted faults ----------------------------------------------------------------------------------------
 
 PLAIN = ("1f1b", 2, (), "zero 3", 4, "none", "none", True, "f32")

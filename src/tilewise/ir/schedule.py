@@ -19,12 +19,14 @@ class Turn(NamedTuple):
     """One entry of a schedule.
 
     Attributes:
-        kind: the phase: `forward`, `backward` or `update`.
+        kind: the phase: `forward`, `backward` or `update`; or `acknowledged`, if the sender of a move
+            waits until the receivers have read what it sent in its last microbatch.
         segment: number of the segment.
-        microbatch: number of the microbatch. The update belongs to the last one.
+        microbatch: number of the microbatch. The update belongs to the last one. A turn `acknowledged`
+            has the number that would follow the last.
     """
 
-    kind: Phase
+    kind: Phase | Literal["acknowledged"]
     segment: int
     microbatch: int
 
@@ -49,6 +51,10 @@ class SegmentPlace(NamedTuple):
     source: int = 0
     microbatches: Literal["each", "first", "last"] = "each"
     is_weight_part: bool = False
+
+    def is_sent_by(self, stage: int, num_stages: int) -> bool:
+        """Whether it is a move that the devices of a stage send."""
+        return self.source != self.stage and self.source % num_stages == stage
 
     def is_on(self, stage: int, num_stages: int) -> bool:
         """Whether the devices of a stage take part."""

@@ -95,14 +95,14 @@ class _Walk:
         while self.left:
             planned = self.left[-1]
             if planned.segment.is_move:
-                (record,) = self.templates[planned.call.template].collectives
                 key = planned.segment.index, planned.microbatch
-                if record.target >= 0 and record.source < 0:
+                records = self.templates[planned.call.template].collectives
+                if any(record.source >= 0 for record in records):
+                    sent[key] = self.now
+                elif records:  # otherwise it only waits until what it sent has been read
                     if key not in sent:
                         break
                     self.now = max(self.now, sent[key])
-                else:
-                    sent[key] = self.now
             else:
                 self._run(planned)
             self.left.pop()

@@ -54,25 +54,20 @@ class Sent(NamedTuple):
     """Numbers of a call that moves a tensor between stages of a pipeline.
 
     What a stage sends in one call may be read while the stage computes the next microbatch. So it
-    waits in its next call until it has been read, and in its last call for that call too.
+    waits in its next call until it has been read; after the last call there is one that only waits.
 
     Attributes:
         use: the microbatch.
         before: how often the receivers of the call before must acknowledge: 1; 0 in the first call.
         use_before: the microbatch of that call.
-        drain: as `before`, of this call: 1 if it is the last one.
     """
 
     use: Number = Number.of_call(0)
     before: Number = Number.of_call(1)
     use_before: Number = Number.of_call(2)
-    drain: Number = Number.of_call(3)
 
 
 def numbers_of_moves(microbatches: Sequence[int]) -> list[tuple[int, ...]]:
     """The numbers of all calls of one move, which move a tensor in these microbatches."""
-    last = len(microbatches) - 1
-    return [
-        (k, 1, microbatches[i - 1], int(i == last)) if i else (k, 0, k, int(i == last))
-        for i, k in enumerate(microbatches)
-    ]
+    before = (microbatches[0], *microbatches)
+    return [(k, int(i > 0), before[i]) for i, k in enumerate(microbatches)]

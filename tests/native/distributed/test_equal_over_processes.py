@@ -58,7 +58,8 @@ def test_pipelines_equal_one_device(processes):
     """Stages in different processes, with a tied weight; a send that is left out is named."""
     equal, text = test_pipelines.compare(PIPELINES[processes])
     assert equal, text
-    test_pipelines.test_faults_of_moves_are_named(test_pipelines.drop_send, 0)
+    if processes == 2:
+        test_pipelines.test_faults_of_moves_are_named(test_pipelines.drop_send, 0)
 
 
 FAULTS = {

@@ -65,7 +65,7 @@ def _validate_template(program: TileProgram, device: int, number: int) -> None:
             if peer == device or (theirs.class_id, operand.slot) in checked:
                 continue
             checked.add((theirs.class_id, operand.slot))
-            key = template.slots[operand.slot].memory
+            key = _tensor_of(template.slots[operand.slot])
             if theirs.class_id not in waits_by_class:
                 waits_by_class[theirs.class_id] = _waits_of(
                     program.classes[theirs.class_id].templates[number]
@@ -98,7 +98,13 @@ def _waits_of(template: LoweredTemplate) -> _Waits:
         waits = [w for w in task.waits if w.increment != 0]
         if waits:
             own = [o for o in task.operands if o.group < 0 and o.access != Access.NONE]
-            memory = {template.slots[o.slot].memory for o in own}
+            memory = {_tensor_of(template.slots[o.slot]) for o in own}
             for slot in memory:
                 waits_by_slot.setdefault(slot, []).extend(waits)
     return waits_by_slot
+
+
+def _tensor_of(slot: Slot) -> Slot:
+    """The slot of a tensor's memory, in whichever microbatch: a sender holds what it sent before."""
+    memory = slot.memory
+    return memory._replace(level=0) if memory.kind == "tensor" else memory

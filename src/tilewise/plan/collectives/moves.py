@@ -4,8 +4,8 @@
     receivers   a copy waits for `ready`, and posts `ack`
     sender      in the call for the next microbatch an empty task waits for `ack`. It counts as a reader of the tile
                 that was sent before, so the next writer of this memory waits until the tile has been read. Meanwhile
-                the sender computes the next microbatch into other memory. The last call of a step also waits for its
-                own tiles.
+                the sender computes the next microbatch into other memory. After the last microbatch, a call of its
+                own waits.
 
 A receiver reads the whole tensor, once. Devices of both stages that have the same coordinates on all
 other axes have the same part of it, so every device reads from one other device.
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tilewise.core.errors import PlanError
 from tilewise.ir.layout import EVERY_STAGE
 from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Collective, Mode, Notify, Number, Operand, Slot, Wait, is_single
-from tilewise.plan.collectives.handshake import exchange, num_tiles, signals
+from tilewise.ir.program import Collective, Mode, Notify, Operand, Wait
+from tilewise.plan.collectives.handshake import Signals, exchange, num_tiles, signals
 from tilewise.plan.rings import Sent
 
 if TYPE_CHECKING:
@@ -31,19 +31,24 @@ _COPIED = ("f32", "bf16")
 
 
 class _Ends(NamedTuple):
-    """Who moves what.
+    """The stages that move a tensor, and the signals between them.
 
     Attributes:
-        source, target: the tensor on the sender and on the receivers.
-        before: the tensor that the call for the microbatch before has sent.
         sender, receivers: stages. The sender may be one of the receivers, and then copies.
+        ready, ack: the signals, which all calls of a move share.
+        before: what the call for the microbatch before has sent.
     """
 
-    source: Ref
-    target: Ref
-    before: Ref
     sender: int
     receivers: tuple[int, ...]
+    ready: Signals
+    ack: Signals
+    before: Ref
+
+    @property
+    def peers(self) -> list[int]:
+        """The receivers other than the sender."""
+        return [stage for stage in self.receivers if stage != self.sender]
 
 
 def move(low: TemplateLowering, source: int, target: int) -> None:
@@ -59,13 +64,17 @@ def move(low: TemplateLowering, source: int, target: int) -> None:
             "[plan.lower] tensors in f32 or bf16 may be passed from one stage to another; got "
             f"{low.spec(source)} of {op.label!r}; convert it, or compute it in the stage that reads it"
         )
-    size = low.mesh.size(stages.axis)
-    to = op.attrs["target"]
-    src, dst = low.flat(source), low.flat(target)
-    before = low.slot(Slot("flat", low.keys[src.slot].id, 1), lambda slot: src._replace(slot=slot))
+    size, to, me = low.mesh.size(stages.axis), op.attrs["target"], low.shapes.stage
     receivers = tuple(range(size)) if to == EVERY_STAGE else (to % size,)
-    ends = _Ends(src, dst, before, op.attrs["source"] % size, receivers)
-    me = low.shapes.stage
+    before, group = low.before(source), low.numbers.group((stages.axis,))
+    step, tiles = before.tile_rows, num_tiles(low, before.extent, before.tile_rows)
+    ready = signals(low, group, step, tiles, num_posting=1, in_ring=True)
+    ack = signals(low, group, step, tiles, in_ring=True)
+    ends = _Ends(op.attrs["source"] % size, receivers, ready, ack, before)
+    if low.task.is_acknowledgement:
+        _acknowledge(low, ends)
+        return
+    src, dst = low.flat(source), low.flat(target)
     record = Collective(
         "move",
         op.id,
@@ -73,40 +82,47 @@ def move(low: TemplateLowering, source: int, target: int) -> None:
         src.slot if me == ends.sender else -1,
         dst.slot if me in receivers else -1,
         (source, target),
-        src.tile_rows,
+        step,
     )
-    exchange(low, record, lambda low, record: _expand(low, record, ends))
+    exchange(low, record, lambda low, record: _expand(low, record, src, dst, ends))
 
 
-def _expand(low: TemplateLowering, record: Collective, ends: _Ends) -> Collective:
+def _expand(low: TemplateLowering, record: Collective, src: Ref, dst: Ref, ends: _Ends) -> Collective:
     """What this device's stage does: send, receive, or both."""
-    src, dst, step, me, sent = ends.source, ends.target, record.step, low.shapes.stage, Sent()
-    group, tiles = low.numbers.group(record.axes), num_tiles(low, src.extent, step)
-    ready = signals(low, group, step, tiles, num_posting=1)
-    ack = signals(low, group, step, tiles)
-    per_tile, mode = not is_single(step), Mode.WHOLE if is_single(step) else Mode.ROW
-    others = [stage for stage in ends.receivers if stage != ends.sender]
-
-    def acknowledged(ref: Ref, increment: Number, use: Number) -> None:
-        task = low.hold(ref.extent, step, Operand(ref.slot, mode), f"{low.op.label}/ack")
-        task.waits += [
-            Wait(ack.first + r * tiles, per_tile, increment, group.number, r, ref.slot, use) for r in others
-        ]
-
+    ready, ack, me, use = ends.ready, ends.ack, low.shapes.stage, Sent().use
+    step, group, mode = record.step, ready.group.number, Mode.ROW if ready.per_index else Mode.WHOLE
     if me == ends.sender:
         offer = low.hold(src.extent, step, Operand(src.slot, mode), f"{low.op.label}/offer")
-        offer.notifies += [Notify(group.number, r, ready.first, per_tile, src.slot, sent.use) for r in others]
+        offer.notifies += [Notify(group, r, ready.first, ready.per_index, src.slot, use) for r in ends.peers]
     if me in ends.receivers:
         theirs = Operand(src.slot, mode)
         if me != ends.sender:
-            theirs = theirs._replace(group=group.number, member=ends.sender)
+            theirs = theirs._replace(group=group, member=ends.sender)
         copied: Tiles = {"dst": [Operand(dst.slot, mode)], "src": [theirs]}
         copy = low.emit("copy_pairs", over=dst, step=step, dtype=dst.dtype, tiles=copied, priority=2)
         if me != ends.sender:
-            copy.waits.append(Wait(ready.first, per_tile, 1, group.number, ends.sender, src.slot, sent.use))
-            acks = ack.first + me * tiles
-            copy.notifies.append(Notify(group.number, ends.sender, acks, per_tile, src.slot, sent.use))
+            copy.waits.append(Wait(ready.first, ready.per_index, 1, group, ends.sender, src.slot, use))
+            number = ack.first + me * ack.tiles
+            copy.notifies.append(Notify(group, ends.sender, number, ack.per_index, src.slot, use))
     if me == ends.sender:
-        acknowledged(ends.before, sent.before, sent.use_before)
-        acknowledged(src, sent.drain, sent.use)
+        _acknowledge(low, ends)
     return record
+
+
+def _acknowledge(low: TemplateLowering, ends: _Ends) -> None:
+    """Keep what was sent in the call before, until all receivers have read it."""
+    ack, before, sent = ends.ack, ends.before, Sent()
+    operand = Operand(before.slot, Mode.ROW if ack.per_index else Mode.WHOLE)
+    task = low.hold(before.extent, ack.step, operand, f"{low.op.label}/ack")
+    task.waits += [
+        Wait(
+            ack.first + r * ack.tiles,
+            ack.per_index,
+            sent.before,
+            ack.group.number,
+            r,
+            before.slot,
+            sent.use_before,
+        )
+        for r in ends.peers
+    ]

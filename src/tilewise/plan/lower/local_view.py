@@ -288,6 +288,15 @@ class LocalView:
             vector = self.spec(root).storage == "vector"
         return self.slot(slot, lambda index: flat_view(base, index, vector))
 
+    def before(self, tensor: int) -> Ref:
+        """What `flat` returns, of the tensor in the microbatch before."""
+        root = self.roots.get(self.checked_id(tensor), tensor)
+        is_vector = self.spec(root).storage == "vector"
+        return self.slot(
+            Slot("flat", root, 1),
+            lambda slot: flat_view(self.local_ref(root, self.layout(root), slot), slot, is_vector),
+        )
+
     def temp(
         self,
         rows: int | Number,

@@ -9,7 +9,7 @@ against the kernel table, and accumulates sums over microbatches. Collectives ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tilewise.core.errors import PlanError
@@ -27,6 +27,7 @@ from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import Op, bind, op_named
 from tilewise.ir.program import (
     Collective,
+    Instruction,
     LoweredTemplate,
     Number,
     NumberLike,
@@ -46,6 +47,8 @@ from tilewise.plan.shapes import LocalShapes, round_up
 
 __all__ = ["LoweringTask", "TemplateLowering"]
 
+_POSTS_FIRST = 4  # above all priorities of kernels
+
 
 @dataclass(frozen=True)
 class LoweringTask:
@@ -61,6 +64,7 @@ class LoweringTask:
         arguments: arguments of the template.
         roots: for root ops, tensor -> the tensor whose memory it shares.
         stages: the stages of the pipeline whose devices use it.
+        is_acknowledgement: of a move, whether the sender only waits until all has been read.
     """
 
     name: str
@@ -73,6 +77,7 @@ class LoweringTask:
     arguments: frozenset[int]
     roots: Mapping[int, int]
     stages: frozenset[int] = frozenset((0,))
+    is_acknowledgement: bool = False
 
 
 def _trailing_ones(value: int) -> int:
@@ -114,7 +119,9 @@ class TemplateLowering(LocalView):
     ) -> None:
         super().__init__(task.graph, task.layout, shapes, numbers, roots)
         self.task, self.microbatch = task, task.microbatch
-        self.is_last_microbatch = task.microbatch == shapes.settings.accumulation - 1
+        self.is_last_microbatch = (
+            task.microbatch == shapes.settings.accumulation - 1 or task.is_acknowledgement
+        )
         self.instructions: list[Draft] = []
         self.signal_ranges: list[int] = []
         self.ring_signal_ranges: list[int] = []
@@ -394,13 +401,23 @@ class TemplateLowering(LocalView):
         by_index = sorted(self.slots, key=self.slots.__getitem__)
         return LoweredTemplate(
             self.task.name,
-            tuple(d.freeze() for d in self.instructions),
+            tuple(self._in_order_of_calls(d.freeze()) for d in self.instructions),
             tuple(by_index),
             tuple(self.temps),
             tuple(self.signal_ranges),
             tuple(self.ring_signal_ranges),
             tuple(self.collectives),
         )
+
+    def _in_order_of_calls(self, instruction: Instruction) -> Instruction:
+        """In a pipeline, ready tasks run in the order in which they were submitted: tasks with a priority
+        do. Otherwise a stage would begin the next microbatch before it completes one for which
+        another stage waits. Posts come first.
+        """
+        if not self.shapes.settings.stage_axis:
+            return instruction
+        more = 1 if instruction.kernel else _POSTS_FIRST
+        return replace(instruction, priority=instruction.priority + more)
 
     def _require_whole_sums(self) -> None:
         for pending in self.pending_of_op():

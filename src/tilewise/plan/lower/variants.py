@@ -164,7 +164,10 @@ def lower(scheduled: Scheduled, pool: WorkerPool | None = None) -> Variants:
         else:
             ops, late = segment.ops, sums
             identity = (name,)
-        varies = turn.microbatch > 0 and any(o in late.complete_last for op in ops for o in op.outputs)
+        is_ack = turn.kind == "acknowledged"
+        varies = is_ack or (
+            turn.microbatch > 0 and any(o in late.complete_last for op in ops for o in op.outputs)
+        )
         key = (*identity, turn.microbatch if varies else 0)
         wanted.append((stage, segment, turn.microbatch, identity, key))
         if key in tasks:
@@ -181,7 +184,9 @@ def lower(scheduled: Scheduled, pool: WorkerPool | None = None) -> Variants:
             )
         else:
             roots = scheduled.tensors.roots
-            tasks[key] = LoweringTask(name, graph, layout, ops, *fields, None, frozenset(), roots)
+            tasks[key] = LoweringTask(
+                name, graph, layout, ops, *fields, None, frozenset(), roots, is_acknowledgement=is_ack
+            )
     if len(scheduled.schedules) > 1:
         tasks = {key: replace(task, stages=frozenset(stages[key])) for key, task in tasks.items()}
     lowered = _lower_all(list(tasks.values()), scheduled.shapes, numbers, pool)
@@ -364,7 +369,7 @@ def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use
     for position, use in enumerate(uses):
         if use.segment.is_move:
             moves.setdefault(use.segment.index, []).append(position)
-        if variants[use.variant].templates[0].ring_signal_ranges:
+        elif variants[use.variant].templates[0].ring_signal_ranges:
             positions.setdefault(variants[use.variant].rings, []).append(position)
     result = list(uses)
     for of in moves.values():

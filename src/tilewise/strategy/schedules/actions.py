@@ -39,7 +39,7 @@ def turns_of(
     A step begins with what is the same in all microbatches. Then come the actions. A pass consists
     of the segments of its virtual stage in graph order: moves from other stages, its layers, moves
     to other stages. The last of these, which need the sums of all microbatches, are sent after all
-    actions. The update ends the step.
+    actions. Then a stage waits until all that it has sent has been read. The update ends the step.
 
     Args:
         actions: the order of each stage.
@@ -79,5 +79,10 @@ def _turns(
     for number, place in sent_last:
         yield Turn(place.phase, number, last)
     for number, place in own:
+        if place.is_sent_by(stage, num_stages) and place.phase != "update":
+            yield Turn("acknowledged", number, 1 if place.microbatches == "first" else last + 1)
+    for number, place in own:
         if place.phase == "update":
             yield Turn("update", number, last)
+            if place.is_sent_by(stage, num_stages):
+                yield Turn("acknowledged", number, last + 1)
