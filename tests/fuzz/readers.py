@@ -448,6 +448,8 @@ READERS = {
     ),
     "merges.txt": Reader(text_readers.read_merges, cache(text_readers.valid_merges), 400),
     "chat template": Reader(text_readers.read_chat_template, cache(text_readers.valid_chat_template), 400),
+    "passes.csv": Reader(text_readers.read_passes, cache(text_readers.valid_passes), 400),
+    "layout of layers": Reader(text_readers.read_layout, cache(text_readers.valid_layouts), 400),
     "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 1200, mutate_json),
     "device file": Reader(read_device_file, cache(_device_file), 1300, mutate_safetensors),
     "torch archive": Reader(read_torch_archive, cache(torch_archives), 500),

@@ -15,6 +15,8 @@ from tilewise.data import END_OF_TEXT, train_tokenizer
 from tilewise.generate import combine_settings, template_child
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.prompts import encode_prompt
+from tilewise.strategy import PipelineStages, actions_for, read_actions, write_actions
+from tilewise.strategy.layout_string import parse_layout
 
 VOCABULARY = 300
 
@@ -233,3 +235,34 @@ def valid_chat_template() -> list[bytes]:
         "{% generation %}{{ messages[1:] | map(attribute='content') | join(', ') }}{% endgeneration %}"
     )
     return [one.encode(), two.encode()]
+
+
+def read_passes(folder: Path, data: bytes) -> None:
+    """A schedule's file gives passes that can run, or is refused; what can run survives a round trip."""
+    (folder / "passes.csv").write_bytes(data)
+    stages = PipelineStages(schedule=read_actions(folder / "passes.csv"))
+    assert stages.microbatches is not None
+    actions = actions_for(stages.schedule, len(stages.schedule), stages.chunks, stages.microbatches)
+    write_actions(folder / "again.csv", actions)
+    assert PipelineStages(schedule=read_actions(folder / "again.csv")) == stages
+
+
+def valid_passes() -> list[bytes]:
+    schedules = (("1f1b", 1, 3), ("interleaved", 2, 4), ("zero_bubble", 1, 4))
+    rows = [actions_for(name, 2, chunks, microbatches) for name, chunks, microbatches in schedules]
+    return ["\n".join(",".join(map(str, own)) for own in actions).encode() for actions in rows]
+
+
+def read_layout(folder: Path, data: bytes) -> None:
+    """A layout of layers is a number per stage, or refused."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError("it is not text") from None
+    numbers = parse_layout(text)
+    assert len(numbers) == text.count("|") + 1 or "*" in text
+    assert all(number >= 0 for number in numbers)
+
+
+def valid_layouts() -> list[bytes]:
+    return [b"Et*3|(tt|)*29, tL", b"E|t|t|L", b"Et((t|)*2t|)*2L"]

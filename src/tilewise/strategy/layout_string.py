@@ -13,6 +13,7 @@ from tilewise.core.validation import Validator, shown
 __all__ = ["parse_layout"]
 
 _MOST = 1 << 16  # letters of a layout in full
+_DEEPEST = 16  # groups inside of each other
 _validate = Validator("stages", LayoutError)
 
 
@@ -37,12 +38,14 @@ def parse_layout(text: str) -> tuple[int, ...]:
     return tuple(stage.count("t") for stage in stages)
 
 
-def _expand(text: str, at: int, whole: str) -> tuple[str, int]:
+def _expand(text: str, at: int, whole: str, depth: int = 0) -> tuple[str, int]:
     """The text from a place on without repetitions, up to the end or a closing parenthesis."""
     parts: list[str] = []
     while at < len(text) and text[at] != ")":
         if text[at] == "(":
-            part, at = _expand(text, at + 1, whole)
+            if depth == _DEEPEST:
+                _refuse(whole, f"more than {_DEEPEST} groups inside of each other")
+            part, at = _expand(text, at + 1, whole, depth + 1)
             if at == len(text):
                 _refuse(whole, "a group without an end")
         elif text[at] in "EtL|":

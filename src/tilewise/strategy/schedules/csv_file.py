@@ -37,10 +37,9 @@ def read_actions(path: str | Path) -> tuple[tuple[str, ...], ...]:
         _validate.invalid(
             "read", "a schedule's file must be text", f"{str(where)!r}: {error}", "name another file"
         )
-    cells = tuple(tuple(c for cell in row if (c := cell.strip())) for row in rows)
-    cells = tuple(row for row in cells if row)
-    parse_actions(cells)
-    return cells
+    cells = (tuple(c for cell in row if (c := cell.strip())) for row in rows)
+    actions = parse_actions([row for row in cells if row])
+    return tuple(tuple(map(str, own)) for own in actions)
 
 
 def parse_actions(rows: Sequence[Sequence[str]]) -> tuple[tuple[Action, ...], ...]:
