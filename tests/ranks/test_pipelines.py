@@ -19,6 +19,8 @@ import tilewise.strategy.offload as offload
 from pure.pairwise import Case, pairwise_cases
 from tilewise.core.errors import PlanError, TilewiseError
 from tilewise.ir.program import Instruction
+from tilewise.observe.plan_page import _measured
+from tilewise.plan.picture import draw_plan
 from tilewise.session import Plan, verify_strategy
 
 BATCH, SEQ, LAYERS, STEPS = 16, 8, 4, 3
@@ -253,6 +255,32 @@ def test_state_moves_between_meshes():
                 state = {name: value.copy() for name, value in instance.state_dict().items()}
         results.append({name: value.tobytes() for name, value in state.items()})
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_a_page_shows_passes_planned_and_measured(schedule, tmp_path):
+    """Every pass of each stage as planned, and in the traced run; idle time and bytes in flight of each stage."""
+    graph = pipeline_graph(microbatches=4, schedule=schedule)
+    plan = graph.plan(workers_per_device=1)
+    text = plan.explain()
+    with graph.instantiate(plan) as instance:
+        instance.initialize(0)
+        instance.trace(True)
+        instance.step(batches(config(num_hidden_layers=LAYERS), 1)[0], 1e-3)
+        timeline = instance.timeline()
+    plan.save_picture(tmp_path / "plan.html", timeline)
+    page = (tmp_path / "plan.html").read_text()
+    picture = draw_plan(plan, timeline.tasks)
+    for stage, (passes, own) in enumerate(zip(picture.passes, picture.stages, strict=True)):
+        measured = _measured(picture, stage)
+        assert [p.name for p in measured] == [p.name for p in passes]
+        assert all(a.begin < a.end for a in measured)
+        assert [a.begin for a in measured] == sorted(a.begin for a in measured)
+        names = {f"{stage}F{k}" for k in range(4)}
+        assert names <= {p.name for p in passes} and all(f">{name}<" in page for name in names)
+        shown = next(line for line in text.splitlines() if line.startswith(f"    stage {stage}: "))
+        assert f"{own.in_flight / 2**20:.2f} MiB in flight" in shown
+    assert "idle as planned" in page and "idle as measured" in page
 
 
 def test_saved_plans_of_pipelines(tmp_path):

@@ -66,6 +66,7 @@ class StagePicture:
         usage: bytes by category of all memory that a device reserves, and their total.
         classes: the classes of its devices, in words.
         calls: the calls, in order.
+        in_flight: bytes of what layers save, for all microbatches that are in flight at one time.
     """
 
     name: str
@@ -73,6 +74,7 @@ class StagePicture:
     usage: Mapping[str, int]
     classes: tuple[str, ...]
     calls: tuple[CallPicture, ...]
+    in_flight: int = 0
 
 
 class PassPicture(NamedTuple):
@@ -144,9 +146,9 @@ def _pipeline(picture: PlanPicture) -> str:
         for stage, of in enumerate(picture.passes)
     ]
     planned = timeline_chart(rows[:MAX_LANES], 0, RESOLUTION)
-    measured, columns = "", ["stage", "passes", "idle as planned"]
+    measured, columns = "", ["stage", "in flight", "passes", "idle as planned"]
     cells = [
-        [stage.name, f"{len(of):,}", f"{_idle(of, end):.1%}"]
+        [stage.name, format_bytes(stage.in_flight), f"{len(of):,}", f"{_idle(of, end):.1%}"]
         for stage, of in zip(picture.stages, picture.passes)
     ]
     if picture.spans:

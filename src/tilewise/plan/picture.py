@@ -17,7 +17,7 @@ from tilewise.observe import CallPicture, PassPicture, PlanPicture, StagePicture
 from tilewise.plan.calls import planned_calls
 from tilewise.plan.explain import name_devices, num_tasks, short_name
 from tilewise.plan.memory import ALIGNMENT, OFFLOADED, Buffer, most_at_one_time
-from tilewise.plan.passes import first_devices, walk_by_flops
+from tilewise.plan.passes import bytes_in_flight, first_devices, walk_by_flops
 from tilewise.plan.schedule import cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.plan.traffic import TrafficCounter
@@ -93,7 +93,8 @@ def _draw_stage(plan: PlanTables, program: str, stage: int, device: int) -> Stag
     names = name_devices(plan)
     classes = tuple(names[plan.program.devices[kind].class_id] for kind in kinds)
     calls = tuple(_calls(plan, program, stage, device, kinds))
-    return StagePicture(f"stage {stage}" if len(plan.placements) > 1 else "", lasting, usage, classes, calls)
+    name = f"stage {stage}" if len(plan.placements) > 1 else ""
+    return StagePicture(name, lasting, usage, classes, calls, bytes_in_flight(plan)[stage])
 
 
 def _calls(

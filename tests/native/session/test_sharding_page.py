@@ -18,7 +18,7 @@ def test_every_block_prints_what_the_page_shows(tmp_path, monkeypatch):
     text = PAGE.read_text(encoding="utf-8")
     assert differences(PAGE.name, text) == []
     assert len(BLOCK.findall(text)) == text.count("```python") and text.count("```text") >= 3
-    assert {path.name for path in tmp_path.iterdir()} == {"before.html", "after.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {"before.html", "after.html", "passes.csv"}
 
 
 @pytest.mark.slow
