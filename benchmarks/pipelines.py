@@ -81,20 +81,26 @@ def median_of(modes: Modes, rounds: int, end: float) -> dict[str, float]:
 
 
 class Model:
-    """A training step of GPT-2 small with one sequence per microbatch."""
+    """A training step of GPT-2 small, by default with one sequence per microbatch."""
 
     def __init__(
-        self, dtype: str, strategy: tw.DistributionStrategy, workers: int, microbatches: int
+        self,
+        dtype: str,
+        strategy: tw.DistributionStrategy,
+        workers: int,
+        microbatches: int,
+        batch: int | None = None,
     ) -> None:
         import tilewise as tw
         from tilewise import models
 
+        batch = microbatches if batch is None else batch
         graph = tw.ComputeGraph("gpt2")
-        models.build_training_graph(graph, models.config_from_dict(GPT2), microbatches, CONTEXT, dtype)
+        models.build_training_graph(graph, models.config_from_dict(GPT2), batch, CONTEXT, dtype)
         graph.optimize(tw.optim.AdamW())
         graph.set_distribution(strategy)
-        plan = graph.plan(accumulation=microbatches, batch_splits=microbatches, workers_per_device=workers)
-        self.batch, self.running = microbatches, graph.instantiate(plan)
+        plan = graph.plan(accumulation=microbatches, batch_splits=batch, workers_per_device=workers)
+        self.batch, self.running = batch, graph.instantiate(plan)
         self.running.initialize(seed=0)
 
     def step(self, number: int) -> float:
@@ -454,7 +460,7 @@ def serve(axes: Mapping[str, int], dtype: str) -> None:
     """Do a step per line of standard input."""
     import tilewise as tw
 
-    model = Model(dtype, tw.DistributionStrategy.for_mesh(tw.DeviceMesh(axes)), 2 if not axes else 1, 4)
+    model = Model(dtype, tw.DistributionStrategy.for_mesh(tw.DeviceMesh(axes)), 2 if not axes else 1, 1, 4)
     for line in sys.stdin:
         print(model.step(int(line)), flush=True)
 

@@ -275,7 +275,6 @@ def test_a_page_shows_passes_planned_and_measured(schedule, tmp_path):
         measured = _measured(picture, stage)
         assert [p.name for p in measured] == [p.name for p in passes]
         assert all(a.begin < a.end for a in measured)
-        assert [a.begin for a in measured] == sorted(a.begin for a in measured)
         names = {f"{stage}F{k}" for k in range(4)}
         assert names <= {p.name for p in passes} and all(f">{name}<" in page for name in names)
         shown = next(line for line in text.splitlines() if line.startswith(f"    stage {stage}: "))

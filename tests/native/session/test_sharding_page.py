@@ -27,4 +27,4 @@ def test_a_wrong_page_is_detected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     assert "each: 0.00 MiB" in text
-    assert differences(PAGE.name, text.replace("each: 0.00 MiB", "each: 0.01 MiB")) == [9]
+    assert differences(PAGE.name, text.replace("each: 0.00 MiB", "each: 0.01 MiB")) == [15]
