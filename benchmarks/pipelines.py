@@ -417,12 +417,12 @@ def torch_rank(rank: int, folder: Path) -> None:
             started = time.perf_counter()
         tokens, labels = (torch.from_numpy(a).long() for a in torch_batch(number))
         optimizer.zero_grad()
-        found: list[torch.Tensor] = []
+        losses_of_step: list[torch.Tensor] = []
         if rank == 0:
             schedule.step(tokens)
         else:
-            schedule.step(target=labels, losses=found)
-            losses.append(float(torch.stack(found).detach().mean()))
+            schedule.step(target=labels, losses=losses_of_step)
+            losses.append(float(torch.stack(losses_of_step).detach().mean()))
         optimizer.step()
     seconds = (time.perf_counter() - started) / (STEPS - 1)
     if rank == STAGES - 1:

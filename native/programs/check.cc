@@ -147,9 +147,8 @@ class Checks {
       needs.file_bytes = std::max(needs.file_bytes, end - memory_bytes());
       return;
     }
-    check<ArgumentError>(end <= memory_bytes(),
-                         "[programs.Program.finish] a tensor must lie in memory or in the ", "file; got bytes ",
-                         tensor.offset, " to ", end, " in ", name, ", and a file that begins at ",
+    check<ArgumentError>(end <= memory_bytes(), "[programs.Program.finish] a tensor must lie in memory or in the ",
+                         "file; got bytes ", tensor.offset, " to ", end, " in ", name, ", and a file that begins at ",
                          memory_bytes(), "; correct the plan");
     needs.arena_bytes = std::max(needs.arena_bytes, end);
   }

@@ -5,8 +5,8 @@
 // class, its numbers and its device groups (ordered lists of devices). An instruction names a peer by a device group
 // and a member of it; a member that is the device itself is not a peer. A run executes one list on every device.
 //
-// Tensors from byte memory_bytes of their class on are in the device's file. Instructions of the kernels `fetch` and `store` move
-// tiles between it and memory; no others access it.
+// Tensors from byte memory_bytes of their class on are in the device's file. Instructions of the kernels `fetch` and
+// `store` move tiles between it and memory; no others access it.
 //
 // It is built once at plan time, checked by finish(), then frozen. bound() is a device's part with its numbers and
 // peers inserted (bound.h), which every run uses. finish() rejects every program that it cannot prove to be well formed

@@ -18,7 +18,7 @@ constexpr int64_t kFileBegin = kArena;  // a whole number of pages
 
 /// Fetches a tensor of the file to one of two places in memory in turns, increments it there, and stores it again.
 std::shared_ptr<Program> counting(int64_t num_devices, int64_t cols, int64_t num_calls) {
-  auto program = program_of(num_devices);
+  auto program = program_of(num_devices, kFileBegin);
   for (int64_t d = 0; d < num_devices; ++d) {
     program->add_tensor(d, tensor(0, kRows, cols, 1, 0));
     program->add_tensor(d, tensor(kRows * cols * 8, kRows, cols, 1, kRows));
@@ -30,7 +30,7 @@ std::shared_ptr<Program> counting(int64_t num_devices, int64_t cols, int64_t num
     program->add_instr(d, plan, instr("store_f64", kRows, 1, {by_row(1, kOut), by_row(0, kIn)}), "store");
     for (int64_t c = 0; c < num_calls; ++c) program->add_call(d, {plan, {c % 2, 2 + c / 2 % 2}, {}});
   }
-  program->finish({}, resolve, kFileBegin);
+  program->finish({}, resolve);
   return program;
 }
 
@@ -61,13 +61,13 @@ bool all_counted(const Executor& executor, int64_t device, int64_t cols, uint64_
 }
 
 std::string refused(const std::vector<Operand>& operands, const std::string& kernel, int64_t offset) {
-  auto program = program_of(1);
+  auto program = program_of(1, kFileBegin);
   program->add_tensor(0, tensor(0, kRows, 8, 1, 0));
   program->add_tensor(0, tensor(offset, kRows, 8, 1, kRows));
   const int64_t plan = program->add_template(0, "odd");
   program->add_instr(0, plan, instr(kernel, kRows, 1, operands), "odd");
   program->add_call(0, {plan, {0, 1}, {}});
-  return message_of<ArgumentError>([&] { program->finish({}, resolve, kFileBegin); });
+  return message_of<ArgumentError>([&] { program->finish({}, resolve); });
 }
 
 }  // namespace
@@ -162,7 +162,7 @@ CASE("a planted failure of a transfer fails the tasks that wait for it, and move
 CASE("rejected: tensors that differ in their elements or rows, or are shorter than what is moved") {
   for (const DType dtype : {DType::kF64, DType::kBF16}) {
     for (const int64_t cols : {8, 16}) {
-      auto program = program_of(1);
+      auto program = program_of(1, kFileBegin);
       program->add_tensor(0, tensor(0, kRows, 8, 1, 0));
       Tensor other = tensor(kFileBegin, kRows, cols, 1, kRows);
       other.dtype = dtype;
@@ -172,10 +172,9 @@ CASE("rejected: tensors that differ in their elements or rows, or are shorter th
       program->add_call(0, {plan, {0, 1}, {}});
       const bool is_alike = dtype == DType::kF64 && cols == 8;
       if (is_alike) {
-        program->finish({}, resolve, kFileBegin);
+        program->finish({}, resolve);
       } else {
-        EXPECT(contains(message_of<ArgumentError>([&] { program->finish({}, resolve, kFileBegin); }),
-                        "of the same shape"));
+        EXPECT(contains(message_of<ArgumentError>([&] { program->finish({}, resolve); }), "of the same shape"));
       }
     }
   }

@@ -119,15 +119,15 @@ inline const kernels::Entry* resolve(std::string_view name) {
 }
 
 /// Adds devices with a class each of the same number; their device group 0 has all of them.
-inline void add_devices(Program& program, int64_t count) {
+inline void add_devices(Program& program, int64_t count, int64_t memory_bytes = kNoFile) {
   std::vector<int64_t> all(count);
   std::iota(all.begin(), all.end(), 0);
-  for (int64_t d = 0; d < count; ++d) program.add_device({program.add_class(), {}, {all}});
+  for (int64_t d = 0; d < count; ++d) program.add_device({program.add_class(memory_bytes), {}, {all}});
 }
 
-inline std::shared_ptr<Program> program_of(int64_t num_devices) {
+inline std::shared_ptr<Program> program_of(int64_t num_devices, int64_t memory_bytes = kNoFile) {
   auto program = std::make_shared<Program>();
-  add_devices(*program, num_devices);
+  add_devices(*program, num_devices, memory_bytes);
   return program;
 }
 

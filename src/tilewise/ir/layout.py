@@ -187,7 +187,7 @@ class GraphLayout:
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline; 1 if there is none."""
+        """Stages of the pipeline; 1 without a pipeline."""
         return 1 if self.stages is None else self.mesh.size(self.stages.axis)
 
     def stages_of(self, tensor: int) -> tuple[int, ...]:

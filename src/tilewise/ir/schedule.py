@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from tilewise.ir.layout import EVERY_STAGE
 
-__all__ = ["MakeSchedules", "Schedule", "SegmentPlace", "Turn"]
+__all__ = ["MakeSchedules", "Phase", "Schedule", "SegmentPlace", "Turn"]
 
 Phase = Literal["forward", "backward", "update"]
 

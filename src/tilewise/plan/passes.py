@@ -71,7 +71,7 @@ def walk_passes(
 
 
 def first_devices(plan: PlanTables) -> list[int]:
-    """The first device of each stage of the pipeline; device 0 if there is none."""
+    """The first device of each stage of the pipeline; device 0 without a pipeline."""
     stages = plan.layout.stages
     return [0] if stages is None else plan.mesh.group(0, stages.axis)
 

@@ -73,7 +73,7 @@ class PlanSettings:
             fixes the number.
         storage_axes: axes that shard weights, gradients and states in storage, in whole panels.
             They are the last axes of dim 0.
-        stage_axis: the axis of the pipeline; empty if there is none.
+        stage_axis: the axis of the pipeline; empty without a pipeline.
         is_checkpointed: whether memory includes a copy of the training state, for writing
             checkpoints.
     """
@@ -127,7 +127,7 @@ class LocalShapes:
 
     @cached_property
     def stage(self) -> int:
-        """The device's stage of the pipeline; 0 if there is none."""
+        """The device's stage of the pipeline; 0 without a pipeline."""
         axis = self.settings.stage_axis
         return self.mesh.coordinate(self.device, axis) if axis else 0
 

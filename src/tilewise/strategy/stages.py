@@ -108,7 +108,7 @@ class _Adding:
         return self._moved[tensor, to]
 
     def weight_flags(self) -> tuple[bool, ...]:
-        """Per op, whether it only leads to gradients of weights; empty if none was told apart."""
+        """Per op, whether it only leads to gradients of weights; empty without such ops."""
         return (
             tuple(number in self.weight_part for number in range(len(self.ops))) if self.weight_part else ()
         )
@@ -226,7 +226,7 @@ class _Division:
     def _find_weight_part(self) -> frozenset[int]:
         """The ops of the backward pass on which no gradient of another layer's input depends."""
         needed: set[int] = set()  # tensors on which such a gradient depends
-        found = set()
+        weight_part = set()
         for op in reversed(self.graph.ops):
             if op.phase != "backward":
                 continue
@@ -234,8 +234,8 @@ class _Division:
             if is_layer or not needed.isdisjoint(op.outputs):
                 needed.update(op.given)
             else:
-                found.add(op.id)
-        return frozenset(found)
+                weight_part.add(op.id)
+        return frozenset(weight_part)
 
     # ---- moves --------------------------------------------------------------------------------------------
 

@@ -87,9 +87,11 @@ def test_memory_in_flight_is_that_of_theory(schedule, stages, microbatches):
     plan = planned(stages, microbatches, schedule)
     graph = plan.graph
     layer = next(op for op in graph.ops if op.label == "layers.0" and op.phase == "forward")
-    kept = {t for op in graph.ops if op.phase == "backward" for t in op.given}
+    read_later = {t for op in graph.ops if op.phase == "backward" for t in op.given}
     # of the last layer the head saves, too; a layer's own are its results and what it was given
-    of_layer = [t for t in (*layer.given, *layer.outputs) if t in kept and graph.tensors[t].kind == "result"]
+    of_layer = [
+        t for t in (*layer.given, *layer.outputs) if t in read_later and graph.tensors[t].kind == "result"
+    ]
     saved = sum(round_up(plan.shapes.bytes_max(graph.spec(t), plan.layout.compute[t]), 64) for t in of_layer)
     for stage, in_flight in enumerate(bytes_in_flight(plan)[:-1]):
         ahead = min(microbatches if schedule == "gpipe" else stages - stage, microbatches)
@@ -118,8 +120,8 @@ def test_each_stage_has_its_own_layers():
     whole, plan = planned(2, 4, axes={"pp": 1}), planned(2, 4)
 
     def names(of, graph):
-        held = [b.key[1] for b in of.buffers if b.category in ("parameters", "optimizer")]
-        return sorted(graph.spec(t).name for t in held)
+        own_tensors = [b.key[1] for b in of.buffers if b.category in ("parameters", "optimizer")]
+        return sorted(graph.spec(t).name for t in own_tensors)
 
     one, stages = names(whole.placement(0), whole.graph), plan.placements
     of_stages = [names(of, plan.graph) for of in stages]

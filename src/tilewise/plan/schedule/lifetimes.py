@@ -104,11 +104,11 @@ def find_lifetimes(
     if len(schedules) == 1:
         return {t: Lifetime(of.first, of.last) for t, of in uses.items()}
     orders = [_Order(schedule, num_segments) for schedule in schedules]
-    known: dict[tuple[int, Uses], Lifetime] = {}
+    lifetime_of_uses: dict[tuple[int, Uses], Lifetime] = {}
     lifetimes = {}
     for t, of in uses.items():
         key = stage_of[t], of
-        if key not in known:
-            known[key] = orders[key[0]].lifetime(of, microbatches)
-        lifetimes[t] = known[key]
+        if key not in lifetime_of_uses:
+            lifetime_of_uses[key] = orders[key[0]].lifetime(of, microbatches)
+        lifetimes[t] = lifetime_of_uses[key]
     return lifetimes

@@ -96,7 +96,7 @@ def schedules_for(
 
 
 def microbatches_for(stages: int, batch_splits: int, sharing: int) -> int:
-    """The microbatches of a step if nobody states a number: as many as there are stages, or the next
+    """The default number of microbatches of a step with a pipeline: as many as there are stages, or the next
     number with which the batch can be divided.
 
     Args:
