@@ -82,15 +82,18 @@ class _Peaks:
 
 @dataclass(frozen=True)
 class _StepTime:
-    """Seconds of a step, divided by what limits the kernels (computation, memory, communication)."""
+    """Seconds of a step, divided by what limits the kernels (computation, memory, communication), and
+    the share of a step in which a stage of a pipeline waits for others.
+    """
 
     compute: float
     memory: float
     communication: float
+    idle_share: float
 
     @property
     def total(self) -> float:
-        return self.compute + self.memory + self.communication
+        return (self.compute + self.memory + self.communication) / (1 - self.idle_share)
 
 
 def describe_training(source: Path, device: DeviceProperties, console: Console) -> Iterator[str]:
@@ -202,7 +205,7 @@ def _work(config: TrainConfig, plan: Plan, peaks: _Peaks | None) -> Iterator[str
     if peaks is None:
         yield "time per step: not estimated, because memory is too small to measure its speed; give --bandwidth-gbps"
         return
-    time = _step_time(cost, peaks)
+    time = _step_time(cost, peaks, plan.idle_shares()[plan.layout.stage_of(slowest)])
     tokens = config.train.batch * config.data.context
     parts = {
         "compute": time.compute,
@@ -210,6 +213,8 @@ def _work(config: TrainConfig, plan: Plan, peaks: _Peaks | None) -> Iterator[str
         "communication": time.communication,
     }
     bound = max(parts, key=lambda name: parts[name])
+    if time.idle_share:
+        parts["waiting for other stages"] = time.total * time.idle_share
     yield (
         f"time per step: about {_seconds(time.total)}, {tokens / time.total:,.0f} tokens/s, at "
         f"{_count(peaks.flops)}FLOP/s and {peaks.bandwidth / 1e9:.1f} GB/s per device ({peaks.origin})"
@@ -217,7 +222,7 @@ def _work(config: TrainConfig, plan: Plan, peaks: _Peaks | None) -> Iterator[str
     yield f"  {bound} bound: " + ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items())
 
 
-def _step_time(cost: DeviceCosts, peaks: _Peaks) -> _StepTime:
+def _step_time(cost: DeviceCosts, peaks: _Peaks, idle_share: float) -> _StepTime:
     """The estimated time of a step. Each kernel takes as long as its computation or its memory
     traffic, whichever is longer. The time of reads from other devices is added, at the speed of
     memory.
@@ -231,7 +236,7 @@ def _step_time(cost: DeviceCosts, peaks: _Peaks) -> _StepTime:
             compute += computing
         else:
             memory += moving
-    return _StepTime(compute, memory, cost.peer_bytes / peaks.bandwidth)
+    return _StepTime(compute, memory, cost.peer_bytes / peaks.bandwidth, idle_share)
 
 
 def _count(value: float) -> str:

@@ -28,6 +28,7 @@ from tilewise.plan.costs import DeviceCosts, count_costs
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.file import digest_of
 from tilewise.plan.memory import most_at_one_time
+from tilewise.plan.passes import idle_shares, walk_by_flops
 from tilewise.plan.picture import check_trace, draw_plan
 from tilewise.plan.place import Placement
 from tilewise.plan.shapes import LocalShapes, PlanSettings, check_sizes, round_up, symbols_of
@@ -335,6 +336,14 @@ class PlanTables:
         """
         bounds = self._sizes("costs", program)
         return {device: count_costs(self.program, device, program, bounds) for device in self.kinds}
+
+    def idle_shares(self) -> tuple[float, ...]:
+        """Per stage of a pipeline, the share of a step in which its devices wait for other stages, if
+        passes take as long as their floating-point operations. Without a pipeline, one 0.
+        """
+        if self.layout.stages is None or "step" not in self.programs:
+            return (0.0,) * self.layout.num_stages
+        return tuple(float(share) for share in idle_shares(walk_by_flops(self)))
 
     def explain(self) -> str:
         """Mesh, memory, tiles, tasks, traffic and templates as text, before anything runs."""
