@@ -5,6 +5,7 @@
              trace of the same run shows.
     bubble   the idle time of zero bubble and of 1F1B with 4 microbatches: the step without the busy time of
              the stage that works longest.
+    plan     planning time of 36 layers, 64 microbatches and 4 stages
     theory   a step whose layers only sleep, next to the walk of the plan's lists without a clock
     torch    losses of 20 steps and tokens per second next to `torch.distributed.pipelining`, in two processes
              over gloo, fp32, 1F1B
@@ -13,7 +14,7 @@
 The model of the first two parts is GPT-2 small, sequences of 256 tokens, one per microbatch. Modes
 take turns; medians are compared.
 
-Run: python benchmarks/pipelines.py [--only speed bubble theory torch] [--rounds 3] [--minutes 12]
+Run: python benchmarks/pipelines.py [--only speed bubble plan theory torch] [--rounds 3] [--minutes 12]
      [--dtype f32 bf16] [--before PYTHON]
 """
 
@@ -50,7 +51,7 @@ GPT2 = {
     "n_head": 12,
     "n_positions": CONTEXT,
 }
-SPEED, BUBBLE, BEFORE, SLEEP = (0.93, 0.97), (0.5, 0.8), (1.01, 1.0), 1.05
+SPEED, BUBBLE, BEFORE, SLEEP, PLAN_S = (0.93, 0.97), (0.5, 0.8), (1.01, 1.0), 1.05, 2.0
 SMALL = {
     "vocab_size": 512,
     "hidden_size": 128,
@@ -208,6 +209,29 @@ def planned_idle(model: Model) -> float:
     passes = walk_by_flops(model.running.plan)
     length = max(of[-1].end for of in passes)
     return float(length - max(sum(p.end - p.begin for p in of) for of in passes))
+
+
+def measure_plan(options: argparse.Namespace, end: float) -> None:
+    """Seconds to plan a large pipeline."""
+    import tilewise as tw
+    from tilewise import models
+    from tilewise.models import llama
+
+    graph = tw.ComputeGraph("llama")
+    config = llama.LlamaConfig(**{**SMALL, "num_hidden_layers": 36})
+    models.build_training_graph(graph, config, 64, SEQUENCE, "bf16")
+    graph.optimize(tw.optim.AdamW())
+    times: dict[str, float] = {}
+    for schedule in ("1f1b", "gpipe", "zero_bubble"):
+        graph.set_distribution(tw.DistributionStrategy.pipeline(4, 64, schedule))
+        taken = []
+        for _ in range(options.rounds):
+            started = time.perf_counter()
+            graph.plan(batch_splits=64, workers_per_device=1)
+            taken.append(time.perf_counter() - started)
+        times[schedule] = statistics.median(taken)
+    note = "64 microbatches, 36 layers, pp=4; " + ", ".join(f"{name} {s:.2f} s" for name, s in times.items())
+    show(Figure("planning a pipeline", max(times.values()), "s", less_is_better=True, must=PLAN_S, note=note))
 
 
 # ---- layers that sleep -------------------------------------------------------------------------------------
@@ -496,17 +520,20 @@ def measure_before(options: argparse.Namespace, end: float) -> None:
 PARTS: Mapping[str, Callable[[argparse.Namespace, float], None]] = {
     "speed": measure_speed,
     "bubble": measure_bubble,
+    "plan": measure_plan,
     "theory": measure_theory,
     "torch": measure_torch,
     "before": measure_before,
 }
-SHARES = {"speed": 5.0, "bubble": 3.0, "theory": 1.0, "torch": 1.0, "before": 4.0}
+SHARES = {"speed": 5.0, "bubble": 3.0, "plan": 0.5, "theory": 1.0, "torch": 1.0, "before": 4.0}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run some or all parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=[*PARTS], default=["speed", "bubble", "theory", "torch"])
+    parser.add_argument(
+        "--only", nargs="+", choices=[*PARTS], default=["speed", "bubble", "plan", "theory", "torch"]
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=12.0)
     parser.add_argument("--dtype", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])

@@ -20,6 +20,7 @@ from tilewise.strategy import (
     move_activations,
     one_stage,
     propagate_layouts,
+    resolve_stages,
     schedules_for,
     shard_states,
 )
@@ -62,6 +63,7 @@ def plan_graph(
     graph, layout = gather_table_rows(graph, layout, batch)
     stages, schedule = strategy.stages, one_stage
     if stages is not None:
+        stages = resolve_stages(graph, layout, stages)
         graph, layout = move_activations(graph, layout, stages)
         schedule = schedules_for(stages.schedule, mesh.size(stages.axis), stages.chunks, accumulation)
     if strategy.sharding is not None:

@@ -22,7 +22,10 @@ from tilewise.ir.layout import (
     show_layout,
 )
 
-__all__ = ["explain_reshards", "explain_storage", "is_prefetch"]
+__all__ = ["COPYING", "explain_reshards", "explain_storage", "is_layer", "is_prefetch"]
+
+COPYING = ("all_gather_parameters", "fetch", "store", "put_back")
+"""Ops of calls that only copy tensors."""
 
 _CHANGES = ("all_gather", "slice")
 
@@ -135,6 +138,11 @@ def is_prefetch(graph: Graph, op: OpNode, how: Sequence[str] = ("all_gather_para
     if op.op != "call":
         return False
     return all(inner.op in how for inner in graph.templates[op.attrs["template"]].graph.ops)
+
+
+def is_layer(graph: Graph, op: OpNode) -> bool:
+    """Whether an op is the call of a layer, and not one that only copies tensors."""
+    return op.op == "call" and not is_prefetch(graph, op, COPYING)
 
 
 def _elements(graph: Graph, layout: GraphLayout, op: OpNode) -> int:

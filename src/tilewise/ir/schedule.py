@@ -42,7 +42,7 @@ class SegmentPlace(NamedTuple):
         stage: the virtual stage that runs it, or `EVERY_STAGE`.
         source: of a move, the virtual stage that sends; otherwise `stage`.
         microbatches: the microbatches in which it runs: `each`; `first`, if its result is the same
-            in all of them; or `last`, if it needs sums over all of them.
+            in all of them; or `last`, if it needs sums over all of them and comes after all passes.
         is_weight_part: of the backward pass, whether it only leads to gradients of weights.
     """
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator
-from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import show_axes
 from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
-from tilewise.ir.reshards import explain_reshards, explain_storage, is_prefetch
+from tilewise.ir.reshards import explain_reshards, explain_storage, is_layer
 from tilewise.plan.passes import PassSpan, bytes_in_flight, first_devices, idle_shares, walk_by_flops
 from tilewise.plan.traffic import TrafficCounter, count_file_traffic
 
@@ -84,7 +83,8 @@ def _memory(plan: PlanTables) -> Iterator[str]:
 
 def _pipeline(plan: PlanTables) -> Iterator[str]:
     """The passes of each stage as a chart, with the share of idle time and the memory in flight."""
-    if plan.layout.stages is None or "step" not in plan.programs:
+    stages = plan.layout.stages
+    if stages is None or "step" not in plan.programs:
         return
     passes = walk_by_flops(plan)
     length = max((of[-1].end for of in passes if of), default=0)
@@ -92,9 +92,8 @@ def _pipeline(plan: PlanTables) -> Iterator[str]:
     in_flight = bytes_in_flight(plan)
     for stage, (of, idle) in enumerate(zip(passes, idle_shares(passes))):
         layers = sum(
-            _is_layer_of(plan, op, stage)
+            op.phase == "forward" and is_layer(plan.graph, op) and stages.ops[op.id] % len(passes) == stage
             for op in plan.graph.ops
-            if op.op == "call" and op.phase == "forward"
         )
         yield (
             f"    stage {stage}: {layers} layer{'' if layers == 1 else 's'}, idle {float(idle):.1%}, "
@@ -102,13 +101,6 @@ def _pipeline(plan: PlanTables) -> Iterator[str]:
         )
         yield f"      {_chart(of, length)}"
     yield "      a digit is a forward pass, a letter a backward pass, of microbatch 0, 1, and so on"
-
-
-def _is_layer_of(plan: PlanTables, op: OpNode, stage: int) -> bool:
-    stages = plan.layout.stages
-    assert stages is not None
-    copies = ("all_gather_parameters", "fetch", "store", "put_back")
-    return stages.ops[op.id] % plan.layout.num_stages == stage and not is_prefetch(plan.graph, op, copies)
 
 
 def _chart(passes: Sequence[PassSpan], length: Fraction | int) -> str:

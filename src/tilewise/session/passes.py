@@ -9,7 +9,7 @@ relies on and which it establishes; a list in which a pass comes too early is re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from tilewise.core.errors import PlanError
@@ -41,6 +41,7 @@ from tilewise.strategy import (
     offload_tensors,
     one_stage,
     prefetch_states,
+    resolve_stages,
     schedules_for,
     shard_states,
 )
@@ -61,15 +62,18 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A graph, the layouts of its tensors, and how its batch is divided."""
+    """A graph, the layouts of its tensors, how its batch is divided, and how its layers are divided
+    into the stages of a pipeline.
+    """
 
     graph: Graph
     layout: GraphLayout
     batch: BatchCut
+    stages: PipelineStages | None = None
 
     def changed(self, graph_and_layout: tuple[Graph, GraphLayout]) -> LaidOut:
-        """The same batch with another graph and layout."""
-        return LaidOut(*graph_and_layout, self.batch)
+        """The same batch and stages with another graph and layout."""
+        return LaidOut(*graph_and_layout, self.batch, self.stages)
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,8 @@ def _move_activations(laid_out: LaidOut, options: PassOptions) -> LaidOut:
     """Results that layers of other stages read, moved to these stages."""
     if options.stages is None:
         return laid_out
-    return laid_out.changed(move_activations(laid_out.graph, laid_out.layout, options.stages))
+    stages = resolve_stages(laid_out.graph, laid_out.layout, options.stages)
+    return replace(laid_out, stages=stages).changed(move_activations(laid_out.graph, laid_out.layout, stages))
 
 
 def _shard_states(laid_out: LaidOut, options: PassOptions) -> LaidOut:
@@ -247,9 +252,9 @@ def _gather_outputs(laid_out: LaidOut, _: PassOptions) -> LaidOut:
 
 def _divide_into_stages(laid_out: LaidOut, options: PassOptions) -> LaidOut:
     """Every op in a stage of the pipeline, and all else that crosses stages moved."""
-    if options.stages is None:
+    if laid_out.stages is None:
         return laid_out
-    return laid_out.changed(divide_into_stages(laid_out.graph, laid_out.layout, options.stages))
+    return laid_out.changed(divide_into_stages(laid_out.graph, laid_out.layout, laid_out.stages))
 
 
 PASSES: tuple[Pass[LaidOut, PassOptions], ...] = (

@@ -17,7 +17,7 @@ from tilewise.strategy.schedules import (
     write_actions,
 )
 from tilewise.strategy.sharding import shard_states
-from tilewise.strategy.stages import divide_into_stages, move_activations
+from tilewise.strategy.stages import divide_into_stages, move_activations, resolve_stages
 from tilewise.strategy.strategy import (
     DistributionStrategy,
     ParallelismMode,
@@ -46,6 +46,7 @@ __all__ = [
     "prefetch_states",
     "propagate_layouts",
     "read_actions",
+    "resolve_stages",
     "schedules_for",
     "shard_states",
     "write_actions",

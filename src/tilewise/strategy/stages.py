@@ -17,27 +17,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tilewise.core.errors import InternalError
 from tilewise.core.tree import node_shares
+from tilewise.ir.batch_sums import find_batch_sums
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.layout import EVERY_STAGE, K_SPLITS, GraphLayout, PendingReduction, StageLayout
-from tilewise.ir.reshards import is_prefetch
+from tilewise.ir.reshards import COPYING, is_layer, is_prefetch
 from tilewise.ir.tape import WEIGHT_PART
 from tilewise.strategy.balance import divide_layers
 from tilewise.strategy.strategy import PipelineStages
 
-__all__ = ["divide_into_stages", "move_activations"]
+__all__ = ["divide_into_stages", "move_activations", "resolve_stages"]
 
-_COPYING = ("all_gather_parameters", "fetch", "store", "put_back")
+
+def resolve_stages(graph: Graph, layout: GraphLayout, stages: PipelineStages) -> PipelineStages:
+    """The stages with a number of layers for each virtual stage. Later passes add ops, which must not
+    change the division.
+
+    Raises:
+        LayoutError: there are fewer layers than virtual stages, or not as many as `stages.layers`
+            has.
+    """
+    layers = [op for op in graph.ops if op.phase == "forward" and is_layer(graph, op)]
+    numbers = divide_layers(graph, layers, layout.mesh.size(stages.axis) * stages.chunks, stages)
+    return replace(stages, layers=numbers, first_stage_less_layers=None, last_stage_less_layers=None)
 
 
 def move_activations(graph: Graph, layout: GraphLayout, stages: PipelineStages) -> tuple[Graph, GraphLayout]:
     """Return the graph, in which layers read results of other stages from moves, and its layout. Later
     passes may store what was moved in files.
 
-    Raises:
-        LayoutError: there are fewer layers than virtual stages, or not as many as `stages.layers`
-            has.
+    Args:
+        stages: as `resolve_stages` returns them.
     """
     if layout.mesh.size(stages.axis) == 1:
         return graph, layout
@@ -49,8 +61,8 @@ def divide_into_stages(
 ) -> tuple[Graph, GraphLayout]:
     """Return the graph, in which all tensors that cross stages are moved, and its layout with stages.
 
-    Raises:
-        LayoutError: as `move_activations`.
+    Args:
+        stages: as `resolve_stages` returns them.
     """
     if layout.mesh.size(stages.axis) == 1:
         return graph, layout
@@ -72,7 +84,8 @@ class _Adding:
         self.ops: list[OpNode] = []
         self.stages: list[int] = []
         self.weight_part: set[int] = set()
-        self._moved: dict[tuple[int, int], int] = {}  # tensor and stage -> the result of the move
+        self.labels = {o: op.label for op in graph.ops for o in op.outputs}  # of the ops that made results
+        self._moved: dict[tuple[int, int], int] = {}  # tensor and receiver -> the result of the move
 
     def append(self, op: OpNode, stage: int, is_weight_part: bool) -> int:
         """Append an op; returns its number."""
@@ -83,29 +96,45 @@ class _Adding:
             self.weight_part.add(number)
         return number
 
-    def moved(
-        self, tensor: int, source: int, to: int, target: int, reader: OpNode, weight_part: frozenset[int]
-    ) -> int:
-        """What a tensor of another stage is called in stage `to`. The first reader's move is for all.
+    def moved(self, tensor: int, ends: tuple[int, int], to: int, reader: OpNode, is_weight_part: bool) -> int:
+        """What a tensor of another stage is called in a stage. The first reader's move is for all.
 
         Args:
             tensor: the tensor.
-            source, target: the virtual stages that send and receive.
-            to: the stage that receives.
+            ends: the virtual stages that send and receive.
+            to: names the receiver among those of the tensor.
             reader: the op that reads it.
-            weight_part: ops that only lead to gradients of weights.
+            is_weight_part: whether the reader only leads to gradients of weights.
         """
         if (tensor, to) not in self._moved:
             self._moved[tensor, to] = result = len(self.tensors)
-            node = self.before.tensors[tensor]
-            of = "" if node.producer is None else self.before.ops[node.producer].label
-            ends = {"source": source, "target": target}
+            node = self.tensors[tensor]
+            of = "" if node.producer is None else self.labels[tensor]
             label = f"move:{node.spec.name or of}"
-            move = OpNode(-1, "move", (tensor,), (result,), ends, reader.phase, label)
-            self.append(move, target, reader.id in weight_part)
+            attrs = {"source": ends[0], "target": ends[1]}
+            move = OpNode(-1, "move", (tensor,), (result,), attrs, self._phase(tensor, ends, reader), label)
+            self.append(move, ends[1], is_weight_part)
+            self.labels[result] = of
             self.tensors.append(TensorNode(result, replace(node.spec, name=""), "result", -1))
             self.compute.append(self.compute[tensor])
         return self._moved[tensor, to]
+
+    def passed_on(self, tensor: int, ends: tuple[int, int], reader: OpNode, is_weight_part: bool) -> int:
+        """What a result of each microbatch is called in a virtual stage that reads it: it is passed on
+        from stage to stage. Otherwise a stage could wait for one that has not come so far.
+        """
+        source, target = ends
+        step = 1 if target > source else -1
+        for stage in range(source + step, target + step, step):
+            key = -2 - stage  # numbers of stages name what moves once
+            tensor = self.moved(tensor, (stage - step, stage), key, reader, is_weight_part)
+        return tensor
+
+    def _phase(self, tensor: int, ends: tuple[int, int], reader: OpNode) -> str:
+        """Results of the forward pass move forwards in it, even if only the backward pass reads them."""
+        producer = self.before.tensors[tensor].producer if tensor < len(self.before.tensors) else None
+        is_forward = producer is not None and self.before.ops[producer].phase == "forward"
+        return "forward" if is_forward and EVERY_STAGE < ends[0] < ends[1] else reader.phase
 
     def weight_flags(self) -> tuple[bool, ...]:
         """Per op, whether it only leads to gradients of weights; empty without such ops."""
@@ -127,11 +156,9 @@ class _Division:
         self.graph, self.layout, self.axis = graph, layout, stages.axis
         self.num_stages = layout.mesh.size(stages.axis)
         self.last = self.num_stages * stages.chunks - 1
-        self.layers = [op for op in graph.ops if op.phase == "forward" and _is_layer(graph, op)]
-        numbers = divide_layers(graph, self.layers, self.last + 1, stages)
-        stage_of_layer = [v for v, number in enumerate(numbers) for _ in range(number)]
-        self.of_label = {op.label: stage for op, stage in zip(self.layers, stage_of_layer)}
-        backward = (o.id for o in graph.ops if o.phase == "backward" and _is_layer(graph, o))
+        self.layers = [op for op in graph.ops if op.phase == "forward" and is_layer(graph, op)]
+        self.stage_of_layer = self._stages_of_layers(stages.layers)
+        backward = (o.id for o in graph.ops if o.phase == "backward" and is_layer(graph, o))
         self.first_backward = next(backward, len(graph.ops))
         self.stage: dict[int, int] = {}  # by op
         self.home: dict[int, int] = {}  # of parameters and states
@@ -142,13 +169,35 @@ class _Division:
         self._assign_copies("forward", "backward")
         self._find_homes()
         self._assign_updates()
+        self.once = self._find_once()
         self.weight_part = self._find_weight_part() if stages.splits_backward else frozenset[int]()
+
+    def _stages_of_layers(self, numbers: tuple[int, ...] | str | None) -> dict[int, int]:
+        """The virtual stage of every layer's call in both passes, by op. A layer that is called several
+        times is differentiated in reverse order.
+        """
+        assert isinstance(numbers, tuple)  # `resolve_stages` has divided them
+        stages = [v for v, number in enumerate(numbers) for _ in range(number)]
+        by_op = {op.id: stage for op, stage in zip(self.layers, stages)}
+        calls: dict[str, list[int]] = {}  # stages of the calls with one label that have no backward pass yet
+        for op, stage in zip(self.layers, stages):
+            calls.setdefault(op.label, []).append(stage)
+        last: dict[str, int] = {}
+        for op in self.graph.ops:
+            if op.phase != "backward" or not is_layer(self.graph, op):
+                continue
+            label = op.label.removesuffix(WEIGHT_PART).removesuffix(".backward")
+            if not op.label.endswith(WEIGHT_PART) and calls.get(label):
+                last[label] = calls[label].pop()
+            if label in last:
+                by_op[op.id] = last[label]
+        return by_op
 
     # ---- ops ----------------------------------------------------------------------------------------------
 
     def _copies(self, op: OpNode) -> bool:
         """Whether it is a call that only gathers, fetches or stores tensors."""
-        return is_prefetch(self.graph, op, _COPYING)
+        return is_prefetch(self.graph, op, COPYING)
 
     def _stage_of(self, op: OpNode) -> int:
         """The virtual stage of an op of the forward or the backward pass."""
@@ -157,10 +206,8 @@ class _Division:
             return target
         if not self.layers:
             return 0
-        if op.op == "call":
-            stage = self.of_label.get(op.label.removesuffix(WEIGHT_PART).removesuffix(".backward"))
-            if stage is not None:
-                return stage
+        if op.id in self.stage_of_layer:
+            return self.stage_of_layer[op.id]
         if op.phase == "forward":
             if op.id < self.layers[0].id:
                 return 0
@@ -230,8 +277,8 @@ class _Division:
         for op in reversed(self.graph.ops):
             if op.phase != "backward":
                 continue
-            is_layer = _is_layer(self.graph, op) and not op.label.endswith(WEIGHT_PART)
-            if is_layer or not needed.isdisjoint(op.outputs):
+            is_needed = is_layer(self.graph, op) and not op.label.endswith(WEIGHT_PART)
+            if is_needed or not needed.isdisjoint(op.outputs):
                 needed.update(op.given)
             else:
                 weight_part.add(op.id)
@@ -252,7 +299,7 @@ class _Division:
             inputs = [
                 t
                 if t is None or t in stays or not self._crosses(source.get(t, EVERY_STAGE), stage)
-                else adding.moved(t, source[t], self._device_stage(stage), stage, op, self.weight_part)
+                else self._moved(adding, t, (source[t], stage), op)
                 for t in op.inputs
             ]
             numbers[op.id] = adding.append(
@@ -271,6 +318,23 @@ class _Division:
             },
         )
         return graph, self._with_stages(graph, layout, adding) if are_weights_moved else layout
+
+    def _moved(self, adding: _Adding, tensor: int, ends: tuple[int, int], reader: OpNode) -> int:
+        """What an op reads instead of a tensor of another stage. Weights, sums over the batch, and what
+        all stages read move once per step, directly.
+        """
+        is_weight_part = reader.id in self.weight_part
+        if tensor in self.once or EVERY_STAGE in ends:
+            return adding.moved(tensor, ends, self._device_stage(ends[1]), reader, is_weight_part)
+        return adding.passed_on(tensor, ends, reader, is_weight_part)
+
+    def _find_once(self) -> frozenset[int]:
+        """Tensors that have one value per step: weights, copies of them, and sums over the batch."""
+        constant = {t.id for t in self.graph.tensors if t.kind in ("parameter", "state")}
+        for op in self.graph.ops:
+            if self._copies(op) and constant.issuperset(op.given):
+                constant.update(op.outputs)
+        return frozenset(constant) | find_batch_sums(self.graph).complete_last
 
     def _device_stage(self, stage: int) -> int:
         return stage if stage == EVERY_STAGE else stage % self.num_stages
@@ -303,6 +367,12 @@ class _Division:
                 )
                 made[op.id, partial.name] = (*made.get((op.id, partial.name), ()), pending)
         tensors = self._stages_of_tensors(graph, adding.stages)
+        for op in graph.ops:
+            if op.op == "move" and op.attrs["source"] % size not in tensors[op.inputs[0] or 0]:
+                raise InternalError(
+                    f"[strategy.stages] a stage must have what it sends; got {op.label!r} from virtual stage "
+                    f"{op.attrs['source']}, which does not; please report the graph"
+                )
         stages = StageLayout(self.axis, tuple(adding.stages), tensors, adding.weight_flags())
         return replace(layout, pending_reductions=made, stages=stages)
 
@@ -336,7 +406,3 @@ class _Division:
         for t, stage in self.home.items():
             used[t].add(stage % self.num_stages)
         return tuple(tuple(sorted(of)) or (0,) for of in used)
-
-
-def _is_layer(graph: Graph, op: OpNode) -> bool:
-    return op.op == "call" and not is_prefetch(graph, op, _COPYING)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewise.ir.batch_sums import BatchSums
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.reshards import is_prefetch
 from tilewise.ir.schedule import Schedule, SegmentPlace
 from tilewise.plan.memory import FILE_PAGE, OFFLOADED, Buffer
-from tilewise.plan.schedule.batch_sums import BatchSums
 from tilewise.plan.schedule.lifetimes import Lifetime, Uses, find_lifetimes
 from tilewise.plan.schedule.segments import Segment
 from tilewise.plan.shapes import LocalShapes, round_up

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewise.core.errors import PlanError
+from tilewise.ir.batch_sums import BatchSums, find_batch_sums, require_whole_batch
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.schedule import MakeSchedules, Schedule
 from tilewise.plan.classes import classes_of
 from tilewise.plan.schedule.aliases import alias_roots
-from tilewise.plan.schedule.batch_sums import BatchSums, find_batch_sums, require_whole_batch
 from tilewise.plan.schedule.root_tensors import RootTensors
 from tilewise.plan.schedule.segments import Segment, cut_segments, places_of
 from tilewise.plan.shapes import LocalShapes, PlanSettings, symbols_of

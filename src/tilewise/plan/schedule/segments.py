@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewise.ir.batch_sums import BatchSums, find_batch_sums
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import StageLayout
 from tilewise.ir.reshards import is_prefetch
 from tilewise.ir.schedule import SegmentPlace
-from tilewise.plan.schedule.batch_sums import BatchSums
 
 __all__ = ["SeenTensors", "Segment", "cut_segments", "places_of", "tensors_seen"]
 
@@ -69,14 +69,19 @@ def tensors_seen(graph: Graph, call: OpNode) -> dict[int, int]:
 
 
 def cut_segments(graph: Graph, stages: StageLayout | None = None) -> tuple[Segment, ...]:
-    """Root ops in order, divided at calls and moves, and where the phase or the stage changes."""
+    """Root ops in order, divided at calls and moves, and where the phase or the stage changes; in a
+    pipeline also where ops begin or end that run only after the last microbatch.
+    """
     runs: list[list[OpNode]] = []
     last: object = None
+    late = frozenset[int]() if stages is None else find_batch_sums(graph).late_ops
     for op in graph.ops:
         stands_alone = op.op in ("call", "move")
         kind: object = None
         if not stands_alone:
-            kind = op.phase if stages is None else (op.phase, stages.ops[op.id], stages.is_weight_part(op.id))
+            kind = op.phase
+            if stages is not None:
+                kind = (op.phase, stages.ops[op.id], stages.is_weight_part(op.id), op.id in late)
         if kind is None or kind != last:
             runs.append([op])
         else:
@@ -96,7 +101,7 @@ def places_of(
     for segment in segments:
         first = segment.ops[0]
         stage = stages.ops[first.id]
-        is_last = segment.is_move and segment.phase != "update" and first.id in sums.late_ops
+        is_last = segment.call is None and segment.phase != "update" and first.id in sums.late_ops
         place = SegmentPlace(
             segment.phase,  # type: ignore[arg-type]
             stage,

@@ -38,8 +38,8 @@ def turns_of(
 
     A step begins with what is the same in all microbatches. Then come the actions. A pass consists
     of the segments of its virtual stage in graph order: moves from other stages, its layers, moves
-    to other stages. The last of these, which need the sums of all microbatches, are sent after all
-    actions. Then a stage waits until all that it has sent has been read. The update ends the step.
+    to other stages. After all actions comes what needs the sums of all microbatches. Then a stage
+    waits until all that it has sent has been read. The update ends the step.
 
     Args:
         actions: the order of each stage.
@@ -58,26 +58,17 @@ def _turns(
     for number, place in own:
         if place.microbatches == "first":
             yield Turn(place.phase, number, 0)
-    sent_last = [
-        (number, place)
-        for number, place in own
-        if place.microbatches == "last" and place.source % num_stages == stage
-    ]
     for action in actions:
         phase = _PHASES[action.kind]
         for number, place in own:
             is_in_pass = place.phase == phase and action.stage in (place.stage, place.source)
             if action.kind in "IW":
                 is_in_pass = is_in_pass and place.is_weight_part == (action.kind == "W")
-            is_due = place.microbatches == "each" or (
-                place.microbatches == "last"
-                and action.microbatch == last
-                and (number, place) not in sent_last
-            )
-            if is_in_pass and is_due:
+            if is_in_pass and place.microbatches == "each":
                 yield Turn(phase, number, action.microbatch)
-    for number, place in sent_last:
-        yield Turn(place.phase, number, last)
+    for number, place in own:
+        if place.microbatches == "last":
+            yield Turn(place.phase, number, last)
     for number, place in own:
         if place.is_sent_by(stage, num_stages) and place.phase != "update":
             yield Turn("acknowledged", number, 1 if place.microbatches == "first" else last + 1)
