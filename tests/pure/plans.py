@@ -65,7 +65,7 @@ def plan_graph(
     if stages is not None:
         stages = resolve_stages(graph, layout, stages)
         graph, layout = move_activations(graph, layout, stages)
-        schedule = schedules_for(stages.schedule, mesh.size(stages.axis), stages.chunks, accumulation)
+        schedule = schedules_for(stages.schedule, mesh.size(stages.axis), stages.num_chunks, accumulation)
     if strategy.sharding is not None:
         graph, layout = shard_states(graph, layout, strategy.sharding, batch)
     graph, layout = gather_outputs(graph, layout)

@@ -216,21 +216,77 @@ def pipeline_graph(**options):
     return graph
 
 
-def test_forward_alone_equals_one_device():
-    """Evaluation runs over the stages, with the weights of training and in any order with steps."""
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "own"])
+def test_forward_alone_equals_one_device(schedule):
+    """Evaluation runs over the stages, with the weights of training and in any order with steps, and so does a
+    graph that only evaluates.
+    """
     model = config(num_hidden_layers=LAYERS)
     first, second = batches(model, 2)
+    rows = tuple(tuple(map(str, own)) for own in tw.strategy.actions_for("zero_bubble", 2, 1, 4))
+    options = {"schedule": rows} if schedule == "own" else {"schedule": schedule, "microbatches": 4}
     losses = []
-    for graph, axes in ((training_graph(model, "f32"), {}), (pipeline_graph(microbatches=4), None)):
+    for graph, axes in ((training_graph(model, "f32"), {}), (pipeline_graph(**options), None)):
+        own = []
         with graph.instantiate(graph.plan(axes)) as instance:
             instance.initialize(0)
-            own = []
             for batch in (first, second, first):
                 instance.forward(**batch)
                 own.append(instance.get_tensor("loss").tobytes())
                 own.append(np.float32(instance.step(second, 1e-3).loss).tobytes())
-            losses.append(own)
-    assert losses[0] == losses[1] and len({*losses[0][::2]}) == 3
+        graph.draft.loss_id = None
+        with graph.instantiate(graph.plan(axes)) as instance:
+            instance.initialize(0)
+            instance.forward(**first)
+            own.append(instance.get_tensor("loss").tobytes())
+        losses.append(own)
+    assert losses[0] == losses[1] and len({*losses[0][:6:2]}) == 3 and losses[0][6] == losses[0][0]
+
+
+@tw.layer
+def mixed(graph, x, skip, *, width):
+    weight = graph.parameter([width, width], name="weight")
+    return graph.add(x, graph.silu(graph.matmul(graph.add(x, skip), weight, transpose_b=True)))
+
+
+def graph_with_skips():
+    """Six layers, of which the last three also read results of the first three, in reverse order; a matmul
+    between layers, outside all of them; and the embedding added to the result.
+    """
+    width, vocabulary = 32, 64
+    graph = tw.ComputeGraph("skips")
+    ids, labels = (
+        graph.input([BATCH, SEQ], "i32", name=name, labels=[tw.BATCH, None], storage="scalars")
+        for name in ("tokens", "labels")
+    )
+    table = graph.parameter([vocabulary, width], "f32", name="table", labels=[tw.DimLabel("vocab"), None])
+    embedded = h = graph.embedding(ids, table)
+    saved = []
+    for i in range(3):
+        h = mixed(graph, h, h, path=f"down.{i}", width=width)
+        saved.append(h)
+    h = graph.add(h, graph.matmul(h, graph.parameter([width, width], name="between")))
+    for i in range(3):
+        h = mixed(graph, h, saved.pop(), path=f"up.{i}", width=width)
+    loss, _ = graph.mean_cross_entropy(graph.matmul(graph.add(h, embedded), table, transpose_b=True), labels)
+    graph.loss(loss)
+    graph.optimize(tw.optim.AdamW())
+    return graph
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+def test_results_that_skip_stages_equal_one_device(schedule, stages):
+    """They are passed on from stage to stage, and no stage waits for one that waits for it."""
+    report = verify_strategy(
+        graph_with_skips(),
+        {"pp": stages},
+        batches(config(vocab_size=64), 2, BATCH, SEQ),
+        strategy=tw.DistributionStrategy.pipeline(stages, 4, schedule),
+        accumulation=4,
+        batch_splits=BATCH,
+    )
+    assert report.equal, report.text
 
 
 def test_state_moves_between_meshes():
@@ -299,6 +355,10 @@ def test_saved_plans_of_pipelines(tmp_path):
         (lambda: pipeline_graph(schedule="interleaved", chunks=2, microbatches=1).plan(), "use 2 microbatches"),
         (lambda: pipeline_graph(schedule="fastest"), "1f1b, gpipe, interleaved, zero_bubble"),
         (lambda: tw.DistributionStrategy.hybrid(pp=2, tp=2, stages=tw.PipelineStages("tp")), "shards nothing"),
+        (
+            lambda: replace(tw.DistributionStrategy.pipeline(2), layouts={"tokens": ("pp",)}),
+            "shards nothing; got 'pp' over .*, which shards tokens",
+        ),
     ],
 )  # fmt: skip
 def test_impossible_pipelines_are_refused(make, message):

@@ -164,15 +164,18 @@ def shard_range(label: DimLabel, size: int, k_splits: int, shards: int, shard: i
         LayoutError: a run of k splits is not a node of their tree, or KV heads would be shared
             unevenly.
     """
+    atoms = num_atoms(label, size)
     if not node_shares(k_splits, shards):
+        advice = widths_in_words(shards, k_splits, "graph.k_splits", max(atoms, 1))
         raise LayoutError(
             f"[core.dims] devices must share {label.name!r} in runs of its {k_splits} k splits that are nodes of its "
-            f"tree; got {shards} devices; {widths_in_words(shards, k_splits, 'graph.k_splits')}"
+            f"tree; got {shards} devices; {advice}"
         )
-    atoms = num_atoms(label, size)
     first, last = (c * atoms // k_splits for c in node_shares(k_splits, shards)[shard])
     if not _keeps_groups(atoms, label.group, k_splits, shards):
-        good = [w for w in node_widths(k_splits) if _keeps_groups(atoms, label.group, k_splits, w)]
+        good = [
+            w for w in node_widths(k_splits) if w <= atoms and _keeps_groups(atoms, label.group, k_splits, w)
+        ]
         raise LayoutError(
             "[core.dims] devices must hold whole KV heads, or share one so that its group of query heads halves "
             f"evenly; got {atoms // label.group} KV heads with {label.group} query heads each over {shards} devices; "

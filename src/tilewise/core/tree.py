@@ -142,10 +142,12 @@ def fitting_counts(widths: Sequence[int], near: int) -> list[int]:
     return sorted(sorted(counts, key=lambda n: (abs(n - near), n))[:4])
 
 
-def widths_in_words(width: int, count: int, setting: str) -> str:
-    """The advice of an error about a width that a count does not allow: the allowed widths, and the counts that allow
-    this one."""
+def widths_in_words(width: int, count: int, setting: str, most: int = MAX_COUNT) -> str:
+    """The advice of an error about a width that a count does not allow: the allowed widths up to `most`, and
+    the counts that allow this one.
+    """
     widths = node_widths(count) if setting == K_SPLITS_SETTING else allowed_widths(count)
+    widths = [width for width in widths if width <= most]
     good = ", ".join(str(w) for w in widths)
     counts = ", ".join(str(n) for n in fitting_counts([width], count))
     return f"choose {good}, or set {setting} to {counts}" if counts else f"choose {good}"

@@ -218,13 +218,14 @@ def _templates(plan: PlanTables) -> Iterator[str]:
         of = plan.class_of(device)
         uses = Counter(call.template for call in max(of.calls.values(), key=len))
         yield f"  templates (on device {device}):"
+        alike: Counter[str] = Counter()  # by what is said of them
         for index, count in uses.items():
             template = of.templates[index]
             tasks = num_tasks(template, plan.symbol_bounds)
-            yield (
-                f"    {short_name(template.name)}: {count} uses of {len(template.instructions)} instructions, "
-                f"{tasks:,} tasks each"
-            )
+            size = f"{len(template.instructions)} instructions, {tasks:,} tasks each"
+            alike[f"    {short_name(template.name)}: {{}} of {size}"] += count
+        for text, count in alike.items():
+            yield text.format(f"{count} use{'s' if count > 1 else ''}")
 
 
 def short_name(key: str) -> str:
@@ -258,7 +259,8 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
             "why", "the tensor must be in the graph", repr(name), "see the names in print(graph)"
         )
     layout = plan.layout.compute[tensor.id]
-    entry = plan.entry(0, tensor.id)
+    device = first_devices(plan)[plan.layout.stages_of(tensor.id)[0]]
+    entry = plan.entry(device, tensor.id)
     shards = [
         f"dim {d} ({s.name if s else 'unlabelled'}) on {show_axes(a)}"
         for d, (a, s) in enumerate(zip(layout, tensor.spec.labels))
@@ -272,8 +274,11 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     across = f" x {entry.tile_cols} columns" if entry.tile_cols else ""
     where += "; in the device's file" if tensor.id in plan.layout.files else ""
     if rows == 0:
-        return f"{name} {tensor.spec}: {where}. Device 0 holds nothing of it: it has fewer panels than storage shards."
+        return (
+            f"{name} {tensor.spec}: {where}. Device {device} holds nothing of it: it has fewer panels than storage "
+            "shards."
+        )
     return (
-        f"{name} {tensor.spec}: {where}. Device 0 holds {bound}{rows} rows x "
+        f"{name} {tensor.spec}: {where}. Device {device} holds {bound}{rows} rows x "
         f"{entry.cols} columns in tiles of {up_to}{tile} rows{across} ({tensor.spec.storage} storage)."
     )

@@ -147,8 +147,15 @@ def bytes_in_flight(plan: PlanTables) -> tuple[int, ...]:
     """Per stage, bytes of a device's memory and file for results of the forward pass that the
     backward pass reads, for all microbatches that are in flight at one time.
     """
-    made = {o for op in plan.graph.ops if op.phase == "forward" for o in op.outputs}
-    read = {t for op in plan.graph.ops if op.phase == "backward" for t in op.given}
+    graph = plan.graph
+    constant = {t.id for t in graph.tensors if t.kind in ("parameter", "state", "constant")}
+    made: set[int] = set()  # from the batch, not copies of weights
+    for op in graph.ops:
+        if op.phase == "forward" and not constant.issuperset(op.given):
+            made.update(op.outputs)
+        elif op.phase == "forward":
+            constant.update(op.outputs)
+    read = {t for op in graph.ops if op.phase == "backward" for t in op.given}
     return tuple(
         sum(b.bytes for b in of.buffers if b.first >= 0 and b.key[0] == "tensor" and b.key[1] in made & read)
         for of in plan.placements

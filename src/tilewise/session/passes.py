@@ -31,6 +31,7 @@ from tilewise.optim import Optimizer
 from tilewise.plan import PlanSettings, choose_prefetched, schedule_graph, settings_for
 from tilewise.processes.workers import WorkerPool
 from tilewise.strategy import (
+    FORWARD_ONLY,
     PipelineStages,
     StateSharding,
     divide_into_stages,
@@ -105,7 +106,9 @@ class PassOptions:
         size, stages = laid_out.layout.num_stages, self.stages
         if stages is None or size == 1:
             return one_stage
-        return schedules_for(stages.schedule, size, stages.chunks, laid_out.batch.microbatches)
+        is_trained = any(op.phase == "backward" for op in laid_out.graph.ops)
+        schedule = stages.schedule if is_trained else FORWARD_ONLY
+        return schedules_for(schedule, size, stages.num_chunks, laid_out.batch.microbatches)
 
     def settings(self, laid_out: LaidOut) -> PlanSettings:
         """The plan's settings for a laid-out graph.

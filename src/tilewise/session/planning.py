@@ -53,6 +53,8 @@ class PlanRequest:
         recomputation: what the backward pass computes again.
         sizes: values of symbolic sizes by name.
         options: the settings of passes.
+        has_own_microbatches: whether `accumulation` is that of the strategy's pipeline, which is for
+            training only.
     """
 
     mesh: DeviceMesh
@@ -62,6 +64,7 @@ class PlanRequest:
     recomputation: Recomputation = field(default_factory=lambda: Recomputation.of("none"))
     sizes: Mapping[str, int] = field(default_factory=dict)
     options: PassOptions = field(default_factory=PassOptions)
+    has_own_microbatches: bool = False
 
     @property
     def splits_backward(self) -> bool:
@@ -104,11 +107,17 @@ def request_for(
     options = PassOptions(
         strict, strategy.sharding, offloaded, workers_per_device, checkpoints, rows_per_tile, stages
     )
+    has_own_microbatches = False
     if accumulation is None:
-        accumulation = 1 if stages is None else stages.microbatches
+        accumulation = 1 if strategy.stages is None else strategy.stages.microbatches
+        has_own_microbatches = accumulation is not None
+        if stages is None and accumulation is None:
+            accumulation = 1
     recomputation = Recomputation.of(recompute)
     sizes = {} if sizes is None else sizes
-    return PlanRequest(used, strategy, accumulation, batch_splits, recomputation, sizes, options)
+    return PlanRequest(
+        used, strategy, accumulation, batch_splits, recomputation, sizes, options, has_own_microbatches
+    )
 
 
 def plan_graph(
@@ -175,8 +184,9 @@ def solve_layouts(graph: Graph, request: PlanRequest) -> LaidOut:
     """
     check_constants(graph)
     sizes = check_sizes("plan", symbols_of(graph), request.sizes)
+    is_trained = any(op.phase == "backward" for op in graph.ops)
     microbatches = request.accumulation
-    if microbatches is None:
+    if microbatches is None or (not is_trained and request.has_own_microbatches):
         microbatches = _microbatches_of_pipeline(request, cut_batch(graph, 1, request.batch_splits))
     batch = cut_batch(graph, microbatches, request.batch_splits)
     if batch.microbatches == 1:
@@ -194,4 +204,7 @@ def _microbatches_of_pipeline(request: PlanRequest, batch: BatchCut) -> int:
     if stages is None or not batch.size:
         return 1
     sharing = request.mesh.size(*request.strategy.axes_for(BATCH.name))
-    return microbatches_for(request.mesh.size(stages.axis), batch.batch_splits, sharing)
+    size = request.mesh.size(stages.axis)
+    return microbatches_for(
+        size, batch.batch_splits, sharing, size if stages.schedule == "interleaved" else 1
+    )

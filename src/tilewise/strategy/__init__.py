@@ -8,6 +8,7 @@ from tilewise.strategy.outputs import gather_outputs
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
 from tilewise.strategy.schedules import (
+    FORWARD_ONLY,
     SCHEDULES,
     actions_for,
     microbatches_for,
@@ -27,6 +28,7 @@ from tilewise.strategy.strategy import (
 from tilewise.strategy.tables import gather_table_rows
 
 __all__ = [
+    "FORWARD_ONLY",
     "OFFLOADS",
     "SCHEDULES",
     "DistributionStrategy",

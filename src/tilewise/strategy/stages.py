@@ -40,7 +40,7 @@ def resolve_stages(graph: Graph, layout: GraphLayout, stages: PipelineStages) ->
             has.
     """
     layers = [op for op in graph.ops if op.phase == "forward" and is_layer(graph, op)]
-    numbers = divide_layers(graph, layers, layout.mesh.size(stages.axis) * stages.chunks, stages)
+    numbers = divide_layers(graph, layers, layout.mesh.size(stages.axis) * stages.num_chunks, stages)
     return replace(stages, layers=numbers, first_stage_less_layers=None, last_stage_less_layers=None)
 
 
@@ -155,7 +155,7 @@ class _Division:
     def __init__(self, graph: Graph, layout: GraphLayout, stages: PipelineStages) -> None:
         self.graph, self.layout, self.axis = graph, layout, stages.axis
         self.num_stages = layout.mesh.size(stages.axis)
-        self.last = self.num_stages * stages.chunks - 1
+        self.last = self.num_stages * stages.num_chunks - 1
         self.layers = [op for op in graph.ops if op.phase == "forward" and is_layer(graph, op)]
         self.stage_of_layer = self._stages_of_layers(stages.layers)
         backward = (o.id for o in graph.ops if o.phase == "backward" and is_layer(graph, o))

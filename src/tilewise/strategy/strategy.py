@@ -95,9 +95,9 @@ class PipelineStages:
     Attributes:
         axis: the mesh axis of the stages.
         schedule: `1f1b`, `gpipe`, `interleaved` or `zero_bubble`, which docs/sharding.md compares; or
-            the passes of each stage in order, as `read_schedule` reads them from a file.
-        chunks: runs of layers per stage; more than one with `interleaved` only, or as the passes
-            say. A stage then has several virtual stages.
+            the passes of each stage in order, as `read_actions` reads them from a file.
+        chunks: runs of layers per stage; more than one with `interleaved` only. A stage then has
+            several virtual stages. None: 2 with `interleaved`, otherwise 1, or as the passes say.
         layers: the number of layers of each virtual stage; or all as Megatron's layout, such as
             `Et*3|(tt|)*4,tL`; None: by cost, so that the most expensive stage costs as little as
             possible. What comes before the first layer belongs to the first virtual stage, what
@@ -113,7 +113,7 @@ class PipelineStages:
 
     axis: str = "pp"
     schedule: str | tuple[tuple[str, ...], ...] = "1f1b"
-    chunks: int = 1
+    chunks: int | None = None
     layers: tuple[int, ...] | str | None = None
     first_stage_less_layers: int | None = None
     last_stage_less_layers: int | None = None
@@ -121,11 +121,14 @@ class PipelineStages:
 
     def __post_init__(self) -> None:
         _validate.text("stages", "the axis of stages", self.axis)
-        chunks = _validate.integer("stages", "chunks", self.chunks, 1, _MAX_CHUNKS)
-        object.__setattr__(self, "chunks", chunks)
+        if self.chunks is not None:
+            chunks = _validate.integer("stages", "chunks", self.chunks, 1, _MAX_CHUNKS)
+            object.__setattr__(self, "chunks", chunks)
         if isinstance(self.schedule, str):
             _validate.choice("stages", "schedule", self.schedule, tuple(SCHEDULES))
-            require_chunks(self.schedule, chunks)
+            if self.chunks is None:
+                object.__setattr__(self, "chunks", 2 if self.schedule == "interleaved" else 1)
+            require_chunks(self.schedule, self.num_chunks)
         else:
             self._take_passes()
         if isinstance(self.layers, str):
@@ -152,9 +155,20 @@ class PipelineStages:
         cells = tuple(tuple(_validate.sequence("stages", "a row", row, "passes")) for row in rows)
         actions = [action for row in parse_actions(cells) for action in row]
         object.__setattr__(self, "schedule", cells)
-        object.__setattr__(self, "chunks", max((a.stage for a in actions), default=0) // len(cells) + 1)
+        chunks = max((a.stage for a in actions), default=0) // len(cells) + 1
+        if self.chunks not in (None, chunks):
+            _validate.invalid(
+                "stages", "chunks follow from the passes", f"{self.chunks}", f"leave it out: {chunks}"
+            )
+        object.__setattr__(self, "chunks", chunks)
         if self.microbatches is None:
             object.__setattr__(self, "microbatches", max((a.microbatch for a in actions), default=0) + 1)
+
+    @property
+    def num_chunks(self) -> int:
+        """Runs of layers per stage."""
+        assert self.chunks is not None  # since it was checked
+        return self.chunks
 
     @property
     def splits_backward(self) -> bool:
@@ -228,6 +242,10 @@ class DistributionStrategy:
             return
         axis = self.stages.axis
         labels = [label for label, axes in self.rules.items() if axis in axes]
+        hinted = [
+            name for name, hint in self.layouts.items() if axis in as_frozen_hint("strategy", hint, name)[1]
+        ]
+        labels += hinted
         if axis not in mesh.names or labels:
             _validate.invalid(
                 "strategy",
@@ -356,7 +374,7 @@ class DistributionStrategy:
         stages: int,
         microbatches: int | None = None,
         schedule: str | Sequence[Sequence[str]] = "1f1b",
-        chunks: int = 1,
+        chunks: int | None = None,
         layers: Sequence[int] | str | None = None,
     ) -> DistributionStrategy:
         """Pipeline parallelism on `pp`: each device has a run of the layers, with their weights,

@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 from tilewise.core.limits import num_cores
 from tilewise.strategy import microbatches_for
-from tilewise.train.train_config import DistributionSection, TrainConfig
+from tilewise.train.train_config import ABOUT_SHARDING, DistributionSection, TrainConfig
 
 __all__ = [
     "as_toml",
@@ -52,9 +53,11 @@ def other_meshes(config: TrainConfig) -> Iterator[TrainConfig]:
 
 
 def _over(config: TrainConfig, mesh: dict[str, int], workers: int) -> TrainConfig:
+    """The configuration over another mesh, with the default schedule if it has stages."""
     distribution = config.distribution
-    is_like = any(axis in mesh and axis in distribution.mesh for axis in ("fsdp", "pp"))
-    settings = distribution.model_dump() if is_like else {}
+    settings: dict[str, Any] = {}
+    if "fsdp" in mesh and "fsdp" in distribution.mesh:
+        settings = {name: getattr(distribution, name) for name in ABOUT_SHARDING}
     settings |= {
         "strategy": _STRATEGIES[next(iter(mesh))] if mesh else "single",
         "mesh": mesh,

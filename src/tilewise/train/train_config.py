@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from tilewise.optim import Optimizer
 
 __all__ = [
+    "ABOUT_SHARDING",
     "DataSection",
     "DistributionSection",
     "ModelSection",
@@ -295,7 +296,7 @@ _MESHES: Mapping[str, Sequence[tuple[str, ...]]] = {
 }
 
 
-_ABOUT_SHARDING = ("reshard_after_forward", "prefetch", "reduce", "units", "unit_elements")
+ABOUT_SHARDING = ("reshard_after_forward", "prefetch", "reduce", "units", "unit_elements")
 _ABOUT_STAGES = (
     "schedule",
     "schedule_file",
@@ -325,7 +326,7 @@ class DistributionSection(_Section):
     unit_elements: int = Field(default=0, ge=0, le=MAX_SIZE)
     schedule: str = "1f1b"
     schedule_file: _Path | None = None
-    chunks: int = Field(default=1, ge=1, le=64)
+    chunks: int | None = Field(default=None, ge=1, le=64)
     layers: list[int] | str | None = None
     first_stage_less_layers: int | None = Field(default=None, ge=0, le=MAX_SIZE)
     last_stage_less_layers: int | None = Field(default=None, ge=0, le=MAX_SIZE)
@@ -337,7 +338,7 @@ class DistributionSection(_Section):
             names = " or ".join(", ".join(axes) or "no axis" for axes in possible)
             raise ValueError(f"the mesh of {self.strategy!r} must name {names}, got {self.mesh}")
         usual = DistributionSection.model_construct()
-        about_sharding = [name for name in _ABOUT_SHARDING if getattr(self, name) != getattr(usual, name)]
+        about_sharding = [name for name in ABOUT_SHARDING if getattr(self, name) != getattr(usual, name)]
         if about_sharding and "fsdp" not in self.mesh:
             raise ValueError(f"{about_sharding[0]} needs axis fsdp in the mesh, got {self.mesh}")
         about_stages = [name for name in _ABOUT_STAGES if getattr(self, name) != getattr(usual, name)]
@@ -346,7 +347,7 @@ class DistributionSection(_Section):
         if self.schedule_file is not None and "schedule" in self.model_fields_set:
             raise ValueError(f"schedule_file needs schedule to be left out, got {self.schedule!r}")
         try:
-            self.stages()
+            self.stages(self.schedule if self.schedule_file is None else _ANY_PASSES)
         except LayoutError as error:
             raise ValueError(str(error).partition("] ")[2]) from None
         if not all(1 <= size <= _MAX_AXIS for size in self.mesh.values()):
@@ -371,6 +372,7 @@ class DistributionSection(_Section):
         )
 
 
+_ANY_PASSES = (("0F0", "0B0"),)  # stand for those of a file that has not been read
 _F16 = ("f16", "fp16", "float16")  # names of a dtype that weights are stored in, but no model computes in
 
 
@@ -420,7 +422,8 @@ class TrainConfig(_Section):
         stages = self.distribution.mesh.get("pp", 1)
         if stages > 1 and "accumulation" not in self.train.model_fields_set:
             sharing = self.distribution.mesh.get("dp", 1) * self.distribution.mesh.get("fsdp", 1)
-            number = microbatches_for(stages, self.train.batch_splits, sharing)
+            multiple = stages if self.distribution.schedule == "interleaved" else 1
+            number = microbatches_for(stages, self.train.batch_splits, sharing, multiple)
             object.__setattr__(self, "train", self.train.model_copy(update={"accumulation": number}))
         return self
 
@@ -744,6 +747,10 @@ def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
         path = str(directory / config.distribution.schedule_file)
         distribution = config.distribution.model_copy(update={"schedule_file": path})
         config = config.model_copy(update={"distribution": distribution})
+        if "accumulation" not in config.train.model_fields_set:
+            number = distribution.stages(read_actions(path)).microbatches
+            train = config.train.model_copy(update={"accumulation": number})
+            config = config.model_copy(update={"train": train})
     if config.data.path == "stdlib":
         return config
     data = config.data.model_copy(update={"path": str(directory / config.data.path)})

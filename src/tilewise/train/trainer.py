@@ -240,6 +240,7 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
     batch, context = config.train.batch // config.train.accumulation, config.data.context
     train = config.train.model_copy(update={"batch": batch})
     graph = make_graph(config.model_copy(update={"train": train}), is_padded=True)
+    graph.draft.loss_id = None  # so that the plan has no backward pass
     graph.set_distribution(make_strategy(config))
     plan = graph.plan(
         batch_splits=config.train.batch_splits // config.train.accumulation,

@@ -59,19 +59,22 @@ def test_kv_heads_follow_their_query_heads():
 
 
 @pytest.mark.parametrize(
-    ("k_splits", "shards", "words"),
+    ("size", "k_splits", "shards", "words"),
     [
-        (8, 3, "got 3 devices; choose 1, 2, 4, 8, or set graph.k_splits to 3, 6, 12, 24"),
-        (8, 16, "set graph.k_splits to 16, 32, 64, 128"),
-        (12, 4, "choose 1, 2, 3, 6, 12, or set graph.k_splits to 4, 8, 16, 32"),
+        (96, 8, 3, "got 3 devices; choose 1, 2, 4, 8, or set graph.k_splits to 3, 6, 12, 24"),
+        (96, 8, 16, "set graph.k_splits to 16, 32, 64, 128"),
+        (96, 12, 4, "choose 1, 2, 3, 6, 12, or set graph.k_splits to 4, 8, 16, 32"),
+        (6, 12, 4, "choose 1, 2, 3, or set"),
     ],
 )
-def test_widths_whose_runs_are_not_nodes_are_rejected(k_splits, shards, words):
-    """The error lists the widths that the k splits allow, and the k splits that allow the width."""
+def test_widths_whose_runs_are_not_nodes_are_rejected(size, k_splits, shards, words):
+    """The error lists the widths that the k splits allow and that leave no device without a share, and the
+    k splits that allow the width.
+    """
     with pytest.raises(
         LayoutError, match=f"its {k_splits} k splits that are nodes of its tree; {words}|{words}"
     ):
-        shard_range(DimLabel("mlp"), 96, k_splits, shards, 0)
+        shard_range(DimLabel("mlp"), size, k_splits, shards, 0)
 
 
 def test_kv_heads_across_shards_are_rejected():

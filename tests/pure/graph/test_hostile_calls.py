@@ -55,6 +55,7 @@ CALLS = {
     "output": lambda g, t: (g.output, [t["x"], "out"], {}),
     "positions": lambda g, t: (g.positions, [t["grid"]], {}),
     "constrain": lambda g, t: (g.constrain, [t["x"], ("dp", None)], {}),
+    "prefer_k_splits": lambda g, t: (g.prefer_k_splits, [12], {}),
     "op": lambda g, t: (g.op, ["scale", [t["x"]]], {"factor": 2.0}),
     "add": lambda g, t: (g.add, [t["x"], t["x"]], {}),
     "add_bias": lambda g, t: (g.add_bias, [t["x"], t["gamma"]], {}),

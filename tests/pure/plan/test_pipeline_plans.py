@@ -23,25 +23,39 @@ SMALL = [(2, 4), (4, 8)]
 LARGE = [(3, 9), (5, 20), (8, 64)]
 
 
-def planned(stages, microbatches, schedule="1f1b", *, chunks=None, tied=False, axes=None, recompute="none"):
-    """A plan of a Llama with one layer per virtual stage, of a batch of one sequence per microbatch."""
+def planned(
+    stages,
+    microbatches,
+    schedule="1f1b",
+    *,
+    chunks=None,
+    tied=False,
+    axes=None,
+    recompute="none",
+    vocabulary=64,
+    divided=None,
+):
+    """A plan of a Llama with one layer per virtual stage, or `divided` layers that the planner divides, of
+    a batch of one sequence per microbatch and device.
+    """
     chunks = CHUNKS.get(schedule, 1) if chunks is None else chunks
     virtual = stages * chunks
     model = LlamaConfig(
-        vocab_size=64,
+        vocab_size=vocabulary,
         hidden_size=HIDDEN,
         intermediate_size=64,
-        num_hidden_layers=virtual,
+        num_hidden_layers=divided or virtual,
         num_attention_heads=2,
         num_key_value_heads=2,
         tie_word_embeddings=tied,
     )
     builder = GraphBuilder("llama")
-    build_training_graph(builder, model, microbatches, SEQ, "f32")
-    of = PipelineStages(schedule=schedule, chunks=chunks, layers=(1,) * virtual)
-    graph = with_update(builder, recompute=recompute, splits_backward=of.splits_backward)
     axes = {"pp": stages, **(axes or {})}
-    return plan_graph(graph, axes, microbatches, batch_splits=microbatches, stages=of)
+    batch = microbatches * axes.get("fsdp", 1)
+    build_training_graph(builder, model, batch, SEQ, "f32")
+    of = PipelineStages(schedule=schedule, chunks=chunks, layers=None if divided else (1,) * virtual)
+    graph = with_update(builder, recompute=recompute, splits_backward=of.splits_backward)
+    return plan_graph(graph, axes, microbatches, batch_splits=batch, stages=of)
 
 
 def unit(planned_call, *, is_split):
@@ -113,6 +127,24 @@ def test_moved_elements_are_those_of_theory(schedule, tied):
     assert loss == {"move:cross_entropy": stages - 1}
     rest = sum(moved.values()) - sum(weight.values()) - sum(loss.values())
     assert rest == 2 * microbatches * boundaries * activation
+
+
+def test_weights_are_not_in_flight():
+    """A stage's own copy of a tied head is not counted, which a step has once."""
+    assert bytes_in_flight(planned(2, 4, tied=True)) == bytes_in_flight(planned(2, 4))
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 2}, {"tp": 2}], ids=["fsdp", "tp"])
+def test_layers_are_divided_once(axes):
+    """Near every vocabulary with which the last stage loses a layer, later passes do not divide differently."""
+    divisions = set()
+    for vocabulary in range(128, 2048, 128):
+        plan = planned(2, 2, axes=axes, vocabulary=vocabulary, divided=6)
+        layers = [op for op in plan.graph.ops if op.op == "call" and op.phase == "forward"]
+        places = [plan.layout.stages.ops[op.id] for op in layers if op.label.startswith("layers.")]
+        assert len(places) == 6 and places == sorted(places)
+        divisions.add(places.count(0))
+    assert len(divisions) > 1
 
 
 def test_each_stage_has_its_own_layers():

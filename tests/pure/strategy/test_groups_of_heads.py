@@ -32,8 +32,8 @@ def plan_layouts(heads, kv_heads, k_splits, tp):
     ("heads", "kv_heads", "k_splits", "tp", "fitting", "other", "fitting_then"),
     [
         (12, 4, 8, 8, "1, 2, 4", None, ""),
-        (8, 2, 12, 3, "1", 8, "1, 2, 4, 8"),
-        (10, 5, 24, 6, "1", 10, "1, 5, 10"),
+        (8, 2, 12, 3, "1, 2", None, ""),
+        (2, 1, 9, 3, "1", 2, "1, 2"),
     ],
 )
 def test_error_names_numbers_of_devices_that_fit(heads, kv_heads, k_splits, tp, fitting, other, fitting_then):

@@ -58,6 +58,20 @@ def test_sharding_settings_are_tried_only_where_state_is_sharded():
     )
 
 
+def test_a_pipeline_s_settings_are_tried_with_its_own_mesh_only(monkeypatch):
+    """Other numbers of stages have the default schedule and microbatches that fit it; sharding keeps its
+    settings.
+    """
+    monkeypatch.setattr(alternatives, "num_cores", lambda: 4)
+    own = {"strategy": "hybrid", "mesh": {"pp": 2, "fsdp": 2}, "schedule": "interleaved"}
+    others = [*other_meshes(make(distribution={**own, "reshard_after_forward": False}))]
+    assert {"pp": 4} in [c.distribution.mesh for c in others]
+    for config in others:
+        of = config.distribution
+        assert (of.schedule == "interleaved") == (of.mesh == own["mesh"])
+        assert of.reshard_after_forward == ("fsdp" not in of.mesh)
+
+
 def test_memory_savings_are_ordered_by_cost():
     """Saving nothing comes first, recomputing everything last; the file's own are among them."""
     config = make(train={"batch_splits": 4, "accumulation": 3, "recompute": ["layers.0"]})

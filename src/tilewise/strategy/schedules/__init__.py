@@ -15,6 +15,7 @@ from tilewise.strategy.schedules.actions import Action, turns_of
 from tilewise.strategy.schedules.csv_file import parse_actions, read_actions, write_actions
 from tilewise.strategy.schedules.one_stage import one_stage
 from tilewise.strategy.schedules.table import (
+    FORWARD_ONLY,
     SCHEDULES,
     SPLITTING,
     actions_for,
@@ -24,6 +25,7 @@ from tilewise.strategy.schedules.table import (
 )
 
 __all__ = [
+    "FORWARD_ONLY",
     "SCHEDULES",
     "SPLITTING",
     "Action",

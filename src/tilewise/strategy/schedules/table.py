@@ -17,7 +17,15 @@ from tilewise.strategy.schedules.interleaved import interleaved
 from tilewise.strategy.schedules.one_f_one_b import one_f_one_b
 from tilewise.strategy.schedules.zero_bubble import zero_bubble
 
-__all__ = ["SCHEDULES", "SPLITTING", "actions_for", "microbatches_for", "require_chunks", "schedules_for"]
+__all__ = [
+    "FORWARD_ONLY",
+    "SCHEDULES",
+    "SPLITTING",
+    "actions_for",
+    "microbatches_for",
+    "require_chunks",
+    "schedules_for",
+]
 
 _validate = Validator("schedule", LayoutError)
 
@@ -29,6 +37,9 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], tuple[tuple[Action, ...], ...]
 }
 """The order of each stage by the schedule's name, from the numbers of stages, of chunks per stage, and of
 microbatches."""
+
+FORWARD_ONLY = "forward"
+"""The order of a graph without a backward pass, whatever the schedule of training is."""
 
 SPLITTING = frozenset(("zero_bubble",))
 """Schedules that run the backward pass in two parts."""
@@ -61,6 +72,13 @@ def actions_for(
         LayoutError: the schedule cannot have so many chunks or microbatches, which it then names
             numbers that fit; or passes are not a schedule (`check_actions`).
     """
+    if schedule == FORWARD_ONLY:
+        return tuple(
+            tuple(
+                Action("F", stage + chunk * stages, k) for chunk in range(chunks) for k in range(microbatches)
+            )
+            for stage in range(stages)
+        )
     if not isinstance(schedule, str):
         if len(schedule) != stages:
             _validate.invalid(
@@ -70,6 +88,14 @@ def actions_for(
                 "change the mesh",
             )
         actions = parse_actions(schedule)
+        own = max((a.microbatch for row in actions for a in row), default=-1) + 1
+        if own != microbatches:
+            _validate.invalid(
+                "microbatches",
+                "a step must have as many microbatches as its schedule",
+                f"{microbatches}, and {own} in the schedule",
+                f"set accumulation = {own}",
+            )
         check_actions(actions, chunks, microbatches)
         return actions
     require_chunks(schedule, chunks)
@@ -79,7 +105,8 @@ def actions_for(
             "microbatches",
             "an interleaved schedule takes as many microbatches at a time through its chunks as there are stages",
             f"{microbatches} microbatches for {stages} stages",
-            f"use {' or '.join(str(n) for n in dict.fromkeys(fitting) if n)} microbatches",
+            f"use {' or '.join(str(n) for n in dict.fromkeys(fitting) if n)} microbatches, "
+            "which the batch and batch splits must be multiples of",
         )
     return SCHEDULES[schedule](stages, chunks, microbatches)
 
@@ -95,14 +122,16 @@ def schedules_for(
     return partial(turns_of, actions_for(schedule, stages, chunks, microbatches))
 
 
-def microbatches_for(stages: int, batch_splits: int, sharing: int) -> int:
+def microbatches_for(stages: int, batch_splits: int, sharing: int, multiple: int = 1) -> int:
     """The default number of microbatches of a step with a pipeline: as many as there are stages, or the next
     number with which the batch can be divided.
 
     Args:
         batch_splits: number of parts of the batch that are summed separately.
         sharing: number of devices that share the batch.
+        multiple: a number that divides the microbatches, if possible.
     """
     widths = allowed_widths(batch_splits)
-    fitting = [width // sharing for width in widths if width % sharing == 0]
+    possible = [width // sharing for width in widths if width % sharing == 0]
+    fitting = [number for number in possible if number % multiple == 0] or possible
     return next((number for number in fitting if number >= stages), max(fitting, default=1))

@@ -7,8 +7,9 @@
     stage 1   .  F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 
 A stage fills the time in which it would wait with W. Stage s delays W by s microbatches. If all parts
-take equally long, a stage is idle for (p - 1)/(3m + p - 1) of a step: a third of 1F1B's time. Every
-stage stores what its layers save for min(p, m) microbatches, as the first stage does with 1F1B.
+take equally long, a stage is idle for (p - 1)/(3m + p - 1) of a step: a third of 1F1B's time. What F
+saves for I is stored for min(p - s, m) microbatches, as with 1F1B; what F and I save for W, for up to
+min(p, m).
 """
 
 from __future__ import annotations
