@@ -119,15 +119,16 @@ class _Adding:
             self.compute.append(self.compute[tensor])
         return self._moved[tensor, to]
 
-    def passed_on(self, tensor: int, ends: tuple[int, int], reader: OpNode, is_weight_part: bool) -> int:
+    def passed_on(self, tensor: int, ends: tuple[int, int], reader: OpNode) -> int:
         """What a result of each microbatch is called in a virtual stage that reads it: it is passed on
-        from stage to stage. Otherwise a stage could wait for one that has not come so far.
+        from stage to stage. Otherwise a stage could wait for one that has not come so far. It is never
+        part of the gradients of weights, which stages compute in any order.
         """
         source, target = ends
         step = 1 if target > source else -1
         for stage in range(source + step, target + step, step):
             key = -2 - stage  # numbers of stages name what moves once
-            tensor = self.moved(tensor, (stage - step, stage), key, reader, is_weight_part)
+            tensor = self.moved(tensor, (stage - step, stage), key, reader, False)
         return tensor
 
     def _phase(self, tensor: int, ends: tuple[int, int], reader: OpNode) -> str:
@@ -271,17 +272,22 @@ class _Division:
                     self.home.setdefault(t, min(homes))
 
     def _find_weight_part(self) -> frozenset[int]:
-        """The ops of the backward pass on which no gradient of another layer's input depends."""
-        needed: set[int] = set()  # tensors on which such a gradient depends
+        """The ops of the backward pass on which neither a gradient of another layer's input nor another
+        stage depends.
+        """
+        source = {o: self.stage[op.id] for op in self.graph.ops for o in op.outputs}
+        needed: set[int] = set()  # tensors on which such a gradient or another stage depends
         weight_part = set()
         for op in reversed(self.graph.ops):
             if op.phase != "backward":
                 continue
-            is_needed = is_layer(self.graph, op) and not op.label.endswith(WEIGHT_PART)
-            if is_needed or not needed.isdisjoint(op.outputs):
+            is_inner = is_layer(self.graph, op) and not op.label.endswith(WEIGHT_PART)
+            if is_inner or op.op == "move" or not needed.isdisjoint(op.outputs):
                 needed.update(op.given)
             else:
                 weight_part.add(op.id)
+                others = (t for t in op.given if t in source and t not in self.once)
+                needed.update(t for t in others if self._crosses(source[t], self.stage[op.id]))
         return frozenset(weight_part)
 
     # ---- moves --------------------------------------------------------------------------------------------
@@ -326,7 +332,7 @@ class _Division:
         is_weight_part = reader.id in self.weight_part
         if tensor in self.once or EVERY_STAGE in ends:
             return adding.moved(tensor, ends, self._device_stage(ends[1]), reader, is_weight_part)
-        return adding.passed_on(tensor, ends, reader, is_weight_part)
+        return adding.passed_on(tensor, ends, reader)
 
     def _find_once(self) -> frozenset[int]:
         """Tensors that have one value per step: weights, copies of them, and sums over the batch."""
