@@ -106,11 +106,11 @@ void Executor::check_run(const Program& program, int64_t list, const std::string
                          options_.arena_bytes[d], ", ", options_.num_handles, ", ", options_.num_signals,
                          "; make the executor with the plan's sizes");
     const int64_t file_begin = memory::Arena::file_begin(options_.arena_bytes[d]);
-    check<ArgumentError>(
-        needs.file_bytes == 0 || (program.class_of(d).memory_bytes == file_begin && needs.file_bytes <= options_.file_bytes),
-        "[programs.Executor.run] a program must fit the devices' files; got ", needs.file_bytes, " bytes from ",
-        program.class_of(d).memory_bytes, " on against ", options_.file_bytes, " from ", file_begin, " on device ", d,
-        "; make the executor with the plan's sizes");
+    check<ArgumentError>(needs.file_bytes == 0 || (program.class_of(d).memory_bytes == file_begin &&
+                                                   needs.file_bytes <= options_.file_bytes),
+                         "[programs.Executor.run] a program must fit the devices' files; got ", needs.file_bytes,
+                         " bytes from ", program.class_of(d).memory_bytes, " on against ", options_.file_bytes,
+                         " from ", file_begin, " on device ", d, "; make the executor with the plan's sizes");
   }
   check<ArgumentError>(list >= 0 && list < program.num_lists(),
                        "[programs.Executor.run] the program must have calls to run; got none under the name '", name,
