@@ -281,8 +281,9 @@ class _Division:
         for op in reversed(self.graph.ops):
             if op.phase != "backward":
                 continue
-            is_inner = is_layer(self.graph, op) and not op.label.endswith(WEIGHT_PART)
-            if is_inner or op.op == "move" or not needed.isdisjoint(op.outputs):
+            is_needed = is_layer(self.graph, op) and not op.label.endswith(WEIGHT_PART)
+            is_needed |= op.op == "move" and self.once.isdisjoint(op.given)
+            if is_needed or not needed.isdisjoint(op.outputs):
                 needed.update(op.given)
             else:
                 weight_part.add(op.id)

@@ -129,6 +129,19 @@ def test_moved_elements_are_those_of_theory(schedule, tied):
     assert rest == 2 * microbatches * boundaries * activation
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_outside_layers_wait_too(tied):
+    """With zero bubble, the gradients of the head and of the embedding are in the second part, even if one
+    moves to another stage.
+    """
+    plan = planned(2, 4, "zero_bubble", tied=tied)
+    sums = [op for op in plan.graph.ops if op.op in ("linear_dw", "embedding_dw")]
+    late = {op.op: plan.layout.stages.is_weight_part(op.id) for op in sums}
+    assert late == {"linear_dw": True, "embedding_dw": True}
+    moves = [op for op in plan.graph.ops if op.op == "move" and op.phase == "backward"]
+    assert [plan.layout.stages.is_weight_part(op.id) for op in moves] == [False, True][: 1 + tied]
+
+
 def test_weights_are_not_in_flight():
     """A stage's own copy of a tied head is not counted, which a step has once."""
     assert bytes_in_flight(planned(2, 4, tied=True)) == bytes_in_flight(planned(2, 4))
