@@ -349,9 +349,14 @@ def test_saved_plans_of_pipelines(tmp_path):
     """A plan's file has the stages, a user's passes included, and gives the same plan."""
     rows = tuple(tuple(map(str, own)) for own in tw.strategy.actions_for("zero_bubble", 2, 1, 4))
     for options in ({"schedule": "interleaved", "chunks": 2}, {"schedule": rows}):
-        plan = pipeline_graph(**options).plan()
-        plan.save(tmp_path / "plan")
-        assert tw.Plan.load(tmp_path / "plan").digest() == plan.digest()
+        evaluating = tw.ComputeGraph("llama")
+        tw.models.build_training_graph(evaluating, config(num_hidden_layers=LAYERS), 16, 32, "f32")
+        evaluating.draft.loss_id = None
+        evaluating.set_distribution(tw.DistributionStrategy.pipeline(2, **options))
+        for graph in (pipeline_graph(**options), evaluating):
+            plan = graph.plan()
+            plan.save(tmp_path / "plan")
+            assert tw.Plan.load(tmp_path / "plan").digest() == plan.digest()
 
 
 @pytest.mark.parametrize(

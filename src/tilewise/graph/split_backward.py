@@ -98,7 +98,7 @@ def _parts(forward: Template, gradient: BackwardTemplate) -> tuple[_Part, _Part]
 
 
 def _part(whole: Template, name: str, ops: Sequence[OpNode], results: Sequence[int]) -> _Part:
-    """Some ops of a template as a template. What they read and do not compute are its arguments."""
+    """Some ops of a template as a template. Tensors that they read and do not compute are its arguments."""
     graph, draft = whole.graph, GraphDraft()
     draft.phase = "backward"
     outputs = {o for op in ops for o in op.outputs}

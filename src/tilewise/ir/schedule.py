@@ -35,7 +35,7 @@ Schedule = tuple[Turn, ...]
 
 
 class SegmentPlace(NamedTuple):
-    """What a schedule knows of a segment.
+    """The properties of a segment that a schedule needs.
 
     Attributes:
         phase: its phase.

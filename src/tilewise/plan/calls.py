@@ -1,4 +1,4 @@
-"""What the calls of a frozen plan do: the segment and the microbatch of each.
+"""The segment and the microbatch of each call of a frozen plan.
 
 Both follow from the tensors to which a call is bound, so this works for any schedule.
 """

@@ -218,7 +218,7 @@ def _templates(plan: PlanTables) -> Iterator[str]:
         of = plan.class_of(device)
         uses = Counter(call.template for call in max(of.calls.values(), key=len))
         yield f"  templates (on device {device}):"
-        alike: Counter[str] = Counter()  # by what is said of them
+        alike: Counter[str] = Counter()  # by their line of text
         for index, count in uses.items():
             template = of.templates[index]
             tasks = num_tasks(template, plan.symbol_bounds)

@@ -90,7 +90,7 @@ class _Walk:
         self.passes: list[PassSpan] = []
 
     def go_on(self, sent: dict[tuple[int, int], Time]) -> bool:
-        """Walk on until a call waits; whether there was one that does not."""
+        """Walk until a call waits. Returns whether any call ran."""
         before = len(self.left)
         while self.left:
             planned = self.left[-1]
@@ -99,7 +99,7 @@ class _Walk:
                 records = self.templates[planned.call.template].collectives
                 if any(record.source >= 0 for record in records):
                     sent[key] = self.now
-                elif records:  # otherwise it only waits until what it sent has been read
+                elif records:  # otherwise it only waits for its receivers
                     if key not in sent:
                         break
                     self.now = max(self.now, sent[key])

@@ -20,7 +20,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.core.progress import Progress
 from tilewise.core.validation import Validator
 from tilewise.graph import Differentiated, Recomputation, fix_sizes, fuse_into_table_gradients
-from tilewise.ir.batch import BatchCut, cut_batch
+from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph
 from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
@@ -53,8 +53,6 @@ class PlanRequest:
         recomputation: what the backward pass computes again.
         sizes: values of symbolic sizes by name.
         options: the settings of passes.
-        has_own_microbatches: whether `accumulation` is that of the strategy's pipeline, which is for
-            training only.
     """
 
     mesh: DeviceMesh
@@ -64,7 +62,6 @@ class PlanRequest:
     recomputation: Recomputation = field(default_factory=lambda: Recomputation.of("none"))
     sizes: Mapping[str, int] = field(default_factory=dict)
     options: PassOptions = field(default_factory=PassOptions)
-    has_own_microbatches: bool = False
 
     @property
     def splits_backward(self) -> bool:
@@ -107,17 +104,11 @@ def request_for(
     options = PassOptions(
         strict, strategy.sharding, offloaded, workers_per_device, checkpoints, rows_per_tile, stages
     )
-    has_own_microbatches = False
-    if accumulation is None:
-        accumulation = 1 if strategy.stages is None else strategy.stages.microbatches
-        has_own_microbatches = accumulation is not None
-        if stages is None and accumulation is None:
-            accumulation = 1
+    if accumulation is None and strategy.stages is None:
+        accumulation = 1
     recomputation = Recomputation.of(recompute)
     sizes = {} if sizes is None else sizes
-    return PlanRequest(
-        used, strategy, accumulation, batch_splits, recomputation, sizes, options, has_own_microbatches
-    )
+    return PlanRequest(used, strategy, accumulation, batch_splits, recomputation, sizes, options)
 
 
 def plan_graph(
@@ -184,10 +175,9 @@ def solve_layouts(graph: Graph, request: PlanRequest) -> LaidOut:
     """
     check_constants(graph)
     sizes = check_sizes("plan", symbols_of(graph), request.sizes)
-    is_trained = any(op.phase == "backward" for op in graph.ops)
     microbatches = request.accumulation
-    if microbatches is None or (not is_trained and request.has_own_microbatches):
-        microbatches = _microbatches_of_pipeline(request, cut_batch(graph, 1, request.batch_splits))
+    if microbatches is None:
+        microbatches = _microbatches_of_pipeline(graph, request)
     batch = cut_batch(graph, microbatches, request.batch_splits)
     if batch.microbatches == 1:
         graph = fuse_into_table_gradients(graph)
@@ -198,13 +188,16 @@ def solve_layouts(graph: Graph, request: PlanRequest) -> LaidOut:
     return LaidOut(graph, layout, batch)
 
 
-def _microbatches_of_pipeline(request: PlanRequest, batch: BatchCut) -> int:
-    """As many microbatches as there are stages, or the next number that the batch splits allow."""
-    stages = request.options.stages
+def _microbatches_of_pipeline(graph: Graph, request: PlanRequest) -> int:
+    """The strategy's microbatches, which are for training; otherwise as many as there are stages, or the
+    next number that the batch splits allow.
+    """
+    own, stages = request.strategy.stages, request.options.stages
+    is_trained = any(op.phase == "backward" for op in graph.ops)
+    if own is not None and own.microbatches is not None and is_trained:
+        return own.microbatches
+    batch = cut_batch(graph, 1, request.batch_splits)
     if stages is None or not batch.size:
         return 1
     sharing = request.mesh.size(*request.strategy.axes_for(BATCH.name))
-    size = request.mesh.size(stages.axis)
-    return microbatches_for(
-        size, batch.batch_splits, sharing, size if stages.schedule == "interleaved" else 1
-    )
+    return microbatches_for(stages.schedule, request.mesh.size(stages.axis), batch.batch_splits, sharing)

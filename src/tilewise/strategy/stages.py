@@ -121,8 +121,8 @@ class _Adding:
 
     def passed_on(self, tensor: int, ends: tuple[int, int], reader: OpNode) -> int:
         """What a result of each microbatch is called in a virtual stage that reads it: it is passed on
-        from stage to stage. Otherwise a stage could wait for one that has not come so far. It is never
-        part of the gradients of weights, which stages compute in any order.
+        from stage to stage. Otherwise a stage could wait for a later stage that has not begun this
+        microbatch. Its move never belongs to the gradients of weights, which stages compute in any order.
         """
         source, target = ends
         step = 1 if target > source else -1

@@ -66,8 +66,9 @@ def _over(config: TrainConfig, mesh: dict[str, int], workers: int) -> TrainConfi
     config = config.model_copy(update={"distribution": DistributionSection(**settings)})
     if "pp" not in mesh:
         return config
-    wanted = max(config.train.accumulation, _MICROBATCHES_PER_STAGE * mesh["pp"])
-    number = microbatches_for(wanted, config.train.batch_splits, 1)
+    stages, splits = mesh["pp"], config.train.batch_splits
+    least = max(config.train.accumulation, _MICROBATCHES_PER_STAGE * stages)
+    number = microbatches_for(config.distribution.schedule, stages, splits, 1, least)
     return _with_train(config, accumulation=number)
 
 

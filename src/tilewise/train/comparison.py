@@ -121,6 +121,5 @@ def _microbatches(config: TrainConfig, mesh: DeviceMesh, stages: PipelineStages 
     multiple = size if stages.schedule == "interleaved" else 1
     if accumulation >= size and accumulation % multiple == 0:
         return accumulation
-    return microbatches_for(
-        max(size, accumulation), config.train.batch_splits, mesh.size("dp", "fsdp"), multiple
-    )
+    sharing = mesh.size("dp", "fsdp")
+    return microbatches_for(stages.schedule, size, config.train.batch_splits, sharing, accumulation)

@@ -422,8 +422,7 @@ class TrainConfig(_Section):
         stages = self.distribution.mesh.get("pp", 1)
         if stages > 1 and "accumulation" not in self.train.model_fields_set:
             sharing = self.distribution.mesh.get("dp", 1) * self.distribution.mesh.get("fsdp", 1)
-            multiple = stages if self.distribution.schedule == "interleaved" else 1
-            number = microbatches_for(stages, self.train.batch_splits, sharing, multiple)
+            number = microbatches_for(self.distribution.schedule, stages, self.train.batch_splits, sharing)
             object.__setattr__(self, "train", self.train.model_copy(update={"accumulation": number}))
         return self
 

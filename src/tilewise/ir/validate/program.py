@@ -105,6 +105,6 @@ def _waits_of(template: LoweredTemplate) -> _Waits:
 
 
 def _tensor_of(slot: Slot) -> Slot:
-    """The slot of a tensor's memory, in whichever microbatch: a sender holds what it sent before."""
+    """The slot of a tensor's memory, in any microbatch: a sender also stores the tensor of the microbatch before."""
     memory = slot.memory
     return memory._replace(level=0) if memory.kind == "tensor" else memory

@@ -190,7 +190,7 @@ def _check_first_dim(checked: _Checked) -> None:
 
 
 def _check_move(checked: _Checked) -> None:
-    """It copies a whole part to a stage where it has the same layout."""
+    """Whether the move copies a whole part, to a stage where it has the same layout."""
     record, (before, after) = checked.record, checked.layouts()
     stages = checked.layout.stages
     if stages is None or record.axes != (stages.axis,) or before != after:

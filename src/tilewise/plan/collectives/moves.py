@@ -88,7 +88,7 @@ def move(low: TemplateLowering, source: int, target: int) -> None:
 
 
 def _expand(low: TemplateLowering, record: Collective, src: Ref, dst: Ref, ends: _Ends) -> Collective:
-    """What this device's stage does: send, receive, or both."""
+    """Whether this device's stage sends, receives, or both."""
     ready, ack, me, use = ends.ready, ends.ack, low.shapes.stage, Sent().use
     step, group, mode = record.step, ready.group.number, Mode.ROW if ready.per_index else Mode.WHOLE
     if me == ends.sender:

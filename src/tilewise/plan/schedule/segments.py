@@ -44,7 +44,7 @@ class Segment:
 
 
 class SeenTensors:
-    """The tensors of layers that their callers see, found once per call."""
+    """The tensors of layers that their callers read, computed once per call."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

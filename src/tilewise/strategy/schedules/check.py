@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NoReturn
 
 from tilewise.core.errors import LayoutError
+from tilewise.core.validation import Validator
 from tilewise.strategy.schedules.actions import Action
 
 __all__ = ["check_actions"]
+
+_validate = Validator("strategy", LayoutError)
 
 
 def check_actions(actions: Sequence[Sequence[Action]], chunks: int, microbatches: int) -> None:
@@ -34,7 +36,8 @@ def check_actions(actions: Sequence[Sequence[Action]], chunks: int, microbatches
         for action in own:
             if action.stage % num_stages != stage or action.stage >= num_stages * chunks:
                 fitting = ", ".join(str(stage + c * num_stages) for c in range(chunks))
-                _refuse(
+                _validate.invalid(
+                    "schedule",
                     "a stage must run its own virtual stages",
                     f"{action} on stage {stage}",
                     f"it has {fitting}",
@@ -55,14 +58,16 @@ def _check_virtual_stage(own: Sequence[Action], stage: int, microbatches: int) -
             numbers = [a.microbatch for a in order]
             odd = next((k for k in wanted if numbers.count(k) != 1), numbers[-1] if numbers else 0)
             name = " or ".join(f"{own[0].stage if own else stage}{kind}{odd}" for kind in kinds)
-            _refuse(
+            _validate.invalid(
+                "schedule",
                 f"every stage must run one {what} pass of {microbatches} microbatches",
                 f"{name} {numbers.count(odd)} times on stage {stage}",
                 "add or remove it",
             )
         for before, after in pairwise(order):
             if before.microbatch > after.microbatch:
-                _refuse(
+                _validate.invalid(
+                    "schedule",
                     "microbatches must be in ascending order, in which their sums are added on one device",
                     f"{before} before {after}",
                     "exchange them",
@@ -115,8 +120,6 @@ def _check_waits(actions: Sequence[Sequence[Action]], virtual_stages: int) -> No
         )
         stage = following
     cycle = steps[seen.index(stage) :]
-    _refuse("no pass may wait for itself", "; ".join(cycle), "change the order of these stages")
-
-
-def _refuse(rule: str, got: str, advice: str) -> NoReturn:
-    raise LayoutError(f"[strategy.schedule] {rule}; got {got}; {advice}")
+    _validate.invalid(
+        "schedule", "no pass may wait for itself", "; ".join(cycle), "change the order of these stages"
+    )

@@ -23,12 +23,12 @@ def interleaved(stages: int, chunks: int, microbatches: int) -> tuple[tuple[Acti
     for stage in range(stages):
         forward = [_pass("F", stage, i, stages, chunks) for i in range(total)]
         backward = [_pass("B", stage, i, stages, chunks) for i in range(total)]
-        ahead = total
+        warm_up = total
         if microbatches > stages or chunks == 1:
-            ahead = min(total, 2 * (stages - stage - 1) + (chunks - 1) * stages)
-        order = forward[:ahead]
+            warm_up = min(total, 2 * (stages - stage - 1) + (chunks - 1) * stages)
+        order = forward[:warm_up]
         for i in range(total):
-            order += [*forward[ahead + i : ahead + i + 1], backward[i]]
+            order += [*forward[warm_up + i : warm_up + i + 1], backward[i]]
         orders.append(tuple(order))
     return tuple(orders)
 

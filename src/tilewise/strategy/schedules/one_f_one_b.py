@@ -20,11 +20,11 @@ def one_f_one_b(stages: int, chunks: int, microbatches: int) -> tuple[tuple[Acti
     """The order of each stage. `chunks` is 1."""
     orders = []
     for stage in range(stages):
-        ahead = min(stages - stage - 1, microbatches)
-        order = [Action("F", stage, k) for k in range(ahead)]
+        warm_up = min(stages - stage - 1, microbatches)
+        order = [Action("F", stage, k) for k in range(warm_up)]
         for k in range(microbatches):
-            if k + ahead < microbatches:
-                order.append(Action("F", stage, k + ahead))
+            if k + warm_up < microbatches:
+                order.append(Action("F", stage, k + warm_up))
             order.append(Action("B", stage, k))
         orders.append(tuple(order))
     return tuple(orders)

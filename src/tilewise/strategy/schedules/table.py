@@ -122,16 +122,20 @@ def schedules_for(
     return partial(turns_of, actions_for(schedule, stages, chunks, microbatches))
 
 
-def microbatches_for(stages: int, batch_splits: int, sharing: int, multiple: int = 1) -> int:
-    """The default number of microbatches of a step with a pipeline: as many as there are stages, or the next
-    number with which the batch can be divided.
+def microbatches_for(
+    schedule: str | Sequence[Sequence[str]], stages: int, batch_splits: int, sharing: int, least: int = 1
+) -> int:
+    """The default number of microbatches of a step with a pipeline: as many as there are stages, or the
+    next number with which the batch can be divided. An interleaved schedule needs a multiple of the stages.
 
     Args:
+        schedule: the order of passes, as in `actions_for`.
         batch_splits: number of parts of the batch that are summed separately.
         sharing: number of devices that share the batch.
-        multiple: a number that divides the microbatches, if possible.
+        least: the smallest number that is wanted, if possible.
     """
-    widths = allowed_widths(batch_splits)
-    possible = [width // sharing for width in widths if width % sharing == 0]
+    possible = [width // sharing for width in allowed_widths(batch_splits) if width % sharing == 0]
+    multiple = stages if schedule == "interleaved" else 1
     fitting = [number for number in possible if number % multiple == 0] or possible
-    return next((number for number in fitting if number >= stages), max(fitting, default=1))
+    wanted = max(stages, least)
+    return next((number for number in fitting if number >= wanted), max(fitting, default=1))

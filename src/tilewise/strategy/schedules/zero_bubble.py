@@ -15,22 +15,21 @@ min(p, m).
 from __future__ import annotations
 
 from tilewise.strategy.schedules.actions import Action
+from tilewise.strategy.schedules.one_f_one_b import one_f_one_b
 
 __all__ = ["zero_bubble"]
 
 
 def zero_bubble(stages: int, chunks: int, microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    """The order of each stage. `chunks` is 1."""
+    """The order of each stage: that of 1F1B with divided backward passes. `chunks` is 1."""
     orders = []
-    for stage in range(stages):
-        ahead = min(stages - stage - 1, microbatches)
-        order = [Action("F", stage, k) for k in range(ahead)]
-        for k in range(microbatches):
-            if k + ahead < microbatches:
-                order.append(Action("F", stage, k + ahead))
-            order.append(Action("I", stage, k))
-            if k >= stage:
-                order.append(Action("W", stage, k - stage))
+    for stage, own in enumerate(one_f_one_b(stages, chunks, microbatches)):
+        order: list[Action] = []
+        for action in own:
+            is_forward, ready = action.kind == "F", action.microbatch - stage
+            order.append(action if is_forward else Action("I", stage, action.microbatch))
+            if not is_forward and ready >= 0:
+                order.append(Action("W", stage, ready))
         order += [Action("W", stage, k) for k in range(max(microbatches - stage, 0), microbatches)]
         orders.append(tuple(order))
     return tuple(orders)
