@@ -216,8 +216,9 @@ def _batched(graph: Graph) -> list[TensorNode]:
 
 
 def _batch_and_rows(graph: Graph) -> _Rows | None:
-    """The size of the batch, rows per sequence and the symbol of the length, which all batched
-    inputs have in common. None if there is no batched input.
+    """The size of the batch, which all batched inputs have in common, rows per sequence and the
+    symbol of the length. Inputs of fixed sizes may have different numbers of rows per sequence, of
+    which this is the largest. None if there is no batched input.
     """
     rows_by_input: dict[str, _Rows] = {}
     for t in _batched(graph):
@@ -236,6 +237,9 @@ def _batch_and_rows(graph: Graph) -> _Rows | None:
             prod(upper_bound(s) for s in sizes),
             lengths[0] if lengths else None,
         )
+    batches = {batch for batch, _, _ in rows_by_input.values()}
+    if len(batches) == 1 and all(length is None for _, _, length in rows_by_input.values()):
+        return batches.pop(), max(rows for _, rows, _ in rows_by_input.values()), None
     rows_by_input = _without_numbers(graph, rows_by_input)
     if len(set(rows_by_input.values())) > 1:
         words = ", ".join(
@@ -243,8 +247,8 @@ def _batch_and_rows(graph: Graph) -> _Rows | None:
             for name, (batch, rows, length) in rows_by_input.items()
         )
         raise PlanError(
-            f"[ir.cut_batch] batched inputs must have one batch and one number of rows per element; got {words}; "
-            "give them the same leading dims"
+            "[ir.cut_batch] batched inputs must have one batch, and, if the length of sequences is symbolic, one "
+            f"number of rows per element; got {words}; give them the same leading dims"
         )
     return next(iter(rows_by_input.values()), None)
 

@@ -4,6 +4,7 @@ row tile.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 
 from tilewise.core.errors import LayoutError, PlanError
@@ -15,7 +16,7 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Number, NumberLike, times
 from tilewise.ir.validate import validate_pending_reductions
-from tilewise.plan.shapes import PlanSettings, symbols_of
+from tilewise.plan.shapes import PlanSettings, rows_in_tile, symbols_of
 
 __all__ = ["MAX_ROWS_PER_TILE", "settings_for"]
 
@@ -57,25 +58,21 @@ def settings_for(
             storage_axes=layout.storage_axes,
             stage_axis=stage_axis,
         )
-    axes = _batch_axes(graph, layout)
-    rows = _rows_per_sequence(graph, batch)
-    per_split = batch.size // batch.batch_splits
-    sequences = max(
-        k for k in range(1, per_split + 1) if per_split % k == 0 and (k == 1 or k * batch.rows <= most_rows)
+    settings = PlanSettings(
+        accumulation=batch.microbatches,
+        batch_splits=batch.batch_splits,
+        batch=batch.size,
+        seq=_rows_per_sequence(graph, batch),
+        most_rows=most_rows,
+        workers_per_device=workers,
+        batch_axes=_batch_axes(graph, layout),
+        padded_bound=batch.bound,
+        is_checkpointed=is_checkpointed,
+        storage_axes=layout.storage_axes,
+        stage_axis=stage_axis,
     )
-    return PlanSettings(
-        batch.microbatches,
-        batch.batch_splits,
-        batch.size,
-        rows,
-        times(rows, sequences),
-        workers,
-        axes,
-        batch.bound,
-        is_checkpointed,
-        layout.storage_axes,
-        stage_axis,
-    )
+    sequences = rows_in_tile(batch.rows, settings) // batch.rows
+    return replace(settings, row_tile=times(settings.seq, sequences))
 
 
 def _rows_per_sequence(graph: Graph, batch: BatchCut) -> NumberLike:

@@ -31,7 +31,7 @@ _PRODUCTS = ("f32", "bf16")  # element types of results of products
 
 _validate = Validator("plan", PlanError)
 
-__all__ = ["LocalShapes", "PlanSettings", "bytes_of", "check_sizes", "round_up", "symbols_of"]
+__all__ = ["LocalShapes", "PlanSettings", "bytes_of", "check_sizes", "round_up", "rows_in_tile", "symbols_of"]
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -67,6 +67,7 @@ class PlanSettings:
             step.
         batch_axes: how axes and microbatches divide the batch.
         row_tile: rows per tile of activations; may be a number of a symbol.
+        most_rows: the largest number of rows that `row_tile` was chosen from.
         workers_per_device: worker threads of every device.
         padded_bound: maximum rows per batch element if the graph has a symbol for them, so that
             some rows may be padding. Sequence splits divide this number of rows. 0 if the graph
@@ -83,6 +84,7 @@ class PlanSettings:
     batch: int = 0
     seq: NumberLike = 0
     row_tile: NumberLike = 128
+    most_rows: int = 512
     workers_per_device: int = 1
     batch_axes: Axes = ()
     padded_bound: int = 0
@@ -130,6 +132,12 @@ class LocalShapes:
         """The device's stage of the pipeline; 0 without a pipeline."""
         axis = self.settings.stage_axis
         return self.mesh.coordinate(self.device, axis) if axis else 0
+
+    @cached_property
+    def sequences(self) -> int:
+        """Sequences of a microbatch on one device; 0 without a batch."""
+        settings = self.settings
+        return settings.batch // (settings.accumulation * self.mesh.size(*settings.batch_axes))
 
     @property
     def devices_alike(self) -> tuple[int, ...]:
@@ -293,12 +301,16 @@ class LocalShapes:
 
     def row_step(self, extent: Number) -> NumberLike:
         """Rows per tile of activations with this many rows. If both numbers grow with the length of
-        sequences, a tile has whole sequences.
+        sequences, a tile has whole sequences. Activations with another number of rows per sequence
+        than `seq` have tiles of whole sequences too, of about as many rows.
         """
-        tile = self.settings.row_tile
+        tile, settings = self.settings.row_tile, self.settings
         if isinstance(tile, Number) and extent[2:] != tile[2:]:
             return tile.upper(self.bounds)
-        return tile
+        if isinstance(tile, Number) or not self.sequences or extent.source or extent.constant % self.sequences:
+            return tile
+        rows = extent.constant // self.sequences
+        return tile if rows == settings.seq else rows_in_tile(rows, settings)
 
     def tile_rows(self, spec: TensorSpec, kind: str, extent: Number, *, in_file: bool = False) -> NumberLike:
         """Rows per tile of a tensor. A tile of a weight is a block of panels. A tile of a state or
@@ -373,6 +385,13 @@ class LocalShapes:
             for c in range(*node_shares(self.k_splits, shards)[shard])
         ]
         return [(b - begin, e - begin) if e > b else (0, 0) for b, e in cuts]
+
+
+def rows_in_tile(rows: int, settings: PlanSettings) -> int:
+    """Rows per tile of activations with `rows` rows per sequence: whole sequences that divide a batch split."""
+    per_split = settings.batch // settings.batch_splits
+    fits = (k for k in range(1, per_split + 1) if per_split % k == 0 and k * rows <= settings.most_rows)
+    return rows * max(fits, default=1)
 
 
 def symbols_of(graph: Graph) -> tuple[Dim, ...]:

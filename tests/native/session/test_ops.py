@@ -264,7 +264,7 @@ def test_sequences_cut_by_tiles_are_rejected():
     """Sequences without a batch label next to a batch: planning reports it before anything runs."""
     g = tw.ComputeGraph("attention")
     g.output(g.scale(g.input([4, 6, 8], name="x", labels=[tw.BATCH, None, None]), 2.0), "scaled")
-    q = g.input([4, 9, 8], name="q")
+    q = g.input([3, 9, 8], name="q")
     g.output(g.scaled_dot_product_attention(q, q, q, head_dim=8), "y")
     with pytest.raises(PlanError, match="whole sequences"):
         g.plan()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import NoReturn
 
 from tilewise.core.dims import Dim, DimLabel, Size
@@ -100,10 +101,22 @@ class LocalView:
         return f"op {self.op.op!r} ({self.op.label})"
 
     @property
+    def seq(self) -> NumberLike:
+        """Rows per sequence of the op's operands."""
+        for tensor in self.op.given:
+            spec = self.graph.spec(tensor)
+            if spec.labels[0] is not None and spec.labels[0].is_summed_by_batch_splits:
+                sizes = spec.shape[1 : self.shapes.split(spec)[0]]
+                fixed = prod(size for size in sizes if isinstance(size, int))
+                symbols = [size for size in sizes if isinstance(size, Dim)]
+                return times(self.size(symbols[0]), fixed) if symbols else fixed
+        return self.shapes.settings.seq
+
+    @property
     def split_rows(self) -> NumberLike:
         """Tokens per batch split. Without a batch, all rows are one batch split."""
         s = self.shapes.settings
-        return times(s.seq, s.batch // s.batch_splits) if s.batch else ALL_ROWS
+        return times(self.seq, s.batch // s.batch_splits) if s.batch else ALL_ROWS
 
     @property
     def split_cut(self) -> dict[str, NumberLike]:
@@ -111,7 +124,7 @@ class LocalView:
         s = self.shapes.settings
         return {
             "split_rows": self.split_rows,
-            "seq_len": s.seq if s.batch else 1,
+            "seq_len": self.seq if s.batch else 1,
             "num_k_splits": self.k_splits,
             "split_len": self.split_len,
         }
@@ -122,13 +135,18 @@ class LocalView:
         change it.
         """
         s = self.shapes.settings
-        return s.padded_bound or (upper(s.seq) if s.batch else 1)
+        return s.padded_bound if self.is_padded else upper(self.seq) if s.batch else 1
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the op's sequences have the length that may vary between runs."""
+        s = self.shapes.settings
+        return s.padded_bound > 0 and self.seq == s.seq
 
     @property
     def padded_len(self) -> NumberLike:
         """Rows per sequence if sequences may be padded; otherwise 0."""
-        s = self.shapes.settings
-        return s.seq if s.padded_bound else 0
+        return self.seq if self.is_padded else 0
 
     def row_step(self, ref: Ref) -> NumberLike:
         """Rows per task of a loop over activation rows."""

@@ -349,7 +349,7 @@ class TemplateLowering(LocalView):
         cut = {
             "split_len": self.split_len,
             "num_k_splits": self.k_splits,
-            "is_padded": int(self.shapes.settings.padded_bound > 0),
+            "is_padded": int(self.is_padded),
         }
         self.emit("split_tree", over=self.one, step=0, tiles=tiles, ints=cut)
         self.finish_accumulation(target)
