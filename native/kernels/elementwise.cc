@@ -2,40 +2,12 @@
 #include "kernels/declared/elementwise.h"
 
 #include "kernels/kernel.h"
+#include "kernels/map_rows.h"
 #include "kernels/math.h"
 #include "kernels/tree.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
-
-/// Prefetch distance in bytes of long chains of operations. Measured for vectors of 8 values; other levels do not
-/// prefetch.
-inline constexpr int64_t kPrefetchBytes = kParts == 2 ? 1024 : 0;
-
-/// out = fn(in...) lane by lane. fn maps RegisterBlocks of any count.
-template <int64_t kAhead = 0, class Out, class Fn, class In, class... Ins>
-TILEWISE_INLINE void map_rows(const Tile<Out>& out, const Fn& fn, const Tile<In>& first, const Tile<Ins>&... others) {
-  constexpr int kInputs = 1 + sizeof...(Ins);
-  const int64_t ahead = smaller(kAhead / static_cast<int64_t>(sizeof(In)), out.cols);
-  for (int64_t r = 0; r < out.rows; ++r) {
-    In* const from[kInputs] = {first.row(r), others.row(r)...};
-    In* const next[kInputs] = {first.next_row(r), others.next_row(r)...};
-    Out *to = out.row(r), *next_to = out.next_row(r);
-    each_column(out.cols, [&](auto at) TILEWISE_INLINED {
-      decltype(at.set(0.0f)) x[kInputs];
-      for (int i = 0; i < kInputs; ++i) x[i] = at.load(from[i]);
-      if constexpr (kAhead > 0) {
-        for (int i = 0; i < kInputs; ++i) at.template prefetch_ahead<false>(from[i], next[i], ahead);
-        at.template prefetch_ahead<true>(to, next_to, ahead);
-      }
-      if constexpr (kInputs == 1) {
-        at.store(to, fn(x[0]));
-      } else {
-        at.store(to, fn(x[0], x[1]));
-      }
-    });
-  }
-}
 
 // kernel add  f32 bf16: out out, in a, in b, 1 flop per element
 template <class T>
@@ -76,13 +48,15 @@ void SiluGateKernel<T>::run() const {
   map_rows<kPrefetchBytes>(h, [](const auto& g, const auto& u) TILEWISE_INLINED { return g * sigmoid(g) * u; }, g, u);
 }
 
-// kernel exp  f32: out out, in x, 1 flop per element
-void ExpKernel::run() const {
+// kernel exp  f32 bf16: out out, in x, 1 flop per element
+template <class T>
+void ExpKernel<T>::run() const {
   map_rows<kPrefetchBytes>(out, [](const auto& x) TILEWISE_INLINED { return exponential(x); }, x);
 }
 
-// kernel log  f32: out out, in x, 1 flop per element
-void LogKernel::run() const {
+// kernel log  f32 bf16: out out, in x, 1 flop per element
+template <class T>
+void LogKernel<T>::run() const {
   map_rows<kPrefetchBytes>(out, [](const auto& x) TILEWISE_INLINED { return logarithm(x); }, x);
 }
 

@@ -370,17 +370,20 @@ struct Gemm {
   void finish(int64_t row, int64_t count, int64_t panel, const float* block) { output.write(row, count, panel, block); }
 };
 
+/// out = op(a) op(b), or out + op(a) op(b).
 template <ALayout L, class D>
-void run_gemm(const GemmKernel<D>& call, int64_t k) {
+void run_gemm(const TileView& out, const TileView& a, const TileView& b, bool trans_b, bool accumulate, bool out_is_f32,
+              const Scratch& scratch) {
+  const int64_t k = L == ALayout::kSteps ? a.rows : a.cols;
   Gemm<D, L> op;
-  op.output = {call.out, {}, call.out_is_f32};
-  op.a = call.a;
-  op.b = call.b;
-  op.trans_b = call.trans_b;
-  op.accumulate = call.accumulate;
-  op.rows = call.out.rows;
-  op.lanes = call.out.cols;
-  Carver carver(call.scratch);
+  op.output = {out, {}, out_is_f32};
+  op.a = Tile<const typename D::T>(a);
+  op.b = Tile<const typename D::T>(b);
+  op.trans_b = trans_b;
+  op.accumulate = accumulate;
+  op.rows = out.rows;
+  op.lanes = out.cols;
+  Carver carver(scratch);
   Blocking blocking(carver, StepLayout::of<D>(L), L == ALayout::kRows ? 512 : 256, false, divide_up(k, D::kPerStep), 1);
   add_splits(blocking, 1, 1, [k](int64_t, int64_t) { return Copy{0, k, 0, 0, 0}; });
   run_product(op, blocking, carver);
@@ -396,10 +399,30 @@ void run_gemm(const GemmKernel<D>& call, int64_t k) {
 template <class D>
 void GemmKernel<D>::run() const {
   if (out.rows == 0 || out.cols == 0) return;
-  if (trans_a) {
-    run_gemm<ALayout::kSteps>(*this, a.rows);
-  } else {
-    run_gemm<ALayout::kRows>(*this, a.cols);
+  const auto run = trans_a ? run_gemm<ALayout::kSteps, D> : run_gemm<ALayout::kRows, D>;
+  run(out, a, b, trans_b, accumulate, out_is_f32, scratch);
+}
+
+// kernel batched_gemm  f32=F32 bf16=BF16
+//   out out[m n]
+//   in a[_ _], b[_ _]
+//   int rows, depth
+//   flag trans_a, trans_b
+//   flops 2 * m * n * depth
+//   bytes item * (2 * m * depth + m * n)
+//   scratch product_scratch(max(a.rows, a.cols, b.rows, b.cols), 1)
+/// Products of corresponding matrices of a and b, which lie one after another. `out` has matrices of `rows` rows;
+/// `depth` is the contracted size.
+template <class D>
+void BatchedGemmKernel<D>::run() const {
+  if (out.rows == 0 || out.cols == 0) return;
+  const auto multiply = trans_a ? run_gemm<ALayout::kSteps, D> : run_gemm<ALayout::kRows, D>;
+  const int64_t a_rows = trans_a ? depth : rows, b_rows = trans_b ? out.cols : depth;
+  for (int64_t i = 0; i < out.rows / rows; ++i) {
+    const TileView to{out.row(i * rows), rows, out.cols, out.stride};
+    const TileView left{const_cast<typename D::T*>(a.row(i * a_rows)), a_rows, a.cols, a.stride};
+    const TileView right{const_cast<typename D::T*>(b.row(i * b_rows)), b_rows, b.cols, b.stride};
+    multiply(to, left, right, trans_b, false, sizeof(typename D::T) == 4, scratch);
   }
 }
 

@@ -307,6 +307,34 @@ void SoftmaxBackwardKernel<T>::run() const {
   }
 }
 
+// kernel log_softmax  f32 bf16: out y, in x, 5 flops per element
+template <class T>
+void LogSoftmaxKernel<T>::run() const {
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const T* from = x.row(r);
+    T* to = y.row(r);
+    const float top = row_max(from, x.cols);
+    const float total = sum_of_exp(from, x.cols, top, [](auto, const auto&) TILEWISE_INLINED {});
+    const float shift = logarithm(total);
+    each_column(x.cols, [&](auto at) TILEWISE_INLINED { at.store(to, at.load(from) - at.set(top) - at.set(shift)); });
+  }
+}
+
+// kernel log_softmax_backward  f32 bf16: out dx, in dy, in y, 4 flops per element
+/// dy - e^y times the sum of dy.
+template <class T>
+void LogSoftmaxBackwardKernel<T>::run() const {
+  for (int64_t r = 0; r < y.rows; ++r) {
+    const T *g = dy.row(r), *p = y.row(r);
+    T* to = dx.row(r);
+    Lanes sum = set(0.0f);
+    for (int64_t c = 0; c < y.cols; c += kLanes) sum = sum + load(g + c, y.cols - c);
+    const float total = sum_lanes(sum);
+    each_column(y.cols,
+                [&](auto at) TILEWISE_INLINED { at.store(to, at.load(g) - exponential(at.load(p)) * at.set(total)); });
+  }
+}
+
 // kernel row_sum  f32 bf16
 //   out out:f32[m 1]
 //   in x[m d]
