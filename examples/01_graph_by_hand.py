@@ -20,8 +20,8 @@ def describe() -> tw.ComputeGraph:
     x = graph.input([BATCH, INNER], "f32", name="x", labels=[tw.BATCH, None])
     a = graph.parameter([OUTER, INNER], name="a")
     b = graph.parameter([INNER, OUTER], name="b")
-    hidden = graph.silu(graph.matmul(x, a, transpose_b=True))
-    graph.output(graph.matmul(hidden, b, transpose_b=True), "y")
+    hidden = graph.silu(graph.matmul(x, a, trans_b=True))
+    graph.output(graph.matmul(hidden, b, trans_b=True), "y")
     return graph
 
 

@@ -126,7 +126,7 @@ def planned(name: str, x: Array, w: Array, opened: ExitStack) -> tuple[Call, Arr
         a = graph.input([*x.shape], name="x", labels=[None, label])
     else:
         a = graph.input([*x.shape], name="x", labels=[None, None], layout=(None, "tp"))
-    y = graph.matmul(a, graph.parameter([*w.shape], name="w", labels=labels), transpose_b=True)
+    y = graph.matmul(a, graph.parameter([*w.shape], name="w", labels=labels), trans_b=True)
     if name == "matmul + reduce-scatter":
         graph.constrain(y, (None, "tp"))
     graph.output(y, "y")

@@ -366,6 +366,20 @@ TILEWISE_INLINE void read_packed_row(bf16* to, const TileView& table, int64_t n,
   for (int64_t c = 0; c < cols; ++c) to[c] = from[c / 2 * 64 + c % 2];
 }
 
+// kernel unpack  f32 bf16
+//   out out[m d]
+//   in x:f32![m d]
+//   flops 0
+//   bytes 2 * item * m * d
+/// The rows of a matrix in panels.
+template <class T>
+void UnpackKernel<T>::run() const {
+  for (int64_t r = 0; r < out.rows; ++r) {
+    const float* from = x.elements() + r / 32 * 32 * x.stride + r % 32;
+    for (int64_t c = 0; c < out.cols; ++c) store(out.row(r) + c, set(from[c * 32]), 1);
+  }
+}
+
 // kernel embedding  f32 bf16
 //   out out[m d]
 //   in ids:i32[m 1], table![_ d]

@@ -43,7 +43,7 @@ def test_graph_without_ops_is_rejected():
 
 
 def square(g, x):
-    return g.multiply(x, x)
+    return g.mul(x, x)
 
 
 def mean_squared_error(g, y, target, labels):
@@ -67,7 +67,7 @@ def in_layers(g, y, target, labels):
 
 
 def product(g, y, target, labels):
-    return g.multiply(mean_squared_error(g, y, target, labels), g.sum(g.silu(y)))
+    return g.mul(mean_squared_error(g, y, target, labels), g.sum(g.silu(y)))
 
 
 def torch_square(y, t):

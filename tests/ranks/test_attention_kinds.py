@@ -18,10 +18,10 @@ from tilewise.session import verify_strategy
 
 WIDTH, HEADS, KV_HEADS, DIM = 32, 8, 2, 8
 KINDS = {
-    "window": {"window": 70},
-    "one position": {"window": 1},
-    "softcap": {"softcap": 0.5},
-    "both": {"window": 9, "softcap": 2.0},
+    "window": {"window": 70, "causal": True},
+    "one position": {"window": 1, "causal": True},
+    "softcap": {"softcap": 0.5, "causal": True},
+    "both": {"window": 9, "softcap": 2.0, "causal": True},
     "encoder": {"causal": False},
     "capped encoder": {"causal": False, "softcap": 1.0},
 }
@@ -287,13 +287,13 @@ def of_form(shape, dtype="i32", **options):
 @pytest.mark.parametrize(
     "make,words",
     [
-        (lambda: attend(window=0), "window must lie in"),
-        (lambda: attend(window=2.5), "window must be an integer"),
+        (lambda: attend(window=0, causal=True), "window must lie in"),
+        (lambda: attend(window=2.5, causal=True), "window must be an integer"),
         (lambda: attend(window=2, causal=False), "a window ends at its token"),
         (lambda: attend(softcap=0.0), "softcap must lie in"),
         (lambda: attend(softcap=-1.0), "softcap must lie in"),
         (lambda: attend(softcap=float("nan")), "softcap must be a finite number"),
-        (lambda: attend(of_form([4])), "lengths need causal=False"),
+        (lambda: attend(of_form([4]), causal=True), "lengths need causal=False"),
         (lambda: attend(of_form([5]), causal=False), "must have one size of 'b'"),
         (lambda: attend(of_form([4, 8]), causal=False), r"lengths must be \[b\]"),
         (lambda: attend(of_form([4], "f32"), causal=False), "lengths must be i32"),

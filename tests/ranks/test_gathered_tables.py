@@ -131,7 +131,7 @@ def table_graph(shape, length=None) -> tw.ComputeGraph:
     )
     table = graph.parameter([VOCAB, 32], "f32", name="table", labels=[tw.DimLabel("vocab"), None])
     head = graph.parameter([16, 32], "f32", name="head", labels=[tw.DimLabel("classes"), None])
-    logits = graph.matmul(graph.embedding(ids, table), head, transpose_b=True)
+    logits = graph.matmul(graph.embedding(ids, table), head, trans_b=True)
     graph.output(logits, "logits")
     loss, _ = graph.mean_cross_entropy(logits, labels)
     graph.loss(loss)

@@ -67,7 +67,7 @@ def attend(g, x, i, groups):
         g.constant(TABLE, name="table")
     where = g.find("positions"), g.find("table")
     q, k = (g.rope(y, *where, head_dim=8) for y in (q, k))
-    return g.scaled_dot_product_attention(q, k, v, head_dim=8)
+    return g.scaled_dot_product_attention(q, k, v, head_dim=8, causal=True)
 
 
 def apply(g, kind, one, other, i, is_cut, label, t):
@@ -104,7 +104,7 @@ def build(recipe):
     for y in tensors[1:]:
         total = g.add(total, y)
     loss = g.mean_cross_entropy(linear(g, total, "head", WIDTH), t)[0]
-    g.loss(g.add(loss, g.scale(g.mean(g.multiply(total, total)), 0.125)) if has_mean else loss)
+    g.loss(g.add(loss, g.scale(g.mean(g.mul(total, total)), 0.125)) if has_mean else loss)
     g.optimize(tw.optim.AdamW())
     return g
 
@@ -255,7 +255,7 @@ def test_terms_added_to_a_sharded_sum_are_cut_alike(term):
         graph.constrain(y, (None, "a"))
         graph.output(y, "y")
         if is_trained:
-            graph.loss(graph.sum(graph.multiply(y, y)))
+            graph.loss(graph.sum(graph.mul(y, y)))
             graph.optimize(tw.optim.SGD())
         return graph
 
@@ -278,7 +278,7 @@ def test_sum_arrives_only_in_shards_of_its_last_dim():
     graph = tw.ComputeGraph("g")
     x = graph.input([4, 6, 32], name="x", labels=[tw.BATCH, None, None])
     w = graph.parameter([16, 32], name="w", labels=[label, None])
-    y = graph.matmul(graph.matmul(x, w, transpose_b=True), w)
+    y = graph.matmul(graph.matmul(x, w, trans_b=True), w)
     graph.loss(graph.sum(graph.constrain(y, (None, "a"))))
     graph.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, {"v": "a"}))
     with pytest.raises(
@@ -288,7 +288,7 @@ def test_sum_arrives_only_in_shards_of_its_last_dim():
 
 
 READERS = {
-    "linear": lambda g, x, t, w: g.matmul(x, w, transpose_b=True),
+    "linear": lambda g, x, t, w: g.matmul(x, w, trans_b=True),
     "embedding": lambda g, x, t, w: g.embedding(t, w),
     "add": lambda g, x, t, w: g.add(w, g.parameter([16, 16], name="v")),
 }
@@ -349,7 +349,7 @@ def test_shared_dims_must_be_cut_alike(op, atom):
     x = graph.input([8, 10], name="x", labels=[tw.BATCH, first])
     if op == "matmul":
         graph.output(
-            graph.matmul(x, graph.parameter([6, 10], name="w", labels=[None, other]), transpose_b=True), "y"
+            graph.matmul(x, graph.parameter([6, 10], name="w", labels=[None, other]), trans_b=True), "y"
         )
     else:
         z = graph.input([8, 10], name="z", labels=[tw.BATCH, other])

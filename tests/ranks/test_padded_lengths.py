@@ -206,7 +206,7 @@ def by_hand(seq):
     h = rms_norm(g, g.add(g.softmax(a), g.silu(a)), "norm", eps=1e-5)
     y = g.add(x, linear(g, h, "b", 16))
     loss, _ = g.mean_cross_entropy(linear(g, y, "head", 12), labels)
-    g.loss(g.add(loss, g.scale(g.sum(g.multiply(y, y)), 0.01)))
+    g.loss(g.add(loss, g.scale(g.sum(g.mul(y, y)), 0.01)))
     g.optimize(tw.optim.AdamW())
     return g
 

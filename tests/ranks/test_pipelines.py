@@ -247,7 +247,7 @@ def test_forward_alone_equals_one_device(schedule):
 @tw.layer
 def mixed(graph, x, skip, *, width):
     weight = graph.parameter([width, width], name="weight")
-    return graph.add(x, graph.silu(graph.matmul(graph.add(x, skip), weight, transpose_b=True)))
+    return graph.add(x, graph.silu(graph.matmul(graph.add(x, skip), weight, trans_b=True)))
 
 
 def graph_with_skips():
@@ -269,7 +269,7 @@ def graph_with_skips():
     h = graph.add(h, graph.matmul(h, graph.parameter([width, width], name="between")))
     for i in range(3):
         h = mixed(graph, h, saved.pop(), path=f"up.{i}", width=width)
-    loss, _ = graph.mean_cross_entropy(graph.matmul(graph.add(h, embedded), table, transpose_b=True), labels)
+    loss, _ = graph.mean_cross_entropy(graph.matmul(graph.add(h, embedded), table, trans_b=True), labels)
     graph.loss(loss)
     graph.optimize(tw.optim.AdamW())
     return graph

@@ -28,7 +28,7 @@ def biased(g, x):
     h = layer_norm(g, x, "norm", eps=1e-5)
     q = linear(g, h, "q.weight", HEADS * HEAD_DIM, out_label=HEADS_LABEL, bias=True)
     k, v = (linear(g, h, f"{n}.weight", KV_HEADS * HEAD_DIM, out_label=KV_LABEL, bias=True) for n in "kv")
-    out = g.scaled_dot_product_attention(q, k, v, head_dim=HEAD_DIM)
+    out = g.scaled_dot_product_attention(q, k, v, head_dim=HEAD_DIM, causal=True)
     x = g.add(x, linear(g, out, "o.weight", WIDTH, in_label=HEADS_LABEL, bias=True))
     up = g.gelu(linear(g, x, "up.weight", INNER, out_label=MLP, bias=True))
     return g.add(x, linear(g, up, "down.weight", WIDTH, in_label=MLP, bias=True))
@@ -41,10 +41,10 @@ def normed_heads(g, x):
     k, v = (linear(g, h, f"{n}.weight", KV_HEADS * HEAD_DIM, out_label=KV_LABEL) for n in "kv")
     q = rms_norm(g, q, "q_norm.weight", eps=1e-5, offset=1.0, head_dim=HEAD_DIM)
     k = rms_norm(g, k, "k_norm.weight", eps=1e-5, head_dim=HEAD_DIM)
-    out = g.scaled_dot_product_attention(q, k, v, head_dim=HEAD_DIM)
+    out = g.scaled_dot_product_attention(q, k, v, head_dim=HEAD_DIM, causal=True)
     x = g.add(x, linear(g, out, "o.weight", WIDTH, in_label=HEADS_LABEL))
     gate, up = (linear(g, x, f"{n}.weight", INNER, out_label=MLP) for n in ("gate", "up"))
-    gated = g.multiply(g.gelu(gate, approximate="tanh"), g.softcap(up, 5.0))
+    gated = g.mul(g.gelu(gate, approximate="tanh"), g.softcap(up, 5.0))
     return g.add(x, linear(g, gated, "down.weight", WIDTH, in_label=MLP))
 
 
@@ -162,7 +162,7 @@ def test_bias_without_a_label():
     x = g.input([4, 6, WIDTH], name="x", labels=[tw.BATCH, None, None])
     h = g.add_bias(linear(g, x, "up", INNER, out_label=MLP), g.parameter([INNER], name="bias", init="zeros"))
     y = linear(g, h, "down", WIDTH, in_label=MLP)
-    g.loss(g.mean(g.multiply(y, y)))
+    g.loss(g.mean(g.mul(y, y)))
     g.optimize(tw.optim.AdamW())
     data = {"x": np.random.default_rng(0).standard_normal((4, 6, WIDTH), np.float32)}
     report = verify_strategy(g, DeviceMesh({"tp": 2}), [data] * 2)

@@ -36,8 +36,8 @@ def twice(graph, x, *, width):
     """Both weight and gamma are used twice in one layer."""
     w = graph.parameter([width, width], name="w")
     gamma = graph.parameter([width], name="gamma")
-    y = graph.matmul(graph.rms_norm(x, gamma, eps=1e-5), w, transpose_b=True)
-    return graph.add(x, graph.matmul(graph.rms_norm(y, gamma, eps=1e-5), w, transpose_b=True))
+    y = graph.matmul(graph.rms_norm(x, gamma, eps=1e-5), w, trans_b=True)
+    return graph.add(x, graph.matmul(graph.rms_norm(y, gamma, eps=1e-5), w, trans_b=True))
 
 
 def build(dtype="f32", vocab_size=VOCAB):
@@ -52,9 +52,9 @@ def build(dtype="f32", vocab_size=VOCAB):
     h = graph.add(graph.embedding(ids, table), graph.embedding(more, table))
     if dtype == "f32":  # the layer's own parameters are fp32
         h = twice(graph, twice(graph, h, path="one", width=WIDTH), path="two", width=WIDTH)
-    inner = graph.silu(graph.matmul(h, table, transpose_b=True))
+    inner = graph.silu(graph.matmul(h, table, trans_b=True))
     h = graph.add(h, graph.matmul(inner, table))
-    loss, _ = graph.mean_cross_entropy(graph.matmul(h, table, transpose_b=True), labels)
+    loss, _ = graph.mean_cross_entropy(graph.matmul(h, table, trans_b=True), labels)
     graph.loss(loss)
     graph.optimize(tw.optim.AdamW())
     return graph

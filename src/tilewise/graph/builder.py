@@ -8,9 +8,7 @@ on the `ir.Graph`. Names of parameters come from the caller's path, never from a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.draft import GraphDraft
+from tilewise.graph.methods import TensorMethods
 from tilewise.graph.ops.common import SOFTCAPS
 from tilewise.ir.graph import Graph, TensorNode, TensorSpec
 from tilewise.ir.hints import Hint, as_tensor_layout
@@ -42,7 +41,7 @@ Labels = Sequence[DimLabel | None]
 _USUAL_K_SPLITS = 8
 
 
-class GraphBuilder:
+class GraphBuilder(TensorMethods):
     """Builds a graph.
 
     Args:
@@ -75,10 +74,6 @@ class GraphBuilder:
         number = _validate.integer("prefer_k_splits", "number", number, 1, MAX_COUNT)
         if not self._is_chosen:
             self.k_splits = number
-
-    def all_or_nothing(self) -> AbstractContextManager[None]:
-        """A `with` block whose declarations and ops are removed if it raises."""
-        return self.draft.all_or_nothing()
 
     # ---- tensors from outside -----------------------------------------------------------------------------
 
@@ -252,17 +247,9 @@ class GraphBuilder:
         ids = tuple(None if t is None else self.draft.own(name, t).id for t in operands)
         return [self.draft.tensors[i] for i in self.draft.op(name, ids, checked)]
 
-    def add(self, a: TensorNode, b: TensorNode) -> TensorNode:
-        """`a + b`."""
-        return self.op("add", [a, b])[0]
-
     def add_bias(self, x: TensorNode, bias: TensorNode) -> TensorNode:
         """`x + bias`, with the vector `[n]` added to every row of `x` `[..., n]`."""
         return self.op("add_bias", [x, bias])[0]
-
-    def multiply(self, a: TensorNode, b: TensorNode) -> TensorNode:
-        """`a * b`."""
-        return self.op("multiply", [a, b])[0]
 
     def scale(self, x: TensorNode, factor: float) -> TensorNode:
         """`factor * x`."""
@@ -290,10 +277,6 @@ class GraphBuilder:
     def softcap(self, x: TensorNode, cap: float) -> TensorNode:
         """`cap * tanh(x / cap)`."""
         return self.op("softcap", [x], cap=cap)[0]
-
-    def softmax(self, x: TensorNode) -> TensorNode:
-        """Softmax over the last dim."""
-        return self.op("softmax", [x])[0]
 
     def cast(self, x: TensorNode, dtype: str) -> TensorNode:
         """`x` converted to `f32` or `bf16`."""
@@ -332,30 +315,50 @@ class GraphBuilder:
         a: TensorNode,
         b: TensorNode,
         *,
-        transpose_a: bool = False,
-        transpose_b: bool = False,
+        trans_a: bool = False,
+        trans_b: bool = False,
         residual: TensorNode | None = None,
     ) -> TensorNode:
-        """`a @ b`, where `transpose_a` and `transpose_b` transpose an operand.
+        """`a @ b`, where `trans_a` and `trans_b` transpose the last two dims of an operand.
 
-        If `b` is a parameter, `a` is `[..., k]`, and `residual` is added to the product.
+        Leading dims are broadcast as in NumPy. `residual` is added to the product. One operand may be
+        a parameter; products of parameters are not supported. A contraction of two results is never
+        split among devices; that of a labelled dim of a parameter may be.
 
         Raises:
             ShapeError: inner sizes or dtypes differ.
         """
-        self.draft.own("matmul", a)
-        if self.draft.own("matmul", b).kind == "parameter":
-            if transpose_a:
-                _validate.invalid(
-                    "matmul",
-                    "the first operand of a product with a weight cannot be transposed",
-                    f"transpose_a with {a.spec}, {b.spec}",
-                    "transpose the weight instead",
-                )
-            return self.op("linear", [a, b, residual, None], transpose=transpose_b)[0]
+        one, other = self.draft.own("matmul", a), self.draft.own("matmul", b)
+        if other.kind == "parameter" and not trans_a:
+            return self.op("linear", [a, b, residual, None], transpose=trans_b)[0]
         with self.all_or_nothing():
-            out = self.op("matmul", [a, b], transpose_a=transpose_a, transpose_b=transpose_b)[0]
+            if other.kind == "parameter":
+                return self.matmul(self.transpose(a), b, trans_b=trans_b, residual=residual)
+            if one.kind == "parameter":  # (bᵀ aᵀ)ᵀ
+                rows = b if trans_b else self.transpose(b)
+                out = self.transpose(self.op("linear", [rows, a, None, None], transpose=not trans_a)[0])
+            else:
+                out = self._product(a, b, trans_a, trans_b)
             return out if residual is None else self.add(out, residual)
+
+    def _product(self, a: TensorNode, b: TensorNode, trans_a: bool, trans_b: bool) -> TensorNode:
+        """The product of two results."""
+        label, ranks = a.spec.labels[0], (len(a.shape), len(b.shape))
+        is_batch = label is not None and label.is_summed_by_batch_splits
+        if ranks[1] == 2 and is_batch and not (trans_a and ranks[0] == 2):
+            a = self.transpose(a) if trans_a else a
+            return self.op("rows_matmul", [a, b], trans_b=trans_b)[0]
+        if max(ranks) <= 2:
+            return self.op("matmul", [a, b], trans_a=trans_a, trans_b=trans_b)[0]
+        if min(ranks) < 2:
+            _validate.invalid("matmul", "operands must have two dims or more", f"{a.spec}, {b.spec}", "reshape them")
+        if a.shape[:-2] != b.shape[:-2]:
+            try:
+                lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                _validate.invalid("matmul", "leading dims must broadcast", f"{a.spec}, {b.spec}", "reshape them")
+            a, b = (self.expand(x, (*lead, *x.shape[-2:])) for x in (a, b))  # type: ignore[misc]
+        return self.op("batched_matmul", [a, b], trans_a=trans_a, trans_b=trans_b)[0]
 
     def embedding(self, ids: TensorNode, table: TensorNode) -> TensorNode:
         """Rows of `table` `[vocab, hidden]` at `ids` (i32)."""
@@ -373,20 +376,29 @@ class GraphBuilder:
         k: TensorNode,
         v: TensorNode,
         *,
-        head_dim: int,
-        causal: bool = True,
+        head_dim: int | None = None,
+        attn_mask: TensorNode | None = None,
+        causal: bool = False,
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
         lengths: TensorNode | None = None,
     ) -> TensorNode:
-        """Self-attention on `[batch, seq, heads * head_dim]`; grouped if k and v have fewer heads.
+        """Attention on `[batch, heads, seq, head_dim]`, or with `head_dim` on
+        `[batch, seq, heads * head_dim]`, where heads are adjacent in the last dim. Grouped if k and v
+        have fewer heads.
+
+        One op that never stores the scores computes self-attention without a mask. With `attn_mask`, or
+        if keys have another length than queries, the scores are stored.
 
         Args:
             q: queries.
             k: keys.
             v: values.
-            head_dim: elements of a head.
+            head_dim: elements of a head, if heads are adjacent in the last dim. Tensors of three dims
+                without it have one head.
+            attn_mask: added to the scores; broadcast to `[batch, heads, queries, keys]`. -inf hides a
+                key. Every query must see a key.
             causal: a token attends to itself and to earlier tokens; otherwise to every token of its
                 sequence.
             scale: factor of the scores; by default 1 / sqrt(head_dim).
@@ -394,14 +406,88 @@ class GraphBuilder:
                 `causal`.
             softcap: scores s become `softcap * tanh(s / softcap)`.
             lengths: i32 `[batch]` in [1, seq], without `causal`: positions from a length on are
-                padding, which no token of the sequence attends to. The result there is 0.
+                padding, which no token of the sequence attends to. The result there is 0. Not with
+                `attn_mask`.
         """
+        for x in (q, k, v):
+            self.draft.own("attention", x)
+        is_stored = attn_mask is not None or (len(q.shape) > 2 and q.shape[-2] != k.shape[-2])
+        if head_dim is None and len(q.shape) == 3 and isinstance(q.shape[-1], int):
+            head_dim = q.shape[-1]
+        if len(q.shape) == 4 or is_stored:
+            with self.all_or_nothing():
+                options = {"causal": causal, "scale": scale, "window": window, "softcap": softcap}
+                if len(q.shape) == 4 and not is_stored and len(v.shape) == 4 and v.shape == k.shape:
+                    dim = _validate.integer("attention", "the last dim", q.shape[-1], 1, MAX_SIZE)
+                    parts = [self._join_heads(x) for x in (q, k, v)]
+                    out = self.scaled_dot_product_attention(*parts, head_dim=dim, lengths=lengths, **options)  # type: ignore[arg-type]
+                    return self._split_heads(out, dim)
+                if lengths is not None:
+                    rule = "lengths need self-attention without a mask"
+                    _validate.invalid("attention", rule, f"{q.spec}, {k.spec}", "hide padding by attn_mask")
+                if len(q.shape) == 4:
+                    return self._stored_attention(q, k, v, attn_mask, **options)  # type: ignore[arg-type]
+                dim = _validate.integer("attention", "head_dim", head_dim, 1, MAX_SIZE)
+                parts = [self._split_heads(x, dim) for x in (q, k, v)]
+                return self._join_heads(self._stored_attention(*parts, attn_mask, **options))  # type: ignore[arg-type]
+        size = _validate.integer("attention", "head_dim", head_dim, 1, MAX_SIZE)
         attrs = {
-            "head_dim": head_dim,
+            "head_dim": size,
             "causal": causal,
-            **_scores("attention", scale, head_dim, window, softcap),
+            **_scores("attention", scale, size, window, softcap),
         }
         return self.op("attention", [q, k, v, lengths], **attrs)[0]
+
+    def _split_heads(self, x: TensorNode, head_dim: int) -> TensorNode:
+        """`[batch, seq, heads * head_dim]` to `[batch, heads, seq, head_dim]`."""
+        batch, seq, width = x.shape
+        if not isinstance(width, int) or width % head_dim:
+            _validate.invalid("attention", f"the last dim must hold heads of {head_dim}", f"{x.spec}", "correct head_dim")
+        return self.permute(self.reshape(x, (batch, seq, width // head_dim, head_dim)), (0, 2, 1, 3))  # type: ignore[arg-type]
+
+    def _join_heads(self, x: TensorNode) -> TensorNode:
+        """The reverse of `_split_heads`."""
+        batch, heads, seq, dim = x.shape
+        return self.reshape(self.permute(x, (0, 2, 1, 3)), (batch, seq, heads * dim))  # type: ignore[arg-type, operator]
+
+    def _stored_attention(
+        self,
+        q: TensorNode,
+        k: TensorNode,
+        v: TensorNode,
+        attn_mask: TensorNode | None,
+        *,
+        causal: bool,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> TensorNode:
+        """Attention on `[batch, heads, seq, head_dim]` as products and a softmax of stored scores."""
+        batch, heads, queries, dim = q.shape
+        kv_heads, keys = k.shape[1:3]
+        are_fixed = all(isinstance(size, int) for size in (*q.shape, *k.shape, *v.shape))
+        if not are_fixed or heads % kv_heads:  # type: ignore[operator]
+            rule = "query heads must divide by KV heads, and sizes be fixed"
+            _validate.invalid("attention", rule, f"{q.spec}, {k.spec}", "correct the shapes")
+        if kv_heads != heads:
+            k, v = (self._repeat_heads(x, heads // kv_heads) for x in (k, v))  # type: ignore[operator]
+        scores = _scores("attention", scale, dim, window, softcap)  # type: ignore[arg-type]
+        s = self.scale(self.matmul(q, k, trans_b=True), scores["scale"])
+        s = s if softcap is None else self.softcap(s, scores["softcap"])
+        if window is not None and not causal:
+            _validate.invalid("attention", "a window must be causal", f"window={window}", "pass causal=True")
+        if causal:
+            hidden = _hidden(queries, keys, window)  # type: ignore[arg-type]
+            name = f"attention.hidden.{queries}x{keys}.{window}"
+            s = self.add(s, self.find(name) if self.has(name) else self.constant(hidden, name=name))
+        if attn_mask is not None:
+            s = self.add(s, attn_mask)
+        return self.matmul(self.softmax(s), v)
+
+    def _repeat_heads(self, x: TensorNode, times: int) -> TensorNode:
+        batch, heads, seq, dim = x.shape
+        wide = self.expand(self.reshape(x, (batch, heads, 1, seq, dim)), (batch, heads, times, seq, dim))  # type: ignore[arg-type]
+        return self.reshape(wide, (batch, heads * times, seq, dim))  # type: ignore[arg-type, operator]
 
     def paged_attention(
         self,
@@ -461,16 +547,37 @@ class GraphBuilder:
         return self.op("gather_rows", [x, index])[0]
 
     def cross_entropy(
-        self, logits: TensorNode, labels: TensorNode, inv_count: TensorNode, *, ignore_index: int = -100
+        self,
+        logits: TensorNode,
+        labels: TensorNode,
+        inv_count: TensorNode,
+        *,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
     ) -> tuple[TensorNode, TensorNode]:
         """The mean cross-entropy `[1]`, and every row's share of the mean. `inv_count` is 1 /
-        number of counted labels.
+        number of counted labels. With `label_smoothing`, every class has this share of the target,
+        divided by the number of classes, which are then not sharded.
         """
-        loss, rows, *_ = self.op("cross_entropy", [logits, labels, inv_count], ignore_index=ignore_index)
-        return loss, rows
+        smoothing = _validate.number("cross_entropy", "label_smoothing", label_smoothing, 0.0, 1.0)
+        with self.all_or_nothing():
+            loss, rows, *_ = self.op("cross_entropy", [logits, labels, inv_count], ignore_index=ignore_index)
+            if smoothing == 0:
+                return loss, rows
+            wide = logits if logits.spec.dtype.name == "f32" else self.cast(logits, "f32")
+            of_classes = self.scale(self.mean(self.log_softmax(wide), -1), -1.0)
+            ignored = self._as_rows(self.op("equal_to", [labels], value=ignore_index)[0])
+            counted = self.mul(self.mul(of_classes, self.sub(1.0, ignored)), inv_count)
+            rows = self.add(self.scale(self._as_rows(rows), 1.0 - smoothing), self.scale(counted, smoothing))
+            return self.sum(rows), rows
 
     def mean_cross_entropy(
-        self, logits: TensorNode, labels: TensorNode, *, ignore_index: int = -100
+        self,
+        logits: TensorNode,
+        labels: TensorNode,
+        *,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
     ) -> tuple[TensorNode, TensorNode]:
         """`cross_entropy` with the input `loss.inv_count` as `inv_count`. The input's value is
         computed from the labels at every step.
@@ -493,23 +600,9 @@ class GraphBuilder:
         with self.all_or_nothing():
             spec = TensorSpec((1,), dtype_named("f32"), name=INV_COUNT, storage="vector")
             inv_count = self.draft.declare("input", spec)
-            return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
-
-    def sum(self, x: TensorNode) -> TensorNode:
-        """The sum of all elements over the whole batch: `[1]` in f32, which may be scaled, added,
-        and be a loss.
-
-        The sum includes every row, also padding. Only cross-entropy ignores padding.
-        """
-        return self.op("sum", [x])[0]
-
-    def mean(self, x: TensorNode) -> TensorNode:
-        """The mean of all elements over the whole batch: `[1]` in f32."""
-        sizes = self.draft.own("mean", x).shape
-        count = prod(s for s in sizes if isinstance(s, int))
-        if not all(isinstance(s, int) for s in sizes):
-            _validate.invalid("mean", "a mean needs fixed sizes", f"{x.spec}", "sum it, and scale the sum")
-        return self.scale(self.sum(x), 1.0 / count)
+            return self.cross_entropy(
+                logits, labels, inv_count, ignore_index=ignore_index, label_smoothing=label_smoothing
+            )
 
     def loss(self, tensor: TensorNode) -> TensorNode:
         """Declare the loss: any result that is a single f32. Planning appends the backward pass.
@@ -569,6 +662,15 @@ def _spec(
     if name in (INV_COUNT, SEED, POSITIONS):
         _validate.invalid(call, f"the name {name!r} is reserved", "a tensor of that name", "rename it")
     return TensorSpec(shape, dtype_named(dtype), labels, name, storage=storage)
+
+
+def _hidden(queries: int, keys: int, window: int | None) -> np.ndarray:
+    """-inf where a causal query does not see a key, else 0."""
+    query, key = np.arange(queries)[:, None], np.arange(keys)[None, :]
+    is_hidden = key > query
+    if window is not None:
+        is_hidden |= key <= query - window
+    return np.where(is_hidden, -np.inf, 0.0).astype(np.float32)
 
 
 def _scores(

@@ -122,8 +122,8 @@ class _Tape:
     def scale(self, x: int, factor: float) -> int:
         return self._named("scale", x, factor=factor)
 
-    def matmul(self, a: int, b: int, transpose_a: bool, transpose_b: bool) -> int:
-        return self._named("matmul", a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    def matmul(self, a: int, b: int, trans_a: bool, trans_b: bool) -> int:
+        return self._named("matmul", a, b, trans_a=trans_a, trans_b=trans_b)
 
     def _named(self, name: str, *inputs: int, **attrs: Any) -> int:
         return self.op(op_named(name).of(inputs, attrs))[0]

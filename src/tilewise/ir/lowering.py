@@ -161,10 +161,12 @@ class Lowering(Emitter, Protocol):
     Attributes:
         one: the number 1, the rows of a loop of one task.
         k_splits: number of parts into which a contraction over a labelled dim is cut.
+        num_microbatches: microbatches of a step.
     """
 
     one: Number
     k_splits: int
+    num_microbatches: int
 
     @property
     def split_rows(self) -> NumberLike:
@@ -198,6 +200,9 @@ class Lowering(Emitter, Protocol):
 
     def layout(self, tensor: int) -> TensorLayout:
         """The layout of a tensor."""
+
+    def local_sizes(self, tensor: int) -> tuple[Size, ...]:
+        """Sizes of the tensor's dims on this device, in one microbatch."""
 
     def first_element(self, tensor: int, dim: int) -> NumberLike:
         """The first global element of a dim on this device."""

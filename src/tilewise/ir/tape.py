@@ -80,7 +80,7 @@ class Tape(Protocol):
     def scale(self, x: int, factor: float) -> int:
         """`factor * x`."""
 
-    def matmul(self, a: int, b: int, transpose_a: bool, transpose_b: bool) -> int:
+    def matmul(self, a: int, b: int, trans_a: bool, trans_b: bool) -> int:
         """`a @ b`, with either operand transposed."""
 
 

@@ -51,7 +51,7 @@ def linear(
             labels=[out_label, in_label],
             init_scale=init_scale,
         )
-        y = graph.matmul(x, weight, transpose_b=True)
+        y = graph.matmul(x, weight, trans_b=True)
         if not bias:
             return y
         vector = graph.parameter(

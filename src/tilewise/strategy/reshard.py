@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, Reshard, TensorLayout, in_space, show_axes, show_layout
+from tilewise.ir.op import results_of_call
 
 __all__ = ["insert_reshards"]
 
@@ -180,16 +181,47 @@ class _Rewrite:
                 continue
             key = source, after, labels, op.phase
             if key not in self.made:
-                own = replace(spec, labels=labels, name="")
-                self.made[key] = len(self.tensors)
-                self.tensors.append(TensorNode(len(self.tensors), own, "result", len(self.ops)))
-                label = f"{name}:{spec.name or op.label}"
-                self.ops.append(
-                    OpNode(len(self.ops), name, (source,), (self.made[key],), {}, op.phase, label)
-                )
-                self.compute.append(after)
+                self.made[key] = self._changed(name, source, replace(spec, labels=labels, name=""), after, op)
             source = self.made[key]
         return source
+
+    def _changed(self, name: str, source: int, spec: TensorSpec, after: TensorLayout, op: OpNode) -> int:
+        """The tensor after a gather or a slice. Rows change along their last dim. To change another
+        dim, it is merged with those behind it.
+        """
+        before, last = self.compute[source], len(spec.shape) - 1
+        changed = [d for d, (a, b) in enumerate(zip(before, after)) if a != b]
+        for d in changed if spec.storage == "rows" else ():
+            size = 1
+            for other in spec.shape[d:]:
+                size *= other if isinstance(other, int) else 0
+            if d in (0, last) or not size or any(before[d + 1 :] + after[d + 1 :]):
+                continue
+            attrs = {"source": spec.shape, "shape": (*spec.shape[:d], size)}
+            (merged,) = results_of_call("reshape", [self.tensors[source].spec], attrs)
+            wide = self._append("reshape", source, merged, before[: d + 1], op, attrs)
+            wide = self._append(name, wide, merged, (*before[:d], after[d]), op)
+            before = (*before[:d], after[d], *before[d + 1 :])
+            attrs = {"source": attrs["shape"], "shape": spec.shape}
+            source = self._append("reshape", wide, spec, before, op, attrs)
+        return source if before == after else self._append(name, source, spec, after, op)
+
+    def _append(
+        self,
+        name: str,
+        source: int,
+        spec: TensorSpec,
+        layout: TensorLayout,
+        op: OpNode,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Append an op on one tensor, in front of `op`."""
+        tensor = len(self.tensors)
+        label = f"{name}:{self.tensors[source].spec.name or op.label}"
+        self.tensors.append(TensorNode(tensor, spec, "result", len(self.ops)))
+        self.ops.append(OpNode(len(self.ops), name, (source,), (tensor,), attrs or {}, op.phase, label))
+        self.compute.append(layout)
+        return tensor
 
     def _frozen(self, numbers: Mapping[int, int]) -> Graph:
         producer = {o: op.id for op in self.ops for o in op.outputs}

@@ -117,7 +117,7 @@ def test_softmax_has_whole_rows(width, label):
         x = graph.input([1, 4], name="x", labels=[tw.BATCH, None])
         y = graph.softmax(tw.nn.linear(graph, x, "w", width, out_label=label))
         graph.output(y, "y")
-        graph.loss(graph.sum(graph.multiply(y, y)))
+        graph.loss(graph.sum(graph.mul(y, y)))
         with graph.instantiate(graph.plan(workers_per_device=workers)) as model:
             model.initialize(seed=0, scale=0.5)
             model.forward(x=np.ones((1, 4), np.float32))

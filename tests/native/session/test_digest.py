@@ -18,7 +18,7 @@ def build(inner=32):
     graph, label = tw.ComputeGraph("mlp"), tw.DimLabel("batch", group=1, is_summed_by_batch_splits=True)
     x = graph.input([6, 8], name="x", labels=[label, None])
     gate, up = (linear(graph, x, name, inner) for name in ("gate", "up"))
-    y = linear(graph, graph.multiply(graph.silu(gate), up), "down", 8)
+    y = linear(graph, graph.mul(graph.silu(gate), up), "down", 8)
     for i in range(2):
         y = scaled_block(graph, y, path=f"blocks.{i}", factor=2.0)
     graph.output(y, "y")

@@ -39,7 +39,7 @@ def gradients(body, is_layer, mesh, **options):
         else:
             mixed = body(graph, left, right, name=f"layers.{number}.weight")
         left, right = mixed, graph.scale(left, 2.0)
-    graph.loss(graph.mean(graph.multiply(left, right)))
+    graph.loss(graph.mean(graph.mul(left, right)))
     graph.optimize(tw.optim.SGD())
     values = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
     with graph.instantiate(graph.plan(mesh, **options)) as model:

@@ -74,11 +74,11 @@ def test_a_layer_with_and_without_a_gradient():
 
     @tw.layer
     def gated(graph, x):
-        return graph.multiply(graph.silu(graph.matmul(x, graph.parameter([8, 8], name="w"))), x)
+        return graph.mul(graph.silu(graph.matmul(x, graph.parameter([8, 8], name="w"))), x)
 
     @tw.layer
     def plain(graph, x):
-        return graph.multiply(graph.silu(x), graph.silu(graph.scale(x, 0.5)))
+        return graph.mul(graph.silu(x), graph.silu(graph.scale(x, 0.5)))
 
     h = plain(graph, gated(graph, x, path="a"), path="b")
     loss, _ = graph.mean_cross_entropy(graph.matmul(h, graph.parameter([8, 5], name="head")), labels)

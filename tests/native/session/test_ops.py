@@ -44,7 +44,8 @@ LENGTHS = (SEQ, 1, 4)
 
 
 def attend(**scores):
-    return lambda g, a, b: g.scaled_dot_product_attention(b, a, a, head_dim=HEAD, **scores)
+    options = {"causal": True, **scores}
+    return lambda g, a, b: g.scaled_dot_product_attention(b, a, a, head_dim=HEAD, **options)
 
 
 def attend_to_lengths(g, a, b):
@@ -82,10 +83,10 @@ OPS = {
         lambda g, a, b: g.add_bias(a, g.parameter([WIDTH], name="bias")),
         lambda a, b, bias: a + bias,
     ),
-    "multiply": (lambda g, a, b: g.multiply(a, b), lambda a, b: a * b),
+    "multiply": (lambda g, a, b: g.mul(a, b), lambda a, b: a * b),
     "scale": (lambda g, a, b: g.scale(a, -1.5), lambda a, b: -1.5 * a),
     "silu": (lambda g, a, b: g.silu(a), lambda a, b: torch.nn.functional.silu(a)),
-    "silu_gate": (lambda g, a, b: g.multiply(g.silu(a), b), lambda a, b: torch.nn.functional.silu(a) * b),
+    "silu_gate": (lambda g, a, b: g.mul(g.silu(a), b), lambda a, b: torch.nn.functional.silu(a) * b),
     "relu": (lambda g, a, b: g.relu(a), lambda a, b: a.relu()),
     "gelu": (lambda g, a, b: g.gelu(a), lambda a, b: torch.nn.functional.gelu(a)),
     "gelu_tanh": (
@@ -93,7 +94,7 @@ OPS = {
         lambda a, b: torch.nn.functional.gelu(a, approximate="tanh"),
     ),
     "gelu_tanh_gate": (
-        lambda g, a, b: g.multiply(g.gelu(a, approximate="tanh"), b),
+        lambda g, a, b: g.mul(g.gelu(a, approximate="tanh"), b),
         lambda a, b: torch.nn.functional.gelu(a, approximate="tanh") * b,
     ),
     "tanh": (lambda g, a, b: g.tanh(a), lambda a, b: a.tanh()),
@@ -125,7 +126,7 @@ OPS = {
         lambda a, b, gamma, bias: a + torch.nn.functional.layer_norm(a, (WIDTH,), gamma, bias, 1e-5),
     ),
     "residual": (
-        lambda g, a, b: g.add(a, g.matmul(b, g.parameter([WIDTH, WIDTH], name="w"), transpose_b=True)),
+        lambda g, a, b: g.add(a, g.matmul(b, g.parameter([WIDTH, WIDTH], name="w"), trans_b=True)),
         lambda a, b, w: a + b @ w.T,
     ),
     "not_transposed": (
@@ -133,7 +134,7 @@ OPS = {
         lambda a, b, w: a @ w,
     ),
     "two_uses": (
-        lambda g, a, b: g.add(g.multiply(a, b), g.silu(a)),
+        lambda g, a, b: g.add(g.mul(a, b), g.silu(a)),
         lambda a, b: a * b + torch.nn.functional.silu(a),
     ),
     "rope": (build_rope, lambda a, b: rotate(a, SEQ)[0]),
@@ -151,11 +152,11 @@ def run_both(op, torch_op):
     x = g.input([BATCH, SEQ, WIDTH], name="x")
     labels = g.input([BATCH, SEQ], "i32", name="labels", storage="scalars")
     names = ["wa", "wb"]
-    a, b = (g.matmul(x, g.parameter([WIDTH, WIDTH], name=n), transpose_b=True) for n in names)
+    a, b = (g.matmul(x, g.parameter([WIDTH, WIDTH], name=n), trans_b=True) for n in names)
     y = build(g, a, b)
     names += [n for n in ("gamma", "bias", "w") if g.has(n)]
     loss, _ = g.mean_cross_entropy(
-        g.matmul(y, g.parameter([CLASSES, y.shape[-1]], name="head"), transpose_b=True), labels
+        g.matmul(y, g.parameter([CLASSES, y.shape[-1]], name="head"), trans_b=True), labels
     )
     g.output(y, "y")
     g.loss(loss)
@@ -198,7 +199,7 @@ def test_products_of_activations(ta, tb):
     g = tw.ComputeGraph("matmul")
     shape_a, shape_b = ((9, 13) if ta else (13, 9)), ((11, 9) if tb else (9, 11))
     a, b = g.input(shape_a, name="a"), g.input(shape_b, name="b")
-    g.output(g.matmul(a, b, transpose_a=ta, transpose_b=tb), "y")
+    g.output(g.matmul(a, b, trans_a=ta, trans_b=tb), "y")
     generator = np.random.default_rng(0)
     va, vb = (generator.standard_normal(s).astype(np.float32) for s in (shape_a, shape_b))
     with g.instantiate() as model:
@@ -244,11 +245,11 @@ def test_attention_without_a_batch_label(in_layer):
 
     @tw.layer
     def attend(graph, q, k):
-        return graph.scaled_dot_product_attention(q, k, k, head_dim=8)
+        return graph.scaled_dot_product_attention(q, k, k, head_dim=8, causal=True)
 
     g = tw.ComputeGraph("attention")
     q, k = g.input([5, 100, 16], name="q"), g.input([5, 100, 8], name="k")
-    out = attend(g, q, k, path="a") if in_layer else g.scaled_dot_product_attention(q, k, k, head_dim=8)
+    out = attend(g, q, k, path="a") if in_layer else g.scaled_dot_product_attention(q, k, k, head_dim=8, causal=True)
     g.output(out, "y")
     generator = np.random.default_rng(2)
     vq, vk = (generator.standard_normal(t.shape).astype(np.float32) for t in (q, k))
@@ -265,7 +266,7 @@ def test_sequences_cut_by_tiles_are_rejected():
     g = tw.ComputeGraph("attention")
     g.output(g.scale(g.input([4, 6, 8], name="x", labels=[tw.BATCH, None, None]), 2.0), "scaled")
     q = g.input([3, 9, 8], name="q")
-    g.output(g.scaled_dot_product_attention(q, q, q, head_dim=8), "y")
+    g.output(g.scaled_dot_product_attention(q, q, q, head_dim=8, causal=True), "y")
     with pytest.raises(PlanError, match="whole sequences"):
         g.plan()
 

@@ -86,7 +86,7 @@ def graph_with(product):
     up = graph.parameter([INNER, WIDTH], "f32", name="up", labels=[mlp, None])
     down = graph.parameter([WIDTH, INNER], "f32", name="down", labels=[None, mlp])
     for _ in range(2):
-        hidden = graph.silu(graph.matmul(x, up, transpose_b=True))
+        hidden = graph.silu(graph.matmul(x, up, trans_b=True))
         x = product(graph, hidden, down)
     graph.output(x, "y")
     graph.loss(graph.mean(x))
@@ -95,7 +95,7 @@ def graph_with(product):
 
 
 def planned(graph, hidden, w):
-    return graph.matmul(hidden, w, transpose_b=True)
+    return graph.matmul(hidden, w, trans_b=True)
 
 
 def programmed(graph, hidden, w):

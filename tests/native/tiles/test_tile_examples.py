@@ -31,7 +31,7 @@ def planned(devices, x, w, is_contracted):
     a = graph.input([*x.shape], name="x", labels=[None, label if is_contracted else None])
     labels = [None, label] if is_contracted else [label, None]
     b = graph.parameter([*w.shape], "f32", name="w", labels=labels)
-    graph.output(graph.matmul(a, b, transpose_b=True), "y")
+    graph.output(graph.matmul(a, b, trans_b=True), "y")
     with graph.instantiate(graph.plan({"tp": devices})) as model:
         model.load_parameters({"w": w})
         model.forward(x=x)

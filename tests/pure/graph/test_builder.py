@@ -27,11 +27,11 @@ def test_wrong_shapes_fail_at_the_call():
     with pytest.raises(
         ShapeError, match=r"\[graph.linear\] inner sizes must agree; got f32\[4, 6\], f32\[8, 5\]"
     ):
-        g.matmul(x, w, transpose_b=True)
+        g.matmul(x, w, trans_b=True)
     with pytest.raises(ShapeError, match=r"one shape; .*equal sizes"):
         g.add(x, g.input([4, 5], name="y"))
     with pytest.raises(ShapeError, match="dtype"):
-        g.matmul(x, g.parameter([8, 6], "bf16", name="wb"), transpose_b=True)
+        g.matmul(x, g.parameter([8, 6], "bf16", name="wb"), trans_b=True)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def test_gates_are_fused(name, options):
         g = GraphBuilder()
         x, up = g.input([4, 6], name="x"), g.input([4, 6], name="up")
         sides = [getattr(g, name)(x, **options), up]
-        g.output(g.multiply(*(reversed(sides) if swapped else sides)), "gated")
+        g.output(g.mul(*(reversed(sides) if swapped else sides)), "gated")
         graph = simplify(g.freeze())
         validate_graph(graph)
         fused = "silu_gate" if name == "silu" else "gelu_tanh_gate"
         assert [(op.op, op.inputs) for op in graph.ops] == [(fused, (x.id, up.id))]
     g = GraphBuilder()
     x = g.input([4, 6], name="x")
-    g.output(g.multiply(g.gelu(x), x), "gated")
+    g.output(g.mul(g.gelu(x), x), "gated")
     assert [op.op for op in simplify(g.freeze()).ops] == ["gelu", "multiply"]
 
 
@@ -165,8 +165,8 @@ def test_fusion_and_dead_code():
     g = GraphBuilder()
     x = g.input([4, 6], name="x")
     w = g.parameter([6, 6], name="w")
-    gate = g.multiply(g.silu(x), x)
-    out = g.add(x, g.matmul(gate, w, transpose_b=True))
+    gate = g.mul(g.silu(x), x)
+    out = g.add(x, g.matmul(gate, w, trans_b=True))
     g.scale(out, 7.0)
     g.output(out, "out")
     graph = simplify(g.freeze())
@@ -179,7 +179,7 @@ def test_bias_is_fused_before_a_residual():
     """The residual stays an op: it is added to a rounded sum, as in other frameworks."""
     g = GraphBuilder()
     x, w = g.input([4, 6], name="x"), g.parameter([6, 6], name="w")
-    biased = g.add_bias(g.matmul(x, w, transpose_b=True), g.parameter([6], name="b"))
+    biased = g.add_bias(g.matmul(x, w, trans_b=True), g.parameter([6], name="b"))
     g.output(g.add(biased, x), "out")
     graph = simplify(g.freeze())
     validate_graph(graph)
@@ -195,8 +195,8 @@ def test_no_fusion_with_other_readers():
     x = g.input([4, 6], name="x")
     w = g.parameter([6, 6], name="w")
     s = g.silu(x)
-    product = g.matmul(x, w, transpose_b=True)
-    g.output(g.multiply(s, x), "a")
+    product = g.matmul(x, w, trans_b=True)
+    g.output(g.mul(s, x), "a")
     g.output(s, "b")
     g.output(g.add(product, x), "c")
     g.output(product, "d")
@@ -234,7 +234,7 @@ def test_gradient_needs_a_path():
     x, labels = g.input([4, 6], name="x"), g.input([4], "i32", name="labels", storage="scalars")
     g.parameter([3, 3], name="unused")
     w = g.parameter([8, 6], name="w")
-    loss, _ = g.mean_cross_entropy(g.matmul(x, w, transpose_b=True), labels)
+    loss, _ = g.mean_cross_entropy(g.matmul(x, w, trans_b=True), labels)
     g.loss(loss)
     with pytest.raises(PlanError, match="unused"):
         differentiate(g.freeze(), loss.id)
@@ -245,7 +245,7 @@ def test_layer_names_follow_the_path():
 
     @layer
     def block(graph, x, *, size):
-        return graph.matmul(x, graph.parameter([size, size], name="w"), transpose_b=True)
+        return graph.matmul(x, graph.parameter([size, size], name="w"), trans_b=True)
 
     g = GraphBuilder()
     x = g.input([4, 6], name="x")
@@ -285,7 +285,7 @@ def test_layouts_of_fused_results_are_kept():
         made = {"product": linear(g, x, "w", 8)}
         made["sum"] = g.add(made["product"], r)
         made["gate"] = g.silu(made["sum"])
-        made["gated"] = g.multiply(made["gate"], r)
+        made["gated"] = g.mul(made["gate"], r)
         g.output(g.scale(made["gated"], 2.0), "y")
         for name, axis in hinted:
             g.constrain(made[name], (axis,))

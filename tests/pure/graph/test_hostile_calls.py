@@ -59,7 +59,7 @@ CALLS = {
     "op": lambda g, t: (g.op, ["scale", [t["x"]]], {"factor": 2.0}),
     "add": lambda g, t: (g.add, [t["x"], t["x"]], {}),
     "add_bias": lambda g, t: (g.add_bias, [t["x"], t["gamma"]], {}),
-    "multiply": lambda g, t: (g.multiply, [t["x"], t["x"]], {}),
+    "mul": lambda g, t: (g.mul, [t["x"], t["x"]], {}),
     "scale": lambda g, t: (g.scale, [t["x"], 2.0], {}),
     "silu": lambda g, t: (g.silu, [t["x"]], {}),
     "relu": lambda g, t: (g.relu, [t["x"]], {}),
@@ -71,7 +71,7 @@ CALLS = {
     "softmax": lambda g, t: (g.softmax, [t["x"]], {}),
     "cast": lambda g, t: (g.cast, [t["x"], "bf16"], {}),
     "matmul": lambda g, t: (
-        g.matmul, [t["rows"], t["w"]], {"transpose_a": False, "transpose_b": True, "residual": t["rows"]}
+        g.matmul, [t["rows"], t["w"]], {"trans_a": False, "trans_b": True, "residual": t["rows"]}
     ),
     "rms_norm": lambda g, t: (g.rms_norm, [t["x"], t["gamma"]], {"eps": 1e-5, "offset": 1.0, "head_dim": 8}),
     "layer_norm": lambda g, t: (g.layer_norm, [t["x"], t["gamma"], t["gamma"]], {"eps": 1e-5}),
@@ -123,7 +123,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # hostile values that are valid
     "op": {"factor": NUMBERS},
     "scale": {1: NUMBERS},
     "softcap": {1: {"2.5", "float32"}},
-    "matmul": {"transpose_a": FALSE, "transpose_b": {"True"}, "residual": {"None"}},
+    "matmul": {"trans_a": FALSE, "trans_b": {"True"}, "residual": {"None"}},
     "rms_norm": {"eps": POSITIVE, "offset": NUMBERS, "head_dim": {"None"}},
     "attention": {"causal": {"True"}, "scale": {"None", *NUMBERS}, **SHAPED},
     "attention_with_lengths": {"lengths": {"None"}},

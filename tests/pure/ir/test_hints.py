@@ -55,7 +55,7 @@ def test_hints_stay_with_their_tensors():
     g = GraphBuilder("g")
     x = g.input([4, 8], name="x", layout=("a", None))
     w = g.parameter([6, 8], name="w", layout={"b": Shard(0)})
-    y = g.output(g.constrain(g.matmul(x, w, transpose_b=True), (None, "b")), "y")
+    y = g.output(g.constrain(g.matmul(x, w, trans_b=True), (None, "b")), "y")
     with pytest.raises(LayoutError):
         g.input([4], name="z", layout=("a", "b"))
     assert not g.has("z")

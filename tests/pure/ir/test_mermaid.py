@@ -158,7 +158,7 @@ def test_weights_of_two_readers_are_drawn():
     """A weight that an op reads as well as the call belongs to no call."""
     graph = GraphBuilder("g")
     x = block(graph, graph.input([4, 8], name="x"), path="a", factor=1.0)
-    graph.matmul(x, graph.find("a.weight"), transpose_b=True)
+    graph.matmul(x, graph.find("a.weight"), trans_b=True)
     boxes = read_chart(to_mermaid(graph.freeze())).boxes
     assert "a.weight: f32[8, 8]" in boxes.values()
 

@@ -92,7 +92,7 @@ ASKED = [
     (lambda tape, dy: tape.op("add"), "must be an object of an op's class; got 'add'"),
     (lambda tape, dy: tape.later(Sum(x=dy)), r"the shape of its tensor; got f32\[1\] for operand 'x'"),
     (
-        lambda tape, dy: tape.later(Matmul(a=dy, b=dy, transpose_a=False, transpose_b=False)),
+        lambda tape, dy: tape.later(Matmul(a=dy, b=dy, trans_a=False, trans_b=False)),
         r"fit together; got .*a must be \[m, k\]",
     ),
     (lambda tape, dy: tape.later(Scale(x=dy, factor=[2.0])), "factor must be a finite number"),

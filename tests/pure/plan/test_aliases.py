@@ -45,7 +45,7 @@ def test_second_alternative_is_used_where_the_first_is_read_later():
     x = graph.input([4, 8], name="x")
     a, b = graph.scale(x, 2.0), graph.scale(x, 3.0)
     (y,) = graph.op("odd", [a, b])
-    z = graph.multiply(y, a)
+    z = graph.mul(y, a)
     frozen = graph.freeze()
     assert alias_roots(frozen, frozen.ops, frozenset({z.id}))[y.id] in (b.id, z.id)
     assert alias_roots(frozen, frozen.ops, frozenset({z.id})).get(a.id) is None

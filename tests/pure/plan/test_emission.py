@@ -284,7 +284,7 @@ def test_changed_arguments_are_detected_in_planning(name, what, left_out, words,
     graph = GraphBuilder("g")
     x = graph.input([4, 3, 8], name="x", labels=[BATCH, None, None])
     y = graph.rms_norm(x, graph.parameter([8], name="gamma"))
-    graph.output(graph.matmul(y, graph.parameter([5, 8], name="w"), transpose_b=True), "y")
+    graph.output(graph.matmul(y, graph.parameter([5, 8], name="w"), trans_b=True), "y")
     a = graph.input([4, 4], name="a")
     graph.output(graph.matmul(a, a), "z")
     with pytest.raises(InternalError, match=words):

@@ -35,8 +35,8 @@ def test_sharded_columns_then_sharded_rows():
         g.parameter([6, 8], name="up", labels=[MLP, None]),
         g.parameter([8, 6], name="down", labels=[None, MLP]),
     )
-    h = g.matmul(x, up, transpose_b=True)
-    y = g.matmul(h, down, transpose_b=True, residual=x)
+    h = g.matmul(x, up, trans_b=True)
+    y = g.matmul(h, down, trans_b=True, residual=x)
     layout = laid_out(g, MESH, BOTH)
     assert (layout[up.id], layout[down.id]) == ((("tp",), ()), ((), ("tp",)))
     assert (layout[h.id], layout[y.id]) == ((("dp",), ("tp",)), (("dp",), ()))

@@ -220,7 +220,7 @@ def test_op_over_the_whole_batch_names_what_can_be_sharded():
     g = GraphBuilder()
     sides = [g.input([4, 16], name=name, labels=[BATCH, None]) for name in ("x", "y")]
     vectors = [linear(g, side, f"w{i}", 16, out_label=width) for i, side in enumerate(sides)]
-    g.output(g.matmul(*vectors, transpose_b=True), "similarity")
+    g.output(g.matmul(*vectors, trans_b=True), "similarity")
     with pytest.raises(LayoutError, match="combines rows of the whole batch") as error:
         spread(g.freeze(), rules={BATCH.name: "b"})
     assert "leave b out of the mesh" in str(error.value) and "hint" not in str(error.value)
@@ -304,7 +304,7 @@ def laid_out_graphs(draw):
             labels = {"in_label": draw(LABELS), "out_label": draw(LABELS)}
             y = linear(g, x, f"w{i}", 16, **labels)
         elif kind == "matmul":
-            y = g.matmul(g.matmul(x, other, transpose_b=True), other)
+            y = g.matmul(g.matmul(x, other, trans_b=True), other)
         else:
             y = {
                 "add": lambda x=x, other=other: g.add(x, other),

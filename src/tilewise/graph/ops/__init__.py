@@ -3,11 +3,14 @@ it.
 """
 
 from tilewise.graph.ops import (
+    arithmetic,
     attention,
+    batch,
     bias,
     elementwise,
     embedding,
     gather,
+    indexing,
     linear,
     loss,
     norm,
@@ -15,14 +18,19 @@ from tilewise.graph.ops import (
     reduce,
     reshard,
     update,
+    views,
+    windows,
 )
 
 __all__ = [
+    "arithmetic",
     "attention",
+    "batch",
     "bias",
     "elementwise",
     "embedding",
     "gather",
+    "indexing",
     "linear",
     "loss",
     "norm",
@@ -30,4 +38,6 @@ __all__ = [
     "reduce",
     "reshard",
     "update",
+    "views",
+    "windows",
 ]

@@ -287,6 +287,32 @@ class Softmax(Op):
 
 
 @register
+class LogSoftmaxBackward(Op):
+    """Gradient of `log_softmax`, from its result y."""
+
+    name = "log_softmax_backward"
+    whole = "d"
+    dy: int = operand("... d")
+    y: int = operand("... d")
+    dx: int = result(like="dy")
+
+
+@register
+class LogSoftmax(Op):
+    """`x - max - log(sum(exp(x - max)))` over the last dim."""
+
+    name = "log_softmax"
+    whole = "d"
+    x: int = operand("... d")
+    y: int = result(like="x")
+
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
+        """From the result."""
+        (dx,) = tape.op(LogSoftmaxBackward(dy=incoming(self, grads), y=tape.use(self.y)))
+        return {"x": dx}
+
+
+@register
 class Cast(Op):
     """Conversion of `x` to another dtype, rounded to nearest even."""
 

@@ -17,6 +17,7 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import PlanError
 from tilewise.graph.ops.bias import BiasGradient
 from tilewise.graph.ops.common import fixed, incoming, require
+from tilewise.graph.ops.items import Items, require_dims
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS
 from tilewise.ir.lowering import Lowering, Ref
@@ -220,19 +221,19 @@ class Matmul(Op):
     is_costly = True
     whole = "k"
     a: int = operand("m k")
-    b: int = operand("k n", advice="set transpose_a or transpose_b")
-    transpose_a: bool
-    transpose_b: bool
+    b: int = operand("k n", advice="set trans_a or trans_b")
+    trans_a: bool
+    trans_b: bool
     out: int = result("m n")
 
     def dims(self, spec: Specs) -> Mapping[str, str]:
         """Those of transposed operands."""
-        return ({"a": "k m"} if self.transpose_a else {}) | ({"b": "n k"} if self.transpose_b else {})
+        return ({"a": "k m"} if self.trans_a else {}) | ({"b": "n k"} if self.trans_b else {})
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """Products of dy with the other operand, transposed as needed."""
         dy, a, b = incoming(self, grads), tape.use(self.a), tape.use(self.b)
-        ta, tb = self.transpose_a, self.transpose_b
+        ta, tb = self.trans_a, self.trans_b
         da = tape.matmul(b, dy, tb, True) if ta else tape.matmul(dy, b, False, not tb)
         db = tape.matmul(dy, a, True, ta) if tb else tape.matmul(a, dy, not ta, False)
         return {"a": da, "b": db}
@@ -240,12 +241,61 @@ class Matmul(Op):
     def lower(self, low: Lowering) -> None:
         """One task per row tile. If the first operand is transposed, one task for all rows."""
         out = low.tensor(self.out)
-        view = low.whole if self.transpose_a else low.row
+        view = low.whole if self.trans_a else low.row
         low.emit(
             "gemm",
             over=out,
-            step=0 if self.transpose_a else None,
+            step=0 if self.trans_a else None,
             dtype=out.dtype,
             tiles={"out": view(out), "a": view(self.a), "b": low.whole(self.b)},
-            ints={"trans_a": self.transpose_a, "trans_b": self.transpose_b, "accumulate": 0},
+            ints={"trans_a": self.trans_a, "trans_b": self.trans_b, "accumulate": 0},
+        )
+
+
+@register
+class BatchedMatmul(Op):
+    """Products of corresponding matrices of two computed tensors, `[..., m, k]` and `[..., k, n]`,
+    either of which may be transposed. The contraction is never split.
+    """
+
+    name = "batched_matmul"
+    is_costly = True
+    whole = "k"
+    a: int = operand("... m k")
+    b: int = operand("... k n", advice="set trans_a or trans_b")
+    trans_a: bool
+    trans_b: bool
+    out: int = result("... m n")
+
+    def dims(self, spec: Specs) -> Mapping[str, str]:
+        """Those of transposed operands."""
+        return ({"a": "... k m"} if self.trans_a else {}) | ({"b": "... n k"} if self.trans_b else {})
+
+    def check(self, spec: Specs) -> None:
+        """Sizes are fixed."""
+        require_dims(self.name, spec(self.a), spec(self.b))
+
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
+        """Products of dy with the other operand, transposed as needed."""
+        dy, a, b = incoming(self, grads), tape.use(self.a), tape.use(self.b)
+        ta, tb = self.trans_a, self.trans_b
+
+        def product(left: int, right: int, trans_a: bool, trans_b: bool) -> int:
+            return tape.op(BatchedMatmul(a=left, b=right, trans_a=trans_a, trans_b=trans_b))[0]
+
+        da = product(b, dy, tb, True) if ta else product(dy, b, False, not tb)
+        db = product(dy, a, True, ta) if tb else product(a, dy, not ta, False)
+        return {"a": da, "b": db}
+
+    def lower(self, low: Lowering) -> None:
+        """One task per run of matrices."""
+        items = Items.of(low, len(low.spec(self.out).shape) - 2, self.out, self.a, self.b)
+        first, second = low.local_sizes(self.a)[-2:]
+        rows, depth = (second, first) if self.trans_a else (first, second)
+        assert isinstance(rows, int) and isinstance(depth, int)
+        items.emit(
+            "batched_gemm",
+            self.out,
+            {"out": self.out, "a": self.a, "b": self.b},
+            ints={"rows": rows, "depth": depth, "trans_a": self.trans_a, "trans_b": self.trans_b},
         )

@@ -20,7 +20,7 @@ class Reshard(Op):
 
     moved = "..."
     x: int = operand("...", dtype="any", packed=True)
-    out: int = result(like="x", dtype="any")
+    out: int = result(like="x", dtype="any", indices_of="x")
 
 
 @register

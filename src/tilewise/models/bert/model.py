@@ -112,7 +112,7 @@ def training_parts(config: BertConfig, batch: int, seq: Size, dtype: str = "bf16
         x = activate(graph, x, ACTIVATIONS[config.hidden_act])
         x = layer_norm(graph, x, "head.norm", eps=config.layer_norm_eps)
         bias = graph.parameter([config.vocab_size], dtype, name="head.bias", labels=[VOCAB], init="zeros")
-        logits = graph.add_bias(graph.matmul(x, named["embedding"], transpose_b=True), bias)
+        logits = graph.add_bias(graph.matmul(x, named["embedding"], trans_b=True), bias)
         loss, rows = graph.mean_cross_entropy(logits, labels)
         graph.output(rows, "loss_rows")
         graph.loss(loss)

@@ -91,7 +91,7 @@ def _after_attention(
     if decoder.gated:
         gate = linear(graph, h, "mlp.gate_proj.weight", f, out_label=MLP, bias=bias)
         up = linear(graph, h, "mlp.up_proj.weight", f, out_label=MLP, bias=bias)
-        inner = graph.multiply(activate(graph, gate, decoder.activation), up)
+        inner = graph.mul(activate(graph, gate, decoder.activation), up)
     else:
         up = linear(graph, h, "mlp.up_proj.weight", f, out_label=MLP, bias=bias)
         inner = activate(graph, up, decoder.activation)
@@ -118,6 +118,7 @@ def decoder_layer(
         k_BSK,
         v_BSK,
         head_dim=decoder.head_dim,
+        causal=True,
         scale=decoder.attention_scale,
         window=kind.window,
         softcap=decoder.attention_softcap,
@@ -247,7 +248,7 @@ def _rounded(factor: float, dtype: str) -> float:
 
 def _head(graph: GraphBuilder, decoder: Decoder, x: TensorNode, embedding: TensorNode) -> TensorNode:
     if decoder.tied_head:
-        logits = graph.matmul(x, embedding, transpose_b=True)
+        logits = graph.matmul(x, embedding, trans_b=True)
     else:
         logits = linear(graph, x, "lm_head.weight", decoder.vocab_size, out_label=VOCAB)
     return logits if decoder.logits_softcap is None else graph.softcap(logits, decoder.logits_softcap)

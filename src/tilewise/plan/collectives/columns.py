@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather_columns", "columns_in_group", "expand_reduce_scatter", "gather", "slice_columns"]
 
-_COPIED = ("f32", "bf16")
+_COPIED = ("f32", "bf16", "i32")
 
 
 def slice_columns(low: TemplateLowering, source: int, target: int) -> None:
@@ -166,7 +166,7 @@ def _columns(low: TemplateLowering, source: int, target: int) -> Axes:
     short, long = sorted((before[-1], after[-1]), key=len)
     if spec.storage not in ("rows", "vector") or spec.dtype.name not in _COPIED or before[:-1] != after[:-1]:
         raise PlanError(
-            "[plan.reshards] layouts may change only along the last dim of rows and vectors in f32 or bf16; got "
+            "[plan.reshards] layouts may change only along the last dim of rows and vectors in f32, bf16 or i32; got "
             f"{spec.storage} {spec} from {show_layout(before)} to {show_layout(after)} at "
             f"{low.op.label!r}; give both sides one layout"
         )

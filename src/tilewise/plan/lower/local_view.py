@@ -81,6 +81,7 @@ class LocalView:
         self.mesh, self.numbers = shapes.mesh, numbers
         self.one = Number(1)
         self.k_splits = graph.k_splits
+        self.num_microbatches = shapes.settings.accumulation
         self.roots = roots
         self.slots: dict[Slot, int] = {}
         self.refs: dict[Slot, Ref] = {}
@@ -165,6 +166,10 @@ class LocalView:
     def layout(self, tensor: int) -> TensorLayout:
         """The layout of a tensor."""
         return self.graph_layout.compute[self.checked_id(tensor)]
+
+    def local_sizes(self, tensor: int) -> tuple[Size, ...]:
+        """Sizes of the tensor's dims on this device, in one microbatch."""
+        return self.shapes.sizes(self.spec(tensor), self.layout(tensor))
 
     def checked_id(self, tensor: int) -> int:
         """A tensor's id, after checking that the graph has it."""
