@@ -20,14 +20,14 @@ from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
 from tilewise.core.validation import Validator, shown
+from tilewise.graph.composed import ComposedMethods, attention_scores
 from tilewise.graph.draft import GraphDraft
-from tilewise.graph.methods import TensorMethods
-from tilewise.graph.ops.common import SOFTCAPS
+from tilewise.graph.methods import is_dropout_key
 from tilewise.ir.graph import Graph, TensorNode, TensorSpec
 from tilewise.ir.hints import Hint, as_tensor_layout
 from tilewise.ir.op import check_call
 
-__all__ = ["INV_COUNT", "POSITIONS", "SEED", "GraphBuilder"]
+__all__ = ["INV_COUNT", "POSITIONS", "SEED", "GraphBuilder", "is_own_name"]
 
 INV_COUNT = "loss.inv_count"
 SEED = "loss.seed"  # the gradient of the loss with respect to itself: 1
@@ -41,7 +41,12 @@ Labels = Sequence[DimLabel | None]
 _USUAL_K_SPLITS = 8
 
 
-class GraphBuilder(TensorMethods):
+def is_own_name(name: str) -> bool:
+    """Whether a name is that of an input that the framework declares and computes itself."""
+    return name in (INV_COUNT, POSITIONS) or is_dropout_key(name)
+
+
+class GraphBuilder(ComposedMethods):
     """Builds a graph.
 
     Args:
@@ -310,56 +315,6 @@ class GraphBuilder(TensorMethods):
         """`(x - mean(x)) / sqrt(variance(x) + eps) * gamma + beta` over the last dim, rounded once."""
         return self.op("layer_norm", [x, gamma, beta], eps=eps)[0]
 
-    def matmul(
-        self,
-        a: TensorNode,
-        b: TensorNode,
-        *,
-        trans_a: bool = False,
-        trans_b: bool = False,
-        residual: TensorNode | None = None,
-    ) -> TensorNode:
-        """`a @ b`, where `trans_a` and `trans_b` transpose the last two dims of an operand.
-
-        Leading dims are broadcast as in NumPy. `residual` is added to the product. One operand may be
-        a parameter; products of parameters are not supported. A contraction of two results is never
-        split among devices; that of a labelled dim of a parameter may be.
-
-        Raises:
-            ShapeError: inner sizes or dtypes differ.
-        """
-        one, other = self.draft.own("matmul", a), self.draft.own("matmul", b)
-        if other.kind == "parameter" and not trans_a:
-            return self.op("linear", [a, b, residual, None], transpose=trans_b)[0]
-        with self.all_or_nothing():
-            if other.kind == "parameter":
-                return self.matmul(self.transpose(a), b, trans_b=trans_b, residual=residual)
-            if one.kind == "parameter":  # (bᵀ aᵀ)ᵀ
-                rows = b if trans_b else self.transpose(b)
-                out = self.transpose(self.op("linear", [rows, a, None, None], transpose=not trans_a)[0])
-            else:
-                out = self._product(a, b, trans_a, trans_b)
-            return out if residual is None else self.add(out, residual)
-
-    def _product(self, a: TensorNode, b: TensorNode, trans_a: bool, trans_b: bool) -> TensorNode:
-        """The product of two results."""
-        label, ranks = a.spec.labels[0], (len(a.shape), len(b.shape))
-        is_batch = label is not None and label.is_summed_by_batch_splits
-        if ranks[1] == 2 and is_batch and not (trans_a and ranks[0] == 2):
-            a = self.transpose(a) if trans_a else a
-            return self.op("rows_matmul", [a, b], trans_b=trans_b)[0]
-        if max(ranks) <= 2:
-            return self.op("matmul", [a, b], trans_a=trans_a, trans_b=trans_b)[0]
-        if min(ranks) < 2:
-            _validate.invalid("matmul", "operands must have two dims or more", f"{a.spec}, {b.spec}", "reshape them")
-        if a.shape[:-2] != b.shape[:-2]:
-            try:
-                lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[arg-type]
-            except (TypeError, ValueError):
-                _validate.invalid("matmul", "leading dims must broadcast", f"{a.spec}, {b.spec}", "reshape them")
-            a, b = (self.expand(x, (*lead, *x.shape[-2:])) for x in (a, b))  # type: ignore[misc]
-        return self.op("batched_matmul", [a, b], trans_a=trans_a, trans_b=trans_b)[0]
-
     def embedding(self, ids: TensorNode, table: TensorNode) -> TensorNode:
         """Rows of `table` `[vocab, hidden]` at `ids` (i32)."""
         return self.op("embedding", [ids, table])[0]
@@ -369,125 +324,6 @@ class GraphBuilder(TensorMethods):
         sines per position.
         """
         return self.op("rope", [x, positions, table], head_dim=head_dim, inverse=False)[0]
-
-    def scaled_dot_product_attention(
-        self,
-        q: TensorNode,
-        k: TensorNode,
-        v: TensorNode,
-        *,
-        head_dim: int | None = None,
-        attn_mask: TensorNode | None = None,
-        causal: bool = False,
-        scale: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-        lengths: TensorNode | None = None,
-    ) -> TensorNode:
-        """Attention on `[batch, heads, seq, head_dim]`, or with `head_dim` on
-        `[batch, seq, heads * head_dim]`, where heads are adjacent in the last dim. Grouped if k and v
-        have fewer heads.
-
-        One op that never stores the scores computes self-attention without a mask. With `attn_mask`, or
-        if keys have another length than queries, the scores are stored.
-
-        Args:
-            q: queries.
-            k: keys.
-            v: values.
-            head_dim: elements of a head, if heads are adjacent in the last dim. Tensors of three dims
-                without it have one head.
-            attn_mask: added to the scores; broadcast to `[batch, heads, queries, keys]`. -inf hides a
-                key. Every query must see a key.
-            causal: a token attends to itself and to earlier tokens; otherwise to every token of its
-                sequence.
-            scale: factor of the scores; by default 1 / sqrt(head_dim).
-            window: maximum number of positions that a token attends to, including itself; needs
-                `causal`.
-            softcap: scores s become `softcap * tanh(s / softcap)`.
-            lengths: i32 `[batch]` in [1, seq], without `causal`: positions from a length on are
-                padding, which no token of the sequence attends to. The result there is 0. Not with
-                `attn_mask`.
-        """
-        for x in (q, k, v):
-            self.draft.own("attention", x)
-        is_stored = attn_mask is not None or (len(q.shape) > 2 and q.shape[-2] != k.shape[-2])
-        if head_dim is None and len(q.shape) == 3 and isinstance(q.shape[-1], int):
-            head_dim = q.shape[-1]
-        if len(q.shape) == 4 or is_stored:
-            with self.all_or_nothing():
-                options = {"causal": causal, "scale": scale, "window": window, "softcap": softcap}
-                if len(q.shape) == 4 and not is_stored and len(v.shape) == 4 and v.shape == k.shape:
-                    dim = _validate.integer("attention", "the last dim", q.shape[-1], 1, MAX_SIZE)
-                    parts = [self._join_heads(x) for x in (q, k, v)]
-                    out = self.scaled_dot_product_attention(*parts, head_dim=dim, lengths=lengths, **options)  # type: ignore[arg-type]
-                    return self._split_heads(out, dim)
-                if lengths is not None:
-                    rule = "lengths need self-attention without a mask"
-                    _validate.invalid("attention", rule, f"{q.spec}, {k.spec}", "hide padding by attn_mask")
-                if len(q.shape) == 4:
-                    return self._stored_attention(q, k, v, attn_mask, **options)  # type: ignore[arg-type]
-                dim = _validate.integer("attention", "head_dim", head_dim, 1, MAX_SIZE)
-                parts = [self._split_heads(x, dim) for x in (q, k, v)]
-                return self._join_heads(self._stored_attention(*parts, attn_mask, **options))  # type: ignore[arg-type]
-        size = _validate.integer("attention", "head_dim", head_dim, 1, MAX_SIZE)
-        attrs = {
-            "head_dim": size,
-            "causal": causal,
-            **_scores("attention", scale, size, window, softcap),
-        }
-        return self.op("attention", [q, k, v, lengths], **attrs)[0]
-
-    def _split_heads(self, x: TensorNode, head_dim: int) -> TensorNode:
-        """`[batch, seq, heads * head_dim]` to `[batch, heads, seq, head_dim]`."""
-        batch, seq, width = x.shape
-        if not isinstance(width, int) or width % head_dim:
-            _validate.invalid("attention", f"the last dim must hold heads of {head_dim}", f"{x.spec}", "correct head_dim")
-        return self.permute(self.reshape(x, (batch, seq, width // head_dim, head_dim)), (0, 2, 1, 3))  # type: ignore[arg-type]
-
-    def _join_heads(self, x: TensorNode) -> TensorNode:
-        """The reverse of `_split_heads`."""
-        batch, heads, seq, dim = x.shape
-        return self.reshape(self.permute(x, (0, 2, 1, 3)), (batch, seq, heads * dim))  # type: ignore[arg-type, operator]
-
-    def _stored_attention(
-        self,
-        q: TensorNode,
-        k: TensorNode,
-        v: TensorNode,
-        attn_mask: TensorNode | None,
-        *,
-        causal: bool,
-        scale: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> TensorNode:
-        """Attention on `[batch, heads, seq, head_dim]` as products and a softmax of stored scores."""
-        batch, heads, queries, dim = q.shape
-        kv_heads, keys = k.shape[1:3]
-        are_fixed = all(isinstance(size, int) for size in (*q.shape, *k.shape, *v.shape))
-        if not are_fixed or heads % kv_heads:  # type: ignore[operator]
-            rule = "query heads must divide by KV heads, and sizes be fixed"
-            _validate.invalid("attention", rule, f"{q.spec}, {k.spec}", "correct the shapes")
-        if kv_heads != heads:
-            k, v = (self._repeat_heads(x, heads // kv_heads) for x in (k, v))  # type: ignore[operator]
-        scores = _scores("attention", scale, dim, window, softcap)  # type: ignore[arg-type]
-        s = self.scale(self.matmul(q, k, trans_b=True), scores["scale"])
-        s = s if softcap is None else self.softcap(s, scores["softcap"])
-        if window is not None and not causal:
-            _validate.invalid("attention", "a window must be causal", f"window={window}", "pass causal=True")
-        if causal:
-            hidden = _hidden(queries, keys, window)  # type: ignore[arg-type]
-            name = f"attention.hidden.{queries}x{keys}.{window}"
-            s = self.add(s, self.find(name) if self.has(name) else self.constant(hidden, name=name))
-        if attn_mask is not None:
-            s = self.add(s, attn_mask)
-        return self.matmul(self.softmax(s), v)
-
-    def _repeat_heads(self, x: TensorNode, times: int) -> TensorNode:
-        batch, heads, seq, dim = x.shape
-        wide = self.expand(self.reshape(x, (batch, heads, 1, seq, dim)), (batch, heads, times, seq, dim))  # type: ignore[arg-type]
-        return self.reshape(wide, (batch, heads * times, seq, dim))  # type: ignore[arg-type, operator]
 
     def paged_attention(
         self,
@@ -509,7 +345,7 @@ class GraphBuilder(TensorMethods):
         """
         for cache in (k_cache, v_cache):
             self._require_format_of_cache("paged_attention", cache, head_dim, block_size)
-        scores = _scores("paged_attention", scale, head_dim, window, softcap)
+        scores = attention_scores("paged_attention", scale, head_dim, window, softcap)
         attrs = {"head_dim": head_dim, "block_size": block_size, **scores}
         return self.op("attention_paged", [q, k_cache, v_cache, positions, sequence, block_table], **attrs)[0]
 
@@ -659,30 +495,6 @@ class GraphBuilder(TensorMethods):
 def _spec(
     call: str, shape: Sequence[Size], dtype: str | DType, labels: Labels, name: str, storage: str
 ) -> TensorSpec:
-    if name in (INV_COUNT, SEED, POSITIONS):
+    if name == SEED or is_own_name(name):
         _validate.invalid(call, f"the name {name!r} is reserved", "a tensor of that name", "rename it")
     return TensorSpec(shape, dtype_named(dtype), labels, name, storage=storage)
-
-
-def _hidden(queries: int, keys: int, window: int | None) -> np.ndarray:
-    """-inf where a causal query does not see a key, else 0."""
-    query, key = np.arange(queries)[:, None], np.arange(keys)[None, :]
-    is_hidden = key > query
-    if window is not None:
-        is_hidden |= key <= query - window
-    return np.where(is_hidden, -np.inf, 0.0).astype(np.float32)
-
-
-def _scores(
-    call: str, scale: float | None, head_dim: int, window: int | None, softcap: float | None
-) -> dict[str, float]:
-    """The attributes of attention scores: scale (by default 1 / sqrt of the head size), softcap and
-    window. A softcap or window of 0 stands for none.
-    """
-    if scale is None:
-        scale = float(_validate.integer(call, "head_dim", head_dim, 1, 1 << 20) ** -0.5)
-    return {
-        "scale": _validate.number(call, "scale", scale),
-        "window": 0 if window is None else _validate.integer(call, "window", window, 1, (1 << 31) - 1),
-        "softcap": 0.0 if softcap is None else _validate.number(call, "softcap", softcap, *SOFTCAPS),
-    }

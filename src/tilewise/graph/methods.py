@@ -7,6 +7,7 @@ says otherwise. Dims may be counted from the end: -1 is the last one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
@@ -16,12 +17,13 @@ import numpy as np
 
 from tilewise.core.dims import MAX_SIZE, DimLabel
 from tilewise.core.dtypes import MAX_F32
+from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import ShapeError
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.draft import GraphDraft
-from tilewise.ir.graph import TensorNode
+from tilewise.ir.graph import TensorNode, TensorSpec
 
-__all__ = ["Operand", "TensorMethods"]
+__all__ = ["Operand", "TensorMethods", "fixed_sizes", "is_dropout_key"]
 
 Operand = TensorNode | float
 """A tensor of the graph, or a number."""
@@ -29,7 +31,13 @@ Operand = TensorNode | float
 Dims = int | Sequence[int] | None
 """A dim, some dims, or None for all."""
 
+_DROPOUT_KEY = re.compile(r"(.+\.)?dropout\.key\d+")
 _validate = Validator("graph", ShapeError)
+
+
+def is_dropout_key(name: str) -> bool:
+    """Whether a name is that of the key of a call of dropout, an input that the instance computes."""
+    return _DROPOUT_KEY.fullmatch(name) is not None
 
 
 class TensorMethods:
@@ -142,12 +150,70 @@ class TensorMethods:
         with self.all_or_nothing():
             return self.op(name, self._pair(name, a, b))[0]
 
+    # ---- products -----------------------------------------------------------------------------------------
+
+    def matmul(
+        self,
+        a: TensorNode,
+        b: TensorNode,
+        *,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        residual: TensorNode | None = None,
+    ) -> TensorNode:
+        """`a @ b`, where `trans_a` and `trans_b` transpose the last two dims of an operand.
+
+        Leading dims are broadcast as in NumPy. `residual` is added to the product. One operand may be
+        a parameter; products of parameters are not supported. A contraction of two results is never
+        split among devices; that of a labelled dim of a parameter may be.
+
+        Raises:
+            ShapeError: inner sizes or dtypes differ.
+        """
+        one, other = self.draft.own("matmul", a), self.draft.own("matmul", b)
+        if other.kind == "parameter" and not trans_a:
+            return self.op("linear", [a, b, residual, None], transpose=trans_b)[0]
+        with self.all_or_nothing():
+            if other.kind == "parameter":
+                return self.matmul(self.transpose(a), b, trans_b=trans_b, residual=residual)
+            if one.kind == "parameter":  # (bᵀ aᵀ)ᵀ
+                rows = b if trans_b else self.transpose(b)
+                out = self.transpose(self.op("linear", [rows, a, None, None], transpose=not trans_a)[0])
+            else:
+                out = self._product(a, b, trans_a, trans_b)
+            return out if residual is None else self.add(out, residual)
+
+    def _product(self, a: TensorNode, b: TensorNode, trans_a: bool, trans_b: bool) -> TensorNode:
+        """The product of two results."""
+        label, ranks = a.spec.labels[0], (len(a.shape), len(b.shape))
+        is_batch = label is not None and label.is_summed_by_batch_splits
+        if ranks[1] == 2 and is_batch and not (trans_a and ranks[0] == 2):
+            a = self.transpose(a) if trans_a else a
+            return self.op("rows_matmul", [a, b], trans_b=trans_b)[0]
+        if max(ranks) <= 2:
+            return self.op("matmul", [a, b], trans_a=trans_a, trans_b=trans_b)[0]
+        if min(ranks) < 2:
+            _validate.invalid(
+                "matmul", "operands must have two dims or more", f"{a.spec}, {b.spec}", "reshape them"
+            )
+        if a.shape[:-2] != b.shape[:-2]:
+            try:
+                lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                _validate.invalid(
+                    "matmul", "leading dims must broadcast", f"{a.spec}, {b.spec}", "reshape them"
+                )
+            a, b = (self.expand(x, (*lead, *fixed_sizes("matmul", x.shape)[-2:])) for x in (a, b))
+        return self.op("batched_matmul", [a, b], trans_a=trans_a, trans_b=trans_b)[0]
+
     # ---- broadcasting -------------------------------------------------------------------------------------
 
     def expand(self, x: TensorNode, shape: Sequence[int]) -> TensorNode:
         """x, broadcast to a shape as in NumPy."""
-        sizes = _sizes("expand", shape)
-        return x if self.draft.own("expand", x).shape == sizes else self.op("expand", [x, None], shape=sizes)[0]
+        sizes = fixed_sizes("expand", shape)
+        return (
+            x if self.draft.own("expand", x).shape == sizes else self.op("expand", [x, None], shape=sizes)[0]
+        )
 
     def _pair(self, call: str, a: TensorNode, b: TensorNode) -> list[TensorNode]:
         """Two tensors, broadcast to one shape."""
@@ -159,7 +225,7 @@ class TensorMethods:
         if other.storage in ("vector", "packed"):
             return [a, self._in_rows(call, b, a)]
         try:
-            shape = np.broadcast_shapes(_sizes(call, one.shape), _sizes(call, other.shape))
+            shape = np.broadcast_shapes(fixed_sizes(call, one.shape), fixed_sizes(call, other.shape))
         except ValueError:
             _validate.invalid(
                 call,
@@ -175,7 +241,10 @@ class TensorMethods:
 
     def _as_rows(self, x: TensorNode) -> TensorNode:
         """x in rows, if it has one number per row."""
-        return self._reshape(x, _sizes("reshape", x.shape), x.shape) if x.spec.storage == "scalars" else x  # type: ignore[arg-type]
+        if x.spec.storage != "scalars":
+            return x
+        sizes = fixed_sizes("reshape", x.shape)
+        return self._reshape(x, sizes, sizes)
 
     def _in_rows(self, call: str, x: TensorNode, like: TensorNode) -> TensorNode:
         """A vector or weight, repeated for a tensor in rows."""
@@ -197,7 +266,7 @@ class TensorMethods:
             rows, cols = spec.shape
             fits = rows in (1, shape[-2]) and cols in (1, shape[-1])
             if fits:
-                ids = self._row_numbers(_sizes(call, shape[:-1]), like.spec.labels[:-1], rows == 1)
+                ids = self._row_numbers(fixed_sizes(call, shape[:-1]), like.spec.labels[:-1], rows == 1)
                 wide = self.op("embedding", [ids, x])[0]
                 return wide if cols == shape[-1] else self.op("expand", [wide, like], shape=shape)[0]
         _validate.invalid(
@@ -207,7 +276,9 @@ class TensorMethods:
             "reshape one of them",
         )
 
-    def _row_numbers(self, shape: tuple[int, ...], labels: Sequence[DimLabel | None], are_zero: bool) -> TensorNode:
+    def _row_numbers(
+        self, shape: tuple[int, ...], labels: Sequence[DimLabel | None], are_zero: bool
+    ) -> TensorNode:
         """The index along the last dim for each element of a shape, or zeros, as a constant."""
         name = f"rows.{'x'.join(map(str, shape))}{'.zero' if are_zero else ''}"
         if labels[0] is not None:
@@ -233,7 +304,7 @@ class TensorMethods:
         left. Devices keep sharing a labelled dim whose pieces stay whole, such as heads that are
         split off.
         """
-        source = _sizes("reshape", self.draft.own("reshape", x).shape)
+        source = fixed_sizes("reshape", self.draft.own("reshape", x).shape)
         sizes = [_validate.integer("reshape", "a size", size, -1, MAX_SIZE) for size in shape]
         if sizes.count(-1) == 1:
             left = prod(size for size in sizes if size != -1)
@@ -250,7 +321,7 @@ class TensorMethods:
     def _reshaped(self, x: TensorNode, shape: tuple[int, ...]) -> TensorNode:
         before = self._operand_of("reshape", x)
         x = before if before is not None else x
-        source = _sizes("reshape", x.shape)
+        source = fixed_sizes("reshape", x.shape)
         return x if source == shape and before is not None else self._reshape(x, source, shape)
 
     def _reshape(self, x: TensorNode, source: tuple[int, ...], shape: tuple[int, ...]) -> TensorNode:
@@ -287,14 +358,16 @@ class TensorMethods:
 
     def slice(self, x: TensorNode, dim: int, start: int = 0, stop: int | None = None) -> TensorNode:
         """Elements `[start, stop)` of a dim; negative numbers count from its end."""
-        sizes = _sizes("slice", self.draft.own("slice", x).shape)
+        sizes = fixed_sizes("slice", self.draft.own("slice", x).shape)
         at = _dim("slice", dim, len(sizes))
         size = sizes[at]
         begin = _validate.integer("slice", "start", start, -size, size)
         end = size if stop is None else _validate.integer("slice", "stop", stop, -size, size)
         begin, end = begin % size if begin < 0 else begin, end % size if end < 0 else end
         if begin >= end:
-            _validate.invalid("slice", "a slice must have elements", f"[{start}, {stop}) of {size}", "correct it")
+            _validate.invalid(
+                "slice", "a slice must have elements", f"[{start}, {stop}) of {size}", "correct it"
+            )
         if (begin, end) == (0, size):
             return x
         first = tuple(begin if d == at else 0 for d in range(len(sizes)))
@@ -303,7 +376,7 @@ class TensorMethods:
 
     def split(self, x: TensorNode, sizes: int | Sequence[int], dim: int = 0) -> list[TensorNode]:
         """Parts of x along a dim: of these sizes, or of one size each (the last one may be smaller)."""
-        whole = _sizes("split", self.draft.own("split", x).shape)
+        whole = fixed_sizes("split", self.draft.own("split", x).shape)
         at = _dim("split", dim, len(whole))
         if isinstance(sizes, int):
             step = _validate.integer("split", "a size", sizes, 1, MAX_SIZE)
@@ -318,21 +391,25 @@ class TensorMethods:
 
     def concat(self, tensors: Sequence[TensorNode], dim: int = 0) -> TensorNode:
         """Tensors one after another along a dim; their other sizes are equal."""
-        parts = [self.draft.own("concat", t) for t in _validate.sequence("concat", "tensors", tensors, "tensors")]
+        parts = [
+            self.draft.own("concat", t) for t in _validate.sequence("concat", "tensors", tensors, "tensors")
+        ]
         if not parts:
             _validate.invalid("concat", "there must be a tensor", "none", "pass at least one")
-        shapes = [_sizes("concat", t.shape) for t in parts]
+        shapes = [fixed_sizes("concat", t.shape) for t in parts]
         at = _dim("concat", dim, len(shapes[0]))
         if any(len(shape) != len(shapes[0]) for shape in shapes):
             got = ", ".join(str(t.spec) for t in parts)
             _validate.invalid("concat", "tensors must have one number of dims", got, "reshape them")
         lengths = tuple(shape[at] for shape in shapes)
         shape = tuple(sum(lengths) if d == at else n for d, n in enumerate(shapes[0]))
-        return parts[0] if len(parts) == 1 else self.op("concat", parts, dim=at, lengths=lengths, shape=shape)[0]
+        return (
+            parts[0] if len(parts) == 1 else self.op("concat", parts, dim=at, lengths=lengths, shape=shape)[0]
+        )
 
     def pad(self, x: TensorNode, widths: Mapping[int, tuple[int, int]], value: float = 0.0) -> TensorNode:
         """x with elements of `value` around it: `{dim: (before, after)}`."""
-        source = _sizes("pad", self.draft.own("pad", x).shape)
+        source = fixed_sizes("pad", self.draft.own("pad", x).shape)
         before, shape = [0] * len(source), [*source]
         for dim, width in widths.items():
             at = _dim("pad", dim, len(source))
@@ -373,7 +450,7 @@ class TensorMethods:
                 total = self.op("sum", [x])[0]
                 return total if factor == 1.0 else self.op("scale", [total], factor=factor)[0]
             if not is_batch:
-                source = _sizes(call, spec.shape)
+                source = fixed_sizes(call, spec.shape)
                 total = self.op("reduce_sum", [x], axes=axes, factor=factor, source=source)[0]
                 return self._kept(total, source, axes) if keepdim else total
             if keepdim or len(spec.shape) - len(axes) > 1:
@@ -392,7 +469,7 @@ class TensorMethods:
         """The maximum over some dims, which must not count the batch; NaN if an element is NaN. Equal
         maxima share the gradient.
         """
-        source = _sizes("max", self.draft.own("max", x).shape)
+        source = fixed_sizes("max", self.draft.own("max", x).shape)
         axes = _axes("max", dim, len(source))
         with self.all_or_nothing():
             if len(axes) == len(source):
@@ -444,7 +521,9 @@ class TensorMethods:
 
     def one_hot(self, ids: TensorNode, classes: int) -> TensorNode:
         """`[..., classes]` in f32: 1 at the id, else 0. It has no gradient."""
-        return self.op("one_hot", [ids], classes=_validate.integer("one_hot", "classes", classes, 1, MAX_SIZE))[0]
+        return self.op(
+            "one_hot", [ids], classes=_validate.integer("one_hot", "classes", classes, 1, MAX_SIZE)
+        )[0]
 
     def gather_batch(self, x: TensorNode) -> TensorNode:
         """All rows of `x` `[batch, d]` on every device, for products of each element of the batch with all
@@ -452,108 +531,27 @@ class TensorMethods:
         """
         return self.op("gather_batch", [x])[0]
 
-    # ---- losses -------------------------------------------------------------------------------------------
-
-    def mse_loss(self, x: TensorNode, target: TensorNode, *, reduction: str = "mean") -> TensorNode:
-        """The squared difference: its `mean` or `sum` over everything, or every element (`none`)."""
-        with self.all_or_nothing():
-            difference = self.sub(x, target)
-            return self._reduced("mse_loss", self.mul(difference, difference), reduction)
-
-    def l1_loss(self, x: TensorNode, target: TensorNode, *, reduction: str = "mean") -> TensorNode:
-        """The absolute difference, reduced like `mse_loss`."""
-        with self.all_or_nothing():
-            return self._reduced("l1_loss", self.abs(self.sub(x, target)), reduction)
-
-    def binary_cross_entropy_with_logits(
-        self, x: TensorNode, target: TensorNode, *, reduction: str = "mean"
-    ) -> TensorNode:
-        """Binary cross-entropy of logits with targets in [0, 1], reduced like `mse_loss`."""
-        with self.all_or_nothing():
-            loss = self._binary("bce_with_logits", x, target)
-            return self._reduced("binary_cross_entropy_with_logits", loss, reduction)
-
-    def _reduced(self, call: str, x: TensorNode, reduction: str) -> TensorNode:
-        _validate.choice(call, "reduction", reduction, ("mean", "sum", "none"))
-        return x if reduction == "none" else self._total(reduction, x, None, False)
-
-    # ---- convolutions -------------------------------------------------------------------------------------
-
-    def conv2d(
-        self,
-        x: TensorNode,
-        weight: TensorNode,
-        bias: TensorNode | None = None,
-        *,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
-    ) -> TensorNode:
-        """Convolution of images `[batch, channels, height, width]`, computed as a product of their windows
-        with the weight.
-
-        Args:
-            x: the images.
-            weight: a parameter `[out_channels, channels * kernel_height * kernel_width]`: PyTorch's
-                weight, with its last three dims merged.
-            bias: a vector `[out_channels]`.
-            kernel_size, stride, padding, dilation: a number, or (height, width).
+    def dropout(self, x: TensorNode, p: float) -> TensorNode:
+        """`x / (1 - p)`, or 0 with probability `p`, in training; x in evaluation. The mask depends on the
+        instance's seed, the step, the path of the layer and the element's index, so it is the same on
+        every mesh (`GraphInstance.train`).
         """
-        sizes = _sizes("conv2d", self.draft.own("conv2d", x).shape)
-        if len(sizes) != 4:
-            rule = "images must be [batch, channels, height, width]"
-            _validate.invalid("conv2d", rule, f"{x.spec}", "reshape them")
-        pairs = {
-            "window": _pair_of("kernel_size", kernel_size, 1),
-            "stride": _pair_of("stride", stride, 1),
-            "padding": _pair_of("padding", padding, 0),
-            "dilation": _pair_of("dilation", dilation, 1),
-        }
+        share = _validate.number("dropout", "p", p, 0.0, 1.0)
+        if share == 1.0:
+            _validate.invalid("dropout", "p must be below 1", "1", "lower it")
+        if share == 0.0:
+            return self.draft.own("dropout", x)
+        label = self.draft.own("dropout", x).spec.labels[0]
+        is_batch = label is not None and label.is_summed_by_batch_splits
+        shape = (x.shape[0] if is_batch else 1, 4)
+        number = sum(is_dropout_key(name) for name in self.draft.names)
+        name = f"dropout.key{number}"
+        spec = TensorSpec(shape, dtype_named("i32"), (label if is_batch else None, None), name)
         with self.all_or_nothing():
-            windows = self.op("unfold", [x], image=sizes[1:], **pairs)[0]
-            y = self.op("linear", [windows, weight, None, None], transpose=True)[0]
-            if bias is not None:
-                y = self.op("add_bias", [y, bias])[0]
-            down, right = (
-                (n + 2 * p - d * (k - 1) - 1) // s + 1
-                for n, k, s, p, d in zip(sizes[2:], *(pairs[name] for name in ("window", "stride", "padding", "dilation")))
-            )
-            channels = _sizes("conv2d", y.shape)[-1]
-            return self._reshaped(self.permute(y, (0, 2, 1)), (sizes[0], channels, down, right))
-
-    def conv1d(
-        self,
-        x: TensorNode,
-        weight: TensorNode,
-        bias: TensorNode | None = None,
-        *,
-        kernel_size: int,
-        stride: int = 1,
-        padding: int = 0,
-        dilation: int = 1,
-    ) -> TensorNode:
-        """Convolution of `[batch, channels, length]`; the weight is `[out_channels, channels *
-        kernel_size]`. The arguments are those of `conv2d`.
-        """
-        sizes = _sizes("conv1d", self.draft.own("conv1d", x).shape)
-        if len(sizes) != 3:
-            _validate.invalid("conv1d", "x must be [batch, channels, length]", f"{x.spec}", "reshape it")
-        with self.all_or_nothing():
-            y = self.conv2d(
-                self._reshaped(x, (*sizes[:2], 1, sizes[2])),
-                weight,
-                bias,
-                kernel_size=(1, kernel_size),
-                stride=(1, stride),
-                padding=(0, padding),
-                dilation=(1, dilation),
-            )
-            batch, channels, _, length = _sizes("conv1d", y.shape)
-            return self._reshaped(y, (batch, channels, length))
+            return self.op("dropout", [x, self.draft.declare("input", spec)], p=share)[0]
 
 
-def _sizes(call: str, shape: Sequence[Any]) -> tuple[int, ...]:
+def fixed_sizes(call: str, shape: Sequence[Any]) -> tuple[int, ...]:
     """Sizes, which must be fixed."""
     if not all(isinstance(size, int) and size > 0 for size in shape):
         rule = "the call needs tensors of fixed sizes"
@@ -573,11 +571,3 @@ def _axes(call: str, dim: Dims, rank: int) -> tuple[int, ...]:
     if not axes or len(axes) != len([*dims]):
         _validate.invalid(call, "dims must be different, and at least one", shown(dim), "correct them")
     return tuple(axes)
-
-
-def _pair_of(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else value
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        _validate.invalid("conv2d", f"{name} must be a number or (height, width)", shown(value), "correct it")
-    first, second = (_validate.integer("conv2d", name, n, least, MAX_SIZE) for n in pair)
-    return first, second

@@ -16,6 +16,7 @@ from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft
+from tilewise.graph.methods import is_dropout_key
 from tilewise.graph.passes import simplify
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Template, TensorNode, TensorSpec
@@ -93,7 +94,8 @@ def trace_layer(
     inner = GraphBuilder(layer.__name__, k_splits=k_splits)
     formal = [inner.draft.declare("input", s.renamed(f"operand{i}")) for i, s in enumerate(operands)]
     result = inner.draft.own("layer", layer.function(inner, *formal, **attributes))
-    own = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
+    inputs = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
+    own = [name for name in inputs if not is_dropout_key(name)]
     if own:
         _validate.invalid(
             "layer",
@@ -110,7 +112,11 @@ def trace_layer(
         )
     inner.output(result, "result")
     frozen = simplify(inner.freeze())
-    outside = [t.id for t in frozen.tensors if t.kind in ("parameter", "state", "constant")]
+    outside = [
+        t.id
+        for t in frozen.tensors
+        if t.kind in ("parameter", "state", "constant") or (t.kind == "input" and is_dropout_key(t.spec.name))
+    ]
     return Template(layer.__name__, frozen, (*(t.id for t in formal), *outside), (result.id,))
 
 
@@ -147,7 +153,12 @@ def _record_call(
         bound = (
             graph.find(name)
             if graph.has(name)
-            else graph.constant(template.graph.constant_values[formal], name=name)
+            else graph.constant(
+                template.graph.constant_values[formal],
+                name=name,
+                labels=template.graph.spec(formal).labels,
+                storage=template.graph.spec(formal).storage,
+            )
         )
         arguments.append(bound.id)
     specs = [template.graph.spec(r) for r in template.results]

@@ -217,8 +217,9 @@ def _batched(graph: Graph) -> list[TensorNode]:
 
 def _batch_and_rows(graph: Graph) -> _Rows | None:
     """The size of the batch, which all batched inputs have in common, rows per sequence and the
-    symbol of the length. Inputs of fixed sizes may have different numbers of rows per sequence, of
-    which this is the largest. None if there is no batched input.
+    symbol of the length, which is the same for all inputs that have one. Inputs of fixed sizes may
+    have other numbers of rows; without a symbol, this is the largest. None if there is no batched
+    input.
     """
     rows_by_input: dict[str, _Rows] = {}
     for t in _batched(graph):
@@ -238,10 +239,8 @@ def _batch_and_rows(graph: Graph) -> _Rows | None:
             lengths[0] if lengths else None,
         )
     batches = {batch for batch, _, _ in rows_by_input.values()}
-    if len(batches) == 1 and all(length is None for _, _, length in rows_by_input.values()):
-        return batches.pop(), max(rows for _, rows, _ in rows_by_input.values()), None
-    rows_by_input = _without_numbers(graph, rows_by_input)
-    if len(set(rows_by_input.values())) > 1:
+    symbolic = {rows for rows in rows_by_input.values() if rows[2] is not None}
+    if len(batches) > 1 or len(symbolic) > 1:
         words = ", ".join(
             f"{name} {batch} x {rows if length is None else f'up to {rows}'}"
             for name, (batch, rows, length) in rows_by_input.items()
@@ -250,32 +249,4 @@ def _batch_and_rows(graph: Graph) -> _Rows | None:
             "[ir.cut_batch] batched inputs must have one batch, and, if the length of sequences is symbolic, one "
             f"number of rows per element; got {words}; give them the same leading dims"
         )
-    return next(iter(rows_by_input.values()), None)
-
-
-def _without_numbers(graph: Graph, rows_by_input: dict[str, _Rows]) -> dict[str, _Rows]:
-    """Leave out inputs that have one integer per sequence (such as its length), if other inputs of
-    the batch have rows per sequence.
-    """
-    numbers = {t.spec.name for t in _batched(graph) if _is_number_of_sequences(graph, t.id)}
-    batches = {batch for name, (batch, _, _) in rows_by_input.items() if name not in numbers}
-    return {n: rows for n, rows in rows_by_input.items() if n not in numbers or {rows[0]} != batches}
-
-
-def _is_number_of_sequences(graph: Graph, tensor: int) -> bool:
-    """Whether an input is one integer per sequence from which ops, in layers too, make whole
-    sequences. Then no row of a result stands for a sequence, and sums over rows are divided by
-    sequences.
-    """
-    spec = graph.spec(tensor)
-    if spec.dtype.name != "i32" or len(spec.shape) != 1:
-        return False
-    for op in graph.ops:
-        if op.op == "call":
-            inside = graph.templates[op.attrs["template"]]
-            formals = [f for f, actual in zip(inside.arguments, op.inputs) if actual == tensor]
-            if not all(_is_number_of_sequences(inside.graph, f) for f in formals):
-                return False
-        elif tensor in op.inputs and any(len(graph.spec(o).shape) < 3 for o in op.outputs):
-            return False
-    return True
+    return next(iter(symbolic), None) or max(rows_by_input.values(), key=lambda rows: rows[1], default=None)

@@ -307,7 +307,12 @@ class LocalShapes:
         tile, settings = self.settings.row_tile, self.settings
         if isinstance(tile, Number) and extent[2:] != tile[2:]:
             return tile.upper(self.bounds)
-        if isinstance(tile, Number) or not self.sequences or extent.source or extent.constant % self.sequences:
+        if (
+            isinstance(tile, Number)
+            or not self.sequences
+            or extent.source
+            or extent.constant % self.sequences
+        ):
             return tile
         rows = extent.constant // self.sequences
         return tile if rows == settings.seq else rows_in_tile(rows, settings)

@@ -16,7 +16,7 @@ from tilewise.core.dims import Dim, Size, upper_bound
 from tilewise.core.dtypes import DTYPES, DType, is_float
 from tilewise.core.errors import ShapeError, TilewiseError
 from tilewise.core.validation import Validator, shown
-from tilewise.graph.builder import INV_COUNT, POSITIONS
+from tilewise.graph.builder import INV_COUNT, POSITIONS, is_own_name
 from tilewise.graph.ops.loss import CrossEntropy
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.op import bind
@@ -148,7 +148,7 @@ def check_inputs(
 
 def is_own_input(name: str) -> bool:
     """Whether the instance computes an input itself."""
-    return name in (INV_COUNT, POSITIONS) or is_hyper(name)
+    return is_own_name(name) or is_hyper(name)
 
 
 def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:

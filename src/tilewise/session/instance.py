@@ -109,8 +109,26 @@ class GraphInstance:
         self._timeline = ExecutorTimeline(self._executor, plan.settings.workers_per_device)
         self._tensors = NamedTensors(plan, self._executor)
         self.step_count = 0
+        self.seed = 0
+        self.is_training = False
         self._alone = OneCall()
         self._writes_at_forward: int | None = None
+
+    def train(self, mode: bool = True, *, seed: int | None = None) -> GraphInstance:
+        """Let `forward` drop elements (`GraphBuilder.dropout`) as in the next step. `step` always does.
+
+        Args:
+            mode: False for evaluation, as at the beginning; `eval()` is the same.
+            seed: seed of the masks, in [0, 2^31); by default that of `initialize`, or 0.
+        """
+        self.is_training = _validate.truth("train", "mode", mode)
+        if seed is not None:
+            self.seed = _validate.integer("train", "seed", seed, 0, (1 << 31) - 1)
+        return self
+
+    def eval(self) -> GraphInstance:
+        """Let `forward` drop nothing."""
+        return self.train(False)
 
     # ---- weights and other tensors ------------------------------------------------------------------------
 
@@ -185,6 +203,7 @@ class GraphInstance:
         widest = max((1.0, *(s.init_scale for s in specs)))
         _validate.number("initialize", "scale", scale, 0.0, MAX_F32 / _FARTHEST / widest)
         with self._alone("initialize"):
+            self.seed = seed % (1 << 31)
             self._write_all(
                 {
                     s.name: LazyTensor(
@@ -345,8 +364,8 @@ class GraphInstance:
         with self._alone("step"):
             optimizer = self._optimizer()
             _require_program(self.plan, "step")
-            self._tensors.feed(batch)
             t = self.step_count + 1
+            self._tensors.feed(batch, (self.seed, t))
             for name, value in optimizer.inputs(self._tensors.parameter_specs(), t, rate).items():
                 self._tensors.write(name, value)
             self._run("step")
@@ -389,7 +408,7 @@ class GraphInstance:
             _validate.invalid("forward", rule, shown(meanwhile), advice)
         with self._alone("forward"):
             _require_program(self.plan, "forward")
-            self._tensors.feed(inputs)
+            self._tensors.feed(inputs, (self.seed, self.step_count + 1 if self.is_training else -1))
             self._run("forward", meanwhile)
             self._writes_at_forward = self._tensors.num_writes
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from tilewise.core.errors import CheckpointError, PlanError, ShapeError
 from tilewise.core.limits import num_cores
 from tilewise.core.validation import Validator
 from tilewise.graph.builder import INV_COUNT, POSITIONS
+from tilewise.graph.methods import is_dropout_key
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim.optimizer import Optimizer, master_name, state_name
 from tilewise.plan import PlanTables
@@ -66,6 +68,7 @@ class NamedTensors:
         self._counted = counted_labels(plan.graph)
         self._bounds = index_bounds(plan.graph)
         self._inputs = inputs_of(plan.graph)
+        self._dropout_keys = [name for name in self.ids if is_dropout_key(name)]
         for tensor, value in plan.graph.constant_values.items():
             self.store.write(tensor, value)
 
@@ -207,8 +210,12 @@ class NamedTensors:
             raise ShapeError(f"[session.set_tensor] {_sign_of(name)}; correct it")
         self.write(name, array)
 
-    def feed(self, inputs: Mapping[str, object]) -> None:
-        """Check all inputs of a run, then write them, and the inputs that are computed from them."""
+    def feed(self, inputs: Mapping[str, object], dropout: tuple[int, int]) -> None:
+        """Check all inputs of a run, then write them, and the inputs that are computed from them.
+
+        Args:
+            dropout: the seed of masks, and the step; a negative step drops nothing.
+        """
         arrays, symbols = check_inputs(self._inputs, inputs, self._bounds)
         for symbol, size in symbols.items():
             self.store.symbols[self.plan.shapes.symbols.index(symbol)] = size
@@ -217,6 +224,12 @@ class NamedTensors:
         if POSITIONS in self.ids:
             shape = self._shape(POSITIONS)
             self.write(POSITIONS, np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape))
+        seed, step = dropout
+        for name in self._dropout_keys:
+            shape = self._shape(name)
+            words = np.array([crc32(name.encode()), seed, step], np.int64).astype(np.int32)
+            rows = np.arange(shape[0], dtype=np.int32)[:, None]
+            self.write(name, np.hstack([rows, np.broadcast_to(words, (shape[0], 3))]))
         if self._counted is not None:
             labels, ignored = self._counted
             count = int(np.count_nonzero(arrays[labels] != ignored))

@@ -16,8 +16,9 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import TilewiseError
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
-from tilewise.graph.builder import INV_COUNT, POSITIONS, SEED, GraphBuilder
+from tilewise.graph.builder import INV_COUNT, POSITIONS, SEED, GraphBuilder, is_own_name
 from tilewise.graph.file.content import Definition
+from tilewise.graph.methods import is_dropout_key
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.hints import as_tensor_layout
 from tilewise.ir.op import check_call, results_of_call
@@ -165,7 +166,7 @@ def _declare(
     if node.kind == "constant":
         value = graph.constant_values[node.id]
         return maker.constant(value, name=name, labels=labels, storage=storage)
-    if is_layer or name in (INV_COUNT, POSITIONS):  # an operand may be anything
+    if is_layer or is_own_name(name):  # an operand may be anything
         _require_own(spec)
         return maker.draft.declare("input", spec)
     return maker.input(shape, dtype, name=name, labels=labels, storage=storage)
@@ -176,6 +177,10 @@ def _require_own(spec: TensorSpec) -> None:
     if spec.name == INV_COUNT:
         own = TensorSpec((1,), DTYPES["f32"], name=INV_COUNT, storage="vector")
         _require(spec == own, "{!r} has an invalid form: {}", spec.name, str(spec))
+    if is_dropout_key(spec.name):
+        is_key = spec.storage == "rows" and spec.dtype.name == "i32" and len(spec.shape) == 2
+        is_key = is_key and isinstance(spec.shape[0], int) and spec.shape[1] == 4
+        _require(is_key, "{!r} has an invalid form: {}", spec.name, str(spec))
     if spec.name == POSITIONS:
         batch, length = spec.shape if len(spec.shape) == 2 else (None, None)
         own = TensorSpec(spec.shape, DTYPES["i32"], spec.labels, POSITIONS, storage="scalars")

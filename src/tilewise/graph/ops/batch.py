@@ -86,12 +86,12 @@ class OwnRows(Op):
         _require_one_microbatch(low, self.like)
         first, (rows, width) = low.first_element(self.out, 0), low.local_sizes(self.out)
         assert isinstance(rows, int) and isinstance(width, int)
-        begin = first * width if isinstance(first, int) else first._replace(
-            constant=first.constant * width, multiple=first.multiple * width
+        begin = (
+            first * width
+            if isinstance(first, int)
+            else first._replace(constant=first.constant * width, multiple=first.multiple * width)
         )
-        Items.of(low, 0, self.out, self.x).rearrange(
-            self.x, self.out, ElementMap([rows * width], [1], begin)
-        )
+        Items.of(low, 0, self.out, self.x).rearrange(self.x, self.out, ElementMap([rows * width], [1], begin))
 
 
 def _require_one_microbatch(low: Lowering, x: int) -> None:

@@ -7,13 +7,12 @@ from dataclasses import replace
 from math import prod
 
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import incoming, require
+from tilewise.graph.ops.common import fixed, incoming, require
 from tilewise.graph.ops.items import Items, named, require_dims, result_spec
 from tilewise.ir.factors import Factors
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Bounds, Gradients, Op, Specs, operand, optional, register, result
-from tilewise.ir.program import NumberLike
 from tilewise.ir.resolve import factors_of
 from tilewise.ir.tape import Tape
 
@@ -33,7 +32,9 @@ class _Indexed(Op):
         fits = len(index.shape) == len(x.shape) and all(
             a == b or d == self.dim for d, (a, b) in enumerate(zip(index.shape, x.shape))
         )
-        require(fits, self.name, f"index must be [n], or have the sizes of x in all dims but {self.dim}", x, index)
+        require(
+            fits, self.name, f"index must be [n], or have the sizes of x in all dims but {self.dim}", x, index
+        )
 
     def _is_list(self, x: TensorSpec, index: TensorSpec) -> bool:
         """Whether the index is one list for all of x."""
@@ -49,15 +50,15 @@ class _Indexed(Op):
         """The indexed dim is whole."""
         return replace(factors_of(self, spec), whole=frozenset({f"d{self.dim}"}))
 
-    def _layout(self, low: Lowering, x: int, index: int, *others: int) -> tuple[Items, bool, dict[str, NumberLike | Sequence[NumberLike]]]:
+    def _layout(self, low: Lowering, x: int, index: int, *others: int) -> tuple[Items, bool, dict[str, int]]:
         """The items, whether they share the index, and the integers of the kernels."""
         is_list = self._is_list(low.spec(x), low.spec(index))
         tensors = (x, *others) if is_list else (x, *others, index)
         items = Items.of(low, self.dim, *tensors)
         place = self.dim - items.lead
-        sizes, numbers = items.sizes(x), low.local_sizes(index)
+        sizes, numbers = items.sizes(x), [fixed(s) for s in low.local_sizes(index)]
         outer, inner = prod(sizes[:place]), prod(sizes[place + 1 :])
-        count = int(numbers[0 if is_list else self.dim])  # type: ignore[call-overload]
+        count = numbers[0 if is_list else self.dim]
         ints = {
             "outer": outer,
             "size": sizes[place],
@@ -68,7 +69,7 @@ class _Indexed(Op):
             "index_inner": 0 if is_list else 1,
             "index_item": 0 if is_list else outer * count * inner,
         }
-        return items, is_list, ints  # type: ignore[return-value]
+        return items, is_list, ints
 
 
 @register
@@ -114,7 +115,9 @@ class GatherElements(_Indexed):
         """One task per item."""
         items, is_list, ints = self._layout(low, self.x, self.index, self.out)
         tiles = {"out": self.out, "x": self.x} | ({} if is_list else {"index": self.index})
-        items.emit("gather_elements", self.out, tiles, whole={"index": self.index} if is_list else None, ints=ints)
+        items.emit(
+            "gather_elements", self.out, tiles, whole={"index": self.index} if is_list else None, ints=ints
+        )
 
 
 @register
@@ -136,7 +139,9 @@ class ScatterAdd(_Indexed):
         self._check_index(like, index, src)
         count = index.shape[0] if self._is_list(like, index) else index.shape[self.dim]
         shape = tuple(count if d == self.dim else n for d, n in enumerate(like.shape))
-        require(src.shape == shape, self.name, "the source must have an element for every index", src, index, like)
+        require(
+            src.shape == shape, self.name, "the source must have an element for every index", src, index, like
+        )
         if self.x is not None:
             x = spec(self.x)
             require(x.shape == like.shape, self.name, "x and like must have one shape", x, like)
@@ -166,7 +171,9 @@ class ScatterAdd(_Indexed):
         """One task per item."""
         items, is_list, ints = self._layout(low, self.out, self.index, self.src)
         tiles = {"out": self.out, "x": self.x, "src": self.src} | ({} if is_list else {"index": self.index})
-        items.emit("scatter_add", self.out, tiles, whole={"index": self.index} if is_list else None, ints=ints)
+        items.emit(
+            "scatter_add", self.out, tiles, whole={"index": self.index} if is_list else None, ints=ints
+        )
 
 
 @register

@@ -110,7 +110,9 @@ class Items:
         """
         for tensor in tensors:
             spec = low.spec(tensor)
-            rows = len(spec.shape) if spec.storage == "scalars" or len(spec.shape) == 1 else len(spec.shape) - 1
+            rows = (
+                len(spec.shape) if spec.storage == "scalars" or len(spec.shape) == 1 else len(spec.shape) - 1
+            )
             lead = min(lead, rows)
         return cls(low, lead, prod(_fixed(s) for s in low.local_sizes(tensors[0])[:lead]))
 

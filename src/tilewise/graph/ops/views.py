@@ -189,8 +189,12 @@ class Slice(_View):
         x = spec(self.x)
         require_dims(self.name, x)
         fits = x.shape == self.source and len(self.begin) == len(self.shape) == len(self.source)
-        fits = fits and all(0 <= b and 0 < n and b + n <= s for b, n, s in zip(self.begin, self.shape, self.source))
-        require(fits, self.name, f"takes {list(self.shape)} elements from {list(self.begin)} on, inside of x", x)
+        fits = fits and all(
+            b >= 0 and n > 0 and b + n <= s for b, n, s in zip(self.begin, self.shape, self.source)
+        )
+        require(
+            fits, self.name, f"takes {list(self.shape)} elements from {list(self.begin)} on, inside of x", x
+        )
 
     def dims(self, spec: Specs) -> Mapping[str, str]:
         """Dims that are not cut have one name."""
@@ -207,7 +211,9 @@ class Slice(_View):
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """dy, and zeros elsewhere."""
         dy = incoming(self, grads)
-        return {"x": tape.op(Pad(x=dy, source=self.shape, before=self.begin, shape=self.source, value=0.0))[0]}
+        return {
+            "x": tape.op(Pad(x=dy, source=self.shape, before=self.begin, shape=self.source, value=0.0))[0]
+        }
 
     def lower(self, low: Lowering) -> None:
         """One copy of each item."""
@@ -234,8 +240,10 @@ class Pad(_View):
         x = spec(self.x)
         require_dims(self.name, x)
         fits = x.shape == self.source and len(self.before) == len(self.shape) == len(self.source)
-        fits = fits and all(0 <= b and b + s <= n for b, n, s in zip(self.before, self.shape, self.source))
-        require(fits, self.name, f"puts x at {list(self.before)} of {list(self.shape)}, which must hold it", x)
+        fits = fits and all(b >= 0 and b + s <= n for b, n, s in zip(self.before, self.shape, self.source))
+        require(
+            fits, self.name, f"puts x at {list(self.before)} of {list(self.shape)}, which must hold it", x
+        )
         is_number = x.dtype.name != "i32" or self.value == int(self.value)
         require(is_number, self.name, f"the value must be a number of x's type, not {self.value}", x)
 
@@ -295,7 +303,9 @@ class Concat(Op):
             fits = [*one.shape] == sizes and one.dtype == first.dtype
             require(fits, self.name, "operands must have one dtype and equal other dims", first, *others)
         fits = self.shape[self.dim] == sum(self.lengths)
-        require(fits, self.name, f"dim {self.dim} of {list(self.shape)} must be the sum of the lengths", first)
+        require(
+            fits, self.name, f"dim {self.dim} of {list(self.shape)} must be the sum of the lengths", first
+        )
 
     def dims(self, spec: Specs) -> Mapping[str, str]:
         """The joined dim is whole."""
@@ -422,7 +432,9 @@ class ExpandBackward(Op):
         emit_sum(items, self.dy, self.dx, sizes, kept)
 
 
-def emit_sum(items: Items, x: int, out: int, sizes: Sequence[int], kept: Sequence[bool], factor: float = 1.0) -> None:
+def emit_sum(
+    items: Items, x: int, out: int, sizes: Sequence[int], kept: Sequence[bool], factor: float = 1.0
+) -> None:
     """Emit the sum over the dims of an item that are not kept, times a factor."""
     items.emit(
         "reduce_sum",

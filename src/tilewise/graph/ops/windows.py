@@ -109,7 +109,9 @@ class Fold(_Windows):
         x, (down, right) = spec(self.x), self.places()
         self._check_windows(x)
         fits = x.shape[1:] == (down * right, self._row())
-        require(fits, self.name, f"windows of images {list(self.image)} must be {[down * right, self._row()]}", x)
+        require(
+            fits, self.name, f"windows of images {list(self.image)} must be {[down * right, self._row()]}", x
+        )
 
     def dims(self, spec: Specs) -> Mapping[str, str]:
         """Only the batch stays."""
