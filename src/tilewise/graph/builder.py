@@ -67,7 +67,7 @@ class GraphBuilder(ComposedMethods):
         self._is_chosen = k_splits is not None
         k_splits = _USUAL_K_SPLITS if k_splits is None else k_splits
         self.k_splits = _validate.integer("GraphBuilder", "k_splits", k_splits, 1, MAX_COUNT)
-        self.draft = GraphDraft()
+        self.draft = GraphDraft(self)
 
     def prefer_k_splits(self, number: int) -> None:
         """Set the number of k splits, unless the builder's author has chosen one. A model calls this
@@ -84,38 +84,47 @@ class GraphBuilder(ComposedMethods):
 
     def input(
         self,
-        shape: Sequence[Size],
+        shape: Sequence[Size] | TensorSpec,
         dtype: str | DType = "f32",
         *,
-        name: str,
+        name: str = "",
         labels: Labels = (),
         storage: str = "rows",
         layout: Hint | None = None,
+        tile_hint: int | None = None,
     ) -> TensorNode:
-        """Declare a tensor whose value is given at every call. Pass `storage="scalars"` for a
-        tensor with one number per row (ids, labels, positions).
+        """Declare a tensor whose value is given at every call.
 
-        `layout` gives the mesh axes that shard the tensor's dims (ir/hints.py). Without it, the
-        strategy's rules decide.
+        Args:
+            shape: sizes, or a `TensorSpec`, which then says everything but the name and the layout.
+            dtype: element type.
+            name: the input's name.
+            labels: per dim, a label that says what the dim counts, or None.
+            storage: `"scalars"` for a tensor with one number per row (ids, labels, positions).
+            layout: the mesh axes that shard the tensor's dims (ir/hints.py). By default, that of the
+                `TensorSpec`, or the strategy's rules decide.
+            tile_hint: rows per tile.
         """
-        return self._declare("input", _spec("input", shape, dtype, labels, name, storage), layout)
+        return self._declare("input", _spec("input", shape, dtype, labels, name, storage, tile_hint), layout)
 
     def parameter(
         self,
-        shape: Sequence[Size],
+        shape: Sequence[Size] | TensorSpec,
         dtype: str | DType = "f32",
         *,
-        name: str,
+        name: str = "",
         labels: Labels = (),
         init: str | None = None,
         init_scale: float = 1.0,
         layout: Hint | None = None,
+        tile_hint: int | None = None,
     ) -> TensorNode:
         """Declare a trained tensor: a vector, or a weight `[out, in]` or `[in, out]`, which is
         stored in packed panels.
 
         Args:
-            shape: one or two sizes.
+            shape: one or two sizes, or a `TensorSpec`, which then says everything but name, initial
+                values and layout.
             dtype: element type.
             name: the parameter's path.
             labels: per dim, a label that says what the dim counts, or None.
@@ -123,8 +132,9 @@ class GraphBuilder(ComposedMethods):
                 for vectors.
             init_scale: standard deviation of random values, as a multiple of that of other weights.
             layout: as in `input`.
+            tile_hint: rows per tile; for a weight a multiple of 32.
         """
-        spec = _spec("parameter", shape, dtype, labels, name, "rows")
+        spec = _spec("parameter", shape, dtype, labels, name, "rows", tile_hint)
         if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
             _validate.invalid(
                 "parameter",
@@ -134,6 +144,7 @@ class GraphBuilder(ComposedMethods):
             )
         storage = "packed" if len(spec.shape) == 2 else "vector"
         first = init if init is not None else {"packed": "normal", "vector": "ones"}[storage]
+        layout = spec.dist_hint if layout is None else layout
         spec = replace(spec, storage=storage, init=first, init_scale=init_scale)
         return self._declare("parameter", spec, layout)
 
@@ -150,7 +161,7 @@ class GraphBuilder(ComposedMethods):
         """Declare a tensor that persists between calls and is written in place (a KV cache,
         optimizer moments). `layout` is as in `input`.
         """
-        spec = _spec("state", shape, dtype, labels, name, storage)
+        spec = _spec("state", shape, dtype, labels, name, storage, None)
         if not all(isinstance(s, int) for s in spec.shape):
             _validate.invalid(
                 "state", "a state must have fixed dims", f"{spec} for {name!r}", "give it its largest size"
@@ -170,7 +181,7 @@ class GraphBuilder(ComposedMethods):
                 "convert it with .astype(np.float32) or .astype(np.int32), and fill masked elements",
             )
         node = self.draft.declare(
-            "constant", _spec("constant", value.shape, dtypes[value.dtype], labels, name, storage)
+            "constant", _spec("constant", value.shape, dtypes[value.dtype], labels, name, storage, None)
         )
         copy = np.array(value, order="C")  # the caller may change its own array
         copy.flags.writeable = False
@@ -228,6 +239,7 @@ class GraphBuilder(ComposedMethods):
     def _declare(self, kind: str, spec: TensorSpec, layout: Hint | None) -> TensorNode:
         with self.all_or_nothing():
             node = self.draft.declare(kind, spec)
+            layout = spec.dist_hint if layout is None else layout
             return node if layout is None else self.constrain(node, layout)
 
     def output(self, tensor: TensorNode, name: str) -> TensorNode:
@@ -488,13 +500,24 @@ class GraphBuilder(ComposedMethods):
     def thaw(cls, graph: Graph) -> GraphBuilder:
         """A builder that continues a frozen graph; tensor ids do not change."""
         builder = cls(graph.name, k_splits=graph.k_splits)
-        builder.draft = GraphDraft.of(graph)
+        builder.draft = GraphDraft.of(graph, builder)
         return builder
 
 
 def _spec(
-    call: str, shape: Sequence[Size], dtype: str | DType, labels: Labels, name: str, storage: str
+    call: str,
+    shape: Sequence[Size] | TensorSpec,
+    dtype: str | DType,
+    labels: Labels,
+    name: str,
+    storage: str,
+    tile_hint: int | None,
 ) -> TensorSpec:
+    if isinstance(shape, TensorSpec):
+        spec = shape.renamed(name) if name else shape
+        name = spec.name
+    else:
+        spec = TensorSpec(shape, dtype_named(dtype), labels, name, tile_hint, storage)
     if name == SEED or is_own_name(name):
         _validate.invalid(call, f"the name {name!r} is reserved", "a tensor of that name", "rename it")
-    return TensorSpec(shape, dtype_named(dtype), labels, name, storage=storage)
+    return spec

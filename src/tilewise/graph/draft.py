@@ -124,6 +124,7 @@ class GraphDraft:
     a time may write. If a second thread tries, it gets an error before it has changed anything.
 
     Attributes:
+        owner: the builder to which operators on the tensors append ops.
         layers: templates of layers, by function, operands and attributes (`values`).
         values: numbers for the specs and attributes of layers; equal ones have the same number.
         outlined: attributes of calls of the templates that equal single ops share
@@ -133,7 +134,8 @@ class GraphDraft:
         names: ids of inputs, parameters, states and constants, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: object = None) -> None:
+        self.owner = owner
         self.tensors: list[TensorNode] = []
         self.ops: list[OpNode] = []
         self.outputs: dict[str, int] = {}
@@ -207,7 +209,7 @@ class GraphDraft:
                 _validate.invalid(
                     kind, f"names in {OPTIMIZER!r} are reserved for optimizers", repr(name), "rename it"
                 )
-            node = TensorNode(len(self.tensors), spec, kind)
+            node = TensorNode(len(self.tensors), spec, kind, None, self.owner)
             self.tensors.append(node)
             self.names[name] = node.id
         return node
@@ -296,7 +298,7 @@ class GraphDraft:
         with self._turn.of(name):
             op_id, first = len(self.ops), len(self.tensors)
             outputs = tuple(range(first, first + len(specs)))
-            self.tensors += [TensorNode(i, s, "result", op_id) for i, s in zip(outputs, specs)]
+            self.tensors += [TensorNode(i, s, "result", op_id, self.owner) for i, s in zip(outputs, specs)]
             self.ops.append(
                 OpNode(op_id, name, ids, outputs, attrs, self.phase, label or self._label(name, ids))
             )
@@ -324,9 +326,9 @@ class GraphDraft:
             )
 
     @classmethod
-    def of(cls, graph: Graph) -> GraphDraft:
+    def of(cls, graph: Graph, owner: object = None) -> GraphDraft:
         """A draft that continues a frozen graph; tensor ids do not change."""
-        draft = cls()
+        draft = cls(owner)
         draft.tensors, draft.ops = list(graph.tensors), list(graph.ops)
         draft.outputs, draft.constant_values = dict(graph.outputs), dict(graph.constant_values)
         draft.templates, draft.hints = dict(graph.templates), dict(graph.hints)

@@ -374,6 +374,42 @@ class TensorMethods:
         shape = tuple(end - begin if d == at else n for d, n in enumerate(sizes))
         return self.op("slice_dims", [x], source=sizes, begin=first, shape=shape)[0]
 
+    def index(self, x: TensorNode, index: Any) -> TensorNode:
+        """`x[index]`: integers, slices with a step of 1, `...` and `None`, as in NumPy."""
+        parts = index if isinstance(index, tuple) else (index,)
+        rank = len(self.draft.own("index", x).shape)
+        named = sum(part is not None and part is not Ellipsis for part in parts)
+        if named > rank or sum(part is Ellipsis for part in parts) > 1:
+            _validate.invalid("index", f"an index may name {rank} dims", shown(index), "drop some")
+        if Ellipsis not in parts:
+            parts = (*parts, Ellipsis)
+        place = parts.index(Ellipsis)
+        parts = (*parts[:place], *[slice(None)] * (rank - named), *parts[place + 1 :])
+        shape: list[int] = []
+        with self.all_or_nothing():
+            at = 0
+            for part in parts:
+                if part is None:
+                    shape.append(1)
+                    continue
+                size = x.shape[at]
+                if isinstance(part, slice):
+                    if part.step not in (None, 1):
+                        _validate.invalid(
+                            "index", "a slice must have a step of 1", shown(part), "use index_select"
+                        )
+                    if part != slice(None):
+                        x = self.slice(x, at, 0 if part.start is None else part.start, part.stop)
+                    shape.append(x.shape[at])  # type: ignore[arg-type]
+                else:
+                    length = fixed_sizes("index", [size])[0]
+                    first = _validate.integer("index", "an index", part, -length, length - 1) % length
+                    x = self.slice(x, at, first, first + 1)
+                at += 1
+            if not shape:
+                _validate.invalid("index", "an index must leave a dim", shown(index), "use a slice")
+            return x if [*x.shape] == shape else self._reshaped(x, fixed_sizes("index", shape))
+
     def split(self, x: TensorNode, sizes: int | Sequence[int], dim: int = 0) -> list[TensorNode]:
         """Parts of x along a dim: of these sizes, or of one size each (the last one may be smaller)."""
         whole = fixed_sizes("split", self.draft.own("split", x).shape)

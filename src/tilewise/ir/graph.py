@@ -22,6 +22,7 @@ from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap, freeze_maps
 from tilewise.core.mesh import Axes
 from tilewise.core.validation import Validator, shown
+from tilewise.ir.hints import Hint, as_tensor_layout
 
 __all__ = [
     "METADATA",
@@ -56,6 +57,7 @@ class TensorFamily:
     """
 
     __slots__ = (
+        "dist_hint",
         "dtype",
         "form",
         "init",
@@ -75,14 +77,22 @@ class TensorFamily:
         init_scale: float,
         prefix: str = "",
         suffix: str = "",
+        dist_hint: tuple[Axes, ...] | None = None,
     ) -> None:
-        self.form = form
+        self.form, self.dist_hint = form, dist_hint
         self.shape, self.dtype, self.labels, self.storage, self.tile_hint = form
         self.init, self.init_scale = init, init_scale
         self.prefix, self.suffix = prefix, suffix
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TensorFamily, (self.form, self.init, self.init_scale, self.prefix, self.suffix)
+        return TensorFamily, (
+            self.form,
+            self.init,
+            self.init_scale,
+            self.prefix,
+            self.suffix,
+            self.dist_hint,
+        )
 
     def member(self, stem: str) -> TensorSpec:
         """The spec of the tensor whose name has this part. The whole name must have been checked
@@ -104,13 +114,17 @@ class TensorSpec:
         labels: per dim, a label that says what the dim counts (`core.dims.DimLabel`), or None.
             Strategies shard dims by label.
         name: a path such as `layers.3.mlp.up_proj.weight`; empty for intermediate results.
-        tile_hint: rows per tile, or None for the planner's choice.
+        tile_hint: rows per tile, or None for the planner's choice. Tiles of a weight consist of panels
+            of 32 rows.
         storage: how elements are stored: `rows` (row-major, all dims but the last count rows),
             `scalars` (all dims count rows of one element), `packed` (a weight's panels) or `vector`
             (one row).
         init: initial values of a parameter: `normal` (random), `ones` or `zeros`.
         init_scale: standard deviation of random values, as a multiple of the standard deviation
             that `initialize` is given.
+        dist_hint: the mesh axes per dim that are asked for when a tensor is declared from this spec
+            (ir/hints.py); None lets the strategy decide. It belongs to the declaration: copies do not
+            have it, and it is not compared.
         form: everything that determines how the tensor is stored and divided: all fields but the
             name and the initial values.
 
@@ -134,6 +148,7 @@ class TensorSpec:
     form: TensorForm = field(init=False, repr=False, compare=False)
 
     if TYPE_CHECKING:
+        dist_hint: ClassVar[tuple[Axes, ...] | None]
         family: ClassVar[TensorFamily]  # set per object; not fields, because they repeat the others
         stem: ClassVar[str]
 
@@ -147,6 +162,7 @@ class TensorSpec:
         storage: str = "rows",
         init: str = "normal",
         init_scale: float = 1.0,
+        dist_hint: Hint | None = None,
     ) -> None:
         is_plain = True  # fast: large graphs have many specs
         if type(shape) is not tuple:
@@ -180,13 +196,17 @@ class TensorSpec:
             _invalid_metadata_name()
         if tile_hint is not None:
             tile_hint = _validate.integer("TensorSpec", "tile_hint", tile_hint, 1, MAX_SIZE)
+            if storage == "packed" and tile_hint % PANEL_ROWS:
+                rule = f"the tiles of a weight must consist of panels of {PANEL_ROWS} rows"
+                _validate.invalid("TensorSpec", rule, f"tile_hint={tile_hint}", "choose a multiple")
         if type(storage) is not str or storage not in STORAGES:
             _validate.choice("TensorSpec", "storage", storage, STORAGES)
         if type(init) is not str or init not in INITS:
             _validate.choice("TensorSpec", "init", init, INITS)
         if type(init_scale) is not float or not 0.0 <= init_scale <= 1e6:
             _validate.number("TensorSpec", "init_scale", init_scale, 0.0, 1e6)
-        family = TensorFamily((shape, dtype, labels, storage, tile_hint), init, init_scale)
+        asked = None if dist_hint is None else as_tensor_layout("TensorSpec", dist_hint, len(shape), name)
+        family = TensorFamily((shape, dtype, labels, storage, tile_hint), init, init_scale, dist_hint=asked)
         _put(self, "family", family)
         _put(self, "stem", name)
         elements = prod(shape) if is_plain else prod(upper_bound(size) for size in shape)
@@ -220,7 +240,7 @@ class TensorSpec:
         """The family of tensors that equal this one except for the part of the name between
         `prefix` and `suffix`.
         """
-        return TensorFamily(self.form, self.init, self.init_scale, prefix, suffix)
+        return TensorFamily(self.form, self.init, self.init_scale, prefix, suffix, self.dist_hint)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not TensorSpec:
@@ -255,7 +275,17 @@ def _name_of(spec: TensorSpec) -> str:
 
 
 TensorSpec.name = property(_name_of)  # type: ignore[assignment]
-for _shared in ("shape", "dtype", "labels", "tile_hint", "storage", "init", "init_scale", "form"):
+for _shared in (
+    "shape",
+    "dtype",
+    "labels",
+    "tile_hint",
+    "storage",
+    "init",
+    "init_scale",
+    "form",
+    "dist_hint",
+):
     setattr(TensorSpec, _shared, property(attrgetter(f"family.{_shared}")))
 
 
@@ -279,12 +309,21 @@ class TensorNode:
     states and constants.
 
     `kind` is one of `input`, `parameter`, `state`, `constant`, `result`.
+
+    A tensor that a builder returned has operators, which append ops to the builder's graph: `a + b`,
+    `2 * a`, `a @ b`, `-a`, `a ** 2`, `x[:, 1:]`. They are the calls `add`, `mul`, `matmul`, `pow` and
+    `slice` of `GraphBuilder`. In an index, an integer selects and drops a dim, `...` stands for the
+    dims that are not named, and `None` adds a dim of size 1; steps must be 1.
     """
 
     id: int
     spec: TensorSpec
     kind: str
     producer: int | None = None
+    owner: Any = field(default=None, compare=False, repr=False)  # the GraphBuilder; None if frozen
+
+    __array_ufunc__ = None  # NumPy leaves operators to the tensor
+    __iter__ = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the fields, several times faster than the default of dataclasses with slots."""
@@ -294,6 +333,52 @@ class TensorNode:
     def shape(self) -> tuple[Size, ...]:
         """Sizes of the tensor."""
         return self.spec.shape
+
+    def _builder(self) -> Any:
+        if self.owner is None:
+            _validate.invalid(
+                "operator",
+                "operators need a tensor of a graph that is being defined",
+                f"{self.spec} {self.spec.name!r} of a frozen one",
+                "use the tensor that a call of the graph returned",
+            )
+        return self.owner
+
+    def __add__(self, other: Any) -> TensorNode:
+        return self._builder().add(self, other)  # type: ignore[no-any-return]
+
+    def __radd__(self, other: Any) -> TensorNode:
+        return self._builder().add(other, self)  # type: ignore[no-any-return]
+
+    def __sub__(self, other: Any) -> TensorNode:
+        return self._builder().sub(self, other)  # type: ignore[no-any-return]
+
+    def __rsub__(self, other: Any) -> TensorNode:
+        return self._builder().sub(other, self)  # type: ignore[no-any-return]
+
+    def __mul__(self, other: Any) -> TensorNode:
+        return self._builder().mul(self, other)  # type: ignore[no-any-return]
+
+    def __rmul__(self, other: Any) -> TensorNode:
+        return self._builder().mul(other, self)  # type: ignore[no-any-return]
+
+    def __truediv__(self, other: Any) -> TensorNode:
+        return self._builder().div(self, other)  # type: ignore[no-any-return]
+
+    def __rtruediv__(self, other: Any) -> TensorNode:
+        return self._builder().div(other, self)  # type: ignore[no-any-return]
+
+    def __matmul__(self, other: Any) -> TensorNode:
+        return self._builder().matmul(self, other)  # type: ignore[no-any-return]
+
+    def __pow__(self, exponent: Any) -> TensorNode:
+        return self._builder().pow(self, exponent)  # type: ignore[no-any-return]
+
+    def __neg__(self) -> TensorNode:
+        return self._builder().mul(self, -1.0)  # type: ignore[no-any-return]
+
+    def __getitem__(self, index: Any) -> TensorNode:
+        return self._builder().index(self, index)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
