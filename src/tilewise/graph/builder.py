@@ -180,9 +180,9 @@ class GraphBuilder(ComposedMethods):
                 f"{shown(value)}, {name!r}",
                 "convert it with .astype(np.float32) or .astype(np.int32), and fill masked elements",
             )
-        node = self.draft.declare(
-            "constant", _spec("constant", value.shape, dtypes[value.dtype], labels, name, storage, None)
-        )
+        spec = _spec("constant", value.shape, dtypes[value.dtype], labels, name, storage, None)
+        _require_batch_first("constant", spec)
+        node = self.draft.declare("constant", spec)
         copy = np.array(value, order="C")  # the caller may change its own array
         copy.flags.writeable = False
         self.draft.constant_values[node.id] = copy
@@ -237,6 +237,7 @@ class GraphBuilder(ComposedMethods):
         return tensor
 
     def _declare(self, kind: str, spec: TensorSpec, layout: Hint | None) -> TensorNode:
+        _require_batch_first(kind, spec)
         with self.all_or_nothing():
             node = self.draft.declare(kind, spec)
             layout = spec.dist_hint if layout is None else layout
@@ -416,8 +417,10 @@ class GraphBuilder(ComposedMethods):
             of_classes = self.scale(self.mean(self.log_softmax(wide), -1), -1.0)
             ignored = self._as_rows(self.op("equal_to", [labels], value=ignore_index)[0])
             counted = self.mul(self.mul(of_classes, self.sub(1.0, ignored)), inv_count)
-            rows = self.add(self.scale(self._as_rows(rows), 1.0 - smoothing), self.scale(counted, smoothing))
-            return self.sum(rows), rows
+            loss = self.add(self.scale(loss, 1.0 - smoothing), self.scale(self.sum(counted), smoothing))
+            return loss, self.add(
+                self.scale(self._as_rows(rows), 1.0 - smoothing), self.scale(counted, smoothing)
+            )
 
     def mean_cross_entropy(
         self,
@@ -502,6 +505,22 @@ class GraphBuilder(ComposedMethods):
         builder = cls(graph.name, k_splits=graph.k_splits)
         builder.draft = GraphDraft.of(graph, builder)
         return builder
+
+
+def _require_batch_first(kind: str, spec: TensorSpec) -> None:
+    """Check that only the first dim of a declared tensor counts the batch."""
+    for dim, label in enumerate(spec.labels):
+        if (
+            label is not None
+            and label.is_summed_by_batch_splits
+            and (dim > 0 or kind not in ("input", "constant"))
+        ):
+            _validate.invalid(
+                kind,
+                f"{label.name!r} may label only dim 0 of inputs and constants",
+                f"dim {dim} of {kind} {spec.name!r}",
+                "transpose it, or choose another label",
+            )
 
 
 def _spec(

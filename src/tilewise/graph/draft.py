@@ -183,18 +183,6 @@ class GraphDraft:
         """Declare an input, parameter, state or constant under a unique name."""
         if not spec.name or not spec.name.isprintable():
             _validate.text(kind, "a name", spec.name)
-        for dim, label in enumerate(spec.labels):
-            if (
-                label is not None
-                and label.is_summed_by_batch_splits
-                and (dim > 0 or kind not in ("input", "constant"))
-            ):
-                _validate.invalid(
-                    kind,
-                    f"{label.name!r} may label only dim 0 of inputs and constants",
-                    f"dim {dim} of {kind} {spec.name!r}",
-                    "transpose it, or choose another label",
-                )
         return self.declare_renamed(kind, spec)
 
     def declare_renamed(self, kind: str, spec: TensorSpec) -> TensorNode:
@@ -209,7 +197,7 @@ class GraphDraft:
                 _validate.invalid(
                     kind, f"names in {OPTIMIZER!r} are reserved for optimizers", repr(name), "rename it"
                 )
-            node = TensorNode(len(self.tensors), spec, kind, None, self.owner)
+            node = TensorNode.of_builder(self.owner, len(self.tensors), spec, kind)
             self.tensors.append(node)
             self.names[name] = node.id
         return node
@@ -298,7 +286,9 @@ class GraphDraft:
         with self._turn.of(name):
             op_id, first = len(self.ops), len(self.tensors)
             outputs = tuple(range(first, first + len(specs)))
-            self.tensors += [TensorNode(i, s, "result", op_id, self.owner) for i, s in zip(outputs, specs)]
+            self.tensors += [
+                TensorNode.of_builder(self.owner, i, s, "result", op_id) for i, s in zip(outputs, specs)
+            ]
             self.ops.append(
                 OpNode(op_id, name, ids, outputs, attrs, self.phase, label or self._label(name, ids))
             )

@@ -12,7 +12,7 @@ that combines it with others of its kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
@@ -24,6 +24,7 @@ from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import SEED, GraphBuilder
 from tilewise.graph.draft import GraphDraft
+from tilewise.graph.passes import drop_dead_ops
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import Op, bind, check_call, import_ops, modules_of_ops, op_named
@@ -141,6 +142,12 @@ class _Tape:
         contributions.append(contribution)
         if isinstance(contribution, Later):
             self._waiting.append(contributions)
+
+    def has_terms(self, tensor: int) -> bool:
+        """Whether an op combines contributions to the gradient of a tensor. It may contribute to
+        gradients of other tensors too.
+        """
+        return any(isinstance(c, Term) for c in self._lists.get(tensor, ()))
 
     def settle(self) -> None:
         """Append delayed ops now; the order of contributions does not change."""
@@ -300,14 +307,24 @@ class Imports:
             self.imported[tensor] = self.draft.declare(kind, spec).id
         return self.imported[tensor]
 
+    def keep_only(self, used: Collection[int]) -> None:
+        """Forget tensors that no op of the backward template reads."""
+        self.imported = {tensor: own for tensor, own in self.imported.items() if own in used}
+
     def saved(self, forward: Template) -> tuple[int, ...]:
         """The imports that the forward call must save: those that are not in its interface."""
         available = {*forward.arguments, *forward.results}
         return tuple(t for t in self.imported if t not in available)
 
 
-def differentiate_template(forward: Template) -> BackwardTemplate:
-    """The gradient of a template. A pure function."""
+def differentiate_template(forward: Template, needed: frozenset[int] | None = None) -> BackwardTemplate:
+    """The gradient of a template. A pure function.
+
+    Args:
+        needed: the arguments whose gradients a call may need; by default all but constants.
+    """
+    if needed is None:
+        needed = frozenset(a for a in forward.arguments if forward.graph.tensors[a].kind != "constant")
     graph = forward.graph
     builder = GraphBuilder(f"{graph.name}.backward", k_splits=graph.k_splits)
     builder.draft.phase = "backward"
@@ -322,10 +339,12 @@ def differentiate_template(forward: Template) -> BackwardTemplate:
     _run_backward(graph.ops, tape, _no_nested_call)
     # inputs before parameters: a norm's dgamma appears when its input's gradient is emitted
     order = sorted(forward.arguments, key=lambda a: graph.tensors[a].kind == "parameter")
-    totals = {a: tape.total(a) for a in order if graph.spec(a).dtype.name in ("f32", "bf16")}
-    wanted = tuple(
-        a for a in forward.arguments if totals.get(a) is not None and graph.tensors[a].kind != "constant"
-    )
+    totals = {
+        a: tape.total(a)
+        for a in order
+        if graph.spec(a).dtype.name in ("f32", "bf16") and (a in needed or tape.has_terms(a))
+    }
+    wanted = tuple(a for a in forward.arguments if a in needed and totals.get(a) is not None)
     passed_on = {seed: ~i for i, seed in enumerate(seeds.values())}
     places: dict[int, int] = {}  # index of each result, once: both terms of a sum share a gradient
     for a in wanted:
@@ -334,8 +353,10 @@ def differentiate_template(forward: Template) -> BackwardTemplate:
             places.setdefault(total, len(places))
             builder.output(builder.draft.tensors[total], f"grad.{graph.spec(a).name}")
     sources = tuple({**places, **passed_on}[t] for t in (totals[a] for a in wanted) if t is not None)
+    backward = drop_dead_ops(builder.freeze())
+    inside.keep_only({*places, *(i for op in backward.ops for i in op.given)})
     arguments = (*seeds.values(), *inside.imported.values())
-    template = Template(forward.key + ".backward", builder.freeze(), arguments, tuple(places))
+    template = Template(forward.key + ".backward", backward, arguments, tuple(places))
     return BackwardTemplate(template, tuple(inside.imported), wanted, sources, inside.saved(forward))
 
 
@@ -357,30 +378,42 @@ def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
 
 
 def _differentiate_all(
-    graph: Graph, keys: Sequence[str], pool: WorkerPool | None
+    graph: Graph, calls: Sequence[OpNode], pool: WorkerPool | None
 ) -> dict[str, BackwardTemplate]:
-    """The gradient of each template. Worker processes compute the gradients if there are many."""
-    counts.differentiated += len(keys)
-    forward = [graph.templates[key] for key in keys]
-    modules = modules_of_ops({op.op for template in forward for op in template.graph.ops})
-    if pool is None or modules is None or len(keys) < ENOUGH:
-        made = [*map(_validated_gradient, forward)]
+    """The gradient of each template that some calls use. Worker processes compute the gradients if
+    there are many.
+    """
+    needed: dict[str, set[int]] = {}
+    for op in calls:
+        template = graph.templates[op.attrs["template"]]
+        needed.setdefault(template.key, set()).update(
+            formal
+            for formal, actual in zip(template.arguments, op.inputs)
+            if actual is not None and graph.tensors[actual].kind not in ("input", "constant")
+        )
+    counts.differentiated += len(needed)
+    forward = [(graph.templates[key], frozenset(arguments)) for key, arguments in needed.items()]
+    modules = modules_of_ops({op.op for template, _ in forward for op in template.graph.ops})
+    if pool is None or modules is None or len(forward) < ENOUGH:
+        made = [_validated_gradient(*one) for one in forward]
     else:
-        made = [*pool.map(_differentiate_in_worker, [(modules, template) for template in forward])]
-    return dict(zip(keys, made))
+        made = [*pool.map(_differentiate_in_worker, [(modules, *one) for one in forward])]
+    return dict(zip(needed, made))
 
 
-def _validated_gradient(forward: Template) -> BackwardTemplate:
+def _validated_gradient(forward: Template, needed: frozenset[int]) -> BackwardTemplate:
     """The gradient of a template. Both are validated by the rules of graphs."""
     validate_graph(forward.graph)
-    backward = differentiate_template(forward)
+    backward = differentiate_template(forward, needed)
     validate_graph(backward.template.graph)
     return backward
 
 
-def _differentiate_in_worker(modules: Sequence[str], forward: Template) -> BackwardTemplate:
+def _differentiate_in_worker(
+    modules: Sequence[str], forward: Template, needed: frozenset[int]
+) -> BackwardTemplate:
     import_ops(modules)
-    return _validated_gradient(forward)
+    return _validated_gradient(forward, needed)
 
 
 def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Differentiated:
@@ -400,7 +433,7 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Di
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
     calls = calls_before(graph, loss)
-    backward = _differentiate_all(graph, list(dict.fromkeys(op.attrs["template"] for op in calls)), pool)
+    backward = _differentiate_all(graph, calls, pool)
     layers: dict[int, tuple[int, BackwardTemplate]] = {}
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
 
@@ -417,7 +450,7 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Di
     tape.collect(loss, one.id)
     _run_backward(graph.ops, tape, on_call)
     for t in graph.of_kind("input"):
-        if t.spec.dtype.name != "i32":
+        if tape.has_terms(t.id):
             tape.total(t.id)
     gradients = {}
     for t in graph.of_kind("parameter"):
@@ -428,7 +461,19 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Di
             )
         gradients[t.spec.name] = total
         builder.output(builder.draft.tensors[total], f"{t.spec.name}.grad")
-    return Differentiated(builder.freeze(), gradients, layers)
+    return _without_dead_ops(Differentiated(builder.freeze(), gradients, layers))
+
+
+def _without_dead_ops(made: Differentiated) -> Differentiated:
+    """The same without ops that only lead to gradients of inputs and constants."""
+    graph = drop_dead_ops(made.graph)
+    numbers = {op.outputs: op.id for op in graph.ops if op.outputs}
+    layers = {}
+    for forward, (backward, template) in made.layers.items():
+        pair = [numbers.get(made.graph.ops[number].outputs) for number in (forward, backward)]
+        if pair[0] is not None and pair[1] is not None:
+            layers[pair[0]] = pair[1], template
+    return Differentiated(graph, made.gradients, layers)
 
 
 def _call_backward(

@@ -303,46 +303,30 @@ def _size(size: object) -> Size:
     return size if isinstance(size, Dim) else _validate.integer("TensorSpec", "a size", size, 1, MAX_SIZE)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorNode:
-    """A tensor of a graph. `producer` is the op that computes it; None for inputs, parameters,
-    states and constants.
+class _Operators:
+    """The operators of tensors: calls of the builder that made them.
 
-    `kind` is one of `input`, `parameter`, `state`, `constant`, `result`.
-
-    A tensor that a builder returned has operators, which append ops to the builder's graph: `a + b`,
-    `2 * a`, `a @ b`, `-a`, `a ** 2`, `x[:, 1:]`. They are the calls `add`, `mul`, `matmul`, `pow` and
-    `slice` of `GraphBuilder`. In an index, an integer selects and drops a dim, `...` stands for the
-    dims that are not named, and `None` adds a dim of size 1; steps must be 1.
+    Attributes:
+        owner: the `GraphBuilder`. Tensors of frozen graphs have none.
     """
 
-    id: int
-    spec: TensorSpec
-    kind: str
-    producer: int | None = None
-    owner: Any = field(default=None, compare=False, repr=False)  # the GraphBuilder; None if frozen
+    __slots__ = ("owner",)
+    owner: Any
 
     __array_ufunc__ = None  # NumPy leaves operators to the tensor
     __iter__ = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the fields, several times faster than the default of dataclasses with slots."""
-        return TensorNode, (self.id, self.spec, self.kind, self.producer)
-
-    @property
-    def shape(self) -> tuple[Size, ...]:
-        """Sizes of the tensor."""
-        return self.spec.shape
-
     def _builder(self) -> Any:
-        if self.owner is None:
+        owner = getattr(self, "owner", None)
+        if owner is None:
+            spec = self.spec  # type: ignore[attr-defined]
             _validate.invalid(
                 "operator",
                 "operators need a tensor of a graph that is being defined",
-                f"{self.spec} {self.spec.name!r} of a frozen one",
+                f"{spec} {spec.name!r} of a frozen one",
                 "use the tensor that a call of the graph returned",
             )
-        return self.owner
+        return owner
 
     def __add__(self, other: Any) -> TensorNode:
         return self._builder().add(self, other)  # type: ignore[no-any-return]
@@ -379,6 +363,43 @@ class TensorNode:
 
     def __getitem__(self, index: Any) -> TensorNode:
         return self._builder().index(self, index)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNode(_Operators):
+    """A tensor of a graph. `producer` is the op that computes it; None for inputs, parameters,
+    states and constants.
+
+    `kind` is one of `input`, `parameter`, `state`, `constant`, `result`.
+
+    A tensor that a builder returned has operators, which append ops to the builder's graph: `a + b`,
+    `2 * a`, `a @ b`, `-a`, `a ** 2`, `x[:, 1:]`. They are the calls `add`, `mul`, `matmul`, `pow` and
+    `slice` of `GraphBuilder`. In an index, an integer selects and drops a dim, `...` stands for the
+    dims that are not named, and `None` adds a dim of size 1; steps must be 1.
+    """
+
+    id: int
+    spec: TensorSpec
+    kind: str
+    producer: int | None = None
+
+    @classmethod
+    def of_builder(
+        cls, owner: object, id: int, spec: TensorSpec, kind: str, producer: int | None = None
+    ) -> TensorNode:
+        """A tensor whose operators append ops to a builder's graph."""
+        node = cls(id, spec, kind, producer)
+        _put(node, "owner", owner)
+        return node
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the fields, several times faster than the default of dataclasses with slots."""
+        return TensorNode, (self.id, self.spec, self.kind, self.producer)
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """Sizes of the tensor."""
+        return self.spec.shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.kernels.reference_activations import ACTIVATIONS
+from tilewise.kernels.reference_dims import ARITHMETIC, DIMS
 
 __all__ = ["REFERENCES", "UPDATE_STEPS"]
 
@@ -501,6 +502,8 @@ REFERENCES: dict[str, Any] = {
     "attention_paged": attention_paged,
     "kv_write": kv_write,
     **ACTIVATIONS,
+    **ARITHMETIC,
+    **DIMS,
     "softmax": softmax,
     "softmax_backward": softmax_backward,
     "add": lambda a, b: _f64(a) + _f64(b),

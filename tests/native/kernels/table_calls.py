@@ -55,6 +55,33 @@ ANY = {  # sizes that the table leaves open
     ("row_sum_split", "split"): (2, 1),
     ("column_sum_split", "split"): (2, D),
     ("peak", "ops_per_step"): (1, 1),
+    ("rearrange", "x"): (M, D),
+    ("concat", "x"): (M, D // 2),
+    ("reduce_sum", "out"): (M, 1),
+    ("reduce_max", "out"): (M, 1),
+    ("gather_elements", "index"): (M, 1),
+    ("scatter_add", "x"): (M, D),
+    ("scatter_add", "src"): (M, D),
+    ("scatter_add", "index"): (M, 1),
+    ("one_hot", "ids"): (M, 1),
+    ("unfold", "x"): (1, M + D - 1),
+    ("fold", "x"): (M * D, 1),
+    ("batched_gemm", "a"): (M, 5),
+    ("batched_gemm", "b"): (10, 40),
+    ("dropout", "key"): (1, 4),
+}
+WINDOWS = [1, 1, 0, 0, 1, 1]  # strides, padding, dilations
+EVERY_INT = {  # all integers of kernels whose sizes depend on each other
+    "rearrange": [2, M * D, 0, 0, M, D, D, 1, 0, 0, M, D],
+    "concat": [2, D // 2, D // 2],
+    "reduce_sum": [2, M, D, 1, 0],
+    "reduce_max": [2, M, D, 1, 0],
+    "gather_elements": [1, 8, D, M, 0, 1, 0, 0],
+    "scatter_add": [1, M, D, M, 0, 1, 0, 0],
+    "unfold": [1, 1, M + D - 1, 1, M, 1, D, *WINDOWS],
+    "fold": [1, M, D, M, D, 1, 1, *WINDOWS],
+    "batched_gemm": [3, 5, 0, 0],
+    "dropout": [2, M, D, 0, 0, D, 1],
 }
 INTS = {
     "num_k_splits": 2,
@@ -100,6 +127,8 @@ def operands_of(spec, name):
 
 def integers_of(spec, name):
     """Integer arguments that match those operands."""
+    if spec.base in EVERY_INT:
+        return list(EVERY_INT[spec.base])
     made = list(operands_of(spec, name))
     integers, result = dict(INTS), []
     if spec.base == "rope":

@@ -79,9 +79,10 @@ def test_exp_and_log_are_within_two_ulp(isa):
 @every_dtype
 @every_width
 def test_elementwise_ops(isa, dt, d):
-    """add, multiply, scale, activations and gates, forward and backward."""
+    """Arithmetic, activations, gates and losses, forward and backward."""
     gen = rng(d)
     a, b, c, out, second = *(random(gen, 6, d, dt, 3.0) for _ in range(3)), empty(6, d, dt), empty(6, d, dt)
+    positive = (np.abs(c.astype(np.float32)) + 0.25).astype(a.dtype)
     for name, inputs, floats in (
         ("add", [a, b], []),
         ("multiply", [a, b], []),
@@ -100,6 +101,29 @@ def test_elementwise_ops(isa, dt, d):
         ("tanh_backward", [a, b], []),
         ("softcap", [a], [2.5]),
         ("softcap_backward", [a, b], [2.5]),
+        ("subtract", [a, b], []),
+        ("divide", [a, b], []),
+        ("shift", [a], [1.25]),
+        ("maximum", [a, b], []),
+        ("minimum", [a, b], []),
+        ("maximum_backward", [a, b, c], []),
+        ("greater", [a, b], []),
+        ("equal", [a, b], []),
+        ("select", [(a.astype(np.float32) > 0).astype(a.dtype), b, c], []),
+        ("sigmoid", [a], []),
+        ("sigmoid_backward", [a, b], []),
+        ("sqrt", [positive], []),
+        ("power", [a], [3.0]),
+        ("power", [positive], [-2.5]),
+        ("power", [positive], [1.7]),
+        ("exp", [a], []),
+        ("log", [positive], []),
+        ("abs", [a], []),
+        ("abs_backward", [a, b], []),
+        ("bce_with_logits", [a, positive], []),
+        ("bce_with_logits_backward", [a, b, positive], []),
+        ("log_softmax", [a], []),
+        ("log_softmax_backward", [a, b], []),
     ):
         run(f"{name}_{dt}", [out, *inputs], floats=floats, isa=isa)
         assert_close(out, reference.REFERENCES[name](*inputs, *floats), dt, bound=1e-6)

@@ -64,6 +64,13 @@ MOVES = {
     "gather_rows",
     "spread",
     "tree_or",
+    "rearrange",
+    "concat",
+    "repeat_row",
+    "gather_elements",
+    "one_hot",
+    "unfold",
+    "unpack",
 }
 
 

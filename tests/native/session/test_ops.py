@@ -249,7 +249,11 @@ def test_attention_without_a_batch_label(in_layer):
 
     g = tw.ComputeGraph("attention")
     q, k = g.input([5, 100, 16], name="q"), g.input([5, 100, 8], name="k")
-    out = attend(g, q, k, path="a") if in_layer else g.scaled_dot_product_attention(q, k, k, head_dim=8, causal=True)
+    out = (
+        attend(g, q, k, path="a")
+        if in_layer
+        else g.scaled_dot_product_attention(q, k, k, head_dim=8, causal=True)
+    )
     g.output(out, "y")
     generator = np.random.default_rng(2)
     vq, vk = (generator.standard_normal(t.shape).astype(np.float32) for t in (q, k))

@@ -156,7 +156,9 @@ def grouped(kv_heads, group, k_splits=8):
     heads, kv = DimLabel("q", 16), DimLabel("kv", 16, group)
     q = linear(g, x, "q", 16 * kv_heads * group, out_label=heads)
     k, v = (linear(g, x, n, 16 * kv_heads, out_label=kv) for n in ("k", "v"))
-    out = linear(g, g.scaled_dot_product_attention(q, k, v, head_dim=16, causal=True), "o", 64, in_label=heads)
+    out = linear(
+        g, g.scaled_dot_product_attention(q, k, v, head_dim=16, causal=True), "o", 64, in_label=heads
+    )
     g.loss(g.mean_cross_entropy(out, y)[0])
     return differentiate(g.freeze(), g.draft.loss_id)[0]
 

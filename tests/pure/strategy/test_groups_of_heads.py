@@ -21,7 +21,9 @@ def plan_layouts(heads, kv_heads, k_splits, tp):
     many, few = DimLabel("heads", 4), DimLabel("kv_heads", 4, heads // kv_heads)
     q = linear(graph, x, "q", heads * 4, out_label=many)
     k, v = (linear(graph, x, name, kv_heads * 4, out_label=few) for name in ("k", "v"))
-    out = linear(graph, graph.scaled_dot_product_attention(q, k, v, head_dim=4, causal=True), "o", 8, in_label=many)
+    out = linear(
+        graph, graph.scaled_dot_product_attention(q, k, v, head_dim=4, causal=True), "o", 8, in_label=many
+    )
     graph.loss(graph.sum(out))
     trained, _, _ = differentiate(graph.freeze(), graph.draft.loss_id)
     mesh = DeviceMesh({"tp": tp})

@@ -150,6 +150,10 @@ class EqualTo(Op):
         x = spec(self.x)
         return [TensorSpec(x.shape, DTYPES["f32"], x.labels, storage=x.storage)]
 
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
+        """Integers have no gradient."""
+        return {}
+
     def lower(self, low: Lowering) -> None:
         """One task per row tile."""
         out = low.tensor(self.out)
