@@ -215,6 +215,15 @@ class TensorMethods:
             x if self.draft.own("expand", x).shape == sizes else self.op("expand", [x, None], shape=sizes)[0]
         )
 
+    def expand_as(self, x: TensorNode, like: TensorNode) -> TensorNode:
+        """x, broadcast to the shape of `like`, as operands of `add` are. x may be a vector or a weight."""
+        with self.all_or_nothing():
+            made, _ = self._pair("expand_as", x, like)
+            if made.shape != self.draft.own("expand_as", like).shape:
+                rule = "the shape of x must broadcast to that of `like`"
+                _validate.invalid("expand_as", rule, f"{x.spec}, {like.spec}", "exchange them")
+            return made
+
     def _pair(self, call: str, a: TensorNode, b: TensorNode) -> list[TensorNode]:
         """Two tensors, broadcast to one shape."""
         one, other = self.draft.own(call, a).spec, self.draft.own(call, b).spec

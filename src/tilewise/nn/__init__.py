@@ -1,8 +1,59 @@
-"""Layers as functions that add ops to a graph. A parameter has the name that it is given, relative
-to the layer's path.
+"""Layers as functions that add ops to a graph, and as small classes. A parameter has the name that it is
+given, relative to the layer's path.
 """
 
 from tilewise.graph import GraphBuilder, LayerFunction, layer
-from tilewise.nn.layers import layer_norm, linear, rms_norm
+from tilewise.nn.layers import (
+    conv1d,
+    conv2d,
+    embedding,
+    layer_norm,
+    linear,
+    mlp,
+    multi_head_attention,
+    rms_norm,
+)
+from tilewise.nn.modules import (
+    Conv1d,
+    Conv2d,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    MultiHeadAttention,
+    RMSNorm,
+    Sequential,
+    gelu,
+    relu,
+    sigmoid,
+    silu,
+    tanh,
+)
 
-__all__ = ["GraphBuilder", "LayerFunction", "layer", "layer_norm", "linear", "rms_norm"]
+__all__ = [
+    "Conv1d",
+    "Conv2d",
+    "Dropout",
+    "Embedding",
+    "GraphBuilder",
+    "LayerFunction",
+    "LayerNorm",
+    "Linear",
+    "MultiHeadAttention",
+    "RMSNorm",
+    "Sequential",
+    "conv1d",
+    "conv2d",
+    "embedding",
+    "gelu",
+    "layer",
+    "layer_norm",
+    "linear",
+    "mlp",
+    "multi_head_attention",
+    "relu",
+    "rms_norm",
+    "sigmoid",
+    "silu",
+    "tanh",
+]

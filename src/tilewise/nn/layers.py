@@ -1,4 +1,4 @@
-"""The layers of the built-in models: each declares its parameters and uses them."""
+"""Layers as functions of a graph: each declares its parameters and uses them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from tilewise.core.validation import Validator
 from tilewise.graph import GraphBuilder
 from tilewise.ir.graph import TensorNode
 
-__all__ = ["layer_norm", "linear", "rms_norm"]
+__all__ = [
+    "conv1d",
+    "conv2d",
+    "embedding",
+    "layer_norm",
+    "linear",
+    "mlp",
+    "multi_head_attention",
+    "rms_norm",
+]
 
 _validate = Validator("nn", ShapeError)
 
@@ -98,6 +107,156 @@ def layer_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> 
         gamma = graph.parameter([width], x.spec.dtype, name=f"{name}.weight")
         beta = graph.parameter([width], x.spec.dtype, name=f"{name}.bias", init="zeros")
         return graph.layer_norm(x, gamma, beta, eps=eps)
+
+
+def embedding(
+    graph: GraphBuilder,
+    ids: TensorNode,
+    name: str,
+    num_embeddings: int,
+    width: int,
+    *,
+    dtype: str = "f32",
+    vocab_label: DimLabel | None = None,
+    init_scale: float = 1.0,
+) -> TensorNode:
+    """Rows `[..., width]` of a new table `[num_embeddings, width]` at ids (i32, `[...]`)."""
+    with graph.all_or_nothing():
+        table = graph.parameter(
+            [num_embeddings, width], dtype, name=name, labels=[vocab_label, None], init_scale=init_scale
+        )
+        return graph.embedding(ids, table)
+
+
+def mlp(
+    graph: GraphBuilder,
+    x: TensorNode,
+    name: str,
+    hidden: int,
+    *,
+    out_features: int | None = None,
+    activation: str = "gelu",
+    label: DimLabel | None = None,
+) -> TensorNode:
+    """Two linear layers with biases and an activation between them.
+
+    Args:
+        name: prefix of the parameters' names, which end in `.fc1.weight`, `.fc1.bias`, `.fc2.weight` and
+            `.fc2.bias`.
+        hidden: features between them.
+        out_features: features of the result; by default those of x.
+        activation: `gelu`, `relu`, `silu`, `tanh` or `sigmoid`.
+        label: label of the hidden dim, which devices may share.
+    """
+    _validate.choice("mlp", "activation", activation, ("gelu", "relu", "silu", "tanh", "sigmoid"))
+    out = x.shape[-1] if out_features is None else out_features
+    if not isinstance(out, int):
+        _validate.invalid("mlp", "the last dim must have a fixed size", f"{x.spec}", "reorder the dims")
+    with graph.all_or_nothing():
+        h = linear(graph, x, f"{name}.fc1.weight", hidden, out_label=label, bias=True)
+        h = getattr(graph, activation)(h)
+        return linear(graph, h, f"{name}.fc2.weight", out, in_label=label, bias=True)
+
+
+def multi_head_attention(
+    graph: GraphBuilder,
+    x: TensorNode,
+    name: str,
+    num_heads: int,
+    *,
+    context: TensorNode | None = None,
+    causal: bool = False,
+    attn_mask: TensorNode | None = None,
+    label: str | None = "heads",
+) -> TensorNode:
+    """Attention of `x` `[batch, seq, width]` to itself, or to `context` `[batch, keys, width]`, with
+    projections that have biases.
+
+    Args:
+        name: prefix of the parameters' names, which end in `.q.weight`, `.q.bias`, and so on, for q, k, v
+            and out.
+        num_heads: heads, each of `width / num_heads` elements.
+        context: what x attends to; by default x.
+        causal: a token attends to itself and to earlier tokens.
+        attn_mask: see `GraphBuilder.scaled_dot_product_attention`.
+        label: name of the label of the heads, which devices may share; None: no label.
+    """
+    width, heads = x.shape[-1], _validate.integer("multi_head_attention", "num_heads", num_heads, 1, MAX_SIZE)
+    if not isinstance(width, int) or width % heads:
+        rule = f"the last dim must hold {heads} heads"
+        _validate.invalid("multi_head_attention", rule, f"{x.spec}", "choose another number of heads")
+    of_heads = None if label is None else DimLabel(label, width // heads)
+    with graph.all_or_nothing():
+        source = x if context is None else context
+        q, k, v = (
+            linear(graph, y, f"{name}.{n}.weight", width, out_label=of_heads, bias=True)
+            for n, y in (("q", x), ("k", source), ("v", source))
+        )
+        attended = graph.scaled_dot_product_attention(
+            q, k, v, head_dim=width // heads, causal=causal, attn_mask=attn_mask
+        )
+        return linear(graph, attended, f"{name}.out.weight", width, in_label=of_heads, bias=True)
+
+
+def conv2d(
+    graph: GraphBuilder,
+    x: TensorNode,
+    name: str,
+    out_channels: int,
+    kernel_size: int | tuple[int, int],
+    *,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    bias: bool = True,
+) -> TensorNode:
+    """Convolution of images `[batch, channels, height, width]` with a new weight `[out_channels, channels
+    * kernel height * kernel width]`, which is PyTorch's with its last dims merged.
+
+    Args:
+        name: prefix of the parameters' names, which end in `.weight` and `.bias`.
+        kernel_size, stride, padding, dilation: a number, or (height, width).
+    """
+    if len(x.shape) != 4 or not isinstance(x.shape[1], int):
+        rule = "images must be [batch, channels, height, width]"
+        _validate.invalid("conv2d", rule, f"{x.spec}", "reshape them")
+    down, right = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+    with graph.all_or_nothing():
+        inner = x.shape[1] * down * right
+        weight = graph.parameter([out_channels, inner], x.spec.dtype, name=f"{name}.weight")
+        vector = None
+        if bias:
+            vector = graph.parameter([out_channels], x.spec.dtype, name=f"{name}.bias", init="zeros")
+        return graph.conv2d(
+            x, weight, vector, kernel_size=(down, right), stride=stride, padding=padding, dilation=dilation
+        )
+
+
+def conv1d(
+    graph: GraphBuilder,
+    x: TensorNode,
+    name: str,
+    out_channels: int,
+    kernel_size: int,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    bias: bool = True,
+) -> TensorNode:
+    """Convolution of `[batch, channels, length]`, with parameters like those of `conv2d`."""
+    if len(x.shape) != 3 or not isinstance(x.shape[1], int):
+        _validate.invalid("conv1d", "x must be [batch, channels, length]", f"{x.spec}", "reshape it")
+    with graph.all_or_nothing():
+        weight = graph.parameter(
+            [out_channels, x.shape[1] * kernel_size], x.spec.dtype, name=f"{name}.weight"
+        )
+        vector = None
+        if bias:
+            vector = graph.parameter([out_channels], x.spec.dtype, name=f"{name}.bias", init="zeros")
+        return graph.conv1d(
+            x, weight, vector, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
+        )
 
 
 def _bias_of(call: str, name: str) -> str:

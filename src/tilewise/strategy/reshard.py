@@ -198,7 +198,7 @@ class _Rewrite:
             if d in (0, last) or not size or any(before[d + 1 :] + after[d + 1 :]):
                 continue
             attrs = {"source": spec.shape, "shape": (*spec.shape[:d], size)}
-            (merged,) = results_of_call("reshape", [self.tensors[source].spec], attrs)
+            (merged,) = results_of_call("reshape", [spec], attrs)
             wide = self._append("reshape", source, merged, before[: d + 1], op, attrs)
             wide = self._append(name, wide, merged, (*before[:d], after[d]), op)
             before = (*before[:d], after[d], *before[d + 1 :])
