@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tilewise.graph.parallel import LayerSpec, ParallelDebugger, ParallelGraphBuilder, ProgressTracker
     from tilewise.ir.graph import TensorSpec
     from tilewise.ir.hints import Replicate, Shard
+    from tilewise.kernels.dlpack import to_dlpack
     from tilewise.kernels.user import tile_kernel
     from tilewise.processes.workers import WorkerPool
     from tilewise.serve import LLM, Engine, SamplingParams, StructuredOutputsParams
@@ -61,6 +62,7 @@ _MODULES = {
     "layer": "tilewise.graph",
     "tile_kernel": "tilewise.kernels.user",
     "tile_program": "tilewise.tiles",
+    "to_dlpack": "tilewise.kernels.dlpack",
 }
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "optim",
     "tile_kernel",
     "tile_program",
+    "to_dlpack",
 ]
 
 

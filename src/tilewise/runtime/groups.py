@@ -100,8 +100,9 @@ class TaskGroup:
     def wait_any(self, timeout: float | None = None) -> Handle:
         """The next task that has ended, successfully or not. Each task is returned once.
 
-        Without a timeout the caller helps to run tasks, if all tasks belong to one runtime. Tasks that other threads add meanwhile are
-        considered only after one of the earlier tasks has ended.
+        Without a timeout the caller helps to run tasks, if all tasks belong to one runtime; in other
+        groups, every runtime needs a worker. Tasks that other threads add meanwhile are considered
+        only after one of the earlier tasks has ended.
 
         Raises:
             TimeoutError: no further task has ended within `timeout` seconds.

@@ -2,8 +2,8 @@
 
 Only one thread may make blocking calls at a time (`session/one_call.py`); a second one gets an
 error, and nothing has changed. Asynchronous calls run on a thread of the instance, in the order in
-which they were made, and blocking calls take their turn among them. Access to tensors by name, and the checks of new values, are in
-`session/tensors.py`.
+which they were made, and blocking calls take their turn among them. Access to tensors by name, and
+the checks of new values, are in `session/tensors.py`.
 """
 
 from __future__ import annotations
@@ -141,6 +141,8 @@ class GraphInstance:
             name: the tensor's name.
             copy: False to read an input or output without a copy if it is contiguous; it is valid
                 until the next run. For a parameter this reads the weight, not its master.
+                `torch.from_dlpack` and `numpy.from_dlpack` share the array's memory; for bf16, pass
+                `tilewise.to_dlpack(array)`.
 
         Raises:
             ShapeError: no tensor has that name.
@@ -151,7 +153,9 @@ class GraphInstance:
             return self._tensors.read(name) if copy else self._tensors.view(name)
 
     def set_tensor(self, name: str, value: Array) -> None:
-        """Write a whole input, parameter (with its master) or state.
+        """Write a whole input, parameter (with its master) or state. Like all arrays that a model
+        accepts, the value may be an array of another library that has `__dlpack__`, such as a
+        tensor of PyTorch on the CPU.
 
         Raises:
             ShapeError: there is no such tensor; or the value has another shape or kind, is beyond
