@@ -30,6 +30,7 @@ from tilewise.checkpoint import (
 )
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError
+from tilewise.core.open_objects import note_open
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import TensorSpec
 from tilewise.observe import Trace
@@ -115,6 +116,7 @@ class GraphInstance:
         self.step_count = 0
         self._alone = OneCall()
         self._writes_at_forward: int | None = None
+        note_open(self)
 
     # ---- weights and other tensors ------------------------------------------------------------------------
 

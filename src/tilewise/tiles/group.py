@@ -22,6 +22,7 @@ from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import PlanError, ResourceError, ShapeError
 from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.mesh import DeviceMesh
+from tilewise.core.open_objects import note_open
 from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.program import Call, DeviceBinding, DeviceClass, LoweredTemplate, TileProgram
@@ -112,6 +113,7 @@ class DeviceGroup(Collectives):
         }
         self._executor = open_devices(options, _nothing(devices))
         self._timeline = ExecutorTimeline(self._executor, self.workers_per_device)
+        note_open(self)
 
     # ---- symmetric memory ---------------------------------------------------------------------------------
 
