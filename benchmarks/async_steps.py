@@ -1,7 +1,7 @@
 """Measures what asynchronous steps cost, and what copying the next batch's inputs meanwhile gains.
 
 1. The demo's model: `step_async().wait()` compared with `step()`, in pairs that take turns: the ratio
-   of medians, which must be at most 1.01. Beside it, the time of a call that does nothing, through
+   of medians, which must be at most 1.01. Next to it: the time of a call that does nothing, through
    the queue's thread and back.
 2. A model with 64 MB of inputs per step, given as f64 in the order of columns, so that they must be
    converted: blocking steps, and asynchronous ones that are queued one batch early. The limit is a

@@ -6,21 +6,22 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
 import tilewise as tw
 from native.distributed.test_mpi_commands import MPIEXEC, script
-from tilewise.core import ConfigError, PlanError
+from tilewise.core import ConfigError, PlanError, open_objects
 from tilewise.core.open_objects import close_all, note_open
 from tilewise.runtime import Runtime
 
 
 @pytest.fixture(autouse=True)
-def _ended():
-    """Tests begin and end without open objects."""
-    tw.shutdown()
+def _ended(monkeypatch):
+    """Tests begin and end without open objects, and do not close those of other tests."""
+    monkeypatch.setattr(open_objects, "_open", weakref.WeakValueDictionary())
     yield
     tw.shutdown()
 
