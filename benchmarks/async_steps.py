@@ -30,7 +30,7 @@ from machine import machine
 import tilewise as tw
 from tilewise import models, nn
 from tilewise.models import llama
-from tilewise.runtime import CallHandle, CallQueue
+from tilewise.runtime.calls import CallHandle, CallQueue
 
 ROWS, COLUMNS, HIDDEN = 4096, 2048, 512
 STEPS = 4  # of a loop

@@ -14,7 +14,7 @@ from tilewise.ir.program import Access, Mode, Number, Operand, Source
 from tilewise.observe.stats import RuntimeStats
 from tilewise.observe.trace import TaskSpan, Trace
 from tilewise.runtime.buffers import Buffer, Region, TileGrid
-from tilewise.runtime.calls import CallHandle, CallQueue
+from tilewise.runtime.calls import CallHandle
 from tilewise.runtime.events import Event
 from tilewise.runtime.groups import TaskGroup
 from tilewise.runtime.handles import Handle, TaskHandle
@@ -28,7 +28,6 @@ __all__ = [
     "Access",
     "Buffer",
     "CallHandle",
-    "CallQueue",
     "Commute",
     "Event",
     "Executor",

@@ -9,6 +9,7 @@ call that needs it.
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from tilewise.core import get_logger
-from tilewise.core.errors import ConfigError, TaskFailed
+from tilewise.core.errors import ConfigError, ResourceError, TaskFailed
 from tilewise.core.validation import Validator, shown
 from tilewise.processes.threads import BackgroundThread
 from tilewise.runtime.handles import await_handle, leave_block
@@ -202,10 +203,10 @@ class CallQueue:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name, self._process = name, os.getpid()
         self._changed = threading.Condition()
         self._entries: deque[CallHandle | _Turn] = deque()
-        self._is_taken = False  # a call runs
+        self._running: CallHandle | _Turn | None = None
         self._is_ending = False
         self._thread: BackgroundThread | None = None
 
@@ -213,40 +214,66 @@ class CallQueue:
         """Run a call in the background, after all earlier ones.
 
         Raises:
-            ConfigError: the queue is closed.
+            ConfigError: the queue is closed, or belongs to the parent of this process.
+            ResourceError: the system cannot start another thread.
         """
+        self._require_own()
         with self._changed:
             if self._is_ending:
                 _validate.invalid(
                     "CallQueue", "a queue of calls must be open", "a closed one", "make the call before close"
                 )
             if self._thread is None:
-                thread = BackgroundThread(self._serve, name=self._name, stop=self.end)
-                thread.start()
-                self._thread = thread
+                self._thread = self._started_thread()
             self._entries.append(handle)
             self._changed.notify_all()
         return handle
+
+    def _started_thread(self) -> BackgroundThread:
+        thread = BackgroundThread(self._serve, name=self._name, stop=self.end)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise ResourceError(
+                f"[runtime.CallQueue] a call in the background needs a thread; got {error}; raise the limit of "
+                "processes (ulimit -u)"
+            ) from None
+        return thread
 
     @contextmanager
     def turn(self) -> Generator[None, None, None]:
         """A block that runs on this thread after all earlier calls, and before all later ones.
 
         Raises:
-            ConfigError: this is the queue's own thread, which would wait for itself.
+            ConfigError: this is the queue's own thread, which would wait for itself, or the queue
+                belongs to the parent of this process.
         """
-        self._take()
-        try:
+        self._require_own()
+        own = _Turn()
+        try:  # from the beginning, because Ctrl-C may come between any two lines
+            self._take(own)
             yield
         finally:
             with self._changed:
-                self._is_taken = False
+                if self._running is own:
+                    self._running = None
+                elif own in self._entries:
+                    self._entries.remove(own)
                 self._changed.notify_all()
 
-    def _take(self) -> None:
+    def _require_own(self) -> None:
+        if os.getpid() != self._process:  # a fork has no thread, and its copy of the mutex may be locked
+            _validate.invalid(
+                "CallQueue",
+                "calls may be made only in the process that made their object",
+                "a call in a forked one",
+                "make the object there",
+            )
+
+    def _take(self, own: _Turn) -> None:
         with self._changed:
-            if not self._entries and not self._is_taken:
-                self._is_taken = True
+            if not self._entries and self._running is None:
+                self._running = own
                 return
             if threading.current_thread() is self._thread:
                 _validate.invalid(
@@ -255,16 +282,9 @@ class CallQueue:
                     "a blocking call in a callback",
                     "make it on another thread",
                 )
-            own = _Turn()
             self._entries.append(own)
-            try:
-                self._changed.wait_for(lambda: self._entries[0] is own and not self._is_taken)
-            except BaseException:  # Ctrl-C
-                self._entries.remove(own)
-                self._changed.notify_all()
-                raise
-            self._entries.popleft()
-            self._is_taken = True
+            self._changed.wait_for(lambda: self._entries[0] is own and self._running is None)
+            self._running = self._entries.popleft()
 
     def cancel(self, cause: str) -> None:
         """Cancel all calls in the background that have not started.
@@ -289,23 +309,26 @@ class CallQueue:
             self._changed.wait_for(self._may_serve)
             if self._is_ending:
                 return False
-            handle = self._entries.popleft()
-            self._is_taken = True
+            handle = self._running = self._entries.popleft()
         assert isinstance(handle, CallHandle)
         try:
             handle._run()
         finally:
             with self._changed:
-                self._is_taken = False
+                self._running = None
                 self._changed.notify_all()
         return True
 
     def _may_serve(self) -> bool:
         is_next = bool(self._entries) and isinstance(self._entries[0], CallHandle)
-        return self._is_ending or (is_next and not self._is_taken)
+        return self._is_ending or (is_next and self._running is None)
 
     def end(self) -> None:
-        """Cancel all calls that have not started, and let the thread end, without waiting for it."""
+        """Cancel all calls that have not started, and let the thread end, without waiting for it. Does
+        nothing in a forked child.
+        """
+        if os.getpid() != self._process:
+            return
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator
-from tilewise.runtime import CallHandle, CallQueue
+from tilewise.runtime.calls import CallHandle, CallQueue
 
 __all__ = ["OneCall"]
 

@@ -31,7 +31,8 @@ from tilewise.kernels.packing import packed_elements, padded_columns, unpack_wei
 from tilewise.observe.profile import Profile
 from tilewise.plan.collectives.arrays import most_signals
 from tilewise.plan.shapes import round_up
-from tilewise.runtime import CallHandle, CallQueue, Executor, Program
+from tilewise.runtime import CallHandle, Executor, Program
+from tilewise.runtime.calls import CallQueue
 from tilewise.runtime.timelines import ExecutorTimeline
 from tilewise.session.assemble import encode_program, open_devices
 from tilewise.tiles.collectives import Collectives

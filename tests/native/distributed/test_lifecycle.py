@@ -13,6 +13,7 @@ import pytest
 
 import tilewise as tw
 from native.distributed.test_mpi_commands import MPIEXEC, script
+from native.serve.serving_models import save_model
 from tilewise.core import ConfigError, PlanError, open_objects
 from tilewise.core.open_objects import close_all, note_open
 from tilewise.runtime import Runtime
@@ -73,6 +74,16 @@ def test_shutdown_closes_everything_and_may_be_repeated():
                 thing.close()
     tw.shutdown()
     assert threading.active_count() == before
+
+
+def test_shutdown_closes_engines(tmp_path):
+    """Their threads end; `close` afterwards does nothing."""
+    with tw.LLM(save_model(tmp_path), dtype="f32", max_num_seqs=2) as llm:
+        llm.generate(["abc"], tw.SamplingParams(max_tokens=2))
+        tw.shutdown()
+        with pytest.raises(PlanError, match="the engine must be open"):
+            llm.generate(["abc"], tw.SamplingParams(max_tokens=2))
+    assert "tilewise-engine" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_an_open_group_is_used():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import subprocess
 import sys
 import threading
 import weakref
@@ -436,3 +437,44 @@ def test_a_dropped_model_leaves_no_thread():
     assert where() is None
     thread.join(60)
     assert not thread.is_alive()
+
+
+CHILD = """
+import gc, os, sys
+import numpy as np
+import tilewise as tw
+
+graph = tw.ComputeGraph("twice")
+graph.output(graph.scale(graph.input([4, 8], name="x"), 2.0), "y")
+models = [graph.instantiate(graph.plan(workers_per_device=1)) for _ in range(2)]
+x = np.ones((4, 8), np.float32)
+handles = [model.forward_async(["y"], x=x) for model in models]
+for handle in handles:
+    handle.wait()
+for model in models:
+    model._alone._calls._changed.acquire()  # as if another thread held it
+child = os.fork()
+if child == 0:
+    try:
+        models[0].forward_async(x=x)
+    except tw.TilewiseError as error:
+        assert "only in the process that made it" in str(error), error
+    else:
+        os._exit(3)
+    assert (handles[0].result()["y"] == 2).all()
+    models.pop().close()
+    del model
+    gc.collect()
+    sys.exit(0)
+for model in models:
+    model._alone._calls._changed.release()
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert (models[1].forward_async(["y"], x=3 * x).result()["y"] == 6).all()
+sys.exit(status)  # without close: the end of the program ends the threads
+"""
+
+
+def test_a_fork_has_results_and_no_thread():
+    """It may read handles that have ended, and drop or close its copies of models; the parent goes on."""
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
