@@ -172,4 +172,4 @@ def test_processes_may_work_alone(tmp_path):
     """With `mpi=False` each process is a program of its own."""
     done = script(tmp_path, *(line.format(mpi="False", end="tw.shutdown()") for line in LINES))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "process 0 of 1 (leader)\n" * 2
+    assert done.stdout.count("process 0 of 1 (leader)") == 2  # the ends of lines may be written together
