@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 namespace tilewise::bind {
+void bind_arrays(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
 void bind_programs(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);

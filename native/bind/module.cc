@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
   // report each of them, and all their types, after the program's own error. Tests check for leaks instead.
   nanobind::set_leak_warnings(false);
   m.doc() = "Native module of Tilewise. Private: use tilewise.kernels and tilewise.runtime.";
+  tilewise::bind::bind_arrays(m);
   tilewise::bind::bind_kernels(m);
   tilewise::bind::bind_programs(m);
   tilewise::bind::bind_sampling(m);

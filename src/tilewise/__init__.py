@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from tilewise.core.dims import BATCH, Dim, DimLabel
     from tilewise.core.errors import TilewiseError
     from tilewise.core.mesh import DeviceMesh
-    from tilewise.distributed import ProcessGroup
+    from tilewise.distributed import ProcessGroup, ProcessRole, init, shutdown
     from tilewise.graph import GraphBuilder, layer
     from tilewise.graph.parallel import LayerSpec, ParallelDebugger, ParallelGraphBuilder, ProgressTracker
     from tilewise.ir.graph import TensorSpec
     from tilewise.ir.hints import Replicate, Shard
+    from tilewise.kernels.dlpack import to_dlpack
     from tilewise.kernels.user import tile_kernel
     from tilewise.processes.workers import WorkerPool
     from tilewise.serve import LLM, Engine, SamplingParams, StructuredOutputsParams
@@ -48,6 +49,7 @@ _MODULES = {
     "PipelineStages": "tilewise.strategy",
     "Plan": "tilewise.session",  # imports all ops and optimizers that a saved plan may name
     "ProcessGroup": "tilewise.distributed",
+    "ProcessRole": "tilewise.distributed",
     "ProgressTracker": "tilewise.graph.parallel",
     "Replicate": "tilewise.ir.hints",
     "SamplingParams": "tilewise.serve",
@@ -58,9 +60,12 @@ _MODULES = {
     "TensorSpec": "tilewise.ir.graph",
     "TilewiseError": "tilewise.core.errors",
     "WorkerPool": "tilewise.processes.workers",
+    "init": "tilewise.distributed",
     "layer": "tilewise.graph",
+    "shutdown": "tilewise.distributed",
     "tile_kernel": "tilewise.kernels.user",
     "tile_program": "tilewise.tiles",
+    "to_dlpack": "tilewise.kernels.dlpack",
 }
 
 __all__ = [
@@ -82,6 +87,7 @@ __all__ = [
     "PipelineStages",
     "Plan",
     "ProcessGroup",
+    "ProcessRole",
     "ProgressTracker",
     "Replicate",
     "SamplingParams",
@@ -96,11 +102,14 @@ __all__ = [
     "get_cmake_dir",
     "get_include",
     "get_library",
+    "init",
     "layer",
     "models",
     "optim",
+    "shutdown",
     "tile_kernel",
     "tile_program",
+    "to_dlpack",
 ]
 
 

@@ -24,7 +24,7 @@ ALLOWED = {
     "kernels": "core ir",
     "comm": "core processes files ir kernels",  # programs of users run kernels
     "observe": "core files ir",  # pure functions over graphs, and over records that the runtimes hand to it
-    "runtime": "core ir kernels comm observe",
+    "runtime": "core processes ir kernels comm observe",
     "checkpoint": "core files processes settings ir runtime",
     # a session completes a graph with its optimizer's update, so it knows what an optimizer is
     "session": "core files processes ir graph strategy plan kernels comm observe runtime checkpoint optim",

@@ -34,6 +34,7 @@ from tilewise.comm.peer import JoinedPeer, Peer, SpawnedPeer, duplicate_watched,
 from tilewise.comm.world import World
 from tilewise.core.errors import CommError, ConfigError, PeerLost, PlanError, TilewiseError
 from tilewise.core.mesh import MAX_DEVICES
+from tilewise.core.open_objects import note_open
 from tilewise.core.validation import Validator
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Group:
         self._dropped: deque[SpreadExecutor] = deque()
         self._lock = threading.RLock()
         _active = self
+        note_open(self)
 
     def __enter__(self) -> Group:
         return self

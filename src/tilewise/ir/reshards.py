@@ -22,12 +22,13 @@ from tilewise.ir.layout import (
     show_layout,
 )
 
-__all__ = ["COPYING", "explain_reshards", "explain_storage", "is_layer", "is_prefetch"]
+__all__ = ["CHANGES", "COPYING", "explain_reshards", "explain_storage", "is_layer", "is_prefetch"]
 
 COPYING = ("all_gather_parameters", "fetch", "store", "put_back")
 """Ops of calls that only copy tensors."""
 
-_CHANGES = ("all_gather", "slice")
+CHANGES = ("all_gather", "slice")
+"""Ops that only change the layout of a tensor."""
 
 
 def explain_reshards(graph: Graph, layout: GraphLayout, microbatches: int) -> list[str]:
@@ -48,7 +49,7 @@ def _collect(graph: Graph, layout: GraphLayout, microbatches: int, costs: dict[s
         if op.op == "call":
             inner = graph.templates[op.attrs["template"]].graph
             _collect(inner, layout.calls[op.id], microbatches, costs)
-        elif op.op in _CHANGES:
+        elif op.op in CHANGES:
             text, elements = _change(graph, layout, microbatches, op)
             costs[text] = elements, costs.get(text, (0, 0))[1] + 1
     for pending_reductions in layout.pending_reductions.values():

@@ -14,9 +14,10 @@ from tilewise.ir.program import Access, Mode, Number, Operand, Source
 from tilewise.observe.stats import RuntimeStats
 from tilewise.observe.trace import TaskSpan, Trace
 from tilewise.runtime.buffers import Buffer, Region, TileGrid
+from tilewise.runtime.calls import CallHandle
 from tilewise.runtime.events import Event
 from tilewise.runtime.groups import TaskGroup
-from tilewise.runtime.handles import TaskHandle
+from tilewise.runtime.handles import Handle, TaskHandle
 from tilewise.runtime.kernels import LATER, Kernel, WorkerType
 from tilewise.runtime.params import Commute, InOut, Input, NoDep, Output, Reduce, TaskExecutionHints
 from tilewise.runtime.recordings import Recording
@@ -26,9 +27,11 @@ __all__ = [
     "LATER",
     "Access",
     "Buffer",
+    "CallHandle",
     "Commute",
     "Event",
     "Executor",
+    "Handle",
     "InOut",
     "Input",
     "Kernel",

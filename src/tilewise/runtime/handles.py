@@ -1,18 +1,20 @@
-"""`TaskHandle`: a submitted task. A handle waits for the end of its task, and gives its failure and
-its outputs.
+"""`Handle`: the protocol of everything that runs in the background, and `TaskHandle`: a submitted
+task.
 
-Dropping a handle never blocks and never cancels the task; the runtime then forgets the task's
-error. Only `Runtime.submit` creates handles.
+A handle waits for the end of a task or call, and gives its failure and its result. `TaskHandle` is
+a class of native code, which cannot have a second base class; so the protocol is structural, and
+what its classes share is functions. Dropping a handle never blocks and never cancels; the runtime
+then forgets a task's error. Only `Runtime.submit` creates handles of tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -21,7 +23,36 @@ from tilewise.core.errors import ConfigError, TaskFailed
 from tilewise.runtime.buffers import Buffer
 from tilewise.runtime.params import NewOutput, Param
 
-__all__ = ["TaskHandle"]
+__all__ = ["Handle", "TaskHandle"]
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """A task or a call in the background: `TaskHandle` and `CallHandle`. A `TaskGroup` accepts any."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the end; raise the failure, CancelledError, or TimeoutError after `timeout` seconds."""
+
+    def is_complete(self) -> bool:
+        """Whether it has ended, successfully or not. Never blocks."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait, then return the result."""
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """Wait, then return why it failed or was cancelled; None if it succeeded."""
+
+    def notify(self, callback: Callable[[], object]) -> None:
+        """Call a function once at the end, on the thread that ended it; at once if it has ended."""
+
+    def cancel(self) -> None:
+        """Skip it if it has not started."""
+
+    def detach(self) -> None:
+        """State that no thread will wait for it."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait without blocking a thread, then return the result. A cancelled wait cancels it."""
 
 
 class TaskHandle(Task):
@@ -92,28 +123,38 @@ class TaskHandle(Task):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self.wait()
-        else:  # the block's own error is raised
-            with suppress(TaskFailed, CancelledError, ConfigError):
-                self.cancel()
-                self.wait()
+        leave_block(self, error)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        if not self.is_complete():
-            loop = asyncio.get_running_loop()
-            ended: asyncio.Future[None] = loop.create_future()
-            self.notify(lambda: wake_loop(loop, ended))
-            try:
-                yield from ended
-            except asyncio.CancelledError:
-                with suppress(ConfigError):  # the runtime has been closed
-                    self.cancel()
-                raise
-        return self.result(0)
+        return await_handle(self)
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.id})"
+
+
+def leave_block(handle: Handle, error: BaseException | None) -> None:
+    """The end of a handle's `with` block: wait, and cancel first if the block raised `error`."""
+    if error is None:
+        handle.wait()
+        return
+    with suppress(Exception):  # the block's own error is raised
+        handle.cancel()
+        handle.wait()
+
+
+def await_handle(handle: Handle) -> Generator[Any, None, Any]:
+    """Wait for a handle in a coroutine, then return its result."""
+    if not handle.is_complete():
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        handle.notify(lambda: wake_loop(loop, ended))
+        try:
+            yield from ended
+        except asyncio.CancelledError:
+            with suppress(ConfigError):  # the runtime has been closed
+                handle.cancel()
+            raise
+    return handle.result(0)
 
 
 def wake_loop(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:

@@ -26,6 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from tilewise._native.tasks import OpenRuntime, Operand, Param
 from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
 from tilewise.core.limits import num_cores
+from tilewise.core.open_objects import note_open
 from tilewise.core.validation import Validator
 from tilewise.observe.stats import RuntimeStats
 from tilewise.runtime.buffers import MAX_BYTES, Buffer, Region, dtype_of, shape_of
@@ -134,6 +135,7 @@ class Runtime:
         self._recording_threads: set[int] = set()
         self._native.keep_alive = (self._registry, self._kernels)
         _open.add(self)
+        note_open(self)
 
     def close(self) -> None:
         """Wait for every task and stop the workers. Failures of tasks that nothing waited for are

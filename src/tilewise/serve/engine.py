@@ -23,6 +23,7 @@ from zlib import crc32
 from tilewise.checkpoint import check_token_ids
 from tilewise.core import PlanError, Validator
 from tilewise.core.limits import available_memory
+from tilewise.core.open_objects import note_open
 from tilewise.core.validation import shown
 from tilewise.generate import Sampling, check_prompt, encode_prompt, word_ids
 from tilewise.serve.core import EngineCore
@@ -91,6 +92,7 @@ class Engine:
         self._process = os.getpid()
         self._is_closed = False
         self._submit_lock = threading.Lock()  # locked while submitting, so that no command follows `Close`
+        note_open(self)
 
     def __enter__(self) -> Engine:
         return self

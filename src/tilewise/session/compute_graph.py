@@ -34,7 +34,7 @@ from tilewise.session.instance import GraphInstance
 from tilewise.session.own_plan import require_own
 from tilewise.session.passes import GraphOptions
 from tilewise.session.plan import Plan, PlanInputs, plan_inputs
-from tilewise.session.planning import complete_graph, request_for
+from tilewise.session.planning import complete_graph, lay_out, request_for
 from tilewise.strategy import DistributionStrategy
 
 __all__ = ["ComputeGraph"]
@@ -294,9 +294,36 @@ class ComputeGraph(GraphBuilder):
         """
         return digest_graph(self.freeze(), self.draft.loss_id)
 
-    def to_mermaid(self) -> str:
-        """The graph as a Mermaid flow chart: layers are subgraphs, repeated calls are one box."""
-        return to_mermaid(self.freeze())
+    def to_mermaid(self, mesh: DeviceMesh | Mapping[str, int] | None = None) -> str:
+        """The graph as a Mermaid flow chart: layers are subgraphs, repeated calls are one box.
+
+        With a mesh or a strategy, boxes show the layouts of tensors and results: which mesh axes
+        shard each dim, such as `(dp, -, tp)`. Changes of layout, which `plan` inserts, are boxes
+        with the layouts before and after. In `dp*micro`, microbatches divide the dim in time.
+
+        Args:
+            mesh: as for `plan`.
+
+        Raises:
+            LayoutError, PlanError: the strategy does not fit the graph.
+
+        Examples:
+            >>> from tilewise import BATCH
+            >>> graph = ComputeGraph("twice")
+            >>> x = graph.input([4, 8], name="x", labels=[BATCH, None])
+            >>> _ = graph.output(graph.scale(x, 2.0), "y")
+            >>> print(graph.to_mermaid({"dp": 2}))
+            flowchart TD
+              t0("x: f32[4, 8] (dp, -)")
+              o0["scale: (dp, -)"]
+              t0 --> o0
+              o0 --> out0(["y"])
+        """
+        graph = self.freeze()
+        if mesh is None and not self._strategy.axes:
+            return to_mermaid(graph)
+        laid_out = lay_out(graph, request_for(self._strategy, mesh))
+        return to_mermaid(laid_out.graph, laid_out.layout)
 
     def __str__(self) -> str:
         return show_graph(self.freeze())

@@ -20,6 +20,7 @@ from tilewise.graph.builder import INV_COUNT, POSITIONS, is_own_name
 from tilewise.graph.ops.loss import CrossEntropy
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.op import bind
+from tilewise.kernels.dlpack import array_of, has_dlpack
 from tilewise.optim.optimizer import is_hyper
 
 __all__ = [
@@ -152,14 +153,17 @@ def is_own_input(name: str) -> bool:
 
 
 def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
-    """Anything that NumPy accepts as an array, without masked elements."""
+    """Anything that NumPy accepts as an array, without masked elements; arrays of other libraries by
+    DLPack, without a copy.
+    """
     _validate.without_mask(call, repr(name), value, *(value if isinstance(value, list | tuple) else ()))
     try:
-        return np.asarray(value)
+        return array_of(value) if has_dlpack(value) else np.asarray(value)
     except TilewiseError:  # a tensor of a file that cannot be read
         raise
-    except (TypeError, ValueError, RuntimeError):  # unequal lengths, or a tensor that PyTorch cannot convert
-        _validate.invalid(call, f"{name!r} must be an array", shown(value), "pass numpy.asarray of it")
+    except (BufferError, TypeError, ValueError, RuntimeError):  # unequal lengths, or a tensor with a gradient
+        advice = "pass numpy.asarray of it, or tensor.detach() of a tensor"
+        _validate.invalid(call, f"{name!r} must be an array", shown(value), advice)
 
 
 def _symbol_values(

@@ -1,13 +1,14 @@
 """`GraphInstance`: a plan with memory, weights and workers. It holds the state of a model.
 
-Only one thread may use it at a time (`session/one_call.py`); a second one gets an error, and
-nothing has changed. Access to tensors by name, and the checks of new values, are in
-`session/tensors.py`.
+Only one thread may make blocking calls at a time (`session/one_call.py`); a second one gets an
+error, and nothing has changed. Asynchronous calls run on a thread of the instance, in the order in
+which they were made, and blocking calls take their turn among them. Access to tensors by name, and
+the checks of new values, are in `session/tensors.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,17 +30,19 @@ from tilewise.checkpoint import (
 )
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError
+from tilewise.core.open_objects import note_open
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import TensorSpec
 from tilewise.observe import Trace
 from tilewise.optim import Optimizer
 from tilewise.plan import PlanTables
+from tilewise.runtime import CallHandle
 from tilewise.runtime.timelines import ExecutorTimeline
 from tilewise.session.assemble import assemble_program, make_executor
 from tilewise.session.inputs import as_array, check_constants
 from tilewise.session.loading import LoadReport, Progress, is_read_in_place, load_tensors
 from tilewise.session.one_call import OneCall
-from tilewise.session.tensors import NamedTensors
+from tilewise.session.tensors import NamedTensors, RunInputs
 
 __all__ = ["GraphInstance", "StepResult"]
 
@@ -72,8 +75,10 @@ class GraphInstance:
 
     It needs only a plan: `ComputeGraph.instantiate` uses the graph's own,
     `GraphInstance(Plan.load(path))` one from a file, in a process without the graph. It belongs to
-    the process that created it, and executes one call at a time: any other call raises PlanError
-    and changes nothing.
+    the process that created it, and executes one call at a time, in the order in which calls are
+    made. `step_async`, `forward_async` and `backward_async` return at once, and any thread may make
+    them; every other call waits until they have ended. If two threads make such blocking calls at
+    the same time, the second one raises PlanError and changes nothing.
 
     Args:
         plan: what to run.
@@ -113,6 +118,7 @@ class GraphInstance:
         self.is_training = False
         self._alone = OneCall()
         self._writes_at_forward: int | None = None
+        note_open(self)
 
     def train(self, mode: bool = True, *, seed: int | None = None) -> GraphInstance:
         """Let `forward` drop elements (`GraphBuilder.dropout`) as in the next step. `step` always does.
@@ -155,6 +161,8 @@ class GraphInstance:
             name: the tensor's name.
             copy: False to read an input or output without a copy if it is contiguous; it is valid
                 until the next run. For a parameter this reads the weight, not its master.
+                `torch.from_dlpack` and `numpy.from_dlpack` share the array's memory; for bf16, pass
+                `tilewise.to_dlpack(array)`.
 
         Raises:
             ShapeError: no tensor has that name.
@@ -165,7 +173,9 @@ class GraphInstance:
             return self._tensors.read(name) if copy else self._tensors.view(name)
 
     def set_tensor(self, name: str, value: Array) -> None:
-        """Write a whole input, parameter (with its master) or state.
+        """Write a whole input, parameter (with its master) or state. Like all arrays that a model
+        accepts, the value may be an array of another library that has `__dlpack__`, such as a
+        tensor of PyTorch on the CPU.
 
         Raises:
             ShapeError: there is no such tensor; or the value has another shape or kind, is beyond
@@ -359,27 +369,66 @@ class GraphInstance:
                 is not.
             TaskFailed: a task failed; parameters may be partly updated.
         """
-        _validate.choice("step", "on_nonfinite", on_nonfinite, ("stop", "skip"))
-        rate = _validate.number("step", "lr", lr, 0.0, MAX_F32)
+        rate = _check_step("step", lr, on_nonfinite)
         with self._alone("step"):
-            optimizer = self._optimizer()
-            _require_program(self.plan, "step")
-            t = self.step_count + 1
-            self._tensors.feed(batch, (self.seed, t))
-            for name, value in optimizer.inputs(self._tensors.parameter_specs(), t, rate).items():
-                self._tensors.write(name, value)
-            self._run("step")
-            loss, norm = (float(self._tensors.read(name)[0]) for name in ("loss", "grad_norm"))
-            is_lost = not np.isfinite([loss, norm]).all()
-            if is_lost and on_nonfinite == "stop":
-                first = self._tensors.first_nonfinite()
-                raise NotFinite(
-                    f"[session.step] loss and gradients must stay finite; got loss {loss}, gradient norm {norm} in "
-                    f"step {t}, first in {first}; no weight was changed; lower the learning rate, or "
-                    'pass on_nonfinite="skip"'
-                )
-            self.step_count = t
-            return StepResult(loss, norm, is_lost)
+            self._require_step()
+            return self._step(self._tensors.prepare(batch), rate, on_nonfinite)
+
+    def step_async(
+        self,
+        batch: Mapping[str, Array],
+        lr: float,
+        *,
+        on_nonfinite: str = "stop",
+        deadline: float | None = None,
+    ) -> CallHandle:
+        """Like `step`, in the background: check and copy the batch, and return at once. The step
+        runs after all calls that were made before, also while this thread prepares the next batch.
+
+        A step that fails cancels the asynchronous calls behind it, so no later batch is trained on.
+
+        Args:
+            batch: as for `step`. It is copied during this call, so its arrays may be reused.
+            lr: as for `step`.
+            on_nonfinite: as for `step`.
+            deadline: seconds from now. A step that has not started by then fails with TaskFailed
+                when its turn comes, and changes nothing.
+
+        Returns:
+            A handle, whose `result` is the StepResult. Its `wait` raises what `step` would.
+
+        Raises:
+            PlanError: the model is closed, or an argument is invalid.
+            ShapeError: an input has another shape, or its name is unknown.
+        """
+        rate = _check_step("step_async", lr, on_nonfinite)
+        self._alone.require("step_async")
+        self._require_step()
+        inputs = self._tensors.prepare(batch, is_copied=True)
+        return self._alone.start("step_async", lambda: self._step(inputs, rate, on_nonfinite), deadline)
+
+    def _require_step(self) -> None:
+        self._optimizer()
+        _require_program(self.plan, "step")
+
+    def _step(self, inputs: RunInputs, rate: float, on_nonfinite: str) -> StepResult:
+        optimizer = self._optimizer()
+        t = self.step_count + 1
+        self._tensors.feed(inputs, (self.seed, t))
+        for name, value in optimizer.inputs(self._tensors.parameter_specs(), t, rate).items():
+            self._tensors.write(name, value)
+        self._run("step")
+        loss, norm = (float(self._tensors.read(name)[0]) for name in ("loss", "grad_norm"))
+        is_lost = not np.isfinite([loss, norm]).all()
+        if is_lost and on_nonfinite == "stop":
+            first = self._tensors.first_nonfinite()
+            raise NotFinite(
+                f"[session.step] loss and gradients must stay finite; got loss {loss}, gradient norm {norm} in "
+                f"step {t}, first in {first}; no weight was changed; lower the learning rate, or "
+                'pass on_nonfinite="skip"'
+            )
+        self.step_count = t
+        return StepResult(loss, norm, is_lost)
 
     def _optimizer(self) -> Optimizer:
         if not isinstance(self.plan.optimizer, Optimizer):
@@ -408,9 +457,52 @@ class GraphInstance:
             _validate.invalid("forward", rule, shown(meanwhile), advice)
         with self._alone("forward"):
             _require_program(self.plan, "forward")
-            self._tensors.feed(inputs, (self.seed, self.step_count + 1 if self.is_training else -1))
-            self._run("forward", meanwhile)
-            self._writes_at_forward = self._tensors.num_writes
+            self._forward(self._tensors.prepare(inputs), meanwhile)
+
+    def forward_async(
+        self, read: Sequence[str] = (), deadline: float | None = None, /, **inputs: Array
+    ) -> CallHandle:
+        """Like `forward`, in the background: check and copy the inputs, and return at once. The
+        pass runs after all calls that were made before.
+
+        Args:
+            read: names of tensors that the handle's result contains. They are copied when the pass
+                has ended, before the next call runs.
+            deadline: as for `step_async`.
+            inputs: as for `forward`. They are copied during this call.
+
+        Returns:
+            A handle, whose `result` is a dictionary from the names in `read` to arrays.
+
+        Raises:
+            PlanError: the model is closed, or an argument is invalid.
+            ShapeError: an input has another shape, or a name is unknown.
+        """
+        names = self._check_async("forward", read)
+        prepared = self._tensors.prepare(inputs, is_copied=True)
+
+        def call() -> dict[str, Array]:
+            self._forward(prepared)
+            return self._read(names)
+
+        return self._alone.start("forward_async", call, deadline)
+
+    def _check_async(self, program: str, read: Sequence[str]) -> list[str]:
+        """Check an asynchronous call; returns the names of the tensors that it reads."""
+        call = f"{program}_async"
+        self._alone.require(call)
+        _require_program(self.plan, program)
+        names = [*_validate.sequence(call, "read", read, "names of tensors")]
+        self._tensors.require(call, names)
+        return names
+
+    def _read(self, names: Sequence[str]) -> dict[str, Array]:
+        return {name: self._tensors.read(name) for name in names}
+
+    def _forward(self, inputs: RunInputs, meanwhile: Callable[[], object] | None = None) -> None:
+        self._tensors.feed(inputs, (self.seed, self.step_count + 1 if self.is_training else -1))
+        self._run("forward", meanwhile)
+        self._writes_at_forward = self._tensors.num_writes
 
     def backward(self) -> None:
         """Run the backward pass of the last `forward`; read gradients as `<parameter>.grad`.
@@ -421,12 +513,39 @@ class GraphInstance:
         """
         with self._alone("backward"):
             _require_program(self.plan, "backward")
-            if self._writes_at_forward != self._tensors.num_writes:
-                raise PlanError(
-                    "[session.backward] each backward must follow a forward; got none; call forward first"
-                )
-            self._writes_at_forward = None
-            self._run("backward")
+            self._backward()
+
+    def backward_async(self, read: Sequence[str] = (), deadline: float | None = None, /) -> CallHandle:
+        """Like `backward`, in the background, after all calls that were made before.
+
+        Args:
+            read: names of tensors, such as `<parameter>.grad`, that the handle's result contains,
+                as for `forward_async`.
+            deadline: as for `step_async`.
+
+        Returns:
+            A handle, whose `result` is a dictionary from the names in `read` to arrays. Its `wait`
+            raises PlanError if no `forward` or `forward_async` came before.
+
+        Raises:
+            PlanError: the model is closed, or an argument is invalid.
+            ShapeError: a name is unknown.
+        """
+        names = self._check_async("backward", read)
+
+        def call() -> dict[str, Array]:
+            self._backward()
+            return self._read(names)
+
+        return self._alone.start("backward_async", call, deadline)
+
+    def _backward(self) -> None:
+        if self._writes_at_forward != self._tensors.num_writes:
+            raise PlanError(
+                "[session.backward] each backward must follow a forward; got none; call forward first"
+            )
+        self._writes_at_forward = None
+        self._run("backward")
 
     def state_memory(self) -> list[NDArray[np.uint8]]:
         """The bytes of every state on every device of this process, without a copy; the rows of a
@@ -486,7 +605,9 @@ class GraphInstance:
             return dict(self._executor.file_traffic())
 
     def close(self) -> None:
-        """Stop the workers and free the memory; the model cannot be used afterwards.
+        """Wait until asynchronous calls have ended, stop the workers and free the memory; the model
+        cannot be used afterwards. A `with` block that raises cancels asynchronous calls that have
+        not started. So does the end of the program, if the model is still open.
 
         Raises:
             PlanError: another thread's call is in progress; the model stays open.
@@ -499,7 +620,7 @@ class GraphInstance:
         with self._alone("close"):
             self._timeline.close()
             self._executor.close()
-            self._alone.is_closed = True
+            self._alone.close()
             del self._executor, self._timeline, self._program, self._tensors.store
 
     def __enter__(self) -> GraphInstance:
@@ -508,7 +629,14 @@ class GraphInstance:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not self._alone.is_forked():
+            self._alone.cancel()
         self.close()
+
+
+def _check_step(call: str, lr: float, on_nonfinite: str) -> float:
+    _validate.choice(call, "on_nonfinite", on_nonfinite, ("stop", "skip"))
+    return _validate.number(call, "lr", lr, 0.0, MAX_F32)
 
 
 def _require_program(plan: PlanTables, name: str) -> None:

@@ -41,7 +41,7 @@ from tilewise.kernels.loading import (
     stored_dtype,
 )
 from tilewise.kernels.packing import PANEL_ROWS
-from tilewise.session.inputs import is_finite
+from tilewise.session.inputs import as_array, is_finite
 from tilewise.session.local import Place
 from tilewise.session.tensors import NamedTensors
 
@@ -181,11 +181,11 @@ def _made_ahead(values: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, NDA
     """
     count = min(_NUM_AHEAD, len(values))
     with ThreadPoolExecutor(max(1, count), thread_name_prefix="making weights") as pool:
-        ahead = deque(pool.submit(np.asarray, value) for _, value in values[:count])
+        ahead = deque(pool.submit(as_array, "loading", *named) for named in values[:count])
         for place, (name, _) in enumerate(values):
             array = ahead.popleft().result()
             if place + count < len(values):
-                ahead.append(pool.submit(np.asarray, values[place + count][1]))
+                ahead.append(pool.submit(as_array, "loading", *values[place + count]))
             yield name, array
 
 

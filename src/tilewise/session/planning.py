@@ -36,7 +36,7 @@ from tilewise.strategy import (
     propagate_layouts,
 )
 
-__all__ = ["PlanRequest", "complete_graph", "plan_graph", "request_for", "solve_layouts"]
+__all__ = ["PlanRequest", "complete_graph", "lay_out", "plan_graph", "request_for", "solve_layouts"]
 
 _validate = Validator("session", PlanError)
 
@@ -186,6 +186,15 @@ def solve_layouts(graph: Graph, request: PlanRequest) -> LaidOut:
         batch = replace(cut_batch(graph, microbatches, request.batch_splits), bound=batch.bound)
     layout = propagate_layouts(graph, request.mesh, request.strategy, batch)
     return LaidOut(graph, layout, batch)
+
+
+def lay_out(graph: Graph, request: PlanRequest) -> LaidOut:
+    """A user's graph as it is, with its layouts on a mesh and with changes of layout as ops.
+
+    Raises:
+        LayoutError, PlanError, ShapeError: as `solve_layouts`.
+    """
+    return run_passes(solve_layouts(graph, request), request.options, PASSES[:1])
 
 
 def _microbatches_of_pipeline(graph: Graph, request: PlanRequest) -> int:

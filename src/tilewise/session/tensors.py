@@ -6,8 +6,9 @@ All values are checked (`session/inputs.py`) before the first one is written to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -40,10 +41,23 @@ from tilewise.session.inputs import (
 )
 from tilewise.session.local import Place, TensorStore
 
-__all__ = ["NamedTensors"]
+__all__ = ["NamedTensors", "RunInputs"]
 
 Array = NDArray[Any]
 _validate = Validator("session", PlanError)
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """The inputs of a run, checked.
+
+    Attributes:
+        arrays: the values by name, with the inputs that are computed from them.
+        symbols: values of the symbolic sizes.
+    """
+
+    arrays: Mapping[str, Array]
+    symbols: Mapping[Dim, int]
 
 
 class NamedTensors:
@@ -101,13 +115,17 @@ class NamedTensors:
             [state_name(s, parameter) for s in optimizer.states] if isinstance(optimizer, Optimizer) else []
         )
 
-    def _id(self, call: str, name: str) -> int:
+    def _existing(self, call: str, name: str) -> int:
         tensor = self.ids.get(name, self.plan.graph.outputs.get(name))
         if tensor is None:
             names = ", ".join([*self.ids, *self.plan.graph.outputs][:12])
             raise ShapeError(
                 f"[session.{call}] the graph must have the tensor; got {name!r}; it has {names}, …"
             )
+        return tensor
+
+    def _id(self, call: str, name: str) -> int:
+        tensor = self._existing(call, name)
         if tensor in self.lost_gradients:
             raise PlanError(
                 f"[session.{call}] a gradient must be read before activations of the next run reuse its memory; got "
@@ -118,6 +136,15 @@ class NamedTensors:
     def differing_replicas(self, name: str) -> tuple[int, int] | None:
         """Two devices whose copies of a tensor differ in a bit; None if all agree."""
         return self.store.differing_replicas(self._id("differing_replicas", name))
+
+    def require(self, call: str, names: Sequence[str]) -> None:
+        """Check that tensors with these names exist.
+
+        Raises:
+            ShapeError: one does not.
+        """
+        for name in names:
+            self._existing(call, name)
 
     def read(self, name: str) -> Array:
         """A whole tensor; for a parameter the master, if it has one."""
@@ -210,37 +237,51 @@ class NamedTensors:
             raise ShapeError(f"[session.set_tensor] {_sign_of(name)}; correct it")
         self.write(name, array)
 
-    def feed(self, inputs: Mapping[str, object], dropout: tuple[int, int]) -> None:
-        """Check all inputs of a run, then write them, and the inputs that are computed from them.
+    def prepare(self, inputs: Mapping[str, object], *, is_copied: bool = False) -> RunInputs:
+        """Check all inputs of a run, and compute those that follow from them. This reads no device,
+        so it may happen during a run.
+
+        Args:
+            inputs: by name.
+            is_copied: copy values into memory of their own, in the types of the graph, so that the
+                caller may change its arrays afterwards.
+
+        Raises:
+            ShapeError: an input is invalid.
+        """
+        values, symbols = check_inputs(self._inputs, inputs, self._bounds)
+        arrays: dict[str, Array] = dict(values)
+        if self._counted is not None:
+            labels, ignored = self._counted
+            count = int(np.count_nonzero(arrays[labels] != ignored))
+            arrays[INV_COUNT] = np.array([1.0 / max(count, 1)], np.float32)
+        if is_copied:
+            for name in values:
+                dtype = self.plan.graph.spec(self.ids[name]).dtype.numpy
+                arrays[name] = np.array(arrays[name], dtype, order="C")
+        if POSITIONS in self.ids:
+            sizes = self.plan.graph.spec(self.ids[POSITIONS]).shape
+            shape = [symbols.get(s, s.max) if isinstance(s, Dim) else s for s in sizes]
+            arrays[POSITIONS] = np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape)
+        return RunInputs(arrays, symbols)
+
+    def feed(self, inputs: RunInputs, dropout: tuple[int, int]) -> None:
+        """Write all inputs of a run.
 
         Args:
             dropout: the seed of masks, and the step; a negative step drops nothing.
         """
-        arrays, symbols = check_inputs(self._inputs, inputs, self._bounds)
-        for symbol, size in symbols.items():
+        for symbol, size in inputs.symbols.items():
             self.store.symbols[self.plan.shapes.symbols.index(symbol)] = size
-        for name, value in arrays.items():
+        for name, value in inputs.arrays.items():
             self.write(name, value)
-        if POSITIONS in self.ids:
-            shape = self._shape(POSITIONS)
-            self.write(POSITIONS, np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape))
         seed, step = dropout
         for name in self._dropout_keys:
-            shape = self._shape(name)
+            rows = self.plan.graph.spec(self.ids[name]).shape[0]
             words = np.array([crc32(name.encode()), seed, step], np.int64).astype(np.int32)
-            rows = np.arange(shape[0], dtype=np.int32)[:, None]
-            self.write(name, np.hstack([rows, np.broadcast_to(words, (shape[0], 3))]))
-        if self._counted is not None:
-            labels, ignored = self._counted
-            count = int(np.count_nonzero(arrays[labels] != ignored))
-            self.write(INV_COUNT, np.array([1.0 / max(count, 1)], np.float32))
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        """Sizes of a tensor in this run."""
-        symbols = dict(zip(self.plan.shapes.symbols, self.store.symbols))
-        return tuple(
-            symbols[s] if isinstance(s, Dim) else s for s in self.plan.graph.spec(self.ids[name]).shape
-        )
+            assert isinstance(rows, int)
+            numbers = np.arange(rows, dtype=np.int32)[:, None]
+            self.write(name, np.hstack([numbers, np.broadcast_to(words, (rows, 3))]))
 
     def check_stored(self, call: str, name: str, value: Array | FileTensor | PartedTensor) -> None:
         """Check a value from a file or a state dict against its tensor. Elements in a file are

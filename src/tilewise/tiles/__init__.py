@@ -3,14 +3,12 @@
 """
 
 from tilewise.tiles.group import DeviceGroup, Signals, SymmTensor
-from tilewise.tiles.handles import ProgramHandle
 from tilewise.tiles.in_graph import NewSignals
 from tilewise.tiles.program import TileProgramFunction, TracedProgram, tile_program
 
 __all__ = [
     "DeviceGroup",
     "NewSignals",
-    "ProgramHandle",
     "Signals",
     "SymmTensor",
     "TileProgramFunction",

@@ -23,9 +23,8 @@ from tilewise.core.tree import Interval
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.program import TileProgram
 from tilewise.plan.collectives.arrays import FlatArray, array_program
-from tilewise.runtime import Program
+from tilewise.runtime import CallHandle, Program
 from tilewise.session.assemble import native_program
-from tilewise.tiles.handles import ProgramHandle
 
 if TYPE_CHECKING:
     from tilewise.tiles.group import SymmTensor
@@ -46,7 +45,7 @@ _validate = Validator("tiles", PlanError)
 class Collectives(ABC):
     """The collectives of a `DeviceGroup`.
 
-    With `async_op`, a call returns a `ProgramHandle` and the exchange runs in the background, after
+    With `async_op`, a call returns a `CallHandle` and the exchange runs in the background, after
     all programs that were called or started before. Otherwise the call waits for the end.
 
     All calls raise before anything runs:
@@ -68,14 +67,14 @@ class Collectives(ABC):
         """Run a program on all devices, and wait for its end."""
 
     @abstractmethod
-    def start_program(self, native: Program, program: TileProgram, result: object = None) -> ProgramHandle:
+    def start_program(self, native: Program, program: TileProgram, result: object = None) -> CallHandle:
         """Run a program in the background."""
 
     # ---- reductions ---------------------------------------------------------------------------------------
 
     def all_reduce(
         self, tensor: SymmTensor, op: str = "sum", axis: AxisLike = None, async_op: bool = False
-    ) -> ProgramHandle | None:
+    ) -> CallHandle | None:
         """Combine all devices' copies of a tensor, in place.
 
         The copies are combined along a fixed tree: neighbours in pairs, then pairs of pairs. Sums are
@@ -108,7 +107,7 @@ class Collectives(ABC):
         op: str = "sum",
         axis: AxisLike = None,
         async_op: bool = False,
-    ) -> ProgramHandle | None:
+    ) -> CallHandle | None:
         """Combine all devices' copies of `input`; the device of rank r gets the r-th part.
 
         Args:
@@ -136,7 +135,7 @@ class Collectives(ABC):
         input_tensor: SymmTensor,
         axis: AxisLike = None,
         async_op: bool = False,
-    ) -> ProgramHandle | None:
+    ) -> CallHandle | None:
         """Give every device the copies of all devices along the axis, one after another by rank.
 
         Args:
@@ -162,7 +161,7 @@ class Collectives(ABC):
         input_split_sizes: SplitSizes = None,
         axis: AxisLike = None,
         async_op: bool = False,
-    ) -> ProgramHandle | None:
+    ) -> CallHandle | None:
         """Send the j-th part of a device's `input` to the device of rank j, which puts the parts of
         all devices one after another, by rank, into `output`.
 
@@ -197,7 +196,7 @@ class Collectives(ABC):
 
     def broadcast(
         self, tensor: SymmTensor, src: int = 0, axis: AxisLike = None, async_op: bool = False
-    ) -> ProgramHandle | None:
+    ) -> CallHandle | None:
         """Copy the tensor of rank `src` to all devices along the axis.
 
         Args:
@@ -223,7 +222,7 @@ class Collectives(ABC):
         dst: int = 0,
         axis: AxisLike = None,
         async_op: bool = False,
-    ) -> ProgramHandle | None:
+    ) -> CallHandle | None:
         """Copy the tensors of all devices along the axis to the device of rank `dst`, one after another.
 
         Args:
@@ -251,7 +250,7 @@ class Collectives(ABC):
         src: int = 0,
         axis: AxisLike = None,
         async_op: bool = False,
-    ) -> ProgramHandle | None:
+    ) -> CallHandle | None:
         """Copy the r-th part of a tensor of rank `src` to the device of rank r.
 
         Args:
@@ -280,7 +279,7 @@ class Collectives(ABC):
         recv_tensor: SymmTensor | None = None,
         axis: AxisLike = None,
         async_op: bool = False,
-    ) -> ProgramHandle | None:
+    ) -> CallHandle | None:
         """Copy the tensor of rank `src` to rank `dst`. One call is both the sender's and the
         receiver's.
 
@@ -313,7 +312,7 @@ class Collectives(ABC):
         send_tensor: SymmTensor | None = None,
         axis: AxisLike = None,
         async_op: bool = False,
-    ) -> ProgramHandle | None:
+    ) -> CallHandle | None:
         """The same as `send`, from the receiver's side: fill the tensor of rank `dst` with that of
         rank `src`, by default the sender's copy of `tensor`.
         """
@@ -322,9 +321,9 @@ class Collectives(ABC):
 
     # ---- making and running -------------------------------------------------------------------------------
 
-    def _launch(self, made: _Made, result: SymmTensor, async_op: bool) -> ProgramHandle | None:
+    def _launch(self, made: _Made, result: SymmTensor, async_op: bool) -> CallHandle | None:
         if not made:
-            return ProgramHandle.complete(result) if async_op else None
+            return CallHandle("a program", None, result=result) if async_op else None
         if async_op:
             return self.start_program(*made, result)
         self.run_program(*made)

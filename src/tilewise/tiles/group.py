@@ -22,6 +22,7 @@ from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import PlanError, ResourceError, ShapeError
 from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.mesh import DeviceMesh
+from tilewise.core.open_objects import note_open
 from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import Validator, shown
 from tilewise.ir.program import Call, DeviceBinding, DeviceClass, LoweredTemplate, TileProgram
@@ -30,11 +31,11 @@ from tilewise.kernels.packing import packed_elements, padded_columns, unpack_wei
 from tilewise.observe.profile import Profile
 from tilewise.plan.collectives.arrays import most_signals
 from tilewise.plan.shapes import round_up
-from tilewise.runtime import Executor, Program
+from tilewise.runtime import CallHandle, Executor, Program
+from tilewise.runtime.calls import CallQueue
 from tilewise.runtime.timelines import ExecutorTimeline
 from tilewise.session.assemble import encode_program, open_devices
 from tilewise.tiles.collectives import Collectives
-from tilewise.tiles.handles import ProgramHandle, ProgramQueue
 
 __all__ = ["DeviceGroup", "Signals", "SymmTensor"]
 
@@ -95,7 +96,7 @@ class DeviceGroup(Collectives):
         self._first_signal = devices  # of collectives; the ones before are for barriers
         self._used_signals = devices + most_signals(devices)
         self._num_signals = num_signals + self._used_signals
-        self._lock, self._queue = threading.RLock(), ProgramQueue()
+        self._lock, self._queue = threading.RLock(), CallQueue("tilewise programs")
         # numbers of the programs that workers in other processes have, oldest first
         self._numbers: dict[Program, int] = {}
         self._num_sent = 0
@@ -113,6 +114,7 @@ class DeviceGroup(Collectives):
         }
         self._executor = open_devices(options, _nothing(devices))
         self._timeline = ExecutorTimeline(self._executor, self.workers_per_device)
+        note_open(self)
 
     # ---- symmetric memory ---------------------------------------------------------------------------------
 
@@ -206,9 +208,10 @@ class DeviceGroup(Collectives):
             TaskFailed: a task failed.
             PeerLost, CommTimeout: a process has ended, or is late.
         """
-        self._queue.run(lambda: self._run(native, program))
+        with self._queue.turn():
+            self._run(native, program)
 
-    def start_program(self, native: Program, program: TileProgram, result: object = None) -> ProgramHandle:
+    def start_program(self, native: Program, program: TileProgram, result: object = None) -> CallHandle:
         """Run a program in the background, after all programs that were called before.
 
         Args:
@@ -217,7 +220,7 @@ class DeviceGroup(Collectives):
             result: what the handle's `result` returns.
         """
         self._require_open("start")
-        return self._queue.start(lambda: self._run(native, program), ProgramHandle(result))
+        return self._queue.start(CallHandle("a program", lambda: self._run(native, program), result=result))
 
     def _run(self, native: Program, program: TileProgram) -> None:
         self._require_open("run")
@@ -273,12 +276,12 @@ class DeviceGroup(Collectives):
         """Wait for programs that were started, and stop the devices' workers. Arrays of
         `SymmTensor.numpy` stay valid.
         """
-        self._queue.close()
-        with self._lock:
+        with self._lock, self._queue.turn():
             if not self.is_closed:
                 self.is_closed = True
                 self._timeline.close()
                 self._executor.close()
+        self._queue.close()
 
     def __enter__(self) -> DeviceGroup:
         return self

@@ -25,12 +25,11 @@ from tilewise.ir.program import TileProgram
 from tilewise.plan.file import digest_of
 from tilewise.plan.lower import TemplateLowering
 from tilewise.plan.shapes import round_up
-from tilewise.runtime import Program
+from tilewise.runtime import CallHandle, Program
 from tilewise.session.assemble import native_program
 from tilewise.tiles.checker import check_program
 from tilewise.tiles.emit import Emitted, Split, emit, name_of
 from tilewise.tiles.group import DeviceGroup, Signals, SymmTensor
-from tilewise.tiles.handles import ProgramHandle
 from tilewise.tiles.in_graph import lower_program
 from tilewise.tiles.trace import SignalRange, TensorForm, Tracer, arguments_of
 
@@ -123,7 +122,7 @@ class TileProgramFunction:
         group, tensors = _group_of(self.name, arguments)
         group.run_program(*self._traced_for(group, tensors, arguments).place(tensors))
 
-    def start(self, *arguments: Any) -> ProgramHandle:
+    def start(self, *arguments: Any) -> CallHandle:
         """Run the program in the background, after all programs of the group that were called before.
 
         Raises:

@@ -168,7 +168,6 @@ CALLS = {
     "after another": lambda w: w.rt.submit(None, after=[w.their_task]),
     "wait_for another": lambda w: w.rt.submit(None, wait_for=[(w.their_event, 1)]),
     "complete another": lambda w: w.rt.task_complete(w.their_task),
-    "group of two": lambda w: TaskGroup([w.task, w.their_task]),
     "bind to another": lambda w: w.recording.replay({w.x: w.theirs}),
     # Read-only memory.
     "freeze read-only": lambda w: w.rt.freeze(w.read_only, False),
