@@ -44,7 +44,7 @@ def run(graph, axes, microbatches=1, change=lambda plan: plan):
 
 HINTS = st.sampled_from([None, None, ("a",), ("a", None, "b"), {"a": tw.Shard(0), "b": tw.Shard(2)}])
 LABELS = st.sampled_from([None, A, B])
-SIMPLE = ["add", "multiply", "scale", "silu", "softmax", "cast"]
+SIMPLE = ["add", "mul", "scale", "silu", "softmax", "cast"]
 KINDS = st.sampled_from(["linear", "linear", "norm", "gate", "embedding", "attention", *SIMPLE])
 
 
@@ -84,7 +84,7 @@ def apply(g, kind, one, other, i, is_cut, label, t):
         return attend(g, one, i, 1 + is_cut)
     if kind == "norm":
         return rms_norm(g, one, f"gamma{i}", eps=1e-5)
-    if kind in ("add", "multiply"):
+    if kind in ("add", "mul"):
         return getattr(g, kind)(one, other)
     return g.scale(one, 0.75) if kind == "scale" else getattr(g, kind)(one)
 
@@ -340,7 +340,7 @@ def test_strict_needs_only_the_hint_on_a_bias():
     assert report.equal, report.text
 
 
-@pytest.mark.parametrize("op", ["add", "multiply", "matmul"])
+@pytest.mark.parametrize("op", ["add", "mul", "matmul"])
 @pytest.mark.parametrize("atom", [1, None])
 def test_shared_dims_must_be_cut_alike(op, atom):
     """Two labels that cut ten elements at different positions are rejected, with both named."""

@@ -69,7 +69,10 @@ class ComposedMethods(TensorMethods):
             weight: a parameter `[out_channels, channels * kernel_height * kernel_width]`: PyTorch's
                 weight, with its last three dims merged.
             bias: a vector `[out_channels]`.
-            kernel_size, stride, padding, dilation: a number, or (height, width).
+            kernel_size: of the window: a number, or (height, width).
+            stride: between windows: the same.
+            padding: zeros around the image: the same.
+            dilation: distance of the elements of a window: the same.
         """
         sizes = fixed_sizes("conv2d", self.draft.own("conv2d", x).shape)
         if len(sizes) != 4:
@@ -166,7 +169,7 @@ class ComposedMethods(TensorMethods):
                 padding, which no token of the sequence attends to. The result there is 0. Not with
                 `attn_mask`.
         """
-        for x in (q, k, v):
+        for x in (q, k, v, *(() if attn_mask is None else (attn_mask,))):
             self.draft.own("attention", x)
         has_heads = len(q.shape) == 4
         dim = q.shape[-1] if head_dim is None else head_dim

@@ -128,13 +128,13 @@ class TensorMethods:
         if isinstance(a, TensorNode) and isinstance(b, TensorNode):
             return self._binary(name, a, b)
         if isinstance(a, TensorNode):
-            number = _validate.number(call, "an operand", b, -MAX_F32, MAX_F32)
+            number = _number(call, b)
             if call in ("add", "sub"):
                 return self.op("shift", [a], value=number if call == "add" else -number)[0]
             if call == "div" and number == 0:
                 _validate.invalid(call, "a divisor must not be 0", "0", "correct it")
             return self.op("scale", [a], factor=number if call == "mul" else 1.0 / number)[0]
-        number = _validate.number(call, "an operand", a, -MAX_F32, MAX_F32)
+        number = _number(call, a)
         if not isinstance(b, TensorNode):
             _validate.invalid(call, "an operand must be a tensor", shown(b), "pass one of the graph")
         if call in ("add", "mul"):
@@ -483,6 +483,7 @@ class TensorMethods:
 
     def _total(self, call: str, x: TensorNode, dim: Dims, keepdim: bool) -> TensorNode:
         spec = self.draft.own(call, x).spec
+        keepdim = _validate.truth(call, "keepdim", keepdim)
         axes = _axes(call, dim, len(spec.shape))
         if call == "mean" and not all(isinstance(spec.shape[d], int) for d in axes):
             _validate.invalid("mean", "a mean needs fixed sizes", f"{spec}", "sum it, and scale the sum")
@@ -515,6 +516,7 @@ class TensorMethods:
         maxima share the gradient.
         """
         source = fixed_sizes("max", self.draft.own("max", x).shape)
+        keepdim = _validate.truth("max", "keepdim", keepdim)
         axes = _axes("max", dim, len(source))
         with self.all_or_nothing():
             if len(axes) == len(source):
@@ -602,6 +604,14 @@ def fixed_sizes(call: str, shape: Sequence[Any]) -> tuple[int, ...]:
         rule = "the call needs tensors of fixed sizes"
         _validate.invalid(call, rule, f"{[*map(str, shape)]}", "declare the sizes as numbers")
     return tuple(shape)
+
+
+def _number(call: str, value: Any) -> float:
+    """An operand that is not a tensor."""
+    if isinstance(value, np.ndarray):
+        advice = "declare it with graph.constant, or as an input"
+        _validate.invalid(call, "an operand must be a tensor of the graph or a number", "an array", advice)
+    return _validate.number(call, "an operand that is not a tensor", value, -MAX_F32, MAX_F32)
 
 
 def _dim(call: str, dim: int, rank: int) -> int:

@@ -173,9 +173,15 @@ def _require_microbatches(root: Graph) -> None:
     """
     for graph, op in _ops(root):
         first: dict[str, tuple[int, bool]] = {}
-        for tensor, names in zip(op.inputs, factors_of(graph, op).inputs):
+        factors = factors_of(graph, op)
+        for tensor, names in zip(op.inputs, factors.inputs):
             for factor, label in zip(names or (), graph.spec(tensor).labels if tensor is not None else ()):
                 is_batch = label is not None and label.is_summed_by_batch_splits
+                if is_batch and factor in factors.whole:
+                    raise LayoutError(
+                        "[ir.cut_batch] an op that combines elements of the whole batch needs one microbatch; got "
+                        f"{op.label!r} ({op.op}) on {graph.spec(tensor or 0)}; use accumulation=1"
+                    )
                 other, was_batch = first.setdefault(factor, (tensor or 0, is_batch))
                 if was_batch != is_batch:
                     a, b = (graph.spec(t).name or f"result {t}" for t in (other, tensor or 0))

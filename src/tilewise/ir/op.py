@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from tilewise.core.dims import Size
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import InternalError, ShapeError
-from tilewise.core.validation import Validator, shown
+from tilewise.core.validation import Validator, nearest, shown
 from tilewise.ir.declarations import check_declaration
 from tilewise.ir.factors import Factors
 from tilewise.ir.fields import Declaration, OperandField, Partial, operand, operands, optional, result
@@ -231,10 +231,14 @@ def op_named(name: str) -> type[Op]:
         InternalError: no op has this name.
     """
     if name not in _OPS:
-        raise InternalError(
-            f"[ir.op] ops must be registered before use; got {name!r}; registered: {', '.join(sorted(_OPS))}"
-        )
+        raise InternalError(f"[ir.op] ops must be registered before use; got {name!r}; {_suggested(name)}")
     return _OPS[name]
+
+
+def _suggested(name: str) -> str:
+    """What to do about an unknown name of an op."""
+    similar = nearest(name, _OPS)
+    return f"do you mean {similar!r}?" if similar is not None else "import the module that registers it"
 
 
 def bind(node: OpNode) -> Op:
@@ -269,7 +273,8 @@ def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str,
             an attribute is missing, unknown or of the wrong type.
     """
     if not isinstance(name, str) or name not in _OPS:
-        _validate.choice("op", "an op's name", name, sorted(_OPS))
+        advice = _suggested(name) if isinstance(name, str) else "pass a str"
+        _validate.invalid("op", "an op's name must be that of a registered op", shown(name), advice)
     declared = _OPS[name].declared
     attrs = {**declared.defaults, **attrs}
     odd = sorted({*attrs} ^ {*declared.attributes})

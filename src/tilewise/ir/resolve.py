@@ -139,8 +139,6 @@ class _Dims:
                     sizes[name] = _Seen(size, label, f.name, spec)
                 elif checks and first.size != size and not dim.endswith("*"):
                     self._misfit(f, dim, first, spec)
-                elif first.label is None and label is not None and first.size == size:
-                    sizes[name] = first._replace(label=label)  # results have a label if an operand has one
         return self
 
     def _misfit(self, f: OperandField, dim: str, first: _Seen, spec: TensorSpec) -> NoReturn:

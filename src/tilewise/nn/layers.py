@@ -215,7 +215,10 @@ def conv2d(
 
     Args:
         name: prefix of the parameters' names, which end in `.weight` and `.bias`.
-        kernel_size, stride, padding, dilation: a number, or (height, width).
+        kernel_size: of the window: a number, or (height, width).
+        stride: between windows: the same.
+        padding: zeros around the image: the same.
+        dilation: distance of the elements of a window: the same.
     """
     if len(x.shape) != 4 or not isinstance(x.shape[1], int):
         rule = "images must be [batch, channels, height, width]"

@@ -195,7 +195,7 @@ class _Rewrite:
             size = 1
             for other in spec.shape[d:]:
                 size *= other if isinstance(other, int) else 0
-            if d in (0, last) or not size or any(before[d + 1 :] + after[d + 1 :]):
+            if d in (0, last) or not size or spec.labels[d] is None or any(before[d + 1 :] + after[d + 1 :]):
                 continue
             attrs = {"source": spec.shape, "shape": (*spec.shape[:d], size)}
             (merged,) = results_of_call("reshape", [spec], attrs)

@@ -28,7 +28,7 @@ def test_wrong_shapes_fail_at_the_call():
         ShapeError, match=r"\[graph.linear\] inner sizes must agree; got f32\[4, 6\], f32\[8, 5\]"
     ):
         g.matmul(x, w, trans_b=True)
-    with pytest.raises(ShapeError, match=r"one shape; .*equal sizes"):
+    with pytest.raises(ShapeError, match=r"one shape, or shapes that NumPy would broadcast"):
         g.add(x, g.input([4, 5], name="y"))
     with pytest.raises(ShapeError, match="dtype"):
         g.matmul(x, g.parameter([8, 6], "bf16", name="wb"), trans_b=True)

@@ -42,6 +42,7 @@ def described():
         "table": graph.constant(np.zeros((16, 4), np.float32), name="table"),
         "blocks": graph.input([1, 2], "i32", name="blocks"),
         "lengths": graph.input([2], "i32", name="lengths", labels=[batch], storage="scalars"),
+        "images": graph.input([2, 4, 3, 3], name="images", labels=[batch, None, None, None]),
         "grid": graph.input([2, Dim("seq", 1, 4)], "i32", name="grid", storage="scalars"),
     }
     return graph, outside
@@ -66,9 +67,53 @@ CALLS = {
     "gelu": lambda g, t: (g.gelu, [t["x"]], {"approximate": "tanh"}),
     "tanh": lambda g, t: (g.tanh, [t["x"]], {}),
     "softcap": lambda g, t: (g.softcap, [t["x"], 30.0], {}),
-    "sum": lambda g, t: (g.sum, [t["x"]], {}),
-    "mean": lambda g, t: (g.mean, [t["x"]], {}),
-    "softmax": lambda g, t: (g.softmax, [t["x"]], {}),
+    "sum": lambda g, t: (g.sum, [t["x"]], {"dim": 1, "keepdim": True}),
+    "mean": lambda g, t: (g.mean, [t["x"]], {"dim": (1, 2), "keepdim": False}),
+    "softmax": lambda g, t: (g.softmax, [t["x"]], {"dim": 1}),
+    "log_softmax": lambda g, t: (g.log_softmax, [t["x"]], {"dim": -1}),
+    "sub": lambda g, t: (g.sub, [t["x"], t["gamma"]], {}),
+    "div": lambda g, t: (g.div, [t["x"], t["x"]], {}),
+    "maximum": lambda g, t: (g.maximum, [t["x"], t["x"]], {}),
+    "minimum": lambda g, t: (g.minimum, [t["x"], t["x"]], {}),
+    "greater": lambda g, t: (g.greater, [t["x"], t["x"]], {}),
+    "equal": lambda g, t: (g.equal, [t["x"], t["x"]], {}),
+    "where": lambda g, t: (g.where, [t["x"], t["x"], t["x"]], {}),
+    "sigmoid": lambda g, t: (g.sigmoid, [t["x"]], {}),
+    "exp": lambda g, t: (g.exp, [t["x"]], {}),
+    "log": lambda g, t: (g.log, [t["x"]], {}),
+    "sqrt": lambda g, t: (g.sqrt, [t["x"]], {}),
+    "abs": lambda g, t: (g.abs, [t["x"]], {}),
+    "pow": lambda g, t: (g.pow, [t["x"], 2.0], {}),
+    "expand": lambda g, t: (g.expand, [t["rows"], (2, 4, 8)], {}),
+    "expand_as": lambda g, t: (g.expand_as, [t["rows"], t["x"]], {}),
+    "reshape": lambda g, t: (g.reshape, [t["x"], (2, 32)], {}),
+    "permute": lambda g, t: (g.permute, [t["x"], (0, 2, 1)], {}),
+    "transpose": lambda g, t: (g.transpose, [t["x"]], {"dim0": 1, "dim1": 2}),
+    "slice": lambda g, t: (g.slice, [t["x"], 1], {"start": 1, "stop": 3}),
+    "index": lambda g, t: (g.index, [t["x"], (0, slice(1, 3))], {}),
+    "split": lambda g, t: (g.split, [t["x"], [1, 3]], {"dim": 1}),
+    "concat": lambda g, t: (g.concat, [[t["x"], t["x"]]], {"dim": 1}),
+    "pad": lambda g, t: (g.pad, [t["x"], {1: (1, 2)}], {"value": 2.0}),
+    "max": lambda g, t: (g.max, [t["x"]], {"dim": 1, "keepdim": True}),
+    "index_select": lambda g, t: (g.index_select, [t["x"], 1, t["ids"]], {}),
+    "gather": lambda g, t: (g.gather, [t["rows"], 0, t["ids"]], {}),
+    "scatter_add": lambda g, t: (g.scatter_add, [t["rows"], 0, t["ids"], t["rows"]], {}),
+    "one_hot": lambda g, t: (g.one_hot, [t["ids"], 5], {}),
+    "gather_batch": lambda g, t: (g.gather_batch, [t["rows"]], {}),
+    "dropout": lambda g, t: (g.dropout, [t["x"], 0.5], {}),
+    "mse_loss": lambda g, t: (g.mse_loss, [t["x"], t["x"]], {"reduction": "sum"}),
+    "l1_loss": lambda g, t: (g.l1_loss, [t["x"], t["x"]], {"reduction": "mean"}),
+    "binary_cross_entropy_with_logits": lambda g, t: (
+        g.binary_cross_entropy_with_logits, [t["x"], t["x"]], {"reduction": "none"}
+    ),
+    "conv2d": lambda g, t: (
+        g.conv2d,
+        [t["images"], t["w"], t["gamma"]],
+        {"kernel_size": (2, 1), "stride": 1, "padding": (1, 0), "dilation": 1},
+    ),
+    "conv1d": lambda g, t: (
+        g.conv1d, [t["x"], t["w"], t["gamma"]], {"kernel_size": 2, "stride": 1, "padding": 1, "dilation": 1}
+    ),
     "cast": lambda g, t: (g.cast, [t["x"], "bf16"], {}),
     "matmul": lambda g, t: (
         g.matmul, [t["rows"], t["w"]], {"trans_a": False, "trans_b": True, "residual": t["rows"]}
@@ -80,7 +125,7 @@ CALLS = {
     "attention": lambda g, t: (
         g.scaled_dot_product_attention,
         [t["x"]] * 3,
-        {"head_dim": 4, "causal": True, "scale": 0.5, "window": 2, "softcap": 3.0},
+        {"head_dim": 4, "causal": True, "scale": 0.5, "window": 2, "softcap": 3.0, "attn_mask": None},
     ),
     "attention_with_lengths": lambda g, t: (
         g.scaled_dot_product_attention, [t["x"]] * 3, {"head_dim": 4, "causal": False, "lengths": t["lengths"]}
@@ -94,7 +139,9 @@ CALLS = {
         g.kv_write, [t["cache"], t["rows"], t["ids"]], {"head_dim": 4, "block_size": 64}
     ),
     "gather_rows": lambda g, t: (g.gather_rows, [t["rows"], t["ids"]], {}),
-    "cross_entropy": lambda g, t: (g.cross_entropy, [t["rows"], t["labels"], t["one"]], {"ignore_index": -100}),
+    "cross_entropy": lambda g, t: (
+        g.cross_entropy, [t["rows"], t["labels"], t["one"]], {"ignore_index": -100, "label_smoothing": 0.1}
+    ),
     "mean_cross_entropy": lambda g, t: (g.mean_cross_entropy, [t["rows"], t["labels"]], {"ignore_index": -100}),
     "loss": lambda g, t: (g.loss, [g.cross_entropy(t["rows"], t["labels"], t["one"])[0]], {}),
     "find": lambda g, t: (g.find, ["x"], {}),
@@ -111,6 +158,7 @@ CALLS = {
 NAMED = {"name": {"'name'"}, "labels": {"()", "[]"}}
 POSITIVE = {"2.5", "2**70", "float32"}
 NUMBERS = {"-1", "0", *POSITIVE}
+DIM = {"-1", "0"}
 FALSE = {"None", "0", "''", "()", "[]", "{}"}
 SHAPED = {"window": {"None"}, "softcap": {"None", "2.5", "float32"}}
 TAKEN: dict[str, dict[int | str, set[str]]] = {  # hostile values that are valid
@@ -123,12 +171,41 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # hostile values that are valid
     "op": {"factor": NUMBERS},
     "scale": {1: NUMBERS},
     "softcap": {1: {"2.5", "float32"}},
+    "add": {0: NUMBERS, 1: NUMBERS},
+    "sub": {0: NUMBERS, 1: NUMBERS},
+    "mul": {0: NUMBERS, 1: NUMBERS},
+    "div": {0: NUMBERS, 1: NUMBERS - {"0"}},
+    "pow": {1: NUMBERS},
+    "softmax": {"dim": DIM},
+    "log_softmax": {"dim": DIM},
+    "sum": {"dim": {"-1", "None"}, "keepdim": {"True"}},
+    "mean": {"dim": {"-1", "None"}, "keepdim": {"True"}},
+    "max": {"dim": {*DIM, "None"}, "keepdim": {"True"}},
+    "transpose": {"dim0": DIM, "dim1": DIM},
+    "slice": {1: {"-1"}, "start": {"0"}, "stop": {"-1", "None"}},
+    "index": {1: {*DIM, "()", "None"}},
+    "concat": {"dim": DIM},
+    "pad": {1: {"{}"}, "value": NUMBERS},
+    "index_select": {1: DIM},
+    "gather": {1: DIM},
+    "scatter_add": {1: {"0"}},
+    "dropout": {1: {"0"}},
+    "mse_loss": {0: NUMBERS, 1: NUMBERS},
+    "l1_loss": {0: NUMBERS, 1: NUMBERS},
+    "conv2d": {2: {"None"}, "padding": {"0"}},
+    "conv1d": {2: {"None"}, "padding": {"0"}},
     "matmul": {"trans_a": FALSE, "trans_b": {"True"}, "residual": {"None"}},
     "rms_norm": {"eps": POSITIVE, "offset": NUMBERS, "head_dim": {"None"}},
-    "attention": {"causal": {"True"}, "scale": {"None", *NUMBERS}, **SHAPED},
-    "attention_with_lengths": {"lengths": {"None"}},
+    "attention": {
+        "head_dim": {"None"},
+        "attn_mask": {"None"},
+        "causal": {"True"},
+        "scale": {"None", *NUMBERS},
+        **SHAPED,
+    },
+    "attention_with_lengths": {"head_dim": {"None"}, "lengths": {"None"}},
     "paged_attention": {"scale": {"None", *NUMBERS}, **SHAPED},
-    "cross_entropy": {"ignore_index": {"-1", "0"}},
+    "cross_entropy": {"ignore_index": {"-1", "0"}, "label_smoothing": {"0"}},
     "mean_cross_entropy": {"ignore_index": {"-1", "0"}},
     "has": {0: set(HOSTILE)},  # any name may be looked up
     "layer": {"path": {"'name'"}},
@@ -193,7 +270,7 @@ def test_calls_in_the_wrong_form():
     before = show_graph(graph.freeze())
     x, rows = t["x"], t["rows"]
     for wrong, words in (
-        (lambda: graph.op("fly", [x]), "an op's name must be one of .*; got 'fly'"),
+        (lambda: graph.op("fly", [x]), "an op's name must be that of a registered op; got 'fly'"),
         (lambda: graph.op("scale", [], factor=1.0), "takes the operands x; got 0"),
         (lambda: graph.op("scale", [x, x], factor=1.0), "takes the operands x; got 2"),
         (lambda: graph.op("scale", [x]), "got 'factor' missing"),
@@ -258,8 +335,9 @@ def test_call_that_fails_halfway_leaves_nothing():
     graph, t = described()
     graph.output(graph.silu(t["x"]), "loss")
     total, square = graph.sum(t["x"]), graph.input([8, 8], name="square")
+    other = graph.input([3, 8], name="other")
     before = show_graph(graph.freeze())
-    for residual in (total, "x"):
+    for residual in (other, "x"):
         with pytest.raises(INVALID):
             graph.matmul(t["rows"], square, residual=residual)
         assert show_graph(graph.freeze()) == before

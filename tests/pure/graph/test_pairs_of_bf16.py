@@ -16,6 +16,8 @@ def product(atom, size, dtype, *, is_summed):
     graph = tw.ComputeGraph("pairs")
     cut["in_label" if is_summed else "out_label"] = label
     x = graph.input([8, size if is_summed else 16], name="x", labels=[tw.BATCH, label if is_summed else None])
+    if not is_summed:
+        x = linear(graph, x, "before", 16)  # whose gradient is the sum
     y = linear(graph, x if dtype == "f32" else graph.cast(x, dtype), "w", 6 if is_summed else size, **cut)
     graph.loss(graph.sum(y if dtype == "f32" else graph.cast(y, "f32")))
     return graph
