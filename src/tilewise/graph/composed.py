@@ -4,7 +4,7 @@ attention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from tilewise.core.validation import Validator, shown
 from tilewise.graph.methods import TensorMethods, fixed_sizes
 from tilewise.graph.ops.common import SOFTCAPS
 from tilewise.ir.graph import TensorNode
+from tilewise.kernels.user import TileKernel
 
 __all__ = ["ComposedMethods", "attention_scores"]
 
@@ -22,6 +23,59 @@ _validate = Validator("graph", ShapeError)
 
 class ComposedMethods(TensorMethods):
     """The part of `GraphBuilder` for losses, convolutions and attention."""
+
+    def kernel(
+        self,
+        kernel: TileKernel,
+        inputs: Sequence[TensorNode],
+        *,
+        out_features: int | None = None,
+        backward: Sequence[TileKernel | None] | None = None,
+        **attributes: float,
+    ) -> TensorNode:
+        """The result of a kernel of yours, row tile by row tile: rows of the result follow from the same rows
+        of the inputs. Devices may share rows.
+
+        Args:
+            kernel: what `tilewise.tile_kernel` returned, with one operand `out` and an operand `in` per
+                input.
+            inputs: tensors with equal dims but the last one.
+            out_features: the last dim of the result; by default that of the first input.
+            backward: per input, the kernel of its gradient, or None. Its operands are dx (`out`), dy, and
+                the inputs. Without it, no loss may depend on the result.
+            attributes: the kernels' integers and floats, by name.
+        """
+        one = _validate.instance(
+            "kernel", "kernel", kernel, TileKernel, "register it by tilewise.tile_kernel"
+        )
+        tensors = [
+            self.draft.own("kernel", x) for x in _validate.sequence("kernel", "inputs", inputs, "tensors")
+        ]
+        if not tensors:
+            _validate.invalid("kernel", "a kernel needs an input", "none", "pass a tensor")
+        widths = tuple(fixed_sizes("kernel", x.shape[-1:])[0] for x in tensors)
+        names = [*(i.name for i in one.spec.ints), *one.spec.floats]
+        if {*names} != {*attributes}:
+            got = ", ".join(attributes) or "none"
+            _validate.invalid(
+                "kernel", f"attributes are {', '.join(names) or 'none'}", got, "pass each by name"
+            )
+        gradients = _validate.sequence("kernel", "backward", backward or (), "kernels")
+        for other in gradients:
+            if other is not None:
+                _validate.instance(
+                    "kernel", "a kernel", other, TileKernel, "register it by tilewise.tile_kernel"
+                )
+        return self.op(
+            "kernel",
+            tensors,
+            kernel=one.name,
+            backward=tuple("" if b is None else b.name for b in gradients),
+            widths=widths,
+            out_features=widths[0] if out_features is None else out_features,
+            ints=tuple(attributes[i.name] for i in one.spec.ints),
+            floats=tuple(float(attributes[f]) for f in one.spec.floats),
+        )[0]
 
     # ---- losses -------------------------------------------------------------------------------------------
 
