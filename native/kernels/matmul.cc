@@ -392,6 +392,7 @@ void run_gemm(const GemmKernel<D>& call, int64_t k) {
 //   inout out:dt|f32[m n]
 //   in a, b
 //   flag trans_a, trans_b, out_is_f32=f32(out), accumulate
+//   require out_is_f32 or not accumulate
 //   require (a.cols if trans_a else a.rows) == m and (b.rows if trans_b else b.cols) == n
 //   require (a.rows if trans_a else a.cols) == (b.cols if trans_b else b.rows)
 //   flops 2 * m * n * k

@@ -74,6 +74,7 @@ void HeadSumKernel::run() const {
 //   in carries:f32?[m _], x:f32...[m d]
 //   int slot, num_inputs=count(x)
 //   flag finish
+//   require slot >= 0 and (slot == 0 or carries.rows == m)
 //   flops m * d * inputs
 //   bytes 4 * m * d * (inputs + 2)
 /// Pushes the sums x of slots s, s + 1, … with s = `slot` onto the stack of a binary counter whose value is s; left

@@ -80,11 +80,15 @@ class Checker {
   int dtype = -1;        // the kernel's own; -1: a kernel without dtypes
   uint32_t members = 0;  // of every list
 
-  /// The dtype of the first operand that has the kernel's own dtype.
+  /// The dtype of the first operand that has the kernel's own dtype. If all those are absent, every dtype computes the
+  /// same.
   void find_dtype() {
-    if (!report.rule.has_dtypes) return;
+    if (report.rule.only_dtype >= -1) {
+      dtype = report.rule.only_dtype;
+      return;
+    }
     uint32_t at = 0;
-    bool is_in_lists = false;
+    bool is_in_lists = false, is_told = false;
     for (const OperandRule& operand : report.rule.operands) {
       if (is_in_lists && !operand.is_list) {  // behind the lists
         const auto operands_left = static_cast<uint32_t>(&report.rule.operands.back() + 1 - &operand);
@@ -95,7 +99,11 @@ class Checker {
       const pto_tile& tile = call.tiles[at++];
       if (operand.dtypes != kOwnDtype || tile.buffer == 0) continue;
       dtype = dtype_of(tile.type);
+      is_told = true;
       break;
+    }
+    for (int d = 0; d < kNumDtypes && !is_told && dtype < 0; ++d) {
+      if (report.rule.names[d] != nullptr) dtype = d;
     }
     if (dtype >= 0 && report.rule.names[dtype] != nullptr) [[likely]]
       return;

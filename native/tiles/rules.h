@@ -50,7 +50,8 @@ struct Values {
 struct KernelRule {
   const char* base;
   const char* names[kNumDtypes];  // full names; without dtypes only the first
-  bool has_dtypes, has_scratch;
+  int8_t only_dtype;  // -1: no dtype; -2: one of several
+  bool has_scratch;
   std::span<const OperandRule> operands;
   std::span<const IntRule> ints;
   std::span<const char* const> sizes;

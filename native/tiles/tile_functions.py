@@ -7,7 +7,8 @@ absent):
     tiles/rules_table.h      the rules against which native/tiles/prepare.cc checks a call
     tilewise/tile/kernels.h    C: `pto_tile_gelu(runtime, &x, &out)` and `pto_tile_gelu_async`
     tilewise/tile/kernels.hpp  C++: `tilewise::tile::gelu(x, out)` and `gelu_async`
-    functions.py               Python: `tilewise.tile.gelu(x, out)` and `gelu_async`
+    tile/functions.py          Python: `tilewise.tile.gelu(x, out)` and `gelu_async`
+    tensor/functions.py        Python: `tilewise.tensor.gelu(x, out)`, for kernels with an `each` line
 
 Usage: tile_functions.py NATIVE_FOLDER OUTPUT_FOLDER SOURCE...
 """
@@ -151,11 +152,12 @@ def _rule(call: Call) -> tuple[str, str]:
     lines.append(_condition_function(kernel, named))
     names = dict(zip(kernel.types, kernel.names)) or {DTYPES[0]: kernel.base}
     full = ", ".join(_quoted(names[dtype]) if dtype in names else "nullptr" for dtype in DTYPES)
+    only = -2 if len(kernel.types) > 1 else DTYPES.index(next(iter(kernel.types))) if kernel.types else -1
     attributes = [_attribute_text(number) for number in call.ints] + [
         number.name + ("..." if number.is_list else "") for number in kernel.floats
     ]
     row = (
-        f"    {{{_quoted(name)}, {{{full}}}, {_flag(kernel.types)}, {_flag('scratch' in kernel.costs)}, kOperands_{name}, "
+        f"    {{{_quoted(name)}, {{{full}}}, {only}, {_flag('scratch' in kernel.costs)}, kOperands_{name}, "
         f"{f'kInts_{name}' if ints else 'std::span<const IntRule>()'}, "
         f"{f'kSizes_{name}' if named else 'std::span<const char* const>()'}, "
         f"{_quoted(', '.join(attributes) or 'none')}, broken_{name}}},\n"
@@ -420,13 +422,7 @@ def python_module(calls: Iterable[Call]) -> str:
 
 
 def _python_functions(call: Call) -> str:
-    params, keywords = [], []
-    for operand in call.operands:
-        params.append(f"{operand.name}: {'Sequence[Tile]' if operand.is_list else 'Tile'}")
-    for number in [*call.ints, *call.kernel.floats]:
-        kind = "float" if isinstance(number, Float) else "bool" if number.is_flag else "int"
-        keywords.append(f"{number.name}: {f'Sequence[{kind}]' if number.is_list else kind}")
-    keywords += [f"{operand.name}: Tile | None = None" for operand in call.optional]
+    params, keywords = _python_params(call, "Tile")
     parts: list[str] = []
     lists = [operand.name for operand in call.lists]
     for operand in call.kernel.operands:
@@ -451,6 +447,49 @@ def _python_functions(call: Call) -> str:
         f"        options: attributes of the task, as `Runtime.submit` has them.\n    \"\"\"\n"
         f"    return submit({constant}, {tiles}, {ints}, {floats}, options)\n"
     )
+
+
+def tensor_module(calls: Iterable[Call]) -> str:
+    """The module `tilewise.tensor.functions`."""
+    calls = list(calls)
+    exported = "".join(f"    {call.name!r},\n" for call in sorted(calls, key=lambda call: call.name))
+    return (
+        f'"""The tensor calls: kernels over the tiles of matrices.\n\n{GENERATED}\n"""\n\n'
+        "from __future__ import annotations\n\n"
+        "from collections.abc import Sequence\nfrom typing import TYPE_CHECKING\n\n"
+        "from tilewise.runtime import TaskGroup\n"
+        "from tilewise.tensor.loops import Matrix, submit_tiles\n\n"
+        "if TYPE_CHECKING:\n    from typing_extensions import Unpack\n\n"
+        "    from tilewise.runtime.tile_calls import TaskOptions\n\n"
+        f"__all__ = [\n{exported}]\n\n\n" + "\n\n".join(_tensor_function(call) for call in calls)
+    )
+
+
+def _tensor_function(call: Call) -> str:
+    params, keywords = _python_params(call, "Matrix")
+    keywords = [*keywords, "tile: tuple[int, int] | None = None"]
+    signature = ", ".join([*params, "*", *keywords, "**options: Unpack[TaskOptions]"])
+    operands = _tuple(operand.name for operand in call.kernel.operands)
+    ints = _tuple(f"*{n.name}" if n.is_list else n.name for n in call.ints)
+    floats = _tuple(f"*{n.name}" if n.is_list else n.name for n in call.kernel.floats)
+    return (
+        f"def {call.name}({signature}) -> TaskGroup:\n"
+        f'    """Submit `{call.name}` for every tile; tiles divide {" and ".join(call.kernel.each)}.{_python_doc(call)}'
+        "        tile: rows and columns of a tile; None for those of the tensors, or automatic ones.\n"
+        f'        options: attributes of the tasks, as `Runtime.submit` has them.\n    """\n'
+        f"    return submit_tiles({call.name!r}, {operands}, {ints}, {floats}, tile, options)\n"
+    )
+
+
+def _python_params(call: Call, tile: str) -> tuple[list[str], list[str]]:
+    """Parameters and keyword-only parameters, with their types."""
+    params, keywords = [], []
+    for operand in call.operands:
+        params.append(f"{operand.name}: {f'Sequence[{tile}]' if operand.is_list else tile}")
+    for number in [*call.ints, *call.kernel.floats]:
+        kind = "float" if isinstance(number, Float) else "bool" if number.is_flag else "int"
+        keywords.append(f"{number.name}: {f'Sequence[{kind}]' if number.is_list else kind}")
+    return params, keywords + [f"{operand.name}: {tile} | None = None" for operand in call.optional]
 
 
 def _python_doc(call: Call) -> str:
@@ -495,7 +534,8 @@ def main(native: Path, output: Path, names: list[str]) -> int:
     write(output / "tiles" / "rules_table.h", table)
     write(output / "tilewise" / "tile" / "kernels.h", c_header(calls))
     write(output / "tilewise" / "tile" / "kernels.hpp", cpp_header(calls))
-    write(output / "functions.py", python_module(calls))
+    write(output / "tile" / "functions.py", python_module(calls))
+    write(output / "tensor" / "functions.py", tensor_module(call for call in calls if call.kernel.each))
     return 0
 
 

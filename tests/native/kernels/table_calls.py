@@ -45,15 +45,17 @@ ANY = {  # sizes that the table leaves open
     ("rope", "table"): (8, D),
     ("square_sum", "out"): (2 * M, 1),
     ("square_sum", "grad"): (M, D),
-    ("tree_resume", "left"): (M, D),
+    ("tree_resume", "left"): (M, 2 * D),
     ("tree_resume", "carries"): (M, D),
     ("split_tree", "partials"): (8, D),
     ("head_sum", "x"): (1, 4 * D),
-    ("rms_norm_backward", "dgamma_split"): (2, D),
-    ("layer_norm_backward", "dgamma_split"): (2, D),
-    ("layer_norm_backward", "dbeta_split"): (2, D),
-    ("row_sum_split", "split"): (2, 1),
-    ("column_sum_split", "split"): (2, D),
+    ("attention", "lengths"): (1, 1),
+    ("attention_backward", "lengths"): (1, 1),
+    ("rms_norm_backward", "dgamma_split"): (2, 2 * D),
+    ("layer_norm_backward", "dgamma_split"): (2, 2 * D),
+    ("layer_norm_backward", "dbeta_split"): (2, 2 * D),
+    ("row_sum_split", "split"): (2, 2),
+    ("column_sum_split", "split"): (2, 2 * D),
     ("peak", "ops_per_step"): (1, 1),
 }
 INTS = {
@@ -102,7 +104,7 @@ def integers_of(spec, name):
     """Integer arguments that match those operands."""
     made = list(operands_of(spec, name))
     integers, result = dict(INTS), []
-    if spec.base == "rope":
+    if spec.base in ("rope", "kv_write"):
         integers["head_dim"] = D
     for i in spec.ints:
         if i.source is not None:
