@@ -122,7 +122,8 @@ def integers_of(spec, name):
             result += range(1 + MEMBERS) if i.name == "left" else ()
             continue
         terms, end = integers.get("num_terms", 1), SIZES["d"]
-        values = [v for begin in (0, end // 2) for _ in range(terms) for v in (begin, begin + end // 2)]
+        half = end // 4 * 2  # splits of bf16 begin at even elements
+        values = [v for begin in (0, half) for _ in range(terms) for v in (begin, begin + half)]
         assert len(values) == prod(int(f) if f.isdigit() else integers[f] for f in i.length)
         result += values
     return result

@@ -127,7 +127,7 @@ def test_invalid_calls_are_rejected(runtime):
             (lambda: tile.pack(runtime, cube), ShapeError, "must be 2-D"),
             (lambda: tile.gelu_async(hx, hout, hints=TaskExecutionHints(target_worker=9)), ConfigError, "worker"),
             (lambda: tile.gelu_async(hx, hout, worker_type="cube"), ConfigError, "worker_type"),
-            (lambda: tile.gelu_async(hx, hout, after=[3]), Exception, ""),
+            (lambda: tile.gelu_async(hx, hout, speed=3), TypeError, "speed"),
         ]  # fmt: skip
         for call, kind, message in cases:
             with pytest.raises(kind, match=message):
