@@ -1,9 +1,9 @@
 // The five ways to use tile calls from C++: tilewise/tile.hpp on a task runtime.
 //
-// Patterns 1 to 5 are the usage patterns of the design plan (its section 3.7), for tilewise instead of nntile. A comment
-// that begins with "C++:" says where a line differs from the plan, and why. Every result is compared; the exit code says
-// whether all are right. Build: g++ -std=c++20 -O2 12_tile_level.cpp -I"$INCLUDE" -L"$LIBRARY" -ltilewise_tile
-// -ltilewise_pto (docs/runtime_native.md).
+// Patterns 1 to 5 are the usage patterns of the design plan (its section 3.7), for tilewise instead of nntile. A
+// comment that begins with "C++:" says where a line differs from the plan, and why. Every result is compared; the exit
+// code says whether all are right. Build: g++ -std=c++20 -O2 12_tile_level.cpp -I"$INCLUDE" -L"$LIBRARY"
+// -ltilewise_tile -ltilewise_pto (docs/runtime_native.md).
 #include <cmath>
 #include <cstdio>
 #include <vector>

@@ -1,4 +1,5 @@
-// Tile calls from Python (tilewise.runtime.tile_calls): operands of buffers and regions, blocking and asynchronous calls.
+// Tile calls from Python (tilewise.runtime.tile_calls): operands of buffers and regions, blocking and asynchronous
+// calls.
 //
 // The native library checks each call against its kernel's declaration. Every tile call uses this path, so it allocates
 // only for lists and rare options. It keeps the GIL; the runtime's hook releases it while a kernel runs.
@@ -129,7 +130,7 @@ void run_tile(pto_tile_kernel kernel, const nb::tuple& tiles, const nb::tuple& i
 }
 
 nb::object submit_tile(pto_tile_kernel kernel, const nb::tuple& tiles, const nb::tuple& ints, const nb::tuple& floats,
-                  nb::handle worker_type, nb::handle extras) {
+                       nb::handle worker_type, nb::handle extras) {
   Arguments args;
   read(kernel, tiles, ints, floats, args);
   const Call call(*args.rt.p);
@@ -162,7 +163,9 @@ void bind_tiles(nb::module_& m) {
                          "A weight in panels, as an operand of tile calls: a buffer of one dimension and the weight's "
                          "rows and columns.")
       .def("__init__", &init_packed, nb::arg("buffer"), nb::arg("rows"), nb::arg("cols"))
-      .def_ro("buffer", &PackedTile::buffer, "The flat buffer.")
+      .def_prop_ro(
+          "buffer", [](const PackedTile& packed) { return packed.buffer; }, "The flat buffer.",
+          nb::sig("def buffer(self) -> typing.Any"))
       .def_prop_ro(
           "shape", [](const PackedTile& packed) { return nb::make_tuple(packed.tile.rows, packed.tile.cols); },
           "Rows and columns of the weight.", nb::sig("def shape(self) -> tuple[int, int]"))
@@ -176,7 +179,9 @@ void bind_tiles(nb::module_& m) {
   sub.def("run", &run_tile, nb::arg("kernel"), nb::arg("tiles"), nb::arg("ints"), nb::arg("floats"),
           "Run a kernel as a task, and wait for it.");
   sub.def("submit", &submit_tile, nb::arg("kernel"), nb::arg("tiles"), nb::arg("ints"), nb::arg("floats"),
-          nb::arg("worker_type"), nb::arg("extras").none(), "Submit a kernel as a task; returns its handle.");
+          nb::arg("worker_type"), nb::arg("extras").none(), "Submit a kernel as a task; returns its handle.",
+          nb::sig("def submit(kernel: int, tiles: tuple, ints: tuple, floats: tuple, worker_type: object, extras: "
+                  "object) -> typing.Any"));
 }
 
 }  // namespace tilewise::bind

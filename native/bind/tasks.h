@@ -126,8 +126,8 @@ auto without_gil(Body&& body) {
 // tasks_runtime.cc
 double seconds_of(nanobind::handle timeout);  // for the C interface
 
-/// A buffer or region of up to two dimensions as a tile of a kernel: one dimension is one row. Returns false for anything
-/// else, for elements that have no pto_type, and for columns that are not contiguous.
+/// A buffer or region of up to two dimensions as a tile of a kernel: one dimension is one row. Returns false for
+/// anything else, for elements that have no pto_type, and for columns that are not contiguous.
 bool describe_tile(nanobind::handle operand, pto_tile& tile);
 
 // tasks_params.cc, tasks_regions.cc, tasks_handles.cc, tasks_trace.cc

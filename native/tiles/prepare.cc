@@ -223,9 +223,8 @@ class Checker {
     uint32_t num_lists = 0;
     for (const OperandRule& operand : report.rule.operands) num_lists += operand.is_list ? 1 : 0;
     const auto num_single = static_cast<uint32_t>(report.rule.operands.size()) - num_lists;
-    const bool fits = num_lists == 0
-                          ? call.num_tiles == num_single
-                          : call.num_tiles >= num_single && (call.num_tiles - num_single) % num_lists == 0;
+    const bool fits = num_lists == 0 ? call.num_tiles == num_single
+                                     : call.num_tiles >= num_single && (call.num_tiles - num_single) % num_lists == 0;
     if (!fits || call.num_tiles > PTO_MAX_TILES || (call.num_tiles > 0 && call.tiles == nullptr)) {
       report.fail("a call must have an operand for each one declared, lists of equal lengths, and at most ",
                   PTO_MAX_TILES, "; got ", call.num_tiles, " for ", num_single, " and ", num_lists,

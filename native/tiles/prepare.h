@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "kernels/kernel.h"
-#include "tilewise/tile.h"
 #include "tiles/rules.h"
+#include "tilewise/tile.h"
 
 namespace tilewise::tiles {
 

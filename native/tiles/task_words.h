@@ -1,8 +1,8 @@
 // A tile call as the scalars of its task, from which its kernel makes the operands again.
 //
-// Word 0 is a header. Then each operand has a word with rows and columns; a word with two strides per two operands, unless
-// all operands are contiguous; then integers and floats. A call that needs more than a task's scalars has its words in
-// memory, and the task has their address.
+// Word 0 is a header. Then each operand has a word with rows and columns; a word with two strides per two operands,
+// unless all operands are contiguous; then integers and floats. A call that needs more than a task's scalars has its
+// words in memory, and the task has their address.
 #pragma once
 #include <bit>
 #include <cstring>
@@ -59,16 +59,15 @@ void read_words(const uint64_t* words, void* const* addresses, const kernels::Sc
   const uint64_t* const strides = words + 1 + header.num_tiles;
   for (uint32_t t = 0; t < header.num_tiles; ++t) {
     const auto rows = static_cast<int64_t>(words[1 + t] >> 32), cols = static_cast<int64_t>(words[1 + t] & UINT32_MAX);
-    const int64_t stride = header.is_contiguous != 0
-                               ? cols
-                               : static_cast<int64_t>(strides[t / 2] >> (t % 2 * 32) & UINT32_MAX);
+    const int64_t stride =
+        header.is_contiguous != 0 ? cols : static_cast<int64_t>(strides[t / 2] >> (t % 2 * 32) & UINT32_MAX);
     views[t] = {rows == 0 ? nullptr : *addresses++, rows, cols, stride};
   }
   const uint64_t* const ints = strides + (header.is_contiguous != 0 ? 0 : (header.num_tiles + 1) / 2);
   const uint64_t* const floats = ints + header.num_ints;
-  call(header.kernel, kernels::KernelArgs{views, header.num_tiles, reinterpret_cast<const int64_t*>(ints),
-                                          header.num_ints, reinterpret_cast<const double*>(floats), header.num_floats,
-                                          0, scratch});
+  call(header.kernel,
+       kernels::KernelArgs{views, header.num_tiles, reinterpret_cast<const int64_t*>(ints), header.num_ints,
+                           reinterpret_cast<const double*>(floats), header.num_floats, 0, scratch});
 }
 
 }  // namespace tilewise::tiles

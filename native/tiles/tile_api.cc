@@ -1,9 +1,9 @@
 // The C interface of tile calls (tilewise/tile.h), and the kernels of the task runtime that run them.
 //
 // Each runtime gets an id per tile kernel at the kernel's first call, so traces name the kernel. All ids have one
-// function, which makes the operands again from the task's scalars. Who may call: any thread. Blocks: as pto_submit; run
-// also waits. Memory: per runtime the ids, and the words of calls that do not fit into a task's scalars: each distinct
-// call once, until the runtime is closed, because recorded tasks may run at any time.
+// function, which makes the operands again from the task's scalars. Who may call: any thread. Blocks: as pto_submit;
+// run also waits. Memory: per runtime the ids, and the words of calls that do not fit into a task's scalars: each
+// distinct call once, until the runtime is closed, because recorded tasks may run at any time.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "tilewise/tile.h"
 #include "tiles/prepare.h"
 #include "tiles/task_words.h"
+#include "tilewise/tile.h"
 
 namespace tilewise::tiles {
 
@@ -79,8 +79,8 @@ struct Reported {
 [[gnu::noinline]] pto_kernel add_id(RuntimeTiles& tiles, PTORuntime* runtime, const PreparedCall& call) {
   const std::lock_guard guard(tiles.lock);
   if (tiles.ids[call.number] >= 0) return tiles.ids[call.number];
-  const pto_kernel id = pto_kernel_add(runtime, call.entry->name,
-                                       call.rule->has_scratch ? run_kernel<true> : run_kernel<false>, 0);
+  const pto_kernel id =
+      pto_kernel_add(runtime, call.entry->name, call.rule->has_scratch ? run_kernel<true> : run_kernel<false>, 0);
   if (id < 0) throw Reported{id};
   tiles.ids[call.number] = id;
   return id;

@@ -134,7 +134,8 @@ def rules(calls: Iterable[Call]) -> str:
         f"// {GENERATED}\n#pragma once\n#include <cstdint>\n\n"
         '#include "tiles/rules.h"\n\nnamespace tilewise::tiles {\nnamespace {\n\n'
         + "\n".join(parts)
-        + f"\nconstexpr KernelRule kRules[] = {{\n{''.join(rows)}}};\n\n}}  // namespace\n}}  // namespace tilewise::tiles\n"
+        + f"\nconstexpr KernelRule kRules[] = {{\n{''.join(rows)}}};\n\n"
+        + "}  // namespace\n}  // namespace tilewise::tiles\n"
     )
 
 
@@ -215,9 +216,8 @@ def _condition_function(kernel: Kernel, named: list[str]) -> str:
         holds = _Conditions(condition, names).visit(tree)
         lines.append(f"  if (!{holds}) return {_quoted(condition.text)};\n")
     values = "values" if lines else ""
-    return (
-        f"constexpr const char* broken_{kernel.base}(const Values& {values}) {{\n{''.join(lines)}  return nullptr;\n}}\n"
-    )
+    head = f"constexpr const char* broken_{kernel.base}(const Values& {values}) {{\n"
+    return head + "".join(lines) + "  return nullptr;\n}\n"
 
 
 def _quoted(text: str) -> str:
@@ -236,8 +236,8 @@ def c_header(calls: Iterable[Call]) -> str:
     return (
         f"/* {GENERATED} Include tilewise/tile.h.\n"
         " *\n"
-        " * Each kernel has a function that waits for its task and returns a status, and one that returns the task's id, or 0\n"
-        " * after an error. `options` may be NULL; see pto_tile_call. Operands marked by ? may be NULL. */\n"
+        " * Each kernel has a function that waits for its task and returns a status, and one that returns the\n"
+        " * task's id, or 0 after an error. `options` may be NULL; see pto_tile_call. Operands marked by ? may be NULL. */\n"
         "#ifndef TILEWISE_TILE_KERNELS_H\n#define TILEWISE_TILE_KERNELS_H\n\n"
         '#include "tilewise/tile.h"\n\n#ifdef __cplusplus\nextern "C" {\n#endif\n\n'
         "/* Shared by all functions: finds the kernel once, and runs or submits the call. */\n"
@@ -290,7 +290,8 @@ def _c_functions(call: Call) -> str:
         f'  return pto_tile_call_(runtime, &kernel, "{name}", &call, task);\n}}\n'
         f"static inline int pto_tile_{name}(PTORuntime* runtime{declared}) {{\n"
         f"  return pto_tile_{name}_call_(runtime{passed}, NULL, NULL);\n}}\n"
-        f"static inline pto_task pto_tile_{name}_async(PTORuntime* runtime{declared}, const pto_task_spec* options) {{\n"
+        f"static inline pto_task pto_tile_{name}_async(PTORuntime* runtime{declared},\n"
+        f"    const pto_task_spec* options) {{\n"
         f"  pto_task task = 0;\n  pto_tile_{name}_call_(runtime{passed}, options, &task);\n  return task;\n}}\n"
     )
 
@@ -302,7 +303,8 @@ def _c_body(call: Call) -> str:
     if call.lists:
         count = f"num_{call.lists[0].name}"
         room = f"(PTO_MAX_TILES - {num_single}) / {len(call.lists)}"
-        lines.append(f"pto_tile tiles[PTO_MAX_TILES];\n  uint32_t at = 0, member;\n  const uint32_t members = {count} <= {room} ? {count} : {room};")
+        lines += ["pto_tile tiles[PTO_MAX_TILES];", "uint32_t at = 0, member;"]
+        lines.append(f"const uint32_t members = {count} <= {room} ? {count} : {room};")
         total = f"{num_single} + {count} * {len(call.lists)}"
     else:
         lines.append(f"pto_tile tiles[{num_single}];")
@@ -343,7 +345,8 @@ def _c_numbers(numbers: Iterable[Integer | Float], type_: str, name: str) -> tup
     lines = [f"{type_} {name}[PTO_MAX_TILE_INTS];", f"uint32_t num_{name} = 0, i_{name};"]
     lines += [f"{name}[num_{name}++] = {number.name};" for number in single]
     for number in lists:
-        copy = f"if (num_{name} + i_{name} < PTO_MAX_TILE_INTS) {name}[num_{name} + i_{name}] = {number.name}[i_{name}];"
+        place = f"num_{name} + i_{name}"
+        copy = f"if ({place} < PTO_MAX_TILE_INTS) {name}[{place}] = {number.name}[i_{name}];"
         lines.append(f"for (i_{name} = 0; i_{name} < num_{number.name}; ++i_{name}) {{ {copy} }}")
         lines.append(f"num_{name} += num_{number.name};")
     return f"num_{name}", lines
@@ -356,7 +359,8 @@ def cpp_header(calls: Iterable[Call]) -> str:
     """The functions of single kernels in C++."""
     return (
         f"// {GENERATED} Include tilewise/tile.hpp.\n//\n"
-        "// Each kernel has a function that waits for its task, and one that returns the task's handle.\n#pragma once\n\n"
+        "// Each kernel has a function that waits for its task, and one that returns the task's handle.\n"
+        "#pragma once\n\n"
         '#include "tilewise/tile.hpp"\n\nnamespace tilewise::tile {\n\n'
         + "\n".join(_cpp_functions(call) for call in calls)
         + "\n}  // namespace tilewise::tile\n"
@@ -444,7 +448,7 @@ def _python_functions(call: Call) -> str:
         f"    run({constant}, {tiles}, {ints}, {floats})\n\n\n"
         f"def {call.name}_async({options}) -> TaskHandle:\n"
         f'    """Submit `{call.name}` as a task.{doc}'
-        f"        options: attributes of the task, as `Runtime.submit` has them.\n    \"\"\"\n"
+        f'        options: attributes of the task, as `Runtime.submit` has them.\n    """\n'
         f"    return submit({constant}, {tiles}, {ints}, {floats}, options)\n"
     )
 

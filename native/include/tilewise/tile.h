@@ -41,8 +41,8 @@ typedef struct pto_tile_call {
   uint32_t num_floats;
   const int64_t* ints; /* without those that the declaration computes */
   const double* floats;
-  /* NULL, or the task's attributes: worker_type, after, waits, priority, target_worker, predicate, deadline_s, name. The
-   * call itself sets kernel, parameters and scalars. */
+  /* NULL, or the task's attributes: worker_type, after, waits, priority, target_worker, predicate, deadline_s, name.
+   * The call itself sets kernel, parameters and scalars. */
   const pto_task_spec* options;
 } pto_tile_call;
 

@@ -9,8 +9,9 @@
 ///   pto::TaskHandle task = tile::gelu_async(src, dst);     // ordered by its data, like every task
 ///
 /// The functions of the single kernels are in tilewise/tile/kernels.hpp, which the build makes from the kernels'
-/// declarations. Each checks its call against the declaration; a failure is a tilewise::pto::Error. A blocking call runs
-/// its kernel on the calling thread if its task waits for no other. Threads: as Runtime::submit. A call allocates nothing.
+/// declarations. Each checks its call against the declaration; a failure is a tilewise::pto::Error. A blocking call
+/// runs its kernel on the calling thread if its task waits for no other. Threads: as Runtime::submit. A call allocates
+/// nothing.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -71,8 +72,8 @@ class Tile {
   Tile(const pto::BufferRef& buffer, const pto_tile& raw) : runtime_(buffer.runtime()), raw_(raw) {}
   template <class T>
   static constexpr pto_type type_of() {
-    constexpr bool is_known = std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, int32_t> ||
-                              std::is_same_v<T, Bf16>;
+    constexpr bool is_known =
+        std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, int32_t> || std::is_same_v<T, Bf16>;
     static_assert(is_known, "elements of tiles are float, double, int32_t or tilewise::tile::Bf16");
     if constexpr (std::is_same_v<T, Bf16>) {
       return PTO_BF16;

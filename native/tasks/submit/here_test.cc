@@ -51,7 +51,7 @@ CASE("a task that waits for no other runs on the submitter's thread, before subm
   EXPECT_EQ(runtime.stats().num_helped, 2u);
 }
 
-CASE("a task that waits for another is left to whoever runs it later, in order") {
+CASE("a task that waits for another runs in order, on the thread that finds it ready") {
   Runtime runtime(1);
   int64_t value = 0;
   const pto_handle x = runtime.add(value);
@@ -128,3 +128,5 @@ CASE("data of a library is made once per runtime and dropped when it is closed")
   EXPECT_EQ(pto_set_error(PTO_TIMEOUT, "mine"), PTO_TIMEOUT);
   EXPECT(std::string(pto_last_error()) == "mine" && pto_last_status() == PTO_TIMEOUT);
 }
+
+TILEWISE_TEST_MAIN

@@ -33,9 +33,10 @@ namespace {
 /// Whether the specification permits the fast path; its buffers are checked later, one by one.
 [[gnu::always_inline]] inline bool is_plain(Engine& engine, const pto_task_spec& spec) {
   const Header& header = *engine.store.header;
-  const bool asks_for_more = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
-                              (spec.flags & ~uint32_t{PTO_KEEP | PTO_RUN_HERE}) | std::bit_cast<uint32_t>(spec.deadline_s)) != 0 ||
-                             (spec.predicate | reinterpret_cast<uintptr_t>(spec.name)) != 0;
+  const bool asks_for_more =
+      (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
+       (spec.flags & ~uint32_t{PTO_KEEP | PTO_RUN_HERE}) | std::bit_cast<uint32_t>(spec.deadline_s)) != 0 ||
+      (spec.predicate | reinterpret_cast<uintptr_t>(spec.name)) != 0;
   return !asks_for_more && static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
          (engine.store.kernels[spec.kernel].flags == 0 || has_plain_flags(engine, spec)) &&
          static_cast<uint32_t>(spec.worker_type) < kNumTypes &&

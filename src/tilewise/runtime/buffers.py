@@ -89,7 +89,9 @@ class Buffer(BufferBase):
         self._array = array
         self.dtype: np.dtype[Any] = array.dtype if array is not None else np.dtype(dtype)
         self._grids: dict[tuple[int, ...], TileGrid] = {}
-        super().__init__(native, handle, shape if array is None else array.shape, self.dtype.itemsize, type_of(self.dtype))
+        super().__init__(
+            native, handle, shape if array is None else array.shape, self.dtype.itemsize, type_of(self.dtype)
+        )
 
     @property
     def array(self) -> Array:

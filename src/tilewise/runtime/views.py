@@ -17,6 +17,7 @@ __all__ = ["Views", "views_of"]
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 Views = list[View | None]
 
+
 def views_of(params: Sequence[Param]) -> Views:
     """One view per parameter."""
     return [_view_of(getattr(param, "target", None)) for param in params]

@@ -9,10 +9,10 @@ which sizes a call may be divided. docs/tiles.md teaches them.
 
 from __future__ import annotations
 
-from tilewise.tensor import functions
 from tilewise.tensor.functions import *  # noqa: F403
+from tilewise.tensor.functions import __all__ as _made
 from tilewise.tensor.loops import Matrix, Tensor
 from tilewise.tensor.products import matmul
 
 __all__ = ["Matrix", "Tensor", "matmul"]
-__all__ += functions.__all__
+__all__ += _made

@@ -15,7 +15,7 @@ from tilewise.core.errors import ShapeError
 from tilewise.core.limits import num_cores
 from tilewise.core.validation import Validator, shown
 from tilewise.kernels import KERNELS, KernelSpec, OperandSpec
-from tilewise.runtime import Buffer, TaskGroup
+from tilewise.runtime import Buffer, Region, TaskGroup
 from tilewise.runtime.tile_calls import PackedTile, TaskOptions, Tile, find_kernel, joined, submit
 
 __all__ = ["Matrix", "Tensor", "automatic_steps", "submit_tiles", "tile_of"]
@@ -57,9 +57,12 @@ Operands = Sequence[Matrix | Sequence[Matrix] | None]
 def check_steps(call: str, tile: tuple[int, int] | None) -> None:
     """Raise ShapeError unless a tile has a row and a column or more."""
     if tile is not None and (
-        len(tile) != 2 or any(not isinstance(step, int) or isinstance(step, bool) or step < 1 for step in tile)
+        len(tile) != 2
+        or any(not isinstance(step, int) or isinstance(step, bool) or step < 1 for step in tile)
     ):
-        _validate.invalid(call, "a tile must have 1 or more rows and columns", shown(tile), "pass (rows, columns)")
+        _validate.invalid(
+            call, "a tile must have 1 or more rows and columns", shown(tile), "pass (rows, columns)"
+        )
 
 
 def submit_tiles(
@@ -101,9 +104,9 @@ def tile_of(buffer: Buffer, steps: tuple[int, int], place: tuple[int, int]) -> T
     rows, cols = _shape_of("tile", buffer)
     if steps[0] >= rows and steps[1] >= cols:
         return buffer
-    if len(buffer.shape) == 1:
-        return buffer.tiles(steps[1])[place[1]]
-    return buffer.tiles(*steps)[place]
+    is_row = len(buffer.shape) == 1
+    tile: Region = buffer.tiles(steps[1])[place[1]] if is_row else buffer.tiles(*steps)[place]
+    return tile
 
 
 def automatic_steps(rows: int, cols: int, item_bytes: int, *, columns: bool) -> tuple[int, int]:
@@ -171,7 +174,8 @@ def _steps_of(
         tile = hints[0] if hints else None
     if tile is None:
         rows, cols = _shape_of(spec.base, matrix)
-        item = (matrix.buffer if isinstance(matrix, Tensor | PackedTile) else matrix).dtype.itemsize
+        buffer: Buffer = matrix if isinstance(matrix, Buffer) else matrix.buffer
+        item = buffer.dtype.itemsize
         tile = automatic_steps(rows, cols, item, columns=operand.sizes[1] in spec.each)
     return {name: min(step, sizes[name]) for name, step in zip(operand.sizes, tile) if name in spec.each}
 

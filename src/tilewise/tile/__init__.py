@@ -11,8 +11,8 @@ declaration raises `ConfigError`. docs/tiles.md teaches them.
 from __future__ import annotations
 
 from tilewise.runtime.tile_calls import PackedTile, TaskOptions, Tile, pack
-from tilewise.tile import functions
 from tilewise.tile.functions import *  # noqa: F403
+from tilewise.tile.functions import __all__ as _made
 
 __all__ = ["PackedTile", "TaskOptions", "Tile", "pack"]
-__all__ += functions.__all__
+__all__ += _made

@@ -80,7 +80,9 @@ def product(runtime, a, b, out, steps, **flags):
     st.sampled_from([np.float32, ml_dtypes.bfloat16]),
     *[st.booleans()] * 4,
 )
-def test_products_have_the_same_bits_for_any_tiles(runtime, sizes, steps, dtype, trans_a, trans_b, accumulate, wide):
+def test_products_have_the_same_bits_for_any_tiles(
+    runtime, sizes, steps, dtype, trans_a, trans_b, accumulate, wide
+):
     """The whole inner dim is contracted by one task, so the order of additions is one."""
     m, k, n = sizes
     rng = np.random.default_rng(m * 71 + k)
@@ -119,7 +121,11 @@ def test_calls_order_themselves_by_their_data(runtime):
 
 def test_invalid_calls_are_rejected(runtime):
     """Sizes are checked before the first tile is submitted."""
-    x, wide, cube = np.zeros((8, 6), np.float32), np.zeros((8, 7), np.float32), np.zeros((2, 2, 2), np.float32)
+    x, wide, cube = (
+        np.zeros((8, 6), np.float32),
+        np.zeros((8, 7), np.float32),
+        np.zeros((2, 2, 2), np.float32),
+    )
     half = np.zeros((8, 6), ml_dtypes.bfloat16)
     before = runtime.stats().num_submitted
     with runtime.registered(x, wide, cube, half) as (hx, hwide, hcube, hhalf):

@@ -27,6 +27,8 @@ static int check(int holds, const char* what) {
   return holds ? 0 : 1;
 }
 
+static int says(const char* words) { return strstr(pto_last_error(), words) != NULL; }
+
 int main(void) {
   int wrong = 0;
   PTORuntime* rt = NULL;
@@ -52,16 +54,14 @@ int main(void) {
   const pto_tile part = {tx.buffer, 6 * sizeof(float), 2, 6, 12, PTO_F32, 0}; /* rows 1 and 3 */
   wrong += check(pto_tile_copy(rt, &part, &tr) == PTO_OK && rows[1][0] == 3, "copy");
 
-  wrong += check(pto_tile_relu(rt, &tx, &to) == PTO_BAD_ARGUMENT && strstr(pto_last_error(), "[tile.relu] sizes") != NULL,
-                 "sizes");
-  wrong += check(pto_tile_relu_async(rt, NULL, &ty, NULL) == 0 && strstr(pto_last_error(), "must be passed") != NULL,
-                 "absent");
+  wrong += check(pto_tile_relu(rt, &tx, &to) == PTO_BAD_ARGUMENT && says("[tile.relu] sizes"), "sizes");
+  wrong += check(pto_tile_relu_async(rt, NULL, &ty, NULL) == 0 && says("must be passed"), "absent");
   pto_tile outside = tx;
   outside.offset = 8;
-  wrong += check(pto_tile_relu(rt, &outside, &ty) < 0 && strstr(pto_last_error(), "lie in its buffer") != NULL, "outside");
+  wrong += check(pto_tile_relu(rt, &outside, &ty) < 0 && says("lie in its buffer"), "outside");
   pto_tile overlapping = tx;
   overlapping.stride = 3;
-  wrong += check(pto_tile_relu(rt, &overlapping, &ty) < 0 && strstr(pto_last_error(), "do not overlap") != NULL, "stride");
+  wrong += check(pto_tile_relu(rt, &overlapping, &ty) < 0 && says("do not overlap"), "stride");
   wrong += check(pto_tile_matmul(rt, &tx, &tw, &to, 1000, 1, range, 2, NULL) < 0, "many");
   wrong += check(pto_tile_kernel_find("fetch") < 0 && pto_tile_kernel_find(NULL) < 0, "find");
   wrong += check(pto_tile_run(rt, NULL) < 0 && pto_tile_submit(NULL, NULL) == 0, "null");
@@ -75,7 +75,15 @@ def run_program(tmp_path: Path, compiler: str, source: Path) -> subprocess.Compl
     """Compile a program as docs/runtime_native.md says, and run it."""
     library, standard = tilewise.get_library(), "-std=c11" if compiler == "gcc" else "-std=c++20"
     links = [f"-L{library}", f"-Wl,-rpath,{library}", "-ltilewise_tile", "-ltilewise_pto", "-pthread"]
-    command = [compiler, standard, *WARNINGS, f"-I{tilewise.get_include()}", str(source), "-o", str(tmp_path / "program")]
+    command = [
+        compiler,
+        standard,
+        *WARNINGS,
+        f"-I{tilewise.get_include()}",
+        str(source),
+        "-o",
+        str(tmp_path / "program"),
+    ]
     done = subprocess.run([*command, *links], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return subprocess.run([tmp_path / "program"], capture_output=True, text=True, timeout=60, check=False)
