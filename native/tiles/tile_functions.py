@@ -237,7 +237,8 @@ def c_header(calls: Iterable[Call]) -> str:
         f"/* {GENERATED} Include tilewise/tile.h.\n"
         " *\n"
         " * Each kernel has a function that waits for its task and returns a status, and one that returns the\n"
-        " * task's id, or 0 after an error. `options` may be NULL; see pto_tile_call. Operands marked by ? may be NULL. */\n"
+        " * task's id, or 0 after an error. `options` may be NULL; see pto_tile_call. Operands marked by ?\n"
+        " * may be NULL. */\n"
         "#ifndef TILEWISE_TILE_KERNELS_H\n#define TILEWISE_TILE_KERNELS_H\n\n"
         '#include "tilewise/tile.h"\n\n#ifdef __cplusplus\nextern "C" {\n#endif\n\n'
         "/* Shared by all functions: finds the kernel once, and runs or submits the call. */\n"

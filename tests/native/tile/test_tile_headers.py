@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -102,6 +103,15 @@ def test_the_cpp_example(tmp_path):
     assert done.returncode == 0 and "all five patterns" in done.stdout
     text = EXAMPLE.read_text(encoding="utf-8")
     assert [f"Pattern {n}:" in text for n in range(1, 6)] == [True] * 5 and text.count("// C++: ") >= 5
+
+
+def test_the_cpp_program_of_the_page(tmp_path):
+    """The C++ block of docs/tiles.md."""
+    page = (EXAMPLE.parents[1] / "docs" / "tiles.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```cpp\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "program.cpp").write_text(block, encoding="utf-8")
+    done = run_program(tmp_path, "g++", tmp_path / "program.cpp")
+    assert done.returncode == 0, done.stderr
 
 
 CMAKE = """
