@@ -50,7 +50,7 @@ struct Values {
 struct KernelRule {
   const char* base;
   const char* names[kNumDtypes];  // full names; without dtypes only the first
-  int8_t only_dtype;  // -1: no dtype; -2: one of several
+  int only_dtype;  // -1: no dtype; -2: one of several
   bool has_scratch;
   std::span<const OperandRule> operands;
   std::span<const IntRule> ints;

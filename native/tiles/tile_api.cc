@@ -71,18 +71,13 @@ int run_kernel(void* const* buffers, const uint64_t* scalars) {
   return PTO_OK;
 }
 
-/// An error that pto_last_error() has already.
-struct Reported {
-  int status;
-};
-
+/// Adds a kernel to the runtime. Returns a negative status after an error, which pto_last_error() has.
 [[gnu::noinline]] pto_kernel add_id(RuntimeTiles& tiles, PTORuntime* runtime, const PreparedCall& call) {
   const std::lock_guard guard(tiles.lock);
   if (tiles.ids[call.number] >= 0) return tiles.ids[call.number];
   const pto_kernel id =
       pto_kernel_add(runtime, call.entry->name, call.rule->has_scratch ? run_kernel<true> : run_kernel<false>, 0);
-  if (id < 0) throw Reported{id};
-  tiles.ids[call.number] = id;
+  if (id >= 0) tiles.ids[call.number] = id;
   return id;
 }
 
@@ -91,9 +86,10 @@ struct Reported {
   return *tiles.calls.emplace(words, words + count).first;
 }
 
+/// Returns 0 after an error of the task runtime, which pto_last_error() has; throws for errors of the call.
 pto_task submit(PTORuntime* runtime, const pto_tile_call& tile_call, uint32_t flags) {
   void* const data = pto_runtime_data(runtime, make_tiles, drop_tiles);
-  if (data == nullptr) throw Reported{pto_last_status()};
+  if (data == nullptr) return 0;
   auto& tiles = *static_cast<RuntimeTiles*>(data);
   PreparedCall call;
   prepare(runtime, tile_call, call);
@@ -106,6 +102,7 @@ pto_task submit(PTORuntime* runtime, const pto_tile_call& tile_call, uint32_t fl
   }
   const pto_kernel id = tiles.ids[call.number].load(std::memory_order_acquire);
   spec.kernel = id >= 0 ? id : add_id(tiles, runtime, call);
+  if (spec.kernel < 0) return 0;
   spec.params = call.params;
   spec.num_params = call.num_params;
   spec.flags |= flags;
@@ -122,9 +119,7 @@ pto_task submit(PTORuntime* runtime, const pto_tile_call& tile_call, uint32_t fl
     spec.scalars = apart;
     spec.num_scalars = 2;
   }
-  const pto_task task = pto_submit(runtime, &spec);
-  if (task == 0) throw Reported{pto_last_status()};
-  return task;
+  return pto_submit(runtime, &spec);
 }
 
 template <class Result, class Body>
@@ -132,8 +127,6 @@ Result guarded(Body&& body) {
   const auto failed = [](int status) { return static_cast<Result>(std::is_same_v<Result, pto_task> ? 0 : status); };
   try {
     return body();
-  } catch (const Reported& error) {
-    return failed(error.status);
   } catch (const ArgumentError& error) {
     return failed(pto_set_error(PTO_BAD_ARGUMENT, error.what()));
   } catch (const std::exception& error) {
@@ -197,6 +190,7 @@ int pto_tile_run(PTORuntime* runtime, const pto_tile_call* call) {
   return guarded<int>([&] {
     need(call, "a call");
     const pto_task task = submit(runtime, *call, PTO_KEEP | PTO_RUN_HERE);
+    if (task == 0) return pto_last_status();
     const int status = pto_wait(runtime, task, PTO_FOREVER);
     if (status != PTO_OK) [[unlikely]]
       failure_of(runtime, task, status);
