@@ -192,7 +192,7 @@ int pto_tile_run(PTORuntime* runtime, const pto_tile_call* call) {
     const pto_task task = submit(runtime, *call, PTO_KEEP | PTO_RUN_HERE);
     if (task == 0) return pto_last_status();
     const int status = pto_wait(runtime, task, PTO_FOREVER);
-    if (status != PTO_OK) [[unlikely]]
+    if (status == PTO_TASK_FAILED || status == PTO_CANCELLED) [[unlikely]]
       failure_of(runtime, task, status);
     pto_task_release(runtime, task);
     return status;
