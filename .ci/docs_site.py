@@ -56,7 +56,9 @@ def on_files(files: Files, *, config: Any) -> Files:
     add("reference/c.md", header_page("C", "the standard is C99 or later", ["pto_api.h", "tile.h"]))
     add(
         "reference/cpp.md",
-        header_page("C++", "the standard is C++20", ["pto.hpp", "pto/params.hpp", "pto/tasks.hpp", "tile.hpp"]),
+        header_page(
+            "C++", "the standard is C++20", ["pto.hpp", "pto/params.hpp", "pto/tasks.hpp", "tile.hpp"]
+        ),
     )
     for path, content in make_pictures().items():
         add(path, content)

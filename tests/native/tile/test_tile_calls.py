@@ -231,6 +231,18 @@ def test_shapes_of_operands(runtime):
         assert (out[4] == 4 * x[3]).all()
 
 
+def test_elementwise_calls_in_place(runtime):
+    """A tile may be input and output of an elementwise kernel; such calls form a chain."""
+    (x,) = matrices(1)
+    with runtime.registered(x) as (hx,):
+        tile.scale(hx, hx, factor=2.0)
+        for _ in range(20):
+            tile.scale_async(hx[:4], hx[:4], factor=-1.0)
+        last = tile.add_async(hx, hx, hx)
+        last.wait()
+        assert (x == 1.0).all()
+
+
 def test_many_threads_call_at_once():
     """Each thread's calls on its own tiles; the first calls of a kernel race for its id."""
     arrays = matrices(8, 16, 16)
