@@ -30,6 +30,9 @@ spaces continues the line before it. The other lines, in the order of a call's o
     float, double    floats, as the C++ type; the last one may be a list, `constant...`
     let n = ...      a name for an expression, for the lines below
     require ...      a condition on sizes, extents such as `x.rows`, and integers; tile calls (native/tiles) check it
+    within range a   the only list of integers is begins and ends of k splits in the columns of operand a, per split and
+                     per member if a is a list; tile calls check it. `within range a even`: those of bf16 begin at
+                     even columns
     each m d         sizes whose elements are computed independently: a call may cover any part of them
     internal ...     why only tile programs can call the kernel: there is no tile call of it
     flops, bytes     the cost of a call. FLOPs count a multiply-add as two, and an exp or a division as one. Bytes
@@ -151,6 +154,7 @@ class Kernel:
     costs: dict[str, Expression] = field(default_factory=dict)  # flops, bytes and scratch
     requires: list[Expression] = field(default_factory=list)
     each: tuple[str, ...] = ()
+    within: tuple[str, bool] | None = None  # the operand, and whether bf16 splits begin at even columns
     internal: str = ""
 
     @property
@@ -296,6 +300,8 @@ def _read_line(kernel: Kernel, place: Place, text: str) -> None:
         kernel.lets[name] = Expression(place, expression)
     elif word == "require":
         kernel.requires.append(Expression(place, rest.strip()))
+    elif word == "within":
+        kernel.within = _within(kernel, place, rest)
     elif word == "each":
         kernel.each = tuple(rest.split())
         for size in kernel.each:
@@ -310,9 +316,18 @@ def _read_line(kernel: Kernel, place: Place, text: str) -> None:
             fail(place, f"a declaration must have one line `{word}`", text)
         kernel.costs[word] = Expression(place, rest.strip())
     else:
-        words = "in, out, inout, int, flag, float, double, let, require, each, internal, flops, "
-        words += "bytes or scratch"
+        words = "in, out, inout, int, flag, float, double, let, require, within, each, internal, "
+        words += "flops, bytes or scratch"
         fail(place, f"a line of a declaration must begin with {words}", text)
+
+
+def _within(kernel: Kernel, place: Place, text: str) -> tuple[str, bool]:
+    name, operand, even = [*text.split(), "", "", ""][:3]
+    lists = [number.name for number in kernel.ints if number.is_list]
+    if lists != [name] or operand not in {o.name for o in kernel.operands} or even not in ("", "even"):
+        rule = "`within` must name the kernel's only list of integers and an operand, after their lines"
+        fail(place, rule, text)
+    return operand, even == "even"
 
 
 def _items(text: str) -> list[str]:

@@ -281,6 +281,7 @@ void run_weight_product(const Kernel<D>& call, bool transposed = false) {
 //   in residual?[_ n], a...[m k*], w!...[n k*]
 //   int out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
 //   require residual.rows == 0 or residual.rows >= m
+//   within range a even
 //   flops 2 * m * n * k
 //   bytes item * (m * (n + k) + n * k)
 //   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
@@ -295,6 +296,7 @@ void MatmulKernel<D>::run() const {
 //   in residual?[_ n], a...[m k*], w!...[k* n]
 //   int out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
 //   require residual.rows == 0 or residual.rows >= m
+//   within range a even
 //   flops 2 * m * n * k
 //   bytes item * (m * (n + k) + n * k)
 //   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))

@@ -42,6 +42,7 @@ void SplitTreeKernel::run() const {
 //   out out:f32[1 d]
 //   in x:f32[1 _]
 //   int num_k_splits, range...(2*num_k_splits)
+//   within range x
 //   flops m * d
 //   bytes 4 * m * d
 /// `range` has the elements [begin, end) of every k split's heads, empty for heads on other devices. Heads of a k split
@@ -147,6 +148,7 @@ double tree_of(const double* x, int64_t count) {
 //   out out:f64[_ 1]
 //   in grad:f32~[_ _]
 //   int packed=packed(grad), rows, first_row, first_entry, num_k_splits, range...(2*num_k_splits)
+//   within range grad
 //   flops 2 * m * d
 //   bytes 4 * m * d
 /// `grad` has the local rows of a gradient with `rows` rows, from `first_row` on; out begins with entry `first_entry`;

@@ -376,6 +376,7 @@ void CrossEntropyMaxKernel<T>::run() const {
 //   in logits[m v], stats:f32[m 2]
 //   int num_k_splits, range...(2*num_k_splits)
 //   each m
+//   within range logits
 //   flops 3 * m * d
 //   bytes item * m * d
 template <class T>

@@ -64,6 +64,7 @@ class Checker {
     const kernels::KernelArgs args = {made.views,  made.num_tiles,  made.ints, made.num_ints,
                                       call.floats, call.num_floats, 0,         {}};
     if (!made.entry->fits(args)) fail_numbers();
+    if (report.rule.within >= 0) check_ranges();
     if (const char* condition = report.rule.broken_condition({sizes, made.ints, rows, cols})) [[unlikely]] {
       report.fail("a call must satisfy `", condition, "`; got other sizes or integers; correct them");
     }
@@ -287,6 +288,32 @@ class Checker {
     }
     for (; from < call.num_ints; ++from) push(call.ints[from]);
     made.num_ints = at;
+  }
+
+  /// The list of integers has begin and end of each k split, of each member of lists in turn.
+  void check_ranges() const {
+    const auto operand = static_cast<size_t>(report.rule.within);
+    const OperandRule& rule = report.rule.operands[operand];
+    uint32_t first = 0, step = 0, lists_before = 0;
+    if (rule.is_list) {
+      for (size_t o = 0; o < operand; ++o) (report.rule.operands[o].is_list ? lists_before : first) += 1;
+      for (const OperandRule& other : report.rule.operands) step += other.is_list ? 1 : 0;
+      first += lists_before;
+    } else {
+      first = place_of(operand);
+    }
+    const auto num_plain = static_cast<uint32_t>(
+        std::count_if(report.rule.ints.begin(), report.rule.ints.end(), [](const IntRule& i) { return !i.is_list; }));
+    for (uint32_t i = num_plain; i + 1 < made.num_ints; i += 2) {
+      const uint32_t member = rule.is_list ? (i - num_plain) / 2 % members : 0;
+      const int64_t begin = made.ints[i], end = made.ints[i + 1], width = made.views[first + member * step].cols;
+      const bool is_even = !report.rule.begins_even || dtype != kBf16 || begin % 2 == 0 || begin == end;
+      if (0 <= begin && begin <= end && end <= width && is_even) [[likely]]
+        continue;
+      report.fail("ranges of k splits must lie in the ", width, " columns of '", rule.name, "'",
+                  report.rule.begins_even && dtype == kBf16 ? ", and those of bf16 begin at even ones" : "", "; got [",
+                  begin, ", ", end, "); correct the list");
+    }
   }
 
   [[noreturn]] void fail_numbers() const {

@@ -55,6 +55,8 @@ struct KernelRule {
   std::span<const OperandRule> operands;
   std::span<const IntRule> ints;
   std::span<const char* const> sizes;
+  int within;            // the operand in whose columns the ranges of the list of integers lie; -1: no such list
+  bool begins_even;      // those of bf16 begin at even columns
   const char* attributes;  // as declared, for errors
   const char* (*broken_condition)(const Values& values);  // the first condition that does not hold, or nullptr
 };

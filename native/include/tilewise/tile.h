@@ -6,7 +6,7 @@
  *
  * The functions of the single kernels are in tilewise/tile/kernels.h, which the build makes from the kernels'
  * declarations. A call is checked against its kernel's declaration: dtypes, sizes, operands that may be absent, numbers
- * of attributes. Values that a kernel reads as indices, and the values of lists, are not checked. Link with
+ * of attributes. Values of operands that a kernel reads as indices, and the steps of update, are not checked. Link with
  * -ltilewise_tile -ltilewise_pto. Failures and threads: tilewise/pto_api.h. */
 #ifndef TILEWISE_TILE_H
 #define TILEWISE_TILE_H

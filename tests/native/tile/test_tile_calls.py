@@ -118,6 +118,8 @@ def test_invalid_calls_are_rejected(runtime):
             (lambda: tile.matmul([hpart], [hw], hx, num_k_splits=1, range=[0, 5]), ConfigError, "sizes of one name"),
             (lambda: tile.matmul([hpart], [hw], hsix, num_k_splits=1, range=[0, 5]), ConfigError, "stored in panels"),
             (lambda: tile.matmul([hpart], [packed], hsix, num_k_splits=1, range=[0]), ConfigError, "as declared"),
+            (lambda: tile.matmul([hpart], [packed], hsix, num_k_splits=1, range=[0, 6]), ConfigError, "5 columns of"),
+            (lambda: tile.matmul([hpart], [packed], hsix, num_k_splits=1, range=[3, 2]), ConfigError, "ranges of k"),
             (lambda: tile.matmul([hx, hx], [packed], hx, num_k_splits=1, range=[]), ConfigError, "equal lengths"),
             (lambda: tile.gemm(hx, hx, hout, trans_a=0, trans_b=0, accumulate=0), ConfigError, "must satisfy"),
             (lambda: tile.scale(hx, hout, factor="much"), ConfigError, "a float of a kernel"),

@@ -82,6 +82,7 @@ MISTAKES = [
     ),
     (HEAD, "flops m * d", "int n=f32(c)\n//   flops 0", 4, "f32(...) must name an operand that is no list"),
     (HEAD, "flops m * d", "each m k\n//   flops 0", 4, "`each` must name sizes of operands"),
+    (LISTS, "//   double rest...", "//   within cuts a", 5, "must name the kernel's only list of integers"),
     (HEAD, "flops m * d", "internal\n//   flops 0", 4, "`internal` must say why"),
     (
         HEAD,
