@@ -53,10 +53,12 @@ def on_files(files: Files, *, config: Any) -> Files:
     for name in PACKAGES:
         add(f"reference/{name}.md", reference_page(name, documented))
     add("reference/operations.md", operations_page())
-    add("reference/c.md", header_page("C", "the standard is C99 or later", ["pto_api.h"]))
+    add("reference/c.md", header_page("C", "the standard is C99 or later", ["pto_api.h", "tile.h"]))
     add(
         "reference/cpp.md",
-        header_page("C++", "the standard is C++20", ["pto.hpp", "pto/params.hpp", "pto/tasks.hpp"]),
+        header_page(
+            "C++", "the standard is C++20", ["pto.hpp", "pto/params.hpp", "pto/tasks.hpp", "tile.hpp"]
+        ),
     )
     for path, content in make_pictures().items():
         add(path, content)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NATIVE, BUILD = ROOT / "native", ROOT / "build" / "tidy"
-GENERATED = BUILD / "kernels" / "generated"
+GENERATED = [BUILD / folder / "generated" for folder in ("kernels", "tiles")]
 BIN = Path(sys.executable).parent
 TESTS_MAY = (  # look at what was moved from, throw an int, compare floats as bytes, ask an optional that is full
     "bugprone-use-after-move bugprone-std-exception-baseclass bugprone-suspicious-memory-comparison "
@@ -42,7 +42,7 @@ def commands() -> dict[Path, str]:
         command = ["cmake", "-S", str(NATIVE), "-B", str(BUILD), "-G", "Ninja", *options]
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
         database.touch()
-    generate = ["cmake", "--build", str(BUILD), "--target", "kernel_declarations"]
+    generate = ["cmake", "--build", str(BUILD), "--target", "kernel_declarations", "tile_functions"]
     subprocess.run(generate, env=environment, stdout=subprocess.DEVNULL, check=True)
     entries = json.loads(database.read_text(encoding="utf-8"))
     return {Path(e["file"]): e["command"] for e in entries if Path(e["file"]).is_relative_to(NATIVE)}
@@ -52,7 +52,7 @@ def commands() -> dict[Path, str]:
 def includes_of(path: Path) -> frozenset[Path]:
     """Our own headers that a file names."""
     names = re.findall(r'^\s*#\s*include\s+["<]([\w/.]+)[">]', path.read_text(encoding="utf-8"), re.MULTILINE)
-    headers = (folder / name for name in names for folder in (NATIVE, NATIVE / "include", GENERATED))
+    headers = (folder / name for name in names for folder in (NATIVE, NATIVE / "include", *GENERATED))
     return frozenset(header for header in headers if header.is_file())
 
 

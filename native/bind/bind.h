@@ -8,6 +8,7 @@ void bind_kernels(nanobind::module_& m);
 void bind_programs(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_tasks(nanobind::module_& m);
+void bind_tiles(nanobind::module_& m);
 void bind_weights(nanobind::module_& m);
 void bind_connection(nanobind::module_& m);
 }  // namespace tilewise::bind

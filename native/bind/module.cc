@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
   tilewise::bind::bind_programs(m);
   tilewise::bind::bind_sampling(m);
   tilewise::bind::bind_tasks(m);
+  tilewise::bind::bind_tiles(m);
   tilewise::bind::bind_weights(m);
   tilewise::bind::bind_connection(m);
 }

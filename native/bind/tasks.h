@@ -6,9 +6,10 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
-#include "tilewise/pto_api.h"
+#include "tilewise/tile.h"
 
 namespace tilewise::bind {
 
@@ -125,6 +126,10 @@ auto without_gil(Body&& body) {
 // tasks_runtime.cc
 double seconds_of(nanobind::handle timeout);  // for the C interface
 
+/// A buffer or region of up to two dimensions as a tile of a kernel: one dimension is one row. Returns false for
+/// anything else, for elements that have no pto_type, and for columns that are not contiguous.
+bool describe_tile(nanobind::handle operand, pto_tile& tile);
+
 // tasks_params.cc, tasks_regions.cc, tasks_handles.cc, tasks_trace.cc
 void bind_params(nanobind::module_& m);
 void bind_regions(nanobind::module_& m);
@@ -133,7 +138,20 @@ void bind_trace(nanobind::class_<OpenRuntime>& rt);
 
 using OpenRuntimeRef = nanobind::pointer_and_handle<OpenRuntime>;
 
+/// Rare attributes of tasks, which a specification refers to.
+struct More {
+  std::vector<pto_task> after;
+  std::vector<pto_wait_for> waits;
+  std::string name;
+  std::vector<pto_view> views;
+};
+
 // tasks_submit.cc
+pto_worker_type worker_type_of(const char* call, nanobind::handle worker_type);
+/// Sets the attributes that tilewise.runtime.extras describes. `params`: to which its views belong.
+void read_extras(nanobind::handle values, pto_task_spec& spec, More& more, pto_param* params);
+/// The Python handle of a submitted task without outputs of the runtime.
+nanobind::object handle_of(OpenRuntimeRef self, pto_task task);
 bool is_numpy_bool(PyObject* value);
 uint64_t bits_of(const char* call, nanobind::handle value);  // an integer, or a float as a double
 nanobind::object submit(OpenRuntimeRef self, pto_kernel kernel, nanobind::handle worker_type, nanobind::handle params,

@@ -27,6 +27,7 @@ struct BufferBase : Operand {
   std::vector<int64_t> lengths;  // per dimension
   std::vector<int64_t> strides;  // bytes
   int64_t item = 1;  // bytes of an element
+  pto_type type = PTO_OTHER;
   int64_t num_bytes = 0;
 };
 
@@ -215,12 +216,14 @@ nb::object byte_region(BufferRef self, uint64_t offset, const std::vector<uint64
   return made;
 }
 
-void init_buffer(BufferBase* self, OpenRuntimeRef rt, pto_handle handle, std::vector<int64_t> shape, int64_t item) {
+void init_buffer(BufferBase* self, OpenRuntimeRef rt, pto_handle handle, std::vector<int64_t> shape, int64_t item,
+                 int type) {
   new (self) BufferBase{};
   self->rt = rt.p;
   self->owner = nb::borrow(rt.h);
   self->handle = handle;
   self->item = item;
+  self->type = static_cast<pto_type>(type);
   self->lengths = std::move(shape);
   self->strides.resize(self->lengths.size());
   self->num_bytes = item;
@@ -356,9 +359,46 @@ nb::object of_region(const char* function, nb::handle region) {
 
 }  // namespace
 
+bool describe_tile(nb::handle operand, pto_tile& tile) {
+  static const nb::handle region_type = nb::type<Region>(), buffer_type = nb::type<BufferBase>();
+  const auto is_a = [&](nb::handle type) {
+    return PyObject_TypeCheck(operand.ptr(), reinterpret_cast<PyTypeObject*>(type.ptr())) && nb::inst_ready(operand);
+  };
+  const int64_t *lengths = nullptr, *strides = nullptr;
+  size_t num_dims = 0;
+  const BufferBase* base = nullptr;
+  tile = {};
+  if (is_a(region_type)) {
+    const Region& region = *nb::inst_ptr<Region>(operand);
+    if (region.index.is_none()) return false;  // bytes
+    base = &base_of(region.buffer);
+    lengths = region.lengths;
+    strides = region.strides;
+    num_dims = region.num_dims;
+    tile.offset = region.region.offset;
+  } else if (is_a(buffer_type)) {
+    base = &base_of(operand);
+    lengths = base->lengths.data();
+    strides = base->strides.data();
+    num_dims = base->lengths.size();
+  } else {
+    return false;
+  }
+  if (num_dims < 1 || num_dims > 2 || base->type == PTO_OTHER) return false;
+  const int64_t last = lengths[num_dims - 1];
+  if (last > 1 && strides[num_dims - 1] != base->item) return false;
+  tile.buffer = base->handle;
+  tile.rows = num_dims == 2 ? lengths[0] : 1;
+  tile.cols = last;
+  tile.stride = tile.rows > 1 ? strides[0] / base->item : last;
+  tile.type = base->type;
+  return true;
+}
+
 void bind_regions(nb::module_& m) {
   nb::class_<BufferBase, Operand>(m, "BufferBase", "The native part of Buffer.")
-      .def("__init__", &init_buffer, nb::arg("native"), nb::arg("handle"), nb::arg("shape"), nb::arg("item_bytes"))
+      .def("__init__", &init_buffer, nb::arg("native"), nb::arg("handle"), nb::arg("shape"), nb::arg("item_bytes"),
+           nb::arg("type"))
       .def_prop_ro(
           "shape", [](const BufferBase& buffer) { return tuple_of(buffer.lengths.data(), buffer.lengths.size()); },
           "Elements per dimension.", nb::sig("def shape(self) -> tuple[int, ...]"))

@@ -63,14 +63,6 @@ uint64_t bits_of(const char* call, nb::handle value) {
 
 namespace {
 
-/// Rare options of tasks.
-struct More {
-  std::vector<pto_task> after;
-  std::vector<pto_wait_for> waits;
-  std::string name;
-  std::vector<pto_view> views;
-};
-
 // The converted arguments of submit(), on the stack.
 struct Arguments {
   pto_param params[PTO_MAX_PARAMS];
@@ -132,7 +124,7 @@ using View = std::tuple<int, uint64_t, std::vector<uint64_t>, std::vector<uint64
 using Extras = std::tuple<std::vector<uint64_t>, std::vector<std::pair<uint64_t, uint64_t>>, int32_t, int32_t, uint64_t,
                           std::string, double, std::vector<std::optional<View>>>;
 
-void set_views(const std::vector<std::optional<View>>& descriptions, const pto_task_spec& spec, Arguments& args,
+void set_views(const std::vector<std::optional<View>>& descriptions, const pto_task_spec& spec, pto_param* params,
                std::vector<pto_view>& views) {
   views.resize(descriptions.size());
   for (size_t p = 0; p < std::min<size_t>(descriptions.size(), spec.num_params); ++p) {
@@ -145,13 +137,14 @@ void set_views(const std::vector<std::optional<View>>& descriptions, const pto_t
     view.item_bytes = item_bytes;
     std::copy_n(sizes.begin(), std::min<size_t>(sizes.size(), PTO_MAX_DIMS), view.size);
     std::copy_n(strides.begin(), std::min<size_t>(strides.size(), PTO_MAX_DIMS), view.stride);
-    args.params[p].view = &view;
+    params[p].view = &view;
   }
 }
 
-[[gnu::noinline]] void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
+}  // namespace
+
+[[gnu::noinline]] void read_extras(nb::handle values, pto_task_spec& spec, More& more, pto_param* params) {
   auto [after, waits, priority, target_worker, predicate, name, deadline_s, views] = nb::cast<Extras>(values);
-  More& more = args.more.emplace();
   more.after = std::move(after);
   for (const auto& [event, value] : waits) more.waits.push_back({event, value});
   spec.after = more.after.data();
@@ -165,8 +158,27 @@ void set_views(const std::vector<std::optional<View>>& descriptions, const pto_t
   spec.name = more.name.empty() ? nullptr : more.name.c_str();
   // The smallest deadlines must not become 0, which means none.
   spec.deadline_s = deadline_s > 0 ? std::max(static_cast<float>(deadline_s), FLT_MIN) : 0.0F;
-  if (spec.num_params <= PTO_MAX_PARAMS) set_views(views, spec, args, more.views);
+  if (spec.num_params <= PTO_MAX_PARAMS) set_views(views, spec, params, more.views);
 }
+
+pto_worker_type worker_type_of(const char* call, nb::handle worker_type) {
+  const Py_ssize_t type = PyIndex_Check(worker_type.ptr()) ? PyNumber_AsSsize_t(worker_type.ptr(), nullptr) : -1;
+  if (type < PTO_CUBE || type > PTO_ACCELERATOR) checked_in_python("worker_type")(call, worker_type);
+  return static_cast<pto_worker_type>(type);
+}
+
+nb::object handle_of(OpenRuntimeRef self, pto_task task) {
+  nb::object handle = nb::inst_alloc(self.p->task_type);
+  Task* made = new (nb::inst_ptr<Task>(handle)) Task{};
+  nb::inst_mark_ready(handle);
+  made->rt = self.p;
+  made->owner = nb::borrow(self.h);
+  made->id = task;
+  made->outputs = nb::none();
+  return handle;
+}
+
+namespace {
 
 /// The arguments of submit. record: the record of a Python kernel, referenced as soon as the task is submitted, because
 /// a signal handler may raise right after. A native kernel has scalars instead.
@@ -188,9 +200,7 @@ struct Submission {
   std::memset(&spec, 0, sizeof(spec));
   Arguments args;
   spec.kernel = kernel;
-  const Py_ssize_t type = PyIndex_Check(worker_type.ptr()) ? PyNumber_AsSsize_t(worker_type.ptr(), nullptr) : -1;
-  if (type < PTO_CUBE || type > PTO_ACCELERATOR) checked_in_python("worker_type")("submit", worker_type);
-  spec.worker_type = static_cast<pto_worker_type>(type);
+  spec.worker_type = worker_type_of("submit", worker_type);
   spec.flags = PTO_KEEP;
   read_params(rt, params, spec, args);
   if (record.is_valid()) {
@@ -201,22 +211,16 @@ struct Submission {
     read_scalars(scalars, spec, args);
   }
   if (!extras.is_none()) [[unlikely]]
-    read_extras(extras, spec, args);
+    read_extras(extras, spec, args.more.emplace(), args.params);
   const pto_task task = pto_submit(rt.runtime, &spec);
   if (task == 0) raise_status(pto_last_status());
   if (record.is_valid()) keep_until_done(rt, task, nb::borrow(record));
   raise_interrupt();  // it may have waited for room and run kernels meanwhile
-  nb::object handle = nb::inst_alloc(rt.task_type);
-  Task* made = new (nb::inst_ptr<Task>(handle)) Task{};
-  nb::inst_mark_ready(handle);
-  made->rt = &rt;
-  made->owner = nb::borrow(self.h);
-  made->id = task;
-  made->outputs = nb::none();
+  nb::object handle = handle_of(self, task);
   if (args.num_new > 0) {
     nb::list outputs;
     for (uint32_t n = 0; n < args.num_new; ++n) outputs.append(args.params[args.new_outputs[n]].handle);
-    made->outputs = nb::tuple(outputs);
+    nb::inst_ptr<Task>(handle)->outputs = nb::tuple(outputs);
     handle.attr("_take_outputs")(params);
   }
   return handle;

@@ -29,6 +29,12 @@ spaces continues the line before it. The other lines, in the order of a call's o
                      stored in panels. Lists follow all other integers.
     float, double    floats, as the C++ type; the last one may be a list, `constant...`
     let n = ...      a name for an expression, for the lines below
+    require ...      a condition on sizes, extents such as `x.rows`, and integers; tile calls (native/tiles) check it
+    within range a   the only list of integers is begins and ends of k splits in the columns of operand a, per split and
+                     per member if a is a list; tile calls check it. `within range a even`: those of bf16 begin at
+                     even columns
+    each m d         sizes whose elements are computed independently: a call may cover any part of them
+    internal ...     why only tile programs can call the kernel: there is no tile call of it
     flops, bytes     the cost of a call. FLOPs count a multiply-add as two, and an exp or a division as one. Bytes
                      are those that a call reads and writes at least once.
     scratch          upper bound of the bytes of scratch memory, over all instruction-set levels and dtypes
@@ -38,7 +44,8 @@ the element size of the dtype. Scratch memory is an expression over integers (a 
 a sequence) and extents such as `x.rows`. `// define name(a, b) = ...` outside of declarations, in the
 source or in a header that it includes, defines a function for the expressions.
 
-A kernel that computes elements of its outputs from the same elements of its inputs has a short form:
+A kernel that computes elements of its outputs from the same elements of its inputs, and so has `each m d`, has a
+short form:
 
     // kernel scale  f32 bf16: out out, in x, float factor, 1 flop per element
 
@@ -145,6 +152,10 @@ class Kernel:
     floats: list[Float] = field(default_factory=list)
     lets: dict[str, Expression] = field(default_factory=dict)
     costs: dict[str, Expression] = field(default_factory=dict)  # flops, bytes and scratch
+    requires: list[Expression] = field(default_factory=list)
+    each: tuple[str, ...] = ()
+    within: tuple[str, bool] | None = None  # the operand, and whether bf16 splits begin at even columns
+    internal: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -269,6 +280,7 @@ def _read_short(kernel: Kernel, place: Place, text: str) -> None:
             _read_line(kernel, place, item)
         else:
             fail(place, "a short declaration must consist of in, out, inout, float and double", item)
+    kernel.each = ("m", "d")
     kernel.costs["flops"] = Expression(place, f"{match[1]} * m * d")
     kernel.costs["bytes"] = Expression(place, f"{len(kernel.operands)} * m * d * item")
 
@@ -286,13 +298,36 @@ def _read_line(kernel: Kernel, place: Place, text: str) -> None:
         if not re.fullmatch(r"[a-z]\w*", name) or not expression or name in kernel.lets:
             fail(place, "a name must be given once, as `let name = expression`", text)
         kernel.lets[name] = Expression(place, expression)
+    elif word == "require":
+        kernel.requires.append(Expression(place, rest.strip()))
+    elif word == "within":
+        kernel.within = _within(kernel, place, rest)
+    elif word == "each":
+        kernel.each = tuple(rest.split())
+        for size in kernel.each:
+            if not any(size in operand.sizes for operand in kernel.operands):
+                fail(place, "`each` must name sizes of operands, after the lines of operands", size)
+    elif word == "internal":
+        if not rest.strip():
+            fail(place, "`internal` must say why only tile programs can call the kernel", text)
+        kernel.internal = rest.strip()
     elif word in ("flops", "bytes", "scratch"):
         if word in kernel.costs:
             fail(place, f"a declaration must have one line `{word}`", text)
         kernel.costs[word] = Expression(place, rest.strip())
     else:
-        words = "in, out, inout, int, flag, float, double, let, flops, bytes or scratch"
+        words = "in, out, inout, int, flag, float, double, let, require, within, each, internal, "
+        words += "flops, bytes or scratch"
         fail(place, f"a line of a declaration must begin with {words}", text)
+
+
+def _within(kernel: Kernel, place: Place, text: str) -> tuple[str, bool]:
+    name, operand, even = [*text.split(), "", "", ""][:3]
+    lists = [number.name for number in kernel.ints if number.is_list]
+    if lists != [name] or operand not in {o.name for o in kernel.operands} or even not in ("", "even"):
+        rule = "`within` must name the kernel's only list of integers and an operand, after their lines"
+        fail(place, rule, text)
+    return operand, even == "even"
 
 
 def _items(text: str) -> list[str]:
@@ -481,6 +516,14 @@ def _cost_domain(kernel: Kernel) -> dict[str, str]:
     return {name: f"_sizes[{name!r}]" for name in (*named, *ints, *COST_DIMS)}
 
 
+def require_domain(kernel: Kernel) -> list[str]:
+    """Names that a condition may use."""
+    sizes = {size for operand in kernel.operands if not operand.is_list for size in operand.sizes}
+    named = sorted(size for size in sizes if size != "_" and not size.isdigit())
+    extents = [f"{o.name}.{extent}" for o in kernel.operands if not o.is_list for extent in ("rows", "cols")]
+    return [*named, *(number.name for number in kernel.ints if not number.is_list), *extents]
+
+
 def _scratch_domain(kernel: Kernel) -> dict[str, str]:
     domain = {number.name: f"_ints[{number.name!r}]" for number in kernel.ints}
     for operand in kernel.operands:
@@ -568,6 +611,8 @@ def _python_kernel(kernel: Kernel, functions: Mapping[str, Expression]) -> tuple
         scratch = f"scratch_of_{kernel.base}"
         made.append(f"def {scratch}(_ints, _shapes):\n    " + "\n    ".join(body))
         used_lets |= lets
+    for condition in kernel.requires:
+        _translate(condition, {name: name for name in require_domain(kernel)}, (), ())
     for name, expression in kernel.lets.items():
         if name not in used_lets:
             fail(expression.place, "a name must be used", name)
@@ -581,6 +626,8 @@ def _python_kernel(kernel: Kernel, functions: Mapping[str, Expression]) -> tuple
         "ints": [(i.name, i.source, i.is_list, i.length) for i in kernel.ints],
         "floats": tuple(f.name + ("..." if f.is_list else "") for f in kernel.floats),
         "dims": (*dims, "item"),
+        "each": kernel.each,
+        "internal": kernel.internal,
     }
     lines = [f"        {name!r}: {value!r},\n" for name, value in fields.items()]
     calls = {"flops": f"flops_of_{kernel.base}", "bytes": f"bytes_of_{kernel.base}", "scratch": scratch}

@@ -191,6 +191,7 @@ void ScaleKernel<T>::run() const {
 // kernel add_bias  f32 bf16
 //   out out[m d]
 //   in x[m d], bias[1 d]
+//   each m d
 //   flops m * d
 //   bytes 2 * item * m * d
 /// Adds the same vector to every row.
@@ -236,6 +237,7 @@ void GeluTanhGateBackwardKernel<T>::run() const {
 // kernel cast_f32_bf16
 //   out out:bf16[m d]
 //   in x:f32[m d]
+//   each m d
 //   flops 0
 //   bytes 6 * m * d
 void CastF32Bf16Kernel::run() const {
@@ -245,6 +247,7 @@ void CastF32Bf16Kernel::run() const {
 // kernel cast_bf16_f32
 //   out out:f32[m d]
 //   in x:bf16[m d]
+//   each m d
 //   flops 0
 //   bytes 6 * m * d
 void CastBf16F32Kernel::run() const {
@@ -292,6 +295,7 @@ void CopyKernel<T>::run() const {
 }
 
 // kernel fetch  f32=uint32_t bf16=uint16_t: out out, in x, 0 flops per element
+//   internal the executor of tile programs moves the rows of files
 /// From a device's file into its memory. For files, the executor moves the rows (programs/run/file_queue.h).
 template <class T>
 void FetchKernel<T>::run() const {
@@ -299,6 +303,7 @@ void FetchKernel<T>::run() const {
 }
 
 // kernel store  f32=uint32_t bf16=uint16_t: out out, in x, 0 flops per element
+//   internal the executor of tile programs moves the rows of files
 /// From a device's memory into its file, like fetch.
 template <class T>
 void StoreKernel<T>::run() const {
@@ -319,6 +324,7 @@ void CopyPairsKernel<T>::run() const {
 //   inout cache[_ d]
 //   in x[m d], slots:i32[m 1]
 //   int block_size, head_dim
+//   require block_size > 0 and cache.rows % block_size == 0 and head_dim > 0 and d % head_dim == 0
 //   flops 0
 //   bytes 2 * item * m * d
 /// In a block of the KV cache the rows of a head are contiguous, so that its keys are read as one run.
@@ -336,6 +342,7 @@ void KvWriteKernel<T>::run() const {
 // kernel spread  f32 bf16
 //   out out[m d]
 //   in x:f32[1 1]
+//   each m d
 //   flops 0
 //   bytes item * m * d
 /// Fills a tile with one number.
@@ -349,6 +356,7 @@ void SpreadKernel<T>::run() const {
 // kernel gather_rows  f32 bf16 i32
 //   out out[m d]
 //   in x[_ d], index:i32[m 1]
+//   each m d
 //   flops 0
 //   bytes 2 * item * m * d
 template <class T>
@@ -384,6 +392,7 @@ void UnpackKernel<T>::run() const {
 //   out out[m d]
 //   in ids:i32[m 1], table![_ d]
 //   int vocab_begin
+//   each m
 //   flops 0
 //   bytes 2 * item * m * d
 template <class T>
@@ -465,6 +474,7 @@ TILEWISE_INLINE void add_along_tree(const Tile<T>& out, Tile<const T> extra, con
 // kernel tree_add  f32 bf16
 //   out out[m d]
 //   in residual?[_ d], x:f32...[m d]
+//   require residual.rows == 0 or residual.rows >= m
 //   flops m * d * inputs
 //   bytes m * d * (4 * inputs + item)
 template <class T>
@@ -475,6 +485,7 @@ void TreeAddKernel<T>::run() const {
 // kernel tree_sum  bf16
 //   out out[m d]
 //   in x...[m d]
+//   each m d
 //   flops m * d * inputs
 //   bytes item * m * d * (inputs + 1)
 /// tree_add of rounded inputs. The sums of the tree are fp32.
@@ -505,6 +516,7 @@ void TreeMaxKernel<T>::run() const {
 // kernel tree_min  f32 bf16
 //   out out[m d]
 //   in x...[m d]
+//   each m d
 //   flops m * d * inputs
 //   bytes item * m * d * (inputs + 1)
 template <class T>

@@ -60,6 +60,6 @@ inline constexpr int64_t kScratchBytes = 64 << 20;
 [[noreturn]] void scratch_exhausted();
 
 /// The kernel of that name for the instruction set in use; nullptr for an unknown name.
-const Entry* find_kernel(std::string_view name);
+[[gnu::visibility("default")]] const Entry* find_kernel(std::string_view name);
 
 }  // namespace tilewise::kernels

@@ -280,6 +280,8 @@ void run_weight_product(const Kernel<D>& call, bool transposed = false) {
 //   out out:dt|f32[m n]
 //   in residual?[_ n], a...[m k*], w!...[n k*]
 //   int out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
+//   require residual.rows == 0 or residual.rows >= m
+//   within range a even
 //   flops 2 * m * n * k
 //   bytes item * (m * (n + k) + n * k)
 //   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
@@ -293,6 +295,8 @@ void MatmulKernel<D>::run() const {
 //   out out:dt|f32[m n]
 //   in residual?[_ n], a...[m k*], w!...[k* n]
 //   int out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
+//   require residual.rows == 0 or residual.rows >= m
+//   within range a even
 //   flops 2 * m * n * k
 //   bytes item * (m * (n + k) + n * k)
 //   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
@@ -393,6 +397,9 @@ void run_gemm(const TileView& out, const TileView& a, const TileView& b, bool tr
 //   inout out:dt|f32[m n]
 //   in a, b
 //   flag trans_a, trans_b, out_is_f32=f32(out), accumulate
+//   require out_is_f32 or not accumulate
+//   require (a.cols if trans_a else a.rows) == m and (b.rows if trans_b else b.cols) == n
+//   require (a.rows if trans_a else a.cols) == (b.cols if trans_b else b.rows)
 //   flops 2 * m * n * k
 //   bytes item * (m * (n + k) + n * k)
 //   scratch product_scratch(max(a.rows, a.cols, b.rows, b.cols), 1)
@@ -429,6 +436,7 @@ void BatchedGemmKernel<D>::run() const {
 // kernel peak  f32=F32 bf16=ProductBF16
 //   out ops_per_step:f32
 //   int steps
+//   internal it measures the processor and needs no tile
 //   flops 0
 //   bytes 0
 /// Measures peak speed: runs steps, or groups of steps, on accumulators that stay in registers. The output becomes the

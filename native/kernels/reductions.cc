@@ -42,6 +42,7 @@ void SplitTreeKernel::run() const {
 //   out out:f32[1 d]
 //   in x:f32[1 _]
 //   int num_k_splits, range...(2*num_k_splits)
+//   within range x
 //   flops m * d
 //   bytes 4 * m * d
 /// `range` has the elements [begin, end) of every k split's heads, empty for heads on other devices. Heads of a k split
@@ -74,6 +75,7 @@ void HeadSumKernel::run() const {
 //   in carries:f32?[m _], x:f32...[m d]
 //   int slot, num_inputs=count(x)
 //   flag finish
+//   require slot >= 0 and (slot == 0 or carries.rows == m)
 //   flops m * d * inputs
 //   bytes 4 * m * d * (inputs + 2)
 /// Pushes the sums x of slots s, s + 1, … with s = `slot` onto the stack of a binary counter whose value is s; left
@@ -146,6 +148,7 @@ double tree_of(const double* x, int64_t count) {
 //   out out:f64[_ 1]
 //   in grad:f32~[_ _]
 //   int packed=packed(grad), rows, first_row, first_entry, num_k_splits, range...(2*num_k_splits)
+//   within range grad
 //   flops 2 * m * d
 //   bytes 4 * m * d
 /// `grad` has the local rows of a gradient with `rows` rows, from `first_row` on; out begins with entry `first_entry`;

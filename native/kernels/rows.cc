@@ -42,6 +42,7 @@ TILEWISE_INLINE void norm_groups(const RmsNormKernel<T>& call) {
 //   out y[m d], rstd:f32[m h]
 //   in x[m d], gamma[1 g]
 //   float eps, offset
+//   each m
 //   flops 4 * m * d
 //   bytes 2 * item * m * d
 template <class T>
@@ -108,6 +109,8 @@ TILEWISE_INLINE void norm_groups_backward(const RmsNormBackwardKernel<T>& call) 
 //   in dy[m d], x[m d], rstd:f32[m h], gamma[1 g], dresidual?[m d]
 //   int split_rows, seq_len, num_k_splits, split_len
 //   float offset
+//   require split_rows > 0 and num_k_splits > 0 and seq_len > 0 and seq_len <= split_len
+//   require dgamma_split.rows * split_rows >= m and dgamma_split.cols >= num_k_splits * d
 //   flops 11 * m * d
 //   bytes 4 * item * m * d
 template <class T>
@@ -119,6 +122,7 @@ void RmsNormBackwardKernel<T>::run() const {
 //   out y[m d], stats:f32[m 2]
 //   in x[m d], gamma[1 d], beta[1 d]
 //   float eps
+//   each m
 //   flops 8 * m * d
 //   bytes 2 * item * m * d
 /// Computes the mean, then the squared differences from it; lanes beyond the row load the mean.
@@ -152,6 +156,9 @@ void LayerNormKernel<T>::run() const {
 //   inout dgamma_split:f32[_ _], dbeta_split:f32[_ _]
 //   in dy[m d], x[m d], stats:f32[m 2], gamma[1 d], dresidual?[m d]
 //   int split_rows, seq_len, num_k_splits, split_len
+//   require split_rows > 0 and num_k_splits > 0 and seq_len > 0 and seq_len <= split_len
+//   require dgamma_split.rows * split_rows >= m and dgamma_split.cols >= num_k_splits * d
+//   require dbeta_split.rows * split_rows >= m and dbeta_split.cols >= num_k_splits * d
 //   flops 16 * m * d
 //   bytes 4 * item * m * d
 /// dx = scale (g - mean of g - normal * mean of g normal) with g = gamma dy; dgamma adds dy normal, dbeta adds dy.
@@ -189,6 +196,8 @@ void LayerNormBackwardKernel<T>::run() const {
 //   inout split:f32[_ _]
 //   in x[m d]
 //   int split_rows, seq_len, num_k_splits, split_len
+//   require split_rows > 0 and num_k_splits > 0 and seq_len > 0 and seq_len <= split_len
+//   require split.rows * split_rows >= m and split.cols >= num_k_splits * d
 //   flops m * d
 //   bytes item * m * d
 /// Column sums: adds every element of a row to its column of the batch split.
@@ -205,6 +214,8 @@ void ColumnSumSplitKernel<T>::run() const {
 //   inout split:f32[_ _]
 //   in x:f32[m 1]
 //   int split_rows, seq_len, num_k_splits, split_len
+//   require split_rows > 0 and num_k_splits > 0 and seq_len > 0 and seq_len <= split_len
+//   require split.rows * split_rows >= m and split.cols >= num_k_splits
 //   flops m
 //   bytes 4 * m
 void RowSumSplitKernel::run() const {
@@ -219,6 +230,8 @@ void RowSumSplitKernel::run() const {
 //   in x[m d], positions:i32[m 1], table:f32[_ _]
 //   int head_dim
 //   flag inverse
+//   each m
+//   require head_dim > 0 and head_dim % 2 == 0 and d % head_dim == 0 and table.cols >= head_dim
 //   flops 3 * m * d
 //   bytes 2 * item * m * d
 template <class T>
@@ -268,7 +281,12 @@ TILEWISE_INLINE float sum_of_exp(const T* row, int64_t n, float shift, const Kee
   return sum_lanes(sum);
 }
 
-// kernel softmax  f32 bf16: out y, in x, 5 flops per element
+// kernel softmax  f32 bf16
+//   out y[m d]
+//   in x[m d]
+//   each m
+//   flops 5 * m * d
+//   bytes 2 * item * m * d
 //   scratch 4 * y.cols + (1 << 14)
 template <class T>
 void SoftmaxKernel<T>::run() const {
@@ -287,7 +305,12 @@ void SoftmaxKernel<T>::run() const {
   }
 }
 
-// kernel softmax_backward  f32 bf16: out dx, in dy, in y, 4 flops per element
+// kernel softmax_backward  f32 bf16
+//   out dx[m d]
+//   in dy[m d], y[m d]
+//   each m
+//   flops 4 * m * d
+//   bytes 3 * item * m * d
 template <class T>
 void SoftmaxBackwardKernel<T>::run() const {
   for (int64_t r = 0; r < y.rows; ++r) {
@@ -338,6 +361,7 @@ void LogSoftmaxBackwardKernel<T>::run() const {
 // kernel row_sum  f32 bf16
 //   out out:f32[m 1]
 //   in x[m d]
+//   each m
 //   flops m * d
 //   bytes item * m * d
 template <class T>
@@ -362,6 +386,7 @@ TILEWISE_INLINE int64_t local_label(const Kernel& call, int64_t row) {
 //   out stats:f32[m 2]
 //   in logits[m v], labels:i32[m 1]
 //   int vocab_begin, ignore_index
+//   each m
 //   flops m * d
 //   bytes item * m * d
 template <class T>
@@ -378,6 +403,8 @@ void CrossEntropyMaxKernel<T>::run() const {
 //   out sums:f32[m 1]
 //   in logits[m v], stats:f32[m 2]
 //   int num_k_splits, range...(2*num_k_splits)
+//   each m
+//   within range logits
 //   flops 3 * m * d
 //   bytes item * m * d
 template <class T>
@@ -408,6 +435,7 @@ void CrossEntropySumKernel<T>::run() const {
 //   out dlogits?[m v], loss_rows:f32[m 1]
 //   in logits[m v], stats:f32[m 2], sums:f32[m 1], labels:i32[m 1], inv_count:f32[1 1]
 //   int vocab_begin, ignore_index
+//   each m
 //   flops 4 * m * d
 //   bytes 2 * item * m * d
 template <class T>

@@ -256,6 +256,8 @@ class ScatteredRows {
 //   out out:f32![n k]
 //   in dy?[t n], x?[t k], ids:i32?[t 1], de?[t k], carry:f32!...[n k]
 //   int split_rows, num_carries=count(carry), vocab_begin, padded_len
+//   require split_rows > 0 and padded_len >= 0 and (dy.rows > 0 or ids.rows > 0)
+//   require (dy.rows > 0) == (x.rows > 0) and (ids.rows > 0) == (de.rows > 0)
 //   flops 2 * m * n * k
 //   bytes item * m * (n + k) + 4 * n * k
 //   let tokens = max(dy.rows, x.rows, ids.rows, de.rows)

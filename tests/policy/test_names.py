@@ -55,6 +55,9 @@ def test_exported_names_exist_and_are_public():
     assert not bad, "exported but not there:\n" + "\n".join(bad)
 
 
+MADE_BY_THE_BUILD = ("tilewise.tile.functions", "tilewise.tensor.functions")  # exported as a whole
+
+
 def test_packages_export_their_imports():
     """Names that a package's `__init__` imports from its modules are in its `__all__`."""
     bad = []
@@ -62,7 +65,7 @@ def test_packages_export_their_imports():
         if path.name == "__init__.py":
             inside = f"tilewise.{'.'.join(path.relative_to(PACKAGE).parts[:-1])}".rstrip(".")
             for line, module, names in imports_of(path):
-                if module.startswith(inside):
+                if module.startswith(inside) and module not in MADE_BY_THE_BUILD:
                     bad += [f"{relative(path)}:{line}: {n}" for n in names if n not in (exported(path) or [])]
     assert not bad, "gathered but not exported:\n" + "\n".join(bad)
 

@@ -159,7 +159,7 @@ class Runtime {
   /// parameters and the unused hints, which at least halves the number of instructions.
   [[gnu::always_inline]] TaskHandle submit(Kernel kernel, List<Param> params = {}, List<Scalar> scalars = {},
                                            const TaskExecutionHints& hints = {}, const TaskOptions& options = {}) {
-    check_hints(hints);
+    detail::check_hints(runtime_, hints);
     pto_param raw[PTO_MAX_PARAMS];
     uint64_t words[PTO_MAX_SCALARS];
     bool has_outputs = false;
@@ -179,23 +179,12 @@ class Runtime {
       if (s == PTO_MAX_SCALARS) break;
       words[s++] = scalar.bits;
     }
-    pto_task_spec spec{};
+    pto_task_spec spec = detail::spec_of(hints, options);
     spec.kernel = kernel.id;
-    spec.worker_type = options.worker_type;
     spec.params = raw;
     spec.num_params = params.size();
     spec.num_scalars = scalars.size();
     spec.scalars = words;
-    spec.after = options.after.data();
-    spec.num_after = options.after.size();
-    spec.num_waits = options.wait_for.size();
-    spec.waits = options.wait_for.data();
-    spec.priority = hints.priority;
-    spec.target_worker = hints.target_worker + 1;
-    spec.predicate = options.predicate;
-    spec.flags = PTO_KEEP;  // until the handle is destroyed
-    spec.name = options.name;
-    spec.deadline_s = options.deadline_s;
     TaskHandle task(runtime_, detail::check_id(pto_submit(runtime_, &spec)));
     if (has_outputs) [[unlikely]]
       name_outputs(params, raw);
@@ -234,15 +223,6 @@ class Runtime {
   static Kernel checked(pto_kernel id) {
     detail::check(id);
     return {id};
-  }
-  void check_hints(const TaskExecutionHints& hints) const {
-    if (hints.target_node < -1 || hints.target_node > 0 || hints.target_worker < -1 || hints.target_worker == INT32_MAX)
-        [[unlikely]] {
-      detail::refuse(
-          "[pto.submit] target_node must be this runtime's device, 0, and target_worker a worker's number; "
-          "got another; pass -1 for any, or submit to the other device's runtime");
-    }
-    for (const pto_handle handle : hints.prefetch_handles) detail::check_id(pto_address(runtime_, handle));
   }
   [[gnu::noinline]] void name_outputs(List<Param> params, const pto_param* raw) {
     for (const Param& param : params) {

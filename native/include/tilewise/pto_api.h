@@ -36,6 +36,11 @@ PTO_CALL int pto_runtime_open(const pto_config* config, PTORuntime** runtime);
 PTO_CALL int pto_runtime_close(PTORuntime* runtime); /* waits for every task; not from inside a task */
 PTO_CALL const char* pto_last_error(void); /* of this thread's last failed call */
 PTO_CALL int pto_last_status(void);
+/* For libraries that add calls to this interface: sets what the two calls above return. Returns the status. */
+PTO_CALL int pto_set_error(int status, const char* text);
+/* The same: data that such a library keeps with a runtime. The first call with a `make` calls it; closing the runtime
+ * calls `drop`. NULL: an error. */
+PTO_CALL void* pto_runtime_data(PTORuntime* runtime, void* (*make)(void), void (*drop)(void* data));
 
 /* Kernels. Names: see pto_kernel_find. */
 PTO_CALL pto_kernel pto_kernel_add(PTORuntime* runtime, const char* name, pto_kernel_fn function, uint32_t flags);

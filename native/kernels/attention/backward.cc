@@ -336,6 +336,10 @@ class Backward {
 //   flag causal, dkv_is_f32=f32(dk)
 //   int window
 //   float scale, softcap
+//   require head_dim > 0 and kv_heads > 0 and heads % kv_heads == 0
+//   require q == heads * head_dim and kv == kv_heads * head_dim
+//   require seq_len > 0 and m % seq_len == 0 and lse.cols >= heads
+//   require lengths.rows == 0 or lengths.rows == m // seq_len
 //   let span = min(window or seq, seq)
 //   let pairs = seq * span - span * (span - 1) // 2 if causal else seq ** 2
 //   flops m // seq * pairs * heads * (10 * head_dim + 8)

@@ -419,6 +419,10 @@ class Forward {
 //   flag causal
 //   int window
 //   float scale, softcap
+//   require head_dim > 0 and kv_heads > 0 and heads % kv_heads == 0
+//   require q == heads * head_dim and kv == kv_heads * head_dim
+//   require seq_len > 0 and m % seq_len == 0 and lse.cols >= heads
+//   require lengths.rows == 0 or lengths.rows == m // seq_len
 //   let span = min(window or seq, seq)
 //   let pairs = seq * span - span * (span - 1) // 2 if causal else seq ** 2
 //   flops m // seq * pairs * heads * (4 * head_dim + 4)
@@ -444,6 +448,9 @@ void AttentionKernel<D>::run() const {
 //   in q[m q], k_cache[c kv], v_cache[c kv], positions:i32[m 1], sequence:i32[m 1], block_table:i32[_ _]
 //   int block_size, heads, kv_heads, head_dim, window
 //   float scale, softcap
+//   require head_dim > 0 and kv_heads > 0 and heads % kv_heads == 0
+//   require q == heads * head_dim and kv == kv_heads * head_dim
+//   require block_size > 0 and c % block_size == 0
 //   let visible = min(length, window or length)
 //   flops m * visible * heads * (4 * head_dim + 4)
 //   bytes 2 * item * m * head_dim * (heads + visible * kv_heads)

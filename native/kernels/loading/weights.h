@@ -42,9 +42,9 @@ struct WeightPart {
 using StoreFn = bool (*)(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col, bool transposed);
 
 /// The function of the instruction-set level in use.
-StoreFn find_store();
+[[gnu::visibility("default")]] StoreFn find_store();
 
 /// The function of another level, for tests. Throws ArgumentError for a level that this machine lacks.
-StoreFn find_store_at(std::string_view level);
+[[gnu::visibility("default")]] StoreFn find_store_at(std::string_view level);
 
 }  // namespace tilewise::kernels

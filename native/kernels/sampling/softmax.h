@@ -40,6 +40,6 @@ struct SoftmaxFns {
 };
 
 /// The functions of the level in use.
-const SoftmaxFns& find_softmax();
+[[gnu::visibility("default")]] const SoftmaxFns& find_softmax();
 
 }  // namespace tilewise::kernels

@@ -2,8 +2,11 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,8 +27,38 @@ using tilewise::tasks::Engine;
 using tilewise::tasks::StatusError;
 using tilewise::tasks::throw_error;
 
+namespace {
+
+/// Data of a library that adds calls, by the function that made it.
+struct RuntimeData {
+  void* (*make)();
+  void (*drop)(void* data);
+  void* data;
+  RuntimeData* next;
+};
+
+}  // namespace
+
 struct PTORuntime {
   tilewise::tasks::OpenEngine engine;
+  std::atomic<RuntimeData*> data = nullptr;  // grows at its front, under data_lock
+  std::mutex data_lock;
+
+  explicit PTORuntime(tilewise::tasks::OpenEngine opened) : engine(std::move(opened)) {}
+  ~PTORuntime() {
+    engine.reset();  // its tasks may use the data
+    for (RuntimeData* next = data; next != nullptr;) {
+      const std::unique_ptr<RuntimeData> entry(next);
+      next = entry->next;
+      entry->drop(entry->data);
+    }
+  }
+  void* find_data(void* (*make)()) const {
+    for (const RuntimeData* entry = data.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
+      if (entry->make == make) return entry->data;
+    }
+    return nullptr;
+  }
 };
 
 // Submitters clear these for every task: one more word in each of three parameters made a chain of tasks a third
@@ -150,7 +183,7 @@ int pto_runtime_open(const pto_config* config, PTORuntime** runtime) {
     const pto_config defaults{};
     need(static_cast<const void*>(runtime), "the pointer for the runtime");
     auto engine = tilewise::tasks::open_engine(options_of(config != nullptr ? *config : defaults));
-    *runtime = new PTORuntime{std::move(engine)};
+    *runtime = new PTORuntime(std::move(engine));
   });
 }
 
@@ -168,6 +201,23 @@ int pto_runtime_close(PTORuntime* runtime) {
 
 const char* pto_last_error(void) { return last_error.c_str(); }
 int pto_last_status(void) { return last_status; }
+int pto_set_error(int status, const char* text) { return remember(status, text); }
+
+void* pto_runtime_data(PTORuntime* runtime, void* (*make)(void), void (*drop)(void* data)) {
+  if (runtime != nullptr) [[likely]] {
+    if (void* data = runtime->find_data(make)) [[likely]]
+      return data;
+  }
+  return guarded(static_cast<void*>(nullptr), [&] {
+    engine_of(runtime);  // checks that it is open
+    const std::lock_guard guard(runtime->data_lock);
+    if (void* data = runtime->find_data(make)) return data;
+    auto entry = std::make_unique<RuntimeData>(RuntimeData{make, drop, make(), runtime->data.load()});
+    void* const data = entry->data;
+    runtime->data.store(entry.release(), std::memory_order_release);
+    return data;
+  });
+}
 
 pto_kernel pto_kernel_add(PTORuntime* runtime, const char* name, pto_kernel_fn function, uint32_t flags) {
   return status_of([&] {

@@ -297,6 +297,19 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t thread, int status, bo
   return n;
 }
 
+void run_alone(Engine& engine, uint32_t slot, uint32_t thread) {
+  const Busy busy(engine.thread_slot(thread));
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    ready_ticks_of(engine, slot) = ticks();
+  const int status = execute(engine, slot, thread);
+  const uint32_t next = finish(engine, slot, thread, status, false);
+  std::atomic<uint64_t>& helped = engine.thread_slot(thread).num_helped;
+  helped.store(helped.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  if (next == kNone) return;
+  push_ready(engine, next, thread);
+  wake_worker(engine);
+}
+
 void complete_external(Engine& engine, pto_task name, int status) {
   const uint32_t slot = slot_of(name);
   if (is_complete(engine, name)) {

@@ -10,6 +10,8 @@ namespace tilewise::tasks {
 
 /// Runs a task, then successors that its completion made ready, one after the other. Returns the number of tasks run.
 uint32_t run(Engine& engine, uint32_t slot, uint32_t thread, bool is_worker);
+/// Runs a task that its submitter found ready, and queues what its completion makes ready.
+void run_alone(Engine& engine, uint32_t slot, uint32_t thread);
 /// Completes a task that has ended with this status. Returns a successor for this thread to run next, or kNone.
 uint32_t complete(Engine& engine, uint32_t slot, uint32_t thread, int status, bool is_worker);
 /// pto_task_complete: ends a task whose kernel returns PTO_LATER.

@@ -173,7 +173,7 @@ uint32_t check_spec(Engine& engine, const pto_task_spec& spec, Resolved& buffers
   const bool has_arrays =
       (spec.num_params == 0 || spec.params != nullptr) && (spec.num_scalars == 0 || spec.scalars != nullptr) &&
       (spec.num_after == 0 || spec.after != nullptr) && (spec.num_waits == 0 || spec.waits != nullptr);
-  if (!has_arrays || (spec.flags & ~uint32_t{PTO_KEEP}) != 0) {
+  if (!has_arrays || (spec.flags & ~uint32_t{PTO_KEEP | PTO_RUN_HERE}) != 0) {
     throw_error(PTO_BAD_ARGUMENT, where, "every count needs its array, and undefined flags must be 0; got ",
                 has_arrays ? "undefined flags" : "a NULL array with a count", "; begin with pto_task_spec spec = {0}");
   }

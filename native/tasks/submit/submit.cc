@@ -6,6 +6,8 @@
 
 #include "tasks/engine/thread_slots.h"
 #include "tasks/run/link.h"
+#include "tasks/run/run.h"
+#include "tasks/sched/float_modes.h"
 #include "tasks/sched/submit_lock.h"
 #include "tasks/submit/checks.h"
 #include "tasks/submit/notes.h"
@@ -27,7 +29,7 @@ void start_empty(Engine& engine, uint32_t slot, uint32_t thread) {
 inline void fill(Engine& engine, Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t thread) {
   uint16_t flags = 0;
   if (spec.kernel >= 0 && (engine.store.kernels[spec.kernel].flags & PTO_SUBMITS) != 0) flags = kIsParent;
-  if (spec.flags != 0) flags |= kKeepsError;
+  if ((spec.flags & PTO_KEEP) != 0) flags |= kKeepsError;
   if (spec.target_worker != 0) {
     flags |= kHasTarget;
     args.target_worker = static_cast<uint32_t>(spec.target_worker);
@@ -271,6 +273,18 @@ pto_task submit_reduction(Engine& engine, const pto_task_spec& spec) {
 
 }  // namespace
 
+bool run_here(Engine& engine, uint32_t slot, uint32_t thread) {
+  const Slot& task = engine.store.slots[slot];
+  const bool is_ready = (task.num_producers | task.more_producers) == 0;
+  const bool may_run = (task.flags & (kUsesMutexes | kHasTarget)) == 0 && engine.store.header->is_shared == 0 &&
+                       can_help(engine, slot) && (engine.thread_slot(thread).classes >> task.type_class & 1) != 0;
+  if (!is_ready || !may_run) return false;
+  Blocking let_others_run;
+  const DefaultFloatModes modes;  // as on a worker
+  run_alone(engine, slot, thread);
+  return true;
+}
+
 // Frees a slot whose task is not visible yet.
 void abandon(Engine& engine, uint32_t slot) {
   Slot& task = engine.store.slots[slot];
@@ -343,6 +357,7 @@ pto_task submit_any(Engine& engine, const pto_task_spec& spec, uint32_t thread) 
     throw;
   }
   count_submitted(engine, thread, 1);
+  if ((spec.flags & PTO_RUN_HERE) != 0 && run_here(engine, slot, thread)) return self;
   start_submitted(engine, slot, thread);
   return self;
 }

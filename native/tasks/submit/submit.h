@@ -12,6 +12,9 @@ namespace tilewise::tasks {
 pto_task submit(Engine& engine, const pto_task_spec& spec);
 /// The general path.
 pto_task submit_any(Engine& engine, const pto_task_spec& spec, uint32_t thread);
+/// Runs a submitted task on this thread, for PTO_RUN_HERE. Returns false, and does nothing, if the task waits for
+/// others or this thread may not run it.
+bool run_here(Engine& engine, uint32_t slot, uint32_t thread);
 /// Frees a slot that was taken for a task which is not visible yet.
 void abandon(Engine& engine, uint32_t slot);
 /// Undoes a submission that failed. is_recorded: buffers' states may name the task.

@@ -33,9 +33,10 @@ namespace {
 /// Whether the specification permits the fast path; its buffers are checked later, one by one.
 [[gnu::always_inline]] inline bool is_plain(Engine& engine, const pto_task_spec& spec) {
   const Header& header = *engine.store.header;
-  const bool asks_for_more = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
-                              (spec.flags & ~uint32_t{PTO_KEEP}) | std::bit_cast<uint32_t>(spec.deadline_s)) != 0 ||
-                             (spec.predicate | reinterpret_cast<uintptr_t>(spec.name)) != 0;
+  const bool asks_for_more =
+      (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
+       (spec.flags & ~uint32_t{PTO_KEEP | PTO_RUN_HERE}) | std::bit_cast<uint32_t>(spec.deadline_s)) != 0 ||
+      (spec.predicate | reinterpret_cast<uintptr_t>(spec.name)) != 0;
   return !asks_for_more && static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
          (engine.store.kernels[spec.kernel].flags == 0 || has_plain_flags(engine, spec)) &&
          static_cast<uint32_t>(spec.worker_type) < kNumTypes &&
@@ -168,7 +169,7 @@ pto_task submit(Engine& engine, const pto_task_spec& spec) {
   Slot& task = engine.store.slots[slot];
   const TaskRef self = engine.store.name_at(slot);
   task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(header.class_of_type[spec.worker_type]),
-             spec.flags != 0 ? uint16_t{kKeepsError} : uint16_t{0});
+             (spec.flags & PTO_KEEP) != 0 ? uint16_t{kKeepsError} : uint16_t{0});
   task.num_params = static_cast<uint8_t>(num_params);
   task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
   uint64_t* const scalars = place_arguments(engine, task, engine.store.args[slot], spec, handles);
@@ -189,6 +190,7 @@ pto_task submit(Engine& engine, const pto_task_spec& spec) {
     return submit_any(engine, spec, thread);
   }
   count_submitted(engine, thread, 1);
+  if ((spec.flags & PTO_RUN_HERE) != 0 && run_here(engine, slot, thread)) return self;
   start_submitted(engine, slot, thread);
   return self;
 }

@@ -90,6 +90,8 @@ class KernelSpec:
         bytes: bytes that one call reads and writes at least once, from the same mapping.
         scratch: upper bound of a call's scratch memory, from the integers by name, and from rows and
             columns of the operands by name; None if the kernel needs no scratch memory.
+        each: names of sizes whose elements are computed independently; a call may cover any part of them.
+        internal: why only tile programs can call the kernel; empty if tile calls (`tilewise.tile`) can.
     """
 
     base: str
@@ -101,6 +103,8 @@ class KernelSpec:
     flops: Callable[[Sizes], int]
     bytes: Callable[[Sizes], int]
     scratch: Callable[[Mapping[str, Any], Mapping[str, Shape]], int] | None = None
+    each: tuple[str, ...] = ()
+    internal: str = ""
 
     @cached_property
     def operand_groups(self) -> tuple[tuple[bool, tuple[OperandSpec, ...]], ...]:

@@ -29,12 +29,19 @@ __all__ = [
     "iterate_grid",
     "shape_of",
     "text_of_region",
+    "type_of",
 ]
 
 _validate = Validator("runtime")
 
 MAX_DIMS = 4
 MAX_BYTES = (1 << 63) - 1
+TYPES = {  # of the C interface (`pto_type`), by NumPy's name
+    "u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "u8": 6, "i8": 7, "f2": 8, "f4": 10, "f8": 11, "c8": 12,
+    "c16": 13, "b1": 14,
+}  # fmt: skip
+BF16 = 9
+OTHER = 15
 
 Array = NDArray[Any]
 
@@ -82,7 +89,9 @@ class Buffer(BufferBase):
         self._array = array
         self.dtype: np.dtype[Any] = array.dtype if array is not None else np.dtype(dtype)
         self._grids: dict[tuple[int, ...], TileGrid] = {}
-        super().__init__(native, handle, shape if array is None else array.shape, self.dtype.itemsize)
+        super().__init__(
+            native, handle, shape if array is None else array.shape, self.dtype.itemsize, type_of(self.dtype)
+        )
 
     @property
     def array(self) -> Array:
@@ -188,6 +197,13 @@ def _written(entry: Any) -> str:
 
 def _whole_numbers(name: str, values: Any) -> list[int]:
     return [_validate.integer("region", name, entry, 1, MAX_BYTES) for entry in values]
+
+
+def type_of(dtype: np.dtype[Any]) -> int:
+    """The element type of the C interface (`pto_type`)."""
+    if dtype.name == "bfloat16":  # of the package ml_dtypes
+        return BF16
+    return TYPES.get(dtype.str[1:], OTHER) if dtype.isnative else OTHER
 
 
 def shape_of(call: str, value: Any) -> tuple[int, ...]:

@@ -15,6 +15,8 @@ from tilewise.core.validation import Validator, shown
 __all__ = [
     "callback",
     "operand",
+    "packed_buffer",
+    "packed_sizes",
     "parameter",
     "region_bytes",
     "region_dimensions",
@@ -25,11 +27,16 @@ __all__ = [
     "seconds",
     "sequence",
     "tile",
+    "tile_float",
+    "tile_integer",
+    "tile_operand",
+    "tile_runtime",
     "tiles",
     "worker_type",
 ]
 
 _validate = Validator("runtime", ConfigError)
+_tiles = Validator("tile", ConfigError)
 invalid = _validate.invalid
 sequence = _validate.sequence
 
@@ -123,6 +130,58 @@ def tile(place: Any, counts: tuple[int, ...]) -> NoReturn:
             f"[runtime.tiles] a tile must lie in the grid; got {shown(place)} of {counts}; correct it"
         )
     invalid("tiles", f"a tile must be named by {len(counts)} integers", shown(place), "pass grid[i, j]")
+
+
+def tile_operand(value: Any) -> NoReturn:
+    """Reports an operand of a tile call that is no tile."""
+    shape = getattr(value, "shape", None)
+    invalid_tile(
+        "an operand must be a buffer or region of one or two dimensions with contiguous columns, or a PackedTile",
+        shown(value) if shape is None else f"shape {shape} of {getattr(value, 'dtype', 'no dtype')}",
+        "register the array, and index rows and columns by slices",
+    )
+
+
+def tile_runtime(value: Any) -> NoReturn:
+    """Reports an operand of another runtime."""
+    invalid_tile(
+        "a call's tiles must belong to one runtime",
+        f"{shown(value)} of another",
+        "register its memory here",
+    )
+
+
+def tile_integer(value: Any) -> NoReturn:
+    """Reports an attribute of a kernel that is not an integer of 64 bits."""
+    invalid_tile("an integer of a kernel must have 64 bits", shown(value), "pass an int")
+
+
+def tile_float(value: Any) -> NoReturn:
+    """Reports an attribute of a kernel that is not a number."""
+    invalid_tile("a float of a kernel must be a number", shown(value), "pass a float")
+
+
+def packed_buffer(value: Any) -> NoReturn:
+    """Reports a buffer that cannot have a weight in panels."""
+    invalid_tile(
+        "panels must be a buffer of one dimension",
+        shown(value),
+        "register the result of kernels.pack_weight, or use tile.pack",
+    )
+
+
+def packed_sizes(rows: int, cols: int, expected: int, got: int) -> NoReturn:
+    """Reports a buffer of another size than its weight in panels."""
+    invalid_tile(
+        f"a weight of {rows} x {cols} in panels must have {expected} elements",
+        f"a buffer of {got}",
+        "correct the sizes",
+    )
+
+
+def invalid_tile(rule: str, got: str, advice: str) -> NoReturn:
+    """Raises the error of a tile call."""
+    _tiles.invalid("call", rule, got, advice)
 
 
 def seconds(call: str, value: Any) -> float | None:

@@ -1,6 +1,5 @@
 """Views: shapes, strides and dtypes of a native kernel's parameters.
 
-This module has the table from NumPy dtypes to the element types of the C interface (`pto_type`).
 Each submission to a kernel with `views=True` creates views from its buffers and regions.
 """
 
@@ -9,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from tilewise.runtime.buffers import type_of
 from tilewise.runtime.params import NewOutput, Param
 
 __all__ = ["Views", "views_of"]
@@ -18,13 +16,6 @@ __all__ = ["Views", "views_of"]
 # (pto_type, bytes of an element, sizes in elements, strides in bytes) per parameter; None: its bytes.
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 Views = list[View | None]
-
-TYPES = {
-    "u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "u8": 6, "i8": 7, "f2": 8, "f4": 10, "f8": 11, "c8": 12,
-    "c16": 13, "b1": 14,
-}  # fmt: skip
-BF16 = 9
-OTHER = 15
 
 
 def views_of(params: Sequence[Param]) -> Views:
@@ -35,24 +26,18 @@ def views_of(params: Sequence[Param]) -> Views:
 def _view_of(target: Any) -> View | None:
     if isinstance(target, NewOutput):
         shape, dtype = target.shape, target.dtype
-        return _type_of(dtype), dtype.itemsize, shape, _strides_of(shape, dtype.itemsize)
+        return type_of(dtype), dtype.itemsize, shape, _strides_of(shape, dtype.itemsize)
     if not hasattr(target, "array"):
         return None  # an address
     dtype = getattr(target, "dtype", None) or target.array.dtype
     strides = getattr(target, "strides", None)
     shape = tuple(target.shape)
     return (
-        _type_of(dtype),
+        type_of(dtype),
         dtype.itemsize,
         shape,
         _strides_of(shape, dtype.itemsize) if strides is None else tuple(strides),
     )
-
-
-def _type_of(dtype: np.dtype[Any]) -> int:
-    if dtype.name == "bfloat16":  # of the package ml_dtypes
-        return BF16
-    return TYPES.get(dtype.str[1:], OTHER) if dtype.isnative else OTHER
 
 
 def _strides_of(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:

@@ -45,15 +45,17 @@ ANY = {  # sizes that the table leaves open
     ("rope", "table"): (8, D),
     ("square_sum", "out"): (2 * M, 1),
     ("square_sum", "grad"): (M, D),
-    ("tree_resume", "left"): (M, D),
+    ("tree_resume", "left"): (M, 2 * D),
     ("tree_resume", "carries"): (M, D),
     ("split_tree", "partials"): (8, D),
     ("head_sum", "x"): (1, 4 * D),
-    ("rms_norm_backward", "dgamma_split"): (2, D),
-    ("layer_norm_backward", "dgamma_split"): (2, D),
-    ("layer_norm_backward", "dbeta_split"): (2, D),
-    ("row_sum_split", "split"): (2, 1),
-    ("column_sum_split", "split"): (2, D),
+    ("attention", "lengths"): (1, 1),
+    ("attention_backward", "lengths"): (1, 1),
+    ("rms_norm_backward", "dgamma_split"): (2, 2 * D),
+    ("layer_norm_backward", "dgamma_split"): (2, 2 * D),
+    ("layer_norm_backward", "dbeta_split"): (2, 2 * D),
+    ("row_sum_split", "split"): (2, 2),
+    ("column_sum_split", "split"): (2, 2 * D),
     ("peak", "ops_per_step"): (1, 1),
     ("rearrange", "x"): (M, D),
     ("concat", "x"): (M, D // 2),
@@ -131,7 +133,7 @@ def integers_of(spec, name):
         return list(EVERY_INT[spec.base])
     made = list(operands_of(spec, name))
     integers, result = dict(INTS), []
-    if spec.base == "rope":
+    if spec.base in ("rope", "kv_write"):
         integers["head_dim"] = D
     for i in spec.ints:
         if i.source is not None:
@@ -149,7 +151,8 @@ def integers_of(spec, name):
             result += range(1 + MEMBERS) if i.name == "left" else ()
             continue
         terms, end = integers.get("num_terms", 1), SIZES["d"]
-        values = [v for begin in (0, end // 2) for _ in range(terms) for v in (begin, begin + end // 2)]
+        half = end // 4 * 2  # splits of bf16 begin at even elements
+        values = [v for begin in (0, half) for _ in range(terms) for v in (begin, begin + half)]
         assert len(values) == prod(int(f) if f.isdigit() else integers[f] for f in i.length)
         result += values
     return result

@@ -1,4 +1,4 @@
-"""The Python blocks of docs/runtime.md and docs/runtime_numba.md run in order, in one namespace each."""
+"""The Python blocks of docs/runtime.md, docs/runtime_numba.md and docs/tiles.md run in order, in one namespace each."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,9 @@ import pytest
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-@pytest.mark.parametrize(("page", "num_blocks"), [("runtime.md", 10), ("runtime_numba.md", 5)])
+@pytest.mark.parametrize(
+    ("page", "num_blocks"), [("runtime.md", 10), ("runtime_numba.md", 5), ("tiles.md", 6)]
+)
 def test_every_block_of_the_page_runs(page, num_blocks):
     """Every assertion of the page holds."""
     text = (DOCS / page).read_text(encoding="utf-8")

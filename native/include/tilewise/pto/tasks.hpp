@@ -34,6 +34,37 @@ struct TaskOptions {
   float deadline_s = 0;              // from now; a task not started by then fails with PTO_TIMEOUT; 0: none
 };
 
+namespace detail {
+
+inline void check_hints(PTORuntime* runtime, const TaskExecutionHints& hints) {
+  if (hints.target_node < -1 || hints.target_node > 0 || hints.target_worker < -1 || hints.target_worker == INT32_MAX)
+      [[unlikely]] {
+    refuse(
+        "[pto.submit] target_node must be this runtime's device, 0, and target_worker a worker's number; "
+        "got another; pass -1 for any, or submit to the other device's runtime");
+  }
+  for (const pto_handle handle : hints.prefetch_handles) check_id(pto_address(runtime, handle));
+}
+
+/// A specification without kernel, parameters and scalars. Always inline, as submit is.
+[[gnu::always_inline]] inline pto_task_spec spec_of(const TaskExecutionHints& hints, const TaskOptions& options) {
+  pto_task_spec spec{};
+  spec.worker_type = options.worker_type;
+  spec.after = options.after.data();
+  spec.num_after = options.after.size();
+  spec.num_waits = options.wait_for.size();
+  spec.waits = options.wait_for.data();
+  spec.priority = hints.priority;
+  spec.target_worker = hints.target_worker + 1;
+  spec.predicate = options.predicate;
+  spec.flags = PTO_KEEP;  // until the handle is destroyed
+  spec.name = options.name;
+  spec.deadline_s = options.deadline_s;
+  return spec;
+}
+
+}  // namespace detail
+
 /// A counter that rises from 0; tasks wait for its values without occupying a worker. Only an id: copied freely, used
 /// by any thread and kernel, never blocks.
 class Event {

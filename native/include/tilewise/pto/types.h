@@ -134,13 +134,14 @@ typedef struct pto_task_spec {
   int32_t priority;        /* higher first; 0 is the fast path */
   int32_t target_worker;   /* 1 + worker that must run it; 0: any of its type */
   pto_handle predicate;    /* a uint32_t read (INPUT) before the kernel: 0 skips the kernel, the task succeeds */
-  uint32_t flags;          /* PTO_KEEP */
+  uint32_t flags;          /* PTO_KEEP, PTO_RUN_HERE */
   float deadline_s;        /* seconds from now; a task that has not started by then fails with PTO_TIMEOUT; 0: none */
   const char* name;        /* NULL: none. For traces, graphs and errors; copied; below PTO_MAX_NAME bytes */
 } pto_task_spec;
 
 enum {
-  PTO_KEEP = 1 /* keep the task's error until pto_task_release */
+  PTO_KEEP = 1, /* keep the task's error until pto_task_release */
+  PTO_RUN_HERE = 2 /* if the task waits for no other, the caller runs it before pto_submit returns */
 };
 #define PTO_NO_KERNEL (-1)
 
